@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Checks the rules of the source tree that a compiler does not: who may include whom, a README per folder, no file too long.
+
+Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when there is any, else 0.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# A layer may include itself and those before it (docs/architecture.md).
+LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "collective", "ep"]
+# The file that knows all transports; any other outside transport/<x>/ must not include a header of it.
+TRANSPORT_REGISTRY = "src/transport/factories.cpp"
+MAX_LINES = 600
+SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
+SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+
+
+def layer_of(path):
+    """The layer that a path below src/ belongs to, or None. "memory" alone is a standard header."""
+    first, slash, _ = path.partition("/")
+    return first if slash and first in LAYERS else None
+
+
+def transport_of(path):
+    """x for a path transport/x/..., or None."""
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 and parts[0] == "transport" else None
+
+
+def resolve(root, file, target):
+    """The path of an included file below src/, or None when it is not one of ours. Handles "x.hpp" beside the file and "../x.hpp"."""
+    for base in (file.parent, root / "src"):
+        candidate = (base / target).resolve()
+        if candidate.is_file() and candidate.is_relative_to(root / "src"):
+            return candidate.relative_to(root / "src").as_posix()
+    return target if layer_of(target) else None
+
+
+def include_fault(root, file, target):
+    """What is wrong with `file` including `target`, or None."""
+    name = file.relative_to(root).as_posix()
+    included = resolve(root, file, target)
+    if included is None:
+        return None
+    if name.startswith("include/"):
+        return f'public header includes the internal "{target}"'
+    if not name.startswith("src/"):
+        return None
+    own, other = layer_of(name.removeprefix("src/")), layer_of(included)
+    if own and other and LAYERS.index(other) > LAYERS.index(own):
+        return f'layer {own} includes "{target}" of layer {other}; allowed: {", ".join(LAYERS[: LAYERS.index(own) + 1])}'
+    transport = transport_of(included)
+    if transport and transport != transport_of(name.removeprefix("src/")) and name != TRANSPORT_REGISTRY:
+        return f'"{target}" belongs to transport {transport}; only {TRANSPORT_REGISTRY} may include it'
+    return None
+
+
+def file_faults(root, file):
+    name = file.relative_to(root).as_posix()
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        match = INCLUDE.match(line)
+        fault = include_fault(root, file, match.group(1)) if match else None
+        if fault:
+            yield f"{name}:{number}: {fault}"
+    if len(lines) > MAX_LINES:
+        yield f"{name}:{MAX_LINES + 1}: {len(lines)} lines; allowed: {MAX_LINES}"
+
+
+def readme_faults(root):
+    for folder in sorted(path for path in (root / "src").rglob("*") if path.is_dir()):
+        has_sources = any(child.suffix in SUFFIXES for child in folder.iterdir())
+        if has_sources and not (folder / "README.md").is_file():
+            yield f"{folder.relative_to(root).as_posix()}/README.md:1: missing; a source folder says what lives in it"
+
+
+def faults(root):
+    root = Path(root).resolve()
+    for folder in SOURCE_FOLDERS:
+        for file in sorted((root / folder).rglob("*")):
+            if file.suffix in SUFFIXES and file.is_file():
+                yield from file_faults(root, file)
+    yield from readme_faults(root)
+
+
+def main(arguments):
+    root = arguments[0] if arguments else Path(__file__).parents[1]
+    found = list(faults(root))
+    print("\n".join(found), end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

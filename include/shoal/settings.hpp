@@ -1,0 +1,94 @@
+// shoal/settings.hpp: everything that can be set from outside, as one struct and one table.
+//
+// A Settings value holds the defaults; Settings::from_environment() is the only place in Shoal that reads the
+// environment. The table (settings_table) gives each field its SHOAL_* name, the NVSHMEM_* name that is accepted in its
+// place, its allowed range and its meaning; docs/settings.md is generated from it. Programs may also fill the fields
+// themselves.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace shoal {
+
+struct Settings {
+  // How PEs find each other.
+  std::string bootstrap = "automatic";
+  std::int64_t pe = -1;
+  std::int64_t n_pes = -1;
+  std::string unique_id;
+  std::string session_id;
+  std::int64_t session_root = 0;
+  std::string session_secret;
+  std::string socket_interface;
+  std::string socket_family = "any";
+  std::chrono::milliseconds bootstrap_timeout{60'000};
+
+  // What counts as one host.
+  std::string host_id;
+  std::int64_t node_size = 0;
+
+  // Memory and teams.
+  std::size_t symmetric_size = std::size_t{8} << 30;
+  std::int64_t max_teams = 128;
+
+  // Waiting.
+  std::chrono::milliseconds timeout{30'000};
+  std::int64_t spin = 100;
+
+  // Expert parallelism.
+  std::int64_t ep_threads = 1;
+
+  // Diagnosis.
+  std::string log = "warn";
+  std::string log_file;
+
+  /// The defaults overridden by the SHOAL_* variables that are set (NVSHMEM_* aliases where the SHOAL_* name is not
+  /// set). Throws Error{invalid_argument} naming the variable, its value and the allowed form.
+  static Settings from_environment();
+
+  /// As from_environment, with `lookup` in the place of the environment (nullopt: not set). For tests and tools.
+  static Settings from(const std::function<std::optional<std::string>(const std::string&)>& lookup);
+
+  /// Checks every field against the table: for programs that fill fields by hand. Throws like from_environment.
+  void validate() const;
+};
+
+/// One row of the table.
+struct SettingInfo {
+  using Field = std::variant<std::int64_t Settings::*, std::size_t Settings::*, std::chrono::milliseconds Settings::*,
+                             std::string Settings::*>;
+  std::string_view name;     ///< SHOAL_...
+  std::string_view alias;    ///< NVSHMEM_... accepted in its place, or empty
+  std::string_view scope;    ///< bootstrap, world, ep, diagnosis
+  Field field;               ///< the type decides the accepted form: integer, bytes ("64M"), milliseconds, text
+  std::string_view meaning;  ///< one sentence
+  std::int64_t minimum = 0;  ///< for numbers
+  std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::string_view> choices = {};  ///< for text: the allowed values; empty for free text
+  bool secret = false;                         ///< its value is never printed
+};
+
+/// All settings, in the order of the documentation.
+std::span<const SettingInfo> settings_table();
+
+/// "integer", "bytes", "milliseconds" or "text".
+std::string_view type_of(const SettingInfo& info);
+
+/// The value of one row, as the user would write it. Secrets print as "(set)" or "(not set)".
+std::string format_value(const SettingInfo& info, const Settings& settings);
+
+/// Parses "512", "64K", "1.5G": a number with an optional K, M, G, T (powers of 1024) and optional B or iB. nullopt
+/// when malformed, negative, or above 2^63 - 1.
+std::optional<std::size_t> parse_bytes(std::string_view text);
+
+}  // namespace shoal

@@ -1,0 +1,65 @@
+#include "base/log.hpp"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+
+namespace shoal::log {
+namespace {
+
+std::atomic<int> g_level{static_cast<int>(Level::warn)};
+
+std::shared_ptr<spdlog::logger>& logger() {
+  static std::shared_ptr<spdlog::logger> instance = [] {
+    auto made = std::make_shared<spdlog::logger>("shoal", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    made->set_level(spdlog::level::trace);
+    made->set_pattern("%H:%M:%S.%e shoal[%P] %l: %v");
+    return made;
+  }();
+  return instance;
+}
+
+std::string expand(const std::string& pattern) {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  std::string out;
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] == '%' && i + 1 < pattern.size() && (pattern[i + 1] == 'h' || pattern[i + 1] == 'p')) {
+      out += pattern[i + 1] == 'h' ? std::string(host) : std::to_string(getpid());
+      ++i;
+    } else {
+      out += pattern[i];
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void configure(const Settings& settings) {
+  constexpr std::string_view names[] = {"trace", "debug", "info", "warn", "error", "off"};
+  for (int i = 0; i < 6; ++i)
+    if (names[i] == settings.log) g_level.store(i, std::memory_order_relaxed);
+  static std::once_flag once;
+  if (!settings.log_file.empty())
+    std::call_once(once, [&] {
+      logger()->sinks() = {std::make_shared<spdlog::sinks::basic_file_sink_mt>(expand(settings.log_file))};
+      logger()->flush_on(spdlog::level::trace);
+    });
+}
+
+bool enabled(Level level) noexcept {
+  return static_cast<int>(level) >= g_level.load(std::memory_order_relaxed);
+}
+
+void write(Level level, const std::string& message) {
+  constexpr spdlog::level::level_enum levels[] = {spdlog::level::trace, spdlog::level::debug, spdlog::level::info,
+                                                  spdlog::level::warn,  spdlog::level::err,   spdlog::level::off};
+  logger()->log(levels[static_cast<int>(level)], "{}", message);
+}
+
+}  // namespace shoal::log

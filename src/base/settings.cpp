@@ -1,0 +1,229 @@
+#include "shoal/settings.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "shoal/error.hpp"
+
+namespace shoal {
+namespace {
+
+constexpr std::int64_t kOneDayMs = 24LL * 3600 * 1000;
+
+const std::vector<SettingInfo>& table() {
+  static const std::vector<SettingInfo> rows = {
+      {"SHOAL_BOOTSTRAP",
+       "NVSHMEM_BOOTSTRAP",
+       "bootstrap",
+       &Settings::bootstrap,
+       "How PEs find each other: uid (TCP), single (one PE), or automatic: uid when SHOAL_N_PES is set, else single.",
+       0,
+       0,
+       {"automatic", "uid", "single"}},
+      {"SHOAL_PE", "", "bootstrap", &Settings::pe, "Index of this PE, from 0; set by shoal-run. -1: not set.", -1,
+       1'000'000},
+      {"SHOAL_N_PES", "", "bootstrap", &Settings::n_pes, "Number of PEs of the world; set by shoal-run. -1: not set.",
+       -1, 1'000'000},
+      {"SHOAL_UNIQUE_ID",
+       "",
+       "bootstrap",
+       &Settings::unique_id,
+       "Unique id of the world as text (address, key); made by UniqueId::create and by shoal-run.",
+       0,
+       0,
+       {},
+       true},
+      {"SHOAL_SESSION_ID", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID", "bootstrap", &Settings::session_id,
+       "host:port or [ipv6]:port where the root of the bootstrap listens, so that no unique id need be distributed."},
+      {"SHOAL_SESSION_ROOT", "", "bootstrap", &Settings::session_root, "The PE that listens at SHOAL_SESSION_ID.", 0,
+       1'000'000},
+      {"SHOAL_SESSION_SECRET",
+       "",
+       "bootstrap",
+       &Settings::session_secret,
+       "Text from which the key of a SHOAL_SESSION_ID world is derived; the same on all PEs.",
+       0,
+       0,
+       {},
+       true},
+      {"SHOAL_SOCKET_INTERFACE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "bootstrap", &Settings::socket_interface,
+       "Network interfaces for the bootstrap, in order: comma list of name prefixes; =name is exact; a leading ^ "
+       "excludes the whole list."},
+      {"SHOAL_SOCKET_FAMILY",
+       "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY",
+       "bootstrap",
+       &Settings::socket_family,
+       "Address family of the bootstrap.",
+       0,
+       0,
+       {"any", "AF_INET", "AF_INET6"}},
+      {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "", "bootstrap", &Settings::bootstrap_timeout,
+       "How long a PE waits for the others in each step of the start.", 1, kOneDayMs},
+      {"SHOAL_HOST_ID", "", "world", &Settings::host_id,
+       "Overrides the identity of this host (default: machine id and boot id). PEs with equal ids share memory."},
+      {"SHOAL_NODE_SIZE", "", "world", &Settings::node_size,
+       "Splits each host into emulated nodes of this many PEs, for tests; 0: no split.", 0, 1'000'000},
+      {"SHOAL_SYMMETRIC_SIZE", "NVSHMEM_SYMMETRIC_SIZE", "world", &Settings::symmetric_size,
+       "Size of the symmetric heap of each PE. Pages are taken from the system only when first touched.", 1 << 20,
+       std::int64_t{1} << 46},
+      {"SHOAL_MAX_TEAMS", "NVSHMEM_MAX_TEAMS", "world", &Settings::max_teams,
+       "Teams that may exist at once, predefined ones included.", 8, 65'536},
+      {"SHOAL_TIMEOUT_MS", "", "world", &Settings::timeout,
+       "How long any wait for another PE lasts before it fails with a report.", 1, kOneDayMs},
+      {"SHOAL_SPIN", "", "world", &Settings::spin,
+       "Polls before a waiting thread yields its core. Raise it when every PE has a core of its own.", 0,
+       1'000'000'000},
+      {"SHOAL_EP_THREADS", "", "ep", &Settings::ep_threads,
+       "Threads of each PE that move and sum token rows on the host backend.", 1, 1024},
+      {"SHOAL_LOG",
+       "NVSHMEM_DEBUG",
+       "diagnosis",
+       &Settings::log,
+       "Least severe log messages shown on standard error.",
+       0,
+       0,
+       {"off", "error", "warn", "info", "debug", "trace"}},
+      {"SHOAL_LOG_FILE", "NVSHMEM_DEBUG_FILE", "diagnosis", &Settings::log_file,
+       "File for log messages in place of standard error; %h is the host name, %p the process id."},
+  };
+  return rows;
+}
+
+[[noreturn]] void reject(std::string_view variable, std::string_view value, const std::string& allowed) {
+  throw Error(Code::invalid_argument, fmt::format("{} is \"{}\"; allowed: {}", variable, value, allowed));
+}
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
+  return out;
+}
+
+std::optional<std::int64_t> parse_integer(std::string_view text) {
+  std::int64_t value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || text.empty()) return std::nullopt;
+  return value;
+}
+
+std::string range_of(const SettingInfo& info, std::string_view unit) {
+  return fmt::format("{} from {} to {}", unit, info.minimum, info.maximum);
+}
+
+std::int64_t parse_number(const SettingInfo& info, std::string_view variable, std::string_view text,
+                          std::string_view unit, std::optional<std::int64_t> value) {
+  if (!value || *value < info.minimum || *value > info.maximum) reject(variable, text, range_of(info, unit));
+  return *value;
+}
+
+void check_choice(const SettingInfo& info, std::string_view variable, const std::string& text) {
+  if (!info.choices.empty() && std::find(info.choices.begin(), info.choices.end(), text) == info.choices.end())
+    reject(variable, text, fmt::format("one of {}", fmt::join(info.choices, ", ")));
+}
+
+void assign(const SettingInfo& info, Settings& settings, std::string_view variable, const std::string& text) {
+  if (auto* field = std::get_if<std::int64_t Settings::*>(&info.field)) {
+    settings.** field = parse_number(info, variable, text, "an integer", parse_integer(text));
+  } else if (auto* bytes = std::get_if<std::size_t Settings::*>(&info.field)) {
+    auto value = parse_bytes(text);
+    settings.** bytes = static_cast<std::size_t>(parse_number(
+        info, variable, text, "bytes such as 512M or 2G,", value ? std::optional<std::int64_t>(*value) : std::nullopt));
+  } else if (auto* time = std::get_if<std::chrono::milliseconds Settings::*>(&info.field)) {
+    settings.** time =
+        std::chrono::milliseconds(parse_number(info, variable, text, "milliseconds", parse_integer(text)));
+  } else {
+    auto choice = info.choices.empty() ? text : std::string();
+    for (auto allowed : info.choices)
+      if (lower(allowed) == lower(text)) choice = allowed;
+    if (!info.choices.empty() && choice.empty()) check_choice(info, variable, text);
+    settings.*std::get<std::string Settings::*>(info.field) = choice;
+  }
+}
+
+}  // namespace
+
+std::span<const SettingInfo> settings_table() {
+  return table();
+}
+
+std::string_view type_of(const SettingInfo& info) {
+  constexpr std::string_view names[] = {"integer", "bytes", "milliseconds", "text"};
+  return names[info.field.index()];
+}
+
+std::string format_value(const SettingInfo& info, const Settings& settings) {
+  if (auto* field = std::get_if<std::int64_t Settings::*>(&info.field)) return std::to_string(settings.**field);
+  if (auto* time = std::get_if<std::chrono::milliseconds Settings::*>(&info.field))
+    return std::to_string((settings.**time).count());
+  if (auto* bytes = std::get_if<std::size_t Settings::*>(&info.field)) {
+    std::size_t value = settings.**bytes;
+    constexpr std::string_view units[] = {"", "K", "M", "G", "T"};
+    std::size_t unit = 0;
+    while (unit < 4 && value != 0 && value % 1024 == 0) value /= 1024, ++unit;
+    return fmt::format("{}{}", value, units[unit]);
+  }
+  const std::string& text = settings.*std::get<std::string Settings::*>(info.field);
+  if (info.secret) return text.empty() ? "(not set)" : "(set)";
+  return text;
+}
+
+std::optional<std::size_t> parse_bytes(std::string_view text) {
+  std::size_t digits = 0;
+  while (digits < text.size() && (std::isdigit(static_cast<unsigned char>(text[digits])) || text[digits] == '.'))
+    ++digits;
+  double value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + digits, value);
+  if (digits == 0 || error != std::errc{} || end != text.data() + digits) return std::nullopt;
+  std::string unit = lower(text.substr(digits));
+  if (unit.ends_with("ib")) unit.resize(unit.size() - 2);
+  if (unit.ends_with("b")) unit.resize(unit.size() - 1);
+  constexpr std::string_view units = "kmgt";
+  if (unit.size() > 1 || (unit.size() == 1 && units.find(unit[0]) == std::string_view::npos)) return std::nullopt;
+  if (unit.size() == 1) value = std::ldexp(value, 10 * (static_cast<int>(units.find(unit[0])) + 1));
+  value = std::ceil(value);
+  if (!(value < 0x1p63)) return std::nullopt;
+  return static_cast<std::size_t>(value);
+}
+
+Settings Settings::from(const std::function<std::optional<std::string>(const std::string&)>& lookup) {
+  Settings settings;
+  for (const SettingInfo& info : table()) {
+    for (std::string_view variable : {info.name, info.alias}) {
+      if (variable.empty()) continue;
+      if (auto text = lookup(std::string(variable))) {
+        assign(info, settings, variable, *text);
+        break;
+      }
+    }
+  }
+  return settings;
+}
+
+Settings Settings::from_environment() {
+  return from([](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr) return std::nullopt;
+    return std::string(value);
+  });
+}
+
+void Settings::validate() const {
+  for (const SettingInfo& info : table()) {
+    if (auto* field = std::get_if<std::int64_t Settings::*>(&info.field)) {
+      parse_number(info, info.name, std::to_string(this->**field), "an integer", this->**field);
+    } else if (auto* bytes = std::get_if<std::size_t Settings::*>(&info.field)) {
+      parse_number(info, info.name, std::to_string(this->**bytes), "bytes", static_cast<std::int64_t>(this->**bytes));
+    } else if (auto* time = std::get_if<std::chrono::milliseconds Settings::*>(&info.field)) {
+      parse_number(info, info.name, std::to_string((this->**time).count()), "milliseconds", (this->**time).count());
+    } else {
+      check_choice(info, info.name, this->*std::get<std::string Settings::*>(info.field));
+    }
+  }
+}
+
+}  // namespace shoal

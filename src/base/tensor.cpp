@@ -1,0 +1,106 @@
+#include "shoal/tensor.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <new>
+
+#include "base/check.hpp"
+
+namespace shoal {
+
+std::size_t size_of(DataType dtype) noexcept {
+  switch (dtype) {
+    case DataType::none:
+      return 0;
+    case DataType::float8_e4m3:
+    case DataType::int8:
+    case DataType::uint8:
+      return 1;
+    case DataType::float16:
+    case DataType::bfloat16:
+      return 2;
+    case DataType::float32:
+    case DataType::int32:
+      return 4;
+    case DataType::int64:
+    case DataType::float64:
+      return 8;
+  }
+  return 0;
+}
+
+std::string_view name_of(DataType dtype) noexcept {
+  switch (dtype) {
+    case DataType::none:
+      return "none";
+    case DataType::float32:
+      return "float32";
+    case DataType::float16:
+      return "float16";
+    case DataType::bfloat16:
+      return "bfloat16";
+    case DataType::float8_e4m3:
+      return "float8_e4m3";
+    case DataType::int8:
+      return "int8";
+    case DataType::uint8:
+      return "uint8";
+    case DataType::int32:
+      return "int32";
+    case DataType::int64:
+      return "int64";
+    case DataType::float64:
+      return "float64";
+  }
+  return "unknown";
+}
+
+TensorView::TensorView(const void* data_in, DataType dtype_in, std::initializer_list<std::int64_t> shape_in)
+    : data(const_cast<void*>(data_in)), dtype(dtype_in), rank(static_cast<int>(shape_in.size())) {
+  require(shape_in.size() <= kMaxRank, Code::invalid_argument, "a tensor of {} dimensions; at most {} are allowed",
+          shape_in.size(), kMaxRank);
+  int i = 0;
+  for (std::int64_t extent : shape_in) {
+    require(extent >= 0, Code::invalid_argument, "dimension {} of a tensor is {}; it must not be negative", i, extent);
+    shape[i++] = extent;
+  }
+  std::int64_t stride = 1;
+  for (i = rank - 1; i >= 0; --i) {
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+}
+
+std::int64_t TensorView::size() const noexcept {
+  std::int64_t n = 1;
+  for (int i = 0; i < rank; ++i) n *= shape[i];
+  return n;
+}
+
+std::size_t TensorView::bytes() const noexcept {
+  return static_cast<std::size_t>(size()) * size_of(dtype);
+}
+
+bool TensorView::contiguous() const noexcept {
+  std::int64_t stride = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[i] != stride) return false;
+    stride *= shape[i];
+  }
+  return true;
+}
+
+std::string TensorView::describe() const {
+  return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape.begin(), shape.begin() + rank, ", "));
+}
+
+Tensor Tensor::empty(DataType dtype, std::initializer_list<std::int64_t> shape) {
+  TensorView view(nullptr, dtype, shape);
+  const std::size_t bytes = view.bytes();
+  void* memory = ::operator new(bytes == 0 ? 64 : bytes, std::align_val_t{64});
+  view.data = memory;
+  return Tensor(view, std::shared_ptr<void>(memory, [](void* p) { ::operator delete(p, std::align_val_t{64}); }));
+}
+
+}  // namespace shoal
