@@ -1,0 +1,76 @@
+// socket.hpp: the few TCP operations of the bootstrap. Every socket is non-blocking and closed on exec.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace shoal::bootstrap {
+
+using Clock = std::chrono::steady_clock;
+
+/// Owns a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd();
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+/// "host:port" or "[ipv6]:port", taken apart. IPv6 hosts are without brackets here.
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+
+/// nullopt: not of the form, or a port outside 1 to 65535.
+std::optional<HostPort> parse_host_port(std::string_view text);
+/// Adds brackets around an IPv6 host.
+std::string format_host_port(std::string_view host, int port);
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  int family() const { return storage.ss_family; }
+  int port() const;
+  std::string host() const;       ///< numeric
+  std::string to_string() const;  ///< numeric, with the port
+};
+
+/// The addresses of a name or a number, those of `family` ("any", "AF_INET", "AF_INET6") only.
+/// Throws Error{invalid_argument} with the resolver's reason; `setting` names where the text came from.
+std::vector<Address> resolve(const HostPort& where, std::string_view family, std::string_view setting);
+
+/// A listening socket; port 0 lets the system choose. Throws Error{system}.
+Fd listen_at(const Address& address);
+Address local_address(int fd);
+
+/// Connects before the deadline. An invalid Fd and `reason` when the system refuses or the deadline passes.
+Fd connect_to(const Address& address, Clock::time_point deadline, std::string& reason);
+
+/// No delay for small messages, and notice within about half a minute when the other host is gone.
+void tune(int fd);
+
+/// Waits until `fd` is ready for `events` (POLLIN, POLLOUT) or has an error; false when the deadline passed.
+bool wait_ready(int fd, short events, Clock::time_point deadline);
+/// Milliseconds for poll() until `deadline`, rounded up; 0 when it has passed.
+int poll_timeout(Clock::time_point deadline);
+
+std::string this_host_name();
+
+}  // namespace shoal::bootstrap

@@ -1,0 +1,247 @@
+// What goes wrong while PEs find each other: strangers, wrong keys, wrong numbers, PEs that never come or die
+// (requirements D7, D9).
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <thread>
+
+#include "bootstrap/socket.hpp"
+#include "support/process.hpp"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Settings on_loopback(int timeout_ms = 10'000) {
+  Settings settings;
+  settings.socket_interface = "lo";
+  settings.bootstrap_timeout = std::chrono::milliseconds(timeout_ms);
+  return settings;
+}
+
+struct Outcome {
+  std::string error = "no error";
+  std::optional<Code> code;
+};
+
+Outcome outcome_of(const auto& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return {error.what(), error.code()};
+  }
+  return {};
+}
+
+/// Starts PEs 0 and 1 of 2 on threads of their own; wait() expects them to meet.
+struct Pair {
+  explicit Pair(const UniqueId& id) {
+    for (const int pe : {0, 1})
+      threads.emplace_back([&outcome = outcomes[pe], id, pe] {
+        outcome = outcome_of([&] { connect_unique_id(id, pe, 2, on_loopback())->barrier("met"); });
+      });
+  }
+  void expect_met() {
+    for (auto& thread : threads) thread.join();
+    for (const auto& outcome : outcomes) EXPECT_EQ(outcome.error, "no error");
+  }
+  Outcome outcomes[2];
+  std::vector<std::thread> threads;
+};
+
+bootstrap::Fd stranger(const UniqueId& id) {
+  const auto addresses =
+      bootstrap::resolve(*bootstrap::parse_host_port(id.host + ":" + std::to_string(id.port)), "any", "test");
+  std::string reason;
+  bootstrap::Fd fd = bootstrap::connect_to(addresses.front(), Clock::now() + std::chrono::seconds(5), reason);
+  EXPECT_TRUE(fd.valid()) << reason;
+  return fd;
+}
+
+/// Reads until the other side closes.
+bool is_turned_away(const bootstrap::Fd& fd, std::chrono::milliseconds limit) {
+  char buffer[256];
+  const auto deadline = Clock::now() + limit;
+  while (bootstrap::wait_ready(fd.get(), POLLIN, deadline))
+    if (recv(fd.get(), buffer, sizeof buffer, 0) <= 0) return true;
+  return false;
+}
+
+TEST(BootstrapFaults, StrangersAreTurnedAwayAndTheJobGoesOn) {
+  const UniqueId id = UniqueId::create(on_loopback());
+  const auto garbage = stranger(id), silent = stranger(id), half = stranger(id);
+  {
+    const auto gone = stranger(id);
+  }
+  ASSERT_GT(send(garbage.get(), "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n", 36, MSG_NOSIGNAL), 0);
+  ASSERT_GT(send(half.get(), "SHL1", 4, MSG_NOSIGNAL), 0);
+  EXPECT_TRUE(is_turned_away(garbage, std::chrono::seconds(5)));
+  Pair(id).expect_met();
+}
+
+TEST(BootstrapFaults, SilentStrangerIsTurnedAwayInAFewSeconds) {
+  const UniqueId id = UniqueId::create(on_loopback());
+  EXPECT_TRUE(is_turned_away(stranger(id), std::chrono::seconds(8)));
+}
+
+TEST(BootstrapFaults, ManyStrangersDoNotKeepPesOut) {
+  const UniqueId id = UniqueId::create(on_loopback(20'000));
+  std::vector<bootstrap::Fd> crowd;
+  for (int i = 0; i < 200; ++i) crowd.push_back(stranger(id));
+  crowd.erase(crowd.begin(), crowd.begin() + 150);
+  Pair(id).expect_met();
+}
+
+TEST(BootstrapFaults, WrongKeyIsTurnedAwayAndSaysSo) {
+  const UniqueId id = UniqueId::create(on_loopback());
+  UniqueId wrong = id;
+  wrong.key[5] ^= std::byte{1};
+  const Outcome outcome = outcome_of([&] { connect_unique_id(wrong, 0, 2, on_loopback()); });
+  EXPECT_EQ(outcome.code, Code::mismatch);
+  EXPECT_NE(outcome.error.find("the key differs"), std::string::npos) << outcome.error;
+  Pair(id).expect_met();
+}
+
+TEST(BootstrapFaults, WrongIndexIsRefusedWithItsReasonAndTheJobGoesOn) {
+  const UniqueId id = UniqueId::create(on_loopback());
+  const Outcome beyond = outcome_of([&] { connect_unique_id(id, 2, 2, on_loopback()); });
+  EXPECT_EQ(beyond.code, Code::invalid_argument);
+  EXPECT_NE(beyond.error.find("gave 2 as its PE; allowed: 0 to 1"), std::string::npos) << beyond.error;
+  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, -1, 2, on_loopback()); }).code, Code::invalid_argument);
+  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 0, 0, on_loopback()); }).code, Code::invalid_argument);
+  Pair(id).expect_met();
+}
+
+TEST(BootstrapFaults, SecondPeOfTheSameIndexIsRefused) {
+  const UniqueId id = UniqueId::create(on_loopback());
+  Outcome first;
+  std::thread thread([&] { first = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback())->barrier("met"); }); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has joined by now
+  const Outcome second = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback()); });
+  EXPECT_EQ(second.code, Code::invalid_argument);
+  EXPECT_NE(second.error.find("taken by PE 0 (pid "), std::string::npos) << second.error;
+  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 1, 2, on_loopback())->barrier("met"); }).error, "no error");
+  thread.join();
+  EXPECT_EQ(first.error, "no error");
+}
+
+TEST(BootstrapFaults, DifferentNumbersOfPesFailBoth) {
+  const UniqueId id = UniqueId::create(on_loopback());
+  Outcome other;
+  std::thread thread([&] { other = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback()); }); });
+  const Outcome mine = outcome_of([&] { connect_unique_id(id, 1, 3, on_loopback()); });
+  thread.join();
+  for (const Outcome& outcome : {mine, other}) {
+    EXPECT_EQ(outcome.code, Code::mismatch) << outcome.error;
+    EXPECT_NE(outcome.error.find("SHOAL_N_PES"), std::string::npos) << outcome.error;
+  }
+}
+
+TEST(BootstrapFaults, PesThatNeverComeAreNamed) {
+  const UniqueId id = UniqueId::create(on_loopback());
+  const auto start = Clock::now();
+  Outcome other;
+  std::thread thread([&] { other = outcome_of([&] { connect_unique_id(id, 0, 4, on_loopback(400)); }); });
+  const Outcome mine = outcome_of([&] { connect_unique_id(id, 2, 4, on_loopback(400)); });
+  thread.join();
+  for (const Outcome& outcome : {mine, other}) {
+    EXPECT_EQ(outcome.code, Code::timeout) << outcome.error;
+    EXPECT_NE(outcome.error.find("PEs 1, 3 of 4 did not connect within 400 ms"), std::string::npos) << outcome.error;
+    EXPECT_NE(outcome.error.find("SHOAL_BOOTSTRAP_TIMEOUT_MS"), std::string::npos) << outcome.error;
+  }
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  EXPECT_NE(outcome_of([&] { connect_unique_id(id, 1, 4, on_loopback()); }).error.find("did not connect"),
+            std::string::npos)
+      << "a late PE is told why";
+}
+
+TEST(BootstrapFaults, NobodyListens) {
+  UniqueId id = UniqueId::parse("shoal1:127.0.0.1:1:" + std::string(64, '0'));
+  const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 1, on_loopback()); });
+  EXPECT_EQ(outcome.code, Code::peer_failed);
+  EXPECT_NE(outcome.error.find("127.0.0.1:1"), std::string::npos) << outcome.error;
+}
+
+TEST(BootstrapFaults, RootThatIsNone) {
+  bootstrap::Address any;
+  any.storage.ss_family = AF_INET;
+  any.size = 16;
+  const bootstrap::Fd mute = bootstrap::listen_at(any);  // accepts (the system does) and says nothing
+  const UniqueId id = UniqueId::parse(
+      "shoal1:127.0.0.1:" + std::to_string(bootstrap::local_address(mute.get()).port()) + ":" + std::string(64, '0'));
+  const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 1, on_loopback(300)); });
+  EXPECT_EQ(outcome.code, Code::timeout) << outcome.error;
+}
+
+SHOAL_PE_BODY(victim) {
+  const auto bootstrap = make_bootstrap(pe.settings);
+  bootstrap->barrier("start");
+  std::cout << "started" << std::endl;
+  if (bootstrap->pe() == 1) pause();
+  const Outcome outcome = outcome_of([&] { bootstrap->barrier("never"); });
+  EXPECT_EQ(outcome.code, Code::peer_failed) << outcome.error;
+  std::cout << outcome.error << std::endl;
+}
+
+TEST(BootstrapFaults, KilledPeIsReportedByNameInTime) {
+  auto group = test::start_pes(3, "victim");
+  for (auto& process : group.pes) ASSERT_TRUE(process.wait_for_output("started")) << process.err();
+  const auto start = Clock::now();
+  group.pes[1].send(SIGKILL);
+  const std::string who = "PE 1 (pid " + std::to_string(group.pes[1].pid()) + " on host ";
+  for (const std::size_t pe : {0u, 2u}) {
+    const auto result = group.pes[pe].wait();
+    EXPECT_TRUE(result.ok()) << result.describe();
+    EXPECT_NE(result.out.find(who), std::string::npos) << result.out;
+    EXPECT_NE(result.out.find("ended without closing"), std::string::npos) << result.out;
+  }
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+}
+
+SHOAL_PE_BODY(aborts) {
+  const auto bootstrap = make_bootstrap(pe.settings);
+  if (bootstrap->pe() == 2) {
+    bootstrap->abort("no room on this host");
+    return;  // its process ends at once: the reason must arrive all the same, not just the end
+  }
+  const Outcome outcome = outcome_of([&] { bootstrap->barrier("never"); });
+  EXPECT_EQ(outcome.error, "shoal: PE 2: no room on this host");
+}
+
+TEST(BootstrapFaults, AbortReachesAllAlthoughTheProcessEnds) {
+  test::expect_success(test::run_pes(4, "aborts"));
+}
+
+SHOAL_PE_BODY(root_dies) {
+  Settings settings = pe.settings;
+  settings.unique_id.clear();
+  const auto bootstrap = make_bootstrap(settings);
+  bootstrap->barrier("start");
+  std::cout << "started" << std::endl;
+  if (bootstrap->pe() == 0) pause();
+  const Outcome outcome = outcome_of([&] { bootstrap->barrier("never"); });
+  EXPECT_EQ(outcome.code, Code::peer_failed) << outcome.error;
+  EXPECT_NE(outcome.error.find("the root of the bootstrap"), std::string::npos) << outcome.error;
+}
+
+TEST(BootstrapFaults, RootThatDiesIsReported) {
+  bootstrap::Address any;
+  any.storage.ss_family = AF_INET;
+  any.size = 16;
+  const int port = bootstrap::local_address(bootstrap::listen_at(any).get()).port();
+  auto group = test::start_pes(3, "root_dies", {.env = {{"SHOAL_SESSION_ID", "127.0.0.1:" + std::to_string(port)}}});
+  for (auto& process : group.pes) ASSERT_TRUE(process.wait_for_output("started")) << process.err();
+  group.pes[0].send(SIGKILL);
+  for (const std::size_t pe : {1u, 2u}) {
+    const auto result = group.pes[pe].wait();
+    EXPECT_TRUE(result.ok()) << result.describe();
+  }
+}
+
+}  // namespace
+}  // namespace shoal
