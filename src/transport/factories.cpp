@@ -1,0 +1,30 @@
+#include "transport/self/self.hpp"
+#include "transport/shm/shm.hpp"
+#include "transport/transport.hpp"
+
+namespace shoal::transport {
+
+std::span<const Factory> factories() {
+  static constexpr Factory list[] = {make_self, make_shm};
+  return list;
+}
+
+std::string describe(Capabilities capabilities) {
+  static constexpr struct {
+    Capabilities bit;
+    std::string_view name;
+  } names[] = {{capability::load_store, "load-store"},
+               {capability::put, "put"},
+               {capability::get, "get"},
+               {capability::atomics, "atomics"},
+               {capability::signals, "signals"}};
+  std::string text;
+  for (const auto& [bit, name] : names) {
+    if ((capabilities & bit) == 0) continue;
+    if (!text.empty()) text += ' ';
+    text += name;
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+}  // namespace shoal::transport

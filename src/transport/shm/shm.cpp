@@ -1,0 +1,174 @@
+#include "transport/shm/shm.hpp"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <optional>
+
+#include "base/check.hpp"
+#include "memory/fd_exchange.hpp"
+#include "transport/mapped.hpp"
+
+namespace shoal::transport {
+namespace {
+
+using memory::FdSocket;
+using memory::FileDescriptor;
+using memory::Segment;
+using memory::Token;
+
+/// Names this process among all: a forked child inherits the token but not the pid, and pids recur in other PID
+/// namespaces.
+struct ProcessId {
+  Token token{};
+  std::int64_t pid = 0;
+  friend bool operator==(const ProcessId&, const ProcessId&) = default;
+};
+
+ProcessId this_process() {
+  static const Token token = memory::make_token();
+  return {token, getpid()};
+}
+
+/// What another PE must know to reach this one; travels through the bootstrap as bytes.
+struct Address {
+  ProcessId process;
+  Token segment{};
+  std::uint64_t segment_bytes = 0;
+  std::uint64_t network_namespace = 0;  // abstract socket names are visible inside it only
+  std::uint64_t socket_name_length = 0;
+  char socket_name[104] = {};
+};
+
+std::uint64_t network_namespace() {
+  struct stat info{};
+  return stat("/proc/self/ns/net", &info) == 0 ? info.st_ino : 0;
+}
+
+class ShmTransport final : public MappedTransport {
+ public:
+  explicit ShmTransport(const Context& context)
+      : MappedTransport(context.n_pes), context_(context), reach_(static_cast<std::size_t>(context.n_pes)) {}
+
+  std::string_view name() const noexcept override { return "shm"; }
+  std::vector<std::byte> address() override;
+  void connect(std::span<const std::vector<std::byte>> addresses) override;
+  Reach reach(Pe pe) const override { return reach_[static_cast<std::size_t>(pe)]; }
+  std::byte* base(Pe pe) const noexcept override {
+    return (reach_[static_cast<std::size_t>(pe)].capabilities & capability::load_store) != 0 ? mapping(pe) : nullptr;
+  }
+  std::span<const Ended> ended() noexcept override;
+
+ private:
+  /// A process that a PE lives in, watched through its pidfd.
+  struct Watched {
+    Pe pe;
+    pid_t pid;
+    FileDescriptor pidfd;
+  };
+
+  std::optional<std::string> obstacle(Pe pe, const Address& mine, const Address& theirs) const;
+  void map_processes(std::span<const Address> addresses, std::span<const Pe> peers);
+
+  Context context_;
+  std::optional<FdSocket> socket_;  // open while the world starts
+  std::vector<Reach> reach_;
+  std::vector<Watched> watched_;
+  std::vector<pollfd> polled_;  // one per element of watched_
+  std::vector<Ended> ended_;
+};
+
+std::vector<std::byte> ShmTransport::address() {
+  socket_.emplace();
+  Address address;
+  address.process = this_process();
+  address.segment = context_.segment->token();
+  address.segment_bytes = context_.segment->size();
+  address.network_namespace = network_namespace();
+  address.socket_name_length = socket_->name().size();
+  require(socket_->name().size() <= sizeof address.socket_name, Code::system,
+          "the kernel chose a socket name of {} bytes", socket_->name().size());
+  std::memcpy(address.socket_name, socket_->name().data(), socket_->name().size());
+  std::vector<std::byte> bytes(sizeof address);
+  std::memcpy(bytes.data(), &address, sizeof address);
+  return bytes;
+}
+
+std::optional<std::string> ShmTransport::obstacle(Pe pe, const Address& mine, const Address& theirs) const {
+  if (pe == context_.my_pe) return "the PE itself";
+  if (context_.host_of[static_cast<std::size_t>(pe)] != context_.host_of[static_cast<std::size_t>(context_.my_pe)])
+    return "on another host";
+  if (mine.network_namespace != theirs.network_namespace)
+    return "on this host, but in another network namespace, through which descriptors cannot be passed";
+  return std::nullopt;
+}
+
+void ShmTransport::connect(std::span<const std::vector<std::byte>> blobs) {
+  std::vector<Address> addresses(blobs.size());
+  for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
+    require(blobs[pe].size() == sizeof(Address), Code::mismatch,
+            "PE {} describes its shared memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof(Address));
+    std::memcpy(&addresses[pe], blobs[pe].data(), sizeof(Address));
+  }
+  const Address& mine = addresses[static_cast<std::size_t>(context_.my_pe)];
+  std::vector<Pe> in_other_processes;
+  for (Pe pe = 0; pe < context_.n_pes; ++pe) {
+    const auto i = static_cast<std::size_t>(pe);
+    if (auto reason = obstacle(pe, mine, addresses[i])) {
+      reach_[i].reason = *reason;
+      continue;
+    }
+    const bool same_node = context_.node_of[i] == context_.node_of[static_cast<std::size_t>(context_.my_pe)];
+    reach_[i].capabilities = capability::all_operations | (same_node ? capability::load_store : 0);
+    if (addresses[i].process == mine.process) {
+      auto segment = Segment::find(addresses[i].segment);
+      require(segment != nullptr, Code::system, "PE {} is a thread of this process, but its memory is gone", pe);
+      set_mapping(pe, std::move(segment));
+    } else {
+      in_other_processes.push_back(pe);
+    }
+  }
+  map_processes(addresses, in_other_processes);
+  socket_.reset();
+}
+
+void ShmTransport::map_processes(std::span<const Address> addresses, std::span<const Pe> pes) {
+  std::vector<memory::FdPeer> peers;
+  for (const Pe pe : pes) {
+    const Address& address = addresses[static_cast<std::size_t>(pe)];
+    const std::size_t length = std::min<std::size_t>(address.socket_name_length, sizeof address.socket_name);
+    peers.push_back({pe, std::string(address.socket_name, length)});
+  }
+  const auto received = memory::exchange_fds(*socket_, context_.segment->descriptor().get(), peers,
+                                             {context_.world, context_.my_pe, context_.timeout, context_.check});
+  for (const memory::ReceivedFd& from : received) {
+    set_mapping(from.pe, Segment::map(from.fd, addresses[static_cast<std::size_t>(from.pe)].segment_bytes));
+    if (from.pid <= 0) continue;
+    FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, from.pid, 0)));
+    if (!pidfd) continue;  // a kernel without pidfd, or a process that ended already: the bootstrap notices then
+    polled_.push_back({pidfd.get(), POLLIN, 0});
+    watched_.push_back({from.pe, from.pid, std::move(pidfd)});
+  }
+}
+
+std::span<const Transport::Ended> ShmTransport::ended() noexcept {
+  if (polled_.empty() || poll(polled_.data(), polled_.size(), 0) <= 0) return ended_;
+  for (std::size_t i = 0; i < polled_.size(); ++i) {
+    if (polled_[i].revents == 0) continue;
+    polled_[i].fd = -1;  // poll skips it from now on
+    polled_[i].revents = 0;
+    ended_.push_back({watched_[i].pe, "pid " + std::to_string(watched_[i].pid) + " ended"});
+  }
+  return ended_;
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_shm(const Context& context) {
+  return std::make_unique<ShmTransport>(context);
+}
+
+}  // namespace shoal::transport

@@ -1,0 +1,10 @@
+// shm.hpp: PEs of one host that map each other's segments: threads share one mapping, processes pass descriptors.
+#pragma once
+
+#include "transport/transport.hpp"
+
+namespace shoal::transport {
+
+std::unique_ptr<Transport> make_shm(const Context& context);
+
+}  // namespace shoal::transport

@@ -1,0 +1,107 @@
+// transport.hpp: a transport is a table of operations and a word of capabilities (requirements D4, D12).
+//
+// Addresses are a PE and an offset into its segment; callers have checked that they lie inside. A transport does not
+// know what the bytes mean, which teams exist, or which other transports there are.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "memory/segment.hpp"
+#include "shoal/heap.hpp"
+#include "shoal/operation.hpp"
+
+namespace shoal::transport {
+
+/// What a transport can do for one pair of PEs, as a word of bits.
+using Capabilities = std::uint32_t;
+namespace capability {
+inline constexpr Capabilities load_store = 1;  ///< base() gives an address that ordinary loads and stores may use
+inline constexpr Capabilities put = 2;
+inline constexpr Capabilities get = 4;
+inline constexpr Capabilities atomics = 8;
+inline constexpr Capabilities signals = 16;
+inline constexpr Capabilities all_operations = put | get | atomics | signals;
+}  // namespace capability
+
+/// "load-store put get atomics signals", or "nothing".
+std::string describe(Capabilities capabilities);
+
+/// Capabilities towards one PE, or none and the reason.
+struct Reach {
+  Capabilities capabilities = 0;
+  std::string reason;
+};
+
+/// What a transport is given to start with. Everything is valid until connect returns.
+struct Context {
+  Pe my_pe = 0;
+  Pe n_pes = 0;
+  std::span<const std::int32_t> host_of;  ///< equal numbers: same host, as the user or the machine says
+  std::span<const std::int32_t> node_of;  ///< equal numbers: same node, which may be a part of a host
+  std::shared_ptr<memory::Segment> segment;
+  memory::Token world{};  ///< a secret that only the PEs of this world know
+  std::chrono::milliseconds timeout{};
+  std::function<void()> check;  ///< to be called in waits about every millisecond; throws when another PE has failed
+};
+
+/// One PE's side of a transport. Used by one thread at a time.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual std::string_view name() const noexcept = 0;
+
+  // Start, in this order on every PE: address() everywhere, an all-gather, connect() everywhere.
+  virtual std::vector<std::byte> address() = 0;
+  virtual void connect(std::span<const std::vector<std::byte>> addresses) = 0;
+  virtual Reach reach(Pe pe) const = 0;
+
+  /// The segment of `pe` in this address space where the pair has load_store, else nullptr.
+  virtual std::byte* base(Pe pe) const noexcept = 0;
+
+  // Blocking forms return when the local buffer may be reused (put) or is filled (get); the others leave it in use
+  // until quiet. put of an aligned 4- or 8-byte word is one store: a waiter never sees half of it.
+  virtual void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;
+  virtual void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
+  virtual void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;
+  virtual void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
+  /// `count` elements of `element` bytes; strides in bytes.
+  virtual void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
+                           std::size_t source_stride, std::size_t element, std::size_t count) = 0;
+  virtual void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
+                           std::size_t source_stride, std::size_t element, std::size_t count) = 0;
+
+  /// Atomic on a 4- or 8-byte word at a multiple of its width; returns the value before.
+  virtual std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
+                               std::size_t width) = 0;
+  /// Updates a 64-bit word after all earlier puts to this PE have become visible there.
+  virtual void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) = 0;
+  virtual void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
+                          SignalOp op, std::uint64_t value) = 0;
+
+  virtual void fence(Pe pe) = 0;  ///< orders earlier puts and atomics to `pe` before later ones
+  virtual void quiet() = 0;       ///< returns when all earlier operations are complete at their targets
+
+  /// A peer that this transport knows to have ended, in order or not.
+  struct Ended {
+    Pe pe;
+    std::string description;  ///< "pid 123 ended"
+  };
+  /// All of them so far. Does not block; called about every millisecond by a PE that waits.
+  virtual std::span<const Ended> ended() noexcept = 0;
+};
+
+using Factory = std::unique_ptr<Transport> (*)(const Context& context);
+
+/// Every transport of this build, the preferred ones first. The only place that lists them.
+std::span<const Factory> factories();
+
+}  // namespace shoal::transport

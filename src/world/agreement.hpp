@@ -1,0 +1,38 @@
+// agreement.hpp: what must be equal on all PEs, and how to say that it is not (requirements A2, A7).
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shoal/settings.hpp"
+#include "world/control.hpp"
+
+namespace shoal::detail {
+
+/// A number that decides where things lie in memory.
+struct LayoutField {
+  std::string_view name;  ///< as the user knows it
+  std::uint64_t value;
+};
+
+/// The layout as this PE sees it; the protocol version first.
+std::vector<LayoutField> layout_fields(const Settings& settings, const ControlLayout& layout);
+
+/// Throws Error{mismatch} naming the first field whose values differ, and who has which. `values` is by PE, in the
+/// order of `fields`.
+void check_layouts(std::span<const LayoutField> fields, std::span<const std::vector<std::uint64_t>> values);
+
+/// "PE 0, 2: x; PE 1: y": each distinct text once, with the PEs that have it. `pes` numbers the texts.
+std::string group_by_text(std::span<const std::string> texts, std::span<const Pe> pes);
+
+/// The text of an exception without the "shoal: " that Error puts in front: for use inside another message.
+std::string message_of(const std::exception& exception);
+
+/// SHOAL_SYMMETRIC_SIZE rounded up to pages.
+std::size_t heap_bytes(const Settings& settings) noexcept;
+
+}  // namespace shoal::detail

@@ -1,0 +1,44 @@
+// connectivity.hpp: which transport each pair of PEs uses: decided once, for all pairs, by all PEs alike (requirement
+// D12).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/transport.hpp"
+
+namespace shoal::detail {
+
+/// The choice for one PE, and the map that it was made from.
+struct Connectivity {
+  std::vector<std::string> names;                     ///< of the transports, the preferred ones first
+  std::vector<std::size_t> transport_of;              ///< by PE: index into names
+  std::vector<transport::Capabilities> capabilities;  ///< by PE: what the chosen transport can do in both directions
+  std::vector<std::vector<std::string>> reasons;  ///< by PE and transport: why it does not reach; empty where it does
+
+  /// Capabilities of every transport for every ordered pair of PEs.
+  std::vector<transport::Capabilities> map;
+  std::size_t n_pes = 0;
+
+  transport::Capabilities at(Pe from, Pe to, std::size_t transport) const {
+    return map[(static_cast<std::size_t>(from) * n_pes + static_cast<std::size_t>(to)) * names.size() + transport];
+  }
+};
+
+/// One PE's row of the map, from its transports: n_pes x transports capabilities.
+std::vector<transport::Capabilities> connectivity_row(std::span<const std::unique_ptr<transport::Transport>> transports,
+                                                      Pe n_pes);
+
+/// Chooses, for every PE of the world as seen from `my_pe`, the first transport that can do all operations in both
+/// directions. A pure function of the map, so that the two PEs of a pair choose alike. `reasons` are my_pe's own, for
+/// the message. Throws Error{unsupported} naming a pair that no transport connects and why each does not, on every PE.
+void choose_transports(Connectivity& connectivity, Pe my_pe);
+
+/// PEs that `my_pe` and each other reach by load and store, ascending; only my_pe where that is no equivalence among
+/// them.
+std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe);
+
+}  // namespace shoal::detail

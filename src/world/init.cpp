@@ -1,0 +1,283 @@
+// World::open as a table of named, timed phases (requirement D9).
+//
+// Each phase has a local half that prepares this PE's contribution, an all-gather, and a half that uses everybody's.
+// The all-gather also carries failures: when either half of a phase fails on some PE, the next all-gather tells all of
+// them, and all of them throw.
+#include "world/init.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "world/agreement.hpp"
+#include "world/blob.hpp"
+#include "world/parts.hpp"
+#include "world/team.hpp"
+
+namespace shoal::detail {
+
+/// World::open on one PE.
+class Opening {
+ public:
+  explicit Opening(WorldOptions options) : state_(std::make_shared<WorldState>()), parts_(state_->parts()) {
+    parts_.settings = std::move(options.settings);
+    parts_.bootstrap = std::move(options.bootstrap);
+  }
+
+  std::shared_ptr<WorldState> run();
+
+ private:
+  using Blobs = std::vector<std::vector<std::byte>>;
+  struct Phase {
+    const char* name;
+    void (Opening::*prepare)(BlobWriter& mine);
+    void (Opening::*use)(const Blobs& all);
+  };
+  struct Failure {
+    const char* phase;
+    Code code;
+    std::string message;
+  };
+  static const Phase kPhases[];
+
+  template <typename Step>
+  void attempt(const char* phase, Step&& step);
+  Blobs gather(const char* phase, std::vector<std::byte> mine);
+  [[noreturn]] void throw_agreed(const std::vector<std::pair<Pe, Failure>>& failures) const;
+
+  void check_settings(BlobWriter&);
+  void connect_bootstrap(BlobWriter& mine);
+  void compare_layouts(const Blobs& all);
+  void identify(BlobWriter& mine);
+  void place(const Blobs& all);
+  void create_heap(BlobWriter&);
+  void start_transports(BlobWriter& mine);
+  void connect_transports(const Blobs& all);
+  void map_connections(BlobWriter& mine);
+  void choose_connections(const Blobs& all);
+  void make_teams(BlobWriter&);
+  void nothing(BlobWriter&) {}
+  void nothing(const Blobs&) {}
+
+  std::shared_ptr<WorldState> state_;
+  WorldParts& parts_;
+  std::optional<Failure> failure_;  // of this PE; reported by the next all-gather
+  memory::Token world_token_{};
+};
+
+const Opening::Phase Opening::kPhases[] = {
+    {"settings", &Opening::check_settings, nullptr},
+    {"bootstrap", &Opening::connect_bootstrap, &Opening::compare_layouts},
+    {"identity", &Opening::identify, &Opening::place},
+    {"heap", &Opening::create_heap, &Opening::nothing},
+    {"transports", &Opening::start_transports, &Opening::connect_transports},
+    {"connectivity", &Opening::map_connections, &Opening::choose_connections},
+    {"teams", &Opening::make_teams, &Opening::nothing},
+    {"final barrier", &Opening::nothing, &Opening::nothing},
+};
+
+std::shared_ptr<WorldState> Opening::run() {
+  for (const Phase& phase : kPhases) {
+    const auto start = Clock::now();
+    BlobWriter mine;
+    const bool connecting = phase.prepare == &Opening::connect_bootstrap;
+    if (!failure_ || connecting) attempt(phase.name, [&] { (this->*phase.prepare)(mine); });
+    if (parts_.bootstrap != nullptr) {
+      const Blobs all = gather(phase.name, mine.take());
+      if (phase.use != nullptr) attempt(phase.name, [&] { (this->*phase.use)(all); });
+    } else if (connecting) {
+      fail(failure_->code, "this PE failed in phase {}: {}", failure_->phase, failure_->message);
+    }
+    parts_.phases.push_back({phase.name, Clock::now() - start});
+    log::debug("PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
+               std::chrono::duration_cast<std::chrono::microseconds>(parts_.phases.back().duration).count());
+  }
+  parts_.open = true;
+  return std::move(state_);
+}
+
+/// Runs one half of a phase; what it throws is kept for the next all-gather. Only the first failure counts.
+template <typename Step>
+void Opening::attempt(const char* phase, Step&& step) {
+  std::optional<Failure> caught;
+  try {
+    step();
+  } catch (const Error& error) {
+    caught = Failure{phase, error.code(), message_of(error)};
+  } catch (const std::exception& error) {
+    caught = Failure{phase, Code::system, error.what()};
+  }
+  if (caught && !failure_) failure_ = std::move(caught);
+}
+
+Opening::Blobs Opening::gather(const char* phase, std::vector<std::byte> mine) {
+  BlobWriter blob;
+  blob.value<std::uint8_t>(failure_.has_value());
+  if (failure_) {
+    blob.value(failure_->code);
+    blob.text(failure_->phase);
+    blob.text(failure_->message);
+  } else {
+    blob.bytes(mine);
+  }
+  Blobs gathered;
+  try {
+    gathered = parts_.bootstrap->all_gather(blob.take(), phase);
+  } catch (const Error&) {
+    if (failure_)
+      fail(failure_->code, "PE {} failed in phase {}: {}", parts_.my_pe, failure_->phase, failure_->message);
+    throw;
+  }
+
+  Blobs all;
+  std::vector<std::string> phases;  // keeps the names that failures point to
+  phases.reserve(gathered.size());
+  std::vector<std::pair<Pe, Failure>> failures;
+  for (std::size_t pe = 0; pe < gathered.size(); ++pe) {
+    BlobReader reader(gathered[pe]);
+    if (reader.value<std::uint8_t>() == 0) {
+      all.push_back(reader.bytes());
+      continue;
+    }
+    const auto code = reader.value<Code>();
+    phases.push_back(reader.text());
+    failures.emplace_back(static_cast<Pe>(pe), Failure{phases.back().c_str(), code, reader.text()});
+  }
+  if (!failures.empty()) throw_agreed(failures);
+  return all;
+}
+
+void Opening::throw_agreed(const std::vector<std::pair<Pe, Failure>>& failures) const {
+  const auto& [pe, first] = failures.front();
+  // What all PEs found alike, such as a disagreement between them, is nobody's fault in particular.
+  const auto same = [&](const auto& other) { return other.second.message == first.message; };
+  const bool by_all =
+      static_cast<Pe>(failures.size()) == parts_.n_pes && std::all_of(failures.begin(), failures.end(), same);
+  const Code code = failure_ ? failure_->code : Code::peer_failed;
+  if (by_all && parts_.n_pes > 1) fail(code, "all PEs failed in phase {}: {}", first.phase, first.message);
+  fail(code, "PE {} failed in phase {}: {}", pe, first.phase, first.message);
+}
+
+void Opening::check_settings(BlobWriter&) {
+  if (parts_.bootstrap != nullptr) {
+    parts_.my_pe = parts_.bootstrap->pe();
+    parts_.n_pes = parts_.bootstrap->n_pes();
+  }
+  parts_.settings.validate();
+  log::configure(parts_.settings);
+}
+
+void Opening::connect_bootstrap(BlobWriter& mine) {
+  if (parts_.bootstrap == nullptr) parts_.bootstrap = make_bootstrap(parts_.settings);
+  parts_.my_pe = parts_.bootstrap->pe();
+  parts_.n_pes = parts_.bootstrap->n_pes();
+  parts_.layout = ControlLayout(parts_.n_pes, parts_.settings.max_teams);
+  world_token_ = memory::make_token();
+  mine.value(world_token_);
+  for (const LayoutField& field : layout_fields(parts_.settings, parts_.layout)) mine.value(field.value);
+}
+
+void Opening::compare_layouts(const Blobs& all) {
+  std::vector<std::vector<std::uint64_t>> values;
+  for (std::size_t pe = 0; pe < all.size(); ++pe) {
+    BlobReader reader(all[pe]);
+    const auto token = reader.value<memory::Token>();
+    if (pe == 0) world_token_ = token;
+    values.emplace_back();
+    while (!reader.at_end()) values.back().push_back(reader.value<std::uint64_t>());
+  }
+  check_layouts(layout_fields(parts_.settings, parts_.layout), values);
+}
+
+void Opening::identify(BlobWriter& mine) {
+  const topology::HostIdentity host = topology::read_host_identity(parts_.settings.host_id);
+  mine.text(host.id);
+  mine.text(host.name);
+}
+
+void Opening::place(const Blobs& all) {
+  std::vector<topology::HostIdentity> hosts;
+  for (const auto& blob : all) {
+    BlobReader reader(blob);
+    std::string id = reader.text();
+    hosts.push_back({std::move(id), reader.text()});
+  }
+  parts_.placement = topology::place(hosts, parts_.settings.node_size);
+}
+
+void Opening::create_heap(BlobWriter&) {
+  parts_.segment = memory::Segment::create(parts_.layout.bytes() + heap_bytes(parts_.settings));
+  parts_.allocator = memory::Allocator(parts_.heap_size());
+}
+
+void Opening::start_transports(BlobWriter& mine) {
+  transport::Context context;
+  context.my_pe = parts_.my_pe;
+  context.n_pes = parts_.n_pes;
+  context.host_of = parts_.placement.host_of;
+  context.node_of = parts_.placement.node_of;
+  context.segment = parts_.segment;
+  context.world = world_token_;
+  context.timeout = parts_.settings.bootstrap_timeout;
+  context.check = [bootstrap = parts_.bootstrap.get()] {
+    if (const auto reason = bootstrap->aborted()) fail(Code::peer_failed, "{}", *reason);
+  };
+  for (const transport::Factory make : transport::factories()) {
+    parts_.transports.push_back(make(context));
+    mine.bytes(parts_.transports.back()->address());
+  }
+}
+
+void Opening::connect_transports(const Blobs& all) {
+  std::vector<BlobReader> readers(all.begin(), all.end());
+  try {
+    for (const auto& transport : parts_.transports) {
+      Blobs addresses;
+      for (BlobReader& reader : readers) addresses.push_back(reader.bytes());
+      transport->connect(addresses);
+    }
+  } catch (const std::exception& error) {
+    // The others may be waiting inside connect for this PE, where no all-gather reaches them.
+    parts_.bootstrap->abort(fmt::format("failed in phase transports: {}", message_of(error)));
+    throw;
+  }
+}
+
+void Opening::map_connections(BlobWriter& mine) {
+  Connectivity& map = parts_.connectivity;
+  map.n_pes = static_cast<std::size_t>(parts_.n_pes);
+  for (const auto& transport : parts_.transports) map.names.emplace_back(transport->name());
+  for (Pe pe = 0; pe < parts_.n_pes; ++pe) {
+    map.reasons.emplace_back();
+    for (const auto& transport : parts_.transports) map.reasons.back().push_back(transport->reach(pe).reason);
+  }
+  for (const transport::Capabilities capabilities : connectivity_row(parts_.transports, parts_.n_pes))
+    mine.value(capabilities);
+}
+
+void Opening::choose_connections(const Blobs& all) {
+  for (const auto& blob : all) {
+    BlobReader reader(blob);
+    while (!reader.at_end()) parts_.connectivity.map.push_back(reader.value<transport::Capabilities>());
+  }
+  choose_transports(parts_.connectivity, parts_.my_pe);
+  for (Pe pe = 0; pe < parts_.n_pes; ++pe) {
+    std::byte* const base = parts_.route(pe).base(pe);
+    parts_.peer_base.push_back(base == nullptr ? nullptr : base + parts_.layout.bytes());
+  }
+}
+
+void Opening::make_teams(BlobWriter&) {
+  make_predefined_teams(*state_);
+  parts_.joins_read.resize(static_cast<std::size_t>(parts_.n_pes));
+  parts_.health.emplace(parts_.n_pes, parts_.layout, parts_.segment->base(), parts_.transports, parts_.bootstrap);
+  state_->spin_ = parts_.settings.spin;
+}
+
+std::shared_ptr<WorldState> open_world(WorldOptions options) {
+  return Opening(std::move(options)).run();
+}
+
+}  // namespace shoal::detail

@@ -1,0 +1,199 @@
+#include "world/state.hpp"
+
+#include <cstring>
+#include <exception>
+#include <limits>
+
+#include "base/check.hpp"
+#include "world/parts.hpp"
+
+namespace shoal::detail {
+namespace {
+
+const char* name_of(Activity activity) noexcept {
+  switch (activity) {
+    case Activity::idle:
+      return "idle";
+    case Activity::opening:
+      return "opening";
+    case Activity::closing:
+      return "closing";
+    case Activity::allocating:
+      return "allocating";
+    case Activity::team:
+      return "team";
+    case Activity::barrier:
+      return "barrier";
+    case Activity::collective:
+      return "collective";
+    case Activity::waiting:
+      return "waiting";
+    case Activity::dispatch:
+      return "dispatch";
+    case Activity::combine:
+      return "combine";
+    case Activity::low_latency_dispatch:
+      return "low_latency_dispatch";
+    case Activity::low_latency_combine:
+      return "low_latency_combine";
+  }
+  return "unknown";
+}
+
+constexpr std::size_t kPhaseWords = sizeof(ProgressRecord::phase) / sizeof(std::uint64_t);
+constexpr std::size_t kWord = sizeof(std::uint64_t);
+
+}  // namespace
+
+WorldState::WorldState() : parts_(std::make_unique<WorldParts>()), heap_(*this) {}
+
+WorldState::~WorldState() {
+  if (!parts_->open) return;
+  if (std::uncaught_exceptions() > 0) {
+    fail_world("left the world while an exception was thrown");
+  } else {
+    announce(PeerStatus::left, "left the world without closing it");
+  }
+  parts_->bootstrap->close();
+}
+
+Pe WorldState::my_pe() const noexcept {
+  return parts_->my_pe;
+}
+Pe WorldState::n_pes() const noexcept {
+  return parts_->n_pes;
+}
+const Settings& WorldState::settings() const noexcept {
+  return parts_->settings;
+}
+SymmetricHeap& WorldState::heap() noexcept {
+  return heap_;
+}
+bool WorldState::is_open() const noexcept {
+  return parts_->open;
+}
+
+std::byte* WorldState::peer_base(Pe pe) const noexcept {
+  const auto i = static_cast<std::size_t>(pe);
+  return i < parts_->peer_base.size() ? parts_->peer_base[i] : nullptr;
+}
+
+void WorldState::pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+WaitOutcome WorldState::check_health(Clock::time_point now, Clock::time_point deadline, Pe awaited) noexcept {
+  parts_->health->update();
+  if (parts_->health->failure(awaited)) return WaitOutcome::peer_failed;
+  return now >= deadline ? WaitOutcome::timeout : WaitOutcome::ready;
+}
+
+std::optional<std::string> WorldState::failure() noexcept {
+  if (!parts_->open) return std::nullopt;
+  parts_->health->update();
+  return parts_->health->failure(kAnyPe);
+}
+
+bool WorldState::has_failed(Pe pe) noexcept {
+  if (!parts_->open) return false;
+  parts_->health->update();
+  return parts_->health->has_failed(pe);
+}
+
+void WorldState::throw_wait_failed(WaitOutcome outcome, const std::string& what, const std::string& detail) const {
+  if (outcome == WaitOutcome::peer_failed)
+    fail(Code::peer_failed, "{} failed on PE {} of {}: {}; it was {}", what, my_pe(), n_pes(),
+         parts_->health->failure(kAnyPe).value_or("a PE of the world failed"), detail);
+  fail(Code::timeout, "{} timed out after {} ms on PE {} of {}: {}; Setting: SHOAL_TIMEOUT_MS.", what,
+       settings().timeout.count(), my_pe(), n_pes(), detail);
+}
+
+void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char* phase) noexcept {
+  if (!parts_->open) return;
+  std::uint64_t text[kPhaseWords] = {};
+  std::memcpy(text, phase, strnlen(phase, sizeof text - 1));
+  auto& record = *reinterpret_cast<ProgressRecord*>(parts_->control(parts_->layout.progress()));
+  const auto store = [](std::uint64_t& word, std::uint64_t value) {
+    std::atomic_ref(word).store(value, std::memory_order_relaxed);
+  };
+  store(record.activity, static_cast<std::uint64_t>(activity));
+  store(record.epoch, epoch);
+  for (std::size_t i = 0; i < kPhaseWords; ++i) store(record.phase[i], text[i]);
+}
+
+std::string WorldState::describe_progress(Pe pe) const {
+  if (!parts_->open) return fmt::format("PE {} is unknown: the world is closed", pe);
+  const std::size_t record = parts_->layout.progress();
+  const auto fetch = [&](std::size_t offset) {
+    return parts_->route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
+  };
+  const auto activity = static_cast<Activity>(fetch(offsetof(ProgressRecord, activity)));
+  const std::uint64_t epoch = fetch(offsetof(ProgressRecord, epoch));
+  std::uint64_t text[kPhaseWords];
+  for (std::size_t i = 0; i < kPhaseWords; ++i) text[i] = fetch(offsetof(ProgressRecord, phase) + i * kWord);
+  char phase[sizeof text + 1] = {};
+  std::memcpy(phase, text, sizeof text);
+  if (activity == Activity::idle && phase[0] == '\0') return fmt::format("PE {} reported nothing yet", pe);
+  if (activity == Activity::idle) return fmt::format("PE {} last reported {} {} as complete", pe, phase, epoch);
+  return fmt::format("PE {} last reported {} {}, phase {}", pe, name_of(activity), epoch, phase);
+}
+
+void WorldState::announce(PeerStatus status, const std::string& message) noexcept {
+  WorldParts& world = *parts_;
+  if (!world.open || world.announced) return;
+  world.announced = true;
+  try {
+    char text[StatusEntry::kMessageBytes] = {};
+    std::memcpy(text, message.data(), std::min(message.size(), sizeof text - 1));
+    const std::size_t entry = world.layout.status(world.my_pe);
+    for (Pe pe = 0; pe < world.n_pes; ++pe) {
+      if (pe == world.my_pe) continue;
+      transport::Transport& route = world.route(pe);
+      route.put_signal(pe, entry + offsetof(StatusEntry, message), text, sizeof text, entry, SignalOp::set,
+                       static_cast<std::uint64_t>(status));
+      route.signal(pe, world.layout.alerts(), SignalOp::add, 1);
+    }
+    for (const auto& transport : world.transports) transport->quiet();
+  } catch (const std::exception&) {
+    // A PE that cannot be told finds out by the bootstrap or by its deadline.
+  }
+}
+
+void WorldState::fail_world(const std::string& reason) noexcept {
+  if (!parts_->open) return;
+  announce(PeerStatus::failed, reason);
+  parts_->bootstrap->abort(reason);
+}
+
+void WorldState::close() {
+  WorldParts& world = *parts_;
+  if (!world.open) return;
+  std::exception_ptr failure;
+  try {
+    set_progress(Activity::closing, world.world_team().epoch + 1, "barrier");
+    for (const auto& transport : world.transports) transport->quiet();
+    sync(world.world_team(), "World::close");
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  announce(PeerStatus::closed, "");
+  release();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void WorldState::release() noexcept {
+  WorldParts& world = *parts_;
+  world.open = false;
+  world.health.reset();
+  world.peer_base.clear();
+  world.transports.clear();
+  world.segment.reset();
+  world.bootstrap->close();
+  world.bootstrap.reset();
+}
+
+}  // namespace shoal::detail

@@ -1,0 +1,124 @@
+// The wait and test families: one loop over variables of either width.
+#include <atomic>
+
+#include "base/check.hpp"
+#include "world/parts.hpp"
+
+namespace shoal {
+namespace {
+
+template <typename T>
+bool holds(T seen, Compare compare, T value) {
+  switch (compare) {
+    case Compare::equal:
+      return seen == value;
+    case Compare::not_equal:
+      return seen != value;
+    case Compare::greater:
+      return seen > value;
+    case Compare::greater_equal:
+      return seen >= value;
+    case Compare::less:
+      return seen < value;
+    case Compare::less_equal:
+      return seen <= value;
+  }
+  return false;
+}
+
+template <typename T>
+T load(const void* variables, std::size_t index) {
+  auto* const variable =
+      const_cast<T*>(static_cast<const T*>(variables)) + index;  // atomic_ref takes no const in C++20
+  return std::atomic_ref<T>(*variable).load(std::memory_order_acquire);
+}
+
+template <typename T>
+bool holds_at(const void* variables, std::size_t index, const void* values, std::size_t value_index, Compare compare) {
+  return holds(load<T>(variables, index), compare, static_cast<const T*>(values)[value_index]);
+}
+
+constexpr const char* symbol_of(Compare compare) {
+  constexpr const char* symbols[] = {"==", "!=", ">", ">=", "<", "<="};
+  return symbols[static_cast<std::size_t>(compare)];
+}
+
+enum Needed { all, any, some };
+
+}  // namespace
+
+World::WaitResult World::test_words(const Words& words, Compare compare, int needed) const {
+  detail::WorldState& world = state();
+  require(words.skip.empty() || words.skip.size() == words.count, Code::invalid_argument,
+          "wait or test: skip has {} elements for {} variables; allowed: none, or one each", words.skip.size(),
+          words.count);
+  require(words.value_count == 1 || words.value_count == words.count, Code::invalid_argument,
+          "wait or test: {} values for {} variables; allowed: 1, or one each", words.value_count, words.count);
+  if (words.count == 0) return {needed == all, {}};
+  require(world.heap().contains(words.variables, words.count * words.width) &&
+              reinterpret_cast<std::uintptr_t>(words.variables) % words.width == 0,
+          Code::invalid_argument,
+          "wait or test: {} variables of {} bytes at {} are not aligned words of this PE's symmetric heap of {} bytes "
+          "at {}",
+          words.count, words.width, words.variables, world.heap().size(),
+          static_cast<const void*>(world.heap().base()));
+
+  const auto satisfied = [&](std::size_t i) {
+    const std::size_t v = words.value_count == 1 ? 0 : i;
+    if (words.width == 8)
+      return words.is_signed ? holds_at<std::int64_t>(words.variables, i, words.values, v, compare)
+                             : holds_at<std::uint64_t>(words.variables, i, words.values, v, compare);
+    return words.is_signed ? holds_at<std::int32_t>(words.variables, i, words.values, v, compare)
+                           : holds_at<std::uint32_t>(words.variables, i, words.values, v, compare);
+  };
+  WaitResult result;
+  std::size_t considered = 0;
+  const std::size_t first = needed == any ? world.parts().rotation % words.count : 0;
+  for (std::size_t step = 0; step < words.count; ++step) {
+    const std::size_t i = (first + step) % words.count;
+    if (!words.skip.empty() && words.skip[i] != 0) continue;
+    ++considered;
+    if (!satisfied(i)) {
+      if (needed == all) return {false, {}};
+      continue;
+    }
+    if (needed != all) result.indices.push_back(i);
+    if (needed == any) {
+      ++world.parts().rotation;
+      break;
+    }
+  }
+  result.satisfied = needed == all || considered == 0 || !result.indices.empty();
+  return result;
+}
+
+World::WaitResult World::wait_words(const Words& words, Compare compare, int needed) const {
+  detail::WorldState& world = state();
+  WaitResult result = test_words(words, compare, needed);
+  if (result.satisfied || words.count == 0) return result;
+  world.set_progress(detail::Activity::waiting, world.parts().world_team().epoch, "wait_until");
+  const auto ready = [&] {
+    result = test_words(words, compare, needed);
+    return result.satisfied;
+  };
+  const auto outcome = world.poll(ready, world.deadline());
+  world.set_progress(detail::Activity::idle, world.parts().world_team().epoch, "wait_until");
+  if (outcome == detail::WaitOutcome::ready) return result;
+  const auto seen = words.width == 8 ? load<std::int64_t>(words.variables, 0) : load<std::int32_t>(words.variables, 0);
+  const auto wanted = words.width == 8 ? *static_cast<const std::int64_t*>(words.values)
+                                       : *static_cast<const std::int32_t*>(words.values);
+  world.throw_wait_failed(
+      outcome, "wait_until",
+      fmt::format("waiting for {} of {} variables at heap offset {}, the first to be {} {}, seen {}",
+                  needed == all ? "all" : "one", words.count, world.heap().offset_of(words.variables),
+                  symbol_of(compare), wanted, seen));
+}
+
+std::uint64_t World::signal_fetch(const std::uint64_t* flag) const {
+  require(state().heap().contains(flag, sizeof *flag) && reinterpret_cast<std::uintptr_t>(flag) % sizeof *flag == 0,
+          Code::invalid_argument, "signal_fetch: {} is no aligned word of this PE's symmetric heap",
+          static_cast<const void*>(flag));
+  return load<std::uint64_t>(flag, 0);
+}
+
+}  // namespace shoal

@@ -1,0 +1,238 @@
+#include "shoal/world.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "memory/segment.hpp"
+#include "world/init.hpp"
+#include "world/parts.hpp"
+#include "world/team.hpp"
+
+namespace shoal {
+namespace {
+
+using detail::PredefinedTeam;
+using detail::WorldParts;
+using detail::WorldState;
+
+Team predefined_team(const std::shared_ptr<WorldState>& state, PredefinedTeam which) {
+  // Shares the ownership of the world: the team lives in it.
+  return Team(
+      std::shared_ptr<detail::TeamState>(state, state->parts().predefined[static_cast<std::size_t>(which)].get()));
+}
+
+void check_pe(const WorldParts& world, const char* what, Pe pe) {
+  require(pe >= 0 && pe < world.n_pes, Code::invalid_argument, "{}: PE {}; the world has PEs 0 to {}", what, pe,
+          world.n_pes - 1);
+}
+
+/// Checks that [address, address + bytes) lies in the heap of a PE of the world. Returns where it lies in that PE's
+/// segment.
+std::size_t checked(const WorldParts& world, const char* what, RemoteAddress address, std::size_t bytes) {
+  check_pe(world, what, address.pe);
+  const std::size_t size = world.heap_size();
+  require(address.offset <= size && bytes <= size - address.offset, Code::invalid_argument,
+          "{}: {} bytes at offset {} of PE {} leave the symmetric heap of {} bytes (SHOAL_SYMMETRIC_SIZE)", what, bytes,
+          address.offset, address.pe, size);
+  return world.layout.bytes() + address.offset;
+}
+
+/// As checked, for an aligned word of `width` bytes.
+std::size_t checked_word(const WorldParts& world, const char* what, RemoteAddress address, std::size_t width) {
+  require(width == 4 || width == 8, Code::invalid_argument, "{}: a word of {} bytes; allowed: 4 or 8", what, width);
+  require(address.offset % width == 0, Code::invalid_argument,
+          "{}: offset {} of PE {} is not a multiple of the word's {} bytes", what, address.offset, address.pe, width);
+  return checked(world, what, address, width);
+}
+
+std::size_t checked_signal(const WorldParts& world, const char* what, RemoteSpan<std::uint64_t> flag) {
+  require(flag.count >= 1, Code::invalid_argument, "{}: an empty span as signal", what);
+  return checked_word(world, what, flag.address, sizeof(std::uint64_t));
+}
+
+void check_local(const char* what, const void* buffer, std::size_t bytes) {
+  require(buffer != nullptr || bytes == 0, Code::invalid_argument, "{}: the local buffer of {} bytes is null", what,
+          bytes);
+}
+
+/// Bytes from the first to the last element; saturates, so that the range check refuses what overflows.
+std::size_t extent(std::size_t element, std::size_t stride, std::size_t count) {
+  if (count == 0) return 0;
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(count - 1, stride, &bytes) || __builtin_add_overflow(bytes, element, &bytes))
+    return SIZE_MAX;
+  return bytes;
+}
+
+}  // namespace
+
+World World::open(WorldOptions options) {
+  World world;
+  world.state_ = detail::open_world(std::move(options));
+  return world;
+}
+
+void World::close() {
+  if (state_) state_->close();
+}
+
+bool World::is_open() const noexcept {
+  return state_ && state_->is_open();
+}
+
+WorldState& World::state() const {
+  require(is_open(), Code::closed, "the world is closed");
+  return *state_;
+}
+
+Pe World::my_pe() const {
+  return state().my_pe();
+}
+Pe World::n_pes() const {
+  return state().n_pes();
+}
+Pe World::my_pe_on_node() const {
+  const WorldParts& world = state().parts();
+  return world.placement.index_on_node[static_cast<std::size_t>(world.my_pe)];
+}
+Pe World::pes_per_node() const {
+  return state().parts().placement.pes_per_node;
+}
+
+Team World::team() const {
+  return state(), predefined_team(state_, PredefinedTeam::world);
+}
+Team World::node_team() const {
+  return state(), predefined_team(state_, PredefinedTeam::node);
+}
+Team World::shared_team() const {
+  return state(), predefined_team(state_, PredefinedTeam::shared);
+}
+Team World::same_index_team() const {
+  return state(), predefined_team(state_, PredefinedTeam::same_index);
+}
+Team World::self_team() const {
+  return state(), predefined_team(state_, PredefinedTeam::self);
+}
+
+std::uint64_t World::make_team_id() const {
+  state();
+  const memory::Token random = memory::make_token();
+  std::uint64_t id = 0;
+  std::memcpy(&id, random.data(), sizeof id);
+  return id;
+}
+
+Team World::make_team(std::uint64_t id, Pe size, Pe index) const {
+  return detail::join_team(state(), id, size, index);
+}
+
+SymmetricHeap& World::heap() const {
+  return state().heap();
+}
+const Settings& World::settings() const {
+  return state().settings();
+}
+const std::vector<InitPhase>& World::init_phases() const {
+  return state().parts().phases;
+}
+
+std::string World::describe_transport(Pe pe) const {
+  const WorldParts& world = state().parts();
+  check_pe(world, "describe_transport", pe);
+  return fmt::format("{}: {}", world.route(pe).name(),
+                     transport::describe(world.connectivity.capabilities[static_cast<std::size_t>(pe)]));
+}
+
+void World::check_counts(std::size_t target, std::size_t source) {
+  require(target == source, Code::invalid_argument, "source has {} elements, target {}; they must be equal", source,
+          target);
+}
+
+void World::check_strided(std::size_t available, std::ptrdiff_t remote_stride, std::ptrdiff_t local_stride,
+                          std::size_t count) {
+  require(remote_stride >= 1 && local_stride >= 1, Code::invalid_argument,
+          "strides of {} elements (remote) and {} (local); both must be at least 1", remote_stride, local_stride);
+  require(extent(1, static_cast<std::size_t>(remote_stride), count) <= available, Code::invalid_argument,
+          "{} elements {} apart leave the remote span of {} elements", count, remote_stride, available);
+}
+
+void World::put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked(world, "put", target, bytes);
+  check_local("put", source, bytes);
+  world.route(target.pe).put(target.pe, offset, source, bytes);
+}
+
+void World::get_bytes(void* target, RemoteAddress source, std::size_t bytes) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked(world, "get", source, bytes);
+  check_local("get", target, bytes);
+  world.route(source.pe).get(target, source.pe, offset, bytes);
+}
+
+void World::put_bytes_nbi(RemoteAddress target, const void* source, std::size_t bytes) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked(world, "put_nbi", target, bytes);
+  check_local("put_nbi", source, bytes);
+  world.route(target.pe).put_nbi(target.pe, offset, source, bytes);
+}
+
+void World::get_bytes_nbi(void* target, RemoteAddress source, std::size_t bytes) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked(world, "get_nbi", source, bytes);
+  check_local("get_nbi", target, bytes);
+  world.route(source.pe).get_nbi(target, source.pe, offset, bytes);
+}
+
+void World::put_strided_bytes(RemoteAddress target, std::size_t target_stride, const void* source,
+                              std::size_t source_stride, std::size_t element, std::size_t count) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked(world, "put_strided", target, extent(element, target_stride, count));
+  check_local("put_strided", source, count);
+  world.route(target.pe).put_strided(target.pe, offset, target_stride, source, source_stride, element, count);
+}
+
+void World::get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source, std::size_t source_stride,
+                              std::size_t element, std::size_t count) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked(world, "get_strided", source, extent(element, source_stride, count));
+  check_local("get_strided", target, count);
+  world.route(source.pe).get_strided(target, target_stride, source.pe, offset, source_stride, element, count);
+}
+
+std::uint64_t World::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand, std::uint64_t compare,
+                                 std::size_t width) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked_word(world, "atomic", target, width);
+  return world.route(target.pe).atomic(target.pe, op, offset, operand, compare, width);
+}
+
+void World::signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked_signal(world, "signal", target);
+  world.route(target.address.pe).signal(target.address.pe, offset, op, value);
+}
+
+void World::put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
+                             RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const {
+  const WorldParts& world = state().parts();
+  const std::size_t offset = checked(world, "put_signal", target, bytes);
+  const std::size_t flag_offset = checked_signal(world, "put_signal", flag);
+  require(flag.address.pe == target.pe, Code::invalid_argument,
+          "put_signal: data for PE {}, but a signal of PE {}; they must be one PE", target.pe, flag.address.pe);
+  check_local("put_signal", source, bytes);
+  world.route(target.pe).put_signal(target.pe, offset, source, bytes, flag_offset, op, value);
+}
+
+void World::fence() const {
+  const WorldParts& world = state().parts();
+  for (Pe pe = 0; pe < world.n_pes; ++pe) world.route(pe).fence(pe);
+}
+
+void World::quiet() const {
+  for (const auto& transport : state().parts().transports) transport->quiet();
+}
+
+}  // namespace shoal
