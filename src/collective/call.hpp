@@ -1,0 +1,87 @@
+// call.hpp: one collective operation on one PE: its arguments, their checks, and the agreement of all members on them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "shoal/collective.hpp"
+#include "world/state.hpp"
+
+namespace shoal::collective {
+
+enum class Operation : std::uint32_t { broadcast = 1, all_gather, all_to_all, all_to_all_v, reduce, reduce_scatter };
+
+const char* name_of(Operation operation) noexcept;
+
+/// What every member must pass alike. Fields that an operation does not have keep their defaults. No padding: it is
+/// compared and sent as bytes.
+struct Arguments {
+  Operation operation{};
+  std::int32_t root = -1;
+  std::uint32_t dtype = 0;
+  std::uint32_t op = 0;
+  std::uint64_t size = 0;           ///< bytes of a block, or elements of a reduction
+  std::uint64_t target_offset = 0;  ///< in the symmetric heap
+  std::uint64_t source_offset = 0;
+
+  friend bool operator==(const Arguments&, const Arguments&) = default;
+};
+static_assert(sizeof(Arguments) == 40 && sizeof(Arguments) <= detail::WorldState::kExchangeBytes);
+
+/// An operation under way on `team`. Publishes what this PE is doing while it lives.
+class Call {
+ public:
+  /// Throws as Team::state for an invalid, destroyed or closed team.
+  Call(const Team& team, Operation operation);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  detail::TeamState& team() const noexcept { return team_; }
+  detail::WorldState& world() const noexcept { return *team_.world; }
+  std::size_t members() const noexcept { return team_.members.size(); }
+  std::size_t me() const noexcept { return static_cast<std::size_t>(team_.my_pe); }
+  const char* name() const noexcept { return name_of(operation_); }
+
+  /// The heap offset of `address`, which must have `blocks` blocks of `bytes` bytes behind it in this PE's heap and be
+  /// a multiple of `alignment`; 0, whatever the address, when there are no bytes. `what` names the argument. Throws
+  /// Error{invalid_argument}.
+  std::size_t checked_offset(const char* what, const void* address, std::size_t bytes, std::size_t blocks = 1,
+                             std::size_t alignment = 1) const;
+  /// Throws Error{invalid_argument} when the two ranges share bytes, unless they start at the same one and `in_place`
+  /// is allowed.
+  void check_overlap(std::size_t target_offset, std::size_t target_bytes, std::size_t source_offset,
+                     std::size_t source_bytes, bool in_place) const;
+
+  /// Tells all members this PE's arguments and waits for theirs: on return all of them have entered the operation and
+  /// their sources are ready. Throws Error{mismatch} on every member, stating who passed what, when they are not the
+  /// same.
+  void agree(const Arguments& mine);
+  /// All-gather of one T per member, in member order.
+  template <typename T>
+  std::vector<T> exchange(const T& mine);
+  /// Waits until every member has come as far. `phase` (at most 15 characters) is what this PE did before.
+  void wait_for_all(const char* phase);
+  /// Marks the operation as completed on this PE; without it, others read that it was left in its last phase.
+  void complete() noexcept;
+
+ private:
+  void report(const char* phase) noexcept;
+
+  detail::TeamState& team_;
+  Operation operation_;
+  std::uint64_t epoch_;
+};
+
+template <typename T>
+std::vector<T> Call::exchange(const T& mine) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= detail::WorldState::kExchangeBytes);
+  const std::vector<std::byte> blobs = world().exchange(team_, &mine, sizeof mine, name());
+  std::vector<T> all(members());
+  std::memcpy(all.data(), blobs.data(), blobs.size());
+  return all;
+}
+
+}  // namespace shoal::collective

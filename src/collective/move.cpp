@@ -1,0 +1,78 @@
+// The collectives that move whole blocks. Members start with their right-hand neighbour, so that they
+// do not all read from the same one at the same time.
+#include "shoal/collective.hpp"
+
+#include "base/check.hpp"
+#include "collective/call.hpp"
+#include "collective/puller.hpp"
+
+namespace shoal {
+
+using collective::Arguments;
+using collective::Call;
+using collective::Operation;
+using collective::Puller;
+
+void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root) {
+  Call call(team, Operation::broadcast);
+  require(root >= 0 && static_cast<std::size_t>(root) < call.members(), Code::invalid_argument,
+          "broadcast: root is {}; allowed: 0 to {}, the members of the team", root, call.members() - 1);
+  const std::size_t target_offset = call.checked_offset("target", target, bytes);
+  const std::size_t source_offset = call.checked_offset("source", source, bytes);
+  call.check_overlap(target_offset, bytes, source_offset, bytes, true);
+
+  call.agree({.operation = Operation::broadcast,
+              .root = root,
+              .size = bytes,
+              .target_offset = target_offset,
+              .source_offset = source_offset});
+  Puller puller(call.team());
+  puller.pull(target, static_cast<std::size_t>(root), source_offset, bytes);
+  puller.finish();
+  call.wait_for_all("moved");
+  call.complete();
+}
+
+void all_gather(const Team& team, void* target, const void* source, std::size_t bytes) {
+  Call call(team, Operation::all_gather);
+  const std::size_t n = call.members();
+  const std::size_t target_offset = call.checked_offset("target", target, bytes, n);
+  const std::size_t source_offset = call.checked_offset("source", source, bytes);
+  call.check_overlap(target_offset, bytes * n, source_offset, bytes, false);
+
+  call.agree({.operation = Operation::all_gather,
+              .size = bytes,
+              .target_offset = target_offset,
+              .source_offset = source_offset});
+  Puller puller(call.team());
+  for (std::size_t i = 1; i <= n; ++i) {
+    const std::size_t member = (call.me() + i) % n;
+    puller.pull(static_cast<std::byte*>(target) + member * bytes, member, source_offset, bytes);
+  }
+  puller.finish();
+  call.wait_for_all("moved");
+  call.complete();
+}
+
+void all_to_all(const Team& team, void* target, const void* source, std::size_t bytes) {
+  Call call(team, Operation::all_to_all);
+  const std::size_t n = call.members();
+  const std::size_t target_offset = call.checked_offset("target", target, bytes, n);
+  const std::size_t source_offset = call.checked_offset("source", source, bytes, n);
+  call.check_overlap(target_offset, bytes * n, source_offset, bytes * n, false);
+
+  call.agree({.operation = Operation::all_to_all,
+              .size = bytes,
+              .target_offset = target_offset,
+              .source_offset = source_offset});
+  Puller puller(call.team());
+  for (std::size_t i = 1; i <= n; ++i) {
+    const std::size_t member = (call.me() + i) % n;
+    puller.pull(static_cast<std::byte*>(target) + member * bytes, member, source_offset + call.me() * bytes, bytes);
+  }
+  puller.finish();
+  call.wait_for_all("moved");
+  call.complete();
+}
+
+}  // namespace shoal

@@ -1,0 +1,35 @@
+// puller.hpp: reads from the heaps of a team's members, by the best means that each of them allows.
+#pragma once
+
+#include <cstddef>
+
+#include "world/state.hpp"
+
+namespace shoal::collective {
+
+/// Members whose heap loads and stores reach are read directly; the others by non-blocking gets, which finish()
+/// completes.
+class Puller {
+ public:
+  explicit Puller(detail::TeamState& team) : team_(team) {}
+
+  /// Copies `bytes` bytes at `offset` of `member`'s heap to `target`, complete after finish(). Copying a place onto
+  /// itself is allowed.
+  void pull(void* target, std::size_t member, std::size_t offset, std::size_t bytes);
+  /// Where those bytes can be read here after finish(): in place, or in `scratch`, which has room for them.
+  const void* view(std::size_t member, std::size_t offset, std::size_t bytes, void* scratch);
+  bool reaches(std::size_t member) const { return base(member) != nullptr; }
+  /// Completes the gets under way.
+  void finish();
+
+ private:
+  const std::byte* base(std::size_t member) const { return team_.world->peer_base(team_.members[member]); }
+
+  detail::TeamState& team_;
+  bool pending_ = false;
+};
+
+/// Completes all operations of this PE, as World::quiet.
+void quiet(detail::WorldState& world);
+
+}  // namespace shoal::collective

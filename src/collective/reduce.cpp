@@ -1,0 +1,139 @@
+// Reductions. Every element is reduced by one member, or by each member for itself, always from member 0 upwards, so
+// that all members get the same bits.
+#include <vector>
+
+#include "base/check.hpp"
+#include "collective/call.hpp"
+#include "collective/puller.hpp"
+#include "collective/reduce_kernel.hpp"
+#include "collective/reduce_plan.hpp"
+#include "shoal/collective.hpp"
+
+namespace shoal {
+
+using collective::Arguments;
+using collective::Call;
+using collective::Operation;
+using collective::Puller;
+using collective::Range;
+
+namespace {
+
+// What is fetched at a time from each member that loads do not reach: enough to hide the latency of a get.
+constexpr std::size_t kStagedBytes = 64 << 10;
+
+/// A reduction whose arguments have been checked.
+struct Reduction {
+  DataType dtype;
+  ReduceOp op;
+  std::size_t element = 0;  ///< bytes
+  std::size_t target_offset = 0;
+  std::size_t source_offset = 0;
+  bool in_place = false;
+};
+
+Reduction check(const Call& call, DataType dtype, ReduceOp op, const void* target, std::size_t target_count,
+                const void* source, std::size_t source_count) {
+  require(collective::supports(dtype, op), Code::invalid_argument,
+          "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, bfloat16, float16; "
+          "bit_and, bit_or, bit_xor of int32, int64",
+          call.name(), collective::name_of(op), name_of(dtype));
+  Reduction out{.dtype = dtype, .op = op, .element = size_of(dtype)};
+  out.target_offset = call.checked_offset("target", target, out.element, target_count, out.element);
+  out.source_offset = call.checked_offset("source", source, out.element, source_count, out.element);
+  call.check_overlap(out.target_offset, out.element * target_count, out.source_offset, out.element * source_count,
+                     true);
+  out.in_place = target_count != 0 && target == source;
+  return out;
+}
+
+void agree(Call& call, Operation operation, const Reduction& reduction, std::size_t count) {
+  call.agree({.operation = operation,
+              .dtype = static_cast<std::uint32_t>(reduction.dtype),
+              .op = static_cast<std::uint32_t>(reduction.op),
+              .size = count,
+              .target_offset = reduction.target_offset,
+              .source_offset = reduction.source_offset});
+}
+
+/// Reduces elements `range` of all members' sources to `target`, which may be this PE's own part of them.
+void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, Range range, std::byte* target) {
+  std::size_t unreached = 0;
+  for (std::size_t member = 0; member < call.members(); ++member) unreached += !puller.reaches(member);
+  const std::size_t step = unreached == 0 ? range.count : std::min(range.count, kStagedBytes / reduction.element);
+  const std::size_t step_bytes = step * reduction.element;
+  std::vector<std::byte> staging(unreached * step_bytes);
+  std::vector<const void*> sources(call.members());
+
+  for (std::size_t done = 0; done < range.count; done += step) {
+    const std::size_t count = std::min(step, range.count - done);
+    const std::size_t offset = reduction.source_offset + (range.begin + done) * reduction.element;
+    std::byte* scratch = staging.data();
+    for (std::size_t member = 0; member < call.members(); ++member) {
+      sources[member] = puller.view(member, offset, count * reduction.element, scratch);
+      if (!puller.reaches(member)) scratch += step_bytes;
+    }
+    puller.finish();
+    collective::reduce_elements(reduction.dtype, reduction.op, target + done * reduction.element, sources, count);
+  }
+}
+
+/// Reduces `range` for this PE alone and waits until nobody reads sources any more. In place, the result must wait as
+/// long.
+void reduce_undivided(Call& call, const Reduction& reduction, Range range, void* target) {
+  Puller puller(call.team());
+  std::vector<std::byte> held(reduction.in_place ? range.count * reduction.element : 0);
+  reduce_range(call, puller, reduction, range, reduction.in_place ? held.data() : static_cast<std::byte*>(target));
+  call.wait_for_all("reduced");
+  if (!held.empty()) std::memcpy(target, held.data(), held.size());
+}
+
+/// Each member reduces its block, in place if asked: nobody else reads that block. Then it collects the blocks of the
+/// others.
+void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, std::byte* target) {
+  Puller puller(call.team());
+  const auto block_of = [&](std::size_t member) {
+    return collective::reduction_block(count, reduction.element, call.members(), member);
+  };
+  const Range mine = block_of(call.me());
+  reduce_range(call, puller, reduction, mine, target + mine.begin * reduction.element);
+  call.wait_for_all("reduced");
+  for (std::size_t i = 1; i < call.members(); ++i) {
+    const std::size_t member = (call.me() + i) % call.members();
+    const Range block = block_of(member);
+    const std::size_t begin = block.begin * reduction.element;
+    puller.pull(target + begin, member, reduction.target_offset + begin, block.count * reduction.element);
+  }
+  puller.finish();
+  call.wait_for_all("collected");
+}
+
+}  // namespace
+
+void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source, std::size_t count) {
+  Call call(team, Operation::reduce);
+  const Reduction reduction = check(call, dtype, op, target, count, source, count);
+  agree(call, Operation::reduce, reduction, count);
+  if (collective::divides_reduction(count, reduction.element, call.members())) {
+    reduce_divided(call, reduction, count, static_cast<std::byte*>(target));
+  } else {
+    reduce_undivided(call, reduction, {0, count}, target);
+  }
+  call.complete();
+}
+
+void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
+                    std::size_t count) {
+  Call call(team, Operation::reduce_scatter);
+  const std::size_t n = call.members();
+  require(count <= call.world().heap().size() / n, Code::invalid_argument,
+          "reduce_scatter: count is {}; allowed: what fits {} times into the symmetric heap of {} bytes "
+          "(SHOAL_SYMMETRIC_SIZE)",
+          count, n, call.world().heap().size());
+  const Reduction reduction = check(call, dtype, op, target, count, source, count * n);
+  agree(call, Operation::reduce_scatter, reduction, count);
+  reduce_undivided(call, reduction, {call.me() * count, count}, target);
+  call.complete();
+}
+
+}  // namespace shoal

@@ -1,0 +1,35 @@
+// Random sequences of collectives on random, overlapping teams, with every PE delayed at random (requirement D6: two
+// operations in a row never mix).
+#include <gtest/gtest.h>
+
+#include "shoal/world.hpp"
+#include "support/collective_check.hpp"
+
+namespace shoal {
+namespace {
+
+struct Shape {
+  Pe n_pes;
+  std::int64_t node_size;
+};
+
+class RandomCollectives : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(RandomCollectives, AgreeWithTheReference) {
+  Settings settings;
+  settings.symmetric_size = 32 << 20;
+  settings.timeout = std::chrono::milliseconds(20'000);
+  settings.node_size = GetParam().node_size;
+  for (std::uint64_t seed : {1, 2, 3})
+    run_threads(GetParam().n_pes, settings, [seed](World& world) { test::run_random_collectives(world, 200, seed); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, RandomCollectives,
+                         ::testing::Values(Shape{2, 0}, Shape{3, 0}, Shape{8, 0}, Shape{4, 2}, Shape{8, 4}),
+                         [](const auto& parameter) {
+                           return std::to_string(parameter.param.n_pes) + "PesNodeSize" +
+                                  std::to_string(parameter.param.node_size);
+                         });
+
+}  // namespace
+}  // namespace shoal
