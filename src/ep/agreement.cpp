@@ -1,0 +1,86 @@
+#include "ep/agreement.hpp"
+
+#include <cstring>
+
+#include "base/check.hpp"
+
+namespace shoal::ep::detail {
+namespace {
+
+/// The options that must be the same on all members, with their names.
+struct Field {
+  const char* name;
+  std::int64_t (*value)(const GroupOptions&);
+};
+constexpr Field kFields[] = {
+    {"max_tokens", [](const GroupOptions& o) { return o.max_tokens; }},
+    {"hidden", [](const GroupOptions& o) { return o.hidden; }},
+    {"top_k", [](const GroupOptions& o) { return std::int64_t{o.top_k}; }},
+    {"experts", [](const GroupOptions& o) { return std::int64_t{o.experts}; }},
+    {"dtype", [](const GroupOptions& o) { return static_cast<std::int64_t>(o.dtype); }},
+    {"max_scales", [](const GroupOptions& o) { return o.max_scales; }},
+    {"live_results", [](const GroupOptions& o) { return std::int64_t{o.live_results}; }},
+    {"low_latency_max_tokens", [](const GroupOptions& o) { return o.low_latency_max_tokens; }},
+    {"preinitialize", [](const GroupOptions& o) { return std::int64_t{o.preinitialize}; }},
+    {"mask_failed", [](const GroupOptions& o) { return std::int64_t{o.mask_failed}; }},
+};
+constexpr std::size_t kFieldCount = std::size(kFields);
+
+struct Proposal {
+  std::int32_t code;  // of Code; 0 when the options are fine here
+  std::int64_t values[kFieldCount];
+  char message[256];
+};
+static_assert(sizeof(Proposal) <= shoal::detail::WorldState::kExchangeBytes);
+
+/// A member that this one cannot reach by load and store; nullopt when there is none.
+std::optional<Pe> unreachable(const GroupState& state) {
+  for (Pe pe = 0; pe < state.shape.ranks; ++pe)
+    if (state.world->peer_base(state.team.world_pe(pe)) == nullptr) return state.team.world_pe(pe);
+  return std::nullopt;
+}
+
+/// The state, or what is wrong with the options here.
+std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& options, Proposal& proposal) {
+  for (std::size_t i = 0; i < kFieldCount; ++i) proposal.values[i] = kFields[i].value(options);
+  try {
+    auto state = std::make_shared<GroupState>(team, options);
+    if (const auto pe = unreachable(*state))
+      fail(Code::unsupported,
+           "an ep::Group needs members that reach each other by load and store; PE {} does not reach PE {}: {}",
+           team.world_pe(team.my_pe()), *pe, "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)");
+    return state;
+  } catch (const Error& error) {
+    proposal.code = static_cast<std::int32_t>(error.code());
+    std::strncpy(proposal.message, error.what() + std::strlen("shoal: "), sizeof proposal.message - 1);
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions& options) {
+  Proposal mine{};
+  auto state = propose(team, options, mine);
+  shoal::detail::TeamState& team_state = team.state();
+  const std::vector<std::byte> all = team_state.world->exchange(team_state, &mine, sizeof mine, "ep group");
+  std::vector<Proposal> proposals(team.size());
+  std::memcpy(proposals.data(), all.data(), all.size());
+  for (const Proposal& proposal : proposals)
+    if (proposal.code != 0) throw Error(static_cast<Code>(proposal.code), proposal.message);
+  for (std::size_t i = 0; i < kFieldCount; ++i)
+    for (Pe pe = 1; pe < team.size(); ++pe)
+      require(proposals[pe].values[i] == proposals[0].values[i], Code::mismatch,
+              "ep::GroupOptions.{} differs between members: {} on PE {}, {} on PE {}", kFields[i].name,
+              proposals[0].values[i], team.world_pe(0), proposals[pe].values[i], team.world_pe(pe));
+  return state;
+}
+
+bool any_member(const GroupState& state, bool mine, const char* what) {
+  const char value = mine ? 1 : 0;
+  for (const std::byte other : state.world->exchange(state.team.state(), &value, 1, what))
+    if (other != std::byte{0}) return true;
+  return false;
+}
+
+}  // namespace shoal::ep::detail

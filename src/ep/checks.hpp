@@ -1,0 +1,23 @@
+// checks.hpp: argument checks of Group's calls. Each throws Error{invalid_argument} saying what, got and allowed.
+#pragma once
+
+#include "ep/state.hpp"
+
+namespace shoal::ep::detail {
+
+/// A contiguous host tensor of the given shape and of one of the dtypes.
+void check_tensor(const char* call, const char* name, const TensorView& tensor,
+                  std::initializer_list<std::int64_t> shape, std::initializer_list<DataType> dtypes);
+
+void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens, std::int64_t hidden);
+void check_dispatch_options(const GroupState& group, const TensorView& x, const DispatchOptions& options);
+void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,
+                   const CombineOptions& options);
+void check_low_latency_mode(const GroupState& group, const char* call);
+void check_low_latency_dispatch(const GroupState& group, const TensorView& x, const TensorView& topk_idx,
+                                const LowLatencyDispatchOptions& options);
+void check_low_latency_combine(const GroupState& group, const TensorView& y, const TensorView& topk_idx,
+                               const TensorView& weights, const LowLatencyHandleState* handle,
+                               const LowLatencyCombineOptions& options);
+
+}  // namespace shoal::ep::detail

@@ -1,0 +1,155 @@
+#include "shoal/ep/gate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "base/check.hpp"
+#include "shoal/ep/group.hpp"
+
+namespace shoal::ep {
+
+namespace {
+
+/// The first `count` of `indices` by descending score, the lower index first among equals.
+void select_best(std::vector<std::int32_t>& indices, std::size_t count, const std::vector<float>& score) {
+  std::partial_sort(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(count), indices.end(),
+                    [&](std::int32_t a, std::int32_t b) {
+                      const float left = score[static_cast<std::size_t>(a)], right = score[static_cast<std::size_t>(b)];
+                      return left != right ? left > right : a < b;
+                    });
+  indices.resize(count);
+}
+
+/// Gates one token at a time; holds what that needs so that tokens do not allocate.
+class TokenGate {
+ public:
+  TokenGate(const float* bias, const GateOptions& options)
+      : options_(options),
+        bias_(bias),
+        group_size_(static_cast<std::size_t>(options.experts / options.groups)),
+        scores_(static_cast<std::size_t>(options.experts)),
+        selection_(scores_.size()),
+        group_score_(static_cast<std::size_t>(options.groups)) {}
+
+  void operator()(std::span<const float> logits, std::int64_t* topk_idx, float* topk_weights) {
+    compute_scores(logits);
+    choose_candidates();
+    select_best(candidates_, static_cast<std::size_t>(options_.top_k), selection_);
+    double sum = 0;
+    for (const std::int32_t expert : candidates_) sum += scores_[static_cast<std::size_t>(expert)];
+    // Scores may all have underflowed to 0: the weights are then 0, not NaN.
+    const double factor =
+        options_.normalize ? options_.routed_scaling / std::max(sum, 1e-300) : options_.routed_scaling;
+    for (std::size_t k = 0; k < candidates_.size(); ++k) {
+      topk_idx[k] = candidates_[k];
+      topk_weights[k] = static_cast<float>(scores_[static_cast<std::size_t>(candidates_[k])] * factor);
+    }
+  }
+
+ private:
+  void compute_scores(std::span<const float> logits) {
+    if (options_.score == GateScore::sigmoid) {
+      for (std::size_t e = 0; e < logits.size(); ++e)
+        scores_[e] = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(logits[e]))));
+    } else {
+      const double found = *std::ranges::max_element(logits);
+      const double largest = std::isfinite(found) ? found : 0;  // all masked: every score is 0
+      double sum = 0;
+      for (const float logit : logits) sum += std::exp(logit - largest);
+      for (std::size_t e = 0; e < logits.size(); ++e)
+
+        scores_[e] = static_cast<float>(std::exp(logits[e] - largest) / std::max(sum, 1e-300));
+    }
+    for (std::size_t e = 0; e < scores_.size(); ++e) selection_[e] = bias_ ? scores_[e] + bias_[e] : scores_[e];
+  }
+
+  /// The experts of the groups that are kept.
+  void choose_candidates() {
+    candidates_.resize(scores_.size());
+    std::iota(candidates_.begin(), candidates_.end(), 0);
+    if (options_.groups_kept == options_.groups) return;
+    for (std::size_t g = 0; g < group_score_.size(); ++g) group_score_[g] = score_of_group(g);
+    groups_.resize(group_score_.size());
+    std::iota(groups_.begin(), groups_.end(), 0);
+    select_best(groups_, static_cast<std::size_t>(options_.groups_kept), group_score_);
+    candidates_.clear();
+    for (const std::int32_t group : groups_)
+      for (std::size_t e = 0; e < group_size_; ++e)
+        candidates_.push_back(static_cast<std::int32_t>(static_cast<std::size_t>(group) * group_size_ + e));
+  }
+
+  float score_of_group(std::size_t group) const {
+    const auto experts = std::span(selection_).subspan(group * group_size_, group_size_);
+    if (experts.size() == 1) return experts[0];
+    float best = std::max(experts[0], experts[1]), second = std::min(experts[0], experts[1]);
+    for (const float value : experts.subspan(2)) {
+      second = std::max(second, std::min(best, value));
+      best = std::max(best, value);
+    }
+    return best + second;
+  }
+
+  const GateOptions& options_;
+  const float* bias_;
+  std::size_t group_size_;
+  std::vector<float> scores_, selection_, group_score_;
+  std::vector<std::int32_t> groups_, candidates_;
+};
+
+void check_inputs(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
+  options.validate();
+  require(logits.dtype == DataType::float32 && logits.rank == 2 && logits.shape[1] == options.experts &&
+              logits.contiguous(),
+          Code::invalid_argument,
+          "gate: logits are {}; contiguous float32 [tokens, {}] is wanted (GateOptions::experts)", logits.describe(),
+          options.experts);
+  require(logits.device.kind == DeviceKind::host && bias.device.kind == DeviceKind::host, Code::unsupported,
+          "gate: logits and bias must be in host memory");
+  for (std::int64_t i = 0; i < logits.size(); ++i)
+    require(logits.as<float>()[i] < std::numeric_limits<float>::infinity(), Code::invalid_argument,
+            "gate: the logit of token {} for expert {} is {}; a finite number or -infinity is wanted",
+            i / options.experts, i % options.experts, logits.as<float>()[i]);
+  if (!bias.defined()) return;
+  require(bias.dtype == DataType::float32 && bias.rank == 1 && bias.shape[0] == options.experts && bias.contiguous(),
+          Code::invalid_argument, "gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
+          bias.describe(), options.experts);
+  for (std::int64_t e = 0; e < bias.size(); ++e)
+    require(std::isfinite(bias.as<float>()[e]), Code::invalid_argument,
+            "gate: the bias of expert {} is {}; it must be finite", e, bias.as<float>()[e]);
+}
+
+}  // namespace
+
+void GateOptions::validate() const {
+  require(experts >= 1, Code::invalid_argument, "GateOptions::experts is {}; at least 1 is wanted", experts);
+  require(groups >= 1 && experts % groups == 0, Code::invalid_argument,
+          "GateOptions::groups is {}; a divisor of the {} experts is wanted", groups, experts);
+  require(groups_kept >= 1 && groups_kept <= groups, Code::invalid_argument,
+          "GateOptions::groups_kept is {}; 1 to {} (GateOptions::groups) is allowed", groups_kept, groups);
+  const std::int64_t candidates = std::int64_t{groups_kept} * (experts / groups);
+  require(top_k >= 1 && top_k <= std::min<std::int64_t>(kMaxTopK, candidates), Code::invalid_argument,
+          "GateOptions::top_k is {}; 1 to {} is allowed (at most {}, and at most the {} experts of the {} kept groups)",
+          top_k, std::min<std::int64_t>(kMaxTopK, candidates), kMaxTopK, candidates, groups_kept);
+  require(std::isfinite(routed_scaling) && routed_scaling > 0, Code::invalid_argument,
+          "GateOptions::routed_scaling is {}; a finite number above 0 is wanted", routed_scaling);
+}
+
+Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
+  check_inputs(logits, bias, options);
+  const std::int64_t tokens = logits.shape[0];
+  Gated result{Tensor::empty(DataType::int64, {tokens, options.top_k}),
+               Tensor::empty(DataType::float32, {tokens, options.top_k})};
+  TokenGate gate_token(bias.defined() ? bias.as<float>() : nullptr, options);
+  const auto experts = static_cast<std::size_t>(options.experts);
+  for (std::int64_t t = 0; t < tokens; ++t)
+    gate_token({logits.as<float>() + t * options.experts, experts},
+               result.topk_idx.as<std::int64_t>() + t * options.top_k,
+               result.topk_weights.as<float>() + t * options.top_k);
+  return result;
+}
+
+}  // namespace shoal::ep

@@ -1,0 +1,321 @@
+#include "shoal/ep/group.hpp"
+
+#include <cstring>
+#include <exception>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "ep/agreement.hpp"
+#include "ep/checks.hpp"
+#include "ep/host/low_latency.hpp"
+#include "ep/host/normal.hpp"
+
+namespace shoal::ep {
+namespace detail {
+
+GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
+    : team(owner),
+      options(wanted),
+      shape(make_shape(wanted, owner.size())),
+      layout(shape),
+      world(owner.state().world),
+      me(owner.my_pe()),
+      timeout(wanted.timeout.count() > 0 ? wanted.timeout : owner.state().world->settings().timeout),
+      arena(layout.arena_bytes),
+      workers(wanted.threads > 0 ? wanted.threads : static_cast<std::int32_t>(world->settings().ep_threads)),
+      masked(shape.ranks, 0) {}
+
+namespace {
+
+/// Throws unless the group can be used; finishes what is queued on its stream, so that operations keep their order.
+GroupState& usable(const std::shared_ptr<GroupState>& state, const char* call) {
+  require(state != nullptr && !state->closed, Code::closed, "{}: the group is closed", call);
+  state->team.state();
+  if (state->stream) state->stream->drain();
+  require(state->failure.empty(), Code::closed, "{}: the group failed before: {}", call, state->failure);
+  if (const auto member = host::failed_member(*state); member && !state->options.mask_failed)
+    fail(Code::closed, "{}: PE {} has given this group up: its own message says why", call,
+         state->team.world_pe(*member));
+  return *state;
+}
+
+/// Adds the time of a scope to a counter of the group.
+class Timer {
+ public:
+  explicit Timer(std::chrono::nanoseconds& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  ~Timer() { total_ += std::chrono::steady_clock::now() - start_; }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  std::chrono::nanoseconds& total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+Dispatched run_dispatch(const std::shared_ptr<GroupState>& state, const host::DispatchCall& call) {
+  const Timer timer(state->statistics.dispatch_time);
+  const host::DispatchPlan plan = host::notify(state, call);
+  host::dispatch_send(*state, call, plan);
+  ++state->statistics.dispatches;
+  return host::dispatch_receive(*state, call, plan);
+}
+
+Dispatched dispatch_new(const std::shared_ptr<GroupState>& state, const TensorView& x, const Routing& routing,
+                        const DispatchOptions& options) {
+  require(state->failure.empty(), Code::closed, "dispatch: the group failed before: {}", state->failure);
+  require(routing.state != nullptr && routing.state->shape.ranks == state->shape.ranks &&
+              routing.state->shape.experts == state->shape.experts && routing.state->shape.top_k == state->shape.top_k,
+          Code::invalid_argument, "dispatch: the routing was not made by route() of a group like this one");
+  require(routing.tokens() <= state->shape.max_tokens, Code::invalid_argument,
+          "dispatch: {} tokens; this group was made for at most {} (GroupOptions.max_tokens)", routing.tokens(),
+          state->shape.max_tokens);
+  check_rows(*state, x, routing.tokens(), state->shape.hidden);
+  check_dispatch_options(*state, x, options);
+  host::DispatchCall call{x, options, routing.state};
+  call.topk_idx = routing.topk_idx.as<std::int64_t>();
+  call.tokens_per_expert = &routing.tokens_per_expert;
+  call.tokens_per_rank = &routing.tokens_per_rank;
+  return run_dispatch(state, call);
+}
+
+Combined run_combine(const std::shared_ptr<GroupState>& state, const TensorView& y, const Handle& handle,
+                     const CombineOptions& options) {
+  require(state->failure.empty(), Code::closed, "combine: the group failed before: {}", state->failure);
+  require(handle.valid() && handle.state()->group.lock() == state, Code::invalid_argument,
+          "combine: the handle is not of a dispatch of this group");
+  check_combine(*state, y, *handle.state(), options);
+  const Timer timer(state->statistics.combine_time);
+  const host::NoticeBoard board = host::combine_send(*state, y, *handle.state(), options);
+  ++state->statistics.combines;
+  return host::combine_receive(*state, y, *handle.state(), options, board);
+}
+
+Stream& stream_of(GroupState& state) {
+  if (!state.stream) state.stream = std::make_unique<Stream>();
+  return *state.stream;
+}
+
+/// Returns the memory unless results are still held somewhere; true when it was returned. Collective.
+bool release_memory(GroupState& state) {
+  if (any_member(state, state.arena.regions() > 0, "ep group close")) return false;
+  state.world->heap().free(state.block);
+  state.closed = true;
+  return true;
+}
+
+}  // namespace
+}  // namespace detail
+
+Group::Group(const Team& team, const GroupOptions& options) : state_(detail::agree_on_group(team, options)) {
+  detail::GroupState& state = *state_;
+  state.block = static_cast<std::byte*>(state.world->heap().malloc(state.layout.total));
+  state.block_offset = state.world->heap().offset_of(state.block);
+  for (Pe pe = 0; pe < state.shape.ranks; ++pe)
+    state.peers.push_back(state.world->peer_base(team.world_pe(pe)) + state.block_offset);
+  // Only signals and notices need a known start; zeroing payload would touch pages that may never be used.
+  std::memset(state.block, 0, state.layout.control_end);
+  state.world->sync(team.state(), "ep group");
+  if (options.preinitialize) warmup();
+}
+
+Group& Group::operator=(Group&& other) noexcept {
+  Group(std::move(other)).state_.swap(state_);
+  return *this;
+}
+
+Group::~Group() {
+  if (!state_ || state_->closed) return;
+  try {
+    if (state_->stream) state_->stream->drain();
+    // While an exception unwinds, or after a failure, other members may never come: their memory goes when the world
+    // does.
+    const bool orderly = std::uncaught_exceptions() == 0 && state_->failure.empty() && !host::failed_member(*state_) &&
+                         !state_->world->failure();
+    if (orderly && !detail::release_memory(*state_))
+      log::warn(
+          "an ep::Group went while results of its dispatches were still held; its memory stays taken until the world "
+          "closes");
+  } catch (const Error& error) {
+    if (error.code() != Code::closed)  // a closed world took the memory with it
+      log::warn("an ep::Group could not return its memory: {}", error.what());
+  } catch (const std::exception& error) {
+    log::warn("an ep::Group could not return its memory: {}", error.what());
+  }
+  state_->closed = true;
+}
+
+void Group::close() {
+  if (!state_ || state_->closed) return;
+  if (state_->stream) state_->stream->drain();
+  require(state_->failure.empty(), Code::closed, "close: the group failed before: {}", state_->failure);
+  require(
+      detail::release_memory(*state_), Code::invalid_argument,
+      "close: a member still holds results of a dispatch; release all tensors of Dispatched first (this PE holds {})",
+      state_->arena.regions());
+}
+
+const Team& Group::team() const {
+  require(state_ != nullptr, Code::closed, "team: the group is closed");
+  return state_->team;
+}
+const GroupOptions& Group::options() const {
+  require(state_ != nullptr, Code::closed, "options: the group is closed");
+  return state_->options;
+}
+std::int32_t Group::local_experts() const {
+  require(state_ != nullptr, Code::closed, "local_experts: the group is closed");
+  return state_->shape.local_experts;
+}
+
+Routing Group::route(const TensorView& topk_idx) const {
+  require(state_ != nullptr, Code::closed, "route: the group is closed");
+  const auto& shape = state_->shape;
+  return detail::make_routing(
+      detail::checked_topk(topk_idx, shape, std::max(shape.max_tokens, shape.low_latency_max_tokens), "route"), shape);
+}
+
+Dispatched Group::dispatch(const TensorView& x, const Routing& routing, const DispatchOptions& options) {
+  detail::usable(state_, "dispatch");
+  return detail::dispatch_new(state_, x, routing, options);
+}
+
+Dispatched Group::dispatch(const TensorView& x, const Handle& handle, const DispatchOptions& options) {
+  detail::GroupState& state = detail::usable(state_, "dispatch");
+  require(handle.valid() && handle.state()->group.lock().get() == &state, Code::invalid_argument,
+          "dispatch: the handle is not of a dispatch of this group");
+  detail::check_rows(state, x, handle.state()->routing->tokens, state.shape.hidden);
+  detail::check_dispatch_options(state, x, options);
+  host::DispatchCall call{x, options, handle.state()->routing};
+  call.cached = handle.state();
+  return detail::run_dispatch(state_, call);
+}
+
+Combined Group::combine(const TensorView& y, const Handle& handle, const CombineOptions& options) {
+  detail::usable(state_, "combine");
+  return detail::run_combine(state_, y, handle, options);
+}
+
+std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing& routing,
+                                              const DispatchOptions& options, Event after) {
+  require(state_ != nullptr && !state_->closed, Code::closed, "dispatch_async: the group is closed");
+  return detail::stream_of(*state_).submit(
+      [state = state_, x, routing, options] { return detail::dispatch_new(state, x, routing, options); },
+      std::move(after));
+}
+
+std::future<Combined> Group::combine_async(const TensorView& y, const Handle& handle, const CombineOptions& options,
+                                           Event after) {
+  require(state_ != nullptr && !state_->closed, Code::closed, "combine_async: the group is closed");
+  return detail::stream_of(*state_).submit(
+      [state = state_, y, handle, options] { return detail::run_combine(state, y, handle, options); },
+      std::move(after));
+}
+
+// --- low latency
+// -------------------------------------------------------------------------------------------------------------------
+
+PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
+                                            const LowLatencyDispatchOptions& options) {
+  detail::GroupState& state = detail::usable(state_, "low_latency_dispatch");
+  detail::check_low_latency_mode(state, "low_latency_dispatch");
+  Tensor topk = detail::checked_topk(topk_idx, state.shape, state.shape.low_latency_max_tokens, "low_latency_dispatch");
+  detail::check_low_latency_dispatch(state, x, topk, options);
+  const detail::Timer timer(state.statistics.low_latency_dispatch_time);
+  auto pending = std::make_shared<detail::PendingDispatchState>();
+  pending->group = state_;
+  pending->options = options;
+  pending->handle = host::low_latency_dispatch_send(state, x, std::move(topk), options.quantize);
+  ++state.statistics.low_latency_dispatches;
+  return PendingDispatch(std::move(pending));
+}
+
+bool PendingDispatch::ready() const {
+  require(state_ != nullptr && !state_->received, Code::invalid_argument,
+          "ready: this low-latency dispatch has been received, or is empty");
+  const detail::GroupState& group = *state_->group;
+  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
+    if (!group.masked[rank] && host::read_signal(group, group.layout.slots_sent, rank) < state_->handle->epoch)
+      return false;
+  return true;
+}
+
+LowLatencyReceived PendingDispatch::receive() {
+  require(state_ != nullptr && !state_->received, Code::invalid_argument,
+          "receive: this low-latency dispatch has been received, or is empty");
+  detail::GroupState& group = detail::usable(state_->group, "low_latency_dispatch");
+  const detail::Timer timer(group.statistics.low_latency_dispatch_time);
+  state_->received = true;
+  return host::low_latency_dispatch_receive(*state_);
+}
+
+PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+                                          const LowLatencyHandle& handle, const LowLatencyCombineOptions& options) {
+  detail::GroupState& state = detail::usable(state_, "low_latency_combine");
+  detail::check_low_latency_combine(state, y, topk_idx, weights, handle.state().get(), options);
+  const detail::Timer timer(state.statistics.low_latency_combine_time);
+  auto pending = std::make_shared<detail::PendingCombineState>();
+  pending->group = state_;
+  pending->handle = handle.state();
+  pending->options = options;
+  pending->weights.assign(weights.as<float>(), weights.as<float>() + weights.size());
+  pending->epoch = host::low_latency_combine_send(state, y, *handle.state(), options);
+  ++state.statistics.low_latency_combines;
+  return PendingCombine(std::move(pending));
+}
+
+bool PendingCombine::ready() const {
+  require(state_ != nullptr && !state_->received, Code::invalid_argument,
+          "ready: this low-latency combine has been received, or is empty");
+  const detail::GroupState& group = *state_->group;
+  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
+    if (!group.masked[rank] && host::read_signal(group, group.layout.answers_ready, rank) < state_->epoch) return false;
+  return true;
+}
+
+Tensor PendingCombine::receive() {
+  require(state_ != nullptr && !state_->received, Code::invalid_argument,
+          "receive: this low-latency combine has been received, or is empty");
+  detail::GroupState& group = detail::usable(state_->group, "low_latency_combine");
+  const detail::Timer timer(group.statistics.low_latency_combine_time);
+  state_->received = true;
+  return host::low_latency_combine_receive(*state_);
+}
+
+TensorView Group::next_combine_buffer() {
+  detail::GroupState& state = detail::usable(state_, "next_combine_buffer");
+  detail::check_low_latency_mode(state, "next_combine_buffer");
+  const auto& shape = state.shape;
+  TensorView view(state.block + state.layout.answer(state.low_latency_combine_epoch + 1, 0, 0, shape),
+                  DataType::bfloat16, {shape.local_experts, shape.low_latency_rows(), shape.hidden});
+  const auto stride = static_cast<std::int64_t>(state.layout.answer_stride / 2);
+  view.strides = {shape.low_latency_rows() * stride, stride, 1};
+  return view;
+}
+
+std::vector<int> Group::masked() const {
+  detail::GroupState& state = detail::usable(state_, "masked");
+  return {state.masked.begin(), state.masked.end()};
+}
+
+void Group::set_mask(Pe member, bool masked) {
+  detail::GroupState& state = detail::usable(state_, "set_mask");
+  require(state.options.mask_failed, Code::invalid_argument,
+          "set_mask: this group was made with GroupOptions.mask_failed = false");
+  require(member >= 0 && member < state.shape.ranks && member != state.me, Code::invalid_argument,
+          "set_mask: member {}; allowed: 0 to {}, but not this member ({})", member, state.shape.ranks - 1, state.me);
+  state.masked[member] = masked ? 1 : 0;
+}
+
+void Group::clear_masks() {
+  detail::GroupState& state = detail::usable(state_, "clear_masks");
+  require(state.options.mask_failed, Code::invalid_argument,
+          "clear_masks: this group was made with GroupOptions.mask_failed = false");
+  std::fill(state.masked.begin(), state.masked.end(), 0);
+}
+
+Statistics Group::statistics() const {
+  require(state_ != nullptr, Code::closed, "statistics: the group is closed");
+  return state_->statistics;
+}
+
+}  // namespace shoal::ep

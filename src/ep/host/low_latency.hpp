@@ -1,0 +1,72 @@
+// low_latency.hpp: the phases of low-latency mode on the host backend.
+//
+//   dispatch: low_latency_dispatch_send | low_latency_dispatch_receive      combine: low_latency_combine_send |
+//   .._receive
+//
+// Send phases return without waiting for this operation of anybody else, so two operations of each kind may be on their
+// way; slots and answer buffers exist twice, by parity of the epoch. A half is written again only after its readers
+// have acknowledged the use before last (slots_read, answers_read). Dispatch and combine have epochs of their own.
+#pragma once
+
+#include "ep/host/row_ops.hpp"
+#include "ep/host/signals.hpp"
+#include "ep/host/store_choice.hpp"
+
+namespace shoal::ep::detail {
+
+struct PendingDispatchState {
+  std::shared_ptr<GroupState> group;
+  std::shared_ptr<LowLatencyHandleState> handle;
+  LowLatencyDispatchOptions options;
+  bool received = false;
+};
+
+struct PendingCombineState {
+  std::shared_ptr<GroupState> group;
+  std::shared_ptr<const LowLatencyHandleState> handle;
+  LowLatencyCombineOptions options;
+  std::vector<float> weights;  ///< [tokens, top_k], copied: the caller's may go before receive
+  std::uint64_t epoch = 0;
+  bool received = false;
+};
+
+}  // namespace shoal::ep::detail
+
+namespace shoal::ep::host {
+
+using detail::LowLatencyHandleState;
+using detail::PendingCombineState;
+using detail::PendingDispatchState;
+
+/// Quantises each token once and puts one copy into a slot of every member that needs it.
+std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& group, const TensorView& x,
+                                                                 Tensor topk_idx, Quantize quantize);
+/// Waits for every member's slots and expands them to the rows of the local experts.
+LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending);
+
+/// Puts y where others can fetch it and says where their rows lie.
+std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, const LowLatencyHandleState& handle,
+                                       const LowLatencyCombineOptions& options);
+/// Fetches the answers to this member's tokens and forms the weighted sums.
+Tensor low_latency_combine_receive(PendingCombineState& pending);
+
+/// Adds what was waited for member `rank` to `wait_ns` (int64 [ranks], or undefined) when it goes.
+class WaitTimer {
+ public:
+  WaitTimer(const TensorView& wait_ns, std::int32_t rank) : wait_ns_(wait_ns), rank_(rank) {
+    if (wait_ns_.defined()) start_ = std::chrono::steady_clock::now();
+  }
+  ~WaitTimer() {
+    if (wait_ns_.defined())
+      wait_ns_.as<std::int64_t>()[rank_] += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start_).count();
+  }
+  WaitTimer(const WaitTimer&) = delete;
+  WaitTimer& operator=(const WaitTimer&) = delete;
+
+ private:
+  const TensorView& wait_ns_;
+  std::int32_t rank_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace shoal::ep::host

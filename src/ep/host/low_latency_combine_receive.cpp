@@ -1,0 +1,145 @@
+// low_latency_combine_receive: the weighted sum of each token's answers, fetched from the members that hold its
+// experts.
+//
+// Reads one row per (token, lane), writes one per token. Lanes are grouped by member, members in the order of their
+// last lane, lanes ascending within a member; with per_rank each member's sum is rounded to bfloat16 before the members
+// are added up. Every backend uses this order, so results agree bit by bit.
+#include <algorithm>
+#include <array>
+
+#include "ep/host/low_latency.hpp"
+#include "ep/numeric/rows.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+using shoal::detail::Activity;
+
+/// The answers to one token, in the order of summation.
+struct Answers {
+  std::array<const std::byte*, kMaxTopK> rows;
+  std::array<float, kMaxTopK> weights;
+  std::array<std::int32_t, kMaxTopK> level_ends;
+  std::size_t count = 0, levels = 0;
+};
+
+class AnswerFinder {
+ public:
+  AnswerFinder(const PendingCombineState& pending, Reduction reduction)
+      : group_(*pending.group),
+        handle_(*pending.handle),
+        weights_(pending.weights),
+        epoch_(pending.epoch),
+        reduction_(reduction) {}
+
+  void find(std::int64_t token, Answers& answers) const {
+    const auto& shape = group_.shape;
+    const std::span lanes(handle_.topk_idx.as<std::int64_t>() + token * shape.top_k,
+                          static_cast<std::size_t>(shape.top_k));
+    std::int32_t ranks[kMaxTopK];
+    const std::int32_t rank_count = detail::ranks_by_last_lane(lanes, shape.local_experts, ranks);
+    answers.count = answers.levels = 0;
+    if (reduction_ == Reduction::exact) {
+      for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, lanes[k], answers);
+      return;
+    }
+    for (std::int32_t i = 0; i < rank_count; ++i) {
+      for (std::int32_t k = 0; k < shape.top_k; ++k)
+        if (lanes[k] >= 0 && lanes[k] / shape.local_experts == ranks[i]) add(token, k, lanes[k], answers);
+      const std::int32_t end = answers.levels == 0 ? 0 : answers.level_ends[answers.levels - 1];
+      if (static_cast<std::int32_t>(answers.count) > end)  // a masked member adds nothing
+        answers.level_ends[answers.levels++] = static_cast<std::int32_t>(answers.count);
+    }
+  }
+
+ private:
+  void add(std::int64_t token, std::int32_t lane, std::int64_t expert, Answers& answers) const {
+    const auto& shape = group_.shape;
+    if (expert < 0) return;
+    const auto rank = static_cast<std::int32_t>(expert / shape.local_experts);
+    const auto local = static_cast<std::int32_t>(expert % shape.local_experts);
+    if (group_.masked[rank]) return;
+    const auto* first_row =
+        reinterpret_cast<const std::int32_t*>(group_.block + group_.layout.answer_row(epoch_, rank, shape));
+    const std::int64_t row = first_row[local] + handle_.ordinal[token * shape.top_k + lane];
+    answers.rows[answers.count] = group_.peers[rank] + group_.layout.answer(epoch_, local, row, shape);
+    answers.weights[answers.count++] = weights_[token * shape.top_k + lane];
+  }
+
+  const GroupState& group_;
+  const LowLatencyHandleState& handle_;
+  const std::vector<float>& weights_;
+  std::uint64_t epoch_;
+  Reduction reduction_;
+};
+
+/// weighted_sum_rows for LogFMT rows: decoded to float32 one at a time.
+void weighted_sum_log_fmt(std::uint16_t* target, const Answers& answers, std::int64_t hidden,
+                          std::vector<float>& scratch) {
+  scratch.assign(3 * hidden, 0.0F);
+  const std::span row(scratch.data(), hidden), level(scratch.data() + hidden, hidden),
+      sum(scratch.data() + 2 * hidden, hidden);
+  std::size_t next_level = 0;
+  for (std::size_t i = 0; i < answers.count; ++i) {
+    numeric::logfmt_decode_row(answers.rows[i], row);
+    for (std::int64_t c = 0; c < hidden; ++c) level[c] += answers.weights[i] * row[c];
+    if (answers.levels == 0 || static_cast<std::int32_t>(i) + 1 != answers.level_ends[next_level]) continue;
+    ++next_level;
+    for (std::int64_t c = 0; c < hidden; ++c) {
+      sum[c] += numeric::to_float(numeric::to_bf16(level[c]));
+      level[c] = 0;
+    }
+  }
+  const auto& total = answers.levels == 0 ? level : sum;
+  for (std::int64_t c = 0; c < hidden; ++c) target[c] = numeric::to_bf16(total[c]).bits;
+}
+
+void sum_answers(const PendingCombineState& pending, const Tensor& out, Reduction reduction) {
+  GroupState& group = *pending.group;
+  const std::int64_t hidden = group.shape.hidden;
+  const AnswerFinder finder(pending, reduction);
+  group.workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
+    Answers answers;
+    std::vector<float> scratch;
+    for (std::int64_t token = first; token < last; ++token) {
+      finder.find(token, answers);
+      std::uint16_t* target = out.as<std::uint16_t>() + token * hidden;
+      if (pending.options.log_fmt) {
+        weighted_sum_log_fmt(target, answers, hidden, scratch);
+        continue;
+      }
+      std::array<const std::uint16_t*, kMaxTopK> rows;
+      std::transform(answers.rows.begin(), answers.rows.begin() + answers.count, rows.begin(),
+                     [](const std::byte* row) { return reinterpret_cast<const std::uint16_t*>(row); });
+      weighted_sum_rows(target, {rows.data(), answers.count}, {answers.weights.data(), answers.count},
+                        {answers.level_ends.data(), answers.levels}, hidden, Store::cached);
+    }
+  });
+}
+
+}  // namespace
+
+Tensor low_latency_combine_receive(PendingCombineState& pending) {
+  GroupState& group = *pending.group;
+  const auto& shape = group.shape;
+  const Step step{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "receive", "its answers"};
+  group.world->set_progress(step.activity, step.epoch, step.phase);
+  for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
+    const WaitTimer timer(pending.options.wait_ns, rank);
+    wait_or_mask(group, group.layout.answers_ready, rank, pending.epoch, step);
+  }
+  const TensorView& given = pending.options.out;
+  Tensor out = given.defined() ? Tensor(given, nullptr)
+                               : Tensor::empty(DataType::bfloat16, {pending.handle->topk_idx.shape[0], shape.hidden});
+  sum_answers(pending, out, pending.options.reduction == Reduction::exact ? Reduction::exact : Reduction::per_rank);
+  raise_all(group, group.layout.answers_read, pending.epoch);
+  if (pending.options.zero_copy) {
+    const Step finish{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "finish",
+                      "word that it has fetched its rows"};
+    for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
+      wait_or_mask(group, group.layout.answers_read, rank, pending.epoch, finish);
+  }
+  return out;
+}
+
+}  // namespace shoal::ep::host

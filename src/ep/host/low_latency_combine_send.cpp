@@ -1,0 +1,61 @@
+// low_latency_combine_send: the answers to this member's rows become reachable for the members that sent them.
+//
+// With zero_copy y is in the group's memory already; else its valid rows are copied there, or encoded (LogFMT-10). Then
+// every member learns where its rows start for each expert. The half was released by answers_read of the use before
+// last.
+#include <cstring>
+
+#include "ep/host/low_latency.hpp"
+#include "ep/numeric/rows.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+using shoal::detail::Activity;
+
+void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y, const LowLatencyHandleState& handle,
+                bool log_fmt) {
+  const auto& shape = group.shape;
+  const Store store = Store::cached;
+  group.workers.for_ranges(shape.local_experts, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t expert = first; expert < last; ++expert) {
+      for (std::int64_t row = 0; row < handle.counts[expert]; ++row) {
+        const std::uint16_t* source = y.as<std::uint16_t>() + expert * y.strides[0] + row * y.strides[1];
+        std::byte* target = group.block + group.layout.answer(epoch, static_cast<std::int32_t>(expert), row, shape);
+        if (log_fmt)
+          numeric::logfmt_encode_row(
+              {reinterpret_cast<const numeric::Bf16*>(source), static_cast<std::size_t>(shape.hidden)}, target);
+        else
+          copy_row(target, source, shape.hidden * sizeof(std::uint16_t), store);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, const LowLatencyHandleState& handle,
+                                       const LowLatencyCombineOptions& options) {
+  const auto& shape = group.shape;
+  const std::uint64_t epoch = ++group.low_latency_combine_epoch;
+  group.world->set_progress(Activity::low_latency_combine, epoch, "send");
+  if (epoch > 2) {
+    const Step step{"low_latency_combine", Activity::low_latency_combine, epoch, "send",
+                    "word that it has fetched its rows"};
+    for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
+      wait_or_mask(group, group.layout.answers_read, rank, epoch - 2, step);
+  }
+  if (!options.zero_copy) stage_rows(group, epoch, y, handle, options.log_fmt);
+
+  for (std::int32_t i = 0; i < shape.ranks; ++i) {
+    const std::int32_t to = (group.me + 1 + i) % shape.ranks;
+    if (group.masked[to]) continue;
+    auto* rows = reinterpret_cast<std::int32_t*>(group.peers[to] + group.layout.answer_row(epoch, group.me, shape));
+    for (std::int32_t e = 0; e < shape.local_experts; ++e)
+      rows[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + to];
+  }
+  raise_all(group, group.layout.answers_ready, epoch);
+  return epoch;
+}
+
+}  // namespace shoal::ep::host

@@ -1,0 +1,204 @@
+// low_latency_dispatch_receive: from slots (source, ordinal) to the rows of each local expert, ordered by source, then
+// token.
+//
+// Reads each slot once and writes one row per expert that it names. Acknowledges the half (slots_read) when all of it
+// has been read.
+#include <cstring>
+
+#include "base/check.hpp"
+#include "ep/host/low_latency.hpp"
+#include "ep/numeric/rows.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+using shoal::detail::Activity;
+
+/// The two sets of result arrays are made when first needed; pages of rows that are never received are never touched.
+GroupState::LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epoch, Quantize quantize) {
+  const auto& shape = group.shape;
+  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows(),
+                     groups = detail::scale_groups(shape.hidden);
+  auto& result = group.low_latency_results[epoch & 1];
+  if (!result) {
+    result.emplace();
+    result->x = Tensor::empty(DataType::bfloat16, {experts, rows, shape.hidden});
+    result->scales = Tensor::empty(DataType::float32, {experts, groups, rows});
+    result->counts = Tensor::empty(DataType::int32, {experts});
+    result->source_token = Tensor::empty(DataType::int32, {experts, rows});
+    result->layout = Tensor::empty(DataType::int64, {experts, shape.ranks});
+  }
+  if (quantize != Quantize::none)
+    static_cast<TensorView&>(result->x) =
+        TensorView(result->x.data, DataType::float8_e4m3, {experts, rows, shape.hidden});
+  else
+    static_cast<TensorView&>(result->x) = TensorView(result->x.data, DataType::bfloat16, {experts, rows, shape.hidden});
+  return *result;
+}
+
+/// The scales as the caller sees them: [experts, rows, n] with rows running fastest.
+Tensor scales_view(const GroupState::LowLatencyResult& result, const detail::Shape& shape, Quantize quantize) {
+  if (quantize == Quantize::none) return {};
+  const std::int64_t groups = detail::scale_groups(shape.hidden), rows = shape.low_latency_rows();
+  const bool packed = quantize == Quantize::fp8_ue8m0;
+  const std::int64_t n = packed ? (groups + 3) / 4 : groups;
+  TensorView view(result.scales.data, packed ? DataType::int32 : DataType::float32, {shape.local_experts, rows, n});
+  view.strides = {n * rows, 1, rows};
+  return Tensor(view, result.scales.owner);
+}
+
+/// Slots of one source as they came.
+struct Incoming {
+  std::int32_t source;
+  std::int32_t count;
+};
+
+std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
+  GroupState& group = *pending.group;
+  const std::uint64_t epoch = pending.handle->epoch;
+  const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "receive", "rows"};
+  group.world->set_progress(step.activity, epoch, step.phase);
+  std::vector<Incoming> incoming;
+  for (std::int32_t source = 0; source < group.shape.ranks; ++source) {
+    const WaitTimer timer(pending.options.wait_ns, source);
+    std::int32_t count = 0;
+    if (wait_or_mask(group, group.layout.slots_sent, source, epoch, step))
+      std::memcpy(&count, group.block + group.layout.slot_count(epoch, source, group.shape), sizeof count);
+    require(count >= 0 && count <= group.shape.low_latency_max_tokens, Code::peer_failed,
+            "low_latency_dispatch: PE {} announced {} rows; at most {} are possible", group.team.world_pe(source),
+            count, group.shape.low_latency_max_tokens);
+    incoming.push_back({source, count});
+  }
+  return incoming;
+}
+
+/// One source's slots, row by row.
+class Expander {
+ public:
+  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize, GroupState::LowLatencyResult& result)
+      : group_(group),
+        shape_(group.shape),
+        epoch_(epoch),
+        quantize_(quantize),
+        result_(result),
+        layout_(shape_.top_k, shape_.hidden, quantize != Quantize::none) {}
+
+  std::span<const std::int32_t> experts(std::int32_t source, std::int64_t index) const {
+    return {reinterpret_cast<const std::int32_t*>(slot(source, index) + layout_.experts),
+            static_cast<std::size_t>(shape_.top_k)};
+  }
+
+  /// Copies the slot to the next free row of each expert that it names; `next` counts rows per expert.
+  void expand(std::int32_t source, std::int64_t index, std::span<std::int32_t> next, Store store) const {
+    const std::byte* from = slot(source, index);
+    detail::SlotHeader header;
+    std::memcpy(&header, from, sizeof header);
+    void* targets[kMaxTopK];
+    std::size_t count = 0;
+    const std::size_t row_bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
+    for (const std::int32_t expert : experts(source, index)) {
+      if (expert < 0) continue;
+      const std::int64_t row = expert * shape_.low_latency_rows() + next[expert]++;
+      targets[count++] = result_.x.as<std::byte>() + row * row_bytes;
+      result_.source_token.as<std::int32_t>()[row] = header.source_token;
+      if (quantize_ != Quantize::none)
+        write_scales(reinterpret_cast<const float*>(from + layout_.scales), expert, next[expert] - 1);
+    }
+    scatter_row({targets, count}, from + layout_.row, row_bytes, store);
+  }
+
+ private:
+  const std::byte* slot(std::int32_t source, std::int64_t index) const {
+    return group_.block + group_.layout.slot(epoch_, source, index, shape_);
+  }
+
+  void write_scales(const float* scales, std::int32_t expert, std::int64_t row) const {
+    const std::int64_t groups = detail::scale_groups(shape_.hidden), rows = shape_.low_latency_rows();
+    if (quantize_ != Quantize::fp8_ue8m0) {
+      float* out = result_.scales.as<float>() + expert * groups * rows + row;
+      for (std::int64_t g = 0; g < groups; ++g) out[g * rows] = scales[g];
+      return;
+    }
+    const std::int64_t words = (groups + 3) / 4;
+    std::vector<std::int32_t> packed(words);
+    numeric::pack_ue8m0({scales, static_cast<std::size_t>(groups)}, packed);
+    auto* out = result_.scales.as<std::int32_t>() + expert * words * rows + row;
+    for (std::int64_t w = 0; w < words; ++w) out[w * rows] = packed[w];
+  }
+
+  const GroupState& group_;
+  const detail::Shape& shape_;
+  std::uint64_t epoch_;
+  Quantize quantize_;
+  GroupState::LowLatencyResult& result_;
+  detail::SlotLayout layout_;
+};
+
+/// Fills the layout of the result: where the rows of each (expert, source) start.
+void place_rows(const Expander& expander, const std::vector<Incoming>& incoming, const detail::Shape& shape,
+                GroupState::LowLatencyResult& result, LowLatencyHandleState& handle) {
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.local_experts) * shape.ranks, 0);
+  for (const Incoming& from : incoming)
+    for (std::int64_t i = 0; i < from.count; ++i)
+      for (const std::int32_t expert : expander.experts(from.source, i)) {
+        if (expert < 0) continue;
+        require(expert < shape.local_experts, Code::peer_failed,
+                "low_latency_dispatch: a row names local expert {} of {}", expert, shape.local_experts);
+        ++counts[static_cast<std::size_t>(expert) * shape.ranks + from.source];
+      }
+  handle.first_row.assign(counts.size(), 0);
+  handle.counts.assign(shape.local_experts, 0);
+  for (std::int32_t expert = 0; expert < shape.local_experts; ++expert) {
+    for (std::int32_t source = 0; source < shape.ranks; ++source) {
+      const std::size_t at = static_cast<std::size_t>(expert) * shape.ranks + source;
+      handle.first_row[at] = handle.counts[expert];
+      handle.counts[expert] += counts[at];
+      result.layout.as<std::int64_t>()[at] = std::int64_t{handle.first_row[at]} << 32 | counts[at];
+    }
+    result.counts.as<std::int32_t>()[expert] = handle.counts[expert];
+  }
+}
+
+}  // namespace
+
+LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
+  GroupState& group = *pending.group;
+  const auto& shape = group.shape;
+  LowLatencyHandleState& handle = *pending.handle;
+  const Quantize quantize = pending.options.quantize;
+  const std::vector<Incoming> incoming = wait_for_slots(pending);
+
+  auto& result = result_arrays(group, handle.epoch, quantize);
+  const Expander expander(group, handle.epoch, quantize, result);
+  place_rows(expander, incoming, shape, result, handle);
+
+  std::size_t rows = 0;
+  for (const Incoming& from : incoming) rows += from.count;
+  const Store store = choose_store(rows * group.layout.slot_bytes * 2, shape.ranks, last_level_cache_bytes());
+  group.workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
+    std::vector<std::int32_t> next(shape.local_experts);
+    for (std::int64_t i = first; i < last; ++i) {
+      for (std::int32_t e = 0; e < shape.local_experts; ++e)
+        next[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + incoming[i].source];
+      for (std::int64_t slot = 0; slot < incoming[i].count; ++slot)
+        expander.expand(incoming[i].source, slot, next, store);
+    }
+  });
+  raise_all(group, group.layout.slots_read, handle.epoch);
+
+  if (pending.options.expert_counts.defined())
+    for (std::int32_t e = 0; e < shape.local_experts; ++e)
+      pending.options.expert_counts.as<std::int32_t>()[e] += handle.counts[e];
+  group.statistics.rows_received += rows;
+
+  LowLatencyReceived received;
+  received.x = result.x;
+  received.scales = scales_view(result, shape, quantize);
+  received.counts = result.counts;
+  received.source_token = result.source_token;
+  received.layout = result.layout;
+  received.handle = LowLatencyHandle(pending.handle);
+  return received;
+}
+
+}  // namespace shoal::ep::host

@@ -1,0 +1,170 @@
+// notify: who sends how much to whom, and where there is room for it.
+//
+// Moves (ranks + experts) * 4 + 64 bytes from every member to every member. A member grants a region for the largest
+// possible result before it knows the counts, so that one exchange is enough, and shrinks it afterwards; pages that no
+// row touches cost nothing.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "ep/host/normal.hpp"
+
+namespace shoal::ep::host {
+
+using detail::kNoRoom;
+using detail::Operation;
+using detail::ReceiveLayout;
+
+const Notice& NoticeBoard::operator[](std::int32_t member) const {
+  return *reinterpret_cast<const Notice*>(group_->block + group_->layout.notice(epoch_, member, group_->shape));
+}
+const std::int32_t* NoticeBoard::rows_per_rank(std::int32_t member) const {
+  return reinterpret_cast<const std::int32_t*>(&(*this)[member] + 1);
+}
+const std::int32_t* NoticeBoard::tokens_per_expert(std::int32_t member) const {
+  return rows_per_rank(member) + group_->shape.ranks;
+}
+
+namespace {
+
+std::string describe(const Notice& notice) {
+  const auto operation = static_cast<Operation>(notice.operation);
+  return fmt::format(
+      "{} of {} rows, {} scales, {} weights, layout of {}", operation == Operation::dispatch ? "dispatch" : "combine",
+      name_of(static_cast<DataType>(notice.dtype)), notice.scales, notice.has_weights ? "with" : "without",
+      notice.handle_epoch == 0 ? "its own" : fmt::format("dispatch {}", notice.handle_epoch));
+}
+
+/// Every member compares all with member 0, so that all of them come to the same verdict.
+void check_agreement(const GroupState& group, const NoticeBoard& board) {
+  const Notice& first = board[0];
+  for (std::int32_t i = 1; i < group.shape.ranks; ++i) {
+    const Notice& other = board[i];
+    if (other.operation == first.operation && other.dtype == first.dtype && other.scales == first.scales &&
+        other.has_weights == first.has_weights && other.handle_epoch == first.handle_epoch)
+      continue;
+    fail(Code::mismatch, "members of the group call different operations: PE {} {}; PE {} {}", group.team.world_pe(0),
+         describe(first), group.team.world_pe(i), describe(other));
+  }
+}
+
+}  // namespace
+
+NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
+                             const std::int32_t* rows_per_rank, const std::int32_t* tokens_per_expert) {
+  const auto& shape = group.shape;
+  for (std::int32_t i = 0; i < shape.ranks; ++i) {
+    const std::int32_t to = (group.me + 1 + i) % shape.ranks;
+    std::byte* record = group.peers[to] + group.layout.notice(step.epoch, group.me, shape);
+    std::memcpy(record, &notice, sizeof notice);
+    if (rows_per_rank != nullptr)
+      std::memcpy(record + sizeof notice, rows_per_rank, shape.ranks * sizeof(std::int32_t));
+    if (tokens_per_expert != nullptr)
+      std::memcpy(record + sizeof notice + shape.ranks * sizeof(std::int32_t), tokens_per_expert,
+                  shape.experts * sizeof(std::int32_t));
+    raise_signal(group, group.layout.entered, to, step.epoch);
+  }
+  wait_all(group, group.layout.entered, step.epoch, step);
+  NoticeBoard board(group, step.epoch);
+  check_agreement(group, board);
+  return board;
+}
+
+namespace {
+
+/// Room for the largest result that this call can have; nullptr when there is none.
+std::shared_ptr<Region> take_region(const std::shared_ptr<GroupState>& group, const DispatchCall& call) {
+  const std::int64_t rows = call.options.worst_case_rows > 0 ? call.options.worst_case_rows
+                            : call.cached                    ? call.cached->received
+                                                             : group->shape.max_received();
+  const ReceiveLayout layout(rows, call.row_bytes(), call.scale_bytes(), group->shape.top_k);
+  const auto offset = group->arena.take(layout.total);
+  return offset ? std::make_shared<Region>(group, *offset) : nullptr;
+}
+
+std::shared_ptr<HandleState> new_handle(const GroupState& group, const DispatchCall& call, const NoticeBoard& board) {
+  auto handle = std::make_shared<HandleState>();
+  const std::int32_t ranks = group.shape.ranks;
+  handle->routing = call.routing;
+  handle->group = group.weak_from_this();
+  handle->epoch = group.epoch;
+  handle->counts.resize(static_cast<std::size_t>(ranks) * ranks);
+  handle->first_row.assign(ranks, 0);
+  for (std::int32_t source = 0; source < ranks; ++source) {
+    const std::int32_t* row = board.rows_per_rank(source);
+    std::copy(row, row + ranks, handle->counts.begin() + static_cast<std::ptrdiff_t>(source) * ranks);
+    if (source < group.me)
+      for (std::int32_t rank = 0; rank < ranks; ++rank) handle->first_row[rank] += row[rank];
+    handle->received += row[group.me];
+  }
+  return handle;
+}
+
+/// Every member knows everybody's room and rows, so that all of them throw or none.
+void check_room(const GroupState& group, const NoticeBoard& board, const HandleState& handle) {
+  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
+    const Pe pe = group.team.world_pe(rank);
+    require(board[rank].base != kNoRoom, Code::exhausted,
+            "dispatch: PE {} has no room for another result of up to {} rows: its receive area of {} bytes is taken by "
+            "results that are "
+            "still held. Release them, or raise GroupOptions.live_results (now {})",
+            pe, group.shape.max_received(), group.layout.arena_bytes, group.shape.live_results);
+    require(board[rank].rows == 0 || board[rank].rows >= handle.received_by(rank), Code::exhausted,
+            "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe, board[rank].rows,
+            handle.received_by(rank));
+  }
+}
+
+}  // namespace
+
+DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall& call) {
+  DispatchPlan plan;
+  plan.region = take_region(group, call);
+
+  Notice notice{};
+  notice.operation = static_cast<std::uint64_t>(Operation::dispatch);
+  notice.base = plan.region ? group->block_offset + group->layout.arena + plan.region->offset : kNoRoom;
+  notice.weights = kNoRoom;
+  notice.handle_epoch = call.cached ? call.cached->epoch : 0;
+  notice.rows = call.options.worst_case_rows;
+  notice.dtype = static_cast<std::uint32_t>(call.x.dtype);
+  notice.scales = static_cast<std::uint32_t>(call.scale_bytes() / 4);
+  notice.has_weights = call.options.weights.defined();
+  notice.tokens = static_cast<std::uint32_t>(call.x.shape[0]);
+
+  const Step step{"dispatch", shoal::detail::Activity::dispatch, ++group->epoch, "notify", "its counts"};
+  const NoticeBoard board = exchange_notices(*group, step, notice, call.cached ? nullptr : call.tokens_per_rank->data(),
+                                             call.cached ? nullptr : call.tokens_per_expert->data());
+  plan.handle = call.cached ? std::make_shared<HandleState>(*call.cached) : new_handle(*group, call, board);
+  check_room(*group, board, *plan.handle);
+
+  for (std::int32_t rank = 0; rank < group->shape.ranks; ++rank) {
+    const std::int64_t rows = std::max(board[rank].rows, plan.handle->received_by(rank));
+    plan.target.push_back(group->heap_of(rank, board[rank].base));
+    plan.layout.emplace_back(rows, call.row_bytes(), call.scale_bytes(), group->shape.top_k);
+  }
+  plan.handle->result_rows = std::max(call.options.worst_case_rows, plan.handle->received);
+  group->arena.shrink(plan.region->offset, plan.layout[group->me].total);
+
+  if (!call.cached) {
+    plan.tokens_per_expert.assign(group->shape.local_experts, 0);
+    for (std::int32_t source = 0; source < group->shape.ranks; ++source) {
+      const std::int32_t* mine = board.tokens_per_expert(source) + group->me * group->shape.local_experts;
+      for (std::int32_t e = 0; e < group->shape.local_experts; ++e) plan.tokens_per_expert[e] += mine[e];
+    }
+  }
+  return plan;
+}
+
+}  // namespace shoal::ep::host
+
+namespace shoal::ep::detail {
+
+std::int64_t HandleState::received_by(std::int32_t rank) const {
+  const std::size_t ranks = first_row.size();
+  std::int64_t rows = 0;
+  for (std::size_t source = 0; source < ranks; ++source) rows += counts[source * ranks + rank];
+  return rows;
+}
+
+}  // namespace shoal::ep::detail

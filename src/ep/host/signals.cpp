@@ -1,0 +1,105 @@
+#include "ep/host/signals.hpp"
+
+#include <atomic>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+using shoal::detail::Clock;
+using shoal::detail::WaitOutcome;
+
+std::atomic_ref<std::uint64_t> signal_at(std::byte* block, std::size_t signals, std::int32_t owner) {
+  return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(block + signals + owner * detail::kLine));
+}
+
+bool has_failed(const GroupState& group, std::int32_t member) {
+  return read_signal(group, group.layout.failed, member) != 0;
+}
+
+/// Polls; returns ready at once where the signal is there already, without reading the clock.
+WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch) {
+  const auto reached = [&] { return read_signal(group, signals, from) >= epoch; };
+  const auto ready = [&] { return reached() || has_failed(group, from); };
+  if (reached()) return WaitOutcome::ready;
+  const Clock::time_point start = Clock::now();
+  const Clock::time_point deadline = start + group.timeout;
+  WaitOutcome outcome = group.world->poll(ready, deadline);
+  // Where failed members are masked, the end of another PE is no reason to stop waiting for this one.
+  while (outcome == WaitOutcome::peer_failed && group.options.mask_failed &&
+         !group.world->has_failed(group.team.world_pe(from)))
+    outcome = group.world->poll(ready, deadline);
+  group.statistics.wait_time += Clock::now() - start;
+  if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
+  return outcome;
+}
+
+std::string report(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step,
+                   WaitOutcome outcome) {
+  const Pe world_pe = group.team.world_pe(from);
+  const std::string where = fmt::format(
+      "on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}", group.team.world_pe(group.me),
+      group.world->n_pes(), step.wanted, world_pe, epoch, read_signal(group, signals, from), step.phase);
+  if (outcome == WaitOutcome::timeout)
+    return fmt::format("{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
+                       group.timeout.count(), where, group.world->describe_progress(world_pe),
+                       group.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+  const std::string reason = has_failed(group, from)
+                                 ? fmt::format("PE {} gave this group up: its own message says why", world_pe)
+                                 : group.world->failure().value_or("a PE of the world failed");
+  return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
+}
+
+}  // namespace
+
+void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to, std::uint64_t epoch) {
+  signal_at(group.peers[to], signals, group.me).store(epoch, std::memory_order_release);
+}
+
+void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch) {
+  for (std::int32_t i = 0; i < group.shape.ranks; ++i) {
+    const std::int32_t to = (group.me + 1 + i) % group.shape.ranks;  // not all at the same member at once
+    raise_signal(group, signals, to, epoch);
+  }
+}
+
+std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int32_t from) {
+  return signal_at(group.block, signals, from).load(std::memory_order_acquire);
+}
+
+std::optional<std::int32_t> failed_member(const GroupState& group) {
+  for (std::int32_t member = 0; member < group.shape.ranks; ++member)
+    if (member != group.me && has_failed(group, member)) return member;
+  return std::nullopt;
+}
+
+void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
+  const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
+  if (outcome == WaitOutcome::ready) return;
+  group.failure = report(group, signals, from, epoch, step, outcome);
+  raise_all(group, group.layout.failed, 1);
+  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed, group.failure);
+}
+
+void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
+  group.world->set_progress(step.activity, step.epoch, step.phase);
+  for (std::int32_t from = 0; from < group.shape.ranks; ++from) wait_signal(group, signals, from, epoch, step);
+}
+
+bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
+  if (group.masked[from]) return false;
+  if (!group.options.mask_failed) {
+    wait_signal(group, signals, from, epoch, step);
+    return true;
+  }
+  const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
+  if (outcome == WaitOutcome::ready) return true;
+  group.masked[from] = 1;
+  log::warn("{} PE {} is masked from now on", report(group, signals, from, epoch, step, outcome),
+            group.team.world_pe(from));
+  return false;
+}
+
+}  // namespace shoal::ep::host

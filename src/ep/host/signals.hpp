@@ -1,0 +1,45 @@
+// signals.hpp: the words by which members of a group tell each other how far they are.
+//
+// A signal holds the epoch of the last operation for which its writer did something; it only grows, so nothing is ever
+// cleared and a late one is never taken for a new one (DESIGN.md, idea 2). Storing releases, loading acquires: what was
+// written before the store is visible after the load.
+#pragma once
+
+#include <cstdint>
+
+#include "ep/state.hpp"
+
+namespace shoal::ep::host {
+
+using detail::GroupState;
+
+/// What a wait is part of, for the report of its failure.
+struct Step {
+  const char* operation;  ///< "dispatch"
+  shoal::detail::Activity activity;
+  std::uint64_t epoch;
+  const char* phase;   ///< "notify"
+  const char* wanted;  ///< "rows", "counts": what the member waited for should send
+};
+
+/// Sets the signal at `signals` (an offset of GroupLayout) that this member owns in member `to`'s block.
+void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to, std::uint64_t epoch);
+/// As raise_signal for all members.
+void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch);
+
+/// The signal that member `from` owns in this member's block.
+std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int32_t from);
+
+/// The first other member that has marked its group as failed; nullopt when none has.
+std::optional<std::int32_t> failed_member(const GroupState& group);
+
+/// Waits until the signal of `from` has reached `epoch`. After a failure the group is unusable, the other members are
+/// told, and Error{timeout} or Error{peer_failed} is thrown.
+void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step);
+void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step);
+
+/// As wait_signal, for low-latency operations: where the group masks failed members, one that does not come is masked
+/// and false is returned. Masked members are not waited for.
+bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step);
+
+}  // namespace shoal::ep::host

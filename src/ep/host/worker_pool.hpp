@@ -1,0 +1,39 @@
+// worker_pool.hpp: the threads of one PE that move rows (SHOAL_EP_THREADS).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace shoal::ep::host {
+
+class WorkerPool {
+ public:
+  /// `threads` in all, the caller of for_ranges included: 1 starts none.
+  explicit WorkerPool(std::int32_t threads);
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  /// Cuts 0 .. count into one contiguous range per thread and returns when body(first, last) has run for all of them.
+  /// body must not throw. Rows that a thread streamed past the caches are flushed before it is counted as done.
+  void for_ranges(std::int64_t count, const std::function<void(std::int64_t first, std::int64_t last)>& body);
+
+ private:
+  void work(std::int64_t index);
+  void run_share(std::int64_t index) const;
+
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable start_, finish_;
+  const std::function<void(std::int64_t, std::int64_t)>* body_ = nullptr;
+  std::int64_t count_ = 0;
+  std::uint64_t generation_ = 0;
+  std::size_t running_ = 0;
+  bool stop_ = false;
+};
+
+}  // namespace shoal::ep::host

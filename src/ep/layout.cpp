@@ -1,0 +1,151 @@
+#include "ep/layout.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace shoal::ep {
+namespace detail {
+namespace {
+
+constexpr std::size_t kArray = 128;  // alignment of each array of a region
+constexpr std::size_t kPage = 4096;
+
+/// Hands out consecutive parts of a block.
+struct Cursor {
+  std::size_t at = 0;
+  std::size_t take(std::size_t bytes, std::size_t alignment = kLine) {
+    const std::size_t start = align_up(at, alignment);
+    at = start + bytes;
+    return start;
+  }
+};
+
+void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  require(value >= low && value <= high, Code::invalid_argument, "ep::GroupOptions.{} is {}; allowed: {} to {}", name,
+          value, low, high);
+}
+
+}  // namespace
+
+Shape make_shape(const GroupOptions& options, std::int32_t ranks) {
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24, kMaxHidden = std::int64_t{1} << 20, kMaxExperts = 1 << 16;
+  require_range("max_tokens", options.max_tokens, 0, kMaxTokens);
+  require_range("low_latency_max_tokens", options.low_latency_max_tokens, 0, kMaxTokens);
+  require(options.max_tokens > 0 || options.low_latency_max_tokens > 0, Code::invalid_argument,
+          "ep::GroupOptions has neither max_tokens (normal mode) nor low_latency_max_tokens; at least one must be "
+          "positive");
+  require_range("hidden", options.hidden, 1, kMaxHidden);
+  require_range("top_k", options.top_k, 1, kMaxTopK);
+  require_range("experts", options.experts, 1, kMaxExperts);
+  require_range("max_scales", options.max_scales, 0, kMaxHidden);
+  require_range("live_results", options.live_results, 1, 1024);
+  require_range("threads", options.threads, 0, 1024);
+  require_range("timeout", options.timeout.count(), 0, 24LL * 3600 * 1000);
+  require(options.experts % ranks == 0, Code::invalid_argument,
+          "ep::GroupOptions.experts is {}; it must be divisible by the {} members of the team", options.experts, ranks);
+  require(options.dtype == DataType::bfloat16 || options.dtype == DataType::float16 ||
+              options.dtype == DataType::float32 || options.dtype == DataType::float8_e4m3,
+          Code::invalid_argument, "ep::GroupOptions.dtype is {}; allowed: bfloat16, float16, float32, float8_e4m3",
+          name_of(options.dtype));
+  const std::size_t element = size_of(options.dtype);
+  require(options.hidden * element % 16 == 0, Code::invalid_argument,
+          "a row of hidden = {} channels of {} has {} bytes; it must be a multiple of 16 bytes", options.hidden,
+          name_of(options.dtype), options.hidden * element);
+  require(options.low_latency_max_tokens == 0 || options.hidden % 8 == 0, Code::invalid_argument,
+          "ep::GroupOptions.hidden is {}; low-latency mode moves bfloat16 rows, which must be a multiple of 16 bytes "
+          "(8 channels)",
+          options.hidden);
+
+  Shape shape;
+  shape.ranks = ranks;
+  shape.experts = options.experts;
+  shape.local_experts = options.experts / ranks;
+  shape.top_k = options.top_k;
+  shape.hidden = options.hidden;
+  shape.max_tokens = options.max_tokens;
+  shape.low_latency_max_tokens = options.low_latency_max_tokens;
+  shape.max_scales = options.max_scales > 0 ? options.max_scales : scale_groups(options.hidden);
+  shape.live_results = options.live_results;
+  shape.max_row_bytes = options.hidden * element;
+  shape.max_answer_bytes = options.hidden * std::max<std::size_t>(element, 2);  // experts answer float8 rows in 16 bits
+  return shape;
+}
+
+ReceiveLayout::ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size_t scale_bytes, std::int32_t top_k) {
+  Cursor cursor;
+  x = cursor.take(rows * row_bytes, kArray);
+  scales = cursor.take(rows * scale_bytes, kArray);
+  topk_idx = cursor.take(rows * top_k * sizeof(std::int64_t), kArray);
+  weights = cursor.take(rows * top_k * sizeof(float), kArray);
+  source_token = cursor.take(rows * sizeof(std::int32_t), kArray);
+  total = align_up(cursor.at, kPage);
+}
+
+SlotLayout::SlotLayout(std::int32_t top_k, std::int64_t hidden, bool quantized) {
+  Cursor cursor;
+  cursor.take(sizeof(SlotHeader));
+  experts = cursor.take(top_k * sizeof(std::int32_t), sizeof(std::int32_t));
+  row = cursor.take(hidden * (quantized ? 1 : 2));
+  scales = cursor.take(quantized ? scale_groups(hidden) * sizeof(float) : 0);
+  total = align_up(cursor.at, kLine);
+}
+
+GroupLayout::GroupLayout(const Shape& shape) {
+  const std::size_t ranks = shape.ranks;
+  Cursor cursor;
+  entered = cursor.take(ranks * kLine);
+  finished = cursor.take(ranks * kLine);
+  slots_sent = cursor.take(ranks * kLine);
+  slots_read = cursor.take(ranks * kLine);
+  answers_ready = cursor.take(ranks * kLine);
+  answers_read = cursor.take(ranks * kLine);
+  failed = cursor.take(ranks * kLine);
+  notice_bytes = align_up(sizeof(Notice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
+  notices = cursor.take(2 * ranks * notice_bytes);
+  slot_counts = cursor.take(2 * ranks * kLine);
+  answer_rows_bytes = align_up(shape.local_experts * sizeof(std::int32_t), kLine);
+  answer_rows = cursor.take(2 * ranks * answer_rows_bytes);
+  control_end = align_up(cursor.at, kPage);
+
+  cursor.at = control_end;
+  arena_bytes = 0;
+  if (shape.max_tokens > 0) {
+    const ReceiveLayout largest(shape.max_received(), shape.max_row_bytes, shape.max_scales * 4, shape.top_k);
+    arena_bytes = shape.live_results * largest.total;
+  }
+  arena = cursor.take(arena_bytes, kPage);
+  staging = cursor.take(shape.max_received() * shape.max_answer_bytes, kPage);
+  staging_weights = cursor.take(shape.max_received() * shape.top_k * sizeof(float), kPage);
+  normal_end = align_up(cursor.at, kPage);
+
+  cursor.at = normal_end;
+  const std::size_t tokens = shape.low_latency_max_tokens;
+  slot_bytes =
+      std::max(SlotLayout(shape.top_k, shape.hidden, false).total, SlotLayout(shape.top_k, shape.hidden, true).total);
+  slots = cursor.take(2 * ranks * tokens * slot_bytes, kPage);
+  answer_stride =
+      align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);  // LogFMT keeps its ranges before the row
+  answers = cursor.take(2 * shape.local_experts * shape.low_latency_rows() * answer_stride, kPage);
+  total = align_up(cursor.at, kPage);
+}
+
+}  // namespace detail
+
+SizeHint size_hint(const GroupOptions& options, std::int32_t ranks) {
+  require(ranks >= 1, Code::invalid_argument, "size_hint for {} ranks; at least 1 is needed", ranks);
+  const detail::GroupLayout layout(detail::make_shape(options, ranks));
+  return {layout.control_end, layout.normal_end - layout.control_end, layout.total - layout.normal_end};
+}
+
+std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, std::int32_t ranks,
+                                  std::int32_t experts, std::int32_t top_k) {
+  GroupOptions options;
+  options.low_latency_max_tokens = max_tokens;
+  options.hidden = hidden;
+  options.experts = experts;
+  options.top_k = top_k;
+  return size_hint(options, ranks).low_latency;
+}
+
+}  // namespace shoal::ep

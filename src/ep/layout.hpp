@@ -1,0 +1,117 @@
+// layout.hpp: where every byte of a group lies in the symmetric heap, as pure functions of its options.
+//
+// All offsets are the same on every member. The receive area of normal mode is an arena: each dispatch takes a region
+// from it, whose inner layout (ReceiveLayout) is a function of the number of rows alone, so that senders compute it too
+// (DESIGN.md, idea 1).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shoal/ep/group.hpp"
+
+namespace shoal::ep::detail {
+
+constexpr std::size_t kLine = 64;  // one signal a cache line: neighbours do not fight over it
+
+constexpr std::size_t align_up(std::size_t value, std::size_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+/// Channels that share one scale (FP8) or one range (LogFMT).
+constexpr std::int64_t kChannelGroup = 128;
+constexpr std::int64_t scale_groups(std::int64_t hidden) {
+  return (hidden + kChannelGroup - 1) / kChannelGroup;
+}
+
+/// Group options with everything that follows from them.
+struct Shape {
+  std::int32_t ranks = 0, experts = 0, local_experts = 0, top_k = 0;
+  std::int64_t hidden = 0, max_tokens = 0, low_latency_max_tokens = 0, max_scales = 0;
+  std::int32_t live_results = 0;
+  std::size_t max_row_bytes = 0;     ///< of the widest dispatch row of normal mode
+  std::size_t max_answer_bytes = 0;  ///< of the widest combine row of normal mode
+
+  std::int64_t max_received() const noexcept { return ranks * max_tokens; }
+  std::int64_t low_latency_rows() const noexcept { return ranks * low_latency_max_tokens; }  ///< per local expert
+};
+
+/// Throws Error{invalid_argument} for options outside their limits.
+Shape make_shape(const GroupOptions& options, std::int32_t ranks);
+
+/// The arrays of one dispatch's result, one after another.
+struct ReceiveLayout {
+  std::size_t x = 0, scales = 0, topk_idx = 0, weights = 0, source_token = 0, total = 0;
+
+  ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size_t scale_bytes, std::int32_t top_k);
+};
+
+/// What members tell each other at the start of a normal operation; followed by int32 counts of rows [ranks] and of
+/// tokens [experts].
+struct Notice {
+  std::uint64_t operation;     ///< Operation, so that a dispatch never meets a combine
+  std::uint64_t base;          ///< heap offset of the granted region (dispatch) or of y (combine); kNoRoom: none
+  std::uint64_t weights;       ///< combine: heap offset of the weights, or kNoRoom
+  std::uint64_t handle_epoch;  ///< epoch of the dispatch that made the layout; 0: this one
+  std::int64_t rows;           ///< worst_case_rows (dispatch), received rows (combine)
+  std::uint32_t dtype;
+  std::uint32_t scales;  ///< scales per row
+  std::uint32_t has_weights;
+  std::uint32_t tokens;
+};
+constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
+enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
+
+/// One (token, member) copy on its way in low-latency mode: this header, then int32 local experts [top_k] (-1: none),
+/// then at row_offset the row, then at scales_offset its float32 scales.
+struct SlotHeader {
+  std::int32_t source_token;
+  std::int32_t reserved;
+};
+struct SlotLayout {
+  std::size_t experts, row, scales, total;
+  SlotLayout(std::int32_t top_k, std::int64_t hidden, bool quantized);
+};
+
+/// Offsets within the group's block of the heap.
+struct GroupLayout {
+  // Signals: a line per member, holding the epoch of the last operation for which that member did so.
+  std::size_t entered, finished;            ///< normal mode: entry with notice; rows written or fetched
+  std::size_t slots_sent, slots_read;       ///< low-latency dispatch
+  std::size_t answers_ready, answers_read;  ///< low-latency combine
+  std::size_t failed;                       ///< 1 once the group of that member has failed
+  // Values that signals publish, two of each by parity of the epoch.
+  std::size_t notices, notice_bytes;  ///< [2][ranks] records
+  std::size_t slot_counts;            ///< int32 [2][ranks], a line each
+  std::size_t answer_rows;            ///< int32 [2][ranks][local_experts], first row of this member's tokens
+  std::size_t answer_rows_bytes;      ///< of one [local_experts]
+  std::size_t control_end;
+  // Payload.
+  std::size_t arena, arena_bytes;        ///< receive regions
+  std::size_t staging, staging_weights;  ///< y and weights of combine that lie outside the heap
+  std::size_t normal_end;
+  std::size_t slots, slot_bytes;       ///< [2][ranks][low_latency_max_tokens] of slot_bytes
+  std::size_t answers, answer_stride;  ///< [2][local_experts][low_latency_rows] rows of answer_stride bytes
+  std::size_t total;
+
+  explicit GroupLayout(const Shape& shape);
+
+  std::size_t notice(std::uint64_t epoch, std::int32_t member, const Shape& shape) const {
+    return notices + ((epoch & 1) * shape.ranks + member) * notice_bytes;
+  }
+  std::size_t slot_count(std::uint64_t epoch, std::int32_t member, const Shape& shape) const {
+    return slot_counts + ((epoch & 1) * shape.ranks + member) * kLine;
+  }
+  std::size_t answer_row(std::uint64_t epoch, std::int32_t member, const Shape& shape) const {
+    return answer_rows + ((epoch & 1) * shape.ranks + member) * answer_rows_bytes;
+  }
+  std::size_t slot(std::uint64_t epoch, std::int32_t source, std::int64_t index, const Shape& shape) const {
+    return slots + (((epoch & 1) * shape.ranks + source) * shape.low_latency_max_tokens + index) * slot_bytes;
+  }
+  std::size_t answer(std::uint64_t epoch, std::int32_t local_expert, std::int64_t row, const Shape& shape) const {
+    return answers +
+           (((epoch & 1) * shape.local_experts + local_expert) * shape.low_latency_rows() + row) * answer_stride;
+  }
+};
+
+}  // namespace shoal::ep::detail

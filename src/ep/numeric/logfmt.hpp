@@ -1,0 +1,102 @@
+// logfmt.hpp: LogFMT-10, the logarithmic 10-bit format for rows of a low-latency combine (requirement E3).
+//
+// A row travels as the meta data of all of its groups of 128 channels (largest and smallest magnitude, bfloat16), then
+// its blocks. A block has 512 channels, or 1024 where hidden is a multiple of 1024; the last may be shorter. A block is
+// cast to 10 bits a value when every group in it allows that, else it stays bfloat16; the receiver derives the
+// positions from the meta data.
+//
+// Inside a group the logarithms of the magnitudes are cut into 510 equal steps between the smallest and the largest
+// one:
+//   code 0 is zero, code c >= 1 is 2^(log_min + (c - 1) * step); the threshold between two codes is the arithmetic mean
+//   of their values.
+// Sixteen values are 20 bytes: 16 codes of 9 bits, little end first, then 16 sign bits. A tail of eight values is 10
+// bytes alike.
+//
+// The smallest magnitude leaves zeros out: they have a code of their own, and must not stretch the steps.
+#pragma once
+
+#include "ep/numeric/elementary.hpp"
+#include "ep/numeric/scale.hpp"
+
+namespace shoal::ep::numeric {
+
+inline constexpr std::uint32_t kLogfmtCodes = 512;
+inline constexpr float kLogfmtSteps = 510.0f;
+inline constexpr float kLogfmtRange = 32.0f;  ///< smaller magnitudes than 2^-32 of the largest become zero
+
+/// What a group says about itself on the wire.
+struct LogfmtGroup {
+  Bf16 largest{};   ///< largest magnitude
+  Bf16 smallest{};  ///< smallest magnitude that is not 0; 0 where all are
+};
+static_assert(sizeof(LogfmtGroup) == 4);
+
+/// What encoding and decoding a group need, derived from LogfmtGroup by both sides alike.
+struct LogfmtScale {
+  float log_min;
+  float step;
+  float inverse_step;
+  float rounding;  ///< puts the threshold between two codes at the arithmetic mean of their values
+  bool castable;   ///< all magnitudes below 1, and not all alike
+};
+
+SHOAL_HOST_DEVICE constexpr std::size_t logfmt_block_channels(std::size_t hidden) {
+  return hidden % 1024 == 0 ? 1024 : 512;
+}
+/// Bytes of `channels` values in 10 bits; channels is a multiple of 8.
+SHOAL_HOST_DEVICE constexpr std::size_t logfmt_bytes(std::size_t channels) {
+  return channels / 4 * 5;
+}
+/// Bytes of a row at most, meta data included: when no block is cast.
+SHOAL_HOST_DEVICE constexpr std::size_t logfmt_row_bytes(std::size_t hidden) {
+  return group_count(hidden) * sizeof(LogfmtGroup) + hidden * sizeof(Bf16);
+}
+
+/// `group` with one more value of its channels. Start from {}. NaN counts as the largest magnitude of all.
+SHOAL_HOST_DEVICE inline LogfmtGroup with_value(LogfmtGroup group, Bf16 value) {
+  const std::uint16_t magnitude = value.bits & 0x7fffu;
+  if (magnitude > group.largest.bits) group.largest.bits = magnitude;
+  // Minus one turns the zero that stands for none into the largest number.
+  if (static_cast<std::uint16_t>(magnitude - 1) < static_cast<std::uint16_t>(group.smallest.bits - 1))
+    group.smallest.bits = magnitude;
+  return group;
+}
+
+SHOAL_HOST_DEVICE inline LogfmtScale logfmt_scale(LogfmtGroup group) {
+  const float log_max = log2(to_float(group.largest));
+  const float lowest = sub(log_max, kLogfmtRange);
+  const float log_smallest = log2(to_float(group.smallest));
+  const float log_min = log_smallest > lowest ? log_smallest : lowest;
+  LogfmtScale scale;
+  scale.log_min = log_min;
+  scale.castable = log_max < 0.0f && log_min < log_max;
+  scale.step = div(sub(log_max, log_min), kLogfmtSteps);
+  scale.inverse_step = div(1.0f, scale.step);
+  const float middle = log2(mul(add(1.0f, exp2(scale.step)), 0.5f));
+  scale.rounding = fma(-middle, scale.inverse_step, 2.0f);
+  return scale;
+}
+
+/// The 9-bit magnitude code of a finite value in a castable group.
+SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt(float value, const LogfmtScale& scale) {
+  const float logarithm = log2(float_of(bits_of(value) & ~kSignBit));
+  const float code = fma(sub(logarithm, scale.log_min), scale.inverse_step, scale.rounding);
+  const float highest = static_cast<float>(kLogfmtCodes - 1);
+  const float low = code > 0.0f ? code : 0.0f;
+  return static_cast<std::uint32_t>(low < highest ? low : highest);
+}
+
+SHOAL_HOST_DEVICE inline float decode_logfmt(std::uint32_t code, bool negative, const LogfmtScale& scale) {
+  const float magnitude = exp2(fma(static_cast<float>(code) - 1.0f, scale.step, scale.log_min));
+  const float value = code == 0 ? 0.0f : magnitude;
+  return float_of(bits_of(value) | (negative ? kSignBit : 0u));
+}
+
+/// Whether a block with these groups is cast.
+SHOAL_HOST_DEVICE inline bool logfmt_can_encode(const LogfmtGroup* groups, std::size_t count) {
+  bool castable = true;
+  for (std::size_t g = 0; g < count; ++g) castable = castable && logfmt_scale(groups[g]).castable;
+  return castable;
+}
+
+}  // namespace shoal::ep::numeric

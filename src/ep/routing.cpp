@@ -1,0 +1,83 @@
+#include "ep/routing.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace shoal::ep {
+
+bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
+  require(state != nullptr && token >= 0 && token < state->tokens && rank >= 0 && rank < state->shape.ranks,
+          Code::invalid_argument, "is_token_in_rank(token {}, rank {}); this routing has {} tokens and {} ranks", token,
+          rank, state ? state->tokens : 0, state ? state->shape.ranks : 0);
+  const auto copies = state->copies_of(token);
+  return std::any_of(copies.begin(), copies.end(), [rank](const detail::Copy& copy) { return copy.rank == rank; });
+}
+
+namespace detail {
+
+std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_t local_experts, std::int32_t* ranks) {
+  std::int32_t count = 0;
+  for (std::size_t lane = lanes.size(); lane-- > 0;) {
+    if (lanes[lane] < 0) continue;
+    const auto rank = static_cast<std::int32_t>(lanes[lane] / local_experts);
+    if (std::find(ranks, ranks + count, rank) == ranks + count) ranks[count++] = rank;
+  }
+  std::reverse(ranks, ranks + count);
+  return count;
+}
+
+Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens, const char* call) {
+  require(topk_idx.rank == 2 && topk_idx.shape[1] == shape.top_k && topk_idx.contiguous() &&
+              (topk_idx.dtype == DataType::int64 || topk_idx.dtype == DataType::int32) && topk_idx.device == Device{},
+          Code::invalid_argument, "{}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}] on the host",
+          call, topk_idx.describe(), shape.top_k);
+  const std::int64_t tokens = topk_idx.shape[0];
+  require(tokens <= max_tokens, Code::invalid_argument,
+          "{}: {} tokens; this group was made for at most {} per member and operation", call, tokens, max_tokens);
+  require(tokens == 0 || topk_idx.data != nullptr, Code::invalid_argument, "{}: topk_idx has no data", call);
+  Tensor copy = Tensor::empty(DataType::int64, {tokens, shape.top_k});
+  auto* out = copy.as<std::int64_t>();
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::int64_t* row = out + t * shape.top_k;
+    for (std::int32_t k = 0; k < shape.top_k; ++k) {
+      const std::int64_t i = t * shape.top_k + k;
+      const std::int64_t expert =
+          topk_idx.dtype == DataType::int64 ? topk_idx.as<std::int64_t>()[i] : topk_idx.as<std::int32_t>()[i];
+      require(expert >= -1 && expert < shape.experts, Code::invalid_argument,
+              "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none", call, t, k, expert, shape.experts - 1);
+      require(expert < 0 || std::find(row, row + k, expert) == row + k, Code::invalid_argument,
+              "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row", call, t, expert);
+      row[k] = expert;
+    }
+  }
+  return copy;
+}
+
+Routing make_routing(Tensor topk_idx, const Shape& shape) {
+  auto state = std::make_shared<RoutingState>();
+  state->shape = shape;
+  state->tokens = topk_idx.shape[0];
+  state->first_copy.reserve(state->tokens + 1);
+  state->copies.reserve(state->tokens * std::min(shape.top_k, shape.ranks));
+  state->first_copy.push_back(0);
+
+  Routing routing;
+  routing.tokens_per_rank.assign(shape.ranks, 0);
+  routing.tokens_per_expert.assign(shape.experts, 0);
+  std::int32_t ranks[kMaxTopK];
+  for (std::int64_t t = 0; t < state->tokens; ++t) {
+    const std::span lanes(topk_idx.as<std::int64_t>() + t * shape.top_k, static_cast<std::size_t>(shape.top_k));
+    for (std::int64_t expert : lanes)
+      if (expert >= 0) ++routing.tokens_per_expert[expert];
+    const std::int32_t count = ranks_by_last_lane(lanes, shape.local_experts, ranks);
+    for (std::int32_t i = 0; i < count; ++i) state->copies.push_back({ranks[i], routing.tokens_per_rank[ranks[i]]++});
+    state->first_copy.push_back(static_cast<std::int32_t>(state->copies.size()));
+  }
+  routing.topk_idx = std::move(topk_idx);
+  routing.state = std::move(state);
+  return routing;
+}
+
+}  // namespace detail
+}  // namespace shoal::ep

@@ -1,0 +1,41 @@
+// routing.hpp: from top-k indices to the list of copies that each token needs (requirement E1). Pure.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ep/layout.hpp"
+
+namespace shoal::ep::detail {
+
+/// One copy of a token: to which member, and as the how-manyth row that this member sends there.
+struct Copy {
+  std::int32_t rank;
+  std::int32_t ordinal;
+};
+
+struct RoutingState {
+  Shape shape;
+  std::int64_t tokens = 0;
+  /// Copies of token t are copies[first_copy[t]] .. copies[first_copy[t + 1] - 1], ordered by the last top-k lane that
+  /// asks for the member: the order in which combine adds the members' rows (DeepEP reference semantics, section 2.6).
+  std::vector<std::int32_t> first_copy;
+  std::vector<Copy> copies;
+
+  std::span<const Copy> copies_of(std::int64_t token) const {
+    return {copies.data() + first_copy[token], static_cast<std::size_t>(first_copy[token + 1] - first_copy[token])};
+  }
+};
+
+/// The members that the lanes of one token ask for, each once, ordered by its last lane; returns how many were written
+/// to `ranks` (room for top_k).
+std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_t local_experts, std::int32_t* ranks);
+
+/// Checks [tokens, top_k] int64 or int32 indices and returns them as int64. Throws Error{invalid_argument}.
+Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens, const char* call);
+
+/// `topk_idx` as returned by checked_topk.
+Routing make_routing(Tensor topk_idx, const Shape& shape);
+
+}  // namespace shoal::ep::detail

@@ -1,0 +1,184 @@
+// Pure parts of EP: sizes and offsets (A8, A15), routing (E1), the receive arena, the choice of stores.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "ep/arena.hpp"
+#include "ep/host/store_choice.hpp"
+#include "ep/layout.hpp"
+#include "ep/routing.hpp"
+#include "support/ep_case.hpp"
+
+namespace shoal::ep {
+namespace {
+
+using test::EpCase;
+
+GroupOptions deepseek() {
+  GroupOptions options;
+  options.max_tokens = 4096;
+  options.hidden = 7168;
+  options.top_k = 8;
+  options.experts = 256;
+  options.low_latency_max_tokens = 128;
+  return options;
+}
+
+TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {  // A15
+  const SizeHint base = size_hint(deepseek(), 8);
+  GroupOptions more = deepseek();
+  more.low_latency_max_tokens *= 2;
+  EXPECT_NEAR(static_cast<double>(size_hint(more, 8).low_latency) / base.low_latency, 2.0, 0.01);
+  EXPECT_EQ(size_hint(more, 8).normal, base.normal);
+  more = deepseek();
+  more.max_tokens = 0;
+  EXPECT_EQ(size_hint(more, 8).normal, 0U);
+  EXPECT_EQ(low_latency_size_hint(128, 7168, 8, 256), base.low_latency);
+  // Slots hold one BF16 copy per (source, token), twice; answers one row per (expert, source, token), twice: count them
+  // by hand.
+  const std::size_t slot = detail::align_up(8 + 8 * 4, 64) + 7168 * 2, answers = 2ULL * 256 * 128 * (7168 * 2 + 56 * 4);
+  EXPECT_NEAR(static_cast<double>(base.low_latency), 2.0 * 8 * 128 * slot + answers, 64 * 1024);
+}
+
+TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
+  const detail::Shape shape = detail::make_shape(deepseek(), 8);
+  const detail::GroupLayout layout(shape);
+  const std::size_t starts[] = {layout.entered,         layout.finished,     layout.slots_sent, layout.slots_read,
+                                layout.answers_ready,   layout.answers_read, layout.failed,     layout.notices,
+                                layout.slot_counts,     layout.answer_rows,  layout.arena,      layout.staging,
+                                layout.staging_weights, layout.slots,        layout.answers,    layout.total};
+  for (std::size_t i = 1; i < std::size(starts); ++i) EXPECT_LT(starts[i - 1], starts[i]) << i;
+  EXPECT_LE(layout.notice(1, 7, shape) + layout.notice_bytes, layout.slot_counts);
+  EXPECT_LE(layout.slot(1, 7, 127, shape) + layout.slot_bytes, layout.answers);
+  EXPECT_LE(layout.answer(1, 31, 1023, shape) + layout.answer_stride, layout.total);
+}
+
+TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
+  const auto message = [](auto change, std::int32_t ranks) -> std::string {
+    GroupOptions options = deepseek();
+    change(options);
+    try {
+      size_hint(options, ranks);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::invalid_argument);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(message([](auto& o) { o.top_k = 33; }, 8).find("top_k is 33; allowed: 1 to 32"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.hidden = 0; }, 8).find("hidden is 0"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.hidden = 4; }, 8).find("multiple of 16 bytes"), std::string::npos);
+  EXPECT_NE(message([](auto&) {}, 7).find("divisible by the 7 members"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.max_tokens = -1; }, 8).find("max_tokens is -1"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.max_tokens = o.low_latency_max_tokens = 0; }, 8).find("at least one"),
+            std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.dtype = DataType::int8; }, 8).find("dtype is int8"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.live_results = 0; }, 8).find("live_results is 0"), std::string::npos);
+}
+
+TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    EpCase c;
+    c.ranks = 1 + static_cast<std::int32_t>(seed % 7);
+    c.experts = c.ranks * (1 + static_cast<std::int32_t>(seed % 9));
+    c.top_k = 1 + static_cast<std::int32_t>(seed * 5 % 32);
+    c.max_tokens = 40;
+    c.seed = seed;
+    GroupOptions options;
+    options.max_tokens = c.max_tokens;
+    options.hidden = 64;
+    options.top_k = c.top_k;
+    options.experts = c.experts;
+    const detail::Shape shape = detail::make_shape(options, c.ranks);
+    const auto lanes = c.topk(0);
+    const Routing routing =
+        detail::make_routing(detail::checked_topk(TensorView(lanes.data(), DataType::int64, {c.tokens(0), c.top_k}),
+                                                  shape, c.max_tokens, "test"),
+                             shape);
+    std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
+    for (std::int64_t t = 0; t < c.tokens(0); ++t) {
+      for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
+        bool here = false;
+        for (std::int32_t k = 0; k < c.top_k; ++k)
+          here |= lanes[t * c.top_k + k] >= 0 && lanes[t * c.top_k + k] / c.local_experts() == rank;
+        EXPECT_EQ(routing.is_token_in_rank(t, rank), here);
+        per_rank[rank] += here;
+      }
+      std::int32_t last = -1;  // copies are ordered by the last lane of their member
+      for (const detail::Copy& copy : routing.state->copies_of(t)) {
+        std::int32_t lane = -1;
+        for (std::int32_t k = 0; k < c.top_k; ++k)
+          if (lanes[t * c.top_k + k] >= 0 && lanes[t * c.top_k + k] / c.local_experts() == copy.rank) lane = k;
+        EXPECT_GT(lane, last);
+        last = lane;
+      }
+    }
+    for (std::int64_t expert : lanes)
+      if (expert >= 0) ++per_expert[expert];
+    EXPECT_EQ(routing.tokens_per_rank, per_rank);
+    EXPECT_EQ(routing.tokens_per_expert, per_expert);
+  }
+}
+
+TEST(EpRouting, RejectsBadIndicesByToken) {  // E4: duplicate experts in a row are rejected
+  GroupOptions options = deepseek();
+  options.top_k = 2;
+  const detail::Shape shape = detail::make_shape(options, 8);
+  const auto message = [&](std::vector<std::int64_t> lanes, DataType dtype = DataType::int64) -> std::string {
+    try {
+      detail::checked_topk(TensorView(lanes.data(), dtype, {static_cast<std::int64_t>(lanes.size()) / 2, 2}), shape, 4,
+                           "route");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message({0, 255, -1, -1}), "");
+  EXPECT_NE(message({0, 1, 2, 256}).find("topk_idx[1, 1] is 256; allowed: 0 to 255"), std::string::npos);
+  EXPECT_NE(message({0, 1, 2, -2}).find("is -2"), std::string::npos);
+  EXPECT_NE(message({0, 1, 7, 7}).find("topk_idx[1] names expert 7 twice"), std::string::npos);
+  EXPECT_NE(message(std::vector<std::int64_t>(10, -1)).find("at most 4"), std::string::npos);
+  EXPECT_NE(message({0, 1}, DataType::float32).find("float32"), std::string::npos);
+}
+
+TEST(EpArena, TakesShrinksAndReturnsWithoutOverlap) {
+  constexpr std::size_t kSize = 64 * 4096;
+  detail::Arena arena(kSize);
+  std::mt19937 random(7);
+  std::map<std::size_t, std::size_t> held;
+  int refused = 0;
+  for (int step = 0; step < 20'000; ++step) {
+    if (random() % 2 == 0) {
+      const std::size_t bytes = random() % (20 * 4096);
+      const auto at = arena.take(bytes);
+      if (!at) {
+        ++refused;
+        continue;
+      }
+      EXPECT_LE(*at + bytes, kSize);
+      for (const auto& [start, length] : held)
+        EXPECT_TRUE(*at + bytes <= start || start + length <= *at || bytes == 0 || length == 0);
+      const std::size_t kept = bytes - (bytes > 0 ? random() % bytes : 0);
+      arena.shrink(*at, kept);
+      EXPECT_TRUE(held.emplace(*at, kept).second) << "two regions start at the same offset";
+    } else if (!held.empty()) {
+      auto it = std::next(held.begin(), random() % held.size());
+      arena.release(it->first);
+      held.erase(it);
+    }
+    EXPECT_EQ(arena.regions(), held.size());
+  }
+  EXPECT_GT(refused, 0);
+  for (const auto& [start, length] : held) arena.release(start);
+  EXPECT_TRUE(arena.take(kSize).has_value());
+}
+
+TEST(EpStore, StreamsOnlyWhatTheCacheCannotHold) {
+  using host::choose_store;
+  using host::Store;
+  EXPECT_EQ(choose_store(1 << 20, 8, 32 << 20), Store::cached);
+  EXPECT_EQ(choose_store(5 << 20, 8, 32 << 20), Store::streamed);
+}
+
+}  // namespace
+}  // namespace shoal::ep

@@ -1,0 +1,66 @@
+// log2 and exp2 against libm in float64.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "ep/numeric/elementary.hpp"
+
+namespace shoal::ep::numeric {
+namespace {
+
+/// Distance in units in the last place of `want`.
+double ulps(float got, double want) {
+  if (static_cast<double>(got) == want) return 0;
+  const double magnitude = std::max(std::abs(want), 0x1p-126);
+  return std::abs(got - want) / std::ldexp(1.0, std::ilogb(magnitude) - 23);
+}
+
+TEST(NumericLog2, IsWithinTwoUlps) {
+  double worst = 0;
+  for (std::uint64_t bits = 1; bits < kInfinityBits; bits += 1021) {
+    const float x = float_of(static_cast<std::uint32_t>(bits));
+    worst = std::max(worst, ulps(log2(x), std::log2(static_cast<double>(x))));
+  }
+  // Near 1 the result is small and cancellation would show.
+  for (std::int32_t i = -200'000; i <= 200'000; i += 7) {
+    const float x = float_of(static_cast<std::uint32_t>(static_cast<std::int32_t>(bits_of(1.0f)) + i));
+    worst = std::max(worst, ulps(log2(x), std::log2(static_cast<double>(x))));
+  }
+  EXPECT_LT(worst, 2.0);
+  RecordProperty("worst_ulps", std::to_string(worst));
+}
+
+TEST(NumericLog2, ExactAtPowersOfTwoAndSpecialValues) {
+  for (int e = -149; e <= 127; ++e) EXPECT_EQ(log2(std::ldexp(1.0f, e)), static_cast<float>(e));
+  EXPECT_EQ(log2(0.0f), -INFINITY);
+  EXPECT_EQ(log2(-0.0f), -INFINITY);
+  EXPECT_EQ(log2(INFINITY), INFINITY);
+  EXPECT_TRUE(std::isnan(log2(-1.0f)));
+  EXPECT_TRUE(std::isnan(log2(-INFINITY)));
+  EXPECT_TRUE(std::isnan(log2(NAN)));
+}
+
+TEST(NumericExp2, IsWithinTwoUlps) {
+  double worst = 0;
+  for (double x = -149.0; x < 128.0; x += 0x1.3p-11) {
+    const auto rounded = static_cast<float>(x);
+    worst = std::max(worst, ulps(exp2(rounded), std::exp2(static_cast<double>(rounded))));
+  }
+  for (float x = 1e-30f; x < 0.5f; x *= 1.01f)
+    for (const float y : {x, -x}) worst = std::max(worst, ulps(exp2(y), std::exp2(static_cast<double>(y))));
+  EXPECT_LT(worst, 2.0);
+  RecordProperty("worst_ulps", std::to_string(worst));
+}
+
+TEST(NumericExp2, ExactAtIntegersAndSpecialValues) {
+  for (int e = -149; e <= 127; ++e) EXPECT_EQ(exp2(static_cast<float>(e)), std::ldexp(1.0f, e)) << e;
+  EXPECT_EQ(exp2(128.0f), INFINITY);
+  EXPECT_EQ(exp2(INFINITY), INFINITY);
+  EXPECT_EQ(exp2(-152.0f), 0.0f);
+  EXPECT_EQ(exp2(-INFINITY), 0.0f);
+  EXPECT_TRUE(std::isnan(exp2(NAN)));
+}
+
+}  // namespace
+}  // namespace shoal::ep::numeric
