@@ -1,0 +1,221 @@
+// ep_bench.cpp: dispatch and combine as a model would chain them.
+//
+// A chain is a sequence of pairs with nothing between them but the operations themselves; members meet only inside
+// them. The routing is computed within each dispatch, as a model has to. Experts do nothing during a chain; before it
+// and after it, on the group as the chain left it, they apply a function of their own id, and the result is checked.
+#include <algorithm>
+
+#include "ep/host/row_ops.hpp"
+#include "shoal/collective.hpp"
+#include "shoal/ep/group.hpp"
+#include "shoal_bench.hpp"
+
+namespace shoal::bench {
+
+namespace {
+
+/// Times of the two halves of a pair, added up over a chain.
+struct PairTimes {
+  Times dispatch, combine;
+  double rows = 0;
+};
+
+class EpBench {
+ public:
+  EpBench(World& world, const Shape& shape)
+      : world_(world),
+        shape_(shape),
+        me_(world.my_pe()),
+        local_experts_(shape.experts / world.n_pes()),
+        group_(world.team(), group_options(shape)),
+        batches_(make_batches(shape, shape.tokens, me_)),
+        small_batches_(make_batches(shape, shape.low_latency_tokens, me_)),
+        output_(Tensor::empty(DataType::bfloat16, {std::max(shape.tokens, shape.low_latency_tokens), shape.hidden})) {
+    group_.warmup();
+  }
+
+  std::vector<Measurement> run() {
+    measure_normal();
+    for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
+      for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
+        measure_low_latency(quantize, reduction);
+    return std::move(measurements_);
+  }
+
+ private:
+  static ep::GroupOptions group_options(const Shape& shape) {
+    ep::GroupOptions options;
+    options.max_tokens = shape.tokens;
+    options.hidden = shape.hidden;
+    options.top_k = static_cast<std::int32_t>(shape.top_k);
+    options.experts = static_cast<std::int32_t>(shape.experts);
+    options.low_latency_max_tokens = shape.low_latency_tokens;
+    options.preinitialize = true;
+    return options;
+  }
+
+  void measure_normal() {
+    check_normal("before the chain");
+    run_normal_chain(shape_.dropped);
+    barrier(world_.team());
+    const Times start = now();
+    const PairTimes times = run_normal_chain(shape_.iterations);
+    const Times total = now() - start;
+    check_normal("after the chain");
+
+    const auto n = static_cast<double>(shape_.iterations);
+    const double bytes = times.rows / n * static_cast<double>(shape_.row_bytes());
+    add("dispatch bf16", times.dispatch / n, bytes);
+    add("combine bf16", times.combine / n, bytes);
+    add("dispatch + combine bf16", total / n, 2 * bytes);
+    const auto all_meet = [this] { barrier(world_.team()); };
+    add("memcpy of the dispatch bytes", time_memcpy(static_cast<std::size_t>(bytes), shape_.iterations, all_meet),
+        bytes);
+  }
+
+  PairTimes run_normal_chain(std::int64_t pairs) {
+    PairTimes times;
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const Batch& batch = batches_[static_cast<std::size_t>(i % kBatches)];
+      const Times start = now();
+      const ep::Dispatched received = dispatch(batch);
+      const Times middle = now();
+      group_.combine(received.x, received.handle, {.weights = {}, .bias = {}, .out = output_for(batch)});
+      times.dispatch += middle - start;
+      times.combine += now() - middle;
+      times.rows += static_cast<double>(received.rows);
+    }
+    return times;
+  }
+
+  ep::Dispatched dispatch(const Batch& batch) {
+    ep::DispatchOptions options;
+    options.weights = batch.weights;
+    return group_.dispatch(batch.x, group_.route(batch.topk_idx), options);
+  }
+
+  TensorView output_for(const Batch& batch) const {
+    return TensorView(output_.data, DataType::bfloat16, {batch.tokens, shape_.hidden});
+  }
+
+  void check_normal(const char* when) {
+    for (const Batch& batch : batches_) {
+      const ep::Dispatched received = dispatch(batch);
+      for (std::int64_t row = 0; row < received.rows; ++row) {
+        std::uint16_t* const x = received.x.as<std::uint16_t>() + row * shape_.hidden;
+        apply_experts(x, x, received.topk_idx.as<std::int64_t>() + row * shape_.top_k,
+                      received.topk_weights.as<float>() + row * shape_.top_k, me_ * local_experts_, shape_);
+      }
+      group_.combine(received.x, received.handle, {.weights = {}, .bias = {}, .out = output_for(batch)});
+      check_output(batch, output_.as<std::uint16_t>(), shape_, false, when);
+    }
+  }
+
+  void measure_low_latency(ep::Quantize quantize, ep::Reduction reduction) {
+    check_low_latency(quantize, reduction, "before the low-latency chain");
+    run_low_latency_chain(quantize, reduction, 8 * shape_.dropped);
+    barrier(world_.team());
+    const Times start = now();
+    const PairTimes times = run_low_latency_chain(quantize, reduction, shape_.low_latency_iterations());
+    const Times total = now() - start;
+    check_low_latency(quantize, reduction, "after the low-latency chain");
+
+    const auto n = static_cast<double>(shape_.low_latency_iterations());
+    const std::string kind = std::string(quantize == ep::Quantize::none ? "bf16" : "fp8") +
+                             (reduction == ep::Reduction::exact ? " exact" : " per rank");
+    const double scales = quantize == ep::Quantize::none ? 0 : static_cast<double>((shape_.hidden + 127) / 128 * 4);
+    const double row = static_cast<double>(shape_.hidden) * (quantize == ep::Quantize::none ? 2 : 1) + scales;
+    add("low-latency dispatch " + kind, times.dispatch / n, times.rows / n * row);
+    add("low-latency combine " + kind, times.combine / n, times.rows / n * static_cast<double>(shape_.row_bytes()));
+    add("low-latency pair " + kind, total / n, times.rows / n * (row + static_cast<double>(shape_.row_bytes())));
+  }
+
+  PairTimes run_low_latency_chain(ep::Quantize quantize, ep::Reduction reduction, std::int64_t pairs) {
+    PairTimes times;
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const Batch& batch = small_batches_[static_cast<std::size_t>(i % kBatches)];
+      const Times start = now();
+      const ep::LowLatencyReceived received = dispatch_low_latency(batch, quantize);
+      const Times middle = now();
+      combine_low_latency(batch, received, reduction);
+      times.dispatch += middle - start;
+      times.combine += now() - middle;
+      for (std::int64_t e = 0; e < local_experts_; ++e) times.rows += received.counts.as<std::int32_t>()[e];
+    }
+    return times;
+  }
+
+  ep::LowLatencyReceived dispatch_low_latency(const Batch& batch, ep::Quantize quantize) {
+    return group_
+        .low_latency_dispatch(batch.x, batch.topk_idx, {.quantize = quantize, .expert_counts = {}, .wait_ns = {}})
+        .receive();
+  }
+
+  /// With the answers where the experts would have written them: in the group's own buffer.
+  void combine_low_latency(const Batch& batch, const ep::LowLatencyReceived& received, ep::Reduction reduction) {
+    ep::LowLatencyCombineOptions options;
+    options.zero_copy = true;
+    options.reduction = reduction;
+    options.out = output_for(batch);
+    group_.low_latency_combine(group_.next_combine_buffer(), batch.topk_idx, batch.weights, received.handle, options)
+        .receive();
+  }
+
+  void check_low_latency(ep::Quantize quantize, ep::Reduction reduction, const char* when) {
+    for (const Batch& batch : small_batches_) {
+      const ep::LowLatencyReceived received = dispatch_low_latency(batch, quantize);
+      const TensorView answers = group_.next_combine_buffer();
+      const std::int64_t rows = world_.n_pes() * shape_.low_latency_tokens;
+      for (std::int64_t e = 0; e < local_experts_; ++e)
+        for (std::int64_t row = 0; row < received.counts.as<std::int32_t>()[e]; ++row)
+          answer_low_latency(received, answers.as<std::uint16_t>() + e * answers.strides[0] + row * answers.strides[1],
+                             e * rows + row);
+      combine_low_latency(batch, received, reduction);
+      check_output(batch, output_.as<std::uint16_t>(), shape_, quantize != ep::Quantize::none, when);
+    }
+  }
+
+  /// `at`: which of the [experts, rows] of the received rows.
+  void answer_low_latency(const ep::LowLatencyReceived& received, std::uint16_t* answer, std::int64_t at) {
+    const std::int64_t rows = received.x.shape[1], local = at / rows, row = at % rows;
+    const std::int64_t expert = me_ * local_experts_ + local;
+    if (received.x.dtype == DataType::bfloat16)
+      return apply_expert(answer, received.x.as<std::uint16_t>() + at * shape_.hidden, expert, shape_);
+    const TensorView& scales = received.scales;
+    std::vector<float> row_scales;
+    for (std::int64_t group = 0; group < scales.shape[2]; ++group)
+      row_scales.push_back(
+          scales.as<float>()[local * scales.strides[0] + row * scales.strides[1] + group * scales.strides[2]]);
+    std::vector<std::uint16_t> x(static_cast<std::size_t>(shape_.hidden));
+    ep::host::dequantize_row(x.data(), received.x.as<std::uint8_t>() + at * shape_.hidden, row_scales.data(), x.size());
+    apply_expert(answer, x.data(), expert, shape_);
+  }
+
+  void add(std::string name, Times times, double bytes) { measurements_.push_back({std::move(name), times, bytes}); }
+
+  World& world_;
+  const Shape shape_;
+  const std::int64_t me_, local_experts_;
+  ep::Group group_;
+  std::vector<Batch> batches_, small_batches_;
+  Tensor output_;
+  std::vector<Measurement> measurements_;
+};
+
+}  // namespace
+
+void run_ep(World& world, const Shape& shape, const std::string& json_path) {
+  shape.validate(world.n_pes());
+  Report report;
+  report.program = "shoal-bench ep";
+  report.basis =
+      "logical: rows received (dispatch; combine moves the same rows back), the PE's own included; memcpy: bytes "
+      "copied";
+  report.pe = world.my_pe();
+  report.pes = world.n_pes();
+  describe(report, shape);
+  const std::vector<Measurement> measurements = EpBench(world, shape).run();
+  publish(report, measurements, gather_through(world), json_path);
+}
+
+}  // namespace shoal::bench

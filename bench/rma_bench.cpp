@@ -1,0 +1,149 @@
+// rma_bench.cpp: one-sided operations between PE 0 and PE 1, and two collectives.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "shoal/collective.hpp"
+#include "shoal_bench.hpp"
+
+namespace shoal::bench {
+
+namespace {
+
+constexpr std::size_t kLargest = std::size_t{4} << 20;
+constexpr std::size_t kSizes[] = {8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, kLargest};
+constexpr std::size_t kWindow = 16;  ///< operations in flight when bandwidth is measured
+
+std::string size_name(std::size_t bytes) {
+  if (bytes >= 1 << 20) return fmt::format("{} MiB", bytes >> 20);
+  return bytes >= 1 << 10 ? fmt::format("{} KiB", bytes >> 10) : fmt::format("{} B", bytes);
+}
+
+class RmaBench {
+ public:
+  RmaBench(World& world, std::int64_t iterations)
+      : world_(world),
+        iterations_(iterations),
+        remote_(world.heap().allocate<std::byte>(kLargest)),
+        flag_(world.heap().allocate<std::uint64_t>(1)),
+        local_(kLargest) {
+    std::memset(local_.data(), 1, local_.size());
+  }
+
+  std::vector<Measurement> run() {
+    for (const std::size_t bytes : kSizes) measure_size(bytes);
+    measure_small();
+    measure_round_trip();
+    measure_collectives();
+    return std::move(measurements_);
+  }
+
+ private:
+  /// Enough repetitions to be seen, few enough for large sizes.
+  std::int64_t repetitions(std::size_t bytes) const {
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16, iterations_);
+  }
+
+  /// PE 0 does it `count` times between two barriers.
+  template <typename Body>
+  void measure(const std::string& name, std::int64_t count, double bytes, Body body) {
+    barrier(world_.team());
+    Times times;
+    if (world_.my_pe() == 0) {
+      body();
+      const Times start = now();
+      for (std::int64_t i = 0; i < count; ++i) body();
+      times = (now() - start) / static_cast<double>(count);
+    }
+    barrier(world_.team());
+    measurements_.push_back({name, times, bytes});
+  }
+
+  RemoteSpan<std::byte> target(std::size_t bytes) const { return remote_.on(1 % world_.n_pes()).subspan(0, bytes); }
+
+  void measure_size(std::size_t bytes) {
+    const auto size = static_cast<double>(bytes);
+    const std::span<std::byte> local(local_.data(), bytes);
+    measure("put + quiet " + size_name(bytes), repetitions(bytes), size, [&] {
+      world_.put(target(bytes), local);
+      world_.quiet();
+    });
+    measure("get " + size_name(bytes), repetitions(bytes), size, [&] { world_.get(local, target(bytes)); });
+    measure(fmt::format("{} put_nbi {}", kWindow, size_name(bytes)), repetitions(bytes), size * kWindow, [&] {
+      for (std::size_t i = 0; i < kWindow; ++i) world_.put_nbi(target(bytes), local);
+      world_.quiet();
+    });
+  }
+
+  void measure_small() {
+    const RemoteSpan<std::uint64_t> word = flag_.on(1 % world_.n_pes());
+    measure("atomic fetch_add", iterations_, 0, [&] { world_.atomic_fetch_add(word, 1); });
+    measure("signal_add", iterations_, 0, [&] { world_.signal_add(word, 1); });
+    barrier(world_.team());
+    flag_[0] = 0;
+    barrier(world_.team());
+  }
+
+  void measure_round_trip() {
+    const Pe me = world_.my_pe();
+    const Pe partner = me ^ 1;
+    Times times;
+    if (me < 2 && world_.n_pes() > 1) {
+      const Times start = now();
+      for (std::int64_t i = 1; i <= iterations_; ++i) {
+        const auto value = static_cast<std::uint64_t>(i);
+        if (me == 0) world_.signal_set(flag_.on(partner), value);
+        world_.signal_wait_until(flag_.data(), Compare::greater_equal, value);
+        if (me == 1) world_.signal_set(flag_.on(partner), value);
+      }
+      times = (now() - start) / static_cast<double>(iterations_);
+    }
+    barrier(world_.team());
+    measurements_.push_back({"signal round trip", me == 0 ? times : Times(), 0});
+  }
+
+  void measure_collectives() {
+    measure_together("barrier", iterations_, 0, [&] { barrier(world_.team()); });
+    const auto pes = static_cast<std::size_t>(world_.n_pes());
+    const auto source = world_.heap().allocate<std::byte>(pes * kLargest / 4);
+    const auto result = world_.heap().allocate<std::byte>(pes * kLargest / 4);
+    for (const std::size_t block : {std::size_t{1} << 10, std::size_t{64} << 10, std::size_t{1} << 20})
+      measure_together("all_to_all " + size_name(block), std::min<std::int64_t>(repetitions(block * pes), 100),
+                       static_cast<double>(block * pes),
+                       [&] { all_to_all(world_.team(), result.data(), source.data(), block); });
+  }
+
+  template <typename Body>
+  void measure_together(const std::string& name, std::int64_t count, double bytes, Body body) {
+    body();
+    barrier(world_.team());
+    const Times start = now();
+    for (std::int64_t i = 0; i < count; ++i) body();
+    measurements_.push_back({name, (now() - start) / static_cast<double>(count), bytes});
+  }
+
+  World& world_;
+  const std::int64_t iterations_;
+  SymmetricArray<std::byte> remote_;
+  SymmetricArray<std::uint64_t> flag_;
+  std::vector<std::byte> local_;
+  std::vector<Measurement> measurements_;
+};
+
+}  // namespace
+
+void run_rma(World& world, std::int64_t iterations, const std::string& json_path) {
+  require(iterations >= 1, Code::invalid_argument, "--iterations is {}; allowed: 1 or more", iterations);
+  Report report;
+  report.program = "shoal-bench rma";
+  report.basis = "bytes of the transfers of one PE";
+  report.pe = world.my_pe();
+  report.pes = world.n_pes();
+  report.setup.emplace_back("transport", world.describe_transport(1 % world.n_pes()));
+  const std::vector<Measurement> measurements = RmaBench(world, iterations).run();
+  publish(report, measurements, gather_through(world), json_path);
+}
+
+}  // namespace shoal::bench

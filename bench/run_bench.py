@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Runs shoal-bench ep and the MPI baseline in turn, and compares their medians with the targets of the host backend.
+
+The two alternate (Shoal, MPI, Shoal, MPI, ...) so that a machine that is busy with other things disturbs both alike. A figure is the
+median over the rounds of the slowest PE's time. Needs nothing but the standard library.
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+
+PAIR = "dispatch + combine bf16"
+MEMCPY = "memcpy of the dispatch bytes"
+LOW_LATENCY_PAIRS = ["low-latency pair bf16 per rank", "low-latency pair fp8 per rank"]
+COMPARED = ["dispatch bf16", "combine bf16", PAIR] + LOW_LATENCY_PAIRS
+SPEEDUP_TARGET = 3.0  # over MPI
+MEMCPY_TARGET = 0.5  # of memcpy's bandwidth
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"), help="where the programs are")
+    parser.add_argument("--pes", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=16, help="timed pairs a round")
+    parser.add_argument("--quick", action="store_true", help="one short round: does it run, roughly how fast")
+    parser.add_argument("--json", type=pathlib.Path, help="also write everything measured to this file")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds that one program may take")
+    parser.add_argument("shape", nargs="*", help="after --: options for both programs, such as -- --tokens 512 --hidden 4096")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.iterations = 1, 4
+    return arguments
+
+
+def commands(arguments):
+    """The command lines, without --json, by name; MPI's only where it was built."""
+    options = ["--iterations", str(arguments.iterations), *arguments.shape]
+    pes = str(arguments.pes)
+    result = {"shoal": [str(arguments.bin / "shoal-run"), "-n", pes, str(arguments.bin / "shoal-bench"), "ep", *options]}
+    baseline, mpirun = arguments.bin / "shoal-bench-mpi", shutil.which("mpirun")
+    if baseline.exists() and mpirun:
+        # More ranks than cores: waiting ranks have to yield, or nobody advances.
+        launcher = [mpirun, "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", pes]
+        if os.geteuid() == 0:
+            launcher.insert(1, "--allow-run-as-root")
+        result["mpi"] = [*launcher, str(baseline), *options]
+    return result
+
+
+def run_once(command, timeout):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "result.json"
+        process = subprocess.Popen([*command, "--json", str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   start_new_session=True)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            sys.exit(f"run_bench: no result after {timeout:.0f} s (--timeout): {' '.join(command)}")
+        if process.returncode != 0 or not path.exists():
+            sys.exit(f"run_bench: exit status {process.returncode}: {' '.join(command)}\n{output}")
+        return json.loads(path.read_text())
+
+
+def measure(arguments):
+    """{program: [result of round 1, ...]}, alternating."""
+    lines = commands(arguments)
+    rounds = {name: [] for name in lines}
+    for number in range(arguments.rounds):
+        for name, command in lines.items():
+            print(f"round {number + 1} of {arguments.rounds}: {name}", file=sys.stderr)
+            rounds[name].append(run_once(command, arguments.timeout))
+    return lines, rounds
+
+
+def summarise(results):
+    """{operation: median over the rounds of the slowest PE's seconds, their range, bytes per PE}."""
+    summary = {}
+    for position, entry in enumerate(results[0]["results"]):
+        seconds = [result["results"][position]["seconds"]["max"] for result in results]
+        summary.setdefault(entry["name"], {
+            "seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds),
+            "bytes_per_pe": entry.get("bytes_per_pe", 0)})
+    return summary
+
+
+def ratios(shoal, mpi, copy_seconds):
+    """What the targets are about."""
+    result = [{"what": f"{PAIR}, bandwidth as a share of memcpy's", "value": 2 * copy_seconds / shoal[PAIR]["seconds"],
+               "target": MEMCPY_TARGET}]
+    if mpi:
+        for name in [PAIR, *LOW_LATENCY_PAIRS]:
+            result.append({"what": f"{name}, times as fast as MPI", "value": mpi[name]["seconds"] / shoal[name]["seconds"],
+                           "target": SPEEDUP_TARGET})
+    for entry in result:
+        entry["met"] = entry["value"] >= entry["target"]
+    return result
+
+
+def print_table(shoal, mpi):
+    print("| operation | Shoal, us | range | GB/s per PE | MPI, us | range | MPI / Shoal |\n|---|---|---|---|---|---|---|")
+    for name, mine in shoal.items():
+        other = mpi.get(name)
+        cells = [name, f"{mine['seconds'] * 1e6:.0f}", f"{mine['min'] * 1e6:.0f}-{mine['max'] * 1e6:.0f}",
+                 f"{mine['bytes_per_pe'] / mine['seconds'] / 1e9:.2f}"]
+        if other:
+            cells += [f"{other['seconds'] * 1e6:.0f}", f"{other['min'] * 1e6:.0f}-{other['max'] * 1e6:.0f}",
+                      f"{other['seconds'] / mine['seconds']:.2f}"]
+        else:
+            cells += ["", "", ""]
+        print("| " + " | ".join(cells) + " |")
+
+
+def main():
+    arguments = parse_arguments()
+    lines, rounds = measure(arguments)
+    shoal = summarise(rounds["shoal"])
+    mpi = summarise(rounds["mpi"]) if "mpi" in rounds else {}
+    # The same plain loop in both programs: all rounds of both count.
+    copies = [r["seconds"]["max"] for results in rounds.values() for result in results for r in result["results"] if r["name"] == MEMCPY]
+    found = ratios(shoal, mpi, statistics.median(copies))
+    setup = rounds["shoal"][0]["setup"]
+    print(f"\n{arguments.pes} PEs, " + ", ".join(f"{key} {value}" for key, value in setup.items()))
+    print(f"medians of {arguments.rounds} alternating rounds, slowest PE; {rounds['shoal'][0]['basis']}\n")
+    print_table(shoal, mpi)
+    print()
+    for entry in found:
+        print(f"{entry['what']}: {entry['value']:.2f} (target {entry['target']}: {'met' if entry['met'] else 'missed'})")
+    if not mpi:
+        print("no MPI: shoal-bench-mpi was not built or mpirun is not installed")
+    if arguments.json:
+        names = {name: " ".join(pathlib.Path(word).name if "/" in word else word for word in line) for name, line in lines.items()}
+        everything = {"commands": names, "rounds": arguments.rounds, "pes": arguments.pes, "setup": setup,
+                      "shoal": shoal, "mpi": mpi, "ratios": found}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(everything, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

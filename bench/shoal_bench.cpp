@@ -1,0 +1,63 @@
+// shoal-bench: how fast this build is on this machine. Start it with shoal-run: shoal-run -n 8 shoal-bench ep
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "options.hpp"
+#include "shoal/collective.hpp"
+#include "shoal_bench.hpp"
+
+namespace shoal::bench {
+
+Gather gather_through(World& world) {
+  return [&world](const std::vector<double>& mine) {
+    const auto source = world.heap().allocate<double>(mine.size());
+    const auto target = world.heap().allocate<double>(mine.size() * static_cast<std::size_t>(world.n_pes()));
+    std::ranges::copy(mine, source.data());
+    all_gather(world.team(), target.data(), source.data(), mine.size() * sizeof(double));
+    return std::vector<double>(target.data(), target.data() + target.size());
+  };
+}
+
+namespace {
+
+struct Arguments {
+  Shape shape;
+  std::int64_t rma_iterations = 1000;
+  std::string json_path;
+  bool ep = false;
+};
+
+void declare(CLI::App& app, Arguments& arguments) {
+  app.require_subcommand(1);
+  CLI::App* const ep =
+      app.add_subcommand("ep", "dispatch, combine and their low-latency forms, and memcpy of the same bytes");
+  add_shape_options(*ep, arguments.shape);
+  ep->callback([&arguments] { arguments.ep = true; });
+  CLI::App* const rma = app.add_subcommand("rma", "put, get, atomics, signals, barrier and all-to-all");
+  rma->add_option("--iterations", arguments.rma_iterations, "of each small operation")->capture_default_str();
+  for (CLI::App* const command : {ep, rma})
+    command->add_option("--json", arguments.json_path, "also write the results to this file");
+}
+
+}  // namespace
+}  // namespace shoal::bench
+
+int main(int argc, char** argv) {
+  CLI::App app("Measures Shoal on this machine. Run it under shoal-run: shoal-run -n 8 shoal-bench ep", "shoal-bench");
+  shoal::bench::Arguments arguments;
+  shoal::bench::declare(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    shoal::World world = shoal::World::open();
+    if (arguments.ep)
+      shoal::bench::run_ep(world, arguments.shape, arguments.json_path);
+    else
+      shoal::bench::run_rma(world, arguments.rma_iterations, arguments.json_path);
+    world.close();
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "shoal-bench: {}\n", error.what());
+    return 1;
+  }
+}

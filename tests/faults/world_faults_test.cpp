@@ -1,0 +1,125 @@
+// What the others are told when a PE of a world is killed, stopped, or cannot start.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+
+#include "support/process.hpp"
+#include "support/worlds.hpp"
+#include "world/state.hpp"
+
+namespace shoal::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Environment environment() {
+  return {{"SHOAL_SYMMETRIC_SIZE", "4M"}, {"SHOAL_TIMEOUT_MS", "30000"}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}};
+}
+
+/// Runs `call`, which must throw, and prints what it says for the test to read.
+template <typename Call>
+void print_error(Call&& call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    std::cout << name_of(error.code()) << ": " << error.what() << std::endl;
+  }
+}
+
+// PE 1 never comes; the others wait for it in the way that the argument says.
+SHOAL_PE_BODY(wait_for_pe_1) {
+  World world = World::open({pe.settings, nullptr});
+  const auto flag = world.heap().allocate<std::uint64_t>(1);
+  std::cout << "ready" << std::endl;
+  if (world.my_pe() == 1) {
+    for (;;) pause();
+  }
+  print_error([&] {
+    if (pe.argument == "sync") world.state().sync(world.team().state(), "barrier");
+    if (pe.argument == "wait") world.wait_until(flag.data(), Compare::equal, 1);
+    if (pe.argument == "malloc") world.heap().malloc(100);
+    if (pe.argument == "close") world.close();
+  });
+}
+
+SHOAL_PE_BODY(fail_in_heap) {
+  if (pe.settings.pe == 2) {
+    // Room for the bootstrap's socket, none for the heap's memory.
+    const int next = dup(0);
+    close(next);
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = static_cast<rlim_t>(next) + 1;
+    const Settings settings = pe.settings;
+    auto bootstrap = std::shared_ptr<Bootstrap>(make_bootstrap(settings));
+    setrlimit(RLIMIT_NOFILE, &limit);
+    print_error([&] { World::open({settings, bootstrap}); });
+  } else {
+    print_error([&] { World::open({pe.settings, nullptr}); });
+  }
+}
+
+SHOAL_PE_BODY(die_in_transports) {
+  const auto bootstrap = std::shared_ptr<Bootstrap>(make_bootstrap(pe.settings));
+  if (pe.settings.pe == 0) {
+    std::cout << "connected" << std::endl;
+    for (;;) pause();
+  }
+  print_error([&] { World::open({pe.settings, bootstrap}); });
+}
+
+class KilledPe : public testing::TestWithParam<const char*> {};
+
+// D9, A10: a PE that is killed is reported at once, not after the timeout.
+TEST_P(KilledPe, IsReportedByAll) {
+  PeGroup group = start_pes(3, "wait_for_pe_1", {.env = environment(), .argument = GetParam()});
+  for (const Process& process : group.pes) ASSERT_TRUE(const_cast<Process&>(process).wait_for_output("ready"));
+  const auto start = Clock::now();
+  group.pes[1].send(SIGKILL);
+  const pid_t pid = group.pes[1].pid();
+  const auto results = wait_all(group.pes);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  for (const std::size_t pe : {0u, 2u}) {
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("peer_failed: "), std::string::npos) << results[pe].out;
+    EXPECT_NE(results[pe].out.find("PE 1"), std::string::npos) << results[pe].out;
+    EXPECT_NE(results[pe].out.find("ended"), std::string::npos) << results[pe].out << " (pid " << pid << ")";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(InEveryWait, KilledPe, testing::Values("sync", "wait", "malloc", "close"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+// D9: a PE whose heap cannot be made fails the start of all, with its message.
+TEST(WorldOpenFault, OneWithoutDescriptorsFailsAll) {
+  const auto results = run_pes(3, "fail_in_heap", {.env = environment()});
+  expect_success(results);
+  for (std::size_t pe = 0; pe < results.size(); ++pe) {
+    EXPECT_NE(results[pe].out.find(pe == 2 ? "system: " : "peer_failed: "), std::string::npos) << results[pe].out;
+    EXPECT_NE(results[pe].out.find("PE 2 failed in phase"), std::string::npos) << results[pe].out;
+    EXPECT_NE(results[pe].out.find("Too many open files"), std::string::npos) << results[pe].out;
+  }
+}
+
+TEST(WorldOpenFault, OneThatIsKilledFailsAll) {
+  PeGroup group = start_pes(3, "die_in_transports", {.env = environment()});
+  ASSERT_TRUE(group.pes[0].wait_for_output("connected"));
+  const auto start = Clock::now();
+  group.pes[0].send(SIGKILL);
+  const auto results = wait_all(group.pes);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  for (const std::size_t pe : {1u, 2u}) {
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("peer_failed: "), std::string::npos) << results[pe].out;
+    EXPECT_NE(results[pe].out.find("PE 0"), std::string::npos) << results[pe].out;
+  }
+}
+
+}  // namespace
+}  // namespace shoal::test

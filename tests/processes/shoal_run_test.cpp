@@ -1,0 +1,203 @@
+// shoal-run as its users see it: outputs, statuses, signals, and nothing left behind.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "support/process.hpp"
+
+namespace shoal::test {
+namespace {
+
+const std::string kShoalRun = std::string(SHOAL_BIN_DIR) + "/shoal-run";
+
+std::vector<std::string> command(const std::string& options, const std::string& script) {
+  std::vector<std::string> argv = {kShoalRun};
+  std::istringstream words(options);
+  for (std::string word; words >> word;) argv.push_back(word);
+  argv.insert(argv.end(), {"/bin/sh", "-c", script});
+  return argv;
+}
+
+ProcessResult shoal_run(const std::string& options, const std::string& script) {
+  return run_program(command(options, script));
+}
+
+/// Whether the process exists and is not a zombie.
+bool alive(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string number, name, state;
+  return (stat >> number >> name >> state) && state != "Z";
+}
+
+/// The pids that the PEs have printed as "pid N".
+std::vector<pid_t> pids_in(const std::string& text) {
+  std::vector<pid_t> pids;
+  for (std::size_t at = 0; (at = text.find("pid ", at)) != std::string::npos; ++at)
+    pids.push_back(std::stoi(text.substr(at + 4)));
+  return pids;
+}
+
+void expect_gone(const std::vector<pid_t>& pids) {
+  for (const pid_t pid : pids) {
+    for (int i = 0; i < 500 && alive(pid); ++i) std::this_thread::sleep_for(Milliseconds(10));
+    EXPECT_FALSE(alive(pid)) << pid << " is an orphan";
+  }
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++found;
+  return found;
+}
+
+TEST(ShoalRun, GivesEachPeItsEnvironmentAndLabelsItsLines) {
+  const auto result = shoal_run(
+      "-n 3", "echo pe $SHOAL_PE of $SHOAL_N_PES; echo oops $SHOAL_PE >&2; printf rest; test -n \"$SHOAL_UNIQUE_ID\"");
+  EXPECT_TRUE(result.ok()) << result.describe();
+  for (int pe = 0; pe < 3; ++pe) {
+    EXPECT_NE(result.out.find(fmt::format("[{0}] pe {0} of 3\n", pe)), std::string::npos) << result.describe();
+    EXPECT_NE(result.out.find(fmt::format("[{}] rest\n", pe)), std::string::npos) << result.describe();
+    EXPECT_NE(result.err.find(fmt::format("[{0}] oops {0}\n", pe)), std::string::npos) << result.describe();
+  }
+  EXPECT_EQ(result.out.find("oops"), std::string::npos) << "the two outputs are kept apart";
+}
+
+TEST(ShoalRun, LinesOfDifferentPesNeverMix) {
+  const auto result =
+      shoal_run("-n 4", "i=0; while [ $i -lt 200 ]; do echo \"$SHOAL_PE$SHOAL_PE$SHOAL_PE\"; i=$((i+1)); done");
+  std::istringstream lines(result.out);
+  std::size_t n = 0;
+  for (std::string line; std::getline(lines, line); ++n) {
+    ASSERT_EQ(line.size(), 7u) << line;
+    EXPECT_EQ(line, fmt::format("[{0}] {0}{0}{0}", line[1]));
+  }
+  EXPECT_EQ(n, 800u);
+}
+
+TEST(ShoalRun, NoLabelWhenAskedOrAlone) {
+  EXPECT_EQ(shoal_run("-n 2 --no-label", "echo hello").out, "hello\nhello\n");
+  EXPECT_EQ(shoal_run("-n 1", "echo hello").out, "hello\n");
+}
+
+TEST(ShoalRun, Nodes) {
+  EXPECT_EQ(count(shoal_run("-n 6 --nodes 2", "echo size $SHOAL_NODE_SIZE").out, "size 3"), 6u);
+  const auto odd = shoal_run("-n 6 --nodes 4", "echo started");
+  EXPECT_EQ(odd.exit_status, 125);
+  EXPECT_NE(odd.err.find("does not divide"), std::string::npos) << odd.describe();
+  EXPECT_EQ(odd.out.find("started"), std::string::npos);
+}
+
+TEST(ShoalRun, FailedPeIsReportedAndItsStatusReturned) {
+  const auto result = shoal_run("-n 3 --grace 0.2", "test $SHOAL_PE != 1 || exit 7; sleep 30");
+  EXPECT_EQ(result.exit_status, 7) << result.describe();
+  EXPECT_NE(result.err.find("shoal-run: PE 1 (pid "), std::string::npos) << result.describe();
+  EXPECT_NE(result.err.find(") exited with status 7\n"), std::string::npos) << result.describe();
+  EXPECT_EQ(count(result.err, "shoal-run: "), 1u)
+      << "those that were ended are not failures of their own: " << result.describe();
+}
+
+TEST(ShoalRun, KilledPeIsReportedWithItsSignal) {
+  const auto result = shoal_run("-n 2 --grace 0.2", "test $SHOAL_PE != 1 || kill -KILL $$; sleep 30");
+  EXPECT_EQ(result.exit_status, 128 + SIGKILL) << result.describe();
+  EXPECT_NE(result.err.find(") was killed by signal 9 (Killed)\n"), std::string::npos) << result.describe();
+}
+
+TEST(ShoalRun, OthersHaveTheGracePeriodToReport) {
+  const auto result = shoal_run("-n 2 --grace 5", "test $SHOAL_PE != 1 || exit 3; sleep 0.3; echo saw it");
+  EXPECT_EQ(result.exit_status, 3);
+  EXPECT_NE(result.out.find("[0] saw it"), std::string::npos) << result.describe();
+}
+
+TEST(ShoalRun, StubbornPesAndTheirHelpersAreKilled) {
+  const auto result =
+      shoal_run("-n 2 --grace 0.2",
+                "trap '' TERM; echo pid $$; sleep 60 & echo pid $!; test $SHOAL_PE != 1 || { sleep 0.2; exit 3; }; "
+                "while true; do sleep 60; done");
+  EXPECT_EQ(result.exit_status, 3) << result.describe();
+  EXPECT_EQ(pids_in(result.out).size(), 4u) << result.describe();
+  expect_gone(pids_in(result.out));
+}
+
+TEST(ShoalRun, TimeoutEndsTheJob) {
+  const auto result = shoal_run("-n 2 --timeout 0.3 --grace 0.2", "echo pid $$; exec sleep 60");
+  EXPECT_EQ(result.exit_status, 124) << result.describe();
+  EXPECT_NE(result.err.find("ran past its limit of 0.3 s: PEs 0, 1 are ended"), std::string::npos) << result.describe();
+  expect_gone(pids_in(result.out));
+}
+
+TEST(ShoalRun, PassesSignalsOn) {
+  Process launcher(command("-n 2 --grace 10",
+                           "trap 'echo got term; exit 0' TERM; trap 'echo got usr1' USR1; echo ready; "
+                           "while true; do sleep 0.05; done"));
+  for (const char* ready : {"[0] ready", "[1] ready"}) ASSERT_TRUE(launcher.wait_for_output(ready)) << launcher.err();
+  launcher.send(SIGUSR1);
+  for (const char* got : {"[0] got usr1", "[1] got usr1"}) EXPECT_TRUE(launcher.wait_for_output(got)) << launcher.out();
+  launcher.send(SIGTERM);
+  const auto result = launcher.wait();
+  EXPECT_TRUE(result.ok()) << result.describe();
+  EXPECT_EQ(count(result.out, "got term"), 2u) << result.describe();
+}
+
+TEST(ShoalRun, StatusOfASignalThatPesDoNotHandle) {
+  Process launcher(command("-n 2", "echo pid $$; exec sleep 60"));
+  for (const char* ready : {"[0] pid", "[1] pid"}) ASSERT_TRUE(launcher.wait_for_output(ready)) << launcher.err();
+  launcher.send(SIGINT);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_status, 128 + SIGINT) << result.describe();
+  expect_gone(pids_in(result.out));
+}
+
+TEST(ShoalRun, KilledLauncherLeavesNoOrphan) {
+  Process launcher(command("-n 3", "echo pid $$; exec sleep 60"));
+  for (const char* ready : {"[0] pid", "[1] pid", "[2] pid"})
+    ASSERT_TRUE(launcher.wait_for_output(ready)) << launcher.err();
+  launcher.send(SIGKILL);
+  const auto result = launcher.wait();
+  ASSERT_EQ(pids_in(result.out).size(), 3u);
+  expect_gone(pids_in(result.out));
+}
+
+TEST(ShoalRun, ProgramThatCannotBeStarted) {
+  const auto missing = run_program({kShoalRun, "-n", "2", "/no/such/program"});
+  EXPECT_EQ(missing.exit_status, 127) << missing.describe();
+  EXPECT_NE(missing.err.find("/no/such/program could not be started as PE 0: No such file or directory"),
+            std::string::npos)
+      << missing.describe();
+  const auto directory = run_program({kShoalRun, "-n", "2", "/tmp"});
+  EXPECT_EQ(directory.exit_status, 126) << directory.describe();
+}
+
+TEST(ShoalRun, CommandLine) {
+  EXPECT_EQ(run_program({kShoalRun, "-n", "1", "echo", "-n", "x", "--help"}).out, "x --help")
+      << "the program's options are its own";
+  EXPECT_EQ(run_program({kShoalRun, "-n", "1", "--", "echo", "x"}).out, "x\n");
+  EXPECT_EQ(run_program({kShoalRun, "-n", "2"}).exit_status, 125);
+  EXPECT_EQ(run_program({kShoalRun, "-n", "0", "true"}).exit_status, 125);
+  EXPECT_EQ(run_program({kShoalRun, "true"}).exit_status, 125);
+  EXPECT_EQ(run_program({kShoalRun, "-n", "2", "--frobnicate", "true"}).exit_status, 125);
+  const auto help = run_program({kShoalRun, "--help"});
+  EXPECT_TRUE(help.ok());
+  for (const char* option : {"--nodes", "--timeout", "--grace", "--no-label", "Exit status"})
+    EXPECT_NE(help.out.find(option), std::string::npos) << option;
+}
+
+SHOAL_PE_BODY(meet) {
+  const auto bootstrap = make_bootstrap(pe.settings);
+  bootstrap->barrier("met");
+  bootstrap->close();
+}
+
+TEST(ShoalRun, PesMeet) {
+  // The test program itself is the job: its PE body meets the others through the root in the launcher.
+  const auto result = run_program({kShoalRun, "-n", "4", "/proc/" + std::to_string(getpid()) + "/exe",
+                                   "--gtest_brief=1", "--gtest_filter=*", "--shoal-pe-body=meet"});
+  EXPECT_TRUE(result.ok()) << result.describe();
+}
+
+}  // namespace
+}  // namespace shoal::test

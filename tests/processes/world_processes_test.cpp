@@ -1,0 +1,99 @@
+// Worlds whose PEs are processes: the same checks as with threads, over passed descriptors.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+#include <thread>
+
+#include "support/process.hpp"
+#include "support/worlds.hpp"
+
+namespace shoal::test {
+namespace {
+
+Environment environment(const std::string& node_size) {
+  return {{"SHOAL_SYMMETRIC_SIZE", "8M"},
+          {"SHOAL_MAX_TEAMS", "40"},
+          {"SHOAL_TIMEOUT_MS", "20000"},
+          {"SHOAL_NODE_SIZE", node_size}};
+}
+
+std::set<std::string> files_in(const char* directory) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.insert(entry.path().filename());
+  return names;
+}
+
+SHOAL_PE_BODY(everything) {
+  World world = World::open({pe.settings, nullptr});
+  check_everything(world);
+  world.close();
+}
+
+SHOAL_PE_BODY(open_and_close) {
+  World world = World::open({pe.settings, nullptr});
+  check_identity(world);
+  check_exchange(world);
+  world.close();
+}
+
+// Threads and processes in one world: PEs 0, 1 and 2, 3 share a process each.
+SHOAL_PE_BODY(two_threads_each) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i)
+    threads.emplace_back([&, i] {
+      Settings settings = pe.settings;
+      settings.pe = 2 * pe.settings.pe + i;
+      settings.n_pes = 4;
+      World world = World::open({settings, nullptr});
+      check_everything(world);
+      world.close();
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(WorldOfProcesses, DoesEverything) {
+  expect_success(run_pes(3, "everything", {.env = environment("0")}));
+}
+TEST(WorldOfProcesses, DoesEverythingBetweenEmulatedNodes) {
+  expect_success(run_pes(4, "everything", {.env = environment("2")}));
+}
+TEST(WorldOfProcesses, DoesEverythingWithoutLoadStore) {
+  expect_success(run_pes(2, "everything", {.env = environment("1")}));
+}
+
+// More PEs than a socket queue holds datagrams.
+TEST(WorldOfProcesses, OpensWithMorePesThanASocketQueues) {
+  expect_success(run_pes(16, "open_and_close", {.env = environment("0")}));
+}
+
+TEST(WorldOfProcesses, LeavesNoFile) {
+  const auto shm = files_in("/dev/shm");
+  expect_success(run_pes(2, "open_and_close", {.env = environment("0")}));
+  for (const std::string& name : files_in("/dev/shm"))
+    EXPECT_TRUE(shm.contains(name) || name.find("shoal") == std::string::npos) << name;
+}
+
+// D1: PEs may be processes, threads, and both at once.
+TEST(WorldOfProcesses, MixesThreadsAndProcesses) {
+  PeOptions options{.env = environment("0")};
+  const UniqueId id = [&] {
+    Settings settings;
+    settings.socket_interface = "lo";
+    return UniqueId::create(settings);
+  }();
+  std::vector<Process> processes;
+  for (int i = 0; i < 2; ++i) {
+    Environment env = options.env;
+    env["SHOAL_PE"] = std::to_string(i);
+    env["SHOAL_N_PES"] = "2";
+    env["SHOAL_UNIQUE_ID"] = id.to_string();
+    processes.emplace_back(
+        std::vector<std::string>{"/proc/self/exe", "--gtest_brief=1", "--shoal-pe-body=two_threads_each"}, env);
+  }
+  expect_success(wait_all(processes));
+}
+
+}  // namespace
+}  // namespace shoal::test

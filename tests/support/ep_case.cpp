@@ -1,0 +1,211 @@
+#include "support/ep_case.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+
+namespace shoal::test {
+namespace {
+
+std::uint64_t mix(std::uint64_t x) {  // splitmix64 finaliser
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+/// Members that hold experts of a token, by the last lane that asks for each.
+std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes) {
+  std::vector<std::int32_t> ranks;
+  for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+    if (std::any_of(lanes, lanes + c.top_k, [&](std::int64_t e) { return e >= 0 && e / c.local_experts() == rank; }))
+      ranks.push_back(rank);
+  const auto last_lane = [&](std::int32_t rank) {
+    std::int32_t last = -1;
+    for (std::int32_t k = 0; k < c.top_k; ++k)
+      if (lanes[k] >= 0 && lanes[k] / c.local_experts() == rank) last = k;
+    return last;
+  };
+  std::sort(ranks.begin(), ranks.end(), [&](std::int32_t a, std::int32_t b) { return last_lane(a) < last_lane(b); });
+  return ranks;
+}
+
+}  // namespace
+
+std::uint16_t bf16_of(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+float float_of_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+std::int64_t EpCase::tokens(std::int32_t rank) const {
+  if (load == Load::none) return 0;
+  if (load == Load::some_idle && rank % 2 == 0) return 0;
+  return static_cast<std::int64_t>(mix(seed * 1000003 + rank) % (max_tokens + 1));
+}
+
+std::vector<std::int64_t> EpCase::topk(std::int32_t rank) const {
+  std::mt19937_64 random(mix(seed ^ (0xabcdULL + rank)));
+  std::vector<std::int64_t> lanes(tokens(rank) * top_k, -1);
+  std::vector<std::int64_t> order(experts);
+  for (std::int64_t t = 0; t < tokens(rank); ++t) {
+    std::iota(order.begin(), order.end(), 0);
+    for (std::int32_t k = 0; k < std::min(top_k, experts); ++k) {
+      std::swap(order[k], order[k + random() % (experts - k)]);
+      lanes[t * top_k + k] = std::uniform_real_distribution<double>(0, 1)(random) < holes ? -1 : order[k];
+    }
+    if (load == Load::all_to_one) {
+      std::fill_n(lanes.begin() + t * top_k, top_k, -1);
+      lanes[t * top_k] = experts - 1;
+    }
+  }
+  return lanes;
+}
+
+std::vector<float> EpCase::weights(std::int32_t rank) const {
+  std::mt19937 random(static_cast<std::uint32_t>(mix(seed ^ (0x1234ULL + rank))));
+  std::vector<float> values(tokens(rank) * top_k);
+  for (float& w : values) w = std::uniform_real_distribution<float>(0.05F, 1.0F)(random);
+  return values;
+}
+
+std::uint16_t EpCase::value(std::int32_t rank, std::int64_t token, std::int64_t channel) const {
+  const std::uint64_t h =
+      mix(seed + (static_cast<std::uint64_t>(rank) << 48) + (static_cast<std::uint64_t>(token) << 24) + channel);
+  return bf16_of(static_cast<float>(static_cast<std::int64_t>(h % 4001) - 2000) / 1000.0F);
+}
+
+std::vector<std::uint16_t> EpCase::rows(std::int32_t rank) const {
+  std::vector<std::uint16_t> values(tokens(rank) * hidden);
+  for (std::int64_t t = 0; t < tokens(rank); ++t)
+    for (std::int64_t c = 0; c < hidden; ++c) values[t * hidden + c] = value(rank, t, c);
+  return values;
+}
+
+std::string EpCase::describe() const {
+  return fmt::format("ranks {} experts {} top_k {} hidden {} max_tokens {} load {} seed {}", ranks, experts, top_k,
+                     hidden, max_tokens, static_cast<int>(load), seed);
+}
+
+ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
+  ExpectedDispatch e;
+  e.tokens_per_expert.assign(c.local_experts(), 0);
+  const std::int64_t first = std::int64_t{rank} * c.local_experts();
+  for (std::int32_t source = 0; source < c.ranks; ++source) {
+    const auto lanes = c.topk(source);
+    const auto weights = c.weights(source);
+    std::int64_t rows = 0;
+    for (std::int64_t t = 0; t < c.tokens(source); ++t) {
+      const std::int64_t* row = lanes.data() + t * c.top_k;
+      const auto here = [&](std::int64_t expert) { return expert >= first && expert < first + c.local_experts(); };
+      if (std::none_of(row, row + c.top_k, here)) continue;
+      ++rows;
+      e.source_rank.push_back(source);
+      e.source_token.push_back(static_cast<std::int32_t>(t));
+      for (std::int32_t k = 0; k < c.top_k; ++k) {
+        e.topk_idx.push_back(here(row[k]) ? row[k] - first : -1);
+        e.weights.push_back(here(row[k]) ? weights[t * c.top_k + k] : 0.0F);
+        if (here(row[k])) ++e.tokens_per_expert[row[k] - first];
+      }
+    }
+    e.rows_per_source.push_back(rows);
+  }
+  return e;
+}
+
+float expert_factor(std::int32_t expert) {
+  return 0.5F + static_cast<float>(expert % 61) / 32.0F;
+}
+
+std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x, const std::int64_t* local_idx,
+                     const float* weights) {
+  float sum = 0;
+  for (std::int32_t k = 0; k < c.top_k; ++k)
+    if (local_idx[k] >= 0) {
+      const float term = weights[k] * expert_factor(rank * c.local_experts() + static_cast<std::int32_t>(local_idx[k]));
+      sum += term * float_of_bf16(x);
+    }
+  return bf16_of(sum);
+}
+
+std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank, const std::vector<std::uint16_t>* bias0,
+                                            const std::vector<std::uint16_t>* bias1) {
+  const auto lanes = c.topk(rank);
+  const auto weights = c.weights(rank);
+  std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
+  std::vector<std::int64_t> local(c.top_k);
+  for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
+    const std::int64_t* row = lanes.data() + t * c.top_k;
+    const auto ranks = ranks_of(c, row);
+    for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
+      const std::size_t at = t * c.hidden + channel;
+      float sum = (bias0 ? float_of_bf16((*bias0)[at]) : 0.0F) + (bias1 ? float_of_bf16((*bias1)[at]) : 0.0F);
+      for (const std::int32_t owner : ranks) {
+        for (std::int32_t k = 0; k < c.top_k; ++k)
+          local[k] = row[k] >= 0 && row[k] / c.local_experts() == owner ? row[k] % c.local_experts() : -1;
+        sum += float_of_bf16(answer(c, owner, c.value(rank, t, channel), local.data(), weights.data() + t * c.top_k));
+      }
+      out[at] = bf16_of(sum);
+    }
+  }
+  return out;
+}
+
+std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
+                                                const std::vector<int>& masked) {
+  const auto lanes = c.topk(rank);
+  const auto weights = c.weights(rank);
+  std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
+  for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
+    const std::int64_t* row = lanes.data() + t * c.top_k;
+    const auto ranks = ranks_of(c, row);
+    for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
+      const float x = float_of_bf16(c.value(rank, t, channel));
+      const auto term = [&](std::int32_t k) {
+        const float y = float_of_bf16(bf16_of(expert_factor(static_cast<std::int32_t>(row[k])) * x));
+        return weights[t * c.top_k + k] * y;
+      };
+      const auto counts = [&](std::int32_t k) {
+        return row[k] >= 0 && (masked.empty() || masked[row[k] / c.local_experts()] == 0);
+      };
+      float sum = 0;
+      if (reduction == ep::Reduction::exact) {
+        for (std::int32_t k = 0; k < c.top_k; ++k)
+          if (counts(k)) sum += term(k);
+      } else {
+        for (const std::int32_t owner : ranks) {
+          float level = 0;
+          bool any = false;
+          for (std::int32_t k = 0; k < c.top_k; ++k)
+            if (counts(k) && row[k] / c.local_experts() == owner) level += term(k), any = true;
+          if (any) sum += float_of_bf16(bf16_of(level));
+        }
+      }
+      out[t * c.hidden + channel] = bf16_of(sum);
+    }
+  }
+  return out;
+}
+
+void expect_same(const std::string& what, const void* got, const void* wanted, std::size_t bytes, std::size_t element) {
+  if (bytes == 0 || std::memcmp(got, wanted, bytes) == 0) return;
+  const auto* a = static_cast<const unsigned char*>(got);
+  const auto* b = static_cast<const unsigned char*>(wanted);
+  for (std::size_t i = 0; i < bytes; i += element) {
+    if (std::memcmp(a + i, b + i, element) == 0) continue;
+    std::string got_hex, wanted_hex;
+    for (std::size_t j = element; j-- > 0;)
+      got_hex += fmt::format("{:02x}", a[i + j]), wanted_hex += fmt::format("{:02x}", b[i + j]);
+    throw std::runtime_error(fmt::format("{}: element {} of {} is 0x{}, expected 0x{}", what, i / element,
+                                         bytes / element, got_hex, wanted_hex));
+  }
+}
+
+}  // namespace shoal::test

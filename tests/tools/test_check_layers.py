@@ -1,0 +1,73 @@
+"""cmake/check_layers.py on small trees, each with one fault or none."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "cmake" / "check_layers.py"
+
+
+def check(root, files):
+    """Writes `files` (path: text) below `root`, with a README for each source folder, and returns (exit status, lines printed)."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if name.startswith("src/"):
+            (path.parent / "README.md").touch()
+    run = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True, timeout=30)
+    assert run.stderr == ""
+    return run.returncode, run.stdout.splitlines()
+
+
+def test_accepts_a_tree_that_follows_the_rules(tmp_path):
+    files = {
+        "include/shoal/world.hpp": "#include <shoal/error.hpp>\n#include <memory>\n",
+        "src/base/check.hpp": "#include <string>\n",
+        "src/world/world.cpp": '#include "base/check.hpp"\n#include "transport/transport.hpp"\n#include "shoal/world.hpp"\n',
+        "src/transport/transport.hpp": "",
+        "src/transport/factories.cpp": '#include "transport/shm/shm.hpp"\n#include "transport/transport.hpp"\n',
+        "src/transport/shm/shm.hpp": "",
+        "src/transport/shm/shm.cpp": '#include "transport/shm/shm.hpp"\n#include "shm.hpp"\n#include "transport/transport.hpp"\n',
+        "src/ep/host/send.cpp": '#include "ep/layout.hpp"\n#include "world/state.hpp"\n',
+        "tests/unit/x_test.cpp": '#include "ep/layout.hpp"\n#include "transport/shm/shm.hpp"\n',
+    }
+    assert check(tmp_path, files) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("file", "include"),
+    [
+        ("src/base/log.cpp", "world/state.hpp"),
+        ("src/bootstrap/tcp.cpp", "memory/segment.hpp"),
+        ("src/collective/reduce.cpp", "ep/numeric/bf16.hpp"),
+        ("src/world/rma.cpp", "transport/shm/shm.hpp"),
+        ("src/transport/self/self.cpp", "transport/shm/shm.hpp"),
+        ("include/shoal/world.hpp", "world/state.hpp"),
+    ],
+)
+def test_reports_a_forbidden_include_with_its_line(tmp_path, file, include):
+    status, lines = check(tmp_path, {file: f'#pragma once\n#include "{include}"\n'})
+    assert status == 1
+    assert len(lines) == 1 and lines[0].startswith(f"{file}:2: ") and include in lines[0]
+
+
+def test_sees_through_relative_includes(tmp_path):
+    files = {"src/base/log.cpp": '#include "../world/state.hpp"\n', "src/world/state.hpp": ""}
+    status, lines = check(tmp_path, files)
+    assert status == 1 and lines[0].startswith("src/base/log.cpp:1: layer base")
+
+
+def test_reports_a_source_folder_without_readme(tmp_path):
+    (tmp_path / "src/ep").mkdir(parents=True)
+    (tmp_path / "src/ep/layout.cpp").touch()
+    assert check(tmp_path, {})[1] == ["src/ep/README.md:1: missing; a source folder says what lives in it"]
+
+
+@pytest.mark.parametrize("file", ["include/shoal/a.hpp", "src/base/a.cpp", "tools/a.cpp", "tests/unit/a_test.cpp", "bench/a.cpp"])
+def test_reports_files_above_600_lines(tmp_path, file):
+    assert check(tmp_path, {file: "//\n" * 600}) == (0, [])
+    status, lines = check(tmp_path, {file: "//\n" * 601})
+    assert status == 1 and lines == [f"{file}:601: 601 lines; allowed: 600"]

@@ -1,0 +1,178 @@
+"""shoal-moe as a user runs it: its results against NumPy, its JSON, its errors (requirements A12, E2, E3, E4)."""
+
+import json
+
+import moe_reference as reference
+import numpy as np
+import pytest
+
+HIDDEN, FFN, EXPERTS = 256, 32, 32
+GATE = ["--groups", "4", "--groups-kept", "2", "--top-k", "4"]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """inputs(tokens): a layer's arrays, the files that hold them and the options that name those."""
+
+    def make(tokens, seed=0):
+        random = np.random.default_rng(seed)
+        arrays = {
+            "tokens": reference.to_bf16(random.standard_normal((tokens, HIDDEN))),
+            "router": random.standard_normal((tokens, EXPERTS)).astype(np.float32),
+            "bias": (0.02 * random.standard_normal(EXPERTS)).astype(np.float32),
+            "weights": (random.standard_normal((EXPERTS, 3, HIDDEN, FFN)) / 16).astype(np.float32),
+        }
+        options = []
+        for name, array in arrays.items():
+            np.save(tmp_path / f"{name}.npy", array)
+            options += [f"--{name}", tmp_path / f"{name}.npy"]
+        return arrays, options
+
+    return make
+
+
+def expected(arrays, dtype):
+    x = arrays["tokens"] if dtype == "bf16" else reference.through_fp8(arrays["tokens"])
+    index, weight = reference.gate(arrays["router"], arrays["bias"], 4, 2, 4)
+    result, magnitude = reference.moe(x, index, weight, arrays["weights"])
+    return result, magnitude, index
+
+
+@pytest.mark.parametrize("mode", ["normal", "low-latency"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("pes, tokens", [(None, 24), (4, 37), (4, 3)])  # 37: uneven; 3: a PE without tokens
+def test_output_is_that_of_numpy(run_program, inputs, tmp_path, mode, dtype, pes, tokens):
+    arrays, options = inputs(tokens)
+    result = run_program("shoal-moe", *options, *GATE, "--mode", mode, "--dtype", dtype, "--output", tmp_path / "out.npy", pes=pes)
+    assert result.returncode == 0, result.stderr + result.stdout
+    output = np.load(tmp_path / "out.npy")
+    want, magnitude, _ = expected(arrays, dtype)
+    assert output.dtype == np.float32 and output.shape == want.shape
+    roundings = 1 if mode == "normal" else 2
+    bound = 2.0**-8 * 1.02 * (roundings * magnitude + np.abs(want)) + 1e-5
+    assert np.all(np.abs(output - want) <= bound)
+    assert np.array_equal(output, reference.to_bf16(output)), "the result is bfloat16"
+    assert "check: passed" in result.stdout
+
+
+@pytest.mark.parametrize("mode", ["normal", "low-latency"])
+def test_json_figures_add_up(run_program, inputs, tmp_path, mode):
+    pes, tokens, top_k = 4, 37, 4
+    arrays, options = inputs(tokens)
+    result = run_program("shoal-moe", *options, *GATE, "--mode", mode, "--json", tmp_path / "run.json", pes=pes)
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "run.json").read_text())
+    per_pe = report["per_pe"]
+    assert [pe["pe"] for pe in per_pe] == list(range(pes))
+    assert [pe["tokens"] for pe in per_pe] == [10, 9, 9, 9]
+
+    index = expected(arrays, "bf16")[2]
+    owner = index // (EXPERTS // pes)
+    source = np.repeat(np.arange(pes), [10, 9, 9, 9])
+    copies = np.array([[len({(t, r) for t in np.nonzero(source == s)[0] for r in owner[t] if r == d}) for d in range(pes)] for s in range(pes)])
+    assert [pe["rows_sent"] for pe in per_pe] == copies.sum(axis=1).tolist()
+    assert [pe["rows_received"] for pe in per_pe] == copies.sum(axis=0).tolist()
+    assert report["rows"] == copies.sum()
+    load = np.bincount(index.ravel(), minlength=EXPERTS)
+    assert sum((pe["expert_load"] for pe in per_pe), []) == load.tolist() and load.sum() == tokens * top_k
+
+    assert report["passed"] is True and 0 < report["check"]["error_of_bound"] <= 1
+    assert max(pe["error_of_bound"] for pe in per_pe) == report["check"]["error_of_bound"]
+    for pe in per_pe:
+        assert all(time > 0 for time in pe["phase_milliseconds"].values())
+        assert {"gate", "experts"} < set(pe["phase_milliseconds"])
+
+
+def test_seed_gives_the_same_result_on_any_number_of_pes(run_program, tmp_path):
+    small = ["--tokens-per-pe", "12", "--hidden", "256", "--ffn", "16", "--experts", "32"]
+    for name, pes, tokens in [("one", None, "12"), ("four", 4, "3"), ("again", 4, "3")]:
+        small[1] = tokens
+        assert run_program("shoal-moe", *small, "--output", tmp_path / f"{name}.npy", pes=pes).returncode == 0
+    one, four, again = (np.load(tmp_path / f"{name}.npy") for name in ("one", "four", "again"))
+    assert np.array_equal(four, again), "the same bits every time"
+    assert np.linalg.norm(one - four) < 2.0**-7 * np.linalg.norm(one)
+
+
+def test_skew_unbalances_the_load(run_program, tmp_path):
+    largest = []
+    for skew in ["0", "1"]:
+        options = ["--skew", skew, "--hidden", "256", "--ffn", "8", "--no-check", "--json", tmp_path / "run.json"]
+        assert run_program("shoal-moe", *options).returncode == 0
+        largest.append(max(json.loads((tmp_path / "run.json").read_text())["per_pe"][0]["expert_load"]))
+    assert largest[1] > 3 * largest[0]
+
+
+@pytest.mark.parametrize("pes", [None, 4])
+@pytest.mark.parametrize("mode", ["normal", "low-latency"])
+def test_failing_check_is_reported(run_program, inputs, pes, mode):
+    result = run_program("shoal-moe", *inputs(16)[1], *GATE, "--mode", mode, "--inject-error", pes=pes)
+    assert result.returncode == 1
+    assert "check: FAILED" in result.stdout
+
+
+def own_lines(text):
+    """Lines of standard error that are not shoal-run's own."""
+    return [line for line in text.splitlines() if line and not line.startswith("shoal-run:")]
+
+
+@pytest.mark.parametrize("pes", [None, 4])
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda a: a.update(router=a["router"][:-1]), "router.npy: float32 [15, 32]; an array [tokens 16, experts] is wanted"),
+        (lambda a: a.update(router=a["router"][:, :-1]), "bias.npy: float32 [32]; an array [experts 31] is wanted"),
+        (lambda a: a.update(tokens=a["tokens"][0]), "tokens.npy: float32 [256]; an array [tokens, hidden] is wanted"),
+        (lambda a: a.update(tokens=a["tokens"].astype(np.complex64)), "tokens.npy: dtype '<c8'"),
+        (lambda a: a.update(tokens=np.asfortranarray(a["tokens"])), "tokens.npy: the array is in Fortran order"),
+        (lambda a: a["tokens"].__setitem__((13, 5), np.nan), "tokens.npy: element [13, 5] is nan"),
+        (lambda a: a["router"].__setitem__((2, 31), np.inf), "router.npy: element [2, 31] is inf"),
+        (lambda a: a.update(weights=a["weights"][:, :2]), "weights.npy: float32 [32, 2, 256, 32]"),
+        (lambda a: a.update(tokens=a["tokens"][:, :252], weights=a["weights"][:, :, :252]), "hidden is 252"),
+    ],
+)
+def test_wrong_inputs_are_named_in_one_line(run_program, inputs, tmp_path, pes, spoil, message):
+    arrays, options = inputs(16)
+    spoil(arrays)
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    result = run_program("shoal-moe", *options, *GATE, pes=pes)
+    assert result.returncode == 2
+    lines = own_lines(result.stderr)
+    assert len(lines) == 1 and message in lines[0], result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("pes", [None, 4])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--tokens", "missing.npy"], "missing.npy: cannot be opened: No such file or directory"),
+        (["--tokens", __file__], "not a .npy file"),
+        (["--mode", "fast"], "--mode: fast not in {normal,low-latency}"),
+        (["--groups", "5"], "groups is 5"),
+        (["--top-k", "33"], "top_k is 33"),
+        (["--json", "/nonexistent/a.json"], "--json /nonexistent/a.json: no file can be written there"),
+        (["--output", "/nonexistent/a.npy"], "--output /nonexistent/a.npy: no file can be written there"),
+        (["--iterations", "0"], "--iterations"),
+        (["--unknown"], "--unknown"),
+    ],
+)
+def test_wrong_options_are_named_in_one_line(run_program, pes, options, message):
+    result = run_program("shoal-moe", *options, pes=pes)
+    assert result.returncode == 2
+    lines = own_lines(result.stderr)
+    assert len(lines) == 1 and message in lines[0], result.stderr
+
+
+def test_experts_must_divide(run_program):
+    result = run_program("shoal-moe", pes=3)
+    assert result.returncode == 2
+    assert "256 experts cannot be spread evenly over 3 PEs" in result.stderr
+
+
+def test_table_has_a_line_per_pe(run_program):
+    result = run_program("shoal-moe", "--tokens-per-pe", "8", "--hidden", "256", "--ffn", "8", "--ascii", pes=4)
+    assert result.returncode == 0
+    lines = [line.removeprefix("[0] ") for line in result.stdout.splitlines()]
+    assert [line.split()[0] for line in lines if line[:3].strip().isdigit() or line.startswith("all")] == ["0", "1", "2", "3", "all"]
+    assert result.stdout.isascii()

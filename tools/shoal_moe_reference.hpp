@@ -1,0 +1,41 @@
+// shoal_moe_reference.hpp: the layer again, in one process and in float64, and how far from it a result may be.
+//
+// For a token with experts k: reference = sum of w_k * expert_k(x), with x as dispatch delivers it: bfloat16, or the
+// e4m3 values and scales that the FP8 format defines. What the run adds is rounding alone, and each rounding has a
+// bound:
+//   rows       each row that is combined is rounded to bfloat16, 2^-8 of its value. In normal mode a row is the sum
+//   over the experts of
+//              a PE; in low-latency mode rows of single experts are rounded, and their sum over a PE again:
+//              `row_roundings` is 1 or 2. Together at most row_roundings * 2^-8 * sum |w_k * expert_k(x)|.
+//   output     rounded once more: 2^-8 * |reference|.
+//   float32    experts and sums run in float32: a sum of n terms is off by at most n * 2^-24 of the size of its terms,
+//   here
+//              (hidden + ffn) * 2^-24 of the row's root mean square.
+// The bound is for every element; a result passes when no element exceeds it.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "shoal/ep/gate.hpp"
+#include "shoal_moe_inputs.hpp"
+
+namespace shoal::moe {
+
+/// The comparison of one PE's tokens.
+struct Check {
+  double worst = 0;          ///< largest error of an element, as a part of its bound
+  double squared_error = 0;  ///< sums over all elements
+  double squared_reference = 0;
+  double squared_quantization = 0;  ///< difference between the references of quantised and of unquantised tokens
+  bool passed() const { return worst <= 1; }
+};
+
+/// The bound in words, for people.
+std::string describe_tolerance(const Options& options, const Shape& shape);
+
+/// Compares `output`, bfloat16 [tokens of this PE, hidden]. `progress(done, total)` is called now and then.
+Check check_output(const Options& options, const Shape& shape, const Inputs& inputs, const ep::Gated& gated,
+                   const Tensor& output, const std::function<void(std::int64_t, std::int64_t)>& progress);
+
+}  // namespace shoal::moe
