@@ -20,6 +20,17 @@ struct PairTimes {
   double rows = 0;
 };
 
+struct LowLatencyMode {
+  ep::Quantize quantize;
+  ep::Reduction reduction;
+  bool zero_copy;  ///< the experts write into the group's buffer; else their answers are copied there by combine
+
+  std::string name() const {
+    return std::string(quantize == ep::Quantize::none ? "bf16" : "fp8") +
+           (reduction == ep::Reduction::exact ? " exact" : " per rank") + (zero_copy ? "" : " staged");
+  }
+};
+
 class EpBench {
  public:
   EpBench(World& world, const Shape& shape)
@@ -30,6 +41,8 @@ class EpBench {
         group_(world.team(), group_options(shape)),
         batches_(make_batches(shape, shape.tokens, me_)),
         small_batches_(make_batches(shape, shape.low_latency_tokens, me_)),
+        answers_(Tensor::empty(DataType::bfloat16,
+                               {local_experts_, world.n_pes() * shape.low_latency_tokens, shape.hidden})),
         output_(Tensor::empty(DataType::bfloat16, {std::max(shape.tokens, shape.low_latency_tokens), shape.hidden})) {
     group_.warmup();
   }
@@ -38,7 +51,8 @@ class EpBench {
     measure_normal();
     for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
       for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
-        measure_low_latency(quantize, reduction);
+        measure_low_latency({quantize, reduction, true});
+    measure_low_latency({ep::Quantize::none, ep::Reduction::per_rank, false});
     return std::move(measurements_);
   }
 
@@ -111,33 +125,33 @@ class EpBench {
     }
   }
 
-  void measure_low_latency(ep::Quantize quantize, ep::Reduction reduction) {
-    check_low_latency(quantize, reduction, "before the low-latency chain");
-    run_low_latency_chain(quantize, reduction, 8 * shape_.dropped);
+  void measure_low_latency(const LowLatencyMode& mode) {
+    check_low_latency(mode, "before the low-latency chain");
+    run_low_latency_chain(mode, 8 * shape_.dropped);
     barrier(world_.team());
     const Times start = now();
-    const PairTimes times = run_low_latency_chain(quantize, reduction, shape_.low_latency_iterations());
+    const PairTimes times = run_low_latency_chain(mode, shape_.low_latency_iterations());
     const Times total = now() - start;
-    check_low_latency(quantize, reduction, "after the low-latency chain");
+    check_low_latency(mode, "after the low-latency chain");
 
     const auto n = static_cast<double>(shape_.low_latency_iterations());
-    const std::string kind = std::string(quantize == ep::Quantize::none ? "bf16" : "fp8") +
-                             (reduction == ep::Reduction::exact ? " exact" : " per rank");
-    const double scales = quantize == ep::Quantize::none ? 0 : static_cast<double>((shape_.hidden + 127) / 128 * 4);
-    const double row = static_cast<double>(shape_.hidden) * (quantize == ep::Quantize::none ? 2 : 1) + scales;
-    add("low-latency dispatch " + kind, times.dispatch / n, times.rows / n * row);
-    add("low-latency combine " + kind, times.combine / n, times.rows / n * static_cast<double>(shape_.row_bytes()));
-    add("low-latency pair " + kind, total / n, times.rows / n * (row + static_cast<double>(shape_.row_bytes())));
+    const bool plain = mode.quantize == ep::Quantize::none;
+    const double scales = plain ? 0 : static_cast<double>((shape_.hidden + 127) / 128 * 4);
+    const double row = static_cast<double>(shape_.hidden) * (plain ? 2 : 1) + scales;
+    add("low-latency dispatch " + mode.name(), times.dispatch / n, times.rows / n * row);
+    add("low-latency combine " + mode.name(), times.combine / n,
+        times.rows / n * static_cast<double>(shape_.row_bytes()));
+    add("low-latency pair " + mode.name(), total / n, times.rows / n * (row + static_cast<double>(shape_.row_bytes())));
   }
 
-  PairTimes run_low_latency_chain(ep::Quantize quantize, ep::Reduction reduction, std::int64_t pairs) {
+  PairTimes run_low_latency_chain(const LowLatencyMode& mode, std::int64_t pairs) {
     PairTimes times;
     for (std::int64_t i = 0; i < pairs; ++i) {
       const Batch& batch = small_batches_[static_cast<std::size_t>(i % kBatches)];
       const Times start = now();
-      const ep::LowLatencyReceived received = dispatch_low_latency(batch, quantize);
+      const ep::LowLatencyReceived received = dispatch_low_latency(batch, mode.quantize);
       const Times middle = now();
-      combine_low_latency(batch, received, reduction);
+      combine_low_latency(batch, received, mode, mode.zero_copy ? group_.next_combine_buffer() : answers_);
       times.dispatch += middle - start;
       times.combine += now() - middle;
       for (std::int64_t e = 0; e < local_experts_; ++e) times.rows += received.counts.as<std::int32_t>()[e];
@@ -151,27 +165,26 @@ class EpBench {
         .receive();
   }
 
-  /// With the answers where the experts would have written them: in the group's own buffer.
-  void combine_low_latency(const Batch& batch, const ep::LowLatencyReceived& received, ep::Reduction reduction) {
+  void combine_low_latency(const Batch& batch, const ep::LowLatencyReceived& received, const LowLatencyMode& mode,
+                           const TensorView& answers) {
     ep::LowLatencyCombineOptions options;
-    options.zero_copy = true;
-    options.reduction = reduction;
+    options.zero_copy = mode.zero_copy;
+    options.reduction = mode.reduction;
     options.out = output_for(batch);
-    group_.low_latency_combine(group_.next_combine_buffer(), batch.topk_idx, batch.weights, received.handle, options)
-        .receive();
+    group_.low_latency_combine(answers, batch.topk_idx, batch.weights, received.handle, options).receive();
   }
 
-  void check_low_latency(ep::Quantize quantize, ep::Reduction reduction, const char* when) {
+  void check_low_latency(const LowLatencyMode& mode, const char* when) {
     for (const Batch& batch : small_batches_) {
-      const ep::LowLatencyReceived received = dispatch_low_latency(batch, quantize);
-      const TensorView answers = group_.next_combine_buffer();
-      const std::int64_t rows = world_.n_pes() * shape_.low_latency_tokens;
+      const ep::LowLatencyReceived received = dispatch_low_latency(batch, mode.quantize);
+      const TensorView answers = mode.zero_copy ? group_.next_combine_buffer() : answers_;
+      const std::int64_t rows = received.x.shape[1];
       for (std::int64_t e = 0; e < local_experts_; ++e)
         for (std::int64_t row = 0; row < received.counts.as<std::int32_t>()[e]; ++row)
           answer_low_latency(received, answers.as<std::uint16_t>() + e * answers.strides[0] + row * answers.strides[1],
                              e * rows + row);
-      combine_low_latency(batch, received, reduction);
-      check_output(batch, output_.as<std::uint16_t>(), shape_, quantize != ep::Quantize::none, when);
+      combine_low_latency(batch, received, mode, answers);
+      check_output(batch, output_.as<std::uint16_t>(), shape_, mode.quantize != ep::Quantize::none, when);
     }
   }
 
@@ -198,7 +211,7 @@ class EpBench {
   const std::int64_t me_, local_experts_;
   ep::Group group_;
   std::vector<Batch> batches_, small_batches_;
-  Tensor output_;
+  Tensor answers_, output_;
   std::vector<Measurement> measurements_;
 };
 

@@ -71,10 +71,10 @@ void print(const Report& report, const std::vector<Row>& rows) {
   fmt::print("{}: {} PEs", report.program, report.pes);
   for (const auto& [name, value] : report.setup) fmt::print(", {} {}", name, value);
   fmt::print("\nbytes: {}\n\n", report.basis);
-  fmt::print("{:<34} {:>10} {:>10} {:>10} {:>8} {:>10} {:>11} {:>9} {:>9}\n", "operation", "mean us", "min us",
+  fmt::print("{:<44} {:>10} {:>10} {:>10} {:>8} {:>10} {:>11} {:>9} {:>9}\n", "operation", "mean us", "min us",
              "max us", "spread", "cpu us", "MB per PE", "GB/s PE", "GB/s all");
   for (const Row& row : rows) {
-    fmt::print("{:<34} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.1f}% {:>10.2f}", row.name, row.mean * 1e6, row.min * 1e6,
+    fmt::print("{:<44} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.1f}% {:>10.2f}", row.name, row.mean * 1e6, row.min * 1e6,
                row.max * 1e6, 100 * (row.max - row.min) / row.mean, row.cpu * 1e6);
     if (row.bytes > 0) fmt::print(" {:>11.3f} {:>9.2f} {:>9.2f}", row.bytes / 1e6, row.per_pe(), row.aggregate());
     fmt::print("\n");

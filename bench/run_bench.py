@@ -18,7 +18,6 @@ import tempfile
 PAIR = "dispatch + combine bf16"
 MEMCPY = "memcpy of the dispatch bytes"
 LOW_LATENCY_PAIRS = ["low-latency pair bf16 per rank", "low-latency pair fp8 per rank"]
-COMPARED = ["dispatch bf16", "combine bf16", PAIR] + LOW_LATENCY_PAIRS
 SPEEDUP_TARGET = 3.0  # over MPI
 MEMCPY_TARGET = 0.5  # of memcpy's bandwidth
 
@@ -82,12 +81,13 @@ def measure(arguments):
 
 
 def summarise(results):
-    """{operation: median over the rounds of the slowest PE's seconds, their range, bytes per PE}."""
+    """{operation: median over the rounds of the slowest PE's seconds, their range, processor seconds and bytes per PE}."""
     summary = {}
     for position, entry in enumerate(results[0]["results"]):
         seconds = [result["results"][position]["seconds"]["max"] for result in results]
         summary.setdefault(entry["name"], {
             "seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds),
+            "cpu_seconds_per_pe": statistics.median(result["results"][position]["cpu_seconds_per_pe"] for result in results),
             "bytes_per_pe": entry.get("bytes_per_pe", 0)})
     return summary
 
@@ -105,18 +105,23 @@ def ratios(shoal, mpi, copy_seconds):
     return result
 
 
+def cells_of(entry, base=None):
+    """Time, range, processor time; with `base`, how many times as long as that it takes by either."""
+    if not entry:
+        return [""] * 4
+    cells = [f"{entry['seconds'] * 1e6:.0f}", f"{entry['min'] * 1e6:.0f}-{entry['max'] * 1e6:.0f}",
+             f"{entry['cpu_seconds_per_pe'] * 1e6:.0f}"]
+    if base:
+        return [*cells, f"{entry['seconds'] / base['seconds']:.2f} ({entry['cpu_seconds_per_pe'] / base['cpu_seconds_per_pe']:.2f})"]
+    return [*cells, f"{entry['bytes_per_pe'] / entry['seconds'] / 1e9:.2f}"]
+
+
 def print_table(shoal, mpi):
-    print("| operation | Shoal, us | range | GB/s per PE | MPI, us | range | MPI / Shoal |\n|---|---|---|---|---|---|---|")
+    """Times in microseconds; a ratio by the clock, and in brackets by processor time."""
+    print("| operation | Shoal, us | range | cpu | GB/s per PE | MPI, us | range | cpu | MPI / Shoal |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, mine in shoal.items():
-        other = mpi.get(name)
-        cells = [name, f"{mine['seconds'] * 1e6:.0f}", f"{mine['min'] * 1e6:.0f}-{mine['max'] * 1e6:.0f}",
-                 f"{mine['bytes_per_pe'] / mine['seconds'] / 1e9:.2f}"]
-        if other:
-            cells += [f"{other['seconds'] * 1e6:.0f}", f"{other['min'] * 1e6:.0f}-{other['max'] * 1e6:.0f}",
-                      f"{other['seconds'] / mine['seconds']:.2f}"]
-        else:
-            cells += ["", "", ""]
-        print("| " + " | ".join(cells) + " |")
+        print("| " + " | ".join([name, *cells_of(mine), *cells_of(mpi.get(name), base=mine)]) + " |")
 
 
 def main():
@@ -129,7 +134,7 @@ def main():
     found = ratios(shoal, mpi, statistics.median(copies))
     setup = rounds["shoal"][0]["setup"]
     print(f"\n{arguments.pes} PEs, " + ", ".join(f"{key} {value}" for key, value in setup.items()))
-    print(f"medians of {arguments.rounds} alternating rounds, slowest PE; {rounds['shoal'][0]['basis']}\n")
+    print(f"medians of {arguments.rounds} alternating rounds, slowest PE; cpu: processor time per PE; {rounds['shoal'][0]['basis']}\n")
     print_table(shoal, mpi)
     print()
     for entry in found:

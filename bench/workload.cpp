@@ -152,8 +152,13 @@ Times time_memcpy(std::size_t bytes, std::int64_t iterations, const std::functio
   return (now() - start) / static_cast<double>(iterations);
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+Times now() {
+  const auto seconds = [](clockid_t clock) {
+    timespec time{};
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+  };
+  return {seconds(CLOCK_MONOTONIC), seconds(CLOCK_PROCESS_CPUTIME_ID)};
 }
 
 }  // namespace shoal::bench

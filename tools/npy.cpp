@@ -91,7 +91,7 @@ NpyReader::NpyReader(const std::string& path) : path_(path), file_(path, std::io
   char start[8];
   require(file_.read(start, sizeof start) && std::memcmp(start, kMagic, sizeof kMagic) == 0, Code::invalid_argument,
           "{}: not a .npy file (NumPy array)", path_);
-  const int version = start[6];
+  const int version = static_cast<unsigned char>(start[6]);
   require(version == 1 || version == 2, Code::invalid_argument, "{}: .npy version {}; 1 and 2 are allowed", path_,
           version);
   unsigned char length_bytes[4] = {};
@@ -143,6 +143,7 @@ void NpyReader::require_shape(std::span<const std::int64_t> wanted, std::span<co
       std::ranges::equal(shape_, wanted, [](std::int64_t got, std::int64_t want) { return want < 0 || got == want; });
   if (fits) return;
   std::vector<std::string> texts;
+  texts.reserve(wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i)
     texts.push_back(wanted[i] < 0 ? std::string(names[i]) : fmt::format("{} {}", names[i], wanted[i]));
   fail(Code::invalid_argument, "{}; an array [{}] is wanted", describe(), fmt::join(texts, ", "));

@@ -47,7 +47,7 @@ struct Reference {
 };
 
 Reference compute(const Options& options, const Shape& shape, const std::vector<float>& x, const ep::Gated& gated,
-                  const std::function<void(std::int64_t, std::int64_t)>& progress) {
+                  const std::function<void(std::int64_t)>& progress) {
   const auto hidden = static_cast<std::size_t>(shape.hidden), top_k = static_cast<std::size_t>(shape.gate.top_k);
   std::vector<std::vector<std::size_t>> choices(static_cast<std::size_t>(shape.gate.experts));  // token * top_k + k
   for (std::size_t i = 0; i < x.size() / hidden * top_k; ++i)
@@ -57,7 +57,7 @@ Reference compute(const Options& options, const Shape& shape, const std::vector<
   FeedForward<double> feed_forward(shape);
   WeightSource source(options, shape);
   for (std::size_t expert = 0; expert < choices.size(); ++expert) {
-    progress(static_cast<std::int64_t>(expert), shape.gate.experts);
+    progress(static_cast<std::int64_t>(expert));
     if (choices[expert].empty()) continue;
     const ExpertWeights weights = source.load(static_cast<std::int32_t>(expert));
     for (const std::size_t choice : choices[expert]) {
@@ -103,7 +103,9 @@ std::string describe_tolerance(const Options& options, const Shape& shape) {
 Check check_output(const Options& options, const Shape& shape, const Inputs& inputs, const ep::Gated& gated,
                    const Tensor& output, const std::function<void(std::int64_t, std::int64_t)>& progress) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
-  const Reference reference = compute(options, shape, delivered_tokens(options, shape, inputs), gated, progress);
+  const std::int64_t experts = shape.gate.experts, steps = options.row_format == RowFormat::fp8 ? 2 * experts : experts;
+  const Reference reference = compute(options, shape, delivered_tokens(options, shape, inputs), gated,
+                                      [&](std::int64_t expert) { progress(expert, steps); });
   Check check;
   for (std::size_t row = 0; row < reference.sum.size(); row += hidden)
     compare_row(check, options, shape, output.as<numeric::Bf16>() + row, std::span(reference.sum).subspan(row, hidden),
@@ -111,7 +113,8 @@ Check check_output(const Options& options, const Shape& shape, const Inputs& inp
   if (options.row_format == RowFormat::fp8) {
     Options unquantized = options;
     unquantized.row_format = RowFormat::bf16;
-    const Reference exact = compute(options, shape, delivered_tokens(unquantized, shape, inputs), gated, progress);
+    const Reference exact = compute(options, shape, delivered_tokens(unquantized, shape, inputs), gated,
+                                    [&](std::int64_t expert) { progress(experts + expert, steps); });
     for (std::size_t i = 0; i < exact.sum.size(); ++i)
       check.squared_quantization += (exact.sum[i] - reference.sum[i]) * (exact.sum[i] - reference.sum[i]);
   }

@@ -41,6 +41,7 @@ PhaseTimes median_times(const std::vector<PhaseTimes>& iterations) {
   PhaseTimes medians = iterations.front();
   for (std::size_t phase = 0; phase < medians.size(); ++phase) {
     std::vector<double> values;
+    values.reserve(iterations.size());
     for (const PhaseTimes& times : iterations) values.push_back(times[phase].second);
     std::ranges::sort(values);
     medians[phase].second = (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;

@@ -14,12 +14,13 @@ namespace {
 std::atomic<int> g_level{static_cast<int>(Level::warn)};
 
 std::shared_ptr<spdlog::logger>& logger() {
-  static std::shared_ptr<spdlog::logger> instance = [] {
+  // Never destroyed: threads of a bootstrap root may still log while the process ends.
+  static auto& instance = *new std::shared_ptr<spdlog::logger>([] {
     auto made = std::make_shared<spdlog::logger>("shoal", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     made->set_level(spdlog::level::trace);
     made->set_pattern("%H:%M:%S.%e shoal[%P] %l: %v");
     return made;
-  }();
+  }());
   return instance;
 }
 

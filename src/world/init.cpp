@@ -33,7 +33,7 @@ class Opening {
   struct Phase {
     const char* name;
     void (Opening::*prepare)(BlobWriter& mine);
-    void (Opening::*use)(const Blobs& all);
+    void (Opening::*use)(const Blobs& all);  ///< nullptr: nothing is gathered yet
   };
   struct Failure {
     const char* phase;
@@ -84,11 +84,11 @@ std::shared_ptr<WorldState> Opening::run() {
     BlobWriter mine;
     const bool connecting = phase.prepare == &Opening::connect_bootstrap;
     if (!failure_ || connecting) attempt(phase.name, [&] { (this->*phase.prepare)(mine); });
-    if (parts_.bootstrap != nullptr) {
-      const Blobs all = gather(phase.name, mine.take());
-      if (phase.use != nullptr) attempt(phase.name, [&] { (this->*phase.use)(all); });
-    } else if (connecting) {
+    if (connecting && parts_.bootstrap == nullptr)
       fail(failure_->code, "this PE failed in phase {}: {}", failure_->phase, failure_->message);
+    if (phase.use != nullptr) {
+      const Blobs all = gather(phase.name, mine.take());
+      attempt(phase.name, [&] { (this->*phase.use)(all); });
     }
     parts_.phases.push_back({phase.name, Clock::now() - start});
     log::debug("PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
@@ -161,10 +161,6 @@ void Opening::throw_agreed(const std::vector<std::pair<Pe, Failure>>& failures) 
 }
 
 void Opening::check_settings(BlobWriter&) {
-  if (parts_.bootstrap != nullptr) {
-    parts_.my_pe = parts_.bootstrap->pe();
-    parts_.n_pes = parts_.bootstrap->n_pes();
-  }
   parts_.settings.validate();
   log::configure(parts_.settings);
 }

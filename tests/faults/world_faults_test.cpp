@@ -18,7 +18,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 Environment environment() {
-  return {{"SHOAL_SYMMETRIC_SIZE", "4M"}, {"SHOAL_TIMEOUT_MS", "30000"}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}};
+  return {{"SHOAL_SYMMETRIC_SIZE", "4M"},
+          {"SHOAL_TIMEOUT_MS", "30000"},
+          {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"},
+          {"SHOAL_HOST_ID", "here"}};
 }
 
 /// Runs `call`, which must throw, and prints what it says for the test to read.

@@ -26,11 +26,12 @@ WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t fro
   if (reached()) return WaitOutcome::ready;
   const Clock::time_point start = Clock::now();
   const Clock::time_point deadline = start + group.timeout;
-  WaitOutcome outcome = group.world->poll(ready, deadline);
+  const Pe awaited = group.team.world_pe(from);
+  WaitOutcome outcome = group.world->poll(ready, deadline, awaited);
   // Where failed members are masked, the end of another PE is no reason to stop waiting for this one.
   while (outcome == WaitOutcome::peer_failed && group.options.mask_failed &&
-         !group.world->has_failed(group.team.world_pe(from)))
-    outcome = group.world->poll(ready, deadline);
+         !group.world->has_failed(awaited))
+    outcome = group.world->poll(ready, deadline, awaited);
   group.statistics.wait_time += Clock::now() - start;
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
   return outcome;

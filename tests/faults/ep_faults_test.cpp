@@ -1,0 +1,132 @@
+// A PE that dies inside an operation: the others say so, by name, in time; no process is left (DESIGN.md, idea 5).
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "shoal/world.hpp"
+#include "support/ep_checks.hpp"
+#include "support/process.hpp"
+
+namespace shoal::test {
+namespace {
+
+EpCase shape(std::int32_t ranks) {
+  EpCase c;
+  c.ranks = ranks;
+  c.experts = ranks * 2;
+  c.top_k = 4;
+  c.hidden = 256;
+  c.max_tokens = 64;
+  return c;
+}
+
+/// Dispatches and combines without end; tells the test when it has begun.
+template <typename Round>
+void run_for_ever(const PeContext& pe, Round&& round) {
+  World world = World::open({pe.settings, nullptr});
+  const EpCase c = shape(world.n_pes());
+  ep::GroupOptions options = options_for(c);
+  options.mask_failed = pe.argument == "masks";
+  ep::Group group(world.team(), options);
+  for (std::uint64_t i = 0;; ++i) {
+    round(group, c);
+    if (i == 20) {
+      std::puts("running");
+      std::fflush(stdout);
+    }
+  }
+}
+
+void expect_error(const PeContext& pe, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
+    return;
+  }
+  FAIL() << "PE " << pe.settings.pe << " ended without an error";
+}
+
+SHOAL_PE_BODY(normal_for_ever) {
+  expect_error(pe, [&] { run_for_ever(pe, [](ep::Group& group, const EpCase& c) { check_normal(group, c); }); });
+}
+
+SHOAL_PE_BODY(low_latency_for_ever) {
+  expect_error(pe, [&] {
+    run_for_ever(pe, [](ep::Group& group, const EpCase& c) { check_low_latency(group, c, ep::Reduction::exact, false); });
+  });
+}
+
+/// Kills PE 2 of 4 in the middle of its work and returns what the others said.
+std::vector<ProcessResult> kill_one(const std::string& body, Milliseconds& until_reported) {
+  PeGroup group = start_pes(4, body, {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
+  for (Process& process : group.pes) EXPECT_TRUE(process.wait_for_output("running"));
+  group.pes[2].send(SIGKILL);
+  const auto start = std::chrono::steady_clock::now();
+  auto results = wait_all(group.pes);
+  until_reported = std::chrono::duration_cast<Milliseconds>(std::chrono::steady_clock::now() - start);
+  return results;
+}
+
+void expect_named(const std::vector<ProcessResult>& results, Milliseconds took) {
+  EXPECT_EQ(results[2].signal, SIGKILL);
+  EXPECT_LT(took.count(), 5000) << "the death of a process is seen at once, not after SHOAL_TIMEOUT_MS";
+  for (const int pe : {0, 1, 3}) {
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("PE 2"), std::string::npos) << results[pe].describe();
+    EXPECT_TRUE(results[pe].out.find("code=peer_failed") != std::string::npos ||
+                results[pe].out.find("code=closed") != std::string::npos)
+        << results[pe].describe();
+  }
+}
+
+TEST(EpFaults, APeKilledInNormalModeIsReportedByAllOthers) {
+  Milliseconds took{};
+  expect_named(kill_one("normal_for_ever", took), took);
+}
+
+TEST(EpFaults, APeKilledInLowLatencyModeIsReportedByAllOthers) {
+  Milliseconds took{};
+  expect_named(kill_one("low_latency_for_ever", took), took);
+}
+
+SHOAL_PE_BODY(goes_on_without_pe_2) {
+  World world = World::open({pe.settings, nullptr});
+  const EpCase c = shape(world.n_pes());
+  ep::GroupOptions options = options_for(c);
+  options.mask_failed = true;
+  ep::Group group(world.team(), options);
+  const Inputs in(c, world.my_pe());
+  std::vector<int> mask(c.ranks, 0);
+  for (int i = 0; i < 200 && group.masked()[2] == 0; ++i) {
+    const ep::LowLatencyReceived got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
+    group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
+    if (i == 3) {
+      std::puts("running");
+      std::fflush(stdout);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  mask[2] = 1;
+  EXPECT_EQ(group.masked(), mask);
+  const ep::LowLatencyReceived got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
+  group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
+  std::puts("went on");
+}
+
+TEST(EpFaults, LowLatencyGoesOnWithoutAKilledPe) {  // E3: masks for failed ranks
+  PeGroup group = start_pes(4, "goes_on_without_pe_2");
+  for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("running"));
+  group.pes[2].send(SIGKILL);
+  const auto results = wait_all(group.pes);
+  for (const int pe : {0, 1, 3}) {
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("went on"), std::string::npos) << results[pe].describe();
+  }
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,85 @@
+#include "shoal/settings.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "shoal/error.hpp"
+
+namespace shoal {
+namespace {
+
+Settings settings_of(const std::map<std::string, std::string>& environment) {
+  return Settings::from([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    return found == environment.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+TEST(Settings, HaveDefaultsThatAreValid) {
+  EXPECT_NO_THROW(Settings().validate());
+  EXPECT_NO_THROW(settings_of({}).validate());
+}
+
+TEST(Settings, AreReadByNameAndByAlias) {
+  const Settings settings = settings_of({{"SHOAL_SYMMETRIC_SIZE", "1.5G"},
+                                         {"SHOAL_TIMEOUT_MS", "250"},
+                                         {"NVSHMEM_MAX_TEAMS", "40"},
+                                         {"NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "af_inet6"}});
+  EXPECT_EQ(settings.symmetric_size, std::size_t{3} << 29);
+  EXPECT_EQ(settings.timeout, std::chrono::milliseconds(250));
+  EXPECT_EQ(settings.max_teams, 40);
+  EXPECT_EQ(settings.socket_family, "AF_INET6");
+  EXPECT_EQ(settings_of({{"SHOAL_MAX_TEAMS", "9"}, {"NVSHMEM_MAX_TEAMS", "40"}}).max_teams, 9);
+}
+
+TEST(Settings, RefuseWhatIsNotAllowed) {
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"SHOAL_MAX_TEAMS", "7"},
+                                                                      {"SHOAL_TIMEOUT_MS", "0"},
+                                                                      {"SHOAL_SPIN", "many"},
+                                                                      {"SHOAL_SYMMETRIC_SIZE", "2X"},
+                                                                      {"SHOAL_BOOTSTRAP", "magic"}}) {
+    try {
+      settings_of({{name, value}});
+      FAIL() << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(name + " is \"" + value + "\"; allowed: "), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+TEST(Settings, ParseBytes) {
+  EXPECT_EQ(parse_bytes("0"), 0u);
+  EXPECT_EQ(parse_bytes("64K"), 65536u);
+  EXPECT_EQ(parse_bytes("64kib"), 65536u);
+  EXPECT_EQ(parse_bytes("2GB"), std::size_t{2} << 30);
+  EXPECT_EQ(parse_bytes("0.5M"), 524288u);
+  for (const char* text : {"", "K", "-1", "1Q", "1KK", "1 K", "1e3", "99999999999T", "0x10"})
+    EXPECT_EQ(parse_bytes(text), std::nullopt) << text;
+}
+
+TEST(Settings, TableIsCompleteAndUnambiguous) {
+  std::set<std::string_view> names;
+  for (const SettingInfo& info : settings_table()) {
+    EXPECT_TRUE(info.name.starts_with("SHOAL_")) << info.name;
+    EXPECT_TRUE(info.alias.empty() || info.alias.starts_with("NVSHMEM_")) << info.alias;
+    EXPECT_TRUE(names.insert(info.name).second) << info.name;
+    EXPECT_TRUE(info.meaning.ends_with(".")) << info.name;
+    // What is printed can be read again.
+    const std::string text = format_value(info, Settings());
+    if (!info.secret && !text.empty())
+      EXPECT_NO_THROW(settings_of({{std::string(info.name), text}})) << info.name << "=" << text;
+  }
+}
+
+TEST(Settings, SecretsAreNotPrinted) {
+  const Settings settings = settings_of({{"SHOAL_SESSION_SECRET", "hunter2"}});
+  for (const SettingInfo& info : settings_table())
+    EXPECT_EQ(format_value(info, settings).find("hunter2"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shoal

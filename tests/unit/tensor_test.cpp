@@ -1,0 +1,54 @@
+#include "shoal/tensor.hpp"
+
+#include <gtest/gtest.h>
+
+#include "shoal/error.hpp"
+
+namespace shoal {
+namespace {
+
+TEST(TensorView, IsRowMajor) {
+  float data[24] = {};
+  const TensorView view(data, DataType::float32, {2, 3, 4});
+  EXPECT_EQ(view.size(), 24);
+  EXPECT_EQ(view.bytes(), sizeof data);
+  EXPECT_EQ(view.strides, (std::array<std::int64_t, 4>{12, 4, 1, 0}));
+  EXPECT_TRUE(view.contiguous());
+  EXPECT_EQ(view.describe(), "float32 [2, 3, 4]");
+  EXPECT_EQ(view.as<float>(), data);
+  EXPECT_FALSE(TensorView().defined());
+}
+
+TEST(TensorView, KnowsGaps) {
+  TensorView view(nullptr, DataType::bfloat16, {4, 8});
+  view.strides[0] = 16;
+  EXPECT_FALSE(view.contiguous());
+  view.shape[0] = 1;  // the stride of a single row does not matter
+  EXPECT_TRUE(view.contiguous());
+}
+
+TEST(TensorView, RefusesBadShapes) {
+  EXPECT_THROW(TensorView(nullptr, DataType::int8, {1, 1, 1, 1, 1}), Error);
+  EXPECT_THROW(TensorView(nullptr, DataType::int8, {2, -1}), Error);
+}
+
+TEST(Tensor, OwnsItsMemory) {
+  Tensor tensor = Tensor::empty(DataType::float16, {3, 5});
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.data) % 64, 0u);
+  EXPECT_EQ(tensor.bytes(), 30u);
+  const Tensor copy = tensor;
+  tensor = Tensor();
+  EXPECT_EQ(copy.owner.use_count(), 1);
+  EXPECT_NE(Tensor::empty(DataType::int64, {0, 4}).data, nullptr);
+}
+
+TEST(DataType, HasSizeAndName) {
+  for (int i = 0; i <= static_cast<int>(DataType::float64); ++i) {
+    const auto dtype = static_cast<DataType>(i);
+    EXPECT_EQ(size_of(dtype) == 0, dtype == DataType::none);
+    EXPECT_NE(name_of(dtype), "unknown");
+  }
+}
+
+}  // namespace
+}  // namespace shoal
