@@ -284,6 +284,7 @@ Tensor PendingCombine::receive() {
 TensorView Group::next_combine_buffer() {
   detail::GroupState& state = detail::usable(state_, "next_combine_buffer");
   detail::check_low_latency_mode(state, "next_combine_buffer");
+  host::wait_for_answer_buffer(state, state.low_latency_combine_epoch + 1);
   const auto& shape = state.shape;
   TensorView view(state.block + state.layout.answer(state.low_latency_combine_epoch + 1, 0, 0, shape),
                   DataType::bfloat16, {shape.local_experts, shape.low_latency_rows(), shape.hidden});

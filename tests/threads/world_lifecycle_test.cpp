@@ -141,6 +141,22 @@ TEST(World, TeamsComeBack) {
   });
 }
 
+// The set of free indices is larger than what one exchange carries.
+TEST(World, HasAsManyTeamsAsItIsTold) {
+  Settings settings = world_settings();
+  settings.max_teams = 2100;
+  run_threads(2, settings, [](World& world) {
+    std::vector<Team> teams;
+    for (int i = 5; i < 2100; ++i) {
+      teams.push_back(world.team().split_strided(0, 1, 2));
+      EXPECT_EQ(teams.back().index(), i);
+    }
+    EXPECT_THROW(world.team().split_strided(0, 1, 2), Error);
+    EXPECT_THROW(world.make_team(7, 2, world.my_pe()), Error);
+    for (Team& team : teams) team.destroy();
+  });
+}
+
 TEST(World, TouchesNoPageBeforeUse) {
   Settings settings = world_settings();
   settings.symmetric_size = std::size_t{64} << 30;  // more than the machine has

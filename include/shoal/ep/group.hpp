@@ -198,8 +198,8 @@ class PendingCombine {
   PendingCombine() = default;
   explicit PendingCombine(std::shared_ptr<detail::PendingCombineState> state) : state_(std::move(state)) {}
   bool ready() const;
-  /// bfloat16 [tokens, hidden]. With zero_copy it also waits until the other members have fetched what they need of
-  /// this member's y.
+  /// bfloat16 [tokens, hidden]. With zero_copy, y stays in use by other members after this returns: next_combine_buffer
+  /// waits for them before it hands the same memory out again.
   Tensor receive();
 
  private:
@@ -266,7 +266,8 @@ class Group {
   PendingCombine low_latency_combine(const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
                                      const LowLatencyHandle& handle, const LowLatencyCombineOptions& options = {});
   /// Where the experts may write the y of the next low_latency_combine so that it need not be copied:
-  /// bfloat16 [E / R, R * max_tokens, hidden].
+  /// bfloat16 [E / R, R * max_tokens, hidden], rows strided by at least hidden. Waits until the other members have
+  /// fetched what the combine before last left in this memory; throws as low_latency_combine does when they do not.
   TensorView next_combine_buffer();
 
   /// Members left out of low-latency operations (1: left out). Setting needs mask_failed.

@@ -44,6 +44,9 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& gro
 /// Waits for every member's slots and expands them to the rows of the local experts.
 LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending);
 
+/// Waits until every member has fetched what the combine before last left in the half of the answer buffers that
+/// `epoch` uses.
+void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch);
 /// Puts y where others can fetch it and says where their rows lie.
 std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, const LowLatencyHandleState& handle,
                                        const LowLatencyCombineOptions& options);

@@ -133,12 +133,6 @@ Tensor low_latency_combine_receive(PendingCombineState& pending) {
                                : Tensor::empty(DataType::bfloat16, {pending.handle->topk_idx.shape[0], shape.hidden});
   sum_answers(pending, out, pending.options.reduction == Reduction::exact ? Reduction::exact : Reduction::per_rank);
   raise_all(group, group.layout.answers_read, pending.epoch);
-  if (pending.options.zero_copy) {
-    const Step finish{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "finish",
-                      "word that it has fetched its rows"};
-    for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
-      wait_or_mask(group, group.layout.answers_read, rank, pending.epoch, finish);
-  }
   return out;
 }
 

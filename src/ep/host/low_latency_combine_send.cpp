@@ -34,17 +34,20 @@ void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y, con
 
 }  // namespace
 
+void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch) {
+  if (epoch <= 2) return;
+  const Step step{"low_latency_combine", Activity::low_latency_combine, epoch, "send",
+                  "word that it has fetched its rows"};
+  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
+    wait_or_mask(group, group.layout.answers_read, rank, epoch - 2, step);
+}
+
 std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, const LowLatencyHandleState& handle,
                                        const LowLatencyCombineOptions& options) {
   const auto& shape = group.shape;
   const std::uint64_t epoch = ++group.low_latency_combine_epoch;
   group.world->set_progress(Activity::low_latency_combine, epoch, "send");
-  if (epoch > 2) {
-    const Step step{"low_latency_combine", Activity::low_latency_combine, epoch, "send",
-                    "word that it has fetched its rows"};
-    for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
-      wait_or_mask(group, group.layout.answers_read, rank, epoch - 2, step);
-  }
+  wait_for_answer_buffer(group, epoch);
   if (!options.zero_copy) stage_rows(group, epoch, y, handle, options.log_fmt);
 
   for (std::int32_t i = 0; i < shape.ranks; ++i) {

@@ -29,8 +29,7 @@ WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t fro
   const Pe awaited = group.team.world_pe(from);
   WaitOutcome outcome = group.world->poll(ready, deadline, awaited);
   // Where failed members are masked, the end of another PE is no reason to stop waiting for this one.
-  while (outcome == WaitOutcome::peer_failed && group.options.mask_failed &&
-         !group.world->has_failed(awaited))
+  while (outcome == WaitOutcome::peer_failed && group.options.mask_failed && !group.world->has_failed(awaited))
     outcome = group.world->poll(ready, deadline, awaited);
   group.statistics.wait_time += Clock::now() - start;
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
