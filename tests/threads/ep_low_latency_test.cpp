@@ -202,6 +202,7 @@ TEST(EpLowLatencyMode, NormalAndLowLatencyInterleave) {
 TEST(EpLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {  // E3: masks for failed PEs with time-outs
   const EpCase c = small(4, 12);
   constexpr std::int32_t kGone = 2;
+  static constexpr std::chrono::milliseconds kTimeout(800);
   run_case(
       c,
       [&](World& world, ep::Group& group) {
@@ -230,7 +231,7 @@ TEST(EpLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {  // E3: masks
           const auto wanted = expected_low_latency(c, world.my_pe(), ep::Reduction::exact, mask);
           expect_same("result without the masked member", out.data, wanted.data(), wanted.size() * 2, 2);
           const auto elapsed = std::chrono::steady_clock::now() - start;
-          if (i > 0) EXPECT_LT(elapsed, std::chrono::milliseconds(300)) << "a masked member is not waited for again";
+          if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked member is not waited for again";
         }
         EXPECT_EQ(group.masked(), mask);
         EXPECT_THROW(group.set_mask(world.my_pe(), true), Error);
@@ -240,7 +241,7 @@ TEST(EpLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {  // E3: masks
       },
       [](ep::GroupOptions& options) {
         options.mask_failed = true;
-        options.timeout = std::chrono::milliseconds(400);
+        options.timeout = kTimeout;
       });
 }
 

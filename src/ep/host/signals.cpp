@@ -89,7 +89,11 @@ void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const
 }
 
 bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
-  if (group.masked[from]) return false;
+  if (group.masked[from]) {
+    (void)read_signal(group, signals,
+                      from);  // acquires: what it had finished before it was masked stays before what follows
+    return false;
+  }
   if (!group.options.mask_failed) {
     wait_signal(group, signals, from, epoch, step);
     return true;
