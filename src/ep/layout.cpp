@@ -82,11 +82,9 @@ ReceiveLayout::ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size
   total = align_up(cursor.at, kPage);
 }
 
-SlotLayout::SlotLayout(std::int32_t top_k, std::int64_t hidden, bool quantized) {
+OutboxLayout::OutboxLayout(std::int64_t hidden, bool quantized) {
   Cursor cursor;
-  cursor.take(sizeof(SlotHeader));
-  experts = cursor.take(top_k * sizeof(std::int32_t), sizeof(std::int32_t));
-  row = cursor.take(hidden * (quantized ? 1 : 2));
+  cursor.take(hidden * (quantized ? 1 : 2));
   scales = cursor.take(quantized ? scale_groups(hidden) * sizeof(float) : 0);
   total = align_up(cursor.at, kLine);
 }
@@ -121,9 +119,10 @@ GroupLayout::GroupLayout(const Shape& shape) {
 
   cursor.at = normal_end;
   const std::size_t tokens = shape.low_latency_max_tokens;
-  slot_bytes =
-      std::max(SlotLayout(shape.top_k, shape.hidden, false).total, SlotLayout(shape.top_k, shape.hidden, true).total);
+  slot_bytes = align_up(sizeof(SlotHeader) + shape.top_k * sizeof(std::int32_t), 8);
   slots = cursor.take(2 * ranks * tokens * slot_bytes, kPage);
+  outbox_bytes = std::max(OutboxLayout(shape.hidden, false).total, OutboxLayout(shape.hidden, true).total);
+  outbox = cursor.take(2 * tokens * outbox_bytes, kPage);
   answer_stride =
       align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);  // LogFMT keeps its ranges before the row
   answers = cursor.take(2 * shape.local_experts * shape.low_latency_rows() * answer_stride, kPage);

@@ -62,15 +62,16 @@ struct Notice {
 constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
 enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
 
-/// One (token, member) copy on its way in low-latency mode: this header, then int32 local experts [top_k] (-1: none),
-/// then at row_offset the row, then at scales_offset its float32 scales.
+/// What a source tells a member about one token in low-latency mode; followed by int32 local experts [top_k] (-1:
+/// none).
 struct SlotHeader {
   std::int32_t source_token;
-  std::int32_t reserved;
 };
-struct SlotLayout {
-  std::size_t experts, row, scales, total;
-  SlotLayout(std::int32_t top_k, std::int64_t hidden, bool quantized);
+
+/// A row of the outbox: the token as it travels, at `scales` its float32 dequantisation scales.
+struct OutboxLayout {
+  std::size_t scales, total;
+  OutboxLayout(std::int64_t hidden, bool quantized);
 };
 
 /// Offsets within the group's block of the heap.
@@ -90,7 +91,8 @@ struct GroupLayout {
   std::size_t arena, arena_bytes;        ///< receive regions
   std::size_t staging, staging_weights;  ///< y and weights of combine that lie outside the heap
   std::size_t normal_end;
-  std::size_t slots, slot_bytes;       ///< [2][ranks][low_latency_max_tokens] of slot_bytes
+  std::size_t slots, slot_bytes;       ///< [2][ranks][low_latency_max_tokens] headers of tokens sent to this member
+  std::size_t outbox, outbox_bytes;    ///< [2][low_latency_max_tokens] rows of this member's tokens
   std::size_t answers, answer_stride;  ///< [2][local_experts][low_latency_rows] rows of answer_stride bytes
   std::size_t total;
 
@@ -107,6 +109,9 @@ struct GroupLayout {
   }
   std::size_t slot(std::uint64_t epoch, std::int32_t source, std::int64_t index, const Shape& shape) const {
     return slots + (((epoch & 1) * shape.ranks + source) * shape.low_latency_max_tokens + index) * slot_bytes;
+  }
+  std::size_t outbox_row(std::uint64_t epoch, std::int64_t token, const Shape& shape) const {
+    return outbox + ((epoch & 1) * shape.low_latency_max_tokens + token) * outbox_bytes;
   }
   std::size_t answer(std::uint64_t epoch, std::int32_t local_expert, std::int64_t row, const Shape& shape) const {
     return answers +

@@ -34,22 +34,24 @@ TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {  // A15
   more.max_tokens = 0;
   EXPECT_EQ(size_hint(more, 8).normal, 0U);
   EXPECT_EQ(low_latency_size_hint(128, 7168, 8, 256), base.low_latency);
-  // Slots hold one BF16 copy per (source, token), twice; answers one row per (expert, source, token), twice: count them
-  // by hand.
-  const std::size_t slot = detail::align_up(8 + 8 * 4, 64) + 7168 * 2, answers = 2ULL * 256 * 128 * (7168 * 2 + 56 * 4);
-  EXPECT_NEAR(static_cast<double>(base.low_latency), 2.0 * 8 * 128 * slot + answers, 64 * 1024);
+  // Headers per (source, token), rows per token, one answer per (expert, source, token), all twice: counted by hand.
+  const double slots = 2.0 * 8 * 128 * (4 + 8 * 4 + 4), outbox = 2.0 * 128 * 7168 * 2;
+  const double answers = 2.0 * 256 * 128 * (7168 * 2 + 56 * 4);
+  EXPECT_NEAR(static_cast<double>(base.low_latency), slots + outbox + answers, 64 * 1024);
 }
 
 TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
   const detail::Shape shape = detail::make_shape(deepseek(), 8);
   const detail::GroupLayout layout(shape);
-  const std::size_t starts[] = {layout.entered,         layout.finished,     layout.slots_sent, layout.slots_read,
-                                layout.answers_ready,   layout.answers_read, layout.failed,     layout.notices,
-                                layout.slot_counts,     layout.answer_rows,  layout.arena,      layout.staging,
-                                layout.staging_weights, layout.slots,        layout.answers,    layout.total};
+  const std::size_t starts[] = {
+      layout.entered,      layout.finished, layout.slots_sent,      layout.slots_read,  layout.answers_ready,
+      layout.answers_read, layout.failed,   layout.notices,         layout.slot_counts, layout.answer_rows,
+      layout.arena,        layout.staging,  layout.staging_weights, layout.slots,       layout.outbox,
+      layout.answers,      layout.total};
   for (std::size_t i = 1; i < std::size(starts); ++i) EXPECT_LT(starts[i - 1], starts[i]) << i;
   EXPECT_LE(layout.notice(1, 7, shape) + layout.notice_bytes, layout.slot_counts);
-  EXPECT_LE(layout.slot(1, 7, 127, shape) + layout.slot_bytes, layout.answers);
+  EXPECT_LE(layout.slot(1, 7, 127, shape) + layout.slot_bytes, layout.outbox);
+  EXPECT_LE(layout.outbox_row(1, 127, shape) + layout.outbox_bytes, layout.answers);
   EXPECT_LE(layout.answer(1, 31, 1023, shape) + layout.answer_stride, layout.total);
 }
 

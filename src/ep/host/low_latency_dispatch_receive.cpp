@@ -1,9 +1,10 @@
-// low_latency_dispatch_receive: from slots (source, ordinal) to the rows of each local expert, ordered by source, then
+// low_latency_dispatch_receive: from the sources' outboxes to the rows of each local expert, ordered by source, then
 // token.
 //
-// Reads each slot once and writes one row per expert that it names. Acknowledges the half (slots_read) when all of it
-// has been read.
+// Reads the row of each slot once and writes one row per expert that it names. Acknowledges the half (slots_read) when
+// all of it has been read.
 #include <cstring>
+#include <numeric>
 
 #include "base/check.hpp"
 #include "ep/host/low_latency.hpp"
@@ -81,18 +82,23 @@ class Expander {
         epoch_(epoch),
         quantize_(quantize),
         result_(result),
-        layout_(shape_.top_k, shape_.hidden, quantize != Quantize::none) {}
+        scales_(detail::OutboxLayout(shape_.hidden, true).scales) {}
 
   std::span<const std::int32_t> experts(std::int32_t source, std::int64_t index) const {
-    return {reinterpret_cast<const std::int32_t*>(slot(source, index) + layout_.experts),
+    return {reinterpret_cast<const std::int32_t*>(slot(source, index) + sizeof(detail::SlotHeader)),
             static_cast<std::size_t>(shape_.top_k)};
   }
 
-  /// Copies the slot to the next free row of each expert that it names; `next` counts rows per expert.
-  void expand(std::int32_t source, std::int64_t index, std::span<std::int32_t> next, Store store) const {
-    const std::byte* from = slot(source, index);
+  std::int32_t token(std::int32_t source, std::int64_t index) const {
     detail::SlotHeader header;
-    std::memcpy(&header, from, sizeof header);
+    std::memcpy(&header, slot(source, index), sizeof header);
+    return header.source_token;
+  }
+
+  /// Fetches the row of one slot to the next free row of each expert that it names; `next` counts rows per expert.
+  void expand(std::int32_t source, std::int64_t index, std::span<std::int32_t> next, Store store) const {
+    const std::int32_t source_token = token(source, index);
+    const std::byte* from = group_.peers[source] + group_.layout.outbox_row(epoch_, source_token, shape_);
     void* targets[kMaxTopK];
     std::size_t count = 0;
     const std::size_t row_bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
@@ -100,11 +106,11 @@ class Expander {
       if (expert < 0) continue;
       const std::int64_t row = expert * shape_.low_latency_rows() + next[expert]++;
       targets[count++] = result_.x.as<std::byte>() + row * row_bytes;
-      result_.source_token.as<std::int32_t>()[row] = header.source_token;
+      result_.source_token.as<std::int32_t>()[row] = source_token;
       if (quantize_ != Quantize::none)
-        write_scales(reinterpret_cast<const float*>(from + layout_.scales), expert, next[expert] - 1);
+        write_scales(reinterpret_cast<const float*>(from + scales_), expert, next[expert] - 1);
     }
-    scatter_row({targets, count}, from + layout_.row, row_bytes, store);
+    scatter_row({targets, count}, from, row_bytes, store);
   }
 
  private:
@@ -131,7 +137,7 @@ class Expander {
   std::uint64_t epoch_;
   Quantize quantize_;
   GroupState::LowLatencyResult& result_;
-  detail::SlotLayout layout_;
+  std::size_t scales_;
 };
 
 /// Fills the layout of the result: where the rows of each (expert, source) start.
@@ -139,13 +145,17 @@ void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
                 GroupState::LowLatencyResult& result, LowLatencyHandleState& handle) {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.local_experts) * shape.ranks, 0);
   for (const Incoming& from : incoming)
-    for (std::int64_t i = 0; i < from.count; ++i)
+    for (std::int64_t i = 0; i < from.count; ++i) {
+      const std::int32_t token = expander.token(from.source, i);
+      require(token >= 0 && token < shape.low_latency_max_tokens, Code::peer_failed,
+              "low_latency_dispatch: a slot names token {} of at most {}", token, shape.low_latency_max_tokens);
       for (const std::int32_t expert : expander.experts(from.source, i)) {
         if (expert < 0) continue;
         require(expert < shape.local_experts, Code::peer_failed,
                 "low_latency_dispatch: a row names local expert {} of {}", expert, shape.local_experts);
         ++counts[static_cast<std::size_t>(expert) * shape.ranks + from.source];
       }
+    }
   handle.first_row.assign(counts.size(), 0);
   handle.counts.assign(shape.local_experts, 0);
   for (std::int32_t expert = 0; expert < shape.local_experts; ++expert) {
@@ -174,7 +184,9 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
 
   std::size_t rows = 0;
   for (const Incoming& from : incoming) rows += from.count;
-  const Store store = choose_store(rows * group.layout.slot_bytes * 2, shape.ranks, last_level_cache_bytes());
+  const std::int64_t written = std::accumulate(handle.counts.begin(), handle.counts.end(), std::int64_t{0});
+  const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
+  const Store store = choose_store(written * row_bytes, shape.ranks, last_level_cache_bytes());
   group.workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
     std::vector<std::int32_t> next(shape.local_experts);
     for (std::int64_t i = first; i < last; ++i) {

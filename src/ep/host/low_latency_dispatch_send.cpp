@@ -1,9 +1,10 @@
-// low_latency_dispatch_send: one copy of each token per member that holds an expert of it, at a fixed slot (source,
-// ordinal).
+// low_latency_dispatch_send: each token goes once to this member's outbox, and a header per member that holds an expert
+// of it to a fixed slot there (source, ordinal); receivers fetch the rows.
 //
-// Bytes per copy: header (8 B + 4 B per top-k lane) and the row: 2 B a channel, or 1 B a channel and 4 B a scale. The
-// half of the slots was granted by slots_read of the use before last; slots_sent is released after the slots and their
-// count.
+// Bytes per token: the row, 2 B a channel, or 1 B a channel and 4 B a scale; per copy: 4 B and 4 B per top-k lane. On
+// one host a fetched row comes out of a cache that all members share, where a copy pushed to each of them would not
+// fit. The half of outbox and slots was granted by slots_read of the use before last; slots_sent is released after all
+// of it.
 #include <cstring>
 
 #include "ep/host/low_latency.hpp"
@@ -13,39 +14,22 @@ namespace {
 
 using shoal::detail::Activity;
 
-/// A row in the form in which it travels, made once per token.
-struct EncodedRow {
-  EncodedRow(const detail::Shape& shape, Quantize quantize)
-      : quantize_(quantize), layout_(shape.top_k, shape.hidden, quantize != Quantize::none), hidden_(shape.hidden) {
-    if (quantize != Quantize::none)
-      buffer_ = Tensor::empty(DataType::uint8, {static_cast<std::int64_t>(layout_.total - layout_.row)});
+/// Puts one token into the outbox in the form in which it travels.
+void encode(const detail::Shape& shape, Quantize quantize, std::byte* target, const std::uint16_t* row) {
+  if (quantize == Quantize::none) {
+    copy_row(target, row, shape.hidden * sizeof(std::uint16_t), Store::cached);
+    return;
   }
-  /// What goes to offset `layout.row` of the slot: the row, its scales behind it.
-  const void* encode(const std::uint16_t* row) {
-    if (quantize_ == Quantize::none) return row;
-    auto* bytes = buffer_.as<std::uint8_t>();
-    quantize_row(bytes, reinterpret_cast<float*>(bytes + layout_.scales - layout_.row), row, hidden_,
-                 quantize_ == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
-    return bytes;
-  }
-  std::size_t bytes() const {
-    return quantize_ == Quantize::none ? hidden_ * 2
-                                       : layout_.scales - layout_.row + detail::scale_groups(hidden_) * sizeof(float);
-  }
-  const detail::SlotLayout& layout() const { return layout_; }
+  auto* scales = reinterpret_cast<float*>(target + detail::OutboxLayout(shape.hidden, true).scales);
+  quantize_row(reinterpret_cast<std::uint8_t*>(target), scales, row, shape.hidden,
+               quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
+}
 
- private:
-  Quantize quantize_;
-  detail::SlotLayout layout_;
-  std::int64_t hidden_;
-  Tensor buffer_;
-};
-
-void write_header(std::byte* slot, const detail::SlotLayout& layout, std::int64_t token,
-                  std::span<const std::int64_t> lanes, std::int32_t rank, std::int32_t local_experts) {
-  const detail::SlotHeader header{static_cast<std::int32_t>(token), 0};
+void write_header(std::byte* slot, std::int64_t token, std::span<const std::int64_t> lanes, std::int32_t rank,
+                  std::int32_t local_experts) {
+  const detail::SlotHeader header{static_cast<std::int32_t>(token)};
   std::memcpy(slot, &header, sizeof header);
-  auto* experts = reinterpret_cast<std::int32_t*>(slot + layout.experts);
+  auto* experts = reinterpret_cast<std::int32_t*>(slot + sizeof header);
   for (std::size_t k = 0; k < lanes.size(); ++k) {
     const bool here = lanes[k] >= 0 && lanes[k] / local_experts == rank;
     experts[k] = here ? static_cast<std::int32_t>(lanes[k] % local_experts) : -1;
@@ -99,24 +83,18 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& gro
   const Slots slots = assign_slots(shape, topk_idx, handle->ordinal);
   wait_for_slots(group, epoch);
 
-  const Store store =
-      choose_store(slots.copies.size() * group.layout.slot_bytes, shape.ranks, last_level_cache_bytes());
   group.workers.for_ranges(x.shape[0], [&](std::int64_t first, std::int64_t last) {
-    EncodedRow encoded(shape, quantize);
-    void* rows[kMaxTopK];
     for (std::int64_t token = first; token < last; ++token) {
       const std::span lanes(topk_idx.as<std::int64_t>() + token * shape.top_k, static_cast<std::size_t>(shape.top_k));
-      std::size_t count = 0;
+      if (slots.first_copy[token] == slots.first_copy[token + 1]) continue;
+      encode(shape, quantize, group.block + group.layout.outbox_row(epoch, token, shape),
+             x.as<std::uint16_t>() + token * shape.hidden);
       for (std::int32_t i = slots.first_copy[token]; i < slots.first_copy[token + 1]; ++i) {
         const detail::Copy& copy = slots.copies[i];
         if (group.masked[copy.rank]) continue;
-        std::byte* slot = group.peers[copy.rank] + group.layout.slot(epoch, group.me, copy.ordinal, shape);
-        write_header(slot, encoded.layout(), token, lanes, copy.rank, shape.local_experts);
-        rows[count++] = slot + encoded.layout().row;
+        write_header(group.peers[copy.rank] + group.layout.slot(epoch, group.me, copy.ordinal, shape), token, lanes,
+                     copy.rank, shape.local_experts);
       }
-      if (count > 0)
-        scatter_row({rows, count}, encoded.encode(x.as<std::uint16_t>() + token * shape.hidden), encoded.bytes(),
-                    store);
     }
   });
   for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
