@@ -30,6 +30,8 @@ def parse_arguments():
     parser.add_argument("--iterations", type=int, default=16, help="timed pairs a round")
     parser.add_argument("--quick", action="store_true", help="one short round: does it run, roughly how fast")
     parser.add_argument("--json", type=pathlib.Path, help="also write everything measured to this file")
+    parser.add_argument("--no-rma", action="store_true", help="leave out the one-sided operations")
+    parser.add_argument("--require-targets", action="store_true", help="end with status 1 when a target is missed or MPI is absent")
     parser.add_argument("--timeout", type=float, default=300, help="seconds that one program may take")
     parser.add_argument("shape", nargs="*", help="after --: options for both programs, such as -- --tokens 512 --hidden 4096")
     arguments = parser.parse_args()
@@ -67,6 +69,13 @@ def run_once(command, timeout):
         if process.returncode != 0 or not path.exists():
             sys.exit(f"run_bench: exit status {process.returncode}: {' '.join(command)}\n{output}")
         return json.loads(path.read_text())
+
+
+def run_rma(arguments):
+    """shoal-bench rma between two PEs: put, get, atomics, signals; a table of its own."""
+    command = [str(arguments.bin / "shoal-run"), "--no-label", "-n", "2", str(arguments.bin / "shoal-bench"), "rma"]
+    print("shoal-bench rma, 2 PEs", file=sys.stderr)
+    return run_once(command, arguments.timeout)
 
 
 def measure(arguments):
@@ -124,6 +133,14 @@ def print_table(shoal, mpi):
         print("| " + " | ".join([name, *cells_of(mine), *cells_of(mpi.get(name), base=mine)]) + " |")
 
 
+def print_rma(result):
+    print(f"\none-sided operations, {result['pes']} PEs; the same buffer again and again, so small sizes are in the cache\n")
+    print("| operation | us | GB/s |\n|---|---|---|")
+    for entry in result["results"]:
+        speed = f"{entry['gb_per_s_per_pe']:.2f}" if entry.get("bytes_per_pe") else ""
+        print(f"| {entry['name']} | {entry['seconds']['mean'] * 1e6:.2f} | {speed} |")
+
+
 def main():
     arguments = parse_arguments()
     lines, rounds = measure(arguments)
@@ -141,12 +158,17 @@ def main():
         print(f"{entry['what']}: {entry['value']:.2f} (target {entry['target']}: {'met' if entry['met'] else 'missed'})")
     if not mpi:
         print("no MPI: shoal-bench-mpi was not built or mpirun is not installed")
+    rma = None if arguments.no_rma else run_rma(arguments)
+    if rma:
+        print_rma(rma)
     if arguments.json:
         names = {name: " ".join(pathlib.Path(word).name if "/" in word else word for word in line) for name, line in lines.items()}
         everything = {"commands": names, "rounds": arguments.rounds, "pes": arguments.pes, "setup": setup,
-                      "shoal": shoal, "mpi": mpi, "ratios": found}
+                      "shoal": shoal, "mpi": mpi, "ratios": found, "rma": rma}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(everything, indent=2) + "\n")
+    if arguments.require_targets and not (mpi and all(entry["met"] for entry in found)):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

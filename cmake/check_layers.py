@@ -13,6 +13,8 @@ LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "coll
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
 MAX_LINES = 600
+README_FOLDERS = ("include", "src", "tools", "tests", "bench", "docs", "examples", "cmake")
+WITHOUT_README = ("tests/fuzz/corpus", "docs/data")
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
@@ -71,10 +73,14 @@ def file_faults(root, file):
 
 
 def readme_faults(root):
-    for folder in sorted(path for path in (root / "src").rglob("*") if path.is_dir()):
-        has_sources = any(child.suffix in SUFFIXES for child in folder.iterdir())
-        if has_sources and not (folder / "README.md").is_file():
-            yield f"{folder.relative_to(root).as_posix()}/README.md:1: missing; a source folder says what lives in it"
+    """Every folder that holds files of ours says what lives in it; corpora and data are explained one level up."""
+    folders = {folder for top in README_FOLDERS for folder in [root / top, *(root / top).rglob("*")] if folder.is_dir()}
+    for folder in sorted(folders):
+        name = folder.relative_to(root).as_posix()
+        if "__pycache__" in name or any(name.startswith(exempt) for exempt in WITHOUT_README):
+            continue
+        if any(child.is_file() for child in folder.iterdir()) and not (folder / "README.md").is_file():
+            yield f"{name}/README.md:1: missing; a folder says what lives in it"
 
 
 def faults(root):

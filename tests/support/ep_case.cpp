@@ -19,22 +19,6 @@ std::uint64_t mix(std::uint64_t x) {  // splitmix64 finaliser
   return x ^ (x >> 31);
 }
 
-/// Members that hold experts of a token, by the last lane that asks for each.
-std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes) {
-  std::vector<std::int32_t> ranks;
-  for (std::int32_t rank = 0; rank < c.ranks; ++rank)
-    if (std::any_of(lanes, lanes + c.top_k, [&](std::int64_t e) { return e >= 0 && e / c.local_experts() == rank; }))
-      ranks.push_back(rank);
-  const auto last_lane = [&](std::int32_t rank) {
-    std::int32_t last = -1;
-    for (std::int32_t k = 0; k < c.top_k; ++k)
-      if (lanes[k] >= 0 && lanes[k] / c.local_experts() == rank) last = k;
-    return last;
-  };
-  std::sort(ranks.begin(), ranks.end(), [&](std::int32_t a, std::int32_t b) { return last_lane(a) < last_lane(b); });
-  return ranks;
-}
-
 }  // namespace
 
 std::uint16_t bf16_of(float value) {
@@ -79,7 +63,10 @@ std::vector<float> EpCase::weights(std::int32_t rank) const {
 std::uint16_t EpCase::value(std::int32_t rank, std::int64_t token, std::int64_t channel) const {
   const std::uint64_t h =
       mix(seed + (static_cast<std::uint64_t>(rank) << 48) + (static_cast<std::uint64_t>(token) << 24) + channel);
-  return bf16_of(static_cast<float>(static_cast<std::int64_t>(h % 4001) - 2000) / 1000.0F);
+  const float value = static_cast<float>(static_cast<std::int64_t>(h % 4001) - 2000) / 1000.0F;
+  if (!mixed_magnitudes) return bf16_of(value);
+  const bool large = (token + channel / 512) % 3 == 0;
+  return token % 5 == 4 ? 0 : bf16_of(large ? value : value / 8);
 }
 
 std::vector<std::uint16_t> EpCase::rows(std::int32_t rank) const {
@@ -92,6 +79,21 @@ std::vector<std::uint16_t> EpCase::rows(std::int32_t rank) const {
 std::string EpCase::describe() const {
   return fmt::format("ranks {} experts {} top_k {} hidden {} max_tokens {} load {} seed {}", ranks, experts, top_k,
                      hidden, max_tokens, static_cast<int>(load), seed);
+}
+
+std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes) {
+  std::vector<std::int32_t> ranks;
+  for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+    if (std::any_of(lanes, lanes + c.top_k, [&](std::int64_t e) { return e >= 0 && e / c.local_experts() == rank; }))
+      ranks.push_back(rank);
+  const auto last_lane = [&](std::int32_t rank) {
+    std::int32_t last = -1;
+    for (std::int32_t k = 0; k < c.top_k; ++k)
+      if (lanes[k] >= 0 && lanes[k] / c.local_experts() == rank) last = k;
+    return last;
+  };
+  std::sort(ranks.begin(), ranks.end(), [&](std::int32_t a, std::int32_t b) { return last_lane(a) < last_lane(b); });
+  return ranks;
 }
 
 ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
@@ -158,23 +160,64 @@ std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank, 
   return out;
 }
 
+ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t rank, const std::vector<int>& masked) {
+  ExpectedLowLatency e;
+  e.rows.resize(c.local_experts());
+  e.layout.assign(static_cast<std::size_t>(c.local_experts()) * c.ranks, 0);
+  for (std::int32_t source = 0; source < c.ranks; ++source) {
+    for (std::int32_t local = 0; local < c.local_experts(); ++local)
+      e.layout[local * c.ranks + source] = static_cast<std::int64_t>(e.rows[local].size()) << 32;
+    if (!masked.empty() && masked[source] != 0) continue;
+    const auto lanes = c.topk(source);
+    for (std::size_t i = 0; i < lanes.size(); ++i) {
+      if (lanes[i] < 0 || lanes[i] / c.local_experts() != rank) continue;
+      const std::int64_t local = lanes[i] % c.local_experts();
+      e.rows[local].push_back({source, static_cast<std::int32_t>(i / c.top_k)});
+      ++e.layout[local * c.ranks + source];
+    }
+  }
+  return e;
+}
+
+namespace {
+
+void travel(const Travel& how, std::span<const std::uint16_t> row, std::span<float> arrived) {
+  if (how) return how(row, arrived);
+  std::transform(row.begin(), row.end(), arrived.begin(), float_of_bf16);
+}
+
+/// The answers to token `t` of member `rank` as they arrive: [top_k][hidden].
+std::vector<float> low_latency_answers(const EpCase& c, std::int32_t rank, std::int64_t t, const std::int64_t* lanes,
+                                       const Travels& travels) {
+  const auto hidden = static_cast<std::size_t>(c.hidden);
+  std::vector<std::uint16_t> row(hidden);
+  std::vector<float> x(hidden), answers(c.top_k * hidden);
+  for (std::size_t ch = 0; ch < hidden; ++ch) row[ch] = c.value(rank, t, static_cast<std::int64_t>(ch));
+  travel(travels.to_experts, row, x);
+  for (std::int32_t k = 0; k < c.top_k; ++k) {
+    if (lanes[k] < 0) continue;
+    const float factor = expert_factor(static_cast<std::int32_t>(lanes[k]));
+    for (std::size_t ch = 0; ch < hidden; ++ch) row[ch] = bf16_of(factor * x[ch]);
+    travel(travels.back, row, {answers.data() + k * hidden, hidden});
+  }
+  return answers;
+}
+
+}  // namespace
+
 std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
-                                                const std::vector<int>& masked) {
+                                                const std::vector<int>& masked, const Travels& travels) {
   const auto lanes = c.topk(rank);
   const auto weights = c.weights(rank);
   std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
   for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
     const std::int64_t* row = lanes.data() + t * c.top_k;
+    const auto answers = low_latency_answers(c, rank, t, row, travels);
+    const auto owner_of = [&](std::int32_t k) { return static_cast<std::int32_t>(row[k] / c.local_experts()); };
+    const auto counts = [&](std::int32_t k) { return row[k] >= 0 && (masked.empty() || masked[owner_of(k)] == 0); };
     const auto ranks = ranks_of(c, row);
     for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
-      const float x = float_of_bf16(c.value(rank, t, channel));
-      const auto term = [&](std::int32_t k) {
-        const float y = float_of_bf16(bf16_of(expert_factor(static_cast<std::int32_t>(row[k])) * x));
-        return weights[t * c.top_k + k] * y;
-      };
-      const auto counts = [&](std::int32_t k) {
-        return row[k] >= 0 && (masked.empty() || masked[row[k] / c.local_experts()] == 0);
-      };
+      const auto term = [&](std::int32_t k) { return weights[t * c.top_k + k] * answers[k * c.hidden + channel]; };
       float sum = 0;
       if (reduction == ep::Reduction::exact) {
         for (std::int32_t k = 0; k < c.top_k; ++k)
@@ -182,10 +225,9 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
       } else {
         for (const std::int32_t owner : ranks) {
           float level = 0;
-          bool any = false;
           for (std::int32_t k = 0; k < c.top_k; ++k)
-            if (counts(k) && row[k] / c.local_experts() == owner) level += term(k), any = true;
-          if (any) sum += float_of_bf16(bf16_of(level));
+            if (counts(k) && owner_of(k) == owner) level += term(k);
+          sum += float_of_bf16(bf16_of(level));
         }
       }
       out[t * c.hidden + channel] = bf16_of(sum);

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,9 @@ struct EpCase {
   std::uint64_t seed = 1;
   Load load = Load::random;
   double holes = 0.1;  ///< share of lanes that are -1
+  /// Blocks of 512 channels differ in magnitude: the answers to two of three are below 1, where LogFMT applies, and one
+  /// token of five is all zeros.
+  bool mixed_magnitudes = false;
 
   std::int32_t local_experts() const { return experts / ranks; }
   std::int64_t tokens(std::int32_t rank) const;             ///< 0 .. max_tokens
@@ -31,6 +36,10 @@ struct EpCase {
   std::vector<std::uint16_t> rows(std::int32_t rank) const;  ///< [tokens, hidden] bfloat16
   std::string describe() const;
 };
+
+/// Members that hold experts of a token, ordered by the last lane that asks for each: the order in which their answers
+/// are added. `lanes` are the top_k experts of the token.
+std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes);
 
 /// What member `rank` must receive in normal mode.
 struct ExpectedDispatch {
@@ -53,10 +62,27 @@ std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
                                             const std::vector<std::uint16_t>* bias0 = nullptr,
                                             const std::vector<std::uint16_t>* bias1 = nullptr);
 
-/// What low-latency combine must give back for bfloat16 rows that experts multiply by expert_factor; members in
-/// `masked` are left out.
+/// What member `rank` must receive in low-latency mode from the members that are not in `masked`.
+struct ExpectedLowLatency {
+  struct Row {
+    std::int32_t source_rank, source_token;
+  };
+  std::vector<std::vector<Row>> rows;  ///< [local experts], in order
+  std::vector<std::int64_t> layout;    ///< [local experts, ranks]: (first row << 32) | rows
+};
+ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t rank,
+                                                 const std::vector<int>& masked = {});
+
+/// What a bfloat16 row becomes on its way; without a function it arrives as it was.
+using Travel = std::function<void(std::span<const std::uint16_t> row, std::span<float> arrived)>;
+struct Travels {
+  Travel to_experts, back;
+};
+
+/// What low-latency combine must give back for rows that experts multiply by expert_factor and answer in bfloat16;
+/// members in `masked` are left out.
 std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
-                                                const std::vector<int>& masked = {});
+                                                const std::vector<int>& masked = {}, const Travels& travels = {});
 
 std::uint16_t bf16_of(float value);
 float float_of_bf16(std::uint16_t bits);

@@ -1,6 +1,7 @@
 """shoal-moe as a user runs it: its results against NumPy, its JSON, its errors (requirements A12, E2, E3, E4)."""
 
 import json
+import time
 
 import moe_reference as reference
 import numpy as np
@@ -179,3 +180,23 @@ def test_table_has_a_line_per_pe(run_program):
     head = next(i for i, line in enumerate(lines) if line.startswith(" PE"))
     assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["0", "1", "2", "3", "all"]
     assert result.stdout.isascii()
+
+
+def test_default_run_is_deepseek_v3_like_and_quick(run_program, tmp_path):
+    """The demo's own command line: 256 experts in 8 groups of which 4, top-8; under 20 s on 2 cores."""
+    start = time.monotonic()
+    result = run_program("shoal-moe", "--json", tmp_path / "moe.json", pes=8)
+    assert result.returncode == 0, result.stderr
+    assert time.monotonic() - start < 20
+    setup = json.loads((tmp_path / "moe.json").read_text())
+    assert {key: setup[key] for key in ["experts", "groups", "groups_kept", "top_k"]} == {
+        "experts": 256, "groups": 8, "groups_kept": 4, "top_k": 8}
+    for head in ["tokens", "sent", "recv", "load per expert", "dispatch", "experts", "combine", "GB/s", "error"]:
+        assert head in result.stdout, head
+    assert "█" in result.stdout, "the fullest expert has a full bar"
+
+
+def test_long_runs_show_progress(run_program):
+    result = run_program("shoal-moe", "--tokens-per-pe", "64", "--hidden", "2048", "--iterations", "400", "--no-check", pes=2)
+    assert result.returncode == 0, result.stderr
+    assert "iteration" in result.stderr, result.stderr

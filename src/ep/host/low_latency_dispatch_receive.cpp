@@ -186,7 +186,8 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
   for (const Incoming& from : incoming) rows += from.count;
   const std::int64_t written = std::accumulate(handle.counts.begin(), handle.counts.end(), std::int64_t{0});
   const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
-  const Store store = choose_store(written * row_bytes, shape.ranks, last_level_cache_bytes());
+  // Two results are used in turn: what the cache keeps of this one must fit beside the other.
+  const Store store = choose_store(2 * written * row_bytes, shape.ranks, last_level_cache_bytes());
   group.workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
     std::vector<std::int32_t> next(shape.local_experts);
     for (std::int64_t i = first; i < last; ++i) {
