@@ -1,6 +1,7 @@
 #include "ep/agreement.hpp"
 
 #include <cstring>
+#include <exception>
 
 #include "base/check.hpp"
 
@@ -53,8 +54,11 @@ std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& option
   } catch (const Error& error) {
     proposal.code = static_cast<std::int32_t>(error.code());
     std::strncpy(proposal.message, error.what() + std::strlen("shoal: "), sizeof proposal.message - 1);
-    return nullptr;
+  } catch (const std::exception& error) {
+    proposal.code = static_cast<std::int32_t>(Code::system);
+    std::strncpy(proposal.message, error.what(), sizeof proposal.message - 1);
   }
+  return nullptr;
 }
 
 }  // namespace
@@ -76,9 +80,9 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
   return state;
 }
 
-bool any_member(const GroupState& state, bool mine, const char* what) {
+bool any_pe(const GroupState& state, bool mine, const char* what) {
   const char value = mine ? 1 : 0;
-  for (const std::byte other : state.world->exchange(state.team.state(), &value, 1, what))
+  for (const std::byte other : state.world->exchange(state.world->world_team(), &value, 1, what))
     if (other != std::byte{0}) return true;
   return false;
 }

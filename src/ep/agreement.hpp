@@ -9,7 +9,7 @@ namespace shoal::ep::detail {
 /// Collective; throws the same error on all members, or returns a state without memory.
 std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions& options);
 
-/// Whether `mine` holds on any member. Collective.
-bool any_member(const GroupState& state, bool mine, const char* what);
+/// Whether `mine` holds on any PE of the world. Collective over the world, as releasing heap memory is.
+bool any_pe(const GroupState& state, bool mine, const char* what);
 
 }  // namespace shoal::ep::detail

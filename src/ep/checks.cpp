@@ -133,12 +133,12 @@ void check_low_latency_combine(const GroupState& group, const TensorView& y, con
   require(handle != nullptr && handle->group.lock().get() == &group, Code::invalid_argument,
           "{}: the handle is not of a low_latency_dispatch of this group that has been received", call);
   const auto& shape = group.shape;
-  const std::int64_t tokens = handle->topk_idx.shape[0];
+  const std::int64_t tokens = handle->routing->tokens;
   check_tensor(call, "weights", weights, {tokens, shape.top_k}, {DataType::float32});
   require(topk_idx.rank == 2 && topk_idx.shape[0] == tokens && topk_idx.shape[1] == shape.top_k, Code::invalid_argument,
           "{}: topk_idx is {}; the dispatch had [{}, {}]", call, topk_idx.describe(), tokens, shape.top_k);
   const Tensor given = checked_topk(topk_idx, shape, shape.low_latency_max_tokens, call);
-  require(given.bytes() == 0 || std::memcmp(given.data, handle->topk_idx.data, given.bytes()) == 0,
+  require(given.bytes() == 0 || std::memcmp(given.data, handle->routing->topk_idx.data, given.bytes()) == 0,
           Code::invalid_argument, "{}: topk_idx differs from that of the dispatch", call);
   require(!(options.log_fmt && options.zero_copy), Code::invalid_argument,
           "{}: log_fmt encodes y on its way and zero_copy does not move it; choose one", call);
@@ -149,7 +149,8 @@ void check_low_latency_combine(const GroupState& group, const TensorView& y, con
     const std::byte* buffer = group.block + group.layout.answer(group.low_latency_combine_epoch + 1, 0, 0, shape);
     require(y.data == buffer && y.dtype == DataType::bfloat16 &&
                 has_shape(y, {shape.local_experts, rows, shape.hidden}) &&
-                y.strides[1] * 2 == static_cast<std::int64_t>(group.layout.answer_stride),
+                y.strides[1] * 2 == static_cast<std::int64_t>(group.layout.answer_stride) && y.strides[2] == 1 &&
+                y.strides[0] == rows * y.strides[1],
             Code::invalid_argument,
             "{}: with zero_copy y must be the view that next_combine_buffer returned for this call", call);
   } else {

@@ -27,16 +27,21 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
 
 namespace {
 
-/// Throws unless the group can be used; finishes what is queued on its stream, so that operations keep their order.
-GroupState& usable(const std::shared_ptr<GroupState>& state, const char* call) {
+/// Throws unless the group can be used.
+GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* call) {
   require(state != nullptr && !state->closed, Code::closed, "{}: the group is closed", call);
   state->team.state();
-  if (state->stream) state->stream->drain();
   require(state->failure.empty(), Code::closed, "{}: the group failed before: {}", call, state->failure);
   if (const auto member = host::failed_member(*state); member && !state->options.mask_failed)
     fail(Code::closed, "{}: PE {} has given this group up: its own message says why", call,
          state->team.world_pe(*member));
   return *state;
+}
+
+/// As open_group, and finishes what is queued on the group's stream, so that operations keep their order.
+GroupState& usable(const std::shared_ptr<GroupState>& state, const char* call) {
+  if (state != nullptr && state->stream) state->stream->drain();
+  return open_group(state, call);
 }
 
 /// Adds the time of a scope to a counter of the group.
@@ -54,15 +59,16 @@ class Timer {
 
 Dispatched run_dispatch(const std::shared_ptr<GroupState>& state, const host::DispatchCall& call) {
   const Timer timer(state->statistics.dispatch_time);
-  const host::DispatchPlan plan = host::notify(state, call);
-  host::dispatch_send(*state, call, plan);
-  ++state->statistics.dispatches;
-  return host::dispatch_receive(*state, call, plan);
+  return host::committed(*state, [&] {
+    const host::DispatchPlan plan = host::notify(state, call);
+    host::dispatch_send(*state, call, plan);
+    ++state->statistics.dispatches;
+    return host::dispatch_receive(*state, call, plan);
+  });
 }
 
 Dispatched dispatch_new(const std::shared_ptr<GroupState>& state, const TensorView& x, const Routing& routing,
                         const DispatchOptions& options) {
-  require(state->failure.empty(), Code::closed, "dispatch: the group failed before: {}", state->failure);
   require(routing.state != nullptr && routing.state->shape.ranks == state->shape.ranks &&
               routing.state->shape.experts == state->shape.experts && routing.state->shape.top_k == state->shape.top_k,
           Code::invalid_argument, "dispatch: the routing was not made by route() of a group like this one");
@@ -71,23 +77,21 @@ Dispatched dispatch_new(const std::shared_ptr<GroupState>& state, const TensorVi
           state->shape.max_tokens);
   check_rows(*state, x, routing.tokens(), state->shape.hidden);
   check_dispatch_options(*state, x, options);
-  host::DispatchCall call{x, options, routing.state};
-  call.topk_idx = routing.topk_idx.as<std::int64_t>();
-  call.tokens_per_expert = &routing.tokens_per_expert;
-  call.tokens_per_rank = &routing.tokens_per_rank;
+  const host::DispatchCall call{x, options, routing.state};
   return run_dispatch(state, call);
 }
 
 Combined run_combine(const std::shared_ptr<GroupState>& state, const TensorView& y, const Handle& handle,
                      const CombineOptions& options) {
-  require(state->failure.empty(), Code::closed, "combine: the group failed before: {}", state->failure);
   require(handle.valid() && handle.state()->group.lock() == state, Code::invalid_argument,
           "combine: the handle is not of a dispatch of this group");
   check_combine(*state, y, *handle.state(), options);
   const Timer timer(state->statistics.combine_time);
-  const host::NoticeBoard board = host::combine_send(*state, y, *handle.state(), options);
-  ++state->statistics.combines;
-  return host::combine_receive(*state, y, *handle.state(), options, board);
+  return host::committed(*state, [&] {
+    const host::NoticeBoard board = host::combine_send(*state, y, *handle.state(), options);
+    ++state->statistics.combines;
+    return host::combine_receive(*state, y, *handle.state(), options, board);
+  });
 }
 
 Stream& stream_of(GroupState& state) {
@@ -97,7 +101,7 @@ Stream& stream_of(GroupState& state) {
 
 /// Returns the memory unless results are still held somewhere; true when it was returned. Collective.
 bool release_memory(GroupState& state) {
-  if (any_member(state, state.arena.regions() > 0, "ep group close")) return false;
+  if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
   state.world->heap().free(state.block);
   state.closed = true;
   return true;
@@ -127,6 +131,7 @@ Group::~Group() {
   if (!state_ || state_->closed) return;
   try {
     if (state_->stream) state_->stream->drain();
+    state_->team.state();  // throws where the world is closed: it took the memory with it
     // While an exception unwinds, or after a failure, other members may never come: their memory goes when the world
     // does.
     const bool orderly = std::uncaught_exceptions() == 0 && state_->failure.empty() && !host::failed_member(*state_) &&
@@ -162,16 +167,21 @@ const GroupOptions& Group::options() const {
   require(state_ != nullptr, Code::closed, "options: the group is closed");
   return state_->options;
 }
+std::int64_t Handle::received_rows() const {
+  require(state_ != nullptr, Code::invalid_argument, "received_rows: the handle is empty");
+  return state_->received;
+}
 std::int32_t Group::local_experts() const {
   require(state_ != nullptr, Code::closed, "local_experts: the group is closed");
   return state_->shape.local_experts;
 }
 
 Routing Group::route(const TensorView& topk_idx) const {
-  require(state_ != nullptr, Code::closed, "route: the group is closed");
+  require(state_ != nullptr && !state_->closed, Code::closed, "route: the group is closed");
   const auto& shape = state_->shape;
-  return detail::make_routing(
-      detail::checked_topk(topk_idx, shape, std::max(shape.max_tokens, shape.low_latency_max_tokens), "route"), shape);
+  const std::int64_t most = std::max(shape.max_tokens, shape.low_latency_max_tokens);
+  auto state = detail::make_routing(detail::checked_topk(topk_idx, shape, most, "route"), shape);
+  return {state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, state};
 }
 
 Dispatched Group::dispatch(const TensorView& x, const Routing& routing, const DispatchOptions& options) {
@@ -199,7 +209,10 @@ std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing
                                               const DispatchOptions& options, Event after) {
   require(state_ != nullptr && !state_->closed, Code::closed, "dispatch_async: the group is closed");
   return detail::stream_of(*state_).submit(
-      [state = state_, x, routing, options] { return detail::dispatch_new(state, x, routing, options); },
+      [state = state_, x, routing, options] {
+        detail::open_group(state, "dispatch_async");
+        return detail::dispatch_new(state, x, routing, options);
+      },
       std::move(after));
 }
 
@@ -207,24 +220,62 @@ std::future<Combined> Group::combine_async(const TensorView& y, const Handle& ha
                                            Event after) {
   require(state_ != nullptr && !state_->closed, Code::closed, "combine_async: the group is closed");
   return detail::stream_of(*state_).submit(
-      [state = state_, y, handle, options] { return detail::run_combine(state, y, handle, options); },
+      [state = state_, y, handle, options] {
+        detail::open_group(state, "combine_async");
+        return detail::run_combine(state, y, handle, options);
+      },
       std::move(after));
 }
 
 // --- low latency
 // -------------------------------------------------------------------------------------------------------------------
 
+namespace detail {
+namespace {
+
+/// Whether receive() would return or throw without waiting: everybody has sent, has failed, or had the time to.
+template <typename Pending>
+bool pending_ready(const std::shared_ptr<Pending>& pending, std::size_t GroupLayout::* signals, std::uint64_t epoch,
+                   const char* call) {
+  const GroupState& group = open_group(pending->group, call);
+  if (std::chrono::steady_clock::now() > pending->sent_at + group.timeout) return true;
+  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
+    if (!group.masked[rank] && host::read_signal(group, group.layout.*signals, rank) < epoch &&
+        !group.world->has_failed(group.team.world_pe(rank)))
+      return false;
+  return true;
+}
+
+/// Receives are made in the order of the sends, of which at most two are open: the halves of the buffers say so.
+void require_next(const char* call, std::uint64_t epoch, std::uint64_t received) {
+  require(epoch == received + 1, Code::invalid_argument,
+          "{}: this is number {} of the group, and number {} has not been received; receive them in the order in which "
+          "they were sent",
+          call, epoch, received + 1);
+}
+void require_half(const char* call, std::uint64_t sent, std::uint64_t received) {
+  require(sent < received + 2, Code::invalid_argument, "{}: two are sent and not received; receive number {} first",
+          call, received + 1);
+}
+
+}  // namespace
+}  // namespace detail
+
 PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
                                             const LowLatencyDispatchOptions& options) {
-  detail::GroupState& state = detail::usable(state_, "low_latency_dispatch");
-  detail::check_low_latency_mode(state, "low_latency_dispatch");
-  Tensor topk = detail::checked_topk(topk_idx, state.shape, state.shape.low_latency_max_tokens, "low_latency_dispatch");
+  const char* call = "low_latency_dispatch";
+  detail::GroupState& state = detail::usable(state_, call);
+  detail::check_low_latency_mode(state, call);
+  Tensor topk = detail::checked_topk(topk_idx, state.shape, state.shape.low_latency_max_tokens, call);
   detail::check_low_latency_dispatch(state, x, topk, options);
+  detail::require_half(call, state.low_latency_dispatch_epoch, state.low_latency_dispatch_received);
   const detail::Timer timer(state.statistics.low_latency_dispatch_time);
   auto pending = std::make_shared<detail::PendingDispatchState>();
   pending->group = state_;
   pending->options = options;
-  pending->handle = host::low_latency_dispatch_send(state, x, std::move(topk), options.quantize);
+  auto routing = detail::make_routing(std::move(topk), state.shape);
+  pending->handle = host::committed(
+      state, [&] { return host::low_latency_dispatch_send(state, x, std::move(routing), options.quantize); });
   ++state.statistics.low_latency_dispatches;
   return PendingDispatch(std::move(pending));
 }
@@ -232,33 +283,34 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
 bool PendingDispatch::ready() const {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "ready: this low-latency dispatch has been received, or is empty");
-  const detail::GroupState& group = *state_->group;
-  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
-    if (!group.masked[rank] && host::read_signal(group, group.layout.slots_sent, rank) < state_->handle->epoch)
-      return false;
-  return true;
+  return detail::pending_ready(state_, &detail::GroupLayout::slots_sent, state_->handle->epoch, "ready");
 }
 
 LowLatencyReceived PendingDispatch::receive() {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "receive: this low-latency dispatch has been received, or is empty");
   detail::GroupState& group = detail::usable(state_->group, "low_latency_dispatch");
+  detail::require_next("low_latency_dispatch", state_->handle->epoch, group.low_latency_dispatch_received);
   const detail::Timer timer(group.statistics.low_latency_dispatch_time);
   state_->received = true;
-  return host::low_latency_dispatch_receive(*state_);
+  ++group.low_latency_dispatch_received;
+  return host::committed(group, [&] { return host::low_latency_dispatch_receive(*state_); });
 }
 
 PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
                                           const LowLatencyHandle& handle, const LowLatencyCombineOptions& options) {
-  detail::GroupState& state = detail::usable(state_, "low_latency_combine");
+  const char* call = "low_latency_combine";
+  detail::GroupState& state = detail::usable(state_, call);
   detail::check_low_latency_combine(state, y, topk_idx, weights, handle.state().get(), options);
+  detail::require_half(call, state.low_latency_combine_epoch, state.low_latency_combine_received);
   const detail::Timer timer(state.statistics.low_latency_combine_time);
   auto pending = std::make_shared<detail::PendingCombineState>();
   pending->group = state_;
   pending->handle = handle.state();
   pending->options = options;
   pending->weights.assign(weights.as<float>(), weights.as<float>() + weights.size());
-  pending->epoch = host::low_latency_combine_send(state, y, *handle.state(), options);
+  pending->epoch =
+      host::committed(state, [&] { return host::low_latency_combine_send(state, y, *handle.state(), options); });
   ++state.statistics.low_latency_combines;
   return PendingCombine(std::move(pending));
 }
@@ -266,19 +318,18 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
 bool PendingCombine::ready() const {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "ready: this low-latency combine has been received, or is empty");
-  const detail::GroupState& group = *state_->group;
-  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
-    if (!group.masked[rank] && host::read_signal(group, group.layout.answers_ready, rank) < state_->epoch) return false;
-  return true;
+  return detail::pending_ready(state_, &detail::GroupLayout::answers_ready, state_->epoch, "ready");
 }
 
 Tensor PendingCombine::receive() {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "receive: this low-latency combine has been received, or is empty");
   detail::GroupState& group = detail::usable(state_->group, "low_latency_combine");
+  detail::require_next("low_latency_combine", state_->epoch, group.low_latency_combine_received);
   const detail::Timer timer(group.statistics.low_latency_combine_time);
   state_->received = true;
-  return host::low_latency_combine_receive(*state_);
+  ++group.low_latency_combine_received;
+  return host::committed(group, [&] { return host::low_latency_combine_receive(*state_); });
 }
 
 TensorView Group::next_combine_buffer() {
@@ -316,6 +367,7 @@ void Group::clear_masks() {
 
 Statistics Group::statistics() const {
   require(state_ != nullptr, Code::closed, "statistics: the group is closed");
+  if (state_->stream) state_->stream->drain();
   return state_->statistics;
 }
 

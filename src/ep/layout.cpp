@@ -1,6 +1,7 @@
 #include "ep/layout.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/check.hpp"
 
@@ -57,6 +58,12 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks) {
           "(8 channels)",
           options.hidden);
 
+  constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
+  require(options.max_tokens * ranks <= kMaxRows && options.low_latency_max_tokens * ranks <= kMaxRows,
+          Code::invalid_argument,
+          "ep::GroupOptions: {} members times {} tokens; at most {} rows can be received by one member", ranks,
+          std::max(options.max_tokens, options.low_latency_max_tokens), kMaxRows);
+
   Shape shape;
   shape.ranks = ranks;
   shape.experts = options.experts;
@@ -101,16 +108,18 @@ GroupLayout::GroupLayout(const Shape& shape) {
   failed = cursor.take(ranks * kLine);
   notice_bytes = align_up(sizeof(Notice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
   notices = cursor.take(2 * ranks * notice_bytes);
-  slot_counts = cursor.take(2 * ranks * kLine);
-  answer_rows_bytes = align_up(shape.local_experts * sizeof(std::int32_t), kLine);
-  answer_rows = cursor.take(2 * ranks * answer_rows_bytes);
+  slot_notices = cursor.take(2 * ranks * kLine);
+  answer_notice_bytes = align_up(sizeof(AnswerNotice) + shape.local_experts * sizeof(std::int32_t), kLine);
+  answer_notices = cursor.take(2 * ranks * answer_notice_bytes);
   control_end = align_up(cursor.at, kPage);
 
   cursor.at = control_end;
   arena_bytes = 0;
   if (shape.max_tokens > 0) {
     const ReceiveLayout largest(shape.max_received(), shape.max_row_bytes, shape.max_scales * 4, shape.top_k);
-    arena_bytes = shape.live_results * largest.total;
+    // With n - 1 results held, of any sizes and wherever they lie, one gap of the largest size is left (n gaps share at
+    // least n times it).
+    arena_bytes = (2 * shape.live_results - 1) * largest.total;
   }
   arena = cursor.take(arena_bytes, kPage);
   staging = cursor.take(shape.max_received() * shape.max_answer_bytes, kPage);

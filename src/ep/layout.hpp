@@ -57,10 +57,25 @@ struct Notice {
   std::uint32_t dtype;
   std::uint32_t scales;  ///< scales per row
   std::uint32_t has_weights;
-  std::uint32_t tokens;
+  std::uint32_t reserved;
 };
 constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
 enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
+
+/// What a source tells a member about one low-latency dispatch. A notice of another epoch than its signal's means that
+/// the source has masked this member.
+struct SlotNotice {
+  std::uint64_t epoch;
+  std::uint32_t quantize;
+  std::int32_t count;  ///< of slots
+};
+
+/// What an owner of answers tells a member; followed by int32 first rows [local_experts] of that member's tokens.
+struct AnswerNotice {
+  std::uint64_t epoch;
+  std::uint64_t dispatch_epoch;  ///< whose rows are answered
+  std::uint64_t log_fmt;
+};
 
 /// What a source tells a member about one token in low-latency mode; followed by int32 local experts [top_k] (-1:
 /// none).
@@ -82,10 +97,9 @@ struct GroupLayout {
   std::size_t answers_ready, answers_read;  ///< low-latency combine
   std::size_t failed;                       ///< 1 once the group of that member has failed
   // Values that signals publish, two of each by parity of the epoch.
-  std::size_t notices, notice_bytes;  ///< [2][ranks] records
-  std::size_t slot_counts;            ///< int32 [2][ranks], a line each
-  std::size_t answer_rows;            ///< int32 [2][ranks][local_experts], first row of this member's tokens
-  std::size_t answer_rows_bytes;      ///< of one [local_experts]
+  std::size_t notices, notice_bytes;                ///< [2][ranks] records
+  std::size_t slot_notices;                         ///< [2][ranks] SlotNotice, a line each
+  std::size_t answer_notices, answer_notice_bytes;  ///< [2][ranks] AnswerNotice with its rows
   std::size_t control_end;
   // Payload.
   std::size_t arena, arena_bytes;        ///< receive regions
@@ -101,11 +115,11 @@ struct GroupLayout {
   std::size_t notice(std::uint64_t epoch, std::int32_t member, const Shape& shape) const {
     return notices + ((epoch & 1) * shape.ranks + member) * notice_bytes;
   }
-  std::size_t slot_count(std::uint64_t epoch, std::int32_t member, const Shape& shape) const {
-    return slot_counts + ((epoch & 1) * shape.ranks + member) * kLine;
+  std::size_t slot_notice(std::uint64_t epoch, std::int32_t member, const Shape& shape) const {
+    return slot_notices + ((epoch & 1) * shape.ranks + member) * kLine;
   }
-  std::size_t answer_row(std::uint64_t epoch, std::int32_t member, const Shape& shape) const {
-    return answer_rows + ((epoch & 1) * shape.ranks + member) * answer_rows_bytes;
+  std::size_t answer_notice(std::uint64_t epoch, std::int32_t member, const Shape& shape) const {
+    return answer_notices + ((epoch & 1) * shape.ranks + member) * answer_notice_bytes;
   }
   std::size_t slot(std::uint64_t epoch, std::int32_t source, std::int64_t index, const Shape& shape) const {
     return slots + (((epoch & 1) * shape.ranks + source) * shape.low_latency_max_tokens + index) * slot_bytes;

@@ -54,29 +54,26 @@ Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t
   return copy;
 }
 
-Routing make_routing(Tensor topk_idx, const Shape& shape) {
+std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& shape) {
   auto state = std::make_shared<RoutingState>();
   state->shape = shape;
   state->tokens = topk_idx.shape[0];
+  state->topk_idx = std::move(topk_idx);
   state->first_copy.reserve(state->tokens + 1);
   state->copies.reserve(state->tokens * std::min(shape.top_k, shape.ranks));
   state->first_copy.push_back(0);
-
-  Routing routing;
-  routing.tokens_per_rank.assign(shape.ranks, 0);
-  routing.tokens_per_expert.assign(shape.experts, 0);
+  state->expert_ordinal.reserve(state->tokens * shape.top_k);
+  state->tokens_per_rank.assign(shape.ranks, 0);
+  state->tokens_per_expert.assign(shape.experts, 0);
   std::int32_t ranks[kMaxTopK];
   for (std::int64_t t = 0; t < state->tokens; ++t) {
-    const std::span lanes(topk_idx.as<std::int64_t>() + t * shape.top_k, static_cast<std::size_t>(shape.top_k));
-    for (std::int64_t expert : lanes)
-      if (expert >= 0) ++routing.tokens_per_expert[expert];
-    const std::int32_t count = ranks_by_last_lane(lanes, shape.local_experts, ranks);
-    for (std::int32_t i = 0; i < count; ++i) state->copies.push_back({ranks[i], routing.tokens_per_rank[ranks[i]]++});
+    for (const std::int64_t expert : state->lanes_of(t))
+      state->expert_ordinal.push_back(expert >= 0 ? state->tokens_per_expert[expert]++ : -1);
+    const std::int32_t count = ranks_by_last_lane(state->lanes_of(t), shape.local_experts, ranks);
+    for (std::int32_t i = 0; i < count; ++i) state->copies.push_back({ranks[i], state->tokens_per_rank[ranks[i]]++});
     state->first_copy.push_back(static_cast<std::int32_t>(state->copies.size()));
   }
-  routing.topk_idx = std::move(topk_idx);
-  routing.state = std::move(state);
-  return routing;
+  return state;
 }
 
 }  // namespace detail

@@ -22,7 +22,14 @@ struct RoutingState {
   /// asks for the member: the order in which combine adds the members' rows (DeepEP reference semantics, section 2.6).
   std::vector<std::int32_t> first_copy;
   std::vector<Copy> copies;
+  Tensor topk_idx;                           ///< int64 [tokens, top_k]
+  std::vector<std::int32_t> expert_ordinal;  ///< [tokens, top_k]: the how-manyth token of this member for that expert
+  std::vector<std::int32_t> tokens_per_rank, tokens_per_expert;
 
+  /// The experts that token `token` asks for, [top_k].
+  std::span<const std::int64_t> lanes_of(std::int64_t token) const {
+    return {topk_idx.as<std::int64_t>() + token * shape.top_k, static_cast<std::size_t>(shape.top_k)};
+  }
   std::span<const Copy> copies_of(std::int64_t token) const {
     return {copies.data() + first_copy[token], static_cast<std::size_t>(first_copy[token + 1] - first_copy[token])};
   }
@@ -36,6 +43,6 @@ std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_
 Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens, const char* call);
 
 /// `topk_idx` as returned by checked_topk.
-Routing make_routing(Tensor topk_idx, const Shape& shape);
+std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& shape);
 
 }  // namespace shoal::ep::detail

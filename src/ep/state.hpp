@@ -39,6 +39,8 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   std::uint64_t epoch = 0;  ///< normal mode
   std::uint64_t low_latency_dispatch_epoch = 0;
   std::uint64_t low_latency_combine_epoch = 0;
+  std::uint64_t low_latency_dispatch_received = 0;  ///< received in order, so these say all
+  std::uint64_t low_latency_combine_received = 0;
 
   std::vector<char> masked;  ///< [ranks]: left out of low-latency operations
   std::string failure;       ///< why the group is unusable; empty while it is not
@@ -81,8 +83,7 @@ struct HandleState {
 struct LowLatencyHandleState {
   std::weak_ptr<const GroupState> group;  ///< which group made it
   std::uint64_t epoch = 0;
-  Tensor topk_idx;                      ///< int64 [tokens, top_k]
-  std::vector<std::int32_t> ordinal;    ///< [tokens, top_k]: how-manyth token of this member for that expert
+  std::shared_ptr<const RoutingState> routing;
   std::vector<std::int32_t> first_row;  ///< [local_experts][ranks] of the rows received here
   std::vector<std::int32_t> counts;     ///< [local_experts] rows received here
 };

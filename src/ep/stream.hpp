@@ -20,15 +20,16 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  /// Queues `body`, to run after everything queued before and after `after` (when valid).
+  /// Queues `body`, to run after everything queued before and after `after` (when valid), whose exception it passes on.
   template <typename Body>
   auto submit(Body body, Event after) -> std::future<decltype(body())> {
-    auto task = std::make_shared<std::packaged_task<decltype(body())()>>(std::move(body));
+    auto task =
+        std::make_shared<std::packaged_task<decltype(body())()>>([body = std::move(body), after = std::move(after)] {
+          if (after.valid()) after.get();
+          return body();
+        });
     auto result = task->get_future();
-    push([task = std::move(task), after = std::move(after)] {
-      if (after.valid()) after.wait();
-      (*task)();
-    });
+    push([task = std::move(task)] { (*task)(); });
     return result;
   }
   /// Returns when everything queued so far has run.

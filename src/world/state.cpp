@@ -69,6 +69,9 @@ const Settings& WorldState::settings() const noexcept {
 SymmetricHeap& WorldState::heap() noexcept {
   return heap_;
 }
+TeamState& WorldState::world_team() noexcept {
+  return parts_->world_team();
+}
 bool WorldState::is_open() const noexcept {
   return parts_->open;
 }
@@ -87,24 +90,30 @@ void WorldState::pause() noexcept {
 }
 
 WaitOutcome WorldState::check_health(Clock::time_point now, Clock::time_point deadline, Pe awaited) noexcept {
-  parts_->health->update();
-  if (parts_->health->failure(awaited)) return WaitOutcome::peer_failed;
+  {
+    const std::lock_guard lock(parts_->health_mutex);
+    parts_->health->update();
+    if (parts_->health->failure(awaited)) return WaitOutcome::peer_failed;
+  }
   return now >= deadline ? WaitOutcome::timeout : WaitOutcome::ready;
 }
 
 std::optional<std::string> WorldState::failure() noexcept {
   if (!parts_->open) return std::nullopt;
+  const std::lock_guard lock(parts_->health_mutex);
   parts_->health->update();
   return parts_->health->failure(kAnyPe);
 }
 
 bool WorldState::has_failed(Pe pe) noexcept {
   if (!parts_->open) return false;
+  const std::lock_guard lock(parts_->health_mutex);
   parts_->health->update();
   return parts_->health->has_failed(pe);
 }
 
 void WorldState::throw_wait_failed(WaitOutcome outcome, const std::string& what, const std::string& detail) const {
+  const std::lock_guard lock(parts_->health_mutex);
   if (outcome == WaitOutcome::peer_failed)
     fail(Code::peer_failed, "{} failed on PE {} of {}: {}; it was {}", what, my_pe(), n_pes(),
          parts_->health->failure(kAnyPe).value_or("a PE of the world failed"), detail);

@@ -97,6 +97,9 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// "PE 6 last reported combine 1840, phase send", as far as it is known here.
   std::string describe_progress(Pe pe) const;
 
+  /// The team of all PEs.
+  TeamState& world_team() noexcept;
+
   /// All-gather of a small blob (at most kExchangeBytes, the same length on all members) among the members of a team,
   /// over symmetric memory. Collective. `what` names it in errors. Result: size() blobs, concatenated in member order.
   static constexpr std::size_t kExchangeBytes = 512;

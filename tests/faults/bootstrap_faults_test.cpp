@@ -1,6 +1,8 @@
 // What goes wrong while PEs find each other: strangers, wrong keys, wrong numbers, PEs that never come or die
 // (requirements D7, D9).
 #include <gtest/gtest.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -201,6 +203,70 @@ TEST(BootstrapFaults, KilledPeIsReportedByNameInTime) {
     EXPECT_NE(result.out.find("ended without closing"), std::string::npos) << result.out;
   }
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+}
+
+/// Whether this process has a TCP connection on which all that it sent, and something that it sent, has arrived: a PE
+/// that joins sends nothing before it says who it is.
+bool has_introduced_itself() {
+  constexpr int kEstablished = 1;  // TCP_ESTABLISHED of netinet/tcp.h, whose tcp_info lacks the counts
+  for (int fd = 3; fd < 64; ++fd) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_state != kEstablished) continue;
+    // The opening of a connection counts as one byte.
+    if (info.tcpi_unacked == 0 && info.tcpi_bytes_acked > 1) return true;
+  }
+  return false;
+}
+
+/// PE 2 does not come before the test ends it.
+SHOAL_PE_BODY(join_incomplete) {
+  if (pe.settings.pe == 2) {
+    for (;;) pause();
+  }
+  std::thread watcher([] {
+    while (!has_introduced_itself()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::cout << "joined" << std::endl;
+  });
+  const Outcome outcome = outcome_of([&] { make_bootstrap(pe.settings); });
+  std::cout << (outcome.code ? name_of(*outcome.code) : "nothing") << ": " << outcome.error << std::endl;
+  watcher.join();
+}
+
+TEST(BootstrapFaults, PeKilledWhileOthersAreMissingIsReportedByName) {
+  auto group = test::start_pes(3, "join_incomplete", {.env = {{"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}}});
+  for (const std::size_t pe : {0u, 1u}) ASSERT_TRUE(group.pes[pe].wait_for_output("joined")) << group.pes[pe].err();
+  const auto start = Clock::now();
+  group.pes[1].send(SIGKILL);
+  const auto result = group.pes[0].wait();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5)) << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
+  EXPECT_TRUE(result.ok()) << result.describe();
+  const std::string who = "PE 1 (pid " + std::to_string(group.pes[1].pid()) + " on host ";
+  EXPECT_NE(result.out.find("peer_failed: "), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find(who), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("ended without closing"), std::string::npos) << result.out;
+}
+
+TEST(BootstrapFaults, WrongSessionSecretIsTurnedAwayAndTheJobGoesOn) {
+  Settings settings = on_loopback();
+  bootstrap::Address any;
+  any.storage.ss_family = AF_INET;
+  any.size = 16;
+  settings.session_id =
+      "127.0.0.1:" + std::to_string(bootstrap::local_address(bootstrap::listen_at(any).get()).port());
+  settings.session_secret = "s3cret";
+  Outcome root;
+  std::thread thread([&] { root = outcome_of([&] { connect_session(0, 2, settings)->barrier("met"); }); });
+  Settings wrong = settings;
+  wrong.session_secret = "guessed";
+  const Outcome outcome = outcome_of([&] { connect_session(1, 2, wrong); });
+  EXPECT_EQ(outcome.code, Code::mismatch) << outcome.error;
+  EXPECT_NE(outcome.error.find("the key differs"), std::string::npos) << outcome.error;
+  EXPECT_NE(outcome.error.find("SHOAL_SESSION_SECRET"), std::string::npos) << outcome.error;
+  EXPECT_EQ(outcome.error.find("guessed"), std::string::npos) << "a secret is never printed: " << outcome.error;
+  EXPECT_EQ(outcome_of([&] { connect_session(1, 2, settings)->barrier("met"); }).error, "no error");
+  thread.join();
+  EXPECT_EQ(root.error, "no error");
 }
 
 SHOAL_PE_BODY(aborts) {

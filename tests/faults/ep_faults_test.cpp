@@ -2,12 +2,13 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <thread>
 
 #include "shoal/world.hpp"
-#include "support/ep_checks.hpp"
+#include "support/ep_rounds.hpp"
 #include "support/process.hpp"
 
 namespace shoal::test {
@@ -23,16 +24,15 @@ EpCase shape(std::int32_t ranks) {
   return c;
 }
 
-/// Dispatches and combines without end; tells the test when it has begun.
+/// Calls `round(group, in, i)` without end, so that a fault falls into an operation; tells the test when it has begun.
 template <typename Round>
 void run_for_ever(const PeContext& pe, Round&& round) {
   World world = World::open({pe.settings, nullptr});
   const EpCase c = shape(world.n_pes());
-  ep::GroupOptions options = options_for(c);
-  options.mask_failed = pe.argument == "masks";
-  ep::Group group(world.team(), options);
+  ep::Group group(world.team(), options_for(c));
+  const Inputs in(c, world.my_pe());
   for (std::uint64_t i = 0;; ++i) {
-    round(group, c);
+    round(group, in, i);
     if (i == 20) {
       std::puts("running");
       std::fflush(stdout);
@@ -40,7 +40,7 @@ void run_for_ever(const PeContext& pe, Round&& round) {
   }
 }
 
-void expect_error(const PeContext& pe, const std::function<void()>& body) {
+void report_error(const PeContext& pe, const std::function<void()>& body) {
   try {
     body();
   } catch (const Error& error) {
@@ -51,12 +51,35 @@ void expect_error(const PeContext& pe, const std::function<void()>& body) {
 }
 
 SHOAL_PE_BODY(normal_for_ever) {
-  expect_error(pe, [&] { run_for_ever(pe, [](ep::Group& group, const EpCase& c) { check_normal(group, c); }); });
+  report_error(pe, [&] {
+    run_for_ever(pe, [routing = ep::Routing()](ep::Group& group, const Inputs& in, std::uint64_t) mutable {
+      if (routing.state == nullptr) routing = group.route(in.topk_idx);
+      const ep::Dispatched got = group.dispatch(in.x, routing);
+      group.combine(got.x, got.handle);
+    });
+  });
+}
+
+void low_latency_pair(ep::Group& group, const Inputs& in, const std::function<void()>& between) {
+  ep::PendingDispatch rows = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
+  between();
+  const ep::LowLatencyReceived got = rows.receive();
+  group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
 }
 
 SHOAL_PE_BODY(low_latency_for_ever) {
-  expect_error(pe, [&] {
-    run_for_ever(pe, [](ep::Group& group, const EpCase& c) { check_low_latency(group, c, ep::Reduction::exact, false); });
+  report_error(pe, [&] {
+    run_for_ever(pe, [](ep::Group& group, const Inputs& in, std::uint64_t) { low_latency_pair(group, in, [] {}); });
+  });
+}
+
+SHOAL_PE_BODY(low_latency_until_pe_2_has_sent) {
+  report_error(pe, [&] {
+    run_for_ever(pe, [&](ep::Group& group, const Inputs& in, std::uint64_t i) {
+      low_latency_pair(group, in, [&] {
+        if (i == 30 && pe.settings.pe == 2) raise(SIGKILL);
+      });
+    });
   });
 }
 
@@ -93,32 +116,44 @@ TEST(EpFaults, APeKilledInLowLatencyModeIsReportedByAllOthers) {
   expect_named(kill_one("low_latency_for_ever", took), took);
 }
 
+TEST(EpFaults, APeThatDiesBetweenSendAndReceiveIsReportedByAllOthers) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto results = run_pes(4, "low_latency_until_pe_2_has_sent", {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
+  expect_named(results, std::chrono::duration_cast<Milliseconds>(std::chrono::steady_clock::now() - start));
+}
+
 SHOAL_PE_BODY(goes_on_without_pe_2) {
   World world = World::open({pe.settings, nullptr});
   const EpCase c = shape(world.n_pes());
   ep::GroupOptions options = options_for(c);
   options.mask_failed = true;
   ep::Group group(world.team(), options);
-  const Inputs in(c, world.my_pe());
-  std::vector<int> mask(c.ranks, 0);
-  for (int i = 0; i < 200 && group.masked()[2] == 0; ++i) {
-    const ep::LowLatencyReceived got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
-    group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
+  const std::vector<int> without_2{0, 0, 1, 0};
+  const LowLatencyRound full(c, world.my_pe(), ep::Reduction::exact),
+      part(c, world.my_pe(), ep::Reduction::exact, without_2);
+  std::chrono::steady_clock::duration longest{};
+  for (int i = 0; i < 2000 && group.masked()[2] == 0; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    const Tensor out = full.combined(group, i % 2 == 0);
+    longest = std::max(longest, std::chrono::steady_clock::now() - start);
+    (group.masked()[2] == 0 ? full : part).check(out);
     if (i == 3) {
       std::puts("running");
       std::fflush(stdout);
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(Milliseconds(1));
   }
-  mask[2] = 1;
-  EXPECT_EQ(group.masked(), mask);
-  const ep::LowLatencyReceived got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
-  group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
+  EXPECT_EQ(group.masked(), without_2);
+  EXPECT_LT(longest, std::chrono::seconds(5)) << "the death of a process is seen at once, not after SHOAL_TIMEOUT_MS";
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 20; ++i) part.run(group, i % 2 == 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2)) << "a masked PE is not waited for";
+  EXPECT_EQ(group.masked(), without_2);
   std::puts("went on");
 }
 
 TEST(EpFaults, LowLatencyGoesOnWithoutAKilledPe) {  // E3: masks for failed ranks
-  PeGroup group = start_pes(4, "goes_on_without_pe_2");
+  PeGroup group = start_pes(4, "goes_on_without_pe_2", {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("running"));
   group.pes[2].send(SIGKILL);
   const auto results = wait_all(group.pes);

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# check.sh BUILD: installs a build into a temporary folder and builds the README's example against it with find_package(shoal).
+# check.sh BUILD: installs a build into a temporary folder and builds two programs against it with find_package(shoal):
+# the README's example, and one that links shoal::shoal alone.
 set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
@@ -9,15 +10,38 @@ trap 'rm -rf "$work"' EXIT
 cmake --install "$build" --prefix "$work/prefix" >/dev/null
 mkdir "$work/user"
 cp "$source_dir/examples/hello.cpp" "$work/user/"
+cat > "$work/user/memory.cpp" <<'TEXT'
+// Symmetric memory without expert parallelism.
+#include <cstdio>
+#include <shoal/collective.hpp>
+#include <shoal/world.hpp>
+
+int main() {
+  shoal::World world = shoal::World::open();
+  auto total = world.heap().allocate<long long>(1);
+  world.atomic_fetch_add(total.on(0), world.my_pe() + 1);
+  shoal::barrier(world.team());
+  const long long n = world.n_pes(), sum = world.get_value(total.on(0));
+  std::printf("PE %d sees %lld\n", world.my_pe(), sum);
+  shoal::barrier(world.team());
+  total = {};
+  world.close();
+  return sum == n * (n + 1) / 2 ? 0 : 1;
+}
+TEXT
 cat > "$work/user/CMakeLists.txt" <<'TEXT'
 cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES CXX)
 find_package(shoal 0.1 REQUIRED)
 add_executable(hello hello.cpp)
 target_link_libraries(hello PRIVATE shoal::shoal shoal::ep)
+add_executable(memory memory.cpp)
+target_link_libraries(memory PRIVATE shoal::shoal)
 TEXT
 cmake -S "$work/user" -B "$work/user/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >/dev/null
 cmake --build "$work/user/build" >/dev/null
-"$work/user/build/hello"
-"$work/prefix/bin/shoal-run" -n 2 "$work/user/build/hello"
+for program in hello memory; do
+  "$work/user/build/$program"
+  "$work/prefix/bin/shoal-run" -n 2 "$work/user/build/$program"
+done
 echo "installed package: found, linked and ran"

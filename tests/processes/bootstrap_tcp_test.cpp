@@ -32,7 +32,9 @@ TEST(TcpBootstrap, AllCounts) {
 }
 
 TEST(TcpBootstrap, Ipv6) {
-  test::expect_success(test::run_pes(3, "gather", {.env = {{"SHOAL_SOCKET_FAMILY", "AF_INET6"}}}));
+  auto group = test::start_pes(3, "gather", {.env = {{"SHOAL_SOCKET_FAMILY", "AF_INET6"}}});
+  EXPECT_TRUE(group.id.host.starts_with("[")) << group.id.host << " is no IPv6 address";
+  test::expect_success(test::wait_all(group.pes));
 }
 
 /// A port that was free a moment ago.

@@ -1,6 +1,10 @@
 // EP with a process per PE: the same checks over shared memory (E2, E3, D2).
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <ctime>
+#include <thread>
+
 #include "shoal/world.hpp"
 #include "support/ep_checks.hpp"
 #include "support/process.hpp"
@@ -35,6 +39,39 @@ SHOAL_PE_BODY(both_modes) {
 
 TEST(EpProcesses, BothModesMatchTheReference) {
   for (const std::int32_t ranks : {1, 3, 8}) expect_success(run_pes(ranks, "both_modes"));
+}
+
+std::chrono::nanoseconds processor_time() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+SHOAL_PE_BODY(idle_between_send_and_receive) {
+  World world = World::open({pe.settings, nullptr});
+  const EpCase c = shape(world.n_pes());
+  ep::Group group(world.team(), options_for(c));
+  const Inputs in(c, world.my_pe());
+  const auto idle = [] {
+    const auto before = processor_time();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return processor_time() - before;
+  };
+  constexpr std::chrono::milliseconds kAllowed(5);  // a thread that polled would take 50
+  for (int i = 0; i < 3; ++i) {
+    ep::PendingDispatch rows = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
+    EXPECT_LT(idle(), kAllowed);
+    const ep::LowLatencyReceived got = rows.receive();
+    ep::PendingCombine answers = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle);
+    EXPECT_LT(idle(), kAllowed);
+    answers.receive();
+  }
+  group.close();
+  world.close();
+}
+
+TEST(EpProcesses, NothingRunsBetweenSendAndReceive) {  // A9
+  expect_success(run_pes(2, "idle_between_send_and_receive"));
 }
 
 }  // namespace

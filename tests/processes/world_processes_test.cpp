@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <set>
+#include <chrono>
 #include <thread>
 
 #include "support/process.hpp"
@@ -17,12 +16,6 @@ Environment environment(const std::string& node_size) {
           {"SHOAL_MAX_TEAMS", "40"},
           {"SHOAL_TIMEOUT_MS", "20000"},
           {"SHOAL_NODE_SIZE", node_size}};
-}
-
-std::set<std::string> files_in(const char* directory) {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.insert(entry.path().filename());
-  return names;
 }
 
 SHOAL_PE_BODY(everything) {
@@ -68,11 +61,26 @@ TEST(WorldOfProcesses, OpensWithMorePesThanASocketQueues) {
   expect_success(run_pes(16, "open_and_close", {.env = environment("0")}));
 }
 
-TEST(WorldOfProcesses, LeavesNoFile) {
-  const auto shm = files_in("/dev/shm");
-  expect_success(run_pes(2, "open_and_close", {.env = environment("0")}));
-  for (const std::string& name : files_in("/dev/shm"))
-    EXPECT_TRUE(shm.contains(name) || name.find("shoal") == std::string::npos) << name;
+/// What a program does that knows nothing of the tests: the options from the environment alone.
+SHOAL_PE_BODY(open_from_environment) {
+  const auto start = std::chrono::steady_clock::now();
+  World world = World::open(WorldOptions::from_environment());
+  const auto took = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(world.my_pe(), pe.settings.pe);
+  EXPECT_EQ(world.n_pes(), 3);
+  EXPECT_EQ(world.heap().size(), std::size_t{8} << 20);
+  EXPECT_EQ(world.settings().max_teams, 40);
+  // D9: the phases are what the time went to.
+  std::chrono::nanoseconds sum{};
+  for (const InitPhase& phase : world.init_phases()) sum += phase.duration;
+  EXPECT_GT(sum.count(), 0);
+  EXPECT_LE(sum, took);
+  world.close();
+  EXPECT_FALSE(world.is_open());
+}
+
+TEST(WorldOfProcesses, TakesItsOptionsFromTheEnvironment) {
+  expect_success(run_pes(3, "open_from_environment", {.env = environment("0")}));
 }
 
 // D1: PEs may be processes, threads, and both at once.

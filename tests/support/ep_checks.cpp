@@ -8,6 +8,9 @@
 #include "ep/numeric/rows.hpp"
 
 namespace shoal::test {
+
+namespace numeric = ep::numeric;
+
 namespace {
 
 void expect(bool condition, const std::string& what) {
@@ -101,35 +104,121 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   }
 }
 
+namespace {
+
+numeric::ScaleRounding rounding_of(ep::Quantize quantize) {
+  return quantize == ep::Quantize::fp8 ? numeric::ScaleRounding::none : numeric::ScaleRounding::power_of_two;
+}
+
+std::span<const numeric::Bf16> as_numeric(std::span<const std::uint16_t> row) {
+  return {reinterpret_cast<const numeric::Bf16*>(row.data()), row.size()};
+}
+
+/// Scale `g` of a received float8 row.
+float scale_at(const TensorView& scales, std::int64_t expert, std::int64_t row, std::int64_t g) {
+  const bool packed = scales.dtype == DataType::int32;
+  const std::int64_t at =
+      expert * scales.strides[0] + row * scales.strides[1] + (packed ? g / 4 : g) * scales.strides[2];
+  return packed ? numeric::ue8m0_scale(scales.as<std::int32_t>()[at], g) : scales.as<float>()[at];
+}
+
+void check_scales(const EpCase& c, const ep::LowLatencyReceived& got, ep::Quantize quantize,
+                  const ExpectedLowLatency& wanted) {
+  const std::int64_t rows = got.x.shape[1], groups = (c.hidden + 127) / 128;
+  const bool packed = quantize == ep::Quantize::fp8_ue8m0;
+  const std::int64_t n = packed ? (groups + 3) / 4 : groups;
+  const TensorView& s = got.scales;
+  expect(s.dtype == (packed ? DataType::int32 : DataType::float32), "scales have the wrong dtype");
+  expect(s.rank == 3 && s.shape[0] == c.local_experts() && s.shape[1] == rows && s.shape[2] == n,
+         "scales are " + s.describe());
+  expect(s.strides[0] == n * rows && s.strides[1] == 1 && s.strides[2] == rows, "scales have the wrong strides");
+  std::vector<std::uint16_t> row(c.hidden);
+  std::vector<std::uint8_t> codes(c.hidden);
+  std::vector<float> inverse(groups);
+  for (std::size_t e = 0; e < wanted.rows.size(); ++e)
+    for (std::size_t i = 0; i < wanted.rows[e].size(); ++i) {
+      const auto [source, token] = wanted.rows[e][i];
+      for (std::int64_t ch = 0; ch < c.hidden; ++ch) row[ch] = c.value(source, token, ch);
+      numeric::quantize_row(as_numeric(row), rounding_of(quantize), codes, inverse);
+      expect_same("float8 row", got.x.as<std::uint8_t>() + (e * rows + i) * c.hidden, codes.data(), c.hidden, 1);
+      for (std::int64_t g = 0; g < groups; ++g)
+        expect(scale_at(s, e, i, g) == inverse[g], "a scale differs (" + c.describe() + ")");
+      // Bytes of a packed word that no group fills are 0.
+      for (std::int64_t g = groups; packed && g < 4 * n; ++g)
+        expect(numeric::encode_ue8m0(scale_at(s, e, i, g)) == 0, "a byte without a group is not 0");
+    }
+}
+
+}  // namespace
+
+Travel float8_travel(ep::Quantize quantize) {
+  return [quantize](std::span<const std::uint16_t> row, std::span<float> arrived) {
+    std::vector<std::uint8_t> codes(row.size());
+    std::vector<float> inverse(numeric::group_count(row.size()));
+    numeric::quantize_row(as_numeric(row), rounding_of(quantize), codes, inverse);
+    numeric::dequantize_row(codes, inverse, arrived);
+  };
+}
+
+Travel log_fmt_travel() {
+  return [](std::span<const std::uint16_t> row, std::span<float> arrived) {
+    std::vector<numeric::LogfmtGroup> bytes(numeric::logfmt_row_bytes(row.size()) / sizeof(numeric::LogfmtGroup) + 1);
+    numeric::logfmt_encode_row(as_numeric(row), reinterpret_cast<std::byte*>(bytes.data()));
+    numeric::logfmt_decode_row(reinterpret_cast<const std::byte*>(bytes.data()), arrived);
+  };
+}
+
+void check_low_latency_received(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
+                                const std::vector<int>& masked) {
+  const ExpectedLowLatency wanted = expected_low_latency_dispatch(c, rank, masked);
+  const std::int64_t rows = got.x.shape[1];
+  expect(got.layout.dtype == DataType::int64 && got.layout.rank == 2 && got.layout.shape[0] == c.local_experts() &&
+             got.layout.shape[1] == c.ranks,
+         "layout is " + got.layout.describe());
+  expect_same("layout", got.layout.data, wanted.layout.data(), wanted.layout.size() * 8, 8);
+  for (std::size_t e = 0; e < wanted.rows.size(); ++e) {
+    expect(got.counts.as<std::int32_t>()[e] == static_cast<std::int32_t>(wanted.rows[e].size()), "counts differ");
+    for (std::size_t i = 0; i < wanted.rows[e].size(); ++i) {
+      const auto [source, token] = wanted.rows[e][i];
+      expect(got.source_token.as<std::int32_t>()[e * rows + i] == token, "source_token differs");
+      if (got.x.dtype != DataType::bfloat16) continue;
+      const std::uint16_t* x = got.x.as<std::uint16_t>() + (e * rows + i) * c.hidden;
+      for (std::int64_t ch = 0; ch < c.hidden; ++ch)
+        expect(x[ch] == c.value(source, token, ch), "a low-latency row differs (" + c.describe() + ")");
+    }
+  }
+}
+
+void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
+                            const TensorView& y) {
+  const std::int64_t rows = got.x.shape[1];
+  for (std::int64_t e = 0; e < c.local_experts(); ++e) {
+    const float factor = expert_factor(static_cast<std::int32_t>(rank * c.local_experts() + e));
+    for (std::int64_t i = 0; i < got.counts.as<std::int32_t>()[e]; ++i) {
+      const std::int64_t from = (e * rows + i) * c.hidden;
+      std::uint16_t* to = y.as<std::uint16_t>() + e * y.strides[0] + i * y.strides[1];
+      for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
+        const float x = got.x.dtype == DataType::bfloat16 ? float_of_bf16(got.x.as<std::uint16_t>()[from + ch])
+                                                          : numeric::decode_e4m3(got.x.as<std::uint8_t>()[from + ch]) *
+                                                                scale_at(got.scales, e, i, ch / 128);
+        to[ch] = bf16_of(factor * x);
+      }
+    }
+  }
+}
+
 void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy) {
   const std::int32_t me = group.team().my_pe();
   const Inputs in(c, me);
   const ep::LowLatencyReceived got =
       group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
+  expect(!got.scales.defined(), "bfloat16 rows came with scales");
+  check_low_latency_received(c, me, got);
 
-  const std::int64_t rows = got.x.shape[1];
   Tensor plain;
-  if (!zero_copy) plain = Tensor::empty(DataType::bfloat16, {c.local_experts(), rows, c.hidden});
+  if (!zero_copy) plain = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
   const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(plain);
-  for (std::int32_t e = 0; e < c.local_experts(); ++e) {
-    std::int64_t row = 0;
-    for (std::int32_t source = 0; source < c.ranks; ++source) {
-      const auto lanes = c.topk(source);
-      for (std::int64_t t = 0; t < c.tokens(source); ++t)
-        for (std::int32_t k = 0; k < c.top_k; ++k) {
-          if (lanes[t * c.top_k + k] != me * c.local_experts() + e) continue;
-          expect(got.source_token.as<std::int32_t>()[e * rows + row] == t, "source_token differs");
-          for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
-            const std::uint16_t x = got.x.as<std::uint16_t>()[(e * rows + row) * c.hidden + ch];
-            expect(x == c.value(source, t, ch), "a low-latency row differs (" + c.describe() + ")");
-            y.as<std::uint16_t>()[e * y.strides[0] + row * y.strides[1] + ch] =
-                bf16_of(expert_factor(me * c.local_experts() + e) * float_of_bf16(x));
-          }
-          ++row;
-        }
-    }
-    expect(got.counts.as<std::int32_t>()[e] == row, "counts differ");
-  }
+  low_latency_answers_to(c, me, got, y);
   const Tensor out =
       group
           .low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.zero_copy = zero_copy, .reduction = reduction})
@@ -138,52 +227,21 @@ void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reductio
   expect_same("low-latency result (" + c.describe() + ")", out.data, wanted.data(), wanted.size() * 2, 2);
 }
 
-void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quantize) {
-  namespace numeric = ep::numeric;
+void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quantize, ep::Reduction reduction) {
   const std::int32_t me = group.team().my_pe();
   const Inputs in(c, me);
   const ep::LowLatencyReceived got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = quantize}).receive();
-  const std::int64_t rows = got.x.shape[1], groups = (c.hidden + 127) / 128;
-  const auto rounding =
-      quantize == ep::Quantize::fp8 ? numeric::ScaleRounding::none : numeric::ScaleRounding::power_of_two;
-  for (std::int32_t e = 0; e < c.local_experts(); ++e) {
-    std::int64_t row = 0;
-    for (std::int32_t source = 0; source < c.ranks; ++source) {
-      const auto lanes = c.topk(source);
-      for (std::int64_t t = 0; t < c.tokens(source); ++t)
-        for (std::int32_t k = 0; k < c.top_k; ++k) {
-          if (lanes[t * c.top_k + k] != me * c.local_experts() + e) continue;
-          std::vector<numeric::Bf16> x(c.hidden);
-          for (std::int64_t ch = 0; ch < c.hidden; ++ch) x[ch].bits = c.value(source, t, ch);
-          std::vector<std::uint8_t> codes(c.hidden);
-          std::vector<float> inverse(groups);
-          numeric::quantize_row(x, rounding, codes, inverse);
-          expect_same("float8 row", got.x.as<std::uint8_t>() + (e * rows + row) * c.hidden, codes.data(), c.hidden, 1);
-          for (std::int64_t g = 0; g < groups; ++g) {
-            const TensorView& s = got.scales;
-            if (quantize != ep::Quantize::fp8_ue8m0) {
-              const float scale = s.as<float>()[e * s.strides[0] + row * s.strides[1] + g * s.strides[2]];
-              expect(scale == inverse[g], "a scale differs");
-            } else {
-              const auto word = static_cast<std::uint32_t>(
-                  s.as<std::int32_t>()[e * s.strides[0] + row * s.strides[1] + g / 4 * s.strides[2]]);
-              const std::uint32_t exponent = word >> (8 * (g % 4)) & 0xffU;
-              expect(exponent == (numeric::bits_of(inverse[g]) >> 23 & 0xffU), "a UE8M0 scale differs");
-            }
-          }
-          ++row;
-        }
-    }
-    expect(got.counts.as<std::int32_t>()[e] == row, "counts differ");
-  }
-  // Leave the group in step: a combine follows each dispatch.
+  expect(got.x.dtype == DataType::float8_e4m3, "x is " + got.x.describe());
+  check_low_latency_received(c, me, got);
+  check_scales(c, got, quantize, expected_low_latency_dispatch(c, me));
+
   const TensorView y = group.next_combine_buffer();
-  for (std::int64_t e = 0; e < y.shape[0]; ++e)
-    for (std::int64_t row = 0; row < got.counts.as<std::int32_t>()[e]; ++row)
-      std::memset(y.as<std::uint16_t>() + e * y.strides[0] + row * y.strides[1], 0, c.hidden * 2);
-  const Tensor out = group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.zero_copy = true}).receive();
-  for (std::int64_t i = 0; i < out.size(); ++i)
-    expect(out.as<std::uint16_t>()[i] == 0, "zeros were combined to something else");
+  low_latency_answers_to(c, me, got, y);
+  const Tensor out =
+      group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.zero_copy = true, .reduction = reduction})
+          .receive();
+  const auto wanted = expected_low_latency(c, me, reduction, {}, {.to_experts = float8_travel(quantize), .back = {}});
+  expect_same("float8 low-latency result (" + c.describe() + ")", out.data, wanted.data(), wanted.size() * 2, 2);
 }
 
 }  // namespace shoal::test

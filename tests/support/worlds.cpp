@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "support/expect_error.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -20,17 +21,6 @@ Pe right(const World& world) {
 }
 Pe left(const World& world) {
   return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
-}
-
-template <typename Call>
-void expect_error(Code code, std::string_view text, Call&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error; expected one with \"" << text << "\"";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_NE(std::string_view(error.what()).find(text), std::string_view::npos) << error.what();
-  }
 }
 
 template <typename T>
@@ -133,6 +123,12 @@ void check_identity(World& world) {
   for (const InitPhase& phase : world.init_phases()) names.push_back(phase.name);
   EXPECT_EQ(names, (std::vector<std::string>{"settings", "bootstrap", "identity", "heap", "transports", "connectivity",
                                              "teams", "final barrier"}));
+  std::chrono::nanoseconds sum{};
+  for (const InitPhase& phase : world.init_phases()) {
+    EXPECT_GE(phase.duration.count(), 0) << phase.name;
+    sum += phase.duration;
+  }
+  EXPECT_GT(sum.count(), 0);
 }
 
 void check_rma(World& world) {
@@ -472,6 +468,12 @@ void check_everything(World& world) {
   check_exchange(world);
   check_teams(world);
   check_make_team(world);
+  check_fence(world);
+  check_put_signal_add(world);
+  check_unsigned_atomics(world);
+  check_wait_index(world);
+  check_peer_pointer(world);
+  check_registered_buffers(world);
 }
 
 }  // namespace shoal::test

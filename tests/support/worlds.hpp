@@ -23,6 +23,14 @@ void check_exchange(World& world);   // the two operations that everything colle
 void check_teams(World& world);      // D3
 void check_make_team(World& world);  // D3
 
+// world_order_checks.cpp
+void check_fence(World& world);               // D15: put_nbi, fence, put of a flag
+void check_put_signal_add(World& world);      // D15
+void check_unsigned_atomics(World& world);    // D15
+void check_wait_index(World& world);          // D15: test_any and the others name the variable
+void check_peer_pointer(World& world);        // D2
+void check_registered_buffers(World& world);  // D2: as source of put and target of get
+
 /// All of the above.
 void check_everything(World& world);
 

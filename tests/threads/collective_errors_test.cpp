@@ -10,9 +10,12 @@
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
 #include "support/collective_check.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal {
 namespace {
+
+using test::expect_error;
 
 constexpr Pe kPes = 3;
 
@@ -22,17 +25,6 @@ void run(const std::function<void(World&)>& body,
   settings.symmetric_size = 4 << 20;
   settings.timeout = timeout;
   run_threads(kPes, settings, body);
-}
-
-/// Expects `call` to throw `code` with `text` in the message.
-void expect_error(Code code, const std::string& text, const std::function<void()>& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error; expected " << name_of(code) << " with \"" << text << "\"";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-  }
 }
 
 TEST(CollectiveErrors, BadArgumentsAreRefusedAndTheTeamStaysUsable) {

@@ -1,4 +1,4 @@
-// Every call on a world that is closed, or on what belonged to it, throws Error{closed} (shoal/world.hpp, D8).
+// Every call on a world that is closed, or on what belonged to it, throws Error{closed} (shoal/world.hpp).
 
 #include <gtest/gtest.h>
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <fstream>
 #include <mutex>
 #include <thread>
@@ -74,31 +75,29 @@ TEST(World, OfOnePe) {
   EXPECT_FALSE(world.is_open());
 }
 
-TEST(World, SaysThatItIsClosed) {
+TEST(World, ArraysMayOutliveIt) {
   run_threads(2, world_settings(), [](World& world) {
-    const Team team = world.team();
     const World copy = world;
-    SymmetricHeap& heap = world.heap();
-    auto array = heap.allocate<int>(4);
+    const auto array = world.heap().allocate<int>(4);
     world.close();
     world.close();
     EXPECT_FALSE(copy.is_open());
-    const auto expect_closed = [](auto&& call) {
-      try {
-        call();
-        ADD_FAILURE() << "no error";
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), Code::closed) << error.what();
-      }
-    };
-    expect_closed([&] { copy.my_pe(); });
-    expect_closed([&] { copy.put_value(RemoteSpan<int>{{0, 0}, 1}, 1); });
-    expect_closed([&] { copy.team(); });
-    expect_closed([&] { team.world_pe(0); });
-    expect_closed([&] { heap.malloc(1); });
-    expect_closed([] { World().n_pes(); });
-    EXPECT_FALSE(heap.contains(array.data()));
   });  // `array` is released after its world: that must do nothing
+}
+
+// D9
+TEST(World, TimesThePhasesOfItsStart) {
+  const auto errors = errors_of(2, world_settings(), [](Pe, auto bootstrap) {
+    const auto start = std::chrono::steady_clock::now();
+    World world = World::open({world_settings(), bootstrap});
+    const auto took = std::chrono::steady_clock::now() - start;
+    std::chrono::nanoseconds sum{};
+    for (const InitPhase& phase : world.init_phases()) sum += phase.duration;
+    EXPECT_GT(sum.count(), 0);
+    EXPECT_LE(sum, took);
+    world.close();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 // D1, D8: worlds are objects.

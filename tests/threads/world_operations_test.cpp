@@ -60,6 +60,24 @@ TEST_P(WorldOfThreads, MakesTeams) {
 TEST_P(WorldOfThreads, MakesTeamsById) {
   run(check_make_team);
 }
+TEST_P(WorldOfThreads, OrdersByFence) {
+  run(check_fence);
+}
+TEST_P(WorldOfThreads, CountsArrivalsBySignals) {
+  run(check_put_signal_add);
+}
+TEST_P(WorldOfThreads, UpdatesUnsignedWords) {
+  run(check_unsigned_atomics);
+}
+TEST_P(WorldOfThreads, NamesTheVariableThatIsReady) {
+  run(check_wait_index);
+}
+TEST_P(WorldOfThreads, StoresThroughPeerPointers) {
+  run(check_peer_pointer);
+}
+TEST_P(WorldOfThreads, MovesRegisteredBuffers) {
+  run(check_registered_buffers);
+}
 
 INSTANTIATE_TEST_SUITE_P(Sizes, WorldOfThreads,
                          testing::Values(Case{2, 0}, Case{4, 0}, Case{4, 2}, Case{4, 1}, Case{7, 0}), name_of_case);

@@ -44,12 +44,12 @@ TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
   const detail::Shape shape = detail::make_shape(deepseek(), 8);
   const detail::GroupLayout layout(shape);
   const std::size_t starts[] = {
-      layout.entered,      layout.finished, layout.slots_sent,      layout.slots_read,  layout.answers_ready,
-      layout.answers_read, layout.failed,   layout.notices,         layout.slot_counts, layout.answer_rows,
-      layout.arena,        layout.staging,  layout.staging_weights, layout.slots,       layout.outbox,
+      layout.entered,      layout.finished, layout.slots_sent,      layout.slots_read,   layout.answers_ready,
+      layout.answers_read, layout.failed,   layout.notices,         layout.slot_notices, layout.answer_notices,
+      layout.arena,        layout.staging,  layout.staging_weights, layout.slots,        layout.outbox,
       layout.answers,      layout.total};
   for (std::size_t i = 1; i < std::size(starts); ++i) EXPECT_LT(starts[i - 1], starts[i]) << i;
-  EXPECT_LE(layout.notice(1, 7, shape) + layout.notice_bytes, layout.slot_counts);
+  EXPECT_LE(layout.notice(1, 7, shape) + layout.notice_bytes, layout.slot_notices);
   EXPECT_LE(layout.slot(1, 7, 127, shape) + layout.slot_bytes, layout.outbox);
   EXPECT_LE(layout.outbox_row(1, 127, shape) + layout.outbox_bytes, layout.answers);
   EXPECT_LE(layout.answer(1, 31, 1023, shape) + layout.answer_stride, layout.total);
@@ -93,10 +93,11 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
     options.experts = c.experts;
     const detail::Shape shape = detail::make_shape(options, c.ranks);
     const auto lanes = c.topk(0);
-    const Routing routing =
+    const auto state =
         detail::make_routing(detail::checked_topk(TensorView(lanes.data(), DataType::int64, {c.tokens(0), c.top_k}),
                                                   shape, c.max_tokens, "test"),
                              shape);
+    const Routing routing{state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, state};
     std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
     for (std::int64_t t = 0; t < c.tokens(0); ++t) {
       for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
@@ -173,6 +174,20 @@ TEST(EpArena, TakesShrinksAndReturnsWithoutOverlap) {
   EXPECT_GT(refused, 0);
   for (const auto& [start, length] : held) arena.release(start);
   EXPECT_TRUE(arena.take(kSize).has_value());
+}
+
+TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {  // GroupOptions.live_results
+  GroupOptions options = deepseek();
+  options.live_results = 2;
+  const detail::Shape shape = detail::make_shape(options, 8);
+  const std::size_t largest =
+      detail::ReceiveLayout(shape.max_received(), shape.max_row_bytes, shape.max_scales * 4, shape.top_k).total;
+  detail::Arena arena(detail::GroupLayout(shape).arena_bytes);
+  const auto first = arena.take(largest);
+  arena.shrink(*first, largest / 2);
+  const auto second = arena.take(largest);
+  arena.release(*first);
+  EXPECT_TRUE(arena.take(largest).has_value()) << "one result is held, at " << *second;
 }
 
 TEST(EpStore, StreamsOnlyWhatTheCacheCannotHold) {

@@ -1,11 +1,15 @@
+// Settings: names, aliases, allowed values, sizes, secrets.
 #include "shoal/settings.hpp"
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
 #include <map>
 #include <set>
 
 #include "shoal/error.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal {
 namespace {
@@ -48,6 +52,31 @@ TEST(Settings, RefuseWhatIsNotAllowed) {
       EXPECT_NE(std::string(error.what()).find(name + " is \"" + value + "\"; allowed: "), std::string::npos)
           << error.what();
     }
+  }
+}
+
+TEST(Settings, SetByHandAreValidated) {
+  const struct {
+    void (*set)(Settings&);
+    const char* text;
+  } cases[] = {
+      {[](Settings& s) { s.max_teams = 7; }, "SHOAL_MAX_TEAMS is \"7\"; allowed: an integer from 8 to"},
+      {[](Settings& s) { s.spin = -1; }, "SHOAL_SPIN is \"-1\""},
+      {[](Settings& s) { s.ep_threads = 0; }, "SHOAL_EP_THREADS is \"0\""},
+      {[](Settings& s) { s.node_size = -2; }, "SHOAL_NODE_SIZE is \"-2\""},
+      {[](Settings& s) { s.pe = -2; }, "SHOAL_PE is \"-2\""},
+      {[](Settings& s) { s.symmetric_size = 4096; }, "SHOAL_SYMMETRIC_SIZE is \"4096\"; allowed: bytes"},
+      {[](Settings& s) { s.symmetric_size = SIZE_MAX; }, "SHOAL_SYMMETRIC_SIZE is "},
+      {[](Settings& s) { s.timeout = std::chrono::milliseconds(0); }, "SHOAL_TIMEOUT_MS is \"0\""},
+      {[](Settings& s) { s.bootstrap_timeout = std::chrono::hours(25); }, "SHOAL_BOOTSTRAP_TIMEOUT_MS is "},
+      {[](Settings& s) { s.bootstrap = "magic"; }, "SHOAL_BOOTSTRAP is \"magic\"; allowed: one of"},
+      {[](Settings& s) { s.log = "loud"; }, "SHOAL_LOG is \"loud\""},
+      {[](Settings& s) { s.socket_family = "AF_UNIX"; }, "SHOAL_SOCKET_FAMILY is \"AF_UNIX\""},
+  };
+  for (const auto& [set, text] : cases) {
+    Settings settings;
+    set(settings);
+    test::expect_error(Code::invalid_argument, text, [&] { settings.validate(); });
   }
 }
 

@@ -1,3 +1,4 @@
+// Views and owners of tensors: shapes, strides, sizes, names of types.
 #include "shoal/tensor.hpp"
 
 #include <gtest/gtest.h>

@@ -9,7 +9,8 @@
 // sizes, and a receive phase that is a call of its own, so that nothing is held between send and receive.
 //
 // Calls are collective over the team: every member makes the same calls in the same order; members may be skewed in
-// time. One thread uses a group at a time. Results are the same bits every time: sums are accumulated in float32 in
+// time. One thread uses a group at a time. Results lie in the world's heap: they go, and what is queued on a group's
+// stream ends, before World::close. Results are the same bits every time: sums are accumulated in float32 in
 // ascending top-k order and rounded once (once a level where a level pre-sums).
 //
 // Failure: bad arguments throw Error{invalid_argument} before anything is sent, and the group stays usable. Members
@@ -52,7 +53,8 @@ struct GroupOptions {
   DataType dtype = DataType::bfloat16;
   /// Scales (4 bytes each) per row at most; 0: one per 128 channels.
   std::int64_t max_scales = 0;
-  /// How many normal-mode results of the largest size may be held at once. Smaller results take less room.
+  /// How many normal-mode results, of any size, can be held at once at least. Room for more is taken where there is
+  /// some.
   std::int32_t live_results = 2;
   std::int64_t low_latency_max_tokens =
       0;                       ///< tokens per member and low-latency operation, at most; 0: no low-latency mode
@@ -76,7 +78,7 @@ std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, 
                                   std::int32_t experts, std::int32_t top_k = 8);
 
 /// Where the tokens of this member go: a pure function of the top-k indices (E1). Reusable for any number of
-/// dispatches.
+/// dispatches. The fields are for reading: dispatch goes by the state behind them.
 struct Routing {
   Tensor topk_idx;                              ///< int64 [tokens, top_k], a copy; -1: no expert
   std::vector<std::int32_t> tokens_per_rank;    ///< [R], each token counted once per member
@@ -242,8 +244,8 @@ class Group {
   /// x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], contiguous.
   /// Throws Error{exhausted} on all members when a member has no room left for the largest result (live_results).
   Dispatched dispatch(const TensorView& x, const Routing& routing, const DispatchOptions& options = {});
-  /// The same layout again for new rows: no counts are exchanged. Results have no topk_idx, source_token or weights,
-  /// unless weights are given.
+  /// The same layout again for new rows: no counts are exchanged. Results have no topk_idx, source_token and
+  /// tokens_per_expert; weights where they are given.
   Dispatched dispatch(const TensorView& x, const Handle& handle, const DispatchOptions& options = {});
   /// y: [rows, hidden], bfloat16, float16 or float32, contiguous: the answers to the rows of a dispatch, in their
   /// order. Rows in the group's memory (such as Dispatched::x itself, written in place) are fetched from there; others
@@ -257,8 +259,10 @@ class Group {
   std::future<Combined> combine_async(const TensorView& y, const Handle& handle, const CombineOptions& options = {},
                                       Event after = {});
 
-  /// x: bfloat16 [tokens, hidden]; topk_idx as in route. Sends, and returns without waiting for the rows of others. At
-  /// most two results are live: the rows of a dispatch are overwritten by the next but one.
+  /// x: bfloat16 [tokens, hidden]; topk_idx as in route. Sends, and returns without waiting for the rows of others.
+  /// Receives are made in the order of the sends, at most two of which are open: anything else is
+  /// Error{invalid_argument}. The rows of a result are overwritten by the receive after next. Members that pass
+  /// different options get Error{mismatch} from receive.
   PendingDispatch low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
                                        const LowLatencyDispatchOptions& options = {});
   /// y: bfloat16 [E / R, R * max_tokens, hidden], contiguous unless zero_copy; weights: float32 [tokens, top_k], of the
@@ -270,13 +274,16 @@ class Group {
   /// fetched what the combine before last left in this memory; throws as low_latency_combine does when they do not.
   TensorView next_combine_buffer();
 
-  /// Members left out of low-latency operations (1: left out). Setting needs mask_failed.
+  /// Members left out of low-latency operations (1: left out). A member that times out is masked by those that waited
+  /// for it, and masks them in turn when it finds out. Unmasking is for all members together, and only brings a member
+  /// back that has taken part in every operation meanwhile: one that missed some stays out of step. Setting needs
+  /// mask_failed.
   std::vector<int> masked() const;
   void set_mask(Pe member, bool masked);
   void clear_masks();
 
-  /// Loads code, touches buffers and meets all members, so that the first call costs what later ones cost (B2).
-  /// Collective.
+  /// Runs operations of the largest size on made-up tokens, so that code is loaded, the pages that such operations use
+  /// are touched, and all members have met (B2). Collective.
   void warmup();
 
   Statistics statistics() const;

@@ -59,7 +59,8 @@ Combined combine_receive(GroupState& group, const TensorView& y, const HandleSta
       std::size_t count = 0;
       for (const Copy& copy : routing.copies_of(token)) {
         const std::int64_t row = handle.first_row[copy.rank] + copy.ordinal;
-        weights[count] = reinterpret_cast<const float*>(weights_at[copy.rank]) + row * top_k;
+        if (options.weights.defined())
+          weights[count] = reinterpret_cast<const float*>(weights_at[copy.rank]) + row * top_k;
         rows[count++] = rows_at[copy.rank] + row * row_bytes;
       }
       sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count}, bias_row(0, token),

@@ -14,8 +14,8 @@ bool in_block(const GroupState& group, const void* pointer, std::size_t bytes) {
   return at >= group.block && at + bytes <= group.block + group.layout.total;
 }
 
-/// Heap offset of the data, staged at `staging` if need be.
-std::uint64_t reachable(GroupState& group, const TensorView& data, std::size_t staging) {
+/// Heap offset of the data, whose first `rows` rows are staged at `staging` if need be.
+std::uint64_t reachable(GroupState& group, const TensorView& data, std::int64_t rows, std::size_t staging) {
   if (data.bytes() == 0) return group.block_offset + staging;
   if (in_block(group, data.data, data.bytes()))
     return group.block_offset + (static_cast<const std::byte*>(data.data) - group.block);
@@ -23,7 +23,7 @@ std::uint64_t reachable(GroupState& group, const TensorView& data, std::size_t s
   const Store store = choose_store(data.bytes(), group.shape.ranks, last_level_cache_bytes());
   const auto* source = static_cast<const std::byte*>(data.data);
   std::byte* target = group.block + staging;
-  group.workers.for_ranges(data.shape[0], [&](std::int64_t first, std::int64_t last) {
+  group.workers.for_ranges(rows, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row)
       if (row_bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(source) % 16 == 0)
         copy_row(target + row * row_bytes, source + row * row_bytes, row_bytes, store);
@@ -41,9 +41,10 @@ NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleSta
   group.world->set_progress(shoal::detail::Activity::combine, epoch, "send");
   Notice notice{};
   notice.operation = static_cast<std::uint64_t>(detail::Operation::combine);
-  notice.base = reachable(group, y, group.layout.staging);
-  notice.weights =
-      options.weights.defined() ? reachable(group, options.weights, group.layout.staging_weights) : detail::kNoRoom;
+  notice.base = reachable(group, y, handle.received, group.layout.staging);
+  notice.weights = options.weights.defined()
+                       ? reachable(group, options.weights, handle.received, group.layout.staging_weights)
+                       : detail::kNoRoom;
   notice.handle_epoch = handle.epoch;
   notice.rows = handle.result_rows;
   notice.dtype = static_cast<std::uint32_t>(y.dtype);

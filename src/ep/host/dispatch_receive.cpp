@@ -26,9 +26,15 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
   std::byte* base = plan.target[group.me];
 
   const std::int64_t rows = handle.result_rows;
-  if (call.topk_idx != nullptr && rows > handle.received) {  // rows of worst_case_rows that no token fills
+  // Rows of worst_case_rows that no token fills.
+  const std::int64_t first = handle.received * shape.top_k, end = rows * shape.top_k;
+  if (!call.cached) {
     auto* idx = reinterpret_cast<std::int64_t*>(base + layout.topk_idx);
-    std::fill(idx + handle.received * shape.top_k, idx + rows * shape.top_k, -1);
+    std::fill(idx + first, idx + end, -1);
+  }
+  if (call.options.weights.defined()) {
+    auto* weights = reinterpret_cast<float*>(base + layout.weights);
+    std::fill(weights + first, weights + end, 0.0F);
   }
   wait_all(group, group.layout.finished, group.epoch,
            {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "receive", "rows"});
@@ -39,7 +45,7 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
   if (call.options.scales.defined())
     received.scales =
         result(plan, copy, base + layout.scales, call.options.scales.dtype, {rows, call.options.scales.shape[1]});
-  if (call.topk_idx != nullptr) {
+  if (!call.cached) {
     received.topk_idx = result(plan, copy, base + layout.topk_idx, DataType::int64, {rows, shape.top_k});
     received.source_token = result(plan, copy, base + layout.source_token, DataType::int32, {rows});
   }

@@ -3,8 +3,6 @@
 // Bytes per copy: the row, its scales, top_k indices (8 B), top_k weights (4 B) and the token's number (4 B); each is
 // read once however many members need it. No waiting: notify has granted the room. The `finished` signal is released
 // after all stores, streamed ones flushed, so a receiver that acquires it sees the rows.
-#include <cstring>
-
 #include "ep/host/normal.hpp"
 
 namespace shoal::ep::host {
@@ -28,19 +26,16 @@ class SidePayload {
     const std::int32_t k = shape_.top_k;
     const float* weights = call_.options.weights.defined() ? call_.options.weights.as<float>() + token * k : nullptr;
     auto* out_weights = reinterpret_cast<float*>(base + layout.weights) + row * k;
-    if (call_.topk_idx == nullptr) {
-      if (weights != nullptr) std::memcpy(out_weights, weights, k * sizeof(float));
-      return;
-    }
-    const std::int64_t* lanes = call_.topk_idx + token * k;
+    const auto lanes = call_.routing->lanes_of(token);
     auto* out_idx = reinterpret_cast<std::int64_t*>(base + layout.topk_idx) + row * k;
     const std::int64_t first = std::int64_t{rank} * shape_.local_experts;
     for (std::int32_t i = 0; i < k; ++i) {
       const bool here = lanes[i] >= first && lanes[i] < first + shape_.local_experts;
-      out_idx[i] = here ? lanes[i] - first : -1;
+      if (!call_.cached) out_idx[i] = here ? lanes[i] - first : -1;
       if (weights != nullptr) out_weights[i] = here ? weights[i] : 0.0F;
     }
-    reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = static_cast<std::int32_t>(token);
+    if (!call_.cached)
+      reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = static_cast<std::int32_t>(token);
   }
 
  private:

@@ -18,6 +18,7 @@ struct PendingDispatchState {
   std::shared_ptr<GroupState> group;
   std::shared_ptr<LowLatencyHandleState> handle;
   LowLatencyDispatchOptions options;
+  std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
   bool received = false;
 };
 
@@ -27,6 +28,7 @@ struct PendingCombineState {
   LowLatencyCombineOptions options;
   std::vector<float> weights;  ///< [tokens, top_k], copied: the caller's may go before receive
   std::uint64_t epoch = 0;
+  std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
   bool received = false;
 };
 
@@ -38,9 +40,10 @@ using detail::LowLatencyHandleState;
 using detail::PendingCombineState;
 using detail::PendingDispatchState;
 
-/// Quantises each token once and puts one copy into a slot of every member that needs it.
+/// Puts each token once into the outbox, quantised, and a header into a slot of every member that needs it.
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& group, const TensorView& x,
-                                                                 Tensor topk_idx, Quantize quantize);
+                                                                 std::shared_ptr<const detail::RoutingState> routing,
+                                                                 Quantize quantize);
 /// Waits for every member's slots and expands them to the rows of the local experts.
 LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending);
 

@@ -6,7 +6,10 @@
 // are added up. Every backend uses this order, so results agree bit by bit.
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <optional>
 
+#include "base/check.hpp"
 #include "ep/host/low_latency.hpp"
 #include "ep/numeric/rows.hpp"
 
@@ -34,8 +37,7 @@ class AnswerFinder {
 
   void find(std::int64_t token, Answers& answers) const {
     const auto& shape = group_.shape;
-    const std::span lanes(handle_.topk_idx.as<std::int64_t>() + token * shape.top_k,
-                          static_cast<std::size_t>(shape.top_k));
+    const auto lanes = handle_.routing->lanes_of(token);
     std::int32_t ranks[kMaxTopK];
     const std::int32_t rank_count = detail::ranks_by_last_lane(lanes, shape.local_experts, ranks);
     answers.count = answers.levels = 0;
@@ -59,9 +61,9 @@ class AnswerFinder {
     const auto rank = static_cast<std::int32_t>(expert / shape.local_experts);
     const auto local = static_cast<std::int32_t>(expert % shape.local_experts);
     if (group_.masked[rank]) return;
-    const auto* first_row =
-        reinterpret_cast<const std::int32_t*>(group_.block + group_.layout.answer_row(epoch_, rank, shape));
-    const std::int64_t row = first_row[local] + handle_.ordinal[token * shape.top_k + lane];
+    const auto* first_row = reinterpret_cast<const std::int32_t*>(
+        group_.block + group_.layout.answer_notice(epoch_, rank, shape) + sizeof(detail::AnswerNotice));
+    const std::int64_t row = first_row[local] + handle_.routing->expert_ordinal[token * shape.top_k + lane];
     answers.rows[answers.count] = group_.peers[rank] + group_.layout.answer(epoch_, local, row, shape);
     answers.weights[answers.count++] = weights_[token * shape.top_k + lane];
   }
@@ -117,6 +119,30 @@ void sum_answers(const PendingCombineState& pending, const Tensor& out, Reductio
   });
 }
 
+/// Throws Error{mismatch}, on all members, when members answer different dispatches or in different formats.
+void wait_for_answers(PendingCombineState& pending, const Step& step) {
+  GroupState& group = *pending.group;
+  std::optional<std::string> mismatch;
+  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
+    const WaitTimer timer(pending.options.wait_ns, rank);
+    if (!wait_or_mask(group, group.layout.answers_ready, rank, step.epoch, step)) continue;
+    detail::AnswerNotice notice;
+    std::memcpy(&notice, group.block + group.layout.answer_notice(step.epoch, rank, group.shape), sizeof notice);
+    if (notice.epoch != step.epoch) {
+      left_out(group, rank, step);
+      continue;
+    }
+    if (notice.dispatch_epoch != pending.handle->epoch || (notice.log_fmt != 0) != pending.options.log_fmt)
+      mismatch = fmt::format("PE {} answers dispatch {} {} log_fmt, PE {} dispatch {} {} log_fmt",
+                             group.team.world_pe(group.me), pending.handle->epoch,
+                             pending.options.log_fmt ? "with" : "without", group.team.world_pe(rank),
+                             notice.dispatch_epoch, notice.log_fmt != 0 ? "with" : "without");
+  }
+  if (!mismatch) return;
+  raise_all(group, group.layout.answers_read, step.epoch);  // stays in step: the answers count as fetched
+  fail(Code::mismatch, "low_latency_combine {}: {}", step.epoch, *mismatch);
+}
+
 }  // namespace
 
 Tensor low_latency_combine_receive(PendingCombineState& pending) {
@@ -124,13 +150,10 @@ Tensor low_latency_combine_receive(PendingCombineState& pending) {
   const auto& shape = group.shape;
   const Step step{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "receive", "its answers"};
   group.world->set_progress(step.activity, step.epoch, step.phase);
-  for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
-    const WaitTimer timer(pending.options.wait_ns, rank);
-    wait_or_mask(group, group.layout.answers_ready, rank, pending.epoch, step);
-  }
+  wait_for_answers(pending, step);
   const TensorView& given = pending.options.out;
   Tensor out = given.defined() ? Tensor(given, nullptr)
-                               : Tensor::empty(DataType::bfloat16, {pending.handle->topk_idx.shape[0], shape.hidden});
+                               : Tensor::empty(DataType::bfloat16, {pending.handle->routing->tokens, shape.hidden});
   sum_answers(pending, out, pending.options.reduction == Reduction::exact ? Reduction::exact : Reduction::per_rank);
   raise_all(group, group.layout.answers_read, pending.epoch);
   return out;

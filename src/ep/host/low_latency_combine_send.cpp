@@ -50,10 +50,13 @@ std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, c
   wait_for_answer_buffer(group, epoch);
   if (!options.zero_copy) stage_rows(group, epoch, y, handle, options.log_fmt);
 
+  const detail::AnswerNotice notice{epoch, handle.epoch, options.log_fmt ? 1U : 0U};
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.me + 1 + i) % shape.ranks;
     if (group.masked[to]) continue;
-    auto* rows = reinterpret_cast<std::int32_t*>(group.peers[to] + group.layout.answer_row(epoch, group.me, shape));
+    std::byte* record = group.peers[to] + group.layout.answer_notice(epoch, group.me, shape);
+    std::memcpy(record, &notice, sizeof notice);
+    auto* rows = reinterpret_cast<std::int32_t*>(record + sizeof notice);
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
       rows[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + to];
   }

@@ -5,6 +5,7 @@
 // all of it has been read.
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "base/check.hpp"
 #include "ep/host/low_latency.hpp"
@@ -54,21 +55,40 @@ struct Incoming {
   std::int32_t count;
 };
 
+/// The notice of one source; nullopt where it is masked, or has masked this member.
+std::optional<detail::SlotNotice> wait_for_notice(PendingDispatchState& pending, std::int32_t source,
+                                                  const Step& step) {
+  GroupState& group = *pending.group;
+  const WaitTimer timer(pending.options.wait_ns, source);
+  if (!wait_or_mask(group, group.layout.slots_sent, source, step.epoch, step)) return std::nullopt;
+  detail::SlotNotice notice;
+  std::memcpy(&notice, group.block + group.layout.slot_notice(step.epoch, source, group.shape), sizeof notice);
+  if (notice.epoch != step.epoch) return left_out(group, source, step), std::nullopt;
+  require(notice.count >= 0 && notice.count <= group.shape.low_latency_max_tokens, Code::peer_failed,
+          "low_latency_dispatch: PE {} announced {} rows; at most {} are possible", group.team.world_pe(source),
+          notice.count, group.shape.low_latency_max_tokens);
+  return notice;
+}
+
+/// Throws Error{mismatch}, on all members, when members encode differently.
 std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
   GroupState& group = *pending.group;
   const std::uint64_t epoch = pending.handle->epoch;
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "receive", "rows"};
   group.world->set_progress(step.activity, epoch, step.phase);
   std::vector<Incoming> incoming;
+  std::optional<std::pair<std::int32_t, std::uint32_t>> first, other;  // members that differ in quantize
   for (std::int32_t source = 0; source < group.shape.ranks; ++source) {
-    const WaitTimer timer(pending.options.wait_ns, source);
-    std::int32_t count = 0;
-    if (wait_or_mask(group, group.layout.slots_sent, source, epoch, step))
-      std::memcpy(&count, group.block + group.layout.slot_count(epoch, source, group.shape), sizeof count);
-    require(count >= 0 && count <= group.shape.low_latency_max_tokens, Code::peer_failed,
-            "low_latency_dispatch: PE {} announced {} rows; at most {} are possible", group.team.world_pe(source),
-            count, group.shape.low_latency_max_tokens);
-    incoming.push_back({source, count});
+    const auto notice = wait_for_notice(pending, source, step);
+    incoming.push_back({source, notice ? notice->count : 0});
+    if (!notice) continue;
+    if (!first) first = {source, notice->quantize};
+    if (notice->quantize != first->second && !other) other = {source, notice->quantize};
+  }
+  if (other) {
+    raise_all(group, group.layout.slots_read, epoch);  // stays in step: the rows count as read
+    fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}", epoch,
+         group.team.world_pe(first->first), first->second, group.team.world_pe(other->first), other->second);
   }
   return incoming;
 }
@@ -126,10 +146,11 @@ class Expander {
       return;
     }
     const std::int64_t words = (groups + 3) / 4;
-    std::vector<std::int32_t> packed(words);
-    numeric::pack_ue8m0({scales, static_cast<std::size_t>(groups)}, packed);
     auto* out = result_.scales.as<std::int32_t>() + expert * words * rows + row;
-    for (std::int64_t w = 0; w < words; ++w) out[w * rows] = packed[w];
+    for (std::int64_t w = 0; w < words; ++w) {
+      const std::int64_t first = w * 4, count = std::min<std::int64_t>(4, groups - first);
+      numeric::pack_ue8m0({scales + first, static_cast<std::size_t>(count)}, {out + w * rows, 1});
+    }
   }
 
   const GroupState& group_;

@@ -36,35 +36,11 @@ void write_header(std::byte* slot, std::int64_t token, std::span<const std::int6
   }
 }
 
-/// Which tokens go to which member, and each token's place among those of one expert.
-struct Slots {
-  std::vector<std::int32_t> counts;         ///< [ranks]
-  std::vector<detail::Copy> copies;         ///< of all tokens, one after another
-  std::vector<std::int32_t> first_copy{0};  ///< [tokens + 1]
-};
-
-Slots assign_slots(const detail::Shape& shape, const Tensor& topk_idx, std::vector<std::int32_t>& ordinal) {
-  Slots slots;
-  slots.counts.assign(shape.ranks, 0);
-  std::vector<std::int32_t> per_expert(shape.experts, 0);
-  const std::int64_t tokens = topk_idx.shape[0];
-  ordinal.assign(tokens * shape.top_k, -1);
-  std::int32_t ranks[kMaxTopK];
-  for (std::int64_t token = 0; token < tokens; ++token) {
-    const std::span lanes(topk_idx.as<std::int64_t>() + token * shape.top_k, static_cast<std::size_t>(shape.top_k));
-    for (std::int32_t k = 0; k < shape.top_k; ++k)
-      if (lanes[k] >= 0) ordinal[token * shape.top_k + k] = per_expert[lanes[k]]++;
-    const std::int32_t count = detail::ranks_by_last_lane(lanes, shape.local_experts, ranks);
-    for (std::int32_t i = 0; i < count; ++i) slots.copies.push_back({ranks[i], slots.counts[ranks[i]]++});
-    slots.first_copy.push_back(static_cast<std::int32_t>(slots.copies.size()));
-  }
-  return slots;
-}
-
-/// Whether the readers of the use before last of this half of the slots have acknowledged it.
-void wait_for_slots(GroupState& group, std::uint64_t epoch) {
+/// Waits until the readers of the use before last of this half have acknowledged it.
+void wait_for_grant(GroupState& group, std::uint64_t epoch) {
   if (epoch <= 2) return;
-  const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "send", "room in its slots"};
+  const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "send",
+                  "word that it has read its rows"};
   for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
     wait_or_mask(group, group.layout.slots_read, rank, epoch - 2, step);
 }
@@ -72,38 +48,37 @@ void wait_for_slots(GroupState& group, std::uint64_t epoch) {
 }  // namespace
 
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& group, const TensorView& x,
-                                                                 Tensor topk_idx, Quantize quantize) {
+                                                                 std::shared_ptr<const detail::RoutingState> routing,
+                                                                 Quantize quantize) {
   const auto& shape = group.shape;
   const std::uint64_t epoch = ++group.low_latency_dispatch_epoch;
   group.world->set_progress(Activity::low_latency_dispatch, epoch, "send");
-  auto handle = std::make_shared<LowLatencyHandleState>();
-  handle->group = group.weak_from_this();
-  handle->epoch = epoch;
-  handle->topk_idx = topk_idx;
-  const Slots slots = assign_slots(shape, topk_idx, handle->ordinal);
-  wait_for_slots(group, epoch);
+  wait_for_grant(group, epoch);
 
-  group.workers.for_ranges(x.shape[0], [&](std::int64_t first, std::int64_t last) {
+  group.workers.for_ranges(routing->tokens, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t token = first; token < last; ++token) {
-      const std::span lanes(topk_idx.as<std::int64_t>() + token * shape.top_k, static_cast<std::size_t>(shape.top_k));
-      if (slots.first_copy[token] == slots.first_copy[token + 1]) continue;
+      if (routing->copies_of(token).empty()) continue;
       encode(shape, quantize, group.block + group.layout.outbox_row(epoch, token, shape),
              x.as<std::uint16_t>() + token * shape.hidden);
-      for (std::int32_t i = slots.first_copy[token]; i < slots.first_copy[token + 1]; ++i) {
-        const detail::Copy& copy = slots.copies[i];
+      for (const detail::Copy& copy : routing->copies_of(token)) {
         if (group.masked[copy.rank]) continue;
-        write_header(group.peers[copy.rank] + group.layout.slot(epoch, group.me, copy.ordinal, shape), token, lanes,
-                     copy.rank, shape.local_experts);
+        write_header(group.peers[copy.rank] + group.layout.slot(epoch, group.me, copy.ordinal, shape), token,
+                     routing->lanes_of(token), copy.rank, shape.local_experts);
       }
     }
   });
   for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
     if (group.masked[rank]) continue;
-    std::memcpy(group.peers[rank] + group.layout.slot_count(epoch, group.me, shape), &slots.counts[rank],
-                sizeof(std::int32_t));
+    const detail::SlotNotice notice{epoch, static_cast<std::uint32_t>(quantize), routing->tokens_per_rank[rank]};
+    std::memcpy(group.peers[rank] + group.layout.slot_notice(epoch, group.me, shape), &notice, sizeof notice);
   }
   raise_all(group, group.layout.slots_sent, epoch);
-  group.statistics.rows_sent += slots.copies.size();
+  group.statistics.rows_sent += routing->copies.size();
+
+  auto handle = std::make_shared<LowLatencyHandleState>();
+  handle->group = group.weak_from_this();
+  handle->epoch = epoch;
+  handle->routing = std::move(routing);
   return handle;
 }
 

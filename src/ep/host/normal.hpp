@@ -35,7 +35,7 @@ class NoticeBoard {
   std::uint64_t epoch_;
 };
 
-/// Puts the notice and counts (each nullptr: zeros) on every member's board, raises `entered` and waits for
+/// Puts the notice and counts (nullptr: left as they are) on every member's board, raises `entered` and waits for
 /// everybody's. Throws Error{mismatch} when members differ in operation, dtype, scales, weights or handle; the group
 /// stays usable.
 NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
@@ -46,10 +46,7 @@ struct DispatchCall {
   TensorView x;
   const DispatchOptions& options;
   std::shared_ptr<const detail::RoutingState> routing;
-  const std::int64_t* topk_idx = nullptr;  ///< [tokens, top_k]; nullptr with a cached handle
-  std::shared_ptr<const HandleState> cached{};
-  const std::vector<std::int32_t>* tokens_per_expert = nullptr;
-  const std::vector<std::int32_t>* tokens_per_rank = nullptr;
+  std::shared_ptr<const HandleState> cached{};  ///< whose layout is used again; nullptr: a new one
 
   std::size_t row_bytes() const { return x.shape[1] * size_of(x.dtype); }
   std::size_t scale_bytes() const { return options.scales.defined() ? options.scales.shape[1] * 4 : 0; }

@@ -105,7 +105,7 @@ void check_room(const GroupState& group, const NoticeBoard& board, const HandleS
   for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
     const Pe pe = group.team.world_pe(rank);
     require(board[rank].base != kNoRoom, Code::exhausted,
-            "dispatch: PE {} has no room for another result of up to {} rows: its receive area of {} bytes is taken by "
+            "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
             "results that are "
             "still held. Release them, or raise GroupOptions.live_results (now {})",
             pe, group.shape.max_received(), group.layout.arena_bytes, group.shape.live_results);
@@ -130,11 +130,11 @@ DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall
   notice.dtype = static_cast<std::uint32_t>(call.x.dtype);
   notice.scales = static_cast<std::uint32_t>(call.scale_bytes() / 4);
   notice.has_weights = call.options.weights.defined();
-  notice.tokens = static_cast<std::uint32_t>(call.x.shape[0]);
 
   const Step step{"dispatch", shoal::detail::Activity::dispatch, ++group->epoch, "notify", "its counts"};
-  const NoticeBoard board = exchange_notices(*group, step, notice, call.cached ? nullptr : call.tokens_per_rank->data(),
-                                             call.cached ? nullptr : call.tokens_per_expert->data());
+  const NoticeBoard board =
+      exchange_notices(*group, step, notice, call.cached ? nullptr : call.routing->tokens_per_rank.data(),
+                       call.cached ? nullptr : call.routing->tokens_per_expert.data());
   plan.handle = call.cached ? std::make_shared<HandleState>(*call.cached) : new_handle(*group, call, board);
   check_room(*group, board, *plan.handle);
 

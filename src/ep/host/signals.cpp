@@ -30,7 +30,7 @@ WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t fro
   WaitOutcome outcome = group.world->poll(ready, deadline, awaited);
   // Where failed members are masked, the end of another PE is no reason to stop waiting for this one.
   while (outcome == WaitOutcome::peer_failed && group.options.mask_failed && !group.world->has_failed(awaited))
-    outcome = group.world->poll(ready, deadline, awaited);
+    outcome = Clock::now() >= deadline ? WaitOutcome::timeout : group.world->poll(ready, deadline, awaited);
   group.statistics.wait_time += Clock::now() - start;
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
   return outcome;
@@ -69,6 +69,11 @@ std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int
   return signal_at(group.block, signals, from).load(std::memory_order_acquire);
 }
 
+void give_up(GroupState& group, const std::string& reason) {
+  group.failure = reason;
+  raise_all(group, group.layout.failed, 1);
+}
+
 std::optional<std::int32_t> failed_member(const GroupState& group) {
   for (std::int32_t member = 0; member < group.shape.ranks; ++member)
     if (member != group.me && has_failed(group, member)) return member;
@@ -78,8 +83,7 @@ std::optional<std::int32_t> failed_member(const GroupState& group) {
 void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return;
-  group.failure = report(group, signals, from, epoch, step, outcome);
-  raise_all(group, group.layout.failed, 1);
+  give_up(group, report(group, signals, from, epoch, step, outcome));
   throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed, group.failure);
 }
 
@@ -104,6 +108,14 @@ bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std
   log::warn("{} PE {} is masked from now on", report(group, signals, from, epoch, step, outcome),
             group.team.world_pe(from));
   return false;
+}
+
+void left_out(GroupState& group, std::int32_t from, const Step& step) {
+  const Pe pe = group.team.world_pe(from);
+  require(group.options.mask_failed, Code::peer_failed, "{} (epoch {}): PE {} has left this PE out", step.operation,
+          step.epoch, pe);
+  group.masked[from] = 1;
+  log::warn("{} (epoch {}): PE {} has masked this PE, which masks it in turn", step.operation, step.epoch, pe);
 }
 
 }  // namespace shoal::ep::host

@@ -30,6 +30,25 @@ void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch
 /// The signal that member `from` owns in this member's block.
 std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int32_t from);
 
+/// Makes the group unusable for `reason` and tells the other members, whose waits for this one end.
+void give_up(GroupState& group, const std::string& reason);
+
+/// Runs the part of an operation that other members count on. When it ends by anything but an error that all members
+/// come to alike, the group is given up, so that nobody waits for this member in vain.
+template <typename Body>
+auto committed(GroupState& group, Body&& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    const bool alike = error.code() == Code::mismatch || error.code() == Code::exhausted;
+    if (!alike && group.failure.empty()) give_up(group, error.what());
+    throw;
+  } catch (const std::exception& error) {
+    if (group.failure.empty()) give_up(group, error.what());
+    throw;
+  }
+}
+
 /// The first other member that has marked its group as failed; nullopt when none has.
 std::optional<std::int32_t> failed_member(const GroupState& group);
 
@@ -41,5 +60,9 @@ void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const
 /// As wait_signal, for low-latency operations: where the group masks failed members, one that does not come is masked
 /// and false is returned. Masked members are not waited for.
 bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step);
+
+/// To be called when a notice of `from` shows that it has masked this member: masks it in turn, or, where the group
+/// does not mask, throws Error{peer_failed}.
+void left_out(GroupState& group, std::int32_t from, const Step& step);
 
 }  // namespace shoal::ep::host

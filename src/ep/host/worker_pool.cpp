@@ -1,14 +1,25 @@
 #include "ep/host/worker_pool.hpp"
 
+#include <utility>
+
 #include "ep/host/row_ops.hpp"
 
 namespace shoal::ep::host {
 
 WorkerPool::WorkerPool(std::int32_t threads) {
-  for (std::int32_t i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
+  try {
+    for (std::int32_t i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 WorkerPool::~WorkerPool() {
+  stop();
+}
+
+void WorkerPool::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -34,12 +45,18 @@ void WorkerPool::for_ranges(std::int64_t count, const std::function<void(std::in
   run_share(0);
   std::unique_lock lock(mutex_);
   finish_.wait(lock, [this] { return running_ == 0; });
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void WorkerPool::run_share(std::int64_t index) const {
+void WorkerPool::run_share(std::int64_t index) {
   const auto shares = static_cast<std::int64_t>(threads_.size()) + 1;
   const std::int64_t first = count_ * index / shares, last = count_ * (index + 1) / shares;
-  if (first < last) (*body_)(first, last);
+  try {
+    if (first < last) (*body_)(first, last);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
+  }
   flush_streamed_rows();
 }
 

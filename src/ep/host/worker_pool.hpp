@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -19,18 +20,21 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   /// Cuts 0 .. count into one contiguous range per thread and returns when body(first, last) has run for all of them.
-  /// body must not throw. Rows that a thread streamed past the caches are flushed before it is counted as done.
+  /// Rethrows the first exception of a range after all have ended. Rows that a thread streamed past the caches are
+  /// flushed before it is counted as done.
   void for_ranges(std::int64_t count, const std::function<void(std::int64_t first, std::int64_t last)>& body);
 
  private:
   void work(std::int64_t index);
-  void run_share(std::int64_t index) const;
+  void run_share(std::int64_t index);
+  void stop();
 
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable start_, finish_;
   const std::function<void(std::int64_t, std::int64_t)>* body_ = nullptr;
   std::int64_t count_ = 0;
+  std::exception_ptr failure_;
   std::uint64_t generation_ = 0;
   std::size_t running_ = 0;
   bool stop_ = false;
