@@ -1,4 +1,5 @@
-// shoal-info: what this build is and which settings are in force. (Topology and connectivity follow with the network transports.)
+// shoal-info: what this build is and which settings are in force. (Topology and connectivity follow with the network
+// transports.)
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,7 +14,8 @@ namespace {
 /// Where a setting's value comes from: its own variable, its alias, or the default.
 std::string origin(const shoal::SettingInfo& info) {
   if (std::getenv(std::string(info.name).c_str()) != nullptr) return "environment";
-  if (!info.alias.empty() && std::getenv(std::string(info.alias).c_str()) != nullptr) return fmt::format("environment ({})", info.alias);
+  if (!info.alias.empty() && std::getenv(std::string(info.alias).c_str()) != nullptr)
+    return fmt::format("environment ({})", info.alias);
   return "default";
 }
 
@@ -34,19 +36,25 @@ std::string allowed(const shoal::SettingInfo& info) {
 /// docs/settings.md.
 void print_page() {
   fmt::print(
-      "# Settings\n\nGenerated from the table in `src/base/settings.cpp` by `./run settings`; a test keeps the two equal. Every setting is "
-      "an environment variable;\nprograms may fill `shoal::Settings` themselves in place of it. Where the first name is not set, the NVSHMEM "
-      "name is accepted.\nA value that is not allowed is an error that names the variable, its value and what is allowed.\n");
+      "# Settings\n\nGenerated from the table in `src/base/settings.cpp` by `./run settings`; a test keeps the two "
+      "equal. Every setting is "
+      "an environment variable;\nprograms may fill `shoal::Settings` themselves in place of it. Where the first name "
+      "is not set, the NVSHMEM "
+      "name is accepted.\nA value that is not allowed is an error that names the variable, its value and what is "
+      "allowed.\n");
   const shoal::Settings defaults;
   std::string_view scope;
   for (const shoal::SettingInfo& info : shoal::settings_table()) {
     if (info.scope != scope) {
       scope = info.scope;
-      fmt::print("\n## {}\n\n| name | also accepted | type | default | allowed | meaning |\n|---|---|---|---|---|---|\n", scope);
+      fmt::print(
+          "\n## {}\n\n| name | also accepted | type | default | allowed | meaning |\n|---|---|---|---|---|---|\n",
+          scope);
     }
     const std::string value = format_value(info, defaults);
-    fmt::print("| `{}` | {} | {} | {} | {} | {} |\n", info.name, info.alias.empty() ? "" : fmt::format("`{}`", info.alias),
-               type_of(info), value.empty() ? "(empty)" : value, allowed(info), info.meaning);
+    fmt::print("| `{}` | {} | {} | {} | {} | {} |\n", info.name,
+               info.alias.empty() ? "" : fmt::format("`{}`", info.alias), type_of(info),
+               value.empty() ? "(empty)" : value, allowed(info), info.meaning);
   }
 }
 
@@ -63,8 +71,10 @@ int main(int argc, char** argv) try {
     print_page();
   } else {
     fmt::print("Shoal {}\n", SHOAL_VERSION);
-    if (settings) print_settings();
-    else fmt::print("Try --settings. Transports of this build: self, shm.\n");
+    if (settings)
+      print_settings();
+    else
+      fmt::print("Try --settings. Transports of this build: self, shm.\n");
   }
   return 0;
 } catch (const shoal::Error& error) {

@@ -73,7 +73,7 @@ struct Child {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != child.launcher) _exit(kStatusLauncherFailed);
   const int nothing = open("/dev/null", O_RDONLY);
-  dup2(nothing, STDIN_FILENO);
+  if (nothing >= 0) dup2(nothing, STDIN_FILENO);
   if (child.out >= 0) dup2(child.out, STDOUT_FILENO);
   if (child.err >= 0) dup2(child.err, STDERR_FILENO);
   sigset_t none;

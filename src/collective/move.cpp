@@ -8,7 +8,6 @@
 
 namespace shoal {
 
-using collective::Arguments;
 using collective::Call;
 using collective::Operation;
 using collective::Puller;

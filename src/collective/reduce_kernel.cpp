@@ -62,13 +62,13 @@ struct Prod {
 struct Min {
   template <typename T>
   T operator()(T a, T b) const {
-    return ((b < a) | (b != b)) ? b : a;
+    return ((b < a) | (b != b)) ? b : a;  // NOLINT(misc-redundant-expression)
   }
 };
 struct Max {
   template <typename T>
   T operator()(T a, T b) const {
-    return ((b > a) | (b != b)) ? b : a;
+    return ((b > a) | (b != b)) ? b : a;  // NOLINT(misc-redundant-expression)
   }
 };
 struct BitAnd {

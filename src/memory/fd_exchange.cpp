@@ -62,7 +62,9 @@ bool try_send(int socket, int fd, const FdPeer& peer, const FdExchange& exchange
   std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
   if (sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return true;
   // ETOOMANYREFS: the kernel's limit on descriptors in flight, which falls again when they are taken.
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOBUFS || errno == ETOOMANYREFS)
+  // ECONNREFUSED: the peer is gone; why, exchange.check or the deadline says better.
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOBUFS || errno == ETOOMANYREFS ||
+      errno == ECONNREFUSED)
     return false;
   fail_errno("cannot pass symmetric memory to PE {}", peer.pe);
 }

@@ -125,7 +125,9 @@ Opening::Blobs Opening::gather(const char* phase, std::vector<std::byte> mine) {
   Blobs gathered;
   try {
     gathered = parts_.bootstrap->all_gather(blob.take(), phase);
-  } catch (const Error&) {
+  } catch (const std::exception& error) {
+    // A bootstrap that fails here alone must say so to the others; where it has failed for all, nobody listens.
+    parts_.bootstrap->abort(fmt::format("failed in phase {}: {}", phase, message_of(error)));
     if (failure_)
       fail(failure_->code, "PE {} failed in phase {}: {}", parts_.my_pe, failure_->phase, failure_->message);
     throw;

@@ -50,7 +50,7 @@ struct WorldParts {
   std::vector<std::uint64_t> joins_read;  ///< by PE: version of the last of its join records that this PE has used
 
   std::optional<Health> health;
-  std::mutex health_mutex;  ///< a group's stream may wait while the PE's own thread does
+  std::mutex health_mutex;   ///< a group's stream may wait while the PE's own thread does
   std::size_t rotation = 0;  ///< where the next wait for any of several variables starts
 
   /// The transport that carries operations to `pe`.

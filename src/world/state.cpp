@@ -50,7 +50,8 @@ WorldState::WorldState() : parts_(std::make_unique<WorldParts>()), heap_(*this) 
 WorldState::~WorldState() {
   if (!parts_->open) return;
   if (std::uncaught_exceptions() > 0) {
-    fail_world("left the world while an exception was thrown");
+    const auto cause = failure();  // another PE's failure, where that is why
+    fail_world(cause ? fmt::format("left the world after {}", *cause) : "left the world while an exception was thrown");
   } else {
     announce(PeerStatus::left, "left the world without closing it");
   }

@@ -252,8 +252,7 @@ TEST(BootstrapFaults, WrongSessionSecretIsTurnedAwayAndTheJobGoesOn) {
   bootstrap::Address any;
   any.storage.ss_family = AF_INET;
   any.size = 16;
-  settings.session_id =
-      "127.0.0.1:" + std::to_string(bootstrap::local_address(bootstrap::listen_at(any).get()).port());
+  settings.session_id = "127.0.0.1:" + std::to_string(bootstrap::local_address(bootstrap::listen_at(any).get()).port());
   settings.session_secret = "s3cret";
   Outcome root;
   std::thread thread([&] { root = outcome_of([&] { connect_session(0, 2, settings)->barrier("met"); }); });

@@ -63,7 +63,7 @@ SHOAL_PE_BODY(fail_in_heap) {
   print_error([&] { World::open({pe.settings, nullptr}); });
 }
 
-class KilledPe : public testing::TestWithParam<const char*> {};
+class KilledPe : public testing::TestWithParam<std::string> {};
 
 // D9, A10: a PE that is killed is reported at once, not after the timeout.
 TEST_P(KilledPe, IsReportedByAll) {
@@ -83,7 +83,7 @@ TEST_P(KilledPe, IsReportedByAll) {
 }
 
 INSTANTIATE_TEST_SUITE_P(InEveryWait, KilledPe, testing::Values("sync", "wait", "malloc", "close"),
-                         [](const auto& instance) { return std::string(instance.param); });
+                         [](const auto& instance) { return instance.param; });
 
 // D9: a PE whose heap cannot be made fails the start of all, with its message.
 TEST(WorldOpenFault, OneWithoutHeapFailsAll) {
@@ -115,30 +115,45 @@ std::int64_t shared_memory_bytes() {
   return 0;
 }
 
-// A10: heaps have no names, so a kill cannot leave them behind. The kernel's count is of the whole machine, whence the
-// tolerance and the patience.
-TEST(WorldFault, AKilledPeLeavesNoSharedMemory) {
-  constexpr std::int64_t kTolerance = 16 << 20;
-  constexpr std::size_t kPes = 3;
+/// By how much the machine's shared memory grew while a job ran, and by how much after one of its PEs was killed.
+struct Growth {
+  std::int64_t during = 0, after = 0;
+};
+
+constexpr std::size_t kMemoryPes = 3;
+constexpr std::int64_t kTolerance = 16 << 20;
+
+Growth kill_one_that_touched_memory() {
   Environment env = environment();
   env["SHOAL_SYMMETRIC_SIZE"] = "64M";
+  Growth growth;
   const std::int64_t before = shared_memory_bytes();
   {
-    PeGroup group = start_pes(kPes, "touch_memory", {.env = env});
-    for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
-    const std::int64_t during = shared_memory_bytes();
-    EXPECT_GT(during - before, static_cast<std::int64_t>(kPes * kTouchedBytes) - kTolerance)
-        << "/proc/meminfo does not show symmetric memory: this test cannot tell anything";
+    PeGroup group = start_pes(kMemoryPes, "touch_memory", {.env = env});
+    for (Process& process : group.pes) EXPECT_TRUE(process.wait_for_output("ready")) << process.err();
+    growth.during = shared_memory_bytes() - before;
     group.pes[1].send(SIGKILL);
     const auto results = wait_all(group.pes);
     EXPECT_EQ(results[1].signal, SIGKILL);
     for (const std::size_t pe : {0u, 2u}) EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
   }
   const auto deadline = Clock::now() + std::chrono::seconds(5);
-  std::int64_t left = 0;
-  while ((left = shared_memory_bytes() - before) > kTolerance && Clock::now() < deadline)
+  while ((growth.after = shared_memory_bytes() - before) > kTolerance && Clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_LE(left, kTolerance);
+  return growth;
+}
+
+// Heaps have no names, so a kill cannot leave them behind. The kernel counts for the whole machine: what other programs
+// do meanwhile can spoil a look, hence the tolerance, and more than one look. A leak shows in all of them.
+TEST(WorldFault, AKilledPeLeavesNoSharedMemory) {
+  constexpr std::int64_t kTouchedByAll = kMemoryPes * kTouchedBytes;
+  Growth growth;
+  for (int look = 0; look < 5; ++look) {
+    growth = kill_one_that_touched_memory();
+    if (growth.during > kTouchedByAll - kTolerance && growth.after <= kTolerance) break;
+  }
+  EXPECT_GT(growth.during, kTouchedByAll - kTolerance) << "/proc/meminfo does not show symmetric memory";
+  EXPECT_LE(growth.after, kTolerance);
 }
 
 }  // namespace

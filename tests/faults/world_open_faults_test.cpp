@@ -1,13 +1,16 @@
-// A PE that is killed, or whose control plane aborts, in any phase of World::open: the others are told by name, and
-// soon (requirement D9).
+// A PE that is killed, or whose control plane aborts, in any phase of
+// World::open: the others are told by name, and soon (requirement D9).
 
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "support/process.hpp"
 #include "support/step_bootstrap.hpp"
@@ -19,26 +22,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using When = StepBootstrap::When;
 
-struct Place {
-  const char* step;
-  When when;
-};
+/// The all-gathers of World::open, and the middle of the phase in which PEs
+/// wait for each other elsewhere: inside the transports' connect.
+constexpr const char* kSteps[] = {"bootstrap",    "identity", "heap",         "transports",
+                                  "connectivity", "teams",    "final barrier"};
+constexpr const char* kInConnect = "after transports";
 
-/// Every all-gather of World::open. After "transports" a PE is waited for inside the transports' connect, where no
-/// all-gather reaches.
-constexpr Place kPlaces[] = {
-    {"bootstrap", When::before},  {"identity", When::before},     {"heap", When::before},
-    {"transports", When::before}, {"transports", When::after},    {"connectivity", When::before},
-    {"teams", When::before},      {"final barrier", When::before}};
-
-std::string argument_of(const Place& place) {
-  return std::string(place.when == When::before ? "before " : "after ") + place.step;
+std::vector<std::string> places() {
+  std::vector<std::string> all{kInConnect};
+  for (const char* step : kSteps) all.push_back(std::string("before ") + step);
+  return all;
 }
 
-std::string name_of_place(const testing::TestParamInfo<Place>& info) {
-  std::string name = argument_of(info.param);
-  for (char& c : name)
-    if (c == ' ') c = '_';
+std::string name_of_place(const testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), ' ', '_');
   return name;
 }
 
@@ -46,7 +44,8 @@ Environment environment() {
   return {{"SHOAL_SYMMETRIC_SIZE", "4M"}, {"SHOAL_TIMEOUT_MS", "30000"}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}};
 }
 
-/// The settings' bootstrap; on PE 1 that does `what` at the place that the argument names.
+/// The settings' bootstrap; on PE 1 that does `what` at the place that the
+/// argument names.
 std::shared_ptr<Bootstrap> bootstrap_of(const PeContext& pe, const std::function<void(Bootstrap&)>& what) {
   std::shared_ptr<Bootstrap> plain = make_bootstrap(pe.settings);
   if (pe.settings.pe != 1) return plain;
@@ -67,23 +66,31 @@ void open_and_print_error(const PeContext& pe, const std::shared_ptr<Bootstrap>&
 
 SHOAL_PE_BODY(stop_while_opening) {
   open_and_print_error(pe, bootstrap_of(pe, [](Bootstrap&) {
-    std::cout << "stopped" << std::endl;
-    for (;;) pause();
-  }));
+                         std::cout << "stopped" << std::endl;
+                         for (;;) pause();
+                       }));
 }
 
 SHOAL_PE_BODY(abort_while_opening) {
   open_and_print_error(pe, bootstrap_of(pe, [](Bootstrap& bootstrap) {
-    const Error error(Code::system, "the launcher lost its tongue");
-    bootstrap.abort(error.what());
-    throw error;
-  }));
+                         const Error error(Code::system, "the launcher lost its tongue");
+                         bootstrap.abort(error.what());
+                         throw error;
+                       }));
 }
 
-class OpeningPe : public testing::TestWithParam<Place> {};
+SHOAL_PE_BODY(throw_while_opening) {
+  open_and_print_error(pe,
+                       bootstrap_of(pe, [](Bootstrap&) { throw Error(Code::system, "the launcher lost its tongue"); }));
+}
 
-TEST_P(OpeningPe, ThatIsKilledIsNamedByAll) {
-  PeGroup group = start_pes(3, "stop_while_opening", {.env = environment(), .argument = argument_of(GetParam())});
+class KilledWhileOpening : public testing::TestWithParam<std::string> {};
+/// With the body that the PEs run: a bootstrap that tells the others itself,
+/// and one that leaves that to World::open.
+class FailsWhileOpening : public testing::TestWithParam<std::tuple<std::string, const char*>> {};
+
+TEST_P(KilledWhileOpening, IsNamedByAll) {
+  PeGroup group = start_pes(3, "stop_while_opening", {.env = environment(), .argument = GetParam()});
   ASSERT_TRUE(group.pes[1].wait_for_output("stopped")) << group.pes[1].err();
   const auto start = Clock::now();
   group.pes[1].send(SIGKILL);
@@ -98,10 +105,10 @@ TEST_P(OpeningPe, ThatIsKilledIsNamedByAll) {
   }
 }
 
-TEST_P(OpeningPe, WhoseBootstrapAbortsTellsAllWhy) {
+TEST_P(FailsWhileOpening, TellsAllWhy) {
+  const auto& [place, body] = GetParam();
   const auto start = Clock::now();
-  const auto results =
-      run_pes(3, "abort_while_opening", {.env = environment(), .argument = argument_of(GetParam())});
+  const auto results = run_pes(3, body, {.env = environment(), .argument = place});
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10)) << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
   for (std::size_t pe = 0; pe < results.size(); ++pe) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
@@ -112,7 +119,10 @@ TEST_P(OpeningPe, WhoseBootstrapAbortsTellsAllWhy) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(In, OpeningPe, testing::ValuesIn(kPlaces), name_of_place);
+INSTANTIATE_TEST_SUITE_P(In, KilledWhileOpening, testing::ValuesIn(places()), name_of_place);
+INSTANTIATE_TEST_SUITE_P(In, FailsWhileOpening,
+                         testing::Combine(testing::ValuesIn(places()),
+                                          testing::Values("abort_while_opening", "throw_while_opening")));
 
 }  // namespace
 }  // namespace shoal::test

@@ -45,32 +45,31 @@ LowLatencyRound::LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reducti
 }
 
 void LowLatencyRound::run(ep::Group& group, bool zero_copy) const {
-  const ep::LowLatencyReceived got = dispatch(group);
+  const ep::LowLatencyReceived got = send(group).receive();
+  check(got);
+  check(answer(group, got, zero_copy).receive());
+}
+
+ep::PendingDispatch LowLatencyRound::send(ep::Group& group) const {
+  return group.low_latency_dispatch(in_.x, in_.topk_idx, {.quantize = ep::Quantize::none});
+}
+
+void LowLatencyRound::check(const ep::LowLatencyReceived& got) const {
   expect_same("layout", got.layout.data, received_.layout.data(), received_.layout.size() * 8, 8);
   const std::int64_t stride = got.x.shape[1] * case_.hidden;
   for (std::size_t e = 0; e < x_.size(); ++e)
     expect_same("x", got.x.as<std::uint16_t>() + e * stride, x_[e].data(), x_[e].size() * 2, 2);
-  check(combine(group, got, zero_copy));
 }
 
-Tensor LowLatencyRound::combined(ep::Group& group, bool zero_copy) const {
-  return combine(group, dispatch(group), zero_copy);
+ep::PendingCombine LowLatencyRound::answer(ep::Group& group, const ep::LowLatencyReceived& got, bool zero_copy) const {
+  const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(y_);
+  low_latency_answers_to(case_, rank_, got, y);
+  return group.low_latency_combine(y, in_.topk_idx, in_.weights, got.handle,
+                                   {.zero_copy = zero_copy, .reduction = reduction_});
 }
 
 void LowLatencyRound::check(const Tensor& out) const {
   expect_same("low-latency result", out.data, combined_.data(), combined_.size() * 2, 2);
-}
-
-ep::LowLatencyReceived LowLatencyRound::dispatch(ep::Group& group) const {
-  return group.low_latency_dispatch(in_.x, in_.topk_idx, {.quantize = ep::Quantize::none}).receive();
-}
-
-Tensor LowLatencyRound::combine(ep::Group& group, const ep::LowLatencyReceived& got, bool zero_copy) const {
-  const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(y_);
-  low_latency_answers_to(case_, rank_, got, y);
-  return group
-      .low_latency_combine(y, in_.topk_idx, in_.weights, got.handle, {.zero_copy = zero_copy, .reduction = reduction_})
-      .receive();
 }
 
 }  // namespace shoal::test

@@ -25,15 +25,14 @@ class LowLatencyRound {
  public:
   LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction, std::vector<int> masked = {});
   void run(ep::Group& group, bool zero_copy) const;
-  /// The same without a comparison: the combined rows.
-  Tensor combined(ep::Group& group, bool zero_copy) const;
-  /// Throws unless `out` is what combine must give.
-  void check(const Tensor& out) const;
+
+  // The parts of a round.
+  ep::PendingDispatch send(ep::Group& group) const;
+  void check(const ep::LowLatencyReceived& got) const;  ///< throws unless the rows are those that must arrive
+  ep::PendingCombine answer(ep::Group& group, const ep::LowLatencyReceived& got, bool zero_copy) const;
+  void check(const Tensor& out) const;  ///< throws unless `out` is what combine must give
 
  private:
-  ep::LowLatencyReceived dispatch(ep::Group& group) const;
-  Tensor combine(ep::Group& group, const ep::LowLatencyReceived& got, bool zero_copy) const;
-
   EpCase case_;
   std::int32_t rank_;
   ep::Reduction reduction_;

@@ -1,4 +1,5 @@
-// step_bootstrap.hpp: a Bootstrap that does something else at one step of the start of a world.
+// step_bootstrap.hpp: a Bootstrap that does something else at one step of the
+// start of a world.
 #pragma once
 
 #include <functional>
@@ -10,8 +11,9 @@
 
 namespace shoal::test {
 
-/// Passes everything on to `inner`, but first calls `action` when the all-gather of `step` is made (or, with
-/// When::after, when it has been). What the action throws, the all-gather throws.
+/// Passes everything on to `inner`, but first calls `action` when the
+/// all-gather of `step` is made (or, with When::after, when it has been). What
+/// the action throws, the all-gather throws.
 class StepBootstrap final : public Bootstrap {
  public:
   enum class When { before, after };

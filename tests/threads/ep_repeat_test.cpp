@@ -34,7 +34,7 @@ class Skew {
   explicit Skew(Pe pe) : state_(static_cast<std::uint64_t>(pe) * 77 + 1) {}
   void operator()() {
     state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
-    if (state_ >> 60 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+    if (state_ >> 59 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
   }
 
  private:
@@ -75,6 +75,40 @@ TEST(EpRepeat, LowLatencyPairsOfTwoCasesInTurn) {
     }
     EXPECT_EQ(group.statistics().low_latency_dispatches, kRounds);
     EXPECT_EQ(group.statistics().low_latency_combines, kRounds);
+  });
+}
+
+// With two operations in flight a member may send the next while others still read the one before: only what the
+// readers acknowledge protects it.
+TEST(EpRepeat, TwoDispatchesInFlight) {
+  run_group([](World& world, ep::Group& group) {
+    const LowLatencyRound rounds[] = {{small(9), world.my_pe(), ep::Reduction::exact},
+                                      {small(10), world.my_pe(), ep::Reduction::exact}};
+    Skew skew(world.my_pe());
+    for (int i = 0; i < kRounds; ++i) {
+      const LowLatencyRound &first = rounds[case_of(i)], &second = rounds[1 - case_of(i)];
+      ep::PendingDispatch a = first.send(group), b = second.send(group);
+      skew();
+      first.check(a.receive());
+      second.check(b.receive());
+    }
+  });
+}
+
+TEST(EpRepeat, TwoCombinesInFlight) {
+  run_group([](World& world, ep::Group& group) {
+    const LowLatencyRound rounds[] = {{small(9), world.my_pe(), ep::Reduction::per_rank},
+                                      {small(10), world.my_pe(), ep::Reduction::exact}};
+    const ep::LowLatencyReceived got[] = {rounds[0].send(group).receive(), rounds[1].send(group).receive()};
+    Skew skew(world.my_pe());
+    for (int i = 0; i < kRounds; ++i) {
+      const std::size_t first = case_of(i), second = 1 - first;
+      ep::PendingCombine a = rounds[first].answer(group, got[first], i % 2 == 0),
+                         b = rounds[second].answer(group, got[second], i % 5 < 2);
+      skew();
+      rounds[first].check(a.receive());
+      rounds[second].check(b.receive());
+    }
   });
 }
 

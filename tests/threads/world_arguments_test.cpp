@@ -127,9 +127,8 @@ TEST(WorldArguments, WaitsRefuseWhatIsNoWordOfTheHeap) {
     expect_error(Code::invalid_argument, "no aligned word",
                  [&] { world.signal_fetch(reinterpret_cast<const std::uint64_t*>(end)); });
     const std::vector<int> skip{0, 1};
-    expect_error(Code::invalid_argument, "skip has 2 elements for 4 variables", [&] {
-      world.test_all(std::span<const std::int64_t>(array.span()), Compare::equal, zero, skip);
-    });
+    expect_error(Code::invalid_argument, "skip has 2 elements for 4 variables",
+                 [&] { world.test_all(std::span<const std::int64_t>(array.span()), Compare::equal, zero, skip); });
     world.test(word_at(end - 8), Compare::equal, 0);  // the last word
   });
 }
@@ -141,8 +140,12 @@ TEST(RemoteSpan, SubspanStaysInside) {
   EXPECT_EQ(part.address.offset, 412u);
   EXPECT_EQ(part.count, 7u);
   EXPECT_EQ(span.subspan(10, 0).count, 0u);
-  for (const auto& [first, length] : {std::pair<std::size_t, std::size_t>{0, 11}, {3, 8}, {11, 0}, {3, SIZE_MAX},
-                                      {SIZE_MAX, 1}, {SIZE_MAX, SIZE_MAX}})
+  for (const auto& [first, length] : {std::pair<std::size_t, std::size_t>{0, 11},
+                                      {3, 8},
+                                      {11, 0},
+                                      {3, SIZE_MAX},
+                                      {SIZE_MAX, 1},
+                                      {SIZE_MAX, SIZE_MAX}})
     expect_error(Code::invalid_argument, "leaves the span",
                  [&span, first = first, length = length] { span.subspan(first, length); });
   expect_error(Code::invalid_argument, "leaves the span", [&] { span[10]; });

@@ -1,3 +1,4 @@
+// The allocator of the symmetric heap: best fit, joined neighbours, and a naive model to compare with (requirement D2).
 #include "memory/allocator.hpp"
 
 #include <gtest/gtest.h>

@@ -47,7 +47,8 @@ std::string report(GroupState& group, std::size_t signals, std::int32_t from, st
                        group.timeout.count(), where, group.world->describe_progress(world_pe),
                        group.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
   const std::string reason = has_failed(group, from)
-                                 ? fmt::format("PE {} gave this group up: its own message says why", world_pe)
+                                 ? fmt::format("PE {} gave this group up ({})", world_pe,
+                                               group.world->failure().value_or("its own message says why"))
                                  : group.world->failure().value_or("a PE of the world failed");
   return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
 }

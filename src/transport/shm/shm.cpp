@@ -55,7 +55,7 @@ class ShmTransport final : public MappedTransport {
 
   std::string_view name() const noexcept override { return "shm"; }
   std::vector<std::byte> address() override;
-  void connect(std::span<const std::vector<std::byte>> addresses) override;
+  void connect(std::span<const std::vector<std::byte>> blobs) override;
   Reach reach(Pe pe) const override { return reach_[static_cast<std::size_t>(pe)]; }
   std::byte* base(Pe pe) const noexcept override {
     return (reach_[static_cast<std::size_t>(pe)].capabilities & capability::load_store) != 0 ? mapping(pe) : nullptr;
@@ -71,7 +71,7 @@ class ShmTransport final : public MappedTransport {
   };
 
   std::optional<std::string> obstacle(Pe pe, const Address& mine, const Address& theirs) const;
-  void map_processes(std::span<const Address> addresses, std::span<const Pe> peers);
+  void map_processes(std::span<const Address> addresses, std::span<const Pe> pes);
 
   Context context_;
   std::optional<FdSocket> socket_;  // open while the world starts
