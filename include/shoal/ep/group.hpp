@@ -56,10 +56,10 @@ struct GroupOptions {
   /// How many normal-mode results, of any size, can be held at once at least. Room for more is taken where there is
   /// some.
   std::int32_t live_results = 2;
-  std::int64_t low_latency_max_tokens =
-      0;                       ///< tokens per member and low-latency operation, at most; 0: no low-latency mode
-  bool preinitialize = false;  ///< touch all memory and meet all members while the group is made (B2)
-  bool mask_failed = false;    ///< low latency goes on without members that time out (E3)
+  /// Tokens per member and low-latency operation, at most; 0: no low-latency mode.
+  std::int64_t low_latency_max_tokens = 0;
+  bool preinitialize = false;            ///< touch all memory and meet all members while the group is made (B2)
+  bool mask_failed = false;              ///< low latency goes on without members that time out (E3)
   std::chrono::milliseconds timeout{0};  ///< of every wait of this group; 0: SHOAL_TIMEOUT_MS
   std::int32_t threads = 0;              ///< threads of this PE that move rows on the host backend; 0: SHOAL_EP_THREADS
 };
@@ -220,7 +220,8 @@ class Group {
  public:
   Group() = default;  ///< closed
   /// Collective over the team, all of whose members must reach each other by load and store (Error{unsupported} naming
-  /// the pair). Throws Error{invalid_argument} for options outside their limits, Error{exhausted} when the heap is too
+  /// the pair). The memory comes from the world's heap: PEs of other teams make a group of the same size at the same
+  /// time. Throws Error{invalid_argument} for options outside their limits, Error{exhausted} when the heap is too
   /// small, stating the size needed and SHOAL_SYMMETRIC_SIZE.
   Group(const Team& team, const GroupOptions& options);
   Group(Group&&) noexcept = default;
@@ -229,8 +230,8 @@ class Group {
   /// throws.
   ~Group();
 
-  /// Returns the group's memory to the heap. Collective. Throws Error{invalid_argument} on all members when any of them
-  /// still holds results; closing a closed group does nothing.
+  /// Returns the group's memory to the heap. Collective, over the world as making a group is. Throws
+  /// Error{invalid_argument} on all members when any of them still holds results; closing a closed group does nothing.
   void close();
 
   const Team& team() const;
