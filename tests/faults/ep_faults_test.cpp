@@ -16,13 +16,7 @@ namespace shoal::test {
 namespace {
 
 EpCase shape(std::int32_t ranks) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = ranks * 2;
-  c.top_k = 4;
-  c.hidden = 256;
-  c.max_tokens = 64;
-  return c;
+  return {.ranks = ranks, .experts = ranks * 2, .top_k = 4, .hidden = 256, .max_tokens = 64};
 }
 
 /// Calls `round(group, in, i)` without end, so that a fault falls into an operation; tells the test when it has begun.

@@ -87,7 +87,7 @@ SHOAL_PE_BODY(throw_while_opening) {
 class KilledWhileOpening : public testing::TestWithParam<std::string> {};
 /// With the body that the PEs run: a bootstrap that tells the others itself,
 /// and one that leaves that to World::open.
-class FailsWhileOpening : public testing::TestWithParam<std::tuple<std::string, const char*>> {};
+class FailsWhileOpening : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(KilledWhileOpening, IsNamedByAll) {
   PeGroup group = start_pes(3, "stop_while_opening", {.env = environment(), .argument = GetParam()});
@@ -122,7 +122,8 @@ TEST_P(FailsWhileOpening, TellsAllWhy) {
 INSTANTIATE_TEST_SUITE_P(In, KilledWhileOpening, testing::ValuesIn(places()), name_of_place);
 INSTANTIATE_TEST_SUITE_P(In, FailsWhileOpening,
                          testing::Combine(testing::ValuesIn(places()),
-                                          testing::Values("abort_while_opening", "throw_while_opening")));
+                                          testing::Values(std::string("abort_while_opening"),
+                                                          std::string("throw_while_opening"))));
 
 }  // namespace
 }  // namespace shoal::test

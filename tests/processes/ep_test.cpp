@@ -13,13 +13,7 @@ namespace shoal::test {
 namespace {
 
 EpCase shape(std::int32_t ranks) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = ranks * 4;
-  c.top_k = 6;
-  c.hidden = 512;
-  c.max_tokens = 30;
-  return c;
+  return {.ranks = ranks, .experts = ranks * 4, .top_k = 6, .hidden = 512, .max_tokens = 30};
 }
 
 SHOAL_PE_BODY(both_modes) {

@@ -52,6 +52,13 @@ void check_dispatched(const EpCase& c, std::int32_t me, const ep::Dispatched& go
 
 }  // namespace
 
+Settings ep_settings() {
+  Settings settings;
+  settings.symmetric_size = std::size_t{256} << 20;
+  settings.timeout = std::chrono::seconds(20);
+  return settings;
+}
+
 ep::GroupOptions options_for(const EpCase& c) {
   ep::GroupOptions options;
   options.max_tokens = c.max_tokens;

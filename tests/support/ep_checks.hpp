@@ -2,9 +2,13 @@
 // difference.
 #pragma once
 
+#include "shoal/settings.hpp"
 #include "support/ep_case.hpp"
 
 namespace shoal::test {
+
+/// For worlds of small cases: 256 MiB of heap a PE, and 20 s until a wait fails.
+Settings ep_settings();
 
 ep::GroupOptions options_for(const EpCase& c);
 

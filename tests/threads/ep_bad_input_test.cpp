@@ -13,27 +13,14 @@ namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = 2 * ranks;
-  c.top_k = 2;
-  c.hidden = 64;
-  c.max_tokens = 8;
-  return c;
-}
-
-Settings small_heap() {
-  Settings settings;
-  settings.symmetric_size = std::size_t{64} << 20;
-  settings.timeout = std::chrono::seconds(10);
-  return settings;
+  return {.ranks = ranks, .experts = 2 * ranks, .top_k = 2, .hidden = 64, .max_tokens = 8};
 }
 
 #define EXPECT_ERROR(code, text, call) expect_error(code, text, [&] { call; })
 
 TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
   const EpCase c = small(2);
-  run_threads(2, small_heap(), [&](World& world) {
+  run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const std::int64_t tokens = c.tokens(world.my_pe());
@@ -115,7 +102,7 @@ TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
 TEST(EpBadInput, TensorsOfTheWrongRankAndWithoutData) {
   EpCase c = small(2);
   while (std::min(c.tokens(0), c.tokens(1)) == 0) ++c.seed;  // an empty tensor needs no data
-  run_threads(2, small_heap(), [&](World& world) {
+  run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const std::int64_t tokens = c.tokens(world.my_pe()), rows = c.ranks * c.max_tokens;
@@ -172,7 +159,7 @@ TEST(EpBadInput, TensorsOfTheWrongRankAndWithoutData) {
 
 TEST(EpBadInput, OptionsOfLowLatencyCombine) {
   const EpCase c = small(2);
-  run_threads(2, small_heap(), [&](World& world) {
+  run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const std::int64_t tokens = c.tokens(world.my_pe());
@@ -212,7 +199,7 @@ TEST(EpBadInput, OptionsOfLowLatencyCombine) {
 
 TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {  // A11
   const EpCase c = small(2);
-  run_threads(2, small_heap(), [&](World& world) {
+  run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
@@ -243,7 +230,7 @@ TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {  // A11
 
 TEST(EpBadInput, TokensAndRanksThatARoutingDoesNotHave) {
   const EpCase c = small(2);
-  run_threads(2, small_heap(), [&](World& world) {
+  run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
@@ -263,7 +250,7 @@ TEST(EpBadInput, TokensAndRanksThatARoutingDoesNotHave) {
 
 TEST(EpBadInput, ModesThatWereNotAskedFor) {
   const EpCase c = small(1);
-  run_threads(1, small_heap(), [&](World& world) {
+  run_threads(1, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.low_latency_max_tokens = 0;
     ep::Group normal(world.team(), options);
@@ -282,7 +269,7 @@ TEST(EpBadInput, ModesThatWereNotAskedFor) {
 
 TEST(EpBadInput, ClosedWorldAndGroup) {
   const EpCase c = small(1);
-  Settings settings = small_heap();
+  Settings settings = ep_settings();
   World world = World::open({settings, single_bootstrap()});
   ep::Group group(world.team(), options_for(c));
   const Inputs in(c, 0);
@@ -299,7 +286,7 @@ TEST(EpBadInput, ClosedWorldAndGroup) {
 
 TEST(EpBadInput, MembersThatDisagreeAllGetTheSameError) {
   const EpCase c = small(3);
-  run_threads(3, small_heap(), [&](World& world) {
+  run_threads(3, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     if (world.my_pe() == 1) options.hidden = 128;
     EXPECT_ERROR(Code::mismatch, "hidden differs between members: 64 on PE 0, 128 on PE 1",
@@ -332,7 +319,7 @@ TEST(EpBadInput, WorstCaseRowsThatDoNotSufficeFailOnAllMembers) {
   c.load = Load::all_to_one;
   c.seed = 3;
   ASSERT_GT(c.tokens(0) + c.tokens(1), 1);
-  run_threads(2, small_heap(), [&](World& world) {
+  run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     EXPECT_ERROR(Code::exhausted, "worst_case_rows",
@@ -343,7 +330,7 @@ TEST(EpBadInput, WorstCaseRowsThatDoNotSufficeFailOnAllMembers) {
 
 TEST(EpBadInput, MembersOnDifferentNodesAreNamed) {
   const EpCase c = small(4);
-  Settings settings = small_heap();
+  Settings settings = ep_settings();
   settings.node_size = 2;
   run_threads(4, settings, [&](World& world) {
     EXPECT_ERROR(Code::unsupported, "does not reach PE", ep::Group(world.team(), options_for(c)));

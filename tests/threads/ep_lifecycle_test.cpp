@@ -14,26 +14,12 @@ namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = ranks * 3;
-  c.top_k = 4;
-  c.hidden = 96;
-  c.max_tokens = 24;
-  c.seed = seed;
-  return c;
-}
-
-Settings settings() {
-  Settings settings;
-  settings.symmetric_size = std::size_t{64} << 20;
-  settings.timeout = std::chrono::seconds(20);
-  return settings;
+  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
 }
 
 TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
   const EpCase c = small(4, 5);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const std::int32_t me = world.my_pe();
     const Inputs in(c, me);
@@ -67,7 +53,7 @@ TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
 
 TEST(EpLifecycle, WaitTimeIsThatOfALateMember) {
   const EpCase c = small(2, 6);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
@@ -80,7 +66,7 @@ TEST(EpLifecycle, WaitTimeIsThatOfALateMember) {
 
 TEST(EpLifecycle, OptionsAreThoseGiven) {
   const EpCase c = small(2);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.dtype = DataType::float32;
     options.max_scales = 7;
@@ -106,7 +92,7 @@ TEST(EpLifecycle, OptionsAreThoseGiven) {
 
 TEST(EpLifecycle, MovingAGroupMovesItsMemory) {
   const EpCase c = small(3), other = small(3, 9);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     const std::size_t none = world.heap().used();
     ep::Group group(world.team(), options_for(c));
     const std::size_t one = world.heap().used();
@@ -136,7 +122,7 @@ void expect_entries(const char* directory, std::ptrdiff_t count) {
 
 TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
   const EpCase c = small(2);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     const auto cycle = [&](bool close) {
       ep::GroupOptions options = options_for(c);
       options.threads = 2;
@@ -185,7 +171,7 @@ std::vector<std::pair<const char*, std::function<void(ep::Group&)>>> all_operati
 
 TEST(EpLifecycle, AClosedGroupRefusesEveryOperation) {
   const EpCase c = small(1);
-  run_threads(1, settings(), [&](World& world) {
+  run_threads(1, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, 0);
     ep::PendingDispatch rows = group.low_latency_dispatch(in.x, in.topk_idx);

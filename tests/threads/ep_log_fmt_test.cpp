@@ -13,15 +13,13 @@ namespace numeric = ep::numeric;
 namespace {
 
 EpCase mixed(std::int32_t ranks, std::int64_t hidden) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = ranks * 3;
-  c.top_k = 5;
-  c.hidden = hidden;
-  c.max_tokens = 12;
-  c.seed = 4;
-  c.mixed_magnitudes = true;
-  return c;
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 5,
+          .hidden = hidden,
+          .max_tokens = 12,
+          .seed = 4,
+          .mixed_magnitudes = true};
 }
 
 void check_log_fmt(ep::Group& group, const EpCase& c, ep::Reduction reduction) {
@@ -39,10 +37,7 @@ void check_log_fmt(ep::Group& group, const EpCase& c, ep::Reduction reduction) {
 }
 
 void run_case(const EpCase& c) {
-  Settings settings;
-  settings.symmetric_size = std::size_t{256} << 20;
-  settings.timeout = std::chrono::seconds(20);
-  run_threads(c.ranks, settings, [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     for (int round = 0; round < 3; ++round)  // the third round uses memory of the first again
       for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank}) check_log_fmt(group, c, reduction);

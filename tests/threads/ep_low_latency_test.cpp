@@ -13,22 +13,12 @@ namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = ranks * 3;
-  c.top_k = 4;
-  c.hidden = 384;
-  c.max_tokens = 12;
-  c.seed = seed;
-  return c;
+  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 384, .max_tokens = 12, .seed = seed};
 }
 
 void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body,
               const std::function<void(ep::GroupOptions&)>& change = {}) {
-  Settings settings;
-  settings.symmetric_size = std::size_t{256} << 20;
-  settings.timeout = std::chrono::seconds(20);
-  run_threads(c.ranks, settings, [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     if (change) change(options);
     ep::Group group(world.team(), options);

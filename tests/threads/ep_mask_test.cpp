@@ -10,21 +10,11 @@ namespace shoal::test {
 namespace {
 
 EpCase small(std::uint64_t seed) {
-  EpCase c;
-  c.ranks = 4;
-  c.experts = 12;
-  c.top_k = 4;
-  c.hidden = 384;
-  c.max_tokens = 12;
-  c.seed = seed;
-  return c;
+  return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 384, .max_tokens = 12, .seed = seed};
 }
 
 void run_case(const EpCase& c, std::chrono::milliseconds timeout, const std::function<void(World&, ep::Group&)>& body) {
-  Settings settings;
-  settings.symmetric_size = std::size_t{64} << 20;
-  settings.timeout = std::chrono::seconds(20);
-  run_threads(c.ranks, settings, [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.mask_failed = true;
     options.timeout = timeout;

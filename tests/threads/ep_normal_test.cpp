@@ -10,15 +10,8 @@
 namespace shoal::test {
 namespace {
 
-Settings small_heap() {
-  Settings settings;
-  settings.symmetric_size = std::size_t{256} << 20;
-  settings.timeout = std::chrono::seconds(20);
-  return settings;
-}
-
 void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body) {
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     body(world, group);
     group.close();
@@ -27,14 +20,7 @@ void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& bo
 }
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = ranks * 3;
-  c.top_k = 4;
-  c.hidden = 96;
-  c.max_tokens = 24;
-  c.seed = seed;
-  return c;
+  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
 }
 
 class EpNormal : public ::testing::TestWithParam<std::int32_t> {};
@@ -68,7 +54,7 @@ TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
 
 TEST(EpNormalMode, SeveralThreadsPerPe) {
   const EpCase c = small(3, 9);
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.threads = 3;
     ep::Group group(world.team(), options);
@@ -123,7 +109,7 @@ TEST(EpNormalMode, BiasIsAddedFirst) {
 TEST(EpNormalMode, Float8RowsCarryTheirScales) {
   EpCase c = small(4, 13);
   c.hidden = 256;
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.dtype = DataType::float8_e4m3;
     ep::Group group(world.team(), options);
@@ -204,7 +190,7 @@ TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
 
 TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
   const EpCase c = small(2, 25);
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     ep::Dispatched held;
@@ -228,7 +214,7 @@ TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
 
 TEST(EpNormalMode, TwoGroupsOnHalvesOfTheWorld) {
   const EpCase c = small(2, 27);
-  run_threads(4, small_heap(), [&](World& world) {
+  run_threads(4, ep_settings(), [&](World& world) {
     const Team rows = world.team().split_2d(2).first;
     ep::Group group(rows, options_for(c));
     for (int i = 0; i < 5; ++i) check_normal(group, c);
@@ -238,7 +224,7 @@ TEST(EpNormalMode, TwoGroupsOnHalvesOfTheWorld) {
 
 TEST(EpNormalMode, WarmupAndPreinitialize) {  // B2
   EpCase c = small(3, 31);
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.preinitialize = true;
     ep::Group group(world.team(), options);

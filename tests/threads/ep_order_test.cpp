@@ -15,21 +15,7 @@ namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = 2 * ranks;
-  c.top_k = 3;
-  c.hidden = 64;
-  c.max_tokens = 10;
-  c.seed = 4;
-  return c;
-}
-
-Settings small_heap() {
-  Settings settings;
-  settings.symmetric_size = std::size_t{64} << 20;
-  settings.timeout = std::chrono::seconds(10);
-  return settings;
+  return {.ranks = ranks, .experts = 2 * ranks, .top_k = 3, .hidden = 64, .max_tokens = 10, .seed = 4};
 }
 
 template <typename Call>
@@ -44,7 +30,7 @@ Code code_of(Call&& call) {
 
 TEST(EpOrder, LowLatencyReceivesFollowTheSends) {
   const EpCase c = small(3);
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const ep::LowLatencyDispatchOptions plain{.quantize = ep::Quantize::none};
@@ -66,7 +52,7 @@ TEST(EpOrder, LowLatencyReceivesFollowTheSends) {
 
 TEST(EpOrder, MembersWithDifferentOptionsAllGetAMismatch) {
   const EpCase c = small(3);
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const auto quantize = world.my_pe() == 1 ? ep::Quantize::none : ep::Quantize::fp8;
@@ -82,7 +68,7 @@ TEST(EpOrder, MembersWithDifferentOptionsAllGetAMismatch) {
 
 TEST(EpOrder, AGroupOutlivesItsWorldWithoutHarm) {
   const EpCase c = small(2);
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     const Inputs in(c, world.my_pe());
     ep::PendingDispatch pending;
     {
@@ -100,7 +86,7 @@ TEST(EpOrder, AGroupOutlivesItsWorldWithoutHarm) {
 TEST(EpOrder, AMemberThatWasMaskedFindsOutAndReadsNothingStale) {
   const EpCase c = small(3);
   constexpr std::int32_t kLate = 1;
-  run_threads(c.ranks, small_heap(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.mask_failed = true;
     options.timeout = std::chrono::milliseconds(600);
@@ -137,7 +123,7 @@ TEST(EpOrder, AMemberThatWasMaskedFindsOutAndReadsNothingStale) {
 TEST(EpOrder, ADeadlineHoldsAlsoWhenTheWorldHasFailedElsewhere) {
   const EpCase c = small(3);
   std::vector<int> seen;
-  Settings settings = small_heap();
+  Settings settings = ep_settings();
   settings.timeout = std::chrono::seconds(2);
   try {
     run_threads(c.ranks, settings, [&](World& world) {
@@ -165,7 +151,7 @@ TEST(EpOrder, ADeadlineHoldsAlsoWhenTheWorldHasFailedElsewhere) {
 
 TEST(EpOrder, AnEventThatFailedFailsWhatWaitsForIt) {
   const EpCase c = small(1);
-  run_threads(1, small_heap(), [&](World& world) {
+  run_threads(1, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, 0);
     std::promise<void> event;

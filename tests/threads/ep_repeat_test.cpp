@@ -13,14 +13,7 @@ namespace {
 constexpr int kRounds = 500;
 
 EpCase small(std::uint64_t seed) {
-  EpCase c;
-  c.ranks = 4;
-  c.experts = 12;
-  c.top_k = 4;
-  c.hidden = 64;
-  c.max_tokens = 12;
-  c.seed = seed;
-  return c;
+  return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 64, .max_tokens = 12, .seed = seed};
 }
 
 /// Which of the two cases a round has: never the same pattern in both halves of a buffer that is used in turn.

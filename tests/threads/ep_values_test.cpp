@@ -15,22 +15,8 @@
 namespace shoal::test {
 namespace {
 
-Settings settings() {
-  Settings settings;
-  settings.symmetric_size = std::size_t{256} << 20;
-  settings.timeout = std::chrono::seconds(20);
-  return settings;
-}
-
 EpCase small(std::int32_t ranks, std::uint64_t seed) {
-  EpCase c;
-  c.ranks = ranks;
-  c.experts = ranks * 3;
-  c.top_k = 4;
-  c.hidden = 96;
-  c.max_tokens = 24;
-  c.seed = seed;
-  return c;
+  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
 }
 
 float load(const TensorView& tensor, std::int64_t i) {
@@ -83,7 +69,7 @@ TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // E4: sums in fl
   const DataType dtype = GetParam();
   const EpCase c = small(5, 17);
   std::atomic<int> order_shows = 0, steps_show = 0;
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.dtype = dtype;
     ep::Group group(world.team(), options);
@@ -135,7 +121,7 @@ Tensor as_int32(const Tensor& wide) {
 
 TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {  // E1, E3
   const EpCase c = small(4, 19);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     Inputs in(c, world.my_pe());
     const Tensor narrow = as_int32(in.topk_idx);
@@ -171,7 +157,7 @@ std::int32_t payload(std::int32_t rank, std::int64_t token, std::int64_t i) {
 TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
   EpCase c = small(4, 21);
   constexpr std::int64_t kScales = 5;  // one per 128 channels would be 1
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.max_scales = kScales;
     ep::Group group(world.team(), options);
@@ -203,7 +189,7 @@ TEST(EpValues, EveryLaneOfTheLargestTopK) {  // top_k 32 of 96 experts, each tok
   c.hidden = 272;
   c.max_tokens = 8;
   c.holes = 0;
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     for (std::uint64_t seed = 23; seed < 26; ++seed) {
       EpCase now = c;
@@ -222,7 +208,7 @@ TEST(EpValues, TheSmallestRows) {
   EpCase c = small(3, 27);
   for (const std::int64_t hidden : {8, 16}) {
     c.hidden = hidden;
-    run_threads(c.ranks, settings(), [&](World& world) {
+    run_threads(c.ranks, ep_settings(), [&](World& world) {
       ep::Group group(world.team(), options_for(c));
       check_normal(group, c);
       check_low_latency(group, c, ep::Reduction::exact, true);
@@ -253,7 +239,7 @@ TEST(EpValues, TheSmallestRows) {
 
 TEST(EpValues, ThreeLiveResultsOfAnySizes) {
   const EpCase c = small(3, 29);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.live_results = 3;
     ep::Group group(world.team(), options);
@@ -284,7 +270,7 @@ struct CachedCall {
 
 TEST(EpValues, CachedHandleTakesEveryOption) {  // A11
   const EpCase c = small(4, 31);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const std::int32_t me = world.my_pe();
     const Inputs in(c, me);
@@ -336,7 +322,7 @@ TEST(EpValues, CachedHandleTakesEveryOption) {  // A11
 
 TEST(EpValues, HandlesOfAnotherGroupAreRefused) {
   const EpCase c = small(2, 33);
-  run_threads(c.ranks, settings(), [&](World& world) {
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group mine(world.team(), options_for(c)), other(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const ep::Dispatched got = other.dispatch(in.x, other.route(in.topk_idx));
