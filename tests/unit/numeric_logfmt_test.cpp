@@ -131,6 +131,16 @@ TEST(NumericLogfmt, BlockSizesFollowHidden) {
   EXPECT_EQ(logfmt_row_bytes(7168), 7168u * 2 + 56 * 4);
 }
 
+TEST(NumericLogfmt, AZeroStretchesTheRangeToThirtyTwoOctaves) {  // log2(amin)' = max(log2 amin, log2 amax - 32)
+  LogfmtGroup group;
+  for (const float value : {0.5f, 0.25f}) group = with_value(group, to_bf16(value));
+  EXPECT_EQ(logfmt_scale(group).log_min, -2.0f);
+  group = with_value(group, to_bf16(-0.0f));
+  EXPECT_EQ(logfmt_scale(group).log_min, -33.0f);
+  EXPECT_EQ(logfmt_scale(group).step, 32.0f / 510.0f);
+  EXPECT_TRUE(logfmt_scale(group).castable);
+}
+
 TEST(NumericLogfmt, LayoutIsNineBitCodesThenSigns) {
   // A group of two magnitudes: the larger has code 511, the smaller 1.
   std::vector<Bf16> values(16, to_bf16(0.25f));

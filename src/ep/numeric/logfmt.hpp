@@ -12,7 +12,8 @@
 // Sixteen values are 20 bytes: 16 codes of 9 bits, little end first, then 16 sign bits. A tail of eight values is 10
 // bytes alike.
 //
-// The smallest magnitude leaves zeros out: they have a code of their own, and must not stretch the steps.
+// A zero counts as the smallest magnitude: its logarithm is minus infinity, so the steps then span the whole range of
+// kLogfmtRange octaves.
 #pragma once
 
 #include "ep/numeric/elementary.hpp"
@@ -26,8 +27,8 @@ inline constexpr float kLogfmtRange = 32.0f;  ///< smaller magnitudes than 2^-32
 
 /// What a group says about itself on the wire.
 struct LogfmtGroup {
-  Bf16 largest{};   ///< largest magnitude
-  Bf16 smallest{};  ///< smallest magnitude that is not 0; 0 where all are
+  Bf16 largest{};         ///< largest magnitude
+  Bf16 smallest{0x7f80};  ///< smallest magnitude; infinity before the first value
 };
 static_assert(sizeof(LogfmtGroup) == 4);
 
@@ -56,9 +57,7 @@ SHOAL_HOST_DEVICE constexpr std::size_t logfmt_row_bytes(std::size_t hidden) {
 SHOAL_HOST_DEVICE inline LogfmtGroup with_value(LogfmtGroup group, Bf16 value) {
   const std::uint16_t magnitude = value.bits & 0x7fffu;
   if (magnitude > group.largest.bits) group.largest.bits = magnitude;
-  // Minus one turns the zero that stands for none into the largest number.
-  if (static_cast<std::uint16_t>(magnitude - 1) < static_cast<std::uint16_t>(group.smallest.bits - 1))
-    group.smallest.bits = magnitude;
+  if (magnitude < group.smallest.bits) group.smallest.bits = magnitude;
   return group;
 }
 
