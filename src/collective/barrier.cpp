@@ -1,12 +1,12 @@
 // Barrier and sync: collectives without data.
-#include "collective/puller.hpp"
 #include "shoal/collective.hpp"
+#include "world/state.hpp"
 
 namespace shoal {
 
 void barrier(const Team& team) {
   detail::TeamState& state = team.state();
-  collective::quiet(*state.world);
+  state.world->quiet();
   state.world->sync(state, "barrier");
 }
 

@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "world/parts.hpp"
-
 namespace shoal::collective {
 
 void Puller::pull(void* target, std::size_t member, std::size_t offset, std::size_t bytes) {
@@ -14,20 +12,14 @@ void Puller::pull(void* target, std::size_t member, std::size_t offset, std::siz
 const void* Puller::view(std::size_t member, std::size_t offset, std::size_t bytes, void* scratch) {
   if (const std::byte* reached = base(member)) return reached + offset;
   if (bytes == 0) return scratch;
-  detail::WorldParts& parts = team_.world->parts();
-  const Pe pe = team_.members[member];
-  parts.route(pe).get_nbi(scratch, pe, parts.layout.bytes() + offset, bytes);
+  team_.world->get_nbi(scratch, {team_.members[member], offset}, bytes);
   pending_ = true;
   return scratch;
 }
 
 void Puller::finish() {
-  if (pending_) quiet(*team_.world);
+  if (pending_) team_.world->quiet();
   pending_ = false;
-}
-
-void quiet(detail::WorldState& world) {
-  for (const auto& transport : world.parts().transports) transport->quiet();
 }
 
 }  // namespace shoal::collective

@@ -29,7 +29,4 @@ class Puller {
   bool pending_ = false;
 };
 
-/// Completes all operations of this PE, as World::quiet.
-void quiet(detail::WorldState& world);
-
 }  // namespace shoal::collective

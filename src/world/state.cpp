@@ -167,10 +167,18 @@ void WorldState::announce(PeerStatus status, const std::string& message) noexcep
                        static_cast<std::uint64_t>(status));
       route.signal(pe, world.layout.alerts(), SignalOp::add, 1);
     }
-    for (const auto& transport : world.transports) transport->quiet();
+    quiet();
   } catch (const std::exception&) {
     // A PE that cannot be told finds out by the bootstrap or by its deadline.
   }
+}
+
+void WorldState::get_nbi(void* target, RemoteAddress source, std::size_t bytes) {
+  parts_->route(source.pe).get_nbi(target, source.pe, parts_->layout.bytes() + source.offset, bytes);
+}
+
+void WorldState::quiet() {
+  for (const auto& transport : parts_->transports) transport->quiet();
 }
 
 void WorldState::fail_world(const std::string& reason) noexcept {
@@ -185,7 +193,7 @@ void WorldState::close() {
   std::exception_ptr failure;
   try {
     set_progress(Activity::closing, world.world_team().epoch + 1, "barrier");
-    for (const auto& transport : world.transports) transport->quiet();
+    quiet();
     sync(world.world_team(), "World::close");
   } catch (...) {
     failure = std::current_exception();

@@ -107,6 +107,12 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// Waits for all members of the team without completing outstanding operations.
   void sync(TeamState& team, const char* what);
 
+  /// Starts a get of `bytes` bytes from the heap of `source.pe`, which the caller has checked, into local memory that
+  /// stays in use until quiet.
+  void get_nbi(void* target, RemoteAddress source, std::size_t bytes);
+  /// Returns when all earlier operations of this PE are complete at their targets.
+  void quiet();
+
   /// Tells all other PEs that this one has failed: their waits end with Error{peer_failed} and `reason`.
   void fail_world(const std::string& reason) noexcept;
 

@@ -232,7 +232,7 @@ void World::fence() const {
 }
 
 void World::quiet() const {
-  for (const auto& transport : state().parts().transports) transport->quiet();
+  state().quiet();
 }
 
 }  // namespace shoal

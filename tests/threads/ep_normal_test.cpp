@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
@@ -54,15 +55,23 @@ TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
 
 TEST(EpNormalMode, SeveralThreadsPerPe) {
   const EpCase c = small(3, 9);
-  run_threads(c.ranks, ep_settings(), [&](World& world) {
-    ep::GroupOptions options = options_for(c);
-    options.threads = 3;
-    ep::Group group(world.team(), options);
-    check_normal(group, c);
-    check_low_latency(group, c, ep::Reduction::exact, false);
-    check_low_latency_fp8(group, c, ep::Quantize::fp8);
-    group.close();
-  });
+  for (const bool by_setting : {false, true}) {  // GroupOptions.threads, or SHOAL_EP_THREADS
+    Settings settings = ep_settings();
+    settings.ep_threads = by_setting ? 3 : 1;
+    run_threads(c.ranks, settings, [&](World& world) {
+      const auto before = std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+      sync(world.team());
+      ep::GroupOptions options = options_for(c);
+      options.threads = by_setting ? 0 : 3;
+      ep::Group group(world.team(), options);
+      EXPECT_EQ(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}), before + 2 * c.ranks);
+      check_normal(group, c);
+      check_low_latency(group, c, ep::Reduction::exact, false);
+      check_low_latency_fp8(group, c, ep::Quantize::fp8);
+      sync(world.team());
+      group.close();
+    });
+  }
 }
 
 TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // A11: the routing of one dispatch is reused

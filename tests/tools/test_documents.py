@@ -1,5 +1,6 @@
 """The pages agree with the code: the README's example is examples/hello.cpp, docs/settings.md is what the table says."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -35,6 +36,17 @@ def test_bad_setting_names_the_variable(bin_dir):
                             env={"SHOAL_TIMEOUT_MS": "soon"})
     assert result.returncode != 0
     assert 'SHOAL_TIMEOUT_MS is "soon"; allowed: milliseconds from 1' in result.stderr
+
+
+def test_log_settings_choose_level_and_file(bin_dir, tmp_path):
+    environment = {**os.environ, "SHOAL_LOG": "debug", "SHOAL_LOG_FILE": str(tmp_path / "%p.log")}
+    subprocess.run([bin_dir / "example_hello"], env=environment, check=True, capture_output=True, timeout=60)
+    (log,) = tmp_path.iterdir()
+    assert log.stem.isdigit(), "%p is the process id"
+    assert "phase final barrier took" in log.read_text()
+    environment["SHOAL_LOG_FILE"], environment["SHOAL_LOG"] = str(tmp_path / "quiet"), "error"
+    subprocess.run([bin_dir / "example_hello"], env=environment, check=True, capture_output=True, timeout=60)
+    assert (tmp_path / "quiet").read_text() == ""
 
 
 def test_links_between_pages_lead_somewhere():
