@@ -1,0 +1,38 @@
+# The GPU backend: optional, and needing no GPU to build. Sets SHOAL_WITH_CUDA and defines the target shoal_cuda, which
+# is empty without it.
+#
+# The CUDA runtime is linked statically and opens the driver library by itself, so that programs run on machines
+# without a GPU. No relocatable device code: kernels get their world as a parameter (DESIGN.md, idea 3).
+add_library(shoal_cuda INTERFACE)
+set(SHOAL_WITH_CUDA OFF)
+if(NOT SHOAL_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(SHOAL_WITH_CUDA ON)
+  elseif(SHOAL_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "SHOAL_CUDA is ON, but no CUDA compiler was found; set CMAKE_CUDA_COMPILER, or SHOAL_CUDA=OFF")
+  endif()
+endif()
+
+if(SHOAL_WITH_CUDA)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES ${SHOAL_CUDA_ARCHITECTURES})
+  endif()
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^([0-9]+[af]?)$" "\\1-real")
+  enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know that nvcc has C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
+  find_package(CUDAToolkit REQUIRED)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  target_compile_definitions(shoal_cuda INTERFACE SHOAL_WITH_CUDA=1)
+  target_include_directories(shoal_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(shoal_cuda INTERFACE CUDA::cudart_static)
+  # -fmad=false: sums have the same bits as on the host (numeric/arithmetic.hpp).
+  target_compile_options(shoal_cuda INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter;--expt-relaxed-constexpr>)
+endif()
+message(STATUS "GPU backend: ${SHOAL_WITH_CUDA}${CMAKE_CUDA_ARCHITECTURES}")
