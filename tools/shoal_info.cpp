@@ -1,13 +1,16 @@
-// shoal-info: what this build is and which settings are in force. (Topology and connectivity follow with the network
-// transports.)
+// shoal-info: what this build is, which GPUs there are and what they can do, and which settings are in force.
+// (Topology and connectivity follow with the network transports.)
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <filesystem>
 
+#include "memory/device.hpp"
 #include "shoal/error.hpp"
 #include "shoal/settings.hpp"
+#include "transport/transport.hpp"
 
 namespace {
 
@@ -25,6 +28,41 @@ void print_settings() {
     const std::string value = format_value(info, settings);
     fmt::print("{:<28} {:<14} {:<12} {}\n", info.name, value.empty() ? "\"\"" : value, origin(info), info.meaning);
   }
+}
+
+std::string yes_or_no(bool value) {
+  return value ? "yes" : "no";
+}
+
+/// The GPUs of this machine: what requirement D11 asks to detect, and who reaches whom.
+void print_gpus() {
+  const shoal::memory::GpuReport report = shoal::memory::describe_gpus();
+  if (!report.unavailable.empty()) {
+    fmt::print("GPUs: none: {}\n", report.unavailable);
+    return;
+  }
+  fmt::print("GPUs: {}, CUDA driver {}.{}\n", report.gpus.size(), report.driver_version / 1000,
+             report.driver_version % 1000 / 10);
+  for (std::size_t i = 0; i < report.gpus.size(); ++i) {
+    const auto& gpu = report.gpus[i];
+    fmt::print("  GPU {}: {}, {}, {:.1f} GiB, {} SMs, compute capability {}.{}\n", i, gpu.name, gpu.pci,
+               static_cast<double>(gpu.memory) / (1 << 30), gpu.multiprocessors, gpu.compute_capability / 10,
+               gpu.compute_capability % 10);
+    fmt::print(
+        "         virtual memory: {}; handles: fd {}, fabric {}; 64-bit stream memory operations: {}; NVLink "
+        "multicast: {} (not used)\n",
+        yes_or_no(gpu.has_vmm), yes_or_no(gpu.has_fd), yes_or_no(gpu.has_fabric), yes_or_no(gpu.stream_memory_ops),
+        yes_or_no(gpu.multicast));
+  }
+  fmt::print("  peer access, from the GPU of the row:\n");
+  for (std::size_t i = 0; i < report.gpus.size(); ++i)
+    fmt::print("  GPU {}: {}\n", i, fmt::join(report.gpus[i].peers, ", "));
+  const char* const pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  const std::string directory = pipe != nullptr ? pipe : "/tmp/nvidia-mps";
+  const bool mps = std::filesystem::exists(directory + "/control");
+  fmt::print("  several PEs per GPU: yes; {}\n",
+             mps ? fmt::format("processes run at the same time by MPS ({})", directory)
+                 : "threads run at the same time, processes by turns (no MPS daemon)");
 }
 
 std::string allowed(const shoal::SettingInfo& info) {
@@ -71,10 +109,13 @@ int main(int argc, char** argv) try {
     print_page();
   } else {
     fmt::print("Shoal {}\n", SHOAL_VERSION);
-    if (settings)
+    if (settings) {
       print_settings();
-    else
-      fmt::print("Try --settings. Transports of this build: self, shm.\n");
+    } else {
+      print_gpus();
+      const bool with_cuda = !shoal::transport::heap_factories().empty();
+      fmt::print("Transports of this build: self, shm{}. Try --settings.\n", with_cuda ? ", cuda_p2p" : "");
+    }
   }
   return 0;
 } catch (const shoal::Error& error) {

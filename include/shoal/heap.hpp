@@ -2,6 +2,10 @@
 //
 // Allocation and release are collective over the world: every PE calls with the same arguments in the same order, which
 // is checked (OpenSHMEM 1.5, section 9.3; requirement D2). An address in the heap plus a PE names a byte of the world.
+//
+// The heap lies on the host or, where SHOAL_HEAP is cuda, in GPU memory: then its addresses are those of the GPU, for
+// kernels and copies, never to be read or written by the host. It takes memory when it is needed: of the host page by
+// page, of a GPU in steps of 64 MiB, which malloc adds on all PEs together. Memory once taken stays with the world.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <type_traits>
+#include <vector>
 
 #include <shoal/error.hpp>
 
@@ -47,12 +52,26 @@ struct RemoteSpan {
 template <typename T>
 class SymmetricArray;
 
+/// Buffers that all PEs of a world shared in one call: where each PE's lies for this PE's GPU.
+class SharedBuffer {
+ public:
+  /// nullptr where that PE shared no bytes, or its memory is out of reach of this PE's GPU.
+  std::byte* on(Pe pe) const { return addresses_.at(static_cast<std::size_t>(pe)); }
+  std::size_t bytes(Pe pe) const { return bytes_.at(static_cast<std::size_t>(pe)); }
+
+ private:
+  friend class SymmetricHeap;
+  std::vector<std::byte*> addresses_;  // by PE
+  std::vector<std::size_t> bytes_;     // by PE
+  std::uint64_t id_ = 0;               // of this PE's range; 0: none, or in the heap
+};
+
 class SymmetricHeap {
  public:
   /// `bytes` bytes on every PE, contents undefined, aligned to `alignment` (a power of two up to 2 MiB, at least 1).
   /// Returns this PE's copy; nullptr when bytes is 0.
-  /// Throws Error{exhausted} stating size, free and SHOAL_SYMMETRIC_SIZE; Error{mismatch} when PEs ask for different
-  /// sizes. Either is thrown on all PEs, and nothing is allocated.
+  /// Throws Error{exhausted} stating size, free and SHOAL_SYMMETRIC_SIZE, also when a GPU has no memory left;
+  /// Error{mismatch} when PEs ask for different sizes. Either is thrown on all PEs, and nothing is allocated.
   void* malloc(std::size_t bytes);
   void* align(std::size_t alignment, std::size_t bytes);
   /// As malloc for count * size bytes, set to zero.
@@ -71,8 +90,19 @@ class SymmetricHeap {
   void register_buffer(void* pointer, std::size_t bytes);
   void unregister_buffer(void* pointer);
 
-  /// The address of `local` (in this PE's heap) in the heap of `pe` when loads and stores reach it from here, else
-  /// nullptr.
+  /// Lets the GPUs of all PEs read and write [pointer, pointer + bytes) of this PE's GPU memory, whatever allocated it,
+  /// where they lie: no copy into the heap is needed. Collective over the world; PEs may pass different sizes, also
+  /// none. The first call for an allocation maps all of it everywhere; later ones for any part of it cost one exchange
+  /// of a few microseconds. Only where the heap is in GPU memory. Before the memory is freed, all PEs unshare it.
+  /// Throws, on all PEs and with nothing changed: Error{unsupported} for a heap on the host, and for memory that cannot
+  /// be passed to other processes, saying why; Error{invalid_argument} for what is no memory of this PE's GPU.
+  SharedBuffer share_buffer(const void* pointer, std::size_t bytes);
+  /// Ends one share_buffer. Collective over the world, in the same order as other calls; after the last one for an
+  /// allocation nobody maps it any more. Throws Error{invalid_argument} on all PEs when one names what is not shared.
+  void unshare_buffer(const SharedBuffer& buffer);
+
+  /// The address of `local` (in this PE's heap) in the heap of `pe` when loads and stores (of this PE's GPU, where the
+  /// heap is there) reach it from here, else nullptr.
   void* peer_pointer(const void* local, Pe pe) const;
 
   /// Where `local`, an address in this PE's heap, lies in everybody's heap. Throws Error{invalid_argument} outside the
@@ -81,7 +111,7 @@ class SymmetricHeap {
   bool contains(const void* local, std::size_t bytes = 1) const noexcept;
 
   std::byte* base() const noexcept;
-  std::size_t size() const noexcept;  ///< SHOAL_SYMMETRIC_SIZE, rounded up to pages
+  std::size_t size() const noexcept;  ///< SHOAL_SYMMETRIC_SIZE, rounded up to pages of the host or the GPU
   std::size_t used() const;           ///< bytes in use by allocations, Shoal's own included
   std::size_t largest_free() const;   ///< the largest block that can still be allocated
 
@@ -103,6 +133,7 @@ class SymmetricArray {
 
   T* data() const noexcept { return static_cast<T*>(memory_.get()); }
   std::size_t size() const noexcept { return count_; }
+  /// An element of this PE. Only where the heap is on the host; in GPU memory use World::get_value and put_value.
   T& operator[](std::size_t index) const noexcept { return data()[index]; }
   std::span<T> span() const noexcept { return {data(), count_}; }
 

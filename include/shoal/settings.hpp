@@ -39,6 +39,9 @@ struct Settings {
 
   // Memory and teams.
   std::size_t symmetric_size = std::size_t{8} << 30;
+  std::string heap = "host";
+  std::int64_t device = -1;
+  std::string cuda_handle = "automatic";
   std::int64_t max_teams = 128;
 
   // Waiting.
@@ -47,6 +50,8 @@ struct Settings {
 
   // Expert parallelism.
   std::int64_t ep_threads = 1;
+  std::int64_t ep_sms = 0;
+  std::string ep_tuning;
 
   // Diagnosis.
   std::string log = "warn";

@@ -8,6 +8,11 @@
 // completed at all targets by quiet. Blocking calls return when the local buffer may be reused (put) or holds the data
 // (get). put_signal makes the data visible before the signal.
 //
+// The heap lies on the host or in the memory of each PE's GPU (SHOAL_HEAP). In GPU memory, local buffers of all
+// operations may be the host's or the GPU's. Operations of the host run on a stream of Shoal's own: they are ordered
+// among themselves, not with the streams of the program, which waits for its kernels before it puts what they wrote.
+// A PE's thread may use other GPUs between calls: every call that needs the PE's GPU makes it current.
+//
 // Every call throws Error{invalid_argument} for a PE or range that does not exist, stating it and what is allowed;
 // Error{unsupported} when no transport of that pair can do it; Error{closed} after close. Waits throw Error{timeout}
 // after SHOAL_TIMEOUT_MS and Error{peer_failed} when a PE of the world ended or failed meanwhile.
@@ -16,6 +21,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -54,6 +60,9 @@ class World {
   /// Starts the world: all of its PEs call. A failure on one PE makes the call fail on all of them, with that PE's
   /// message, within SHOAL_BOOTSTRAP_TIMEOUT_MS.
   static World open(WorldOptions options = WorldOptions::from_environment());
+  /// The same on a thread of its own, while the program does something else (requirement B6). What open throws, get()
+  /// of the future throws. The world belongs to whoever takes it: any one thread.
+  static std::future<World> open_async(WorldOptions options = WorldOptions::from_environment());
 
   /// Ends the world after a barrier. Heap pointers and teams of it become invalid. A closed world may be closed again.
   /// The last handle of an open world closes it without a barrier.
@@ -83,7 +92,9 @@ class World {
   SymmetricHeap& heap() const;
   const Settings& settings() const;
   const std::vector<InitPhase>& init_phases() const;
-  /// The transport chosen for `pe` and what it can do, as text: "shm: load-store put get atomics signals".
+  /// The transport chosen for the heap of `pe` and what it can do, as text: "shm: load-store put get atomics signals";
+  /// for heaps in GPU memory also what carries control words, or why there is none: "none: cuda_p2p offers nothing (GPU
+  /// 0 has no peer access to GPU 1 (cuDeviceCanAccessPeer)); control shm".
   std::string describe_transport(Pe pe) const;
 
   // --- put, get

@@ -8,7 +8,7 @@
 namespace shoal::collective {
 
 /// Members whose heap loads and stores reach are read directly; the others by non-blocking gets, which finish()
-/// completes.
+/// completes. Heaps in GPU memory are never read directly: the host cannot.
 class Puller {
  public:
   explicit Puller(detail::TeamState& team) : team_(team) {}
@@ -23,7 +23,9 @@ class Puller {
   void finish();
 
  private:
-  const std::byte* base(std::size_t member) const { return team_.world->peer_base(team_.members[member]); }
+  const std::byte* base(std::size_t member) const {
+    return team_.world->cuda() == nullptr ? team_.world->peer_base(team_.members[member]) : nullptr;
+  }
 
   detail::TeamState& team_;
   bool pending_ = false;

@@ -78,13 +78,14 @@ void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, 
 }
 
 /// Reduces `range` for this PE alone and waits until nobody reads sources any more. In place, the result must wait as
-/// long.
+/// long; so it does where the target is in GPU memory, which the host writes all at once.
 void reduce_undivided(Call& call, const Reduction& reduction, Range range, void* target) {
   Puller puller(call.team());
-  std::vector<std::byte> held(reduction.in_place ? range.count * reduction.element : 0);
-  reduce_range(call, puller, reduction, range, reduction.in_place ? held.data() : static_cast<std::byte*>(target));
+  const bool holds = reduction.in_place || call.world().cuda() != nullptr;
+  std::vector<std::byte> held(holds ? range.count * reduction.element : 0);
+  reduce_range(call, puller, reduction, range, holds ? held.data() : static_cast<std::byte*>(target));
   call.wait_for_all("reduced");
-  if (!held.empty()) std::memcpy(target, held.data(), held.size());
+  if (!held.empty()) call.world().put({call.world().my_pe(), reduction.target_offset}, held.data(), held.size());
 }
 
 /// Each member reduces its block, in place if asked: nobody else reads that block. Then it collects the blocks of the
@@ -113,7 +114,7 @@ void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const v
   Call call(team, Operation::reduce);
   const Reduction reduction = check(call, dtype, op, target, count, source, count);
   agree(call, Operation::reduce, reduction, count);
-  if (collective::divides_reduction(count, reduction.element, call.members())) {
+  if (call.world().cuda() == nullptr && collective::divides_reduction(count, reduction.element, call.members())) {
     reduce_divided(call, reduction, count, static_cast<std::byte*>(target));
   } else {
     reduce_undivided(call, reduction, {0, count}, target);

@@ -1,12 +1,24 @@
 #include "transport/self/self.hpp"
 #include "transport/shm/shm.hpp"
 #include "transport/transport.hpp"
+#ifdef SHOAL_WITH_CUDA
+#include "transport/cuda_p2p/cuda_p2p.hpp"
+#endif
 
 namespace shoal::transport {
 
 std::span<const Factory> factories() {
   static constexpr Factory list[] = {make_self, make_shm};
   return list;
+}
+
+std::span<const Factory> heap_factories() {
+#ifdef SHOAL_WITH_CUDA
+  static constexpr Factory list[] = {make_cuda_p2p};
+  return list;
+#else
+  return {};
+#endif
 }
 
 std::string describe(Capabilities capabilities) {

@@ -1,7 +1,8 @@
 // transport.hpp: a transport is a table of operations and a word of capabilities (requirements D4, D12).
 //
-// Addresses are a PE and an offset into its segment; callers have checked that they lie inside. A transport does not
-// know what the bytes mean, which teams exist, or which other transports there are.
+// Addresses are a PE and an offset into its segment (transports of heaps in GPU memory: into its heap); callers have
+// checked that they lie inside. A transport does not know what the bytes mean, which teams exist, or which other
+// transports there are.
 #pragma once
 
 #include <chrono>
@@ -17,6 +18,10 @@
 #include "memory/segment.hpp"
 #include "shoal/heap.hpp"
 #include "shoal/operation.hpp"
+
+namespace shoal::memory {
+class DeviceHeap;
+}
 
 namespace shoal::transport {
 
@@ -47,7 +52,8 @@ struct Context {
   std::span<const std::int32_t> host_of;  ///< equal numbers: same host, as the user or the machine says
   std::span<const std::int32_t> node_of;  ///< equal numbers: same node, which may be a part of a host
   std::shared_ptr<memory::Segment> segment;
-  memory::Token world{};  ///< a secret that only the PEs of this world know
+  std::shared_ptr<memory::DeviceHeap> device_heap;  ///< for heap_factories(); nullptr where the heap is on the host
+  memory::Token world{};                            ///< a secret that only the PEs of this world know
   std::chrono::milliseconds timeout{};
   std::function<void()> check;  ///< to be called in waits about every millisecond; throws when another PE has failed
 };
@@ -103,5 +109,7 @@ using Factory = std::unique_ptr<Transport> (*)(const Context& context);
 
 /// Every transport of this build, the preferred ones first. The only place that lists them.
 std::span<const Factory> factories();
+/// Those that carry operations on heaps in GPU memory. Empty in a build without CUDA.
+std::span<const Factory> heap_factories();
 
 }  // namespace shoal::transport

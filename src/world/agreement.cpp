@@ -10,6 +10,7 @@ std::vector<LayoutField> layout_fields(const Settings& settings, const ControlLa
   return {
       {"the protocol version", kProtocolVersion},
       {"SHOAL_SYMMETRIC_SIZE", heap_bytes(settings)},
+      {"SHOAL_HEAP (0: host, 1: cuda)", settings.heap == "cuda" ? 1U : 0U},
       {"SHOAL_MAX_TEAMS", static_cast<std::uint64_t>(settings.max_teams)},
       {"SHOAL_NODE_SIZE", static_cast<std::uint64_t>(settings.node_size)},
       {"the size of the control block", layout.bytes()},

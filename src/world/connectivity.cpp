@@ -18,10 +18,19 @@ std::optional<std::size_t> choose(const Connectivity& map, Pe a, Pe b) {
   return std::nullopt;
 }
 
+std::optional<std::size_t> choose_any(const Connectivity& map, Pe a, Pe b) {
+  for (std::size_t t = 0; t < map.names.size(); ++t)
+    if ((map.at(a, b, t) & map.at(b, a, t)) != 0) return t;
+  return std::nullopt;
+}
+
 bool load_store(const Connectivity& map, Pe a, Pe b) {
-  const auto t = choose(map, a, b);
+  auto t = choose(map, a, b);
+  if (!t) t = choose_any(map, a, b);
   return t && (map.at(a, b, *t) & map.at(b, a, *t) & capability::load_store) != 0;
 }
+
+}  // namespace
 
 std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b) {
   std::string text;
@@ -33,8 +42,6 @@ std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b) {
   }
   return text;
 }
-
-}  // namespace
 
 std::vector<Capabilities> connectivity_row(std::span<const std::unique_ptr<transport::Transport>> transports,
                                            Pe n_pes) {
@@ -58,6 +65,16 @@ void choose_transports(Connectivity& connectivity, Pe my_pe) {
     for (Pe b = a + 1; b < n_pes; ++b)
       require(choose(connectivity, a, b).has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}", a,
               b, why_not(connectivity, my_pe, a, b));
+}
+
+void choose_heap_transports(Connectivity& connectivity, Pe my_pe) {
+  for (Pe pe = 0; pe < static_cast<Pe>(connectivity.n_pes); ++pe) {
+    auto chosen = choose(connectivity, my_pe, pe);
+    if (!chosen) chosen = choose_any(connectivity, my_pe, pe);
+    connectivity.transport_of.push_back(chosen.value_or(kNoTransport));
+    connectivity.capabilities.push_back(
+        chosen ? connectivity.at(my_pe, pe, *chosen) & connectivity.at(pe, my_pe, *chosen) : 0);
+  }
 }
 
 std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe) {

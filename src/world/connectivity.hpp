@@ -32,6 +32,15 @@ struct Connectivity {
 std::vector<transport::Capabilities> connectivity_row(std::span<const std::unique_ptr<transport::Transport>> transports,
                                                       Pe n_pes);
 
+/// "cuda_p2p offers nothing (no peer access)": what each transport offers for the pair, with the reasons that `my_pe`
+/// knows.
+std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b);
+
+/// As choose_transports for the heaps in GPU memory. A pair without any transport is no error, since only operations
+/// between those two need one: transport_of is then kNoTransport. One that does not do everything is better than none.
+inline constexpr std::size_t kNoTransport = static_cast<std::size_t>(-1);
+void choose_heap_transports(Connectivity& connectivity, Pe my_pe);
+
 /// Chooses, for every PE of the world as seen from `my_pe`, the first transport that can do all operations in both
 /// directions. A pure function of the map, so that the two PEs of a pair choose alike. `reasons` are my_pe's own, for
 /// the message. Throws Error{unsupported} naming a pair that no transport connects and why each does not, on every PE.

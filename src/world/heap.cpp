@@ -5,10 +5,12 @@
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <optional>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "world/agreement.hpp"
+#include "world/outcome.hpp"
 #include "world/parts.hpp"
 
 namespace shoal {
@@ -66,6 +68,51 @@ std::size_t product(std::size_t count, std::size_t size) {
   return size != 0 && count > kTooMuch / size ? kTooMuch : count * size;
 }
 
+/// Puts memory behind the first `bytes` bytes of the heap of every PE. Collective. Throws on all PEs or on none, and
+/// changes nothing when it throws.
+void grow(WorldState& state, std::size_t bytes) {
+  WorldParts& world = state.parts();
+  memory::DeviceHeap& heap = *world.device_heap;
+  TeamState& team = world.world_team();
+  state.set_progress(Activity::allocating, team.epoch + 1, "grow");
+  std::vector<std::byte> mine;
+  const auto added = attempt([&] {
+    world.device->activate();
+    mine = heap.add(heap.step(bytes));
+  });
+  try {
+    agree_on_outcome(state, added, "heap growth");
+    const auto all = state.exchange(team, mine.data(), mine.size(), "heap growth");
+    std::vector<std::vector<std::byte>> blobs;
+    for (auto at = all.begin(); at != all.end(); at += static_cast<std::ptrdiff_t>(mine.size()))
+      blobs.emplace_back(at, at + static_cast<std::ptrdiff_t>(mine.size()));
+    const auto check = [&] {
+      if (const auto failure = state.failure()) fail(Code::peer_failed, "{}", *failure);
+    };
+    const auto connected =
+        attempt([&] { heap.connect(blobs, {world.token, world.my_pe, world.settings.timeout, check}); });
+    agree_on_outcome(state, connected, "heap growth");
+  } catch (...) {
+    heap.roll_back();
+    throw;
+  }
+  heap.commit();
+  state.set_progress(Activity::idle, team.epoch, "heap call");
+}
+
+/// Starts and completes setting newly allocated memory of this PE to zero.
+void clear(WorldState& state, std::size_t offset, std::size_t bytes) {
+  WorldParts& world = state.parts();
+  if (bytes == 0) return;
+  if (!world.device) {
+    std::memset(world.heap_base() + offset, 0, bytes);
+    return;
+  }
+  world.device->activate();
+  world.device->zero(world.heap_base() + offset, bytes);
+  world.device->synchronize("calloc");
+}
+
 void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool zero) {
   WorldParts& world = open_parts(state, "malloc");
   require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
@@ -74,11 +121,21 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
   memory::Allocator& allocator = world.allocator;
   const std::size_t touched = allocator.high_water();
   const auto offset = allocator.allocate(bytes, alignment);
-  // Zeroed before the others know of it: afterwards they may write there.
-  if (offset && zero && *offset < touched)
-    std::memset(state.heap().base() + *offset, 0, std::min(bytes, touched - *offset));
+  // New pages of the host are zero, new memory of a GPU need not be.
+  const bool grows = offset && *offset + bytes > world.heap_mapped();
+  const std::size_t to_clear = !offset || !zero     ? 0
+                               : world.device       ? bytes
+                               : *offset >= touched ? 0
+                                                    : std::min(bytes, touched - *offset);
   try {
+    // Zeroed before the others know of it: afterwards they may write there.
+    if (!grows) clear(state, offset.value_or(0), to_clear);
     agree(state, {HeapCall::allocate, bytes, alignment, offset ? *offset : kNone});
+    if (grows) {
+      grow(state, *offset + bytes);
+      clear(state, *offset, to_clear);
+      state.sync(world.world_team(), "malloc");
+    }
   } catch (...) {
     if (offset) allocator.release(*offset);
     throw;
@@ -180,7 +237,7 @@ bool SymmetricHeap::contains(const void* local, std::size_t bytes) const noexcep
 }
 
 std::byte* SymmetricHeap::base() const noexcept {
-  return state_->is_open() ? state_->parts().segment->base() + state_->parts().layout.bytes() : nullptr;
+  return state_->is_open() ? state_->parts().heap_base() : nullptr;
 }
 
 std::size_t SymmetricHeap::size() const noexcept {

@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "world/agreement.hpp"
 #include "world/blob.hpp"
+#include "world/device_side.hpp"
 #include "world/parts.hpp"
 #include "world/team.hpp"
 
@@ -34,6 +35,7 @@ class Opening {
     const char* name;
     void (Opening::*prepare)(BlobWriter& mine);
     void (Opening::*use)(const Blobs& all);  ///< nullptr: nothing is gathered yet
+    bool cuda_only = false;                  ///< left out where the heap is on the host
   };
   struct Failure {
     const char* phase;
@@ -52,11 +54,18 @@ class Opening {
   void compare_layouts(const Blobs& all);
   void identify(BlobWriter& mine);
   void place(const Blobs& all);
-  void create_heap(BlobWriter&);
+  void open_device(BlobWriter& mine);
+  void know_devices(const Blobs& all);
+  void create_heap(BlobWriter& mine);
+  void connect_heap(const Blobs& all);
   void start_transports(BlobWriter& mine);
   void connect_transports(const Blobs& all);
   void map_connections(BlobWriter& mine);
   void choose_connections(const Blobs& all);
+  std::byte* peer_heap(Pe pe) const;
+  transport::Context transport_context() const;
+  memory::FdExchange fd_exchange() const;
+  std::function<void()> abort_check() const;
   void make_teams(BlobWriter&);
   void nothing(BlobWriter&) {}
   void nothing(const Blobs&) {}
@@ -64,14 +73,14 @@ class Opening {
   std::shared_ptr<WorldState> state_;
   WorldParts& parts_;
   std::optional<Failure> failure_;  // of this PE; reported by the next all-gather
-  memory::Token world_token_{};
 };
 
 const Opening::Phase Opening::kPhases[] = {
     {"settings", &Opening::check_settings, nullptr},
     {"bootstrap", &Opening::connect_bootstrap, &Opening::compare_layouts},
     {"identity", &Opening::identify, &Opening::place},
-    {"heap", &Opening::create_heap, &Opening::nothing},
+    {"device", &Opening::open_device, &Opening::know_devices, true},
+    {"heap", &Opening::create_heap, &Opening::connect_heap},
     {"transports", &Opening::start_transports, &Opening::connect_transports},
     {"connectivity", &Opening::map_connections, &Opening::choose_connections},
     {"teams", &Opening::make_teams, &Opening::nothing},
@@ -80,6 +89,7 @@ const Opening::Phase Opening::kPhases[] = {
 
 std::shared_ptr<WorldState> Opening::run() {
   for (const Phase& phase : kPhases) {
+    if (phase.cuda_only && parts_.settings.heap != "cuda") continue;
     const auto start = Clock::now();
     BlobWriter mine;
     const bool connecting = phase.prepare == &Opening::connect_bootstrap;
@@ -172,8 +182,8 @@ void Opening::connect_bootstrap(BlobWriter& mine) {
   parts_.my_pe = parts_.bootstrap->pe();
   parts_.n_pes = parts_.bootstrap->n_pes();
   parts_.layout = ControlLayout(parts_.n_pes, parts_.settings.max_teams);
-  world_token_ = memory::make_token();
-  mine.value(world_token_);
+  parts_.token = memory::make_token();
+  mine.value(parts_.token);
   for (const LayoutField& field : layout_fields(parts_.settings, parts_.layout)) mine.value(field.value);
 }
 
@@ -182,7 +192,7 @@ void Opening::compare_layouts(const Blobs& all) {
   for (std::size_t pe = 0; pe < all.size(); ++pe) {
     BlobReader reader(all[pe]);
     const auto token = reader.value<memory::Token>();
-    if (pe == 0) world_token_ = token;
+    if (pe == 0) parts_.token = token;
     values.emplace_back();
     while (!reader.at_end()) values.back().push_back(reader.value<std::uint64_t>());
   }
@@ -205,36 +215,101 @@ void Opening::place(const Blobs& all) {
   parts_.placement = topology::place(hosts, parts_.settings.node_size);
 }
 
-void Opening::create_heap(BlobWriter&) {
-  parts_.segment = memory::Segment::create(parts_.layout.bytes() + heap_bytes(parts_.settings));
+void Opening::open_device(BlobWriter& mine) {
+  const auto& hosts = parts_.placement.host_of;
+  const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](auto host) { return host == hosts.front(); });
+  memory::DeviceRequest request;
+  request.ordinal = parts_.settings.device;
+  request.index = parts_.placement.index_on_node[static_cast<std::size_t>(parts_.my_pe)];
+  request.probe_fabric =
+      parts_.settings.cuda_handle == "fabric" || (parts_.settings.cuda_handle == "automatic" && !one_host);
+  request.timeout = parts_.settings.timeout;
+  parts_.device = memory::open_device(request);
+  mine.value(parts_.device->description());
+}
+
+void Opening::know_devices(const Blobs& all) {
+  for (const auto& blob : all) parts_.devices.push_back(BlobReader(blob).value<memory::DeviceDescription>());
+}
+
+void Opening::create_heap(BlobWriter& mine) {
+  const bool on_host = parts_.settings.heap != "cuda";
+  parts_.segment = memory::Segment::create(parts_.layout.bytes() + (on_host ? heap_bytes(parts_.settings) : 0));
+  if (!on_host) {
+    memory::DeviceHeapContext context;
+    context.device = parts_.device;
+    context.my_pe = parts_.my_pe;
+    context.devices = parts_.devices;
+    context.host_of = parts_.placement.host_of;
+    context.handle = memory::choose_handle(parts_.settings.cuda_handle, parts_.devices, parts_.placement.host_of);
+    context.bytes = memory::device_heap_bytes(parts_.settings.symmetric_size, parts_.devices);
+    context.world = parts_.token;
+    parts_.device_heap = memory::make_device_heap(std::move(context));
+    mine.bytes(parts_.device_heap->add(parts_.device_heap->step(1)));
+  }
   parts_.allocator = memory::Allocator(parts_.heap_size());
 }
 
-void Opening::start_transports(BlobWriter& mine) {
+void Opening::connect_heap(const Blobs& all) {
+  if (!parts_.device_heap) return;
+  Blobs additions;
+  for (const auto& blob : all) additions.push_back(BlobReader(blob).bytes());
+  try {
+    parts_.device_heap->connect(additions, fd_exchange());
+  } catch (const std::exception& error) {
+    // The others may be waiting inside connect for this PE, where no all-gather reaches them.
+    parts_.bootstrap->abort(fmt::format("failed in phase heap: {}", message_of(error)));
+    throw;
+  }
+  parts_.device_heap->commit();
+}
+
+std::function<void()> Opening::abort_check() const {
+  return [bootstrap = parts_.bootstrap.get()] {
+    if (const auto reason = bootstrap->aborted()) fail(Code::peer_failed, "{}", *reason);
+  };
+}
+
+memory::FdExchange Opening::fd_exchange() const {
+  return {parts_.token, parts_.my_pe, parts_.settings.bootstrap_timeout, abort_check()};
+}
+
+transport::Context Opening::transport_context() const {
   transport::Context context;
   context.my_pe = parts_.my_pe;
   context.n_pes = parts_.n_pes;
   context.host_of = parts_.placement.host_of;
   context.node_of = parts_.placement.node_of;
   context.segment = parts_.segment;
-  context.world = world_token_;
+  context.device_heap = parts_.device_heap;
+  context.world = parts_.token;
   context.timeout = parts_.settings.bootstrap_timeout;
-  context.check = [bootstrap = parts_.bootstrap.get()] {
-    if (const auto reason = bootstrap->aborted()) fail(Code::peer_failed, "{}", *reason);
-  };
+  context.check = abort_check();
+  return context;
+}
+
+void Opening::start_transports(BlobWriter& mine) {
+  const transport::Context context = transport_context();
   for (const transport::Factory make : transport::factories()) {
     parts_.transports.push_back(make(context));
     mine.bytes(parts_.transports.back()->address());
+  }
+  if (!parts_.device_heap) return;
+  for (const transport::Factory make : transport::heap_factories()) {
+    parts_.heap_transports.push_back(make(context));
+    mine.bytes(parts_.heap_transports.back()->address());
   }
 }
 
 void Opening::connect_transports(const Blobs& all) {
   std::vector<BlobReader> readers(all.begin(), all.end());
   try {
-    for (const auto& transport : parts_.transports) {
-      Blobs addresses;
-      for (BlobReader& reader : readers) addresses.push_back(reader.bytes());
-      transport->connect(addresses);
+    for (auto* const transports : {&parts_.transports, &parts_.heap_transports}) {
+      for (const auto& transport : *transports) {
+        Blobs addresses;
+        for (BlobReader& reader : readers) addresses.push_back(reader.bytes());
+        transport->connect(addresses);
+      }
     }
   } catch (const std::exception& error) {
     // The others may be waiting inside connect for this PE, where no all-gather reaches them.
@@ -243,28 +318,43 @@ void Opening::connect_transports(const Blobs& all) {
   }
 }
 
+/// This PE's side of the map: what each transport offers to each PE, and why it does not.
 void Opening::map_connections(BlobWriter& mine) {
-  Connectivity& map = parts_.connectivity;
-  map.n_pes = static_cast<std::size_t>(parts_.n_pes);
-  for (const auto& transport : parts_.transports) map.names.emplace_back(transport->name());
-  for (Pe pe = 0; pe < parts_.n_pes; ++pe) {
-    map.reasons.emplace_back();
-    for (const auto& transport : parts_.transports) map.reasons.back().push_back(transport->reach(pe).reason);
-  }
-  for (const transport::Capabilities capabilities : connectivity_row(parts_.transports, parts_.n_pes))
-    mine.value(capabilities);
+  const auto describe = [&](Connectivity& map, const auto& transports) {
+    map.n_pes = static_cast<std::size_t>(parts_.n_pes);
+    for (const auto& transport : transports) map.names.emplace_back(transport->name());
+    for (Pe pe = 0; pe < parts_.n_pes; ++pe) {
+      map.reasons.emplace_back();
+      for (const auto& transport : transports) map.reasons.back().push_back(transport->reach(pe).reason);
+    }
+    for (const transport::Capabilities capabilities : connectivity_row(transports, parts_.n_pes))
+      mine.value(capabilities);
+  };
+  describe(parts_.connectivity, parts_.transports);
+  describe(parts_.heap_connectivity, parts_.heap_transports);
 }
 
 void Opening::choose_connections(const Blobs& all) {
   for (const auto& blob : all) {
     BlobReader reader(blob);
-    while (!reader.at_end()) parts_.connectivity.map.push_back(reader.value<transport::Capabilities>());
+    for (auto* const map : {&parts_.connectivity, &parts_.heap_connectivity})
+      for (std::size_t i = 0; i < map->names.size() * map->n_pes; ++i)
+        map->map.push_back(reader.value<transport::Capabilities>());
   }
   choose_transports(parts_.connectivity, parts_.my_pe);
-  for (Pe pe = 0; pe < parts_.n_pes; ++pe) {
+  choose_heap_transports(parts_.heap_connectivity, parts_.my_pe);
+  for (Pe pe = 0; pe < parts_.n_pes; ++pe) parts_.peer_base.push_back(peer_heap(pe));
+}
+
+/// Start of the heap of `pe` where the pair has load_store, else nullptr.
+std::byte* Opening::peer_heap(Pe pe) const {
+  if (!parts_.device_heap) {
     std::byte* const base = parts_.route(pe).base(pe);
-    parts_.peer_base.push_back(base == nullptr ? nullptr : base + parts_.layout.bytes());
+    return base == nullptr ? nullptr : base + parts_.layout.bytes();
   }
+  const auto i = static_cast<std::size_t>(pe);
+  if ((parts_.heap_connectivity.capabilities[i] & transport::capability::load_store) == 0) return nullptr;
+  return parts_.heap_transports[parts_.heap_connectivity.transport_of[i]]->base(pe);
 }
 
 void Opening::make_teams(BlobWriter&) {
@@ -272,6 +362,7 @@ void Opening::make_teams(BlobWriter&) {
   parts_.joins_read.resize(static_cast<std::size_t>(parts_.n_pes));
   parts_.health.emplace(parts_.n_pes, parts_.layout, parts_.segment->base(), parts_.transports, parts_.bootstrap);
   state_->spin_ = parts_.settings.spin;
+  if (parts_.device_heap) parts_.device_side = make_device_side(parts_);
 }
 
 std::shared_ptr<WorldState> open_world(WorldOptions options) {

@@ -45,6 +45,16 @@ constexpr std::size_t kWord = sizeof(std::uint64_t);
 
 }  // namespace
 
+HeapRoute WorldParts::heap_route(Pe pe, transport::Capabilities needed) const {
+  if (!device_heap) return {route(pe), layout.bytes()};
+  const auto i = static_cast<std::size_t>(pe);
+  require((heap_connectivity.capabilities[i] & needed) == needed, Code::unsupported,
+          "PE {} cannot do {} on the heap of PE {} in GPU memory: {}", my_pe, transport::describe(needed), pe,
+          why_not(heap_connectivity, my_pe, my_pe, pe));
+  device->activate();
+  return {*heap_transports[heap_connectivity.transport_of[i]], 0};
+}
+
 WorldState::WorldState() : parts_(std::make_unique<WorldParts>()), heap_(*this) {}
 
 WorldState::~WorldState() {
@@ -75,6 +85,10 @@ TeamState& WorldState::world_team() noexcept {
 }
 bool WorldState::is_open() const noexcept {
   return parts_->open;
+}
+
+const memory::Device* WorldState::cuda() const noexcept {
+  return parts_->device.get();
 }
 
 std::byte* WorldState::peer_base(Pe pe) const noexcept {
@@ -167,17 +181,24 @@ void WorldState::announce(PeerStatus status, const std::string& message) noexcep
                        static_cast<std::uint64_t>(status));
       route.signal(pe, world.layout.alerts(), SignalOp::add, 1);
     }
-    quiet();
+    for (const auto& transport : world.transports) transport->quiet();
   } catch (const std::exception&) {
     // A PE that cannot be told finds out by the bootstrap or by its deadline.
   }
 }
 
 void WorldState::get_nbi(void* target, RemoteAddress source, std::size_t bytes) {
-  parts_->route(source.pe).get_nbi(target, source.pe, parts_->layout.bytes() + source.offset, bytes);
+  const HeapRoute route = parts_->heap_route(source.pe, transport::capability::get);
+  route.transport.get_nbi(target, source.pe, route.start + source.offset, bytes);
+}
+
+void WorldState::put(RemoteAddress target, const void* source, std::size_t bytes) {
+  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::put);
+  route.transport.put(target.pe, route.start + target.offset, source, bytes);
 }
 
 void WorldState::quiet() {
+  for (const auto& transport : parts_->heap_transports) transport->quiet();
   for (const auto& transport : parts_->transports) transport->quiet();
 }
 
@@ -208,7 +229,12 @@ void WorldState::release() noexcept {
   world.open = false;
   world.health.reset();
   world.peer_base.clear();
+  world.device_side.reset();
+  world.heap_transports.clear();
   world.transports.clear();
+  world.shared_buffers.reset();
+  world.device_heap.reset();
+  world.device.reset();
   world.segment.reset();
   world.bootstrap->close();
   world.bootstrap.reset();

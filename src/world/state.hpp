@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "memory/device.hpp"
 #include "shoal/world.hpp"
 #include "world/control.hpp"
 
@@ -52,7 +53,12 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   const Settings& settings() const noexcept;
   SymmetricHeap& heap() noexcept;
 
-  /// Start of the heap of world PE `pe` in this address space; nullptr when loads and stores do not reach it.
+  /// The GPU that holds this PE's heap (memory/device.hpp); nullptr where the heap is on the host. Whatever touches the
+  /// GPU calls its activate() first: calls may come from any thread.
+  const memory::Device* cuda() const noexcept;
+
+  /// Start of the heap of world PE `pe` in this address space, a GPU's address where cuda() is not nullptr; nullptr
+  /// when loads and stores (of this PE's GPU) do not reach it.
   std::byte* peer_base(Pe pe) const noexcept;
 
   /// Polls `ready` until it returns true: SHOAL_SPIN times at once, then yielding the core between polls. About once a
@@ -110,6 +116,8 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// Starts a get of `bytes` bytes from the heap of `source.pe`, which the caller has checked, into local memory that
   /// stays in use until quiet.
   void get_nbi(void* target, RemoteAddress source, std::size_t bytes);
+  /// As World::put_bytes for a range that the caller has checked.
+  void put(RemoteAddress target, const void* source, std::size_t bytes);
   /// Returns when all earlier operations of this PE are complete at their targets.
   void quiet();
 

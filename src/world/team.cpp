@@ -141,11 +141,12 @@ void make_predefined_teams(WorldState& state) {
   for (const auto& node : placement.nodes)
     same_index.push_back(node[static_cast<std::size_t>(placement.index_on_node[me])]);
 
-  const std::vector<Pe> members[] = {everybody,
-                                     placement.nodes[static_cast<std::size_t>(placement.node_of[me])],
-                                     load_store_peers(world.connectivity, world.my_pe),
-                                     same_index,
-                                     {world.my_pe}};
+  const std::vector<Pe> members[] = {
+      everybody,
+      placement.nodes[static_cast<std::size_t>(placement.node_of[me])],
+      load_store_peers(world.device_heap ? world.heap_connectivity : world.connectivity, world.my_pe),
+      same_index,
+      {world.my_pe}};
   static_assert(std::size(members) == static_cast<std::size_t>(PredefinedTeam::count));
   world.slots = TeamSlots(world.settings.max_teams);
   for (std::size_t i = 0; i < std::size(members); ++i) {

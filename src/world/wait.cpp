@@ -26,6 +26,24 @@ bool holds(T seen, Compare compare, T value) {
   return false;
 }
 
+/// The variables as the host can read them: those in GPU memory are fetched, all at once.
+class Snapshot {
+ public:
+  Snapshot(detail::WorldState& world, const void* variables, std::size_t bytes) : variables_(variables) {
+    if (world.cuda() == nullptr) return;
+    fetched_.resize((bytes + sizeof fetched_[0] - 1) / sizeof fetched_[0]);
+    const Pe me = world.my_pe();
+    const detail::HeapRoute route = world.parts().heap_route(me, transport::capability::get);
+    route.transport.get(fetched_.data(), me, route.start + world.heap().offset_of(variables), bytes);
+    variables_ = fetched_.data();
+  }
+  const void* data() const noexcept { return variables_; }
+
+ private:
+  const void* variables_;
+  std::vector<std::uint64_t> fetched_;
+};
+
 template <typename T>
 T load(const void* variables, std::size_t index) {
   auto* const variable =
@@ -63,13 +81,15 @@ World::WaitResult World::test_words(const Words& words, Compare compare, int nee
           words.count, words.width, words.variables, world.heap().size(),
           static_cast<const void*>(world.heap().base()));
 
+  const Snapshot snapshot(world, words.variables, words.count * words.width);
+  const void* const variables = snapshot.data();
   const auto satisfied = [&](std::size_t i) {
     const std::size_t v = words.value_count == 1 ? 0 : i;
     if (words.width == 8)
-      return words.is_signed ? holds_at<std::int64_t>(words.variables, i, words.values, v, compare)
-                             : holds_at<std::uint64_t>(words.variables, i, words.values, v, compare);
-    return words.is_signed ? holds_at<std::int32_t>(words.variables, i, words.values, v, compare)
-                           : holds_at<std::uint32_t>(words.variables, i, words.values, v, compare);
+      return words.is_signed ? holds_at<std::int64_t>(variables, i, words.values, v, compare)
+                             : holds_at<std::uint64_t>(variables, i, words.values, v, compare);
+    return words.is_signed ? holds_at<std::int32_t>(variables, i, words.values, v, compare)
+                           : holds_at<std::uint32_t>(variables, i, words.values, v, compare);
   };
   WaitResult result;
   std::size_t considered = 0;
@@ -104,7 +124,8 @@ World::WaitResult World::wait_words(const Words& words, Compare compare, int nee
   const auto outcome = world.poll(ready, world.deadline());
   world.set_progress(detail::Activity::idle, world.parts().world_team().epoch, "wait_until");
   if (outcome == detail::WaitOutcome::ready) return result;
-  const auto seen = words.width == 8 ? load<std::int64_t>(words.variables, 0) : load<std::int32_t>(words.variables, 0);
+  const Snapshot last(world, words.variables, words.width);
+  const auto seen = words.width == 8 ? load<std::int64_t>(last.data(), 0) : load<std::int32_t>(last.data(), 0);
   const auto wanted = words.width == 8 ? *static_cast<const std::int64_t*>(words.values)
                                        : *static_cast<const std::int32_t*>(words.values);
   world.throw_wait_failed(
@@ -118,7 +139,7 @@ std::uint64_t World::signal_fetch(const std::uint64_t* flag) const {
   require(state().heap().contains(flag, sizeof *flag) && reinterpret_cast<std::uintptr_t>(flag) % sizeof *flag == 0,
           Code::invalid_argument, "signal_fetch: {} is no aligned word of this PE's symmetric heap",
           static_cast<const void*>(flag));
-  return load<std::uint64_t>(flag, 0);
+  return load<std::uint64_t>(Snapshot(state(), flag, sizeof *flag).data(), 0);
 }
 
 }  // namespace shoal

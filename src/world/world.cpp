@@ -12,6 +12,8 @@
 namespace shoal {
 namespace {
 
+namespace capability = transport::capability;
+using detail::HeapRoute;
 using detail::PredefinedTeam;
 using detail::WorldParts;
 using detail::WorldState;
@@ -27,15 +29,18 @@ void check_pe(const WorldParts& world, const char* what, Pe pe) {
           world.n_pes - 1);
 }
 
-/// Checks that [address, address + bytes) lies in the heap of a PE of the world. Returns where it lies in that PE's
-/// segment.
+/// Checks that [address, address + bytes) lies in the heap of a PE of the world, where there is memory. Returns its
+/// offset.
 std::size_t checked(const WorldParts& world, const char* what, RemoteAddress address, std::size_t bytes) {
   check_pe(world, what, address.pe);
   const std::size_t size = world.heap_size();
   require(address.offset <= size && bytes <= size - address.offset, Code::invalid_argument,
           "{}: {} bytes at offset {} of PE {} leave the symmetric heap of {} bytes (SHOAL_SYMMETRIC_SIZE)", what, bytes,
           address.offset, address.pe, size);
-  return world.layout.bytes() + address.offset;
+  require(bytes == 0 || address.offset + bytes <= world.heap_mapped(), Code::invalid_argument,
+          "{}: {} bytes at offset {} of PE {}: the heap of {} bytes has memory up to {} so far; allocate it first",
+          what, bytes, address.offset, address.pe, size, world.heap_mapped());
+  return address.offset;
 }
 
 /// As checked, for an aligned word of `width` bytes.
@@ -71,6 +76,10 @@ World World::open(WorldOptions options) {
   World world;
   world.state_ = detail::open_world(std::move(options));
   return world;
+}
+
+std::future<World> World::open_async(WorldOptions options) {
+  return std::async(std::launch::async, [options = std::move(options)]() mutable { return open(std::move(options)); });
 }
 
 void World::close() {
@@ -141,8 +150,16 @@ const std::vector<InitPhase>& World::init_phases() const {
 std::string World::describe_transport(Pe pe) const {
   const WorldParts& world = state().parts();
   check_pe(world, "describe_transport", pe);
-  return fmt::format("{}: {}", world.route(pe).name(),
-                     transport::describe(world.connectivity.capabilities[static_cast<std::size_t>(pe)]));
+  const auto i = static_cast<std::size_t>(pe);
+  const std::string control =
+      fmt::format("{}: {}", world.route(pe).name(), transport::describe(world.connectivity.capabilities[i]));
+  if (!world.device_heap) return control;
+  const detail::Connectivity& heap = world.heap_connectivity;
+  if (heap.capabilities[i] == 0)
+    return fmt::format("none: {}; control {}", detail::why_not(heap, world.my_pe, world.my_pe, pe),
+                       world.route(pe).name());
+  return fmt::format("{}: {}; control {}", heap.names[heap.transport_of[i]], transport::describe(heap.capabilities[i]),
+                     world.route(pe).name());
 }
 
 void World::check_counts(std::size_t target, std::size_t source) {
@@ -162,28 +179,32 @@ void World::put_bytes(RemoteAddress target, const void* source, std::size_t byte
   const WorldParts& world = state().parts();
   const std::size_t offset = checked(world, "put", target, bytes);
   check_local("put", source, bytes);
-  world.route(target.pe).put(target.pe, offset, source, bytes);
+  const HeapRoute route = world.heap_route(target.pe, capability::put);
+  route.transport.put(target.pe, route.start + offset, source, bytes);
 }
 
 void World::get_bytes(void* target, RemoteAddress source, std::size_t bytes) const {
   const WorldParts& world = state().parts();
   const std::size_t offset = checked(world, "get", source, bytes);
   check_local("get", target, bytes);
-  world.route(source.pe).get(target, source.pe, offset, bytes);
+  const HeapRoute route = world.heap_route(source.pe, capability::get);
+  route.transport.get(target, source.pe, route.start + offset, bytes);
 }
 
 void World::put_bytes_nbi(RemoteAddress target, const void* source, std::size_t bytes) const {
   const WorldParts& world = state().parts();
   const std::size_t offset = checked(world, "put_nbi", target, bytes);
   check_local("put_nbi", source, bytes);
-  world.route(target.pe).put_nbi(target.pe, offset, source, bytes);
+  const HeapRoute route = world.heap_route(target.pe, capability::put);
+  route.transport.put_nbi(target.pe, route.start + offset, source, bytes);
 }
 
 void World::get_bytes_nbi(void* target, RemoteAddress source, std::size_t bytes) const {
   const WorldParts& world = state().parts();
   const std::size_t offset = checked(world, "get_nbi", source, bytes);
   check_local("get_nbi", target, bytes);
-  world.route(source.pe).get_nbi(target, source.pe, offset, bytes);
+  const HeapRoute route = world.heap_route(source.pe, capability::get);
+  route.transport.get_nbi(target, source.pe, route.start + offset, bytes);
 }
 
 void World::put_strided_bytes(RemoteAddress target, std::size_t target_stride, const void* source,
@@ -191,7 +212,8 @@ void World::put_strided_bytes(RemoteAddress target, std::size_t target_stride, c
   const WorldParts& world = state().parts();
   const std::size_t offset = checked(world, "put_strided", target, extent(element, target_stride, count));
   check_local("put_strided", source, count);
-  world.route(target.pe).put_strided(target.pe, offset, target_stride, source, source_stride, element, count);
+  const HeapRoute route = world.heap_route(target.pe, capability::put);
+  route.transport.put_strided(target.pe, route.start + offset, target_stride, source, source_stride, element, count);
 }
 
 void World::get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source, std::size_t source_stride,
@@ -199,20 +221,23 @@ void World::get_strided_bytes(void* target, std::size_t target_stride, RemoteAdd
   const WorldParts& world = state().parts();
   const std::size_t offset = checked(world, "get_strided", source, extent(element, source_stride, count));
   check_local("get_strided", target, count);
-  world.route(source.pe).get_strided(target, target_stride, source.pe, offset, source_stride, element, count);
+  const HeapRoute route = world.heap_route(source.pe, capability::get);
+  route.transport.get_strided(target, target_stride, source.pe, route.start + offset, source_stride, element, count);
 }
 
 std::uint64_t World::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand, std::uint64_t compare,
                                  std::size_t width) const {
   const WorldParts& world = state().parts();
   const std::size_t offset = checked_word(world, "atomic", target, width);
-  return world.route(target.pe).atomic(target.pe, op, offset, operand, compare, width);
+  const HeapRoute route = world.heap_route(target.pe, capability::atomics);
+  return route.transport.atomic(target.pe, op, route.start + offset, operand, compare, width);
 }
 
 void World::signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const {
   const WorldParts& world = state().parts();
   const std::size_t offset = checked_signal(world, "signal", target);
-  world.route(target.address.pe).signal(target.address.pe, offset, op, value);
+  const HeapRoute route = world.heap_route(target.address.pe, capability::signals);
+  route.transport.signal(target.address.pe, route.start + offset, op, value);
 }
 
 void World::put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
@@ -223,12 +248,16 @@ void World::put_signal_bytes(RemoteAddress target, const void* source, std::size
   require(flag.address.pe == target.pe, Code::invalid_argument,
           "put_signal: data for PE {}, but a signal of PE {}; they must be one PE", target.pe, flag.address.pe);
   check_local("put_signal", source, bytes);
-  world.route(target.pe).put_signal(target.pe, offset, source, bytes, flag_offset, op, value);
+  const HeapRoute route = world.heap_route(target.pe, capability::put | capability::signals);
+  route.transport.put_signal(target.pe, route.start + offset, source, bytes, route.start + flag_offset, op, value);
 }
 
 void World::fence() const {
   const WorldParts& world = state().parts();
-  for (Pe pe = 0; pe < world.n_pes; ++pe) world.route(pe).fence(pe);
+  for (Pe pe = 0; pe < world.n_pes; ++pe) {
+    world.route(pe).fence(pe);
+    for (const auto& transport : world.heap_transports) transport->fence(pe);
+  }
 }
 
 void World::quiet() const {

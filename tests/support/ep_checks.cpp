@@ -129,8 +129,11 @@ float scale_at(const TensorView& scales, std::int64_t expert, std::int64_t row, 
   return packed ? numeric::ue8m0_scale(scales.as<std::int32_t>()[at], g) : scales.as<float>()[at];
 }
 
-void check_scales(const EpCase& c, const ep::LowLatencyReceived& got, ep::Quantize quantize,
-                  const ExpectedLowLatency& wanted) {
+}  // namespace
+
+void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
+                              ep::Quantize quantize) {
+  const ExpectedLowLatency wanted = expected_low_latency_dispatch(c, rank);
   const std::int64_t rows = got.x.shape[1], groups = (c.hidden + 127) / 128;
   const bool packed = quantize == ep::Quantize::fp8_ue8m0;
   const std::int64_t n = packed ? (groups + 3) / 4 : groups;
@@ -155,8 +158,6 @@ void check_scales(const EpCase& c, const ep::LowLatencyReceived& got, ep::Quanti
         expect(numeric::encode_ue8m0(scale_at(s, e, i, g)) == 0, "a byte without a group is not 0");
     }
 }
-
-}  // namespace
 
 Travel float8_travel(ep::Quantize quantize) {
   return [quantize](std::span<const std::uint16_t> row, std::span<float> arrived) {
@@ -240,7 +241,7 @@ void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quant
   const ep::LowLatencyReceived got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = quantize}).receive();
   expect(got.x.dtype == DataType::float8_e4m3, "x is " + got.x.describe());
   check_low_latency_received(c, me, got);
-  check_scales(c, got, quantize, expected_low_latency_dispatch(c, me));
+  check_low_latency_scales(c, me, got, quantize);
 
   const TensorView y = group.next_combine_buffer();
   low_latency_answers_to(c, me, got, y);

@@ -33,6 +33,10 @@ void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quant
 void check_low_latency_received(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
                                 const std::vector<int>& masked = {});
 
+/// x and scales of a float8 dispatch, against numeric/.
+void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
+                              ep::Quantize quantize);
+
 /// Writes the answers of the experts of member `rank` to `y`; rows of float8 are dequantised with their scales.
 void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got, const TensorView& y);
 

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "support/expect_error.hpp"
-#include "world/state.hpp"
+#include "support/world_local.hpp"
 
 namespace shoal::test {
 namespace {
@@ -52,7 +52,7 @@ void check_atomic_type(World& world) {
   sync(world);
   EXPECT_EQ(world.atomic_fetch(one.on(target)[1]), T{0});
   EXPECT_EQ(world.atomic_swap(one.on(world.my_pe())[4], T{-1}), static_cast<T>(left(world) + 7));
-  EXPECT_EQ(one[4], T{-1});
+  EXPECT_EQ(local(world, one, 4), T{-1});
   // Swapping tokens around loses none.
   sync(world);
   const T mine = world.atomic_swap(one.on(target)[5], static_cast<T>(world.my_pe() + 1));
@@ -117,12 +117,15 @@ void check_identity(World& world) {
     EXPECT_EQ(world.describe_transport(pe).find("load-store") != std::string::npos, near)
         << world.describe_transport(pe);
     EXPECT_NE(world.describe_transport(pe).find("put get atomics signals"), std::string::npos);
-    EXPECT_EQ(world.describe_transport(pe).starts_with("self: "), pe == world.my_pe());
+    const std::string own = in_gpu_memory(world) ? "; control self" : "self: ";
+    EXPECT_EQ(world.describe_transport(pe).find(own) != std::string::npos, pe == world.my_pe());
   }
   std::vector<std::string> names;
   for (const InitPhase& phase : world.init_phases()) names.push_back(phase.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"settings", "bootstrap", "identity", "heap", "transports", "connectivity",
-                                             "teams", "final barrier"}));
+  std::vector<std::string> expected{"settings",   "bootstrap",    "identity", "heap",
+                                    "transports", "connectivity", "teams",    "final barrier"};
+  if (in_gpu_memory(world)) expected.insert(expected.begin() + 3, "device");
+  EXPECT_EQ(names, expected);
   std::chrono::nanoseconds sum{};
   for (const InitPhase& phase : world.init_phases()) {
     EXPECT_GE(phase.duration.count(), 0) << phase.name;
@@ -141,8 +144,8 @@ void check_rma(World& world) {
     world.put(box.on(right(world)), out);
     world.quiet();
     sync(world);
-    EXPECT_EQ(box[0], left(world) * 1000);
-    EXPECT_EQ(box[count - 1], left(world) * 1000 + static_cast<std::int32_t>(count) - 1);
+    EXPECT_EQ(local(world, box, 0), left(world) * 1000);
+    EXPECT_EQ(local(world, box, count - 1), left(world) * 1000 + static_cast<std::int32_t>(count) - 1);
 
     std::vector<std::int32_t> in(count);
     world.get(std::span(in), box.on(right(world)));  // what this PE wrote there
@@ -158,7 +161,7 @@ void check_rma(World& world) {
     world.fence();
     world.quiet();
     sync(world);
-    EXPECT_EQ(box[count - 1], -(right(world) * 1000 + static_cast<std::int32_t>(count) - 1));
+    EXPECT_EQ(local(world, box, count - 1), -(right(world) * 1000 + static_cast<std::int32_t>(count) - 1));
     sync(world);
     world.put_value(box.on(right(world))[count - 1], 42 + world.my_pe());
     sync(world);
@@ -175,9 +178,10 @@ void check_strided(World& world) {
   sync(world);
   world.put_strided(box.on(right(world)).subspan(1, 37), 4, out.data(), 2, kCount);
   sync(world);
+  const auto mine = local(world, box);
   for (std::size_t i = 0; i < box.size(); ++i) {
     const bool written = i >= 1 && (i - 1) % 4 == 0 && (i - 1) / 4 < kCount;
-    EXPECT_EQ(box[i], written ? 100 * left(world) + static_cast<int>((i - 1) / 4) * 2 : 0) << i;
+    EXPECT_EQ(mine[i], written ? 100 * left(world) + static_cast<int>((i - 1) / 4) * 2 : 0) << i;
   }
   std::vector<std::int16_t> in(30, -1);
   world.get_strided(in.data(), 3, box.on(world.my_pe()).subspan(1, 37), 4, kCount);
@@ -209,7 +213,7 @@ void check_signals(World& world) {
     if (world.my_pe() != 0) {
       EXPECT_EQ(world.signal_wait_until(flags.data(), Compare::greater_equal, round), round);
     }
-    for (const std::uint64_t value : data.span()) EXPECT_EQ(value, world.my_pe() == 0 ? round - 1 : round);
+    for (const std::uint64_t value : local(world, data)) EXPECT_EQ(value, world.my_pe() == 0 ? round - 1 : round);
     std::fill(out.begin(), out.end(), round);
     world.put_signal(data.on(right(world)), out, flags.on(right(world)), SignalOp::set, round);
     if (world.my_pe() == 0) world.signal_wait_until(flags.data(), Compare::equal, round);
@@ -311,11 +315,14 @@ void check_heap(World& world) {
   heap.free(nullptr);
 
   // Memory used before is zeroed by calloc, on every PE before anybody writes there.
-  std::memset(first, 0xff, 1000);
+  const RemoteAddress there{world.my_pe(), heap.offset_of(first)};
+  std::vector<unsigned char> bytes(1000, 0xff);
+  world.put_bytes(there, bytes.data(), bytes.size());
   heap.free(first);
   auto* const zeroed = static_cast<unsigned char*>(heap.calloc(10, 100));
   EXPECT_EQ(static_cast<void*>(zeroed), first);
-  EXPECT_TRUE(std::all_of(zeroed, zeroed + 1000, [](unsigned char value) { return value == 0; }));
+  world.get_bytes(bytes.data(), there, bytes.size());
+  EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](unsigned char value) { return value == 0; }));
   EXPECT_GT(heap.used(), before);
   heap.free(zeroed);
   heap.free(aligned);
@@ -429,29 +436,30 @@ void check_make_team(World& world) {
   }
   sync(world);
   const Pe n = world.n_pes();
+  const std::vector<std::uint64_t> id = local(world, shared);
   for (int round = 0; round < 20; ++round) {
     // In reverse order, with the same id every time.
-    Team team = world.make_team(shared[0], n, n - 1 - world.my_pe());
+    Team team = world.make_team(id[0], n, n - 1 - world.my_pe());
     EXPECT_EQ(team.my_pe(), n - 1 - world.my_pe());
     EXPECT_EQ(team.world_pe(0), n - 1);
     world.state().sync(team.state(), "test");
     team.destroy();
     // Only some take part, the others are ahead in the next round.
     if (world.my_pe() % 2 == 0) {
-      Team even = world.make_team(shared[1], (n + 1) / 2, world.my_pe() / 2);
+      Team even = world.make_team(id[1], (n + 1) / 2, world.my_pe() / 2);
       EXPECT_EQ(even.size(), (n + 1) / 2);
       EXPECT_EQ(even.world_pe(even.size() - 1), (n - 1) / 2 * 2);
       even.destroy();
     }
   }
-  expect_error(Code::invalid_argument, "taken twice", [&] { world.make_team(shared[0], n, 0); });
+  expect_error(Code::invalid_argument, "taken twice", [&] { world.make_team(id[0], n, 0); });
   expect_error(Code::invalid_argument, "allowed: 0 to",
-               [&] { world.make_team(shared[0], n, world.my_pe() == 0 ? n : world.my_pe()); });
-  expect_error(Code::invalid_argument, "allowed: 1 to", [&] { world.make_team(shared[0], n + 1, 0); });
+               [&] { world.make_team(id[0], n, world.my_pe() == 0 ? n : world.my_pe()); });
+  expect_error(Code::invalid_argument, "allowed: 1 to", [&] { world.make_team(id[0], n + 1, 0); });
   sync(world);
   if (n > 2) {  // of two, the one that wants a team of one PE has it at once
     expect_error(Code::mismatch, "different sizes",
-                 [&] { world.make_team(shared[1], world.my_pe() == 0 ? n - 1 : n, world.my_pe()); });
+                 [&] { world.make_team(id[1], world.my_pe() == 0 ? n - 1 : n, world.my_pe()); });
   }
   sync(world);
 }

@@ -1,7 +1,6 @@
 #include "transport/shm/shm.hpp"
 
 #include <poll.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "memory/fd_exchange.hpp"
+#include "memory/process_id.hpp"
 #include "transport/mapped.hpp"
 
 namespace shoal::transport {
@@ -17,21 +17,9 @@ namespace {
 
 using memory::FdSocket;
 using memory::FileDescriptor;
+using memory::ProcessId;
 using memory::Segment;
 using memory::Token;
-
-/// Names this process among all: a forked child inherits the token but not the pid, and pids recur in other PID
-/// namespaces.
-struct ProcessId {
-  Token token{};
-  std::int64_t pid = 0;
-  friend bool operator==(const ProcessId&, const ProcessId&) = default;
-};
-
-ProcessId this_process() {
-  static const Token token = memory::make_token();
-  return {token, getpid()};
-}
 
 /// What another PE must know to reach this one; travels through the bootstrap as bytes.
 struct Address {
@@ -42,11 +30,6 @@ struct Address {
   std::uint64_t socket_name_length = 0;
   char socket_name[104] = {};
 };
-
-std::uint64_t network_namespace() {
-  struct stat info{};
-  return stat("/proc/self/ns/net", &info) == 0 ? info.st_ino : 0;
-}
 
 class ShmTransport final : public MappedTransport {
  public:
@@ -84,10 +67,10 @@ class ShmTransport final : public MappedTransport {
 std::vector<std::byte> ShmTransport::address() {
   socket_.emplace();
   Address address;
-  address.process = this_process();
+  address.process = memory::this_process();
   address.segment = context_.segment->token();
   address.segment_bytes = context_.segment->size();
-  address.network_namespace = network_namespace();
+  address.network_namespace = memory::network_namespace();
   address.socket_name_length = socket_->name().size();
   require(socket_->name().size() <= sizeof address.socket_name, Code::system,
           "the kernel chose a socket name of {} bytes", socket_->name().size());

@@ -1,0 +1,127 @@
+// The GPU of a PE. Several PEs of one process may use one GPU: they share its primary context, not the stream.
+#include <cstring>
+#include <thread>
+
+#include "base/check.hpp"
+#include "memory/cuda/backend.hpp"
+#include "memory/cuda/driver.hpp"
+#include "memory/cuda/peers.hpp"
+#include "memory/cuda/window.hpp"
+
+namespace shoal::memory::cuda {
+namespace {
+
+int attribute(const Driver& driver, CUdevice device, CUdevice_attribute which) {
+  int value = 0;
+  return driver.device_attribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
+}
+
+/// The attribute says what the GPU can do; whether the machine's fabric manager lets it, only an export shows.
+bool fabric_works(const Driver& driver, int device, std::size_t granularity) {
+  const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_FABRIC);
+  CUmemGenericAllocationHandle memory{};
+  if (driver.mem_create(&memory, granularity, &properties, 0) != CUDA_SUCCESS) return false;
+  CUmemFabricHandle handle{};
+  const bool works = driver.mem_export(&handle, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0) == CUDA_SUCCESS;
+  driver.mem_release(memory);
+  return works;
+}
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(const DeviceRequest& request);
+  ~CudaDevice() override {
+    if (stream == nullptr) return;
+    driver_.set_current(context);
+    driver_.stream_destroy(stream);
+  }
+
+  void activate() const override {
+    CUcontext current = nullptr;
+    if (driver_.get_current(&current) == CUDA_SUCCESS && current == context) return;
+    check(driver_, driver_.set_current(context), fmt::format("cannot use the context of GPU {}", device));
+  }
+  void synchronize(const char* what) const override;
+  void zero(void* target, std::size_t bytes) const override {
+    check(driver_, driver_.set_bytes(address(target), 0, bytes, stream),
+          fmt::format("cannot set {} bytes of GPU {} to zero", bytes, device));
+  }
+  const DeviceDescription& description() const noexcept override { return description_; }
+
+ private:
+  void describe_self(const DeviceRequest& request);
+
+  const Driver& driver_;
+  CUdevice handle_ = 0;
+  DeviceDescription description_;
+  std::chrono::milliseconds timeout_;
+};
+
+CudaDevice::CudaDevice(const DeviceRequest& request) : driver_(driver()), timeout_(request.timeout) {
+  int count = 0;
+  check(driver_, driver_.device_count(&count), "cannot count the GPUs");
+  require(count > 0, Code::unsupported,
+          "SHOAL_HEAP is cuda, but the CUDA driver shows no GPU (CUDA_VISIBLE_DEVICES may hide them)");
+  require(request.ordinal < count, Code::invalid_argument, "SHOAL_DEVICE is {}; this machine has GPUs 0 to {}",
+          request.ordinal, count - 1);
+  device = static_cast<int>(request.ordinal >= 0 ? request.ordinal : request.index % count);
+  check(driver_, driver_.device_get(&handle_, device), fmt::format("cannot find GPU {}", device));
+  require(attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) != 0, Code::unsupported,
+          "GPU {} has no unified addressing", device);
+  multiprocessors = attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  compute_capability = 10 * attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+                       attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  context = primary_context(driver_, handle_);
+  activate();
+  describe_self(request);
+  int least = 0, greatest = 0;
+  check(driver_, driver_.priority_range(&least, &greatest), "cannot read the priorities of streams");
+  // Non-blocking: another PE's kernel on the null stream may be waiting for what this stream does.
+  check(driver_, driver_.stream_create(&stream, CU_STREAM_NON_BLOCKING, greatest),
+        fmt::format("cannot create a stream on GPU {}", device));
+}
+
+void CudaDevice::describe_self(const DeviceRequest& request) {
+  description_.process = this_process();
+  description_.network_namespace = network_namespace();
+  description_.ordinal = device;
+  CUuuid uuid{};
+  check(driver_, driver_.device_uuid(&uuid, handle_), fmt::format("cannot identify GPU {}", device));
+  static_assert(sizeof uuid.bytes == 16);
+  std::memcpy(description_.uuid.data(), uuid.bytes, sizeof uuid.bytes);
+  granularity = Segment::kAlignment;
+  if (attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0) {
+    description_.has_vmm = 1;
+    description_.has_fd =
+        attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
+    const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_NONE);
+    check(driver_, driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+          fmt::format("cannot read the granularity of mappings of GPU {}", device));
+    description_.has_fabric = request.probe_fabric &&
+                              attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0 &&
+                              fabric_works(driver_, device, granularity);
+  }
+  description_.granularity = granularity;
+}
+
+void CudaDevice::synchronize(const char* what) const {
+  const auto start = std::chrono::steady_clock::now();
+  for (int polls = 0;; ++polls) {
+    const CUresult result = driver_.stream_query(stream);
+    if (result == CUDA_SUCCESS) return;
+    if (result != CUDA_ERROR_NOT_READY) check(driver_, result, fmt::format("{} failed on GPU {}", what, device));
+    if (polls < 1000) continue;
+    require(std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
+            "{} timed out after {} ms: GPU {} does not get to it, other work occupies it; Setting: SHOAL_TIMEOUT_MS.",
+            what, timeout_.count(), device);
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Device> open_device(const DeviceRequest& request) {
+  return std::make_shared<CudaDevice>(request);
+}
+
+}  // namespace shoal::memory::cuda

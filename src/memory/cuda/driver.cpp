@@ -1,0 +1,84 @@
+#include "memory/cuda/driver.hpp"
+
+#include <dlfcn.h>
+
+#include <atomic>
+
+#include "base/check.hpp"
+
+namespace shoal::memory::cuda {
+namespace {
+
+struct Loaded {
+  Driver table;
+  std::string why;  // empty: usable
+};
+
+template <typename Function>
+bool resolve(void* library, const char* name, Function& function, std::string& why) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  if (function == nullptr && why.empty()) why = fmt::format("the CUDA driver library has no {}: it is too old", name);
+  return function != nullptr;
+}
+
+#define SHOAL_CUDA_TEXT(name) #name
+#define SHOAL_CUDA_EXPANDED_TEXT(name) SHOAL_CUDA_TEXT(name)
+
+Loaded load() {
+  Loaded loaded;
+  // Never closed: contexts live as long as the process.
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* const reason = dlerror();
+    loaded.why = fmt::format("this machine has no CUDA driver ({})", reason == nullptr ? "libcuda.so.1" : reason);
+    return loaded;
+  }
+  Driver& table = loaded.table;
+#define SHOAL_CUDA_RESOLVE(field, function) \
+  resolve(library, SHOAL_CUDA_EXPANDED_TEXT(function), table.field, loaded.why);
+  SHOAL_CUDA_DRIVER_FUNCTIONS(SHOAL_CUDA_RESOLVE)
+#undef SHOAL_CUDA_RESOLVE
+  if (!loaded.why.empty()) return loaded;
+  if (const CUresult result = table.init(0); result != CUDA_SUCCESS)
+    loaded.why = fmt::format("the CUDA driver does not start: {}", describe(table, result));
+  return loaded;
+}
+
+std::atomic<const Driver*> replacement{nullptr};
+
+}  // namespace
+
+const Driver* find_driver(std::string* why) {
+  if (const Driver* const table = replacement.load()) return table;
+  static const Loaded loaded = load();
+  if (loaded.why.empty()) return &loaded.table;
+  if (why != nullptr) *why = loaded.why;
+  return nullptr;
+}
+
+const Driver& driver() {
+  std::string why;
+  const Driver* const found = find_driver(&why);
+  require(found != nullptr, Code::unsupported, "SHOAL_HEAP is cuda, but {}", why);
+  return *found;
+}
+
+void replace_driver(const Driver* table) {
+  replacement = table;
+}
+
+std::string describe(const Driver& driver, CUresult result) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (driver.error_name(result, &name) != CUDA_SUCCESS || name == nullptr)
+    return fmt::format("CUDA error {}", static_cast<int>(result));
+  if (driver.error_text(result, &text) != CUDA_SUCCESS || text == nullptr) return name;
+  return fmt::format("{}: {}", name, text);
+}
+
+void check(const Driver& driver, CUresult result, const std::string& what) {
+  if (result == CUDA_SUCCESS) return;
+  fail(result == CUDA_ERROR_OUT_OF_MEMORY ? Code::exhausted : Code::system, "{}: {}", what, describe(driver, result));
+}
+
+}  // namespace shoal::memory::cuda

@@ -1,0 +1,89 @@
+// driver.hpp: the CUDA driver library as a table of functions, opened at run time.
+//
+// One binary serves machines with and without a GPU: nothing links against libcuda. Tests put a table of their own in
+// the place of the driver's to see what happens when it fails.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+#include "shoal/error.hpp"
+
+namespace shoal::memory::cuda {
+
+// Field name and function. cuda.h maps many names to versioned ones by macros, which decltype and the loader follow.
+#define SHOAL_CUDA_DRIVER_FUNCTIONS(X)                      \
+  X(init, cuInit)                                           \
+  X(driver_version, cuDriverGetVersion)                     \
+  X(error_name, cuGetErrorName)                             \
+  X(error_text, cuGetErrorString)                           \
+  X(device_count, cuDeviceGetCount)                         \
+  X(device_get, cuDeviceGet)                                \
+  X(device_name, cuDeviceGetName)                           \
+  X(device_uuid, cuDeviceGetUuid)                           \
+  X(device_attribute, cuDeviceGetAttribute)                 \
+  X(device_memory, cuDeviceTotalMem)                        \
+  X(device_pci, cuDeviceGetPCIBusId)                        \
+  X(can_access_peer, cuDeviceCanAccessPeer)                 \
+  X(p2p_attribute, cuDeviceGetP2PAttribute)                 \
+  X(retain_context, cuDevicePrimaryCtxRetain)               \
+  X(get_current, cuCtxGetCurrent)                           \
+  X(set_current, cuCtxSetCurrent)                           \
+  X(enable_peer_access, cuCtxEnablePeerAccess)              \
+  X(priority_range, cuCtxGetStreamPriorityRange)            \
+  X(stream_create, cuStreamCreateWithPriority)              \
+  X(stream_destroy, cuStreamDestroy)                        \
+  X(stream_query, cuStreamQuery)                            \
+  X(pointer_attribute, cuPointerGetAttribute)               \
+  X(address_range, cuMemGetAddressRange)                    \
+  X(mem_alloc, cuMemAlloc)                                  \
+  X(mem_free, cuMemFree)                                    \
+  X(host_alloc, cuMemHostAlloc)                             \
+  X(host_free, cuMemFreeHost)                               \
+  X(copy, cuMemcpyAsync)                                    \
+  X(copy_2d, cuMemcpy2DAsync)                               \
+  X(set_bytes, cuMemsetD8Async)                             \
+  X(granularity, cuMemGetAllocationGranularity)             \
+  X(address_reserve, cuMemAddressReserve)                   \
+  X(address_free, cuMemAddressFree)                         \
+  X(mem_create, cuMemCreate)                                \
+  X(mem_release, cuMemRelease)                              \
+  X(mem_map, cuMemMap)                                      \
+  X(mem_unmap, cuMemUnmap)                                  \
+  X(mem_set_access, cuMemSetAccess)                         \
+  X(mem_export, cuMemExportToShareableHandle)               \
+  X(mem_import, cuMemImportFromShareableHandle)             \
+  X(mem_retain, cuMemRetainAllocationHandle)                \
+  X(mem_properties, cuMemGetAllocationPropertiesFromHandle) \
+  X(ipc_get, cuIpcGetMemHandle)                             \
+  X(ipc_open, cuIpcOpenMemHandle)                           \
+  X(ipc_close, cuIpcCloseMemHandle)
+
+struct Driver {
+#define SHOAL_CUDA_FIELD(field, function) decltype(&::function) field = nullptr;
+  SHOAL_CUDA_DRIVER_FUNCTIONS(SHOAL_CUDA_FIELD)
+#undef SHOAL_CUDA_FIELD
+};
+
+/// The driver, initialised; nullptr where there is none, with the reason in `why`. The answer is kept for the process.
+const Driver* find_driver(std::string* why);
+
+/// As find_driver; throws Error{unsupported} with the reason.
+const Driver& driver();
+
+/// Puts `table` in the place of the machine's driver, nullptr: the machine's again. For tests, while no world is open.
+void replace_driver(const Driver* table);
+
+/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
+std::string describe(const Driver& driver, CUresult result);
+
+/// Throws Error{code} "<what>: <name>: <text>" unless `result` is success. The code is exhausted for
+/// CUDA_ERROR_OUT_OF_MEMORY, else system.
+void check(const Driver& driver, CUresult result, const std::string& what);
+
+inline CUdeviceptr address(const void* pointer) {
+  return reinterpret_cast<CUdeviceptr>(pointer);
+}
+
+}  // namespace shoal::memory::cuda

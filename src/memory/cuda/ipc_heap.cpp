@@ -1,0 +1,119 @@
+// The fallback by CUDA IPC, where virtual-memory management is missing or not wanted: one allocation of the full size,
+// opened by each process wherever the driver puts it. No window, no growth.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "memory/cuda/backend.hpp"
+#include "memory/cuda/peers.hpp"
+
+namespace shoal::memory::cuda {
+namespace {
+
+struct Addition {
+  std::uint64_t address = 0;  ///< of the heap, in its own process
+  std::uint64_t skipped = 0;  ///< bytes of the allocation before the heap
+  CUipcMemHandle handle{};
+};
+static_assert(sizeof(Addition) <= DeviceHeap::kBlobBytes);
+
+class IpcHeap final : public DeviceHeap {
+ public:
+  explicit IpcHeap(DeviceHeapContext context)
+      : DeviceHeap(context.device, context.bytes), driver_(driver()), context_(std::move(context)) {
+    peers_ = survey_peers(driver_, context_);
+    bases_.resize(peers_.size());
+    opened_.resize(peers_.size());
+  }
+  ~IpcHeap() override {
+    try {
+      device_->activate();
+    } catch (const Error&) {
+      return;  // without a context nothing can be released, and the memory goes with the process
+    }
+    for (const CUdeviceptr opened : opened_)
+      if (opened != 0) driver_.ipc_close(opened);
+    roll_back();
+  }
+
+  std::vector<std::byte> add(std::size_t bytes) override;
+  void connect(std::span<const std::vector<std::byte>> blobs, const FdExchange& exchange) override;
+  void commit() noexcept override { mapped_ = size_; }
+  void roll_back() noexcept override {
+    if (allocation_ != 0) driver_.mem_free(allocation_);
+    allocation_ = 0;
+  }
+
+  std::byte* base(Pe pe) const noexcept override { return bases_[static_cast<std::size_t>(pe)]; }
+  const std::string& obstacle(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].obstacle; }
+  bool atomics(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].atomics; }
+
+ private:
+  void open_peer(std::size_t pe, const Addition& addition);
+
+  const Driver& driver_;
+  DeviceHeapContext context_;
+  std::vector<Peer> peers_;
+  std::vector<std::byte*> bases_;    // by PE
+  std::vector<CUdeviceptr> opened_;  // by PE: what ipc_open returned
+  CUdeviceptr allocation_ = 0;
+};
+
+std::vector<std::byte> IpcHeap::add(std::size_t) {
+  device_->activate();
+  check(driver_, driver_.mem_alloc(&allocation_, size_ + Segment::kAlignment),
+        fmt::format("GPU {} has no {} bytes for the symmetric heap of PE {}; by CUDA IPC all of it is taken at the "
+                    "start (SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE)",
+                    device_->device, size_ + Segment::kAlignment, context_.my_pe));
+  Addition addition;
+  addition.skipped = (Segment::kAlignment - allocation_ % Segment::kAlignment) % Segment::kAlignment;
+  addition.address = allocation_ + addition.skipped;
+  if (std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.same_process; })) {
+    const CUresult result = driver_.ipc_get(&addition.handle, allocation_);
+    if (result != CUDA_SUCCESS) roll_back();
+    check(driver_, result,
+          fmt::format("cannot pass the heap on GPU {} to other processes by CUDA IPC (SHOAL_CUDA_HANDLE)",
+                      device_->device));
+  }
+  std::vector<std::byte> blob(sizeof addition);
+  std::memcpy(blob.data(), &addition, sizeof addition);
+  return blob;
+}
+
+void IpcHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExchange&) {
+  device_->activate();
+  for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
+    Addition addition;
+    require(blobs[pe].size() == sizeof addition, Code::mismatch,
+            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof addition);
+    std::memcpy(&addition, blobs[pe].data(), sizeof addition);
+    if (peers_[pe].obstacle.empty()) open_peer(pe, addition);
+  }
+}
+
+void IpcHeap::open_peer(std::size_t pe, const Addition& addition) {
+  Peer& peer = peers_[pe];
+  if (!peer.same_process) {
+    const CUresult result = driver_.ipc_open(&opened_[pe], addition.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (result != CUDA_SUCCESS) {
+      opened_[pe] = 0;
+      peer.obstacle = "its memory cannot be opened by CUDA IPC: " + describe(driver_, result);
+      return;
+    }
+    bases_[pe] = reinterpret_cast<std::byte*>(opened_[pe] + addition.skipped);
+    return;
+  }
+  if (const std::string reason = enable_peer_access(driver_, *device_, context_.devices[pe].ordinal); !reason.empty()) {
+    peer.obstacle = reason;
+    return;
+  }
+  bases_[pe] = reinterpret_cast<std::byte*>(addition.address);
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceHeap> make_ipc_heap(DeviceHeapContext context) {
+  return std::make_unique<IpcHeap>(std::move(context));
+}
+
+}  // namespace shoal::memory::cuda

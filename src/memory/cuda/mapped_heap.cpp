@@ -1,0 +1,213 @@
+// The heap by virtual-memory management: address space for all of it is reserved at the start, memory is mapped when it
+// is needed, on all PEs alike. PEs of this process find each other's memory in the shared window; other processes'
+// memory comes as file descriptor or fabric handle.
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "base/check.hpp"
+#include "memory/cuda/backend.hpp"
+#include "memory/cuda/peers.hpp"
+#include "memory/cuda/window.hpp"
+
+namespace shoal::memory::cuda {
+namespace {
+
+/// What the others must know about added memory; travels as bytes.
+struct Addition {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  CUmemFabricHandle fabric{};
+  std::uint64_t socket_name_length = 0;
+  char socket_name[108] = {};
+};
+static_assert(sizeof(Addition) <= DeviceHeap::kBlobBytes);
+
+class MappedHeap final : public DeviceHeap {
+ public:
+  explicit MappedHeap(DeviceHeapContext context);
+
+  std::vector<std::byte> add(std::size_t bytes) override;
+  void connect(std::span<const std::vector<std::byte>> blobs, const FdExchange& exchange) override;
+  void commit() noexcept override;
+  void roll_back() noexcept override;
+
+  std::byte* base(Pe pe) const noexcept override { return obstacle(pe).empty() ? window_->base(pe) : nullptr; }
+  const std::string& obstacle(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].obstacle; }
+  bool atomics(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].atomics; }
+
+ private:
+  void export_memory(CUmemGenericAllocationHandle memory, Addition& addition);
+  void import_fds(std::span<const Addition> additions, const FdExchange& exchange);
+  void import_fabric(Pe pe, const Addition& addition);
+  /// Maps memory of another process, or gives this PE's GPU access to that of this process.
+  void reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>& memory);
+  void fail_reach(Pe pe, const std::string& reason);
+
+  const Driver& driver_;
+  DeviceHeapContext context_;
+  std::vector<Peer> peers_;
+  std::shared_ptr<Window> window_;
+  std::optional<FdSocket> socket_;  // where some PE passes descriptors
+  std::size_t pending_ = 0;         // what mapped_ becomes by commit; 0: nothing is being added
+  FileDescriptor exported_;
+  bool started_ = false;
+};
+
+MappedHeap::MappedHeap(DeviceHeapContext context)
+    : DeviceHeap(context.device, context.bytes), driver_(driver()), context_(std::move(context)) {
+  peers_ = survey_peers(driver_, context_);
+  const auto n_pes = static_cast<Pe>(context_.devices.size());
+  std::size_t alignment = Segment::kAlignment;
+  for (const DeviceDescription& one : context_.devices) alignment = std::max<std::size_t>(alignment, one.granularity);
+  window_ = Window::open(context_.world, n_pes, size_, alignment);
+  for (const Peer& peer : peers_)
+    if (peer.exchanges_fds && !socket_) socket_.emplace();
+}
+
+std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
+  Addition addition;
+  addition.offset = mapped_;
+  addition.bytes = bytes - mapped_;
+  // Without a peer in another process nothing needs to be exported, so nothing that can fail is asked for.
+  const bool exports = std::any_of(peers_.begin(), peers_.end(),
+                                   [](const Peer& peer) { return !peer.same_process && peer.obstacle.empty(); });
+  const auto kind = !exports                                ? CU_MEM_HANDLE_TYPE_NONE
+                    : context_.handle == HandleKind::fabric ? CU_MEM_HANDLE_TYPE_FABRIC
+                                                            : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  const CUmemAllocationProp properties = heap_properties(device_->device, kind);
+  CUmemGenericAllocationHandle memory{};
+  check(driver_, driver_.mem_create(&memory, addition.bytes, &properties, 0),
+        fmt::format("GPU {} has no {} bytes more for the symmetric heap of PE {}, which has {} of at most {} "
+                    "(SHOAL_SYMMETRIC_SIZE)",
+                    device_->device, addition.bytes, context_.my_pe, mapped_, size_));
+  try {
+    if (exports) export_memory(memory, addition);
+  } catch (...) {
+    driver_.mem_release(memory);
+    throw;
+  }
+  window_->map(context_.my_pe, addition.offset, addition.bytes, memory);
+  pending_ = bytes;
+  try {
+    check(driver_, window_->grant(context_.my_pe, addition.offset, device_->device),
+          fmt::format("GPU {} gets no access to the {} bytes mapped for its symmetric heap (SHOAL_SYMMETRIC_SIZE)",
+                      device_->device, addition.bytes));
+  } catch (...) {
+    roll_back();
+    throw;
+  }
+  std::vector<std::byte> blob(sizeof addition);
+  std::memcpy(blob.data(), &addition, sizeof addition);
+  return blob;
+}
+
+void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, Addition& addition) {
+  const auto what = [&] {
+    return fmt::format("cannot pass {} bytes of GPU {} to other processes as {} (SHOAL_CUDA_HANDLE)", addition.bytes,
+                       device_->device, name_of(context_.handle));
+  };
+  if (context_.handle == HandleKind::fabric) {
+    check(driver_, driver_.mem_export(&addition.fabric, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0), what());
+    return;
+  }
+  int fd = -1;
+  check(driver_, driver_.mem_export(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), what());
+  exported_ = FileDescriptor(fd);
+  const std::string& name = socket_->name();
+  require(name.size() <= sizeof addition.socket_name, Code::system, "the kernel chose a socket name of {} bytes",
+          name.size());
+  addition.socket_name_length = name.size();
+  std::memcpy(addition.socket_name, name.data(), name.size());
+}
+
+void MappedHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExchange& exchange) {
+  std::vector<Addition> additions(blobs.size());
+  const auto me = static_cast<std::size_t>(context_.my_pe);
+  for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
+    require(blobs[pe].size() == sizeof(Addition), Code::mismatch,
+            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof(Addition));
+    std::memcpy(&additions[pe], blobs[pe].data(), sizeof(Addition));
+  }
+  for (std::size_t pe = 0; pe < blobs.size(); ++pe)
+    require(additions[pe].offset == additions[me].offset && additions[pe].bytes == additions[me].bytes, Code::mismatch,
+            "PE {} adds {} bytes at {} to its heap, PE {} {} at {}", pe, additions[pe].bytes, additions[pe].offset, me,
+            additions[me].bytes, additions[me].offset);
+  if (socket_) import_fds(additions, exchange);
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const auto pe = static_cast<Pe>(i);
+    if (i == me || !peers_[i].obstacle.empty()) continue;
+    if (peers_[i].same_process) reach(pe, std::nullopt);
+    if (!peers_[i].same_process && context_.handle == HandleKind::fabric) import_fabric(pe, additions[i]);
+  }
+}
+
+void MappedHeap::import_fds(std::span<const Addition> additions, const FdExchange& exchange) {
+  std::vector<FdPeer> passing;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (!peers_[i].exchanges_fds) continue;
+    const std::size_t length = std::min<std::size_t>(additions[i].socket_name_length, sizeof additions[i].socket_name);
+    passing.push_back({static_cast<Pe>(i), std::string(additions[i].socket_name, length)});
+  }
+  const auto received = exchange_fds(*socket_, exported_.get(), passing, exchange);
+  exported_ = FileDescriptor();
+  for (const ReceivedFd& from : received) {
+    if (!obstacle(from.pe).empty()) continue;
+    CUmemGenericAllocationHandle memory{};
+    const auto descriptor = static_cast<std::intptr_t>(from.fd.get());
+    const CUresult result = driver_.mem_import(&memory, reinterpret_cast<void*>(descriptor),  // NOLINT
+                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (result != CUDA_SUCCESS) {
+      fail_reach(from.pe, "its memory cannot be imported: " + describe(driver_, result));
+    } else {
+      reach(from.pe, memory);
+    }
+  }
+}
+
+void MappedHeap::import_fabric(Pe pe, const Addition& addition) {
+  CUmemGenericAllocationHandle memory{};
+  CUmemFabricHandle handle = addition.fabric;
+  const CUresult result = driver_.mem_import(&memory, &handle, CU_MEM_HANDLE_TYPE_FABRIC);
+  if (result != CUDA_SUCCESS)
+    return fail_reach(pe, "its memory cannot be imported by fabric handle: " + describe(driver_, result));
+  reach(pe, memory);
+}
+
+void MappedHeap::reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>& memory) {
+  try {
+    if (memory) window_->map(pe, mapped_, pending_ - mapped_, *memory);
+  } catch (const Error& error) {
+    return fail_reach(pe, error.what());
+  }
+  if (const CUresult result = window_->grant(pe, mapped_, device_->device); result != CUDA_SUCCESS)
+    fail_reach(pe, fmt::format("GPU {} gets no access to its memory: {}", device_->device, describe(driver_, result)));
+}
+
+void MappedHeap::fail_reach(Pe pe, const std::string& reason) {
+  // At the start a pair without reach is something to report; a heap that was reached must stay so.
+  require(!started_, Code::system, "the symmetric heap cannot grow to {} bytes: PE {}: {}", pending_, pe, reason);
+  peers_[static_cast<std::size_t>(pe)].obstacle = reason;
+}
+
+void MappedHeap::commit() noexcept {
+  mapped_ = pending_;
+  pending_ = 0;
+  started_ = true;
+}
+
+void MappedHeap::roll_back() noexcept {
+  if (pending_ == 0) return;
+  for (std::size_t pe = 0; pe < peers_.size(); ++pe)
+    if (!peers_[pe].same_process || static_cast<Pe>(pe) == context_.my_pe) window_->unmap(static_cast<Pe>(pe), mapped_);
+  exported_ = FileDescriptor();
+  pending_ = 0;
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceHeap> make_mapped_heap(DeviceHeapContext context) {
+  return std::make_unique<MappedHeap>(std::move(context));
+}
+
+}  // namespace shoal::memory::cuda

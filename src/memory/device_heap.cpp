@@ -1,0 +1,93 @@
+// What a build with and without CUDA has in common, and what one without it says.
+#include "memory/device_heap.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "memory/shared_buffers.hpp"
+#ifdef SHOAL_WITH_CUDA
+#include "memory/cuda/backend.hpp"
+#endif
+
+namespace shoal::memory {
+namespace {
+
+constexpr std::size_t kStep = std::size_t{64} << 20;  // a mapping takes about a millisecond: not for every allocation
+
+template <typename Has>
+void require_all(std::span<const DeviceDescription> devices, const char* setting, const char* what, Has&& has) {
+  const auto lacks = std::find_if_not(devices.begin(), devices.end(), has);
+  require(lacks == devices.end(), Code::unsupported, "SHOAL_CUDA_HANDLE is {}, but the GPU of PE {} {}", setting,
+          lacks - devices.begin(), what);
+}
+
+}  // namespace
+
+std::string_view name_of(HandleKind kind) noexcept {
+  constexpr std::string_view names[] = {"fd", "fabric", "ipc"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+HandleKind choose_handle(std::string_view setting, std::span<const DeviceDescription> devices,
+                         std::span<const std::int32_t> host_of) {
+  const auto with_fd = [](const DeviceDescription& one) { return one.has_vmm != 0 && one.has_fd != 0; };
+  const auto with_fabric = [](const DeviceDescription& one) { return one.has_vmm != 0 && one.has_fabric != 0; };
+  if (setting == "ipc") return HandleKind::ipc;
+  if (setting == "fd") {
+    require_all(devices, "fd", "does not pass memory as file descriptors; allowed: ipc, automatic", with_fd);
+    return HandleKind::fd;
+  }
+  if (setting == "fabric") {
+    require_all(devices, "fabric", "does not pass memory as fabric handles; allowed: fd, ipc, automatic", with_fabric);
+    return HandleKind::fabric;
+  }
+  const bool one_host = std::all_of(host_of.begin(), host_of.end(), [&](auto host) { return host == host_of.front(); });
+  if (!one_host && std::all_of(devices.begin(), devices.end(), with_fabric)) return HandleKind::fabric;
+  return std::all_of(devices.begin(), devices.end(), with_fd) ? HandleKind::fd : HandleKind::ipc;
+}
+
+std::size_t device_heap_bytes(std::size_t symmetric_size, std::span<const DeviceDescription> devices) noexcept {
+  std::size_t unit = Segment::kAlignment;  // granularities are powers of two
+  for (const DeviceDescription& device : devices) unit = std::max<std::size_t>(unit, device.granularity);
+  return (symmetric_size + unit - 1) / unit * unit;
+}
+
+std::size_t DeviceHeap::step(std::size_t bytes) const noexcept {
+  return std::min(size_, (bytes + kStep - 1) / kStep * kStep);
+}
+
+#ifdef SHOAL_WITH_CUDA
+std::shared_ptr<Device> open_device(const DeviceRequest& request) {
+  return cuda::open_device(request);
+}
+GpuReport describe_gpus() {
+  return cuda::describe_gpus();
+}
+std::unique_ptr<DeviceHeap> make_device_heap(DeviceHeapContext context) {
+  if (context.handle == HandleKind::ipc) return cuda::make_ipc_heap(std::move(context));
+  return cuda::make_mapped_heap(std::move(context));
+}
+std::unique_ptr<SharedBuffers> make_shared_buffers(std::shared_ptr<Device> device) {
+  return cuda::make_shared_buffers(std::move(device));
+}
+#else
+namespace {
+constexpr const char* kWithoutCuda =
+    "this build of Shoal has no CUDA (it was configured without a CUDA compiler, or "
+    "with SHOAL_CUDA=OFF)";
+}
+std::shared_ptr<Device> open_device(const DeviceRequest&) {
+  fail(Code::unsupported, "SHOAL_HEAP is cuda, but {}; allowed: host", kWithoutCuda);
+}
+GpuReport describe_gpus() {
+  return {{}, kWithoutCuda, 0};
+}
+std::unique_ptr<DeviceHeap> make_device_heap(DeviceHeapContext) {
+  fail(Code::unsupported, "{}", kWithoutCuda);
+}
+std::unique_ptr<SharedBuffers> make_shared_buffers(std::shared_ptr<Device>) {
+  fail(Code::unsupported, "{}", kWithoutCuda);
+}
+#endif
+
+}  // namespace shoal::memory

@@ -1,0 +1,181 @@
+// Copies on one stream per PE. Local buffers may lie on the host, pinned or not, or on a GPU: addresses are unified.
+#include "transport/cuda_p2p/cuda_p2p.hpp"
+
+#include <cstring>
+
+#include "base/check.hpp"
+#include "memory/cuda/driver.hpp"
+#include "memory/device_heap.hpp"
+#include "transport/cuda_p2p/word_kernels.hpp"
+
+namespace shoal::transport {
+namespace {
+
+using memory::cuda::address;
+using memory::cuda::Driver;
+
+class CudaP2pTransport final : public Transport {
+ public:
+  explicit CudaP2pTransport(const Context& context)
+      : driver_(memory::cuda::driver()),
+        kernels_(word_kernels()),
+        heap_(context.device_heap),
+        device_(heap_->device()),
+        my_pe_(context.my_pe) {
+    for (Pe pe = 0; pe < context.n_pes; ++pe)
+      same_node_.push_back(context.node_of[static_cast<std::size_t>(pe)] ==
+                           context.node_of[static_cast<std::size_t>(my_pe_)]);
+    device_.activate();
+    void* word = nullptr;
+    check(driver_.host_alloc(&word, sizeof *result_, CU_MEMHOSTALLOC_PORTABLE), "cannot pin host memory");
+    result_ = static_cast<std::uint64_t*>(word);
+  }
+  ~CudaP2pTransport() override {
+    if (driver_.set_current(device_.context) == CUDA_SUCCESS) driver_.host_free(result_);
+  }
+
+  std::string_view name() const noexcept override { return "cuda_p2p"; }
+  std::vector<std::byte> address() override { return {}; }
+  void connect(std::span<const std::vector<std::byte>>) override { started(kernels_.load(), "loading kernels"); }
+  Reach reach(Pe pe) const override;
+  std::byte* base(Pe pe) const noexcept override {
+    return same_node_[static_cast<std::size_t>(pe)] ? heap_->base(pe) : nullptr;
+  }
+
+  void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override {
+    put_nbi(pe, offset, source, bytes);
+    wait("put");
+  }
+  void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
+    get_nbi(target, pe, offset, bytes);
+    wait("get");
+  }
+  void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
+  void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
+    copy(target, at(pe, offset), bytes, "get", pe);
+  }
+  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source, std::size_t source_stride,
+                   std::size_t element, std::size_t count) override {
+    copy_strided(at(pe, offset), target_stride, source, source_stride, element, count, "put_strided", pe);
+    wait("put_strided");
+  }
+  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset, std::size_t source_stride,
+                   std::size_t element, std::size_t count) override {
+    copy_strided(target, target_stride, at(pe, offset), source_stride, element, count, "get_strided", pe);
+    wait("get_strided");
+  }
+
+  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
+                       std::size_t width) override {
+    started(kernels_.atomic(device_.stream, at(pe, offset), op, operand, compare, width, result_), "atomic");
+    wait("atomic");
+    return *result_;
+  }
+  void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override {
+    start_signal(pe, offset, op, value);
+    wait("signal");
+  }
+  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
+                  SignalOp op, std::uint64_t value) override {
+    put_nbi(pe, offset, source, bytes);
+    start_signal(pe, signal_offset, op, value);
+    wait("put_signal");
+  }
+
+  void fence(Pe) override {}  // a stream does one thing after the other
+  void quiet() override {
+    device_.activate();
+    wait("quiet");
+  }
+  std::span<const Ended> ended() noexcept override { return {}; }  // the control block's transports see that
+
+ private:
+  std::byte* at(Pe pe, std::size_t offset) const { return heap_->base(pe) + offset; }
+  void check(CUresult result, const std::string& what) const { memory::cuda::check(driver_, result, what); }
+  void started(const char* failure, const char* what) const {
+    require(failure == nullptr, Code::system, "{} failed to start on GPU {}: {}", what, device_.device,
+            failure == nullptr ? "" : failure);
+  }
+  void wait(const char* what) const { device_.synchronize(what); }
+  void start_signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) const {
+    auto* const word = reinterpret_cast<std::uint64_t*>(at(pe, offset));
+    started(kernels_.signal(device_.stream, word, op, value), "signal");
+  }
+  /// Whether the host can read what lies at `pointer` directly.
+  bool on_host(const void* pointer) const {
+    CUmemorytype type{};
+    const CUresult result =
+        driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory::cuda::address(pointer));
+    return result != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE;  // ordinary memory is unknown to the driver
+  }
+  void copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe) const;
+  void copy_strided(void* target, std::size_t target_stride, const void* source, std::size_t source_stride,
+                    std::size_t element, std::size_t count, const char* what, Pe pe) const;
+
+  const Driver& driver_;
+  const WordKernels& kernels_;
+  std::shared_ptr<memory::DeviceHeap> heap_;
+  const memory::Device& device_;
+  Pe my_pe_;
+  std::vector<bool> same_node_;  // by PE
+  std::uint64_t* result_ = nullptr;
+};
+
+Reach CudaP2pTransport::reach(Pe pe) const {
+  if (!heap_->obstacle(pe).empty()) return {0, heap_->obstacle(pe)};
+  const Capabilities near = same_node_[static_cast<std::size_t>(pe)] ? capability::load_store : 0;
+  if (!heap_->atomics(pe)) return {near | capability::put | capability::get, "no atomics between these GPUs"};
+  return {near | capability::all_operations, ""};
+}
+
+void CudaP2pTransport::put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
+  std::byte* const target = at(pe, offset);
+  // A copy may arrive in pieces; a waiter must never see half a word.
+  if ((bytes == 4 || bytes == 8) && offset % bytes == 0 && on_host(source)) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, source, bytes);
+    return started(kernels_.store(device_.stream, target, value, bytes), "put");
+  }
+  copy(target, source, bytes, "put", pe);
+}
+
+void CudaP2pTransport::copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe) const {
+  if (bytes == 0 || target == source) return;
+  check(driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, device_.stream),
+        fmt::format("{} of {} bytes with PE {}", what, bytes, pe));
+}
+
+void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, const void* source,
+                                    std::size_t source_stride, std::size_t element, std::size_t count, const char* what,
+                                    Pe pe) const {
+  if (element == 0 || count == 0) return;
+  constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;
+  if (target_stride < element || source_stride < element || target_stride > kLargestPitch ||
+      source_stride > kLargestPitch) {  // nothing that a copy in two dimensions can express
+    for (std::size_t i = 0; i < count; ++i)
+      copy(static_cast<std::byte*>(target) + i * target_stride,
+           static_cast<const std::byte*>(source) + i * source_stride, element, what, pe);
+    return;
+  }
+  CUDA_MEMCPY2D rows{};
+  rows.srcMemoryType = on_host(source) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  rows.srcHost = source;
+  rows.srcDevice = memory::cuda::address(source);
+  rows.srcPitch = source_stride;
+  rows.dstMemoryType = on_host(target) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  rows.dstHost = target;
+  rows.dstDevice = memory::cuda::address(target);
+  rows.dstPitch = target_stride;
+  rows.WidthInBytes = element;
+  rows.Height = count;
+  check(driver_.copy_2d(&rows, device_.stream),
+        fmt::format("{} of {} elements of {} bytes with PE {}", what, count, element, pe));
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_cuda_p2p(const Context& context) {
+  return std::make_unique<CudaP2pTransport>(context);
+}
+
+}  // namespace shoal::transport

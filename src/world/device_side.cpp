@@ -1,0 +1,121 @@
+// What of the device side needs no CUDA: teams and failure reports as the host sees them.
+#include "world/device_side.hpp"
+
+#include <atomic>
+#include <bit>
+
+#include "base/check.hpp"
+#include "world/parts.hpp"
+#ifdef SHOAL_WITH_CUDA
+#include "world/cuda/make_device_side.hpp"
+#endif
+
+namespace shoal::detail {
+namespace {
+
+using device::FailureKind;
+using device::FailureReport;
+
+const char* name_of(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::wait_until:
+      return "wait_until";
+    case FailureKind::wait_until_all:
+      return "wait_until_all";
+    case FailureKind::wait_until_any:
+      return "wait_until_any";
+    case FailureKind::barrier:
+      return "barrier";
+    case FailureKind::none:
+    case FailureKind::bad_address:
+    case FailureKind::unreachable:
+      break;
+  }
+  return "operation";
+}
+
+const char* symbol_of(Compare compare) {
+  constexpr const char* symbols[] = {"==", "!=", ">", ">=", "<", "<="};
+  const auto i = static_cast<std::size_t>(compare);
+  return i < std::size(symbols) ? symbols[i] : "?";
+}
+
+/// A word as a number of its own type.
+std::string number(std::uint64_t bits, const FailureReport& report) {
+  if (report.width == 4) bits &= 0xffffffffU;
+  if (report.is_signed == 0) return fmt::format("{}", bits);
+  return report.width == 4 ? fmt::format("{}", static_cast<std::int32_t>(bits))
+                           : fmt::format("{}", static_cast<std::int64_t>(bits));
+}
+
+std::string place(const FailureReport& report) {
+  return fmt::format("block ({}, {}, {}), thread ({}, {}, {})", report.block[0], report.block[1], report.block[2],
+                     report.thread[0], report.thread[1], report.thread[2]);
+}
+
+std::uint64_t epoch_of(std::uint64_t word) {
+  return word & ((std::uint64_t{1} << device::Team::kEpochBits) - 1);
+}
+
+}  // namespace
+
+std::shared_ptr<DeviceSide> make_device_side(WorldParts& world) {
+#ifdef SHOAL_WITH_CUDA
+  return make_cuda_device_side(world);
+#else
+  fail(Code::unsupported, "PE {}: this build of Shoal has no GPU backend", world.my_pe);
+#endif
+}
+
+device::Team describe_team(const DeviceSide& side, const TeamState& team) {
+  const Pe n_pes = side.world().n_pes;
+  require(n_pes <= device::Team::kMaxPes, Code::unsupported,
+          "teams on the device exist in worlds of up to {} PEs; this one has {}", device::Team::kMaxPes, n_pes);
+  device::Team result{};
+  result.arrived = side.team_words(team.index);
+  result.epoch = result.arrived + n_pes;
+  result.generation = team.generation;
+  for (const Pe pe : team.members) result.members[pe / 64] |= std::uint64_t{1} << (pe % 64);
+  return result;
+}
+
+std::optional<FailureReport> take_report(FailureReport& report) {
+  const std::atomic_ref state(report.state);
+  if (state.load(std::memory_order_acquire) != FailureReport::complete) return std::nullopt;
+  const FailureReport taken = report;
+  state.store(FailureReport::empty, std::memory_order_release);
+  return taken;
+}
+
+Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
+  switch (report.kind) {
+    case FailureKind::bad_address:
+      return Error(
+          Code::invalid_argument,
+          fmt::format("an operation in a kernel of PE {} of {} names {} bytes at heap offset {} of PE {}, which "
+                      "do not exist ({}); nothing was done",
+                      my_pe, n_pes, report.bytes, static_cast<std::int64_t>(report.offset), report.awaited,
+                      place(report)));
+    case FailureKind::unreachable:
+      return Error(Code::unsupported,
+                   fmt::format("an operation in a kernel of PE {} of {} names PE {}, whose heap its GPU does not reach "
+                               "({}); nothing was done",
+                               my_pe, n_pes, report.awaited, place(report)));
+    case FailureKind::barrier:
+      return Error(Code::timeout,
+                   fmt::format("barrier on the GPU timed out after {} ms on PE {} of {}: waiting for PE {}, expected "
+                               "barrier {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+                               report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
+                               epoch_of(report.seen), place(report)));
+    default:
+      return Error(
+          Code::timeout,
+          fmt::format("{} on the GPU timed out after {} ms on PE {} of {}: waiting for the {}-byte variable at "
+                      "heap offset {} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+                      name_of(report.kind), report.waited_ns / 1'000'000, my_pe, n_pes, report.width, report.offset,
+                      symbol_of(report.compare), number(report.expected, report), number(report.seen, report),
+                      place(report)));
+  }
+}
+
+}  // namespace shoal::detail

@@ -1,0 +1,84 @@
+// device_side.hpp: what a world with its heap in GPU memory can do on streams and in kernels, for code that knows no
+// CUDA header. The public calls (stream_operations.cpp) check arguments, the implementation (cuda/) starts work.
+//
+// Every call starts work on a stream and returns; none allocates or waits for the GPU, so that streams can be captured.
+// Addresses are those of this process: peers' heaps as mapped here. All throw Error{system} with CUDA's reason when
+// work cannot be started.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "shoal/cuda.hpp"
+#include "shoal/device/types.hpp"
+
+namespace shoal::detail {
+
+struct WorldParts;
+
+/// A variable of this PE's heap and what it is waited or tested for.
+struct Condition {
+  const void* variable = nullptr;
+  Compare compare{};
+  std::uint64_t value = 0;
+  std::size_t width = 0;  ///< 4 or 8
+  bool is_signed = false;
+};
+
+class DeviceSide {
+ public:
+  virtual ~DeviceSide() = default;
+  DeviceSide(const DeviceSide&) = delete;
+  DeviceSide& operator=(const DeviceSide&) = delete;
+
+  const device::World& world() const noexcept { return world_; }
+  const cuda::LaunchContext& launch() const noexcept { return launch_; }
+  /// The words of the team with this index in this PE's heap; zero at the start of the world.
+  std::uint64_t* team_words(std::int32_t team) const noexcept {
+    return team_words_ + static_cast<std::size_t>(team) * team_stride(world_.n_pes);
+  }
+  static std::size_t team_stride(Pe n_pes) noexcept { return static_cast<std::size_t>(n_pes) + 1; }
+
+  /// Throws Error{invalid_argument}, naming `what`, unless the GPU can use [memory, memory + bytes).
+  virtual void check_local(const char* what, const void* memory, std::size_t bytes) const = 0;
+
+  virtual void copy(cuda::Stream stream, void* target, const void* source, std::size_t bytes) const = 0;
+  virtual void copy_strided(cuda::Stream stream, void* target, std::size_t target_stride, const void* source,
+                            std::size_t source_stride, std::size_t element, std::size_t count) const = 0;
+  /// `width` is 1, 2, 4 or 8; the target is aligned to it.
+  virtual void store(cuda::Stream stream, void* target, std::uint64_t value, std::size_t width) const = 0;
+  /// The value before, `width` bytes, goes to `result` where that is not nullptr.
+  virtual void atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
+                      std::size_t width, void* result) const = 0;
+  virtual void signal(cuda::Stream stream, std::uint64_t* word, SignalOp op, std::uint64_t value) const = 0;
+  virtual void copy_signal(cuda::Stream stream, void* target, const void* source, std::size_t bytes,
+                           std::uint64_t* word, SignalOp op, std::uint64_t value) const = 0;
+  virtual void wait(cuda::Stream stream, const Condition& condition) const = 0;
+  virtual void test(cuda::Stream stream, const Condition& condition, int* result) const = 0;
+  virtual void barrier(cuda::Stream stream, const device::Team& team) const = 0;
+  virtual void order(cuda::Stream before, cuda::Stream after) const = 0;
+
+ protected:
+  DeviceSide() = default;
+  device::World world_{};
+  cuda::LaunchContext launch_{};
+  std::uint64_t* team_words_ = nullptr;  ///< per team: arrived, by PE, then epoch
+};
+
+/// The device side of a world whose heap is in GPU memory, before its final barrier: takes the start of the heap's free
+/// memory, the same on every PE. Not collective. Throws Error{unsupported} in a build without CUDA.
+std::shared_ptr<DeviceSide> make_device_side(WorldParts& world);
+
+/// A team as its members' kernels see it. Throws Error{unsupported} for worlds of too many PEs.
+device::Team describe_team(const DeviceSide& side, const TeamState& team);
+
+/// Takes a complete report, so that the next one can be written; nullopt when there is none.
+std::optional<device::FailureReport> take_report(device::FailureReport& report);
+/// The error that a report stands for, on PE `my_pe` of `n_pes`.
+Error describe_report(const device::FailureReport& report, Pe my_pe, Pe n_pes);
+
+}  // namespace shoal::detail

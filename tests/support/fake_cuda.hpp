@@ -1,0 +1,44 @@
+// fake_cuda.hpp: a CUDA driver without a GPU: memory is the host's, copies are memcpy.
+//
+// It lets everything of the heap in GPU memory but the kernels run where there is no GPU, and makes any function fail
+// at any call. It refuses what the driver would: access that was not granted, calls without a context, unmapping what
+// is not mapped. Only in builds with CUDA.
+#pragma once
+#ifdef SHOAL_WITH_CUDA
+
+#include <cuda.h>
+
+#include <functional>
+#include <string>
+
+namespace shoal::test {
+
+struct FakeCudaOptions {
+  int gpus = 8;
+  bool vmm = true, fd = true, fabric = true;
+  bool native_atomics = true;
+  std::size_t memory = std::size_t{1} << 30;       ///< of each GPU, counted in this process
+  std::function<bool(int, int)> peer_access = {};  ///< by two ordinals; empty: everywhere
+  std::string failing_function = {};               ///< a field of Driver, such as "mem_map"
+  int failing_call = 0;                            ///< which of its calls fails, from 0
+  int failures = 1;                                ///< how many of them do
+  CUresult failure = CUDA_ERROR_UNKNOWN;
+};
+
+/// Puts the fake driver and the fake word kernels in the place of the real ones while it lives. One at a time.
+class FakeCuda {
+ public:
+  explicit FakeCuda(FakeCudaOptions options = {});
+  ~FakeCuda();
+  FakeCuda(const FakeCuda&) = delete;
+  FakeCuda& operator=(const FakeCuda&) = delete;
+
+  /// What was taken and not given back: "2 mappings, 1 stream"; empty when nothing.
+  static std::string leaks();
+  /// Calls of a function so far.
+  static int calls(const std::string& function);
+};
+
+}  // namespace shoal::test
+
+#endif
