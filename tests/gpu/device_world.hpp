@@ -1,0 +1,97 @@
+// device_world.hpp: worlds of PEs as threads that share the GPUs of this machine, for tests of kernels and streams.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shoal/cuda.hpp"
+#include "shoal/world.hpp"
+
+namespace shoal::test {
+
+/// Streams of PEs that share a GPU wait for each other: each needs a hardware queue of its own, and kernels that are
+/// loaded before anything waits. Read by the CUDA driver at its start, so set before main.
+inline const bool environment_is_set = [] {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  return true;
+}();
+
+/// Why tests that need a GPU cannot run; empty where they can.
+inline std::string no_gpu() {
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result == cudaSuccess && count > 0) return {};
+  return std::string("no GPU: ") + (result == cudaSuccess ? "the driver shows none" : cudaGetErrorString(result));
+}
+
+#define SHOAL_NEEDS_GPU() \
+  if (const std::string reason = shoal::test::no_gpu(); !reason.empty()) GTEST_SKIP() << reason
+
+inline Settings cuda_settings() {
+  Settings settings;
+  settings.heap = "cuda";
+  settings.symmetric_size = std::size_t{64} << 20;
+  settings.timeout = std::chrono::seconds(20);
+  return settings;
+}
+
+inline void check_cuda(cudaError_t result) {
+  if (result != cudaSuccess) throw Error(Code::system, cudaGetErrorString(result));
+}
+
+/// A stream of a PE.
+class TestStream {
+ public:
+  explicit TestStream(const World& world) {
+    check_cuda(cudaSetDevice(cuda::launch_context(world).device));
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  ~TestStream() { cudaStreamDestroy(stream_); }
+  TestStream(const TestStream&) = delete;
+  TestStream& operator=(const TestStream&) = delete;
+
+  operator cudaStream_t() const { return stream_; }
+  void synchronize() const { check_cuda(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// Runs `body` on `n_pes` PEs. A failure that a kernel reported and the body did not take is the test's.
+inline void run_gpu_pes(Pe n_pes, const std::function<void(World&, const TestStream&)>& body,
+                        const Settings& settings = cuda_settings()) {
+  run_threads(n_pes, settings, [&](World& world) {
+    const TestStream stream(world);
+    body(world, stream);
+    stream.synchronize();
+    cuda::check_failures(world);
+  });
+}
+
+/// This PE's copy.
+template <typename T>
+std::vector<T> fetch(const World& world, const SymmetricArray<T>& array) {
+  std::vector<T> values(array.size());
+  world.get(std::span(values), array.on(world.my_pe()));
+  return values;
+}
+template <typename T>
+void fill(const World& world, const SymmetricArray<T>& array, const std::vector<T>& values) {
+  world.put(array.on(world.my_pe()).subspan(0, values.size()), values);
+}
+
+inline Pe right(const World& world) {
+  return (world.my_pe() + 1) % world.n_pes();
+}
+inline Pe left(const World& world) {
+  return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
+}
+
+}  // namespace shoal::test

@@ -1,0 +1,269 @@
+// Operations on CUDA streams (requirement D15): values, order on the stream, deadlines, graphs, several PEs on one GPU.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "device_world.hpp"
+#include "shoal/collective.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::test {
+namespace {
+
+using cuda::StreamOperations;
+
+std::vector<std::uint32_t> row(Pe pe, std::size_t count) {
+  std::vector<std::uint32_t> values(count);
+  std::iota(values.begin(), values.end(), 1'000'000U * (static_cast<std::uint32_t>(pe) + 1));
+  return values;
+}
+
+/// put and get of `count` words, by kernel or by copy engine, aligned and not.
+void check_put_get(World& world, const TestStream& stream, std::size_t count) {
+  const auto out = world.heap().allocate<std::uint32_t>(count + 1);
+  const auto in = world.heap().allocate<std::uint32_t>(count + 1);
+  const auto back = world.heap().allocate<std::uint32_t>(count);
+  const StreamOperations on(world, stream);
+  fill(world, out, row(world.my_pe(), count + 1));
+  on.barrier(world.team());
+  on.put(in.on(right(world)).subspan(1, count), std::span<const std::uint32_t>(out.data(), count));
+  on.get(back.span(), out.on(right(world)).subspan(1, count));
+  on.barrier(world.team());
+  stream.synchronize();
+  cuda::check_failures(world);
+  auto expected = row(left(world), count + 1);
+  expected.insert(expected.begin(), 0);
+  expected.pop_back();
+  EXPECT_EQ(fetch(world, in), expected);
+  expected = row(right(world), count + 1);
+  expected.erase(expected.begin());
+  EXPECT_EQ(fetch(world, back), expected);
+  barrier(world.team());
+}
+
+TEST(StreamOperations, PutAndGetSmall) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(2, [](World& world, const TestStream& stream) { check_put_get(world, stream, 100); });
+}
+TEST(StreamOperations, PutAndGetOfEverySize) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(8, [](World& world, const TestStream& stream) {
+    for (const std::size_t count : {1, 3, 4, 1000, 4097, 16384, 65535, 65536, 300'001})
+      check_put_get(world, stream, count);
+  });
+}
+
+TEST(StreamOperations, ValuesStridesAndAtomicsSmall) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(3, [](World& world, const TestStream& stream) {
+    const StreamOperations on(world, stream);
+    const auto bytes = world.heap().allocate<std::uint8_t>(16);
+    const auto in = world.heap().allocate<double>(64);
+    const auto out = world.heap().allocate<double>(64);
+    const auto back = world.heap().allocate<double>(64);
+    const auto words = world.heap().allocate<std::int32_t>(4);
+    const auto before = world.heap().allocate<std::int32_t>(4);
+    std::vector<double> mine(64);
+    std::iota(mine.begin(), mine.end(), 100.0 * (world.my_pe() + 1));
+    fill(world, out, mine);
+    const Pe next = right(world);
+    on.barrier(world.team());
+    on.put_value(bytes.on(next)[3], static_cast<std::uint8_t>(world.my_pe() + 1));
+    on.put_value(RemoteSpan<std::uint16_t>{{next, bytes.on(next).address.offset + 4}, 1}, 0x0201);
+    on.put_value(in.on(next)[60], -1.5);
+    on.put_strided(in.on(next), 3, out.data(), 2, 20);
+    on.get_strided(back.data(), 2, out.on(next), 5, 12);
+    for (int i = 0; i < 5; ++i) on.atomic(AtomicOp::add, words.on(0)[0], 7, nullptr);
+    on.atomic(AtomicOp::swap, words.on(next)[1], -9, before.data());
+    on.atomic(AtomicOp::compare_swap, words.on(next)[1], 4, before.data() + 1, -9);
+    on.atomic(AtomicOp::compare_swap, words.on(next)[1], 5, before.data() + 2, -9);
+    on.atomic(AtomicOp::fetch, words.on(next)[1], 0, before.data() + 3);
+    on.barrier(world.team());
+    stream.synchronize();
+    cuda::check_failures(world);
+
+    std::vector<std::uint8_t> expected_bytes(16);
+    expected_bytes[3] = static_cast<std::uint8_t>(left(world) + 1);
+    expected_bytes[4] = 1, expected_bytes[5] = 2;
+    EXPECT_EQ(fetch(world, bytes), expected_bytes);
+    std::vector<double> expected_in(64), expected_back(64);
+    for (std::size_t i = 0; i < 20; ++i) expected_in[3 * i] = 100.0 * (left(world) + 1) + 2.0 * static_cast<double>(i);
+    expected_in[60] = -1.5;
+    for (std::size_t i = 0; i < 12; ++i) expected_back[2 * i] = 100.0 * (next + 1) + 5.0 * static_cast<double>(i);
+    EXPECT_EQ(fetch(world, in), expected_in);
+    EXPECT_EQ(fetch(world, back), expected_back);
+    EXPECT_EQ(fetch(world, words), (std::vector<std::int32_t>{world.my_pe() == 0 ? 5 * 7 * 3 : 0, 4, 0, 0}));
+    EXPECT_EQ(fetch(world, before), (std::vector<std::int32_t>{0, -9, 4, 4}));
+    barrier(world.team());
+  });
+}
+
+/// Rounds of a ring on streams alone: the host looks at the end only. Each round's row is checked by where it ends: the
+/// receiver copies it into its own log.
+void check_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds) {
+  const StreamOperations on(world, stream);
+  const auto rows = world.heap().allocate<std::uint32_t>(rounds * count);
+  const auto inbox = world.heap().allocate<std::uint32_t>(count);
+  const auto log = world.heap().allocate<std::uint32_t>(rounds * count);
+  const auto flags = world.heap().allocate<std::uint64_t>(2);
+  fill(world, rows, row(world.my_pe(), rounds * count));
+  barrier(world.team());
+  const Pe me = world.my_pe();
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
+    const std::size_t first = (round - 1) * count;
+    on.put_signal(inbox.on(right(world)), std::span<const std::uint32_t>(rows.data() + first, count),
+                  flags.on(right(world))[0], SignalOp::add, 1);
+    on.wait_until(flags.data(), Compare::greater_equal, round);
+    on.put(log.on(me).subspan(first, count), std::span<const std::uint32_t>(inbox.data(), count));
+    on.signal(flags.on(left(world))[1], SignalOp::set, round);
+    on.wait_until(flags.data() + 1, Compare::equal, round);
+  }
+  stream.synchronize();
+  cuda::check_failures(world);
+  EXPECT_EQ(fetch(world, log), row(left(world), rounds * count));
+  barrier(world.team());
+}
+
+TEST(StreamOperations, RingSmall) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(2, [](World& world, const TestStream& stream) { check_ring(world, stream, 64, 3); });
+}
+TEST(StreamOperations, SignalsCarryTheDataBeforeThem) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(8, [](World& world, const TestStream& stream) {
+    check_ring(world, stream, 100, 50);      // one kernel copies and signals
+    check_ring(world, stream, 10'001, 20);   // a kernel, then a signal
+    check_ring(world, stream, 100'000, 10);  // the copy engine, then a signal
+  });
+}
+
+TEST(StreamOperations, BarriersOfTeams) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(8, [](World& world, const TestStream& stream) {
+    const StreamOperations on(world, stream);
+    const auto table = world.heap().allocate<std::uint64_t>(8);
+    Team odd = world.team().split_strided(1, 2, 4);
+    for (std::uint64_t round = 1; round <= 50; ++round) {
+      for (Pe pe = 0; pe < 8; ++pe) on.put_value(table.on(pe)[static_cast<std::size_t>(world.my_pe())], round);
+      on.barrier(world.team());
+      if (odd.valid()) on.barrier(odd);
+      on.barrier(world.team());
+    }
+    stream.synchronize();
+    cuda::check_failures(world);
+    EXPECT_EQ(fetch(world, table), std::vector<std::uint64_t>(8, 50));
+    if (odd.valid()) odd.destroy();
+  });
+}
+
+TEST(StreamOperations, TestsAndDeadlinesSmall) {
+  SHOAL_NEEDS_GPU();
+  Settings settings = cuda_settings();
+  settings.timeout = std::chrono::milliseconds(500);
+  run_gpu_pes(
+      1,
+      [](World& world, const TestStream& stream) {
+        const StreamOperations on(world, stream);
+        const auto flag = world.heap().allocate<std::int32_t>(1);
+        const auto results = world.heap().allocate<int>(3);
+        fill(world, results, {9, 9, 9});
+        on.test(flag.data(), Compare::equal, 0, results.data());
+        on.test(flag.data(), Compare::greater, -1, results.data() + 1);
+        on.test(flag.data(), Compare::less, 0, results.data() + 2);
+        on.wait_until(flag.data(), Compare::not_equal, 0);  // never
+        on.put_value(flag.on(0), 3);                        // the stream goes on
+        stream.synchronize();
+        EXPECT_EQ(fetch(world, results), (std::vector<int>{1, 1, 0}));
+        EXPECT_EQ(fetch(world, flag)[0], 3);
+        expect_error(Code::timeout, "to be != 0, seen 0", [&] { cuda::check_failures(world); });
+        cuda::check_failures(world);
+        on.wait_until(flag.data(), Compare::equal, 3);
+        stream.synchronize();
+        cuda::check_failures(world);
+      },
+      settings);
+}
+
+/// A captured ring with barriers, replayed: signals count up, so a replay waits for its own.
+TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(8, [](World& world, const TestStream& stream) {
+    const StreamOperations on(world, stream);
+    const auto counter = world.heap().allocate<std::uint64_t>(1);
+    const auto large = world.heap().allocate<std::uint8_t>(std::size_t{1} << 20);
+    const auto sum = world.heap().allocate<std::uint64_t>(1);
+    const auto landing = world.heap().allocate<std::uint8_t>(large.size());
+    fill(world, large, std::vector<std::uint8_t>(large.size(), static_cast<std::uint8_t>(world.my_pe() + 1)));
+    barrier(world.team());
+
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    on.barrier(world.team());
+    on.atomic(AtomicOp::add, counter.on(right(world)), 2, nullptr);
+    on.put(landing.on(right(world)), std::span<const std::uint8_t>(large.data(), large.size()));
+    on.barrier(world.team());
+    on.get(sum.span(), counter.on(world.my_pe()));
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExec_t executable = nullptr;
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0));
+    for (std::uint64_t replay = 1; replay <= 20; ++replay) {
+      check_cuda(cudaGraphLaunch(executable, stream));
+      stream.synchronize();
+      cuda::check_failures(world);
+      ASSERT_EQ(fetch(world, sum)[0], 2 * replay);
+    }
+    EXPECT_EQ(fetch(world, landing),
+              std::vector<std::uint8_t>(large.size(), static_cast<std::uint8_t>(left(world) + 1)));
+    check_cuda(cudaGraphExecDestroy(executable));
+    check_cuda(cudaGraphDestroy(graph));
+    barrier(world.team());
+  });
+}
+
+// The example of docs/device.md.
+TEST(StreamOperations, GuideExampleSmall) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(2, [](World& world, const TestStream& stream) {
+    const auto out = world.heap().allocate<float>(1024);
+    const auto in = world.heap().allocate<float>(1024);
+    const auto arrived = world.heap().allocate<std::uint64_t>(1);
+    fill(world, out, std::vector<float>(1024, 1.0F + static_cast<float>(world.my_pe())));
+    // [streams]
+    const Pe next = (world.my_pe() + 1) % world.n_pes();
+    const cuda::StreamOperations on(world, stream);
+    on.put_signal(in.on(next), std::span<const float>(out.data(), out.size()), arrived.on(next), SignalOp::add, 1);
+    on.wait_until(arrived.data(), Compare::greater_equal, 1);  // holds the stream, not the host
+    on.barrier(world.team());                                  // of streams: everybody has come as far
+    check_cuda(cudaStreamSynchronize(stream));
+    cuda::check_failures(world);
+    // [streams]
+    EXPECT_EQ(fetch(world, in), std::vector<float>(1024, 1.0F + static_cast<float>(left(world))));
+    barrier(world.team());
+  });
+}
+
+TEST(StreamOperations, LocalMemoryMustBeTheGpus) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(2, [](World& world, const TestStream& stream) {
+    const StreamOperations on(world, stream);
+    const auto words = world.heap().allocate<int>(8);
+    const std::vector<int> pageable(8, 3);
+    expect_error(Code::invalid_argument, "is not memory that GPU", [&] { on.put(words.on(0), pageable); });
+    expect_error(Code::invalid_argument, "legacy default stream", [&] { StreamOperations(world, nullptr); });
+    void* pinned = nullptr;
+    check_cuda(cudaHostAlloc(&pinned, 8 * sizeof(int), cudaHostAllocPortable));
+    auto* const values = static_cast<int*>(pinned);
+    std::iota(values, values + 8, 10 * world.my_pe());
+    on.put(words.on(right(world)), std::span<const int>(values, 8));
+    on.barrier(world.team());
+    stream.synchronize();
+    std::vector<int> expected(8);
+    std::iota(expected.begin(), expected.end(), 10 * left(world));
+    EXPECT_EQ(fetch(world, words), expected);
+    barrier(world.team());
+    check_cuda(cudaFreeHost(pinned));
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,40 @@
+"""docs/device.md shows code that is compiled: every block of it is a marked part of a source file, word for word."""
+
+import os
+import pathlib
+import re
+import subprocess
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = ["examples/device_ring.cu", "tests/gpu/stream_operations_test.cpp"]
+
+
+def marked_parts():
+    """What lies between two lines "// [name]" of the sources, without its indentation."""
+    parts = []
+    for source in SOURCES:
+        text = (ROOT / source).read_text()
+        for match in re.finditer(r"^ *// \[(\w+)\]\n(.*?)^ *// \[\1\]$", text, re.MULTILINE | re.DOTALL):
+            parts.append(textwrap.dedent(match[2]).strip("\n"))
+    return parts
+
+
+def test_every_block_of_code_is_compiled():
+    page = (ROOT / "docs/device.md").read_text()
+    blocks = [block.strip("\n") for block in re.findall(r"```cpp\n(.*?)```", page, re.DOTALL)]
+    assert len(blocks) == 4
+    parts = marked_parts()
+    for block in blocks:
+        assert block in parts, f"not in {' or '.join(SOURCES)}:\n{block}"
+
+
+def test_example_without_a_gpu_says_so(bin_dir):
+    program = bin_dir / "example_device_ring"
+    if not program.exists():
+        pytest.skip("built without CUDA")
+    result = subprocess.run([program], capture_output=True, text=True, timeout=60, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert result.returncode == 77
+    assert "needs a GPU" in result.stdout
