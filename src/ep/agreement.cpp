@@ -23,6 +23,7 @@ constexpr Field kFields[] = {
     {"live_results", [](const GroupOptions& o) { return std::int64_t{o.live_results}; }},
     {"low_latency_max_tokens", [](const GroupOptions& o) { return o.low_latency_max_tokens; }},
     {"preinitialize", [](const GroupOptions& o) { return std::int64_t{o.preinitialize}; }},
+    {"combine_staging", [](const GroupOptions& o) { return std::int64_t{o.combine_staging}; }},
     {"mask_failed", [](const GroupOptions& o) { return std::int64_t{o.mask_failed}; }},
 };
 constexpr std::size_t kFieldCount = std::size(kFields);

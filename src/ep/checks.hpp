@@ -5,11 +5,12 @@
 
 namespace shoal::ep::detail {
 
-/// A contiguous host tensor of the given shape and of one of the dtypes.
-void check_tensor(const char* call, const char* name, const TensorView& tensor,
+/// A contiguous tensor of the given shape and of one of the dtypes, where the group's memory lies.
+void check_tensor(const GroupState& group, const char* call, const char* name, const TensorView& tensor,
                   std::initializer_list<std::int64_t> shape, std::initializer_list<DataType> dtypes);
 
-void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens, std::int64_t hidden);
+void check_launch(const GroupState& group, const char* call, const Launch& launch);
+void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens);
 void check_dispatch_options(const GroupState& group, const TensorView& x, const DispatchOptions& options);
 void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,
                    const CombineOptions& options);

@@ -1,29 +1,15 @@
 #include "shoal/ep/group.hpp"
 
-#include <cstring>
 #include <exception>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/agreement.hpp"
+#include "ep/backend.hpp"
 #include "ep/checks.hpp"
-#include "ep/host/low_latency.hpp"
-#include "ep/host/normal.hpp"
 
 namespace shoal::ep {
 namespace detail {
-
-GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
-    : team(owner),
-      options(wanted),
-      shape(make_shape(wanted, owner.size())),
-      layout(shape),
-      world(owner.state().world),
-      me(owner.my_pe()),
-      timeout(wanted.timeout.count() > 0 ? wanted.timeout : owner.state().world->settings().timeout),
-      arena(layout.arena_bytes),
-      workers(wanted.threads > 0 ? wanted.threads : static_cast<std::int32_t>(world->settings().ep_threads)),
-      masked(shape.ranks, 0) {}
 
 namespace {
 
@@ -32,7 +18,7 @@ GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* cal
   require(state != nullptr && !state->closed, Code::closed, "{}: the group is closed", call);
   state->team.state();
   require(state->failure.empty(), Code::closed, "{}: the group failed before: {}", call, state->failure);
-  if (const auto member = host::failed_member(*state); member && !state->options.mask_failed)
+  if (const auto member = state->backend->failed_member(); member && !state->options.mask_failed)
     fail(Code::closed, "{}: PE {} has given this group up: its own message says why", call,
          state->team.world_pe(*member));
   return *state;
@@ -57,14 +43,9 @@ class Timer {
   std::chrono::steady_clock::time_point start_;
 };
 
-Dispatched run_dispatch(const std::shared_ptr<GroupState>& state, const host::DispatchCall& call) {
+Dispatched run_dispatch(const std::shared_ptr<GroupState>& state, const DispatchCall& call) {
   const Timer timer(state->statistics.dispatch_time);
-  return host::committed(*state, [&] {
-    const host::DispatchPlan plan = host::notify(state, call);
-    host::dispatch_send(*state, call, plan);
-    ++state->statistics.dispatches;
-    return host::dispatch_receive(*state, call, plan);
-  });
+  return state->backend->dispatch(call);
 }
 
 Dispatched dispatch_new(const std::shared_ptr<GroupState>& state, const TensorView& x, const Routing& routing,
@@ -75,10 +56,9 @@ Dispatched dispatch_new(const std::shared_ptr<GroupState>& state, const TensorVi
   require(routing.tokens() <= state->shape.max_tokens, Code::invalid_argument,
           "dispatch: {} tokens; this group was made for at most {} (GroupOptions.max_tokens)", routing.tokens(),
           state->shape.max_tokens);
-  check_rows(*state, x, routing.tokens(), state->shape.hidden);
+  check_rows(*state, x, routing.tokens());
   check_dispatch_options(*state, x, options);
-  const host::DispatchCall call{x, options, routing.state};
-  return run_dispatch(state, call);
+  return run_dispatch(state, {x, options, routing.state});
 }
 
 Combined run_combine(const std::shared_ptr<GroupState>& state, const TensorView& y, const Handle& handle,
@@ -87,11 +67,7 @@ Combined run_combine(const std::shared_ptr<GroupState>& state, const TensorView&
           "combine: the handle is not of a dispatch of this group");
   check_combine(*state, y, *handle.state(), options);
   const Timer timer(state->statistics.combine_time);
-  return host::committed(*state, [&] {
-    const host::NoticeBoard board = host::combine_send(*state, y, *handle.state(), options);
-    ++state->statistics.combines;
-    return host::combine_receive(*state, y, *handle.state(), options, board);
-  });
+  return state->backend->combine(y, *handle.state(), options);
 }
 
 Stream& stream_of(GroupState& state) {
@@ -101,6 +77,7 @@ Stream& stream_of(GroupState& state) {
 
 /// Returns the memory unless results are still held somewhere; true when it was returned. Collective.
 bool release_memory(GroupState& state) {
+  state.backend->synchronize();  // queued work still uses the memory
   if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
   state.world->heap().free(state.block);
   state.closed = true;
@@ -112,12 +89,11 @@ bool release_memory(GroupState& state) {
 
 Group::Group(const Team& team, const GroupOptions& options) : state_(detail::agree_on_group(team, options)) {
   detail::GroupState& state = *state_;
-  state.block = static_cast<std::byte*>(state.world->heap().malloc(state.layout.total));
+  state.block = static_cast<std::byte*>(state.world->heap().malloc(state.heap_bytes));
   state.block_offset = state.world->heap().offset_of(state.block);
   for (Pe pe = 0; pe < state.shape.ranks; ++pe)
     state.peers.push_back(state.world->peer_base(team.world_pe(pe)) + state.block_offset);
-  // Only signals and notices need a known start; zeroing payload would touch pages that may never be used.
-  std::memset(state.block, 0, state.layout.control_end);
+  state.backend->open();
   state.world->sync(team.state(), "ep group");
   if (options.preinitialize) warmup();
 }
@@ -134,8 +110,8 @@ Group::~Group() {
     state_->team.state();  // throws where the world is closed: it took the memory with it
     // While an exception unwinds, or after a failure, other members may never come: their memory goes when the world
     // does.
-    const bool orderly = std::uncaught_exceptions() == 0 && state_->failure.empty() && !host::failed_member(*state_) &&
-                         !state_->world->failure();
+    const bool orderly = std::uncaught_exceptions() == 0 && state_->failure.empty() &&
+                         !state_->backend->failed_member() && !state_->world->failure();
     if (orderly && !detail::release_memory(*state_))
       log::warn(
           "an ep::Group went while results of its dispatches were still held; its memory stays taken until the world "
@@ -176,12 +152,10 @@ std::int32_t Group::local_experts() const {
   return state_->shape.local_experts;
 }
 
-Routing Group::route(const TensorView& topk_idx) const {
+Routing Group::route(const TensorView& topk_idx, const Launch& launch) const {
   require(state_ != nullptr && !state_->closed, Code::closed, "route: the group is closed");
-  const auto& shape = state_->shape;
-  const std::int64_t most = std::max(shape.max_tokens, shape.low_latency_max_tokens);
-  auto state = detail::make_routing(detail::checked_topk(topk_idx, shape, most, "route"), shape);
-  return {state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, state};
+  detail::check_launch(*state_, "route", launch);
+  return state_->backend->route(topk_idx, launch);
 }
 
 Dispatched Group::dispatch(const TensorView& x, const Routing& routing, const DispatchOptions& options) {
@@ -193,11 +167,9 @@ Dispatched Group::dispatch(const TensorView& x, const Handle& handle, const Disp
   detail::GroupState& state = detail::usable(state_, "dispatch");
   require(handle.valid() && handle.state()->group.lock().get() == &state, Code::invalid_argument,
           "dispatch: the handle is not of a dispatch of this group");
-  detail::check_rows(state, x, handle.state()->routing->tokens, state.shape.hidden);
+  detail::check_rows(state, x, handle.state()->routing->tokens);
   detail::check_dispatch_options(state, x, options);
-  host::DispatchCall call{x, options, handle.state()->routing};
-  call.cached = handle.state();
-  return detail::run_dispatch(state_, call);
+  return detail::run_dispatch(state_, {x, options, handle.state()->routing, handle.state()});
 }
 
 Combined Group::combine(const TensorView& y, const Handle& handle, const CombineOptions& options) {
@@ -211,7 +183,9 @@ std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing
   return detail::stream_of(*state_).submit(
       [state = state_, x, routing, options] {
         detail::open_group(state, "dispatch_async");
-        return detail::dispatch_new(state, x, routing, options);
+        Dispatched received = detail::dispatch_new(state, x, routing, options);
+        state->backend->synchronize();
+        return received;
       },
       std::move(after));
 }
@@ -222,7 +196,9 @@ std::future<Combined> Group::combine_async(const TensorView& y, const Handle& ha
   return detail::stream_of(*state_).submit(
       [state = state_, y, handle, options] {
         detail::open_group(state, "combine_async");
-        return detail::run_combine(state, y, handle, options);
+        Combined combined = detail::run_combine(state, y, handle, options);
+        state->backend->synchronize();
+        return combined;
       },
       std::move(after));
 }
@@ -232,19 +208,6 @@ std::future<Combined> Group::combine_async(const TensorView& y, const Handle& ha
 
 namespace detail {
 namespace {
-
-/// Whether receive() would return or throw without waiting: everybody has sent, has failed, or had the time to.
-template <typename Pending>
-bool pending_ready(const std::shared_ptr<Pending>& pending, std::size_t GroupLayout::* signals, std::uint64_t epoch,
-                   const char* call) {
-  const GroupState& group = open_group(pending->group, call);
-  if (std::chrono::steady_clock::now() > pending->sent_at + group.timeout) return true;
-  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
-    if (!group.masked[rank] && host::read_signal(group, group.layout.*signals, rank) < epoch &&
-        !group.world->has_failed(group.team.world_pe(rank)))
-      return false;
-  return true;
-}
 
 /// Receives are made in the order of the sends, of which at most two are open: the halves of the buffers say so.
 void require_next(const char* call, std::uint64_t epoch, std::uint64_t received) {
@@ -265,25 +228,16 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
                                             const LowLatencyDispatchOptions& options) {
   const char* call = "low_latency_dispatch";
   detail::GroupState& state = detail::usable(state_, call);
-  detail::check_low_latency_mode(state, call);
-  Tensor topk = detail::checked_topk(topk_idx, state.shape, state.shape.low_latency_max_tokens, call);
-  detail::check_low_latency_dispatch(state, x, topk, options);
+  detail::check_low_latency_dispatch(state, x, topk_idx, options);
   detail::require_half(call, state.low_latency_dispatch_epoch, state.low_latency_dispatch_received);
   const detail::Timer timer(state.statistics.low_latency_dispatch_time);
-  auto pending = std::make_shared<detail::PendingDispatchState>();
-  pending->group = state_;
-  pending->options = options;
-  auto routing = detail::make_routing(std::move(topk), state.shape);
-  pending->handle = host::committed(
-      state, [&] { return host::low_latency_dispatch_send(state, x, std::move(routing), options.quantize); });
-  ++state.statistics.low_latency_dispatches;
-  return PendingDispatch(std::move(pending));
+  return PendingDispatch(state.backend->low_latency_dispatch(x, topk_idx, options));
 }
 
 bool PendingDispatch::ready() const {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "ready: this low-latency dispatch has been received, or is empty");
-  return detail::pending_ready(state_, &detail::GroupLayout::slots_sent, state_->handle->epoch, "ready");
+  return detail::open_group(state_->group, "ready").backend->ready(*state_);
 }
 
 LowLatencyReceived PendingDispatch::receive() {
@@ -294,7 +248,7 @@ LowLatencyReceived PendingDispatch::receive() {
   const detail::Timer timer(group.statistics.low_latency_dispatch_time);
   state_->received = true;
   ++group.low_latency_dispatch_received;
-  return host::committed(group, [&] { return host::low_latency_dispatch_receive(*state_); });
+  return group.backend->receive(*state_);
 }
 
 PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
@@ -304,21 +258,13 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
   detail::check_low_latency_combine(state, y, topk_idx, weights, handle.state().get(), options);
   detail::require_half(call, state.low_latency_combine_epoch, state.low_latency_combine_received);
   const detail::Timer timer(state.statistics.low_latency_combine_time);
-  auto pending = std::make_shared<detail::PendingCombineState>();
-  pending->group = state_;
-  pending->handle = handle.state();
-  pending->options = options;
-  pending->weights.assign(weights.as<float>(), weights.as<float>() + weights.size());
-  pending->epoch =
-      host::committed(state, [&] { return host::low_latency_combine_send(state, y, *handle.state(), options); });
-  ++state.statistics.low_latency_combines;
-  return PendingCombine(std::move(pending));
+  return PendingCombine(state.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options));
 }
 
 bool PendingCombine::ready() const {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "ready: this low-latency combine has been received, or is empty");
-  return detail::pending_ready(state_, &detail::GroupLayout::answers_ready, state_->epoch, "ready");
+  return detail::open_group(state_->group, "ready").backend->ready(*state_);
 }
 
 Tensor PendingCombine::receive() {
@@ -329,24 +275,17 @@ Tensor PendingCombine::receive() {
   const detail::Timer timer(group.statistics.low_latency_combine_time);
   state_->received = true;
   ++group.low_latency_combine_received;
-  return host::committed(group, [&] { return host::low_latency_combine_receive(*state_); });
+  return group.backend->receive(*state_);
 }
 
 TensorView Group::next_combine_buffer() {
   detail::GroupState& state = detail::usable(state_, "next_combine_buffer");
   detail::check_low_latency_mode(state, "next_combine_buffer");
-  host::wait_for_answer_buffer(state, state.low_latency_combine_epoch + 1);
-  const auto& shape = state.shape;
-  TensorView view(state.block + state.layout.answer(state.low_latency_combine_epoch + 1, 0, 0, shape),
-                  DataType::bfloat16, {shape.local_experts, shape.low_latency_rows(), shape.hidden});
-  const auto stride = static_cast<std::int64_t>(state.layout.answer_stride / 2);
-  view.strides = {shape.low_latency_rows() * stride, stride, 1};
-  return view;
+  return state.combine_buffer = state.backend->next_combine_buffer();
 }
 
 std::vector<int> Group::masked() const {
-  detail::GroupState& state = detail::usable(state_, "masked");
-  return {state.masked.begin(), state.masked.end()};
+  return detail::usable(state_, "masked").backend->masked();
 }
 
 void Group::set_mask(Pe member, bool masked) {
@@ -355,20 +294,36 @@ void Group::set_mask(Pe member, bool masked) {
           "set_mask: this group was made with GroupOptions.mask_failed = false");
   require(member >= 0 && member < state.shape.ranks && member != state.me, Code::invalid_argument,
           "set_mask: member {}; allowed: 0 to {}, but not this member ({})", member, state.shape.ranks - 1, state.me);
-  state.masked[member] = masked ? 1 : 0;
+  state.backend->set_mask(member, masked);
 }
 
 void Group::clear_masks() {
   detail::GroupState& state = detail::usable(state_, "clear_masks");
   require(state.options.mask_failed, Code::invalid_argument,
           "clear_masks: this group was made with GroupOptions.mask_failed = false");
-  std::fill(state.masked.begin(), state.masked.end(), 0);
+  state.backend->clear_masks();
 }
 
 Statistics Group::statistics() const {
   require(state_ != nullptr, Code::closed, "statistics: the group is closed");
   if (state_->stream) state_->stream->drain();
   return state_->statistics;
+}
+
+void Group::warmup() {
+  require(state_ != nullptr && !state_->closed, Code::closed, "warmup: the group is closed");
+  const Statistics before = state_->statistics;
+  state_->backend->warmup(*this);
+  state_->statistics = before;
+}
+
+void* Group::stream() const {
+  require(state_ != nullptr && !state_->closed, Code::closed, "stream: the group is closed");
+  return state_->backend->stream();
+}
+
+void Group::synchronize() {
+  detail::usable(state_, "synchronize").backend->synchronize();
 }
 
 }  // namespace shoal::ep

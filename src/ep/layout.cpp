@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/check.hpp"
+#include "ep/device_layout.hpp"
 
 namespace shoal::ep {
 namespace detail {
@@ -74,6 +75,7 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks) {
   shape.low_latency_max_tokens = options.low_latency_max_tokens;
   shape.max_scales = options.max_scales > 0 ? options.max_scales : scale_groups(options.hidden);
   shape.live_results = options.live_results;
+  shape.combine_staging = options.combine_staging;
   shape.max_row_bytes = options.hidden * element;
   shape.max_answer_bytes = options.hidden * std::max<std::size_t>(element, 2);  // experts answer float8 rows in 16 bits
   return shape;
@@ -122,8 +124,9 @@ GroupLayout::GroupLayout(const Shape& shape) {
     arena_bytes = (2 * shape.live_results - 1) * largest.total;
   }
   arena = cursor.take(arena_bytes, kPage);
-  staging = cursor.take(shape.max_received() * shape.max_answer_bytes, kPage);
-  staging_weights = cursor.take(shape.max_received() * shape.top_k * sizeof(float), kPage);
+  const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
+  staging = cursor.take(staged * shape.max_answer_bytes, kPage);
+  staging_weights = cursor.take(staged * shape.top_k * sizeof(float), kPage);
   normal_end = align_up(cursor.at, kPage);
 
   cursor.at = normal_end;
@@ -140,20 +143,25 @@ GroupLayout::GroupLayout(const Shape& shape) {
 
 }  // namespace detail
 
-SizeHint size_hint(const GroupOptions& options, std::int32_t ranks) {
+SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind heap) {
   require(ranks >= 1, Code::invalid_argument, "size_hint for {} ranks; at least 1 is needed", ranks);
-  const detail::GroupLayout layout(detail::make_shape(options, ranks));
+  const detail::Shape shape = detail::make_shape(options, ranks);
+  if (heap == DeviceKind::cuda) {
+    const detail::DeviceLayout layout(shape);
+    return {layout.control_end, layout.normal_end - layout.control_end, layout.total - layout.normal_end};
+  }
+  const detail::GroupLayout layout(shape);
   return {layout.control_end, layout.normal_end - layout.control_end, layout.total - layout.normal_end};
 }
 
 std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, std::int32_t ranks,
-                                  std::int32_t experts, std::int32_t top_k) {
+                                  std::int32_t experts, std::int32_t top_k, DeviceKind heap) {
   GroupOptions options;
   options.low_latency_max_tokens = max_tokens;
   options.hidden = hidden;
   options.experts = experts;
   options.top_k = top_k;
-  return size_hint(options, ranks).low_latency;
+  return size_hint(options, ranks, heap).low_latency;
 }
 
 }  // namespace shoal::ep

@@ -29,6 +29,7 @@ struct Shape {
   std::int32_t ranks = 0, experts = 0, local_experts = 0, top_k = 0;
   std::int64_t hidden = 0, max_tokens = 0, low_latency_max_tokens = 0, max_scales = 0;
   std::int32_t live_results = 0;
+  bool combine_staging = true;
   std::size_t max_row_bytes = 0;     ///< of the widest dispatch row of normal mode
   std::size_t max_answer_bytes = 0;  ///< of the widest combine row of normal mode
 

@@ -27,15 +27,21 @@ std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_
   return count;
 }
 
-Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens, const char* call) {
+void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& device, std::int64_t max_tokens,
+                const char* call) {
   require(topk_idx.rank == 2 && topk_idx.shape[1] == shape.top_k && topk_idx.contiguous() &&
-              (topk_idx.dtype == DataType::int64 || topk_idx.dtype == DataType::int32) && topk_idx.device == Device{},
-          Code::invalid_argument, "{}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}] on the host",
-          call, topk_idx.describe(), shape.top_k);
+              (topk_idx.dtype == DataType::int64 || topk_idx.dtype == DataType::int32) && topk_idx.device == device,
+          Code::invalid_argument, "{}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}] on the {}",
+          call, topk_idx.describe(), shape.top_k, device.kind == DeviceKind::host ? "host" : "GPU of the group");
   const std::int64_t tokens = topk_idx.shape[0];
   require(tokens <= max_tokens, Code::invalid_argument,
           "{}: {} tokens; this group was made for at most {} per member and operation", call, tokens, max_tokens);
   require(tokens == 0 || topk_idx.data != nullptr, Code::invalid_argument, "{}: topk_idx has no data", call);
+}
+
+Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens, const char* call) {
+  check_topk(topk_idx, shape, Device{}, max_tokens, call);
+  const std::int64_t tokens = topk_idx.shape[0];
   Tensor copy = Tensor::empty(DataType::int64, {tokens, shape.top_k});
   auto* out = copy.as<std::int64_t>();
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -52,6 +58,15 @@ Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t
     }
   }
   return copy;
+}
+
+Tensor even_topk(std::int64_t tokens, std::int32_t top_k, std::int32_t experts) {
+  Tensor topk = Tensor::empty(DataType::int64, {tokens, top_k});
+  const std::int64_t stride = std::max(1, experts / top_k);
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int32_t k = 0; k < top_k; ++k)
+      topk.as<std::int64_t>()[t * top_k + k] = k < experts ? (t + k * stride) % experts : -1;
+  return topk;
 }
 
 std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& shape) {

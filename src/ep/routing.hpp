@@ -39,7 +39,14 @@ struct RoutingState {
 /// to `ranks` (room for top_k).
 std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_t local_experts, std::int32_t* ranks);
 
-/// Checks [tokens, top_k] int64 or int32 indices and returns them as int64. Throws Error{invalid_argument}.
+/// Checks shape, type and place of [tokens, top_k] indices, not their values. Throws Error{invalid_argument}.
+void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& device, std::int64_t max_tokens,
+                const char* call);
+
+/// Made-up indices that load all experts evenly and name none twice in a row: int64 [tokens, top_k] on the host.
+Tensor even_topk(std::int64_t tokens, std::int32_t top_k, std::int32_t experts);
+
+/// Checks [tokens, top_k] int64 or int32 indices on the host and returns them as int64. Throws Error{invalid_argument}.
 Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens, const char* call);
 
 /// `topk_idx` as returned by checked_topk.

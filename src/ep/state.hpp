@@ -8,31 +8,39 @@
 #include <vector>
 
 #include "ep/arena.hpp"
-#include "ep/host/worker_pool.hpp"
 #include "ep/layout.hpp"
 #include "ep/routing.hpp"
 #include "ep/stream.hpp"
 #include "shoal/ep/group.hpp"
 #include "world/state.hpp"
 
+namespace shoal::ep::host {
+struct HostGroup;
+}
+
 namespace shoal::ep::detail {
+
+class Backend;
 
 struct GroupState : std::enable_shared_from_this<GroupState> {
   GroupState(const Team& owner, const GroupOptions& wanted);
+  ~GroupState();
 
   const Team team;
   const GroupOptions options;
   const Shape shape;
-  const GroupLayout layout;
   const std::shared_ptr<shoal::detail::WorldState> world;
   const Pe me;
   const std::chrono::milliseconds timeout;
+  const Device device;  ///< where the group's memory and its tensors lie
 
   std::byte* block = nullptr;     ///< this member's block of the heap
   std::size_t block_offset = 0;   ///< of the block in everybody's heap
   std::vector<std::byte*> peers;  ///< every member's block, as addresses here
+  std::size_t heap_bytes;         ///< of the block
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<host::HostGroup> host;  ///< the host backend's part
   Arena arena;
-  host::WorkerPool workers;
   std::unique_ptr<Stream> stream;  ///< made by the first asynchronous call
 
   // Numbers of the last operation of each kind on this member; they only grow (DESIGN.md, idea 2).
@@ -42,16 +50,10 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   std::uint64_t low_latency_dispatch_received = 0;  ///< received in order, so these say all
   std::uint64_t low_latency_combine_received = 0;
 
-  std::vector<char> masked;  ///< [ranks]: left out of low-latency operations
-  std::string failure;       ///< why the group is unusable; empty while it is not
+  TensorView combine_buffer;  ///< what next_combine_buffer returned last
+  std::string failure;        ///< why the group is unusable; empty while it is not
   bool closed = false;
   Statistics statistics;
-
-  /// Results of low-latency dispatch: two, used in turn.
-  struct LowLatencyResult {
-    Tensor x, scales, counts, source_token, layout;
-  };
-  std::optional<LowLatencyResult> low_latency_results[2];
 
   /// Where member `rank`'s heap byte `offset` lies here.
   std::byte* heap_of(std::int32_t rank, std::uint64_t offset) const { return peers[rank] - block_offset + offset; }

@@ -1,6 +1,7 @@
 // Pure parts of EP: sizes and offsets (A8, A15), routing (E1), the receive arena, the choice of stores.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
 
 #include "ep/arena.hpp"
@@ -97,7 +98,7 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
         detail::make_routing(detail::checked_topk(TensorView(lanes.data(), DataType::int64, {c.tokens(0), c.top_k}),
                                                   shape, c.max_tokens, "test"),
                              shape);
-    const Routing routing{state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, state};
+    const Routing routing{state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, {}, {}, state};
     std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
     for (std::int64_t t = 0; t < c.tokens(0); ++t) {
       for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
@@ -188,6 +189,64 @@ TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {  // GroupOptions.li
   const auto second = arena.take(largest);
   arena.release(*first);
   EXPECT_TRUE(arena.take(largest).has_value()) << "one result is held, at " << *second;
+}
+
+TEST(EpArena, TightHoldsExactlyAsManyOfTheLargestAsPromised) {  // GroupOptions.live_results on GPUs
+  constexpr std::size_t kPage = 4096, kLargest = 10 * kPage;
+  for (const std::size_t most : {1, 2}) {
+    EXPECT_EQ(detail::Arena::bytes_for(most, kLargest - 5), most * kLargest);
+    detail::Arena arena(detail::Arena::bytes_for(most, kLargest), most);
+    // Against a model: a region is granted exactly when fewer than `most` are held, whatever their sizes and the order
+    // in which they came and went; it never overlaps what is held, also not what a region may grow back to.
+    std::mt19937 random(static_cast<unsigned>(most));
+    std::map<std::size_t, std::size_t> held;
+    int granted = 0, refused = 0;
+    for (int step = 0; step < 20'000; ++step) {
+      if (random() % 2 == 0) {
+        const std::size_t bytes = random() % 4 == 0 ? kLargest : random() % (kLargest + 1);
+        const auto at = arena.take(bytes);
+        ASSERT_EQ(at.has_value(), held.size() < most) << "step " << step << ", " << bytes << " bytes";
+        if (!at) {
+          ++refused;
+          continue;
+        }
+        ++granted;
+        ASSERT_LE(*at + bytes, most * kLargest);
+        ASSERT_EQ(*at % kPage, 0U);
+        for (const auto& [start, length] : held)
+          ASSERT_TRUE(*at + bytes <= start || start + length <= *at) << "step " << step;
+        if (random() % 3 == 0) {
+          const std::size_t kept = random() % (bytes + 1);
+          arena.shrink(*at, kept);
+          held[*at] = kept;
+        } else {
+          held[*at] = bytes;
+        }
+      } else if (!held.empty()) {
+        const auto gone = std::next(held.begin(), static_cast<std::ptrdiff_t>(random() % held.size()));
+        arena.release(gone->first);
+        held.erase(gone);
+      }
+      ASSERT_EQ(arena.regions(), held.size());
+    }
+    EXPECT_GT(granted, 1000);
+    EXPECT_GT(refused, 1000);
+  }
+}
+
+TEST(EpArena, OnlyOneAndTwoResultsAreTight) {
+  constexpr std::size_t kPage = 4096;
+  for (const std::size_t results : {3, 4, 7}) {
+    EXPECT_EQ(detail::Arena::bytes_for(results, 3 * kPage), (2 * results - 1) * 3 * kPage);
+    detail::Arena arena(detail::Arena::bytes_for(results, 3 * kPage), results);
+    std::size_t count = 0;
+    while (arena.take(3 * kPage)) ++count;
+    EXPECT_EQ(count, 2 * results - 1) << "room for more is taken where there is some";
+  }
+  detail::Arena tight(detail::Arena::bytes_for(1, 3 * kPage), 1);
+  EXPECT_FALSE(tight.take(3 * kPage + 1).has_value());
+  EXPECT_TRUE(tight.take(0).has_value());
+  EXPECT_FALSE(tight.take(0).has_value());
 }
 
 TEST(EpStore, StreamsOnlyWhatTheCacheCannotHold) {

@@ -13,6 +13,10 @@
 // stream ends, before World::close. Results are the same bits every time: sums are accumulated in float32 in
 // ascending top-k order and rounded once (once a level where a level pre-sums).
 //
+// A group lives where its world's heap lies (SHOAL_HEAP): on the host, or in GPU memory, where tensors are device
+// tensors and calls return when their kernels are queued on a stream (Launch). Numbers are the same on both. A dispatch
+// without worst_case_rows waits on the host for its sizes; every other call can be captured in a CUDA graph (E5).
+//
 // Failure: bad arguments throw Error{invalid_argument} before anything is sent, and the group stays usable. Members
 // that pass different options throw Error{mismatch} on all members. A wait that lasts longer than the group's timeout
 // throws Error{timeout} naming the member that was waited for, the epoch, the phase, what was expected and seen; after
@@ -43,6 +47,15 @@ struct PendingCombineState;
 
 inline constexpr std::int32_t kMaxTopK = 32;
 
+/// How a call of a group in GPU memory is ordered with other work on the GPU. The host backend ignores it. Streams and
+/// events are the caller's and must outlive the call's work; they are void* so that this header needs no CUDA.
+struct Launch {
+  void* stream = nullptr;  ///< cudaStream_t that the call's kernels run on; nullptr: Group::stream()
+  void* after = nullptr;   ///< cudaEvent_t that the call's kernels wait for first; optional
+  void* done = nullptr;    ///< cudaEvent_t recorded behind the call's kernels; optional
+  std::int32_t sms = 0;    ///< SMs (thread blocks) that the call may hold; 0: SHOAL_EP_SMS, or what measured best
+};
+
 struct GroupOptions {
   std::int64_t max_tokens = 0;  ///< tokens per member and normal operation, at most; 0: no normal mode
   std::int64_t hidden = 0;      ///< channels of a row; rows of every dtype used must be a multiple of 16 bytes
@@ -62,27 +75,33 @@ struct GroupOptions {
   bool mask_failed = false;              ///< low latency goes on without members that time out (E3)
   std::chrono::milliseconds timeout{0};  ///< of every wait of this group; 0: SHOAL_TIMEOUT_MS
   std::int32_t threads = 0;              ///< threads of this PE that move rows on the host backend; 0: SHOAL_EP_THREADS
+  /// Whether combine takes a y that lies outside the symmetric heap, which needs room for a copy: on GPUs real memory
+  /// (members * max_tokens rows). Without it such a y is Error{invalid_argument}.
+  bool combine_staging = true;
 };
 
-/// Bytes of the symmetric heap that a group of `ranks` members takes on each of them, by part (A8, A15). They are
-/// address space; pages are taken from the system when first used.
+/// Bytes of the symmetric heap that a group of `ranks` members takes on each of them, by part (A8, A15). On the host
+/// they are address space whose pages are taken from the system when first used; on GPUs they are memory.
 struct SizeHint {
   std::size_t control = 0;      ///< signals and counts
   std::size_t normal = 0;       ///< receive area and staging of normal mode
   std::size_t low_latency = 0;  ///< slots and combine buffers of low-latency mode
   std::size_t total() const noexcept { return control + normal + low_latency; }
 };
-SizeHint size_hint(const GroupOptions& options, std::int32_t ranks);
+SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind heap = DeviceKind::host);
 /// The low-latency part alone.
 std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, std::int32_t ranks,
-                                  std::int32_t experts, std::int32_t top_k = 8);
+                                  std::int32_t experts, std::int32_t top_k = 8, DeviceKind heap = DeviceKind::host);
 
 /// Where the tokens of this member go: a pure function of the top-k indices (E1). Reusable for any number of
-/// dispatches. The fields are for reading: dispatch goes by the state behind them.
+/// dispatches. The fields are for reading: dispatch goes by the state behind them. On GPUs the counts are in device
+/// memory, in stream order behind route, and the vectors are empty.
 struct Routing {
   Tensor topk_idx;                              ///< int64 [tokens, top_k], a copy; -1: no expert
   std::vector<std::int32_t> tokens_per_rank;    ///< [R], each token counted once per member
   std::vector<std::int32_t> tokens_per_expert;  ///< [E]
+  Tensor rank_counts;                           ///< int32 [R]: tokens_per_rank in device memory
+  Tensor expert_counts;                         ///< int32 [E]: tokens_per_expert in device memory
   std::shared_ptr<const detail::RoutingState> state;
 
   std::int64_t tokens() const noexcept { return topk_idx.shape[0]; }
@@ -112,17 +131,24 @@ struct DispatchOptions {
   std::int64_t worst_case_rows =
       0;                  ///< > 0: results have exactly so many rows; those that no token fills have topk_idx -1
   bool copy_out = false;  ///< results in ordinary memory in place of the heap
+  Launch launch{};
 };
 
 struct Dispatched {
   Tensor x;         ///< [rows, hidden], dtype of the input
-  Tensor scales;    ///< [rows, n], row-major; undefined without input scales
+  Tensor scales;    ///< [rows, n]; undefined without input scales. This and the next three have contiguous rows, which
+                    ///< on GPUs are strided: what travels beside a row lies together
   Tensor topk_idx;  ///< int64 [rows, top_k]: experts of this member, numbered from 0; -1 where the expert is elsewhere
   Tensor topk_weights;  ///< float32 [rows, top_k], 0 where topk_idx is -1; undefined without input weights
   Tensor source_token;  ///< int32 [rows]: index of the token at its source
-  std::vector<std::int64_t> rows_per_source;    ///< [R]: rows come in blocks of these lengths, in order
+  /// [R]: rows come in blocks of these lengths, in order. Empty on GPUs with worst_case_rows, where no size reaches the
+  /// host.
+  std::vector<std::int64_t> rows_per_source;
   std::vector<std::int64_t> tokens_per_expert;  ///< [E / R], rounded up to expert_alignment; empty with worst_case_rows
-  std::int64_t rows = 0;                        ///< rows that hold tokens (x may have more with worst_case_rows)
+  /// Rows that hold tokens (x may have more with worst_case_rows); -1 on GPUs with worst_case_rows.
+  std::int64_t rows = 0;
+  Tensor row_count;      ///< int32 [1]: the same in device memory (GPUs)
+  Tensor expert_counts;  ///< int32 [E / R]: tokens per local expert, not aligned, in device memory (GPUs)
   Handle handle;
 };
 
@@ -130,6 +156,7 @@ struct CombineOptions {
   TensorView weights{};            ///< float32 [rows, top_k]; optional: summed back to the source like the rows
   std::vector<TensorView> bias{};  ///< 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows
   TensorView out{};                ///< [tokens, hidden]; optional: where to put the result
+  Launch launch{};
 };
 
 struct Combined {
@@ -161,6 +188,10 @@ struct LowLatencyDispatchOptions {
   Quantize quantize = Quantize::fp8;
   TensorView expert_counts{};  ///< int32 [E / R]; optional: rows received per expert are added to it
   TensorView wait_ns{};        ///< int64 [R]; optional: nanoseconds waited for each member are added to it
+  /// float32 [tokens, top_k]; optional: the weights that combine will be called with. They then travel with the rows,
+  /// and combine needs no exchange of its own. Must be unchanged at combine.
+  TensorView weights{};
+  Launch launch{};
 };
 
 struct LowLatencyReceived {
@@ -193,6 +224,7 @@ struct LowLatencyCombineOptions {
   Reduction reduction = Reduction::automatic;  ///< automatic: per_rank
   TensorView out{};                            ///< bfloat16 [tokens, hidden]; optional
   TensorView wait_ns{};                        ///< int64 [R]; optional, as in dispatch
+  Launch launch{};
 };
 
 class PendingCombine {
@@ -240,9 +272,10 @@ class Group {
 
   /// topk_idx: int64 or int32 [tokens, top_k]; -1: none. Local and pure. Throws Error{invalid_argument} for an index
   /// outside the experts or one expert twice in a row, naming the token.
-  Routing route(const TensorView& topk_idx) const;
+  Routing route(const TensorView& topk_idx, const Launch& launch = {}) const;
 
-  /// x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], contiguous.
+  /// x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], or opaque int8 or uint8 rows [tokens, n] of at most
+  /// the bytes of a row of GroupOptions.dtype; contiguous, rows a multiple of 16 bytes.
   /// Throws Error{exhausted} on all members when a member has no room left for the largest result (live_results).
   Dispatched dispatch(const TensorView& x, const Routing& routing, const DispatchOptions& options = {});
   /// The same layout again for new rows: no counts are exchanged. Results have no topk_idx, source_token and
@@ -288,6 +321,13 @@ class Group {
   void warmup();
 
   Statistics statistics() const;
+
+  /// cudaStream_t of the group, of high priority, for calls that name none; nullptr on the host.
+  void* stream() const;
+  /// Waits until the group's work on the GPU is done, and throws what went wrong there: Error{timeout} with who waited
+  /// for whom in which phase, Error{invalid_argument} for indices that route found out of range, Error{mismatch}. Calls
+  /// that wait for a size throw it as well, later calls Error{closed}. Does nothing on the host.
+  void synchronize();
 
  private:
   std::shared_ptr<detail::GroupState> state_;

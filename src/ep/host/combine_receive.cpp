@@ -52,7 +52,7 @@ Combined combine_receive(GroupState& group, const TensorView& y, const HandleSta
     return options.bias.size() > i ? options.bias[i].as<std::byte>() + token * row_bytes : nullptr;
   };
 
-  group.workers.for_ranges(routing.tokens, [&](std::int64_t first, std::int64_t last) {
+  group.host->workers.for_ranges(routing.tokens, [&](std::int64_t first, std::int64_t last) {
     std::array<const void*, kMaxTopK> rows;
     std::array<const float*, kMaxTopK> weights;
     for (std::int64_t token = first; token < last; ++token) {
@@ -69,8 +69,8 @@ Combined combine_receive(GroupState& group, const TensorView& y, const HandleSta
         sum_weights(combined.topk_weights.as<float>() + token * top_k, {weights.data(), count}, top_k);
     }
   });
-  raise_all(group, group.layout.finished, epoch);
-  wait_all(group, group.layout.finished, epoch,
+  raise_all(group, group.host->layout.finished, epoch);
+  wait_all(group, group.host->layout.finished, epoch,
            {"combine", shoal::detail::Activity::combine, epoch, "finish", "word that it has fetched its rows"});
   return combined;
 }

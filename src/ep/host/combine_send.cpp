@@ -4,6 +4,7 @@
 // free again: the combine before this one ended only after every member had fetched its rows.
 #include <cstring>
 
+#include "base/check.hpp"
 #include "ep/host/normal.hpp"
 
 namespace shoal::ep::host {
@@ -11,7 +12,7 @@ namespace {
 
 bool in_block(const GroupState& group, const void* pointer, std::size_t bytes) {
   const auto* at = static_cast<const std::byte*>(pointer);
-  return at >= group.block && at + bytes <= group.block + group.layout.total;
+  return at >= group.block && at + bytes <= group.block + group.host->layout.total;
 }
 
 /// Heap offset of the data, whose first `rows` rows are staged at `staging` if need be.
@@ -19,11 +20,14 @@ std::uint64_t reachable(GroupState& group, const TensorView& data, std::int64_t 
   if (data.bytes() == 0) return group.block_offset + staging;
   if (in_block(group, data.data, data.bytes()))
     return group.block_offset + (static_cast<const std::byte*>(data.data) - group.block);
+  require(group.shape.combine_staging, Code::invalid_argument,
+          "combine: y or its weights lie outside the symmetric heap, and this group was made without room for a copy "
+          "(GroupOptions.combine_staging)");
   const std::size_t row_bytes = data.bytes() / data.shape[0];
   const Store store = choose_store(data.bytes(), group.shape.ranks, last_level_cache_bytes());
   const auto* source = static_cast<const std::byte*>(data.data);
   std::byte* target = group.block + staging;
-  group.workers.for_ranges(rows, [&](std::int64_t first, std::int64_t last) {
+  group.host->workers.for_ranges(rows, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row)
       if (row_bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(source) % 16 == 0)
         copy_row(target + row * row_bytes, source + row * row_bytes, row_bytes, store);
@@ -41,9 +45,9 @@ NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleSta
   group.world->set_progress(shoal::detail::Activity::combine, epoch, "send");
   Notice notice{};
   notice.operation = static_cast<std::uint64_t>(detail::Operation::combine);
-  notice.base = reachable(group, y, handle.received, group.layout.staging);
+  notice.base = reachable(group, y, handle.received, group.host->layout.staging);
   notice.weights = options.weights.defined()
-                       ? reachable(group, options.weights, handle.received, group.layout.staging_weights)
+                       ? reachable(group, options.weights, handle.received, group.host->layout.staging_weights)
                        : detail::kNoRoom;
   notice.handle_epoch = handle.epoch;
   notice.rows = handle.result_rows;

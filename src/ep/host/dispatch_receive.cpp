@@ -36,7 +36,7 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
     auto* weights = reinterpret_cast<float*>(base + layout.weights);
     std::fill(weights + first, weights + end, 0.0F);
   }
-  wait_all(group, group.layout.finished, group.epoch,
+  wait_all(group, group.host->layout.finished, group.epoch,
            {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "receive", "rows"});
 
   Dispatched received;

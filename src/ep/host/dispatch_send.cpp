@@ -53,7 +53,7 @@ void dispatch_send(GroupState& group, const DispatchCall& call, const DispatchPl
   const Store store = choose_store(routing.copies.size() * row_bytes, group.shape.ranks, last_level_cache_bytes());
   const auto* x = static_cast<const std::byte*>(call.x.data);
 
-  group.workers.for_ranges(routing.tokens, [&](std::int64_t first, std::int64_t last) {
+  group.host->workers.for_ranges(routing.tokens, [&](std::int64_t first, std::int64_t last) {
     void* rows[kMaxTopK];
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
@@ -67,7 +67,7 @@ void dispatch_send(GroupState& group, const DispatchCall& call, const DispatchPl
     }
   });
   group.statistics.rows_sent += routing.copies.size();
-  raise_all(group, group.layout.finished, group.epoch);
+  raise_all(group, group.host->layout.finished, group.epoch);
 }
 
 }  // namespace shoal::ep::host

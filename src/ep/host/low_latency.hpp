@@ -8,31 +8,11 @@
 // have acknowledged the use before last (slots_read, answers_read). Dispatch and combine have epochs of their own.
 #pragma once
 
+#include "ep/host/group.hpp"
 #include "ep/host/row_ops.hpp"
 #include "ep/host/signals.hpp"
 #include "ep/host/store_choice.hpp"
-
-namespace shoal::ep::detail {
-
-struct PendingDispatchState {
-  std::shared_ptr<GroupState> group;
-  std::shared_ptr<LowLatencyHandleState> handle;
-  LowLatencyDispatchOptions options;
-  std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
-  bool received = false;
-};
-
-struct PendingCombineState {
-  std::shared_ptr<GroupState> group;
-  std::shared_ptr<const LowLatencyHandleState> handle;
-  LowLatencyCombineOptions options;
-  std::vector<float> weights;  ///< [tokens, top_k], copied: the caller's may go before receive
-  std::uint64_t epoch = 0;
-  std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
-  bool received = false;
-};
-
-}  // namespace shoal::ep::detail
+#include "ep/pending.hpp"
 
 namespace shoal::ep::host {
 

@@ -60,11 +60,11 @@ class AnswerFinder {
     if (expert < 0) return;
     const auto rank = static_cast<std::int32_t>(expert / shape.local_experts);
     const auto local = static_cast<std::int32_t>(expert % shape.local_experts);
-    if (group_.masked[rank]) return;
+    if (group_.host->masked[rank]) return;
     const auto* first_row = reinterpret_cast<const std::int32_t*>(
-        group_.block + group_.layout.answer_notice(epoch_, rank, shape) + sizeof(detail::AnswerNotice));
+        group_.block + group_.host->layout.answer_notice(epoch_, rank, shape) + sizeof(detail::AnswerNotice));
     const std::int64_t row = first_row[local] + handle_.routing->expert_ordinal[token * shape.top_k + lane];
-    answers.rows[answers.count] = group_.peers[rank] + group_.layout.answer(epoch_, local, row, shape);
+    answers.rows[answers.count] = group_.peers[rank] + group_.host->layout.answer(epoch_, local, row, shape);
     answers.weights[answers.count++] = weights_[token * shape.top_k + lane];
   }
 
@@ -100,7 +100,7 @@ void sum_answers(const PendingCombineState& pending, const Tensor& out, Reductio
   GroupState& group = *pending.group;
   const std::int64_t hidden = group.shape.hidden;
   const AnswerFinder finder(pending, reduction);
-  group.workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
+  group.host->workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
     Answers answers;
     std::vector<float> scratch;
     for (std::int64_t token = first; token < last; ++token) {
@@ -125,9 +125,9 @@ void wait_for_answers(PendingCombineState& pending, const Step& step) {
   std::optional<std::string> mismatch;
   for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
     const WaitTimer timer(pending.options.wait_ns, rank);
-    if (!wait_or_mask(group, group.layout.answers_ready, rank, step.epoch, step)) continue;
+    if (!wait_or_mask(group, group.host->layout.answers_ready, rank, step.epoch, step)) continue;
     detail::AnswerNotice notice;
-    std::memcpy(&notice, group.block + group.layout.answer_notice(step.epoch, rank, group.shape), sizeof notice);
+    std::memcpy(&notice, group.block + group.host->layout.answer_notice(step.epoch, rank, group.shape), sizeof notice);
     if (notice.epoch != step.epoch) {
       left_out(group, rank, step);
       continue;
@@ -139,7 +139,7 @@ void wait_for_answers(PendingCombineState& pending, const Step& step) {
                              notice.dispatch_epoch, notice.log_fmt != 0 ? "with" : "without");
   }
   if (!mismatch) return;
-  raise_all(group, group.layout.answers_read, step.epoch);  // stays in step: the answers count as fetched
+  raise_all(group, group.host->layout.answers_read, step.epoch);  // stays in step: the answers count as fetched
   fail(Code::mismatch, "low_latency_combine {}: {}", step.epoch, *mismatch);
 }
 
@@ -155,7 +155,7 @@ Tensor low_latency_combine_receive(PendingCombineState& pending) {
   Tensor out = given.defined() ? Tensor(given, nullptr)
                                : Tensor::empty(DataType::bfloat16, {pending.handle->routing->tokens, shape.hidden});
   sum_answers(pending, out, pending.options.reduction == Reduction::exact ? Reduction::exact : Reduction::per_rank);
-  raise_all(group, group.layout.answers_read, pending.epoch);
+  raise_all(group, group.host->layout.answers_read, pending.epoch);
   return out;
 }
 

@@ -17,11 +17,11 @@ void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y, con
                 bool log_fmt) {
   const auto& shape = group.shape;
   const Store store = Store::cached;
-  group.workers.for_ranges(shape.local_experts, [&](std::int64_t first, std::int64_t last) {
+  group.host->workers.for_ranges(shape.local_experts, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t expert = first; expert < last; ++expert) {
       for (std::int64_t row = 0; row < handle.counts[expert]; ++row) {
         const std::uint16_t* source = y.as<std::uint16_t>() + expert * y.strides[0] + row * y.strides[1];
-        std::byte* target = group.block + group.layout.answer(epoch, static_cast<std::int32_t>(expert), row, shape);
+        std::byte* target = group.block + group.host->layout.answer(epoch, static_cast<std::int32_t>(expert), row, shape);
         if (log_fmt)
           numeric::logfmt_encode_row(
               {reinterpret_cast<const numeric::Bf16*>(source), static_cast<std::size_t>(shape.hidden)}, target);
@@ -39,7 +39,7 @@ void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch) {
   const Step step{"low_latency_combine", Activity::low_latency_combine, epoch, "send",
                   "word that it has fetched its rows"};
   for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
-    wait_or_mask(group, group.layout.answers_read, rank, epoch - 2, step);
+    wait_or_mask(group, group.host->layout.answers_read, rank, epoch - 2, step);
 }
 
 std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, const LowLatencyHandleState& handle,
@@ -53,14 +53,14 @@ std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, c
   const detail::AnswerNotice notice{epoch, handle.epoch, options.log_fmt ? 1U : 0U};
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.me + 1 + i) % shape.ranks;
-    if (group.masked[to]) continue;
-    std::byte* record = group.peers[to] + group.layout.answer_notice(epoch, group.me, shape);
+    if (group.host->masked[to]) continue;
+    std::byte* record = group.peers[to] + group.host->layout.answer_notice(epoch, group.me, shape);
     std::memcpy(record, &notice, sizeof notice);
     auto* rows = reinterpret_cast<std::int32_t*>(record + sizeof notice);
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
       rows[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + to];
   }
-  raise_all(group, group.layout.answers_ready, epoch);
+  raise_all(group, group.host->layout.answers_ready, epoch);
   return epoch;
 }
 

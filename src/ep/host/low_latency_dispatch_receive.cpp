@@ -17,11 +17,11 @@ namespace {
 using shoal::detail::Activity;
 
 /// The two sets of result arrays are made when first needed; pages of rows that are never received are never touched.
-GroupState::LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epoch, Quantize quantize) {
+LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epoch, Quantize quantize) {
   const auto& shape = group.shape;
   const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows(),
                      groups = detail::scale_groups(shape.hidden);
-  auto& result = group.low_latency_results[epoch & 1];
+  auto& result = group.host->low_latency_results[epoch & 1];
   if (!result) {
     result.emplace();
     result->x = Tensor::empty(DataType::bfloat16, {experts, rows, shape.hidden});
@@ -39,7 +39,7 @@ GroupState::LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epo
 }
 
 /// The scales as the caller sees them: [experts, rows, n] with rows running fastest.
-Tensor scales_view(const GroupState::LowLatencyResult& result, const detail::Shape& shape, Quantize quantize) {
+Tensor scales_view(const LowLatencyResult& result, const detail::Shape& shape, Quantize quantize) {
   if (quantize == Quantize::none) return {};
   const std::int64_t groups = detail::scale_groups(shape.hidden), rows = shape.low_latency_rows();
   const bool packed = quantize == Quantize::fp8_ue8m0;
@@ -60,9 +60,9 @@ std::optional<detail::SlotNotice> wait_for_notice(PendingDispatchState& pending,
                                                   const Step& step) {
   GroupState& group = *pending.group;
   const WaitTimer timer(pending.options.wait_ns, source);
-  if (!wait_or_mask(group, group.layout.slots_sent, source, step.epoch, step)) return std::nullopt;
+  if (!wait_or_mask(group, group.host->layout.slots_sent, source, step.epoch, step)) return std::nullopt;
   detail::SlotNotice notice;
-  std::memcpy(&notice, group.block + group.layout.slot_notice(step.epoch, source, group.shape), sizeof notice);
+  std::memcpy(&notice, group.block + group.host->layout.slot_notice(step.epoch, source, group.shape), sizeof notice);
   if (notice.epoch != step.epoch) return left_out(group, source, step), std::nullopt;
   require(notice.count >= 0 && notice.count <= group.shape.low_latency_max_tokens, Code::peer_failed,
           "low_latency_dispatch: PE {} announced {} rows; at most {} are possible", group.team.world_pe(source),
@@ -86,7 +86,7 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
     if (notice->quantize != first->second && !other) other = {source, notice->quantize};
   }
   if (other) {
-    raise_all(group, group.layout.slots_read, epoch);  // stays in step: the rows count as read
+    raise_all(group, group.host->layout.slots_read, epoch);  // stays in step: the rows count as read
     fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}", epoch,
          group.team.world_pe(first->first), first->second, group.team.world_pe(other->first), other->second);
   }
@@ -96,7 +96,7 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
 /// One source's slots, row by row.
 class Expander {
  public:
-  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize, GroupState::LowLatencyResult& result)
+  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize, LowLatencyResult& result)
       : group_(group),
         shape_(group.shape),
         epoch_(epoch),
@@ -118,7 +118,7 @@ class Expander {
   /// Fetches the row of one slot to the next free row of each expert that it names; `next` counts rows per expert.
   void expand(std::int32_t source, std::int64_t index, std::span<std::int32_t> next, Store store) const {
     const std::int32_t source_token = token(source, index);
-    const std::byte* from = group_.peers[source] + group_.layout.outbox_row(epoch_, source_token, shape_);
+    const std::byte* from = group_.peers[source] + group_.host->layout.outbox_row(epoch_, source_token, shape_);
     void* targets[kMaxTopK];
     std::size_t count = 0;
     const std::size_t row_bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
@@ -135,7 +135,7 @@ class Expander {
 
  private:
   const std::byte* slot(std::int32_t source, std::int64_t index) const {
-    return group_.block + group_.layout.slot(epoch_, source, index, shape_);
+    return group_.block + group_.host->layout.slot(epoch_, source, index, shape_);
   }
 
   void write_scales(const float* scales, std::int32_t expert, std::int64_t row) const {
@@ -157,13 +157,13 @@ class Expander {
   const detail::Shape& shape_;
   std::uint64_t epoch_;
   Quantize quantize_;
-  GroupState::LowLatencyResult& result_;
+  LowLatencyResult& result_;
   std::size_t scales_;
 };
 
 /// Fills the layout of the result: where the rows of each (expert, source) start.
 void place_rows(const Expander& expander, const std::vector<Incoming>& incoming, const detail::Shape& shape,
-                GroupState::LowLatencyResult& result, LowLatencyHandleState& handle) {
+                LowLatencyResult& result, LowLatencyHandleState& handle) {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.local_experts) * shape.ranks, 0);
   for (const Incoming& from : incoming)
     for (std::int64_t i = 0; i < from.count; ++i) {
@@ -209,7 +209,7 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
   const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
   // Two results are used in turn: what the cache keeps of this one must fit beside the other.
   const Store store = choose_store(2 * written * row_bytes, shape.ranks, last_level_cache_bytes());
-  group.workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
+  group.host->workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
     std::vector<std::int32_t> next(shape.local_experts);
     for (std::int64_t i = first; i < last; ++i) {
       for (std::int32_t e = 0; e < shape.local_experts; ++e)
@@ -218,7 +218,7 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
         expander.expand(incoming[i].source, slot, next, store);
     }
   });
-  raise_all(group, group.layout.slots_read, handle.epoch);
+  raise_all(group, group.host->layout.slots_read, handle.epoch);
 
   if (pending.options.expert_counts.defined())
     for (std::int32_t e = 0; e < shape.local_experts; ++e)

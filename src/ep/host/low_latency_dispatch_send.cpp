@@ -42,7 +42,7 @@ void wait_for_grant(GroupState& group, std::uint64_t epoch) {
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "send",
                   "word that it has read its rows"};
   for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
-    wait_or_mask(group, group.layout.slots_read, rank, epoch - 2, step);
+    wait_or_mask(group, group.host->layout.slots_read, rank, epoch - 2, step);
 }
 
 }  // namespace
@@ -55,24 +55,24 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& gro
   group.world->set_progress(Activity::low_latency_dispatch, epoch, "send");
   wait_for_grant(group, epoch);
 
-  group.workers.for_ranges(routing->tokens, [&](std::int64_t first, std::int64_t last) {
+  group.host->workers.for_ranges(routing->tokens, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t token = first; token < last; ++token) {
       if (routing->copies_of(token).empty()) continue;
-      encode(shape, quantize, group.block + group.layout.outbox_row(epoch, token, shape),
+      encode(shape, quantize, group.block + group.host->layout.outbox_row(epoch, token, shape),
              x.as<std::uint16_t>() + token * shape.hidden);
       for (const detail::Copy& copy : routing->copies_of(token)) {
-        if (group.masked[copy.rank]) continue;
-        write_header(group.peers[copy.rank] + group.layout.slot(epoch, group.me, copy.ordinal, shape), token,
+        if (group.host->masked[copy.rank]) continue;
+        write_header(group.peers[copy.rank] + group.host->layout.slot(epoch, group.me, copy.ordinal, shape), token,
                      routing->lanes_of(token), copy.rank, shape.local_experts);
       }
     }
   });
   for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
-    if (group.masked[rank]) continue;
+    if (group.host->masked[rank]) continue;
     const detail::SlotNotice notice{epoch, static_cast<std::uint32_t>(quantize), routing->tokens_per_rank[rank]};
-    std::memcpy(group.peers[rank] + group.layout.slot_notice(epoch, group.me, shape), &notice, sizeof notice);
+    std::memcpy(group.peers[rank] + group.host->layout.slot_notice(epoch, group.me, shape), &notice, sizeof notice);
   }
-  raise_all(group, group.layout.slots_sent, epoch);
+  raise_all(group, group.host->layout.slots_sent, epoch);
   group.statistics.rows_sent += routing->copies.size();
 
   auto handle = std::make_shared<LowLatencyHandleState>();

@@ -12,12 +12,15 @@
 #include <optional>
 #include <vector>
 
+#include "ep/backend.hpp"
+#include "ep/host/group.hpp"
 #include "ep/host/row_ops.hpp"
 #include "ep/host/signals.hpp"
 #include "ep/host/store_choice.hpp"
 
 namespace shoal::ep::host {
 
+using detail::DispatchCall;
 using detail::HandleState;
 using detail::Notice;
 using detail::Region;
@@ -40,17 +43,6 @@ class NoticeBoard {
 /// stays usable.
 NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
                              const std::int32_t* rows_per_rank, const std::int32_t* tokens_per_expert);
-
-/// One dispatch on its way through the phases.
-struct DispatchCall {
-  TensorView x;
-  const DispatchOptions& options;
-  std::shared_ptr<const detail::RoutingState> routing;
-  std::shared_ptr<const HandleState> cached{};  ///< whose layout is used again; nullptr: a new one
-
-  std::size_t row_bytes() const { return x.shape[1] * size_of(x.dtype); }
-  std::size_t scale_bytes() const { return options.scales.defined() ? options.scales.shape[1] * 4 : 0; }
-};
 
 /// What notify finds out: the layout, and the room that every member granted.
 struct DispatchPlan {

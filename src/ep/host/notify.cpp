@@ -16,7 +16,7 @@ using detail::Operation;
 using detail::ReceiveLayout;
 
 const Notice& NoticeBoard::operator[](std::int32_t member) const {
-  return *reinterpret_cast<const Notice*>(group_->block + group_->layout.notice(epoch_, member, group_->shape));
+  return *reinterpret_cast<const Notice*>(group_->block + group_->host->layout.notice(epoch_, member, group_->shape));
 }
 const std::int32_t* NoticeBoard::rows_per_rank(std::int32_t member) const {
   return reinterpret_cast<const std::int32_t*>(&(*this)[member] + 1);
@@ -55,16 +55,16 @@ NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& 
   const auto& shape = group.shape;
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.me + 1 + i) % shape.ranks;
-    std::byte* record = group.peers[to] + group.layout.notice(step.epoch, group.me, shape);
+    std::byte* record = group.peers[to] + group.host->layout.notice(step.epoch, group.me, shape);
     std::memcpy(record, &notice, sizeof notice);
     if (rows_per_rank != nullptr)
       std::memcpy(record + sizeof notice, rows_per_rank, shape.ranks * sizeof(std::int32_t));
     if (tokens_per_expert != nullptr)
       std::memcpy(record + sizeof notice + shape.ranks * sizeof(std::int32_t), tokens_per_expert,
                   shape.experts * sizeof(std::int32_t));
-    raise_signal(group, group.layout.entered, to, step.epoch);
+    raise_signal(group, group.host->layout.entered, to, step.epoch);
   }
-  wait_all(group, group.layout.entered, step.epoch, step);
+  wait_all(group, group.host->layout.entered, step.epoch, step);
   NoticeBoard board(group, step.epoch);
   check_agreement(group, board);
   return board;
@@ -108,7 +108,7 @@ void check_room(const GroupState& group, const NoticeBoard& board, const HandleS
             "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
             "results that are "
             "still held. Release them, or raise GroupOptions.live_results (now {})",
-            pe, group.shape.max_received(), group.layout.arena_bytes, group.shape.live_results);
+            pe, group.shape.max_received(), group.host->layout.arena_bytes, group.shape.live_results);
     require(board[rank].rows == 0 || board[rank].rows >= handle.received_by(rank), Code::exhausted,
             "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe, board[rank].rows,
             handle.received_by(rank));
@@ -123,7 +123,7 @@ DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall
 
   Notice notice{};
   notice.operation = static_cast<std::uint64_t>(Operation::dispatch);
-  notice.base = plan.region ? group->block_offset + group->layout.arena + plan.region->offset : kNoRoom;
+  notice.base = plan.region ? group->block_offset + group->host->layout.arena + plan.region->offset : kNoRoom;
   notice.weights = kNoRoom;
   notice.handle_epoch = call.cached ? call.cached->epoch : 0;
   notice.rows = call.options.worst_case_rows;

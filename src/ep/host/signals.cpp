@@ -16,7 +16,7 @@ std::atomic_ref<std::uint64_t> signal_at(std::byte* block, std::size_t signals, 
 }
 
 bool has_failed(const GroupState& group, std::int32_t member) {
-  return read_signal(group, group.layout.failed, member) != 0;
+  return read_signal(group, group.host->layout.failed, member) != 0;
 }
 
 /// Polls; returns ready at once where the signal is there already, without reading the clock.
@@ -72,7 +72,7 @@ std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int
 
 void give_up(GroupState& group, const std::string& reason) {
   group.failure = reason;
-  raise_all(group, group.layout.failed, 1);
+  raise_all(group, group.host->layout.failed, 1);
 }
 
 std::optional<std::int32_t> failed_member(const GroupState& group) {
@@ -94,7 +94,7 @@ void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const
 }
 
 bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
-  if (group.masked[from]) {
+  if (group.host->masked[from]) {
     (void)read_signal(group, signals,
                       from);  // acquires: what it had finished before it was masked stays before what follows
     return false;
@@ -105,7 +105,7 @@ bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std
   }
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return true;
-  group.masked[from] = 1;
+  group.host->masked[from] = 1;
   log::warn("{} PE {} is masked from now on", report(group, signals, from, epoch, step, outcome),
             group.team.world_pe(from));
   return false;
@@ -115,7 +115,7 @@ void left_out(GroupState& group, std::int32_t from, const Step& step) {
   const Pe pe = group.team.world_pe(from);
   require(group.options.mask_failed, Code::peer_failed, "{} (epoch {}): PE {} has left this PE out", step.operation,
           step.epoch, pe);
-  group.masked[from] = 1;
+  group.host->masked[from] = 1;
   log::warn("{} (epoch {}): PE {} has masked this PE, which masks it in turn", step.operation, step.epoch, pe);
 }
 

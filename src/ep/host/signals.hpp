@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "ep/state.hpp"
+#include "ep/host/group.hpp"
 
 namespace shoal::ep::host {
 

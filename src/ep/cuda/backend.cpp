@@ -1,0 +1,499 @@
+#include "ep/cuda/backend.hpp"
+
+#include <algorithm>
+#include <thread>
+
+#include "ep/cuda/low_latency.hpp"
+#include "ep/cuda/normal.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+using detail::HandleState;
+using detail::kNoRoom;
+using detail::Region;
+using detail::RoutingState;
+
+/// Arrays one after another in a block of a pool.
+struct Cursor {
+  std::byte* base;
+  std::size_t at = 0;
+  template <typename T>
+  T* take(std::size_t count) {
+    T* const array = reinterpret_cast<T*>(base + at);
+    at = detail::align_up(at + count * sizeof(T), 16);
+    return array;
+  }
+};
+
+RoutingArrays routing_arrays(std::byte* block, std::int64_t tokens, const detail::Shape& shape, std::size_t* bytes) {
+  Cursor cursor{block};
+  RoutingArrays arrays{};
+  arrays.topk_idx = cursor.take<std::int64_t>(tokens * shape.top_k);
+  arrays.copies = cursor.take<std::int32_t>(tokens * std::min(shape.top_k, shape.ranks));
+  arrays.rank_counts = cursor.take<std::int32_t>(shape.ranks);
+  arrays.expert_counts = cursor.take<std::int32_t>(shape.experts);
+  if (bytes != nullptr) *bytes = cursor.at;
+  return arrays;
+}
+
+HandleArrays handle_arrays(std::byte* block, const detail::Shape& shape, std::size_t* bytes) {
+  Cursor cursor{block};
+  HandleArrays arrays{};
+  arrays.epoch = cursor.take<std::uint64_t>(1);
+  arrays.first_row = cursor.take<std::int32_t>(shape.ranks);
+  arrays.received = cursor.take<std::int32_t>(shape.ranks);
+  arrays.expert_counts = cursor.take<std::int32_t>(shape.local_experts);
+  if (bytes != nullptr) *bytes = cursor.at;
+  return arrays;
+}
+
+std::size_t routing_bytes(const detail::Shape& shape) {
+  std::size_t bytes = 0;
+  routing_arrays(nullptr, std::max(shape.max_tokens, shape.low_latency_max_tokens), shape, &bytes);
+  return bytes;
+}
+
+std::size_t handle_bytes(const detail::Shape& shape) {
+  std::size_t bytes = 0;
+  handle_arrays(nullptr, shape, &bytes);
+  return bytes;
+}
+
+struct CudaRouting : RoutingState {
+  RoutingArrays arrays{};
+  std::shared_ptr<void> block;
+};
+
+struct CudaHandle : HandleState {
+  HandleArrays arrays{};
+  std::shared_ptr<void> block;
+  std::vector<std::int64_t> rows_per_source;  // empty: the sizes never reached the host
+};
+
+class CudaBackend final : public detail::Backend {
+ public:
+  explicit CudaBackend(GroupState& state)
+      : state_(state),
+        group_(state),
+        routings_(routing_bytes(state.shape), group_.resources),
+        handles_(handle_bytes(state.shape), group_.resources),
+        low_latency_(group_) {
+    const std::size_t scales = state.shape.max_scales * 4;
+    require(state.shape.max_tokens == 0 || state.shape.max_row_bytes + scales <= kMaxRowBytes, Code::unsupported,
+            "rows of {} bytes and {} bytes of scales; on GPUs at most {} together (GroupOptions.hidden, dtype)",
+            state.shape.max_row_bytes, scales, kMaxRowBytes);
+    require(state.shape.max_tokens < kMaxDeviceTokens, Code::unsupported,
+            "GroupOptions.max_tokens is {}; on GPUs at most {}", state.shape.max_tokens, kMaxDeviceTokens - 1);
+  }
+
+  void open() override;
+  std::optional<std::int32_t> failed_member() const override { return std::nullopt; }
+  Routing route(const TensorView& topk_idx, const Launch& launch) override;
+  Dispatched dispatch(const detail::DispatchCall& call) override;
+  Combined combine(const TensorView& y, const HandleState& handle, const CombineOptions& options) override;
+
+  std::shared_ptr<detail::PendingDispatchState> low_latency_dispatch(
+      const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& options) override {
+    group_.throw_failed();
+    ++state_.statistics.low_latency_dispatches;
+    return low_latency_.dispatch(x, topk_idx, options);
+  }
+  bool ready(const detail::PendingDispatchState& pending) override { return low_latency_.ready(pending); }
+  LowLatencyReceived receive(detail::PendingDispatchState& pending) override { return low_latency_.receive(pending); }
+  std::shared_ptr<detail::PendingCombineState> low_latency_combine(
+      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
+      const LowLatencyCombineOptions& options) override {
+    group_.throw_failed();
+    ++state_.statistics.low_latency_combines;
+    return low_latency_.combine(y, topk_idx, weights, handle, options);
+  }
+  bool ready(const detail::PendingCombineState& pending) override { return low_latency_.ready(pending); }
+  Tensor receive(detail::PendingCombineState& pending) override { return low_latency_.receive(pending); }
+  TensorView next_combine_buffer() override { return low_latency_.next_combine_buffer(); }
+  std::vector<int> masked() const override { return low_latency_.masked(); }
+  void set_mask(std::int32_t member, bool masked) override { low_latency_.set_mask(member, masked); }
+  void clear_masks() override { low_latency_.clear_masks(); }
+
+  void warmup(Group& group) override;
+  void* stream() const override { return group_.stream; }
+  void synchronize() override { group_.synchronize(); }
+
+ private:
+  std::int32_t sms(const Launch& launch) const {
+    return launch.sms > 0 ? launch.sms : static_cast<std::int32_t>(state_.world->settings().ep_sms);
+  }
+  /// Rows of the region that this call needs at most.
+  std::int64_t region_rows(const detail::DispatchCall& call) const {
+    if (call.options.worst_case_rows > 0) return call.options.worst_case_rows;
+    return call.cached ? call.cached->result_rows : state_.shape.max_received();
+  }
+  std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);
+  void await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert);
+  Dispatched describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
+                      const std::shared_ptr<Region>& region, std::int64_t rows, cudaStream_t on);
+  Tensor copied_out(const Tensor& tensor, cudaStream_t on) const;
+  std::uint64_t reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const;
+
+  GroupState& state_;
+  CudaGroup group_;
+  BlockPool routings_, handles_;
+  mutable LowLatency low_latency_;
+  Limits limits_;
+  std::shared_ptr<void> sizes_memory_;
+  std::uint64_t sequence_ = 0;
+};
+
+void CudaBackend::open() {
+  group_.open();
+  const auto& shape = state_.shape;
+  sizes_memory_ = take_pinned(sizeof(SizesMessage) + (shape.ranks + shape.local_experts) * sizeof(std::int32_t));
+  int shared_bytes = 0;
+  check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, state_.device.index),
+        "shared memory of a block");
+  preload_route();
+  limits_.bulk_copies = state_.world->cuda()->compute_capability >= 90;
+  limits_.shared_bytes = static_cast<std::uint32_t>(shared_bytes) - kStaticSharedBytes;
+  limits_.multiprocessors = group_.multiprocessors / group_.members_on_gpu;
+  limits_.overlap_launches = group_.members_on_gpu == 1;
+  preload_dispatch(shared_bytes);
+  preload_combine(shared_bytes);
+  check(cudaGetLastError(), "kernels of an ep::Group");
+  const auto results = static_cast<std::size_t>(shape.live_results) + 2;
+  if (shape.max_tokens > 0) {
+    routings_.reserve(results);
+    handles_.reserve(results);
+  }
+}
+
+Routing CudaBackend::route(const TensorView& topk_idx, const Launch& launch) {
+  const auto& shape = state_.shape;
+  detail::check_topk(topk_idx, shape, state_.device, std::max(shape.max_tokens, shape.low_latency_max_tokens), "route");
+  const cudaStream_t on = group_.begin(launch);
+  group_.throw_failed();
+  auto state = std::make_shared<CudaRouting>();
+  state->shape = shape;
+  state->tokens = topk_idx.shape[0];
+  state->block = routings_.take();
+  state->arrays = routing_arrays(static_cast<std::byte*>(state->block.get()), state->tokens, shape, nullptr);
+
+  RouteParams params{};
+  params.group = group_.device;
+  params.topk_idx = topk_idx.data;
+  params.is_int64 = topk_idx.dtype == DataType::int64;
+  params.tokens = static_cast<std::int32_t>(state->tokens);
+  params.copies_per_token = std::min(shape.top_k, shape.ranks);
+  params.out = state->arrays;
+  launch_route(params, on);
+  group_.end(launch, on);
+
+  const auto view = [&](const void* array, DataType dtype, std::initializer_list<std::int64_t> extents) {
+    return group_.tensor(state->block,
+                         static_cast<const std::byte*>(array) - static_cast<std::byte*>(state->block.get()), dtype,
+                         extents);
+  };
+  Routing routing;
+  routing.topk_idx = state->topk_idx = view(state->arrays.topk_idx, DataType::int64, {state->tokens, shape.top_k});
+  routing.rank_counts = view(state->arrays.rank_counts, DataType::int32, {shape.ranks});
+  routing.expert_counts = view(state->arrays.expert_counts, DataType::int32, {shape.experts});
+  routing.state = std::move(state);
+  return routing;
+}
+
+// --- dispatch
+
+std::shared_ptr<CudaHandle> CudaBackend::make_handle(const detail::DispatchCall& call) {
+  if (call.cached) {
+    auto handle = std::make_shared<CudaHandle>(static_cast<const CudaHandle&>(*call.cached));
+    if (call.options.worst_case_rows > 0) handle->result_rows = call.options.worst_case_rows;
+    return handle;
+  }
+  auto handle = std::make_shared<CudaHandle>();
+  handle->routing = call.routing;
+  handle->group = state_.weak_from_this();
+  handle->block = handles_.take();
+  handle->arrays = handle_arrays(static_cast<std::byte*>(handle->block.get()), state_.shape, nullptr);
+  handle->received = -1;
+  handle->result_rows = call.options.worst_case_rows;
+  return handle;
+}
+
+Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
+  const auto& shape = state_.shape;
+  const Launch& launch = call.options.launch;
+  const cudaStream_t on = group_.begin(launch);
+  group_.throw_failed();
+  const bool waits = call.options.worst_case_rows == 0 && !call.cached;
+  require(!waits || !group_.capturing(on), Code::invalid_argument,
+          "dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, which a captured stream "
+          "cannot; set it, or use a cached handle");
+  const auto& routing = static_cast<const CudaRouting&>(*call.routing);
+  auto handle = make_handle(call);
+  const std::int64_t rows = region_rows(call);
+  const detail::SideRecord record(static_cast<std::uint32_t>(call.scale_bytes()), shape.top_k);
+  const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
+  const auto offset = state_.arena.take(layout.total);
+  const auto region = offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
+  const auto require_room = [&] {
+    require(region != nullptr, Code::exhausted,
+            "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
+            "results that are still held. Release them, or raise GroupOptions.live_results (now {})",
+            state_.team.world_pe(state_.me), shape.max_received(), group_.device.layout.arena_bytes,
+            shape.live_results);
+  };
+  if (group_.capturing(on)) require_room();
+
+  DispatchParams params{};
+  params.group = group_.device;
+  params.x = static_cast<const std::byte*>(call.x.data);
+  params.row_bytes = static_cast<std::uint32_t>(call.row_bytes());
+  params.tokens = static_cast<std::int32_t>(routing.tokens);
+  params.copies_per_token = std::min(shape.top_k, shape.ranks);
+  params.copies = routing.arrays.copies;
+  params.write_indices = !call.cached;
+  params.weights = call.options.weights.defined() ? call.options.weights.as<float>() : nullptr;
+  if (const TensorView& scales = call.options.scales; scales.defined()) {
+    params.scales = scales.as<std::uint32_t>();
+    params.scale_stride = scales.strides[0];
+    params.scale_step = scales.shape[1] == 1 ? 1 : scales.strides[1];
+    params.scale_count = static_cast<std::uint32_t>(scales.shape[1]);
+  }
+  params.routing = routing.arrays;
+  params.handle = handle->arrays;
+  params.cached = call.cached != nullptr;
+  params.region = region ? group_.device.layout.arena + region->offset : kNoRoom;
+  params.region_rows = rows;
+  params.fill = call.options.worst_case_rows > 0 && region;
+  params.dtype = static_cast<std::uint32_t>(call.x.dtype);
+  params.sizes = waits ? static_cast<SizesMessage*>(sizes_memory_.get()) : nullptr;
+  params.sequence = ++sequence_;
+  const Plan plan = plan_dispatch(sms(launch), params.row_bytes, static_cast<std::uint32_t>(call.scale_bytes()),
+                                  limits_, tuning_of(state_.world->settings().ep_tuning, "dispatch"));
+  params.stage_bytes = plan.stage_bytes;
+  params.stages = static_cast<std::uint32_t>(plan.stages);
+  params.warps = static_cast<std::uint32_t>(plan.warps);
+  ++state_.epoch;
+  state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
+  launch_dispatch(params, plan, on);
+  group_.end(launch, on);
+  ++state_.statistics.dispatches;
+
+  std::vector<std::int64_t> tokens_per_expert;
+  if (waits) await_sizes(*handle, tokens_per_expert);
+  if (!region) group_.synchronize();  // all members are told alike
+  require_room();
+  Dispatched received = describe(call, handle, region, rows, on);
+  const std::int64_t alignment = call.options.expert_alignment;
+  for (const std::int64_t tokens : tokens_per_expert)
+    received.tokens_per_expert.push_back((tokens + alignment - 1) / alignment * alignment);
+  return received;
+}
+
+/// Polls the message that the kernel's first block writes once it has everybody's counts; the rows themselves may still
+/// be on their way.
+void CudaBackend::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert) {
+  const auto& message = *static_cast<const SizesMessage*>(sizes_memory_.get());
+  const auto ready = [&] { return message.sequence == sequence_ || group_.report->fault != 0; };
+  // The kernel keeps the deadline of the operation itself; this one is for a kernel that never starts.
+  const auto deadline = shoal::detail::Clock::now() + 2 * state_.timeout + std::chrono::seconds(1);
+  const auto outcome = state_.world->poll(ready, deadline);
+  group_.throw_reported();
+  if (outcome != shoal::detail::WaitOutcome::ready) {
+    state_.failure = fmt::format(
+        "dispatch (epoch {}): its kernel has not reported its sizes on PE {}; another kernel may hold the GPU, or a "
+        "PE of the world has failed: {}",
+        state_.epoch, state_.team.world_pe(state_.me), state_.world->failure().value_or("none known"));
+    throw Error(outcome == shoal::detail::WaitOutcome::timeout ? Code::timeout : Code::peer_failed, state_.failure);
+  }
+  const auto* const counts = reinterpret_cast<const std::int32_t*>(&message + 1);
+  handle.received = handle.result_rows = message.received;
+  handle.rows_per_source.assign(counts, counts + state_.shape.ranks);
+  tokens_per_expert.assign(counts + state_.shape.ranks, counts + state_.shape.ranks + state_.shape.local_experts);
+  state_.statistics.rows_received += static_cast<std::uint64_t>(handle.received);
+}
+
+Tensor CudaBackend::copied_out(const Tensor& tensor, cudaStream_t on) const {
+  if (!tensor.defined()) return tensor;
+  const std::size_t element = size_of(tensor.dtype);
+  const std::int64_t columns = tensor.rank == 1 ? 1 : tensor.shape[1];
+  auto memory = group_.allocate(tensor.bytes());
+  Tensor copy = tensor.rank == 1 ? group_.tensor(memory, 0, tensor.dtype, {tensor.shape[0]})
+                                 : group_.tensor(memory, 0, tensor.dtype, {tensor.shape[0], columns});
+  if (tensor.bytes() > 0)
+    check(cudaMemcpy2DAsync(copy.data, columns * element, tensor.data, tensor.strides[0] * element, columns * element,
+                            tensor.shape[0], cudaMemcpyDeviceToDevice, on),
+          "copy of a result");
+  return copy;
+}
+
+Dispatched CudaBackend::describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
+                                 const std::shared_ptr<Region>& region, std::int64_t rows, cudaStream_t on) {
+  const auto& shape = state_.shape;
+  const detail::SideRecord record(static_cast<std::uint32_t>(call.scale_bytes()), shape.top_k);
+  const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
+  std::byte* const base = state_.block + group_.device.layout.arena + region->offset;
+  const std::int64_t count = handle->result_rows;
+  const auto view = [&](std::size_t offset, DataType dtype, std::initializer_list<std::int64_t> extents,
+                        std::size_t stride_bytes) {
+    TensorView out(base + offset, dtype, extents);
+    out.strides[0] = static_cast<std::int64_t>(stride_bytes / size_of(dtype));
+    out.device = state_.device;
+    const Tensor tensor(out, region);
+    return call.options.copy_out ? copied_out(tensor, on) : tensor;
+  };
+  Dispatched received;
+  received.x = view(0, call.x.dtype, {count, call.x.shape[1]}, call.row_bytes());
+  const std::size_t at = layout.records;
+  if (const TensorView& scales = call.options.scales; scales.defined())
+    received.scales = view(at, scales.dtype, {count, scales.shape[1]}, record.bytes);
+  if (call.options.weights.defined())
+    received.topk_weights = view(at + record.weights, DataType::float32, {count, shape.top_k}, record.bytes);
+  if (!call.cached) {
+    received.topk_idx = view(at + record.topk_idx, DataType::int64, {count, shape.top_k}, record.bytes);
+    received.source_token = view(at + record.source_token, DataType::int32, {count}, record.bytes);
+  }
+  received.rows_per_source = handle->rows_per_source;
+  received.rows = handle->received;
+  const auto from_handle = [&](const std::int32_t* array, std::int64_t extent) {
+    return group_.tensor(handle->block,
+                         reinterpret_cast<const std::byte*>(array) - static_cast<std::byte*>(handle->block.get()),
+                         DataType::int32, {extent});
+  };
+  received.row_count = from_handle(handle->arrays.received + state_.me, 1);
+  received.expert_counts = from_handle(handle->arrays.expert_counts, shape.local_experts);
+  received.handle = Handle(handle);
+  return received;
+}
+
+// --- combine
+
+/// Where members find `data`, from the start of the block: where it is in the symmetric heap, or in the staging area.
+std::uint64_t CudaBackend::reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const {
+  if (data.bytes() == 0) return staging;
+  const std::size_t extent = (data.shape[0] - 1) * data.strides[0] * size_of(data.dtype) +
+                             (data.rank > 1 ? data.shape[1] : 1) * size_of(data.dtype);
+  if (state_.world->heap().contains(data.data, extent))
+    return static_cast<std::uint64_t>(static_cast<const std::byte*>(data.data) - state_.block);
+  require(state_.shape.combine_staging, Code::invalid_argument,
+          "combine: y or its weights lie outside the symmetric heap, and this group was made without room for a copy "
+          "(GroupOptions.combine_staging)");
+  const std::size_t row_bytes = data.shape[1] * size_of(data.dtype);
+  check(cudaMemcpy2DAsync(state_.block + staging, row_bytes, data.data, data.strides[0] * size_of(data.dtype),
+                          row_bytes, data.shape[0], cudaMemcpyDeviceToDevice, on),
+        "staging of the answers");
+  return staging;
+}
+
+Combined CudaBackend::combine(const TensorView& y, const HandleState& state, const CombineOptions& options) {
+  const auto& shape = state_.shape;
+  const auto& handle = static_cast<const CudaHandle&>(state);
+  const auto& routing = static_cast<const CudaRouting&>(*handle.routing);
+  const cudaStream_t on = group_.begin(options.launch);
+  group_.throw_failed();
+  const bool captured = group_.capturing(on);
+  require(!captured || options.out.defined(), Code::invalid_argument,
+          "combine: a captured stream needs CombineOptions.out: the result's memory must outlive the graph");
+
+  CombineParams params{};
+  params.group = group_.device;
+  params.y = reachable(y, group_.device.layout.staging, on);
+  params.y_weights = kNoRoom;
+  if (options.weights.defined()) {
+    params.y_weights = reachable(options.weights, group_.device.layout.staging_weights, on);
+    const bool staged = params.y_weights == group_.device.layout.staging_weights;
+    params.weight_stride =
+        static_cast<std::uint32_t>((staged ? shape.top_k : options.weights.strides[0]) * sizeof(float));
+  }
+  params.y_rows = handle.result_rows;
+  params.row_bytes = static_cast<std::uint32_t>(shape.hidden * size_of(y.dtype));
+  params.tokens = static_cast<std::int32_t>(routing.tokens);
+  params.copies_per_token = std::min(shape.top_k, shape.ranks);
+  params.copies = routing.arrays.copies;
+  params.handle = handle.arrays;
+  for (std::size_t b = 0; b < options.bias.size(); ++b)
+    params.bias[b] = static_cast<const std::byte*>(options.bias[b].data);
+  Combined combined;
+  if (options.out.defined())
+    combined.x = Tensor(options.out, nullptr);
+  else
+    combined.x =
+        group_.tensor(group_.allocate(routing.tokens * params.row_bytes), 0, y.dtype, {routing.tokens, shape.hidden});
+  params.out = combined.x.as<std::byte>();
+  if (options.weights.defined()) {
+    combined.topk_weights = group_.tensor(group_.allocate(routing.tokens * shape.top_k * sizeof(float)), 0,
+                                          DataType::float32, {routing.tokens, shape.top_k});
+    params.out_weights = combined.topk_weights.as<float>();
+  }
+  params.dtype = static_cast<std::uint32_t>(y.dtype);
+  const Plan plan = plan_combine(sms(options.launch), params.row_bytes, params.copies_per_token, limits_,
+                                 tuning_of(state_.world->settings().ep_tuning, "combine"));
+  params.chunk_bytes = plan.stage_bytes;
+  params.stages = static_cast<std::uint32_t>(plan.stages);
+  params.warps = static_cast<std::uint32_t>(plan.warps);
+  params.segment_chunks = plan.segment_chunks;
+  ++state_.epoch;
+  state_.world->set_progress(shoal::detail::Activity::combine, state_.epoch, "queued");
+  launch_combine(params, plan, on);
+  group_.end(options.launch, on);
+  ++state_.statistics.combines;
+  return combined;
+}
+
+// --- warm-up: real operations of the largest size on made-up tokens, so that code, memory and peers are those that
+// later calls use.
+
+/// A device tensor with the bytes of a host tensor, or zeros.
+Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::int64_t> shape, const Tensor* from) {
+  const TensorView extents(nullptr, dtype, shape);
+  Tensor out = group.tensor(group.allocate(extents.bytes()), 0, dtype, shape);
+  if (extents.bytes() == 0) return out;
+  if (from != nullptr)
+    check(cudaMemcpyAsync(out.data, from->data, extents.bytes(), cudaMemcpyHostToDevice, group.stream), "warm-up");
+  else
+    check(cudaMemsetAsync(out.data, 0, extents.bytes(), group.stream), "warm-up");
+  check(cudaStreamSynchronize(group.stream), "warm-up");
+  return out;
+}
+
+void CudaBackend::warmup(Group& group) {
+  const GroupOptions& options = state_.options;
+  group_.begin({});
+  if (options.max_tokens > 0) {
+    const Tensor host_topk = detail::even_topk(options.max_tokens, options.top_k, options.experts);
+    const Tensor topk = on_device(group_, DataType::int64, {options.max_tokens, options.top_k}, &host_topk);
+    const Tensor x = on_device(group_, options.dtype, {options.max_tokens, options.hidden}, nullptr);
+    Dispatched received = group.dispatch(x, group.route(topk));
+    if (options.dtype == DataType::float8_e4m3) {
+      if (options.combine_staging)
+        group.combine(on_device(group_, DataType::bfloat16, {received.x.shape[0], options.hidden}, nullptr),
+                      received.handle);
+    } else {
+      group.combine(received.x, received.handle);
+    }
+  }
+  if (options.low_latency_max_tokens > 0) {
+    const std::int64_t tokens = options.low_latency_max_tokens;
+    const Tensor host_topk = detail::even_topk(tokens, options.top_k, options.experts);
+    const Tensor topk = on_device(group_, DataType::int64, {tokens, options.top_k}, &host_topk);
+    const Tensor x = on_device(group_, DataType::bfloat16, {tokens, options.hidden}, nullptr);
+    const Tensor weights = on_device(group_, DataType::float32, {tokens, options.top_k}, nullptr);
+    low_latency_.preload();
+    for (int round = 0; round < 2; ++round)  // both halves of the buffers
+      for (const Quantize quantize : {Quantize::none, Quantize::fp8}) {
+        if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
+        const LowLatencyReceived received = group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
+        const TensorView y = group.next_combine_buffer();
+        group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = true}).receive();
+      }
+  }
+  synchronize();
+}
+
+}  // namespace
+
+std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state) {
+  return std::make_unique<CudaBackend>(state);
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,349 @@
+// combine: the sum of a token's rows, fetched from the members that hold them.
+//
+// Bytes per token: a row from each of its members, once; the result is written once. One warp a token; rows are fetched
+// chunk by chunk by bulk copies, a few chunks ahead, and added in float32: biases first, then the members in the order
+// of the routing, rounded once. Weights travel with the first chunk.
+//
+// Waits: `entered` of all members (where their answers lie), then, in the last block, `finished` of all: this member's
+// answers have been fetched and may change. Publishes: notice and `entered`; `finished` after the last fetch.
+#include "ep/cuda/normal.cuh"
+#include "ep/numeric/arithmetic.hpp"
+#include "ep/numeric/float16.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+constexpr std::uint32_t kCombine = static_cast<std::uint32_t>(detail::Operation::combine);
+
+struct Sources {
+  const std::byte* rows[kMaxDeviceRanks];     // this member's first row at each member
+  const std::byte* weights[kMaxDeviceRanks];  // likewise
+  std::uint32_t weight_stride[kMaxDeviceRanks];
+  detail::DeviceNotice notice;
+};
+
+/// Sixteen bytes of elements as float32, and back.
+struct Float32 {
+  static constexpr int kCount = 4;
+  __device__ static void widen(const int4& in, float* out) {
+    out[0] = __int_as_float(in.x), out[1] = __int_as_float(in.y), out[2] = __int_as_float(in.z),
+    out[3] = __int_as_float(in.w);
+  }
+  __device__ static int4 narrow(const float* in) {
+    return {__float_as_int(in[0]), __float_as_int(in[1]), __float_as_int(in[2]), __float_as_int(in[3])};
+  }
+};
+
+struct Bfloat16 {
+  static constexpr int kCount = 8;
+  __device__ static void widen(const int4& in, float* out) {
+    const int words[4] = {in.x, in.y, in.z, in.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      out[2 * i] = __int_as_float(words[i] << 16);
+      out[2 * i + 1] = __int_as_float(words[i] & 0xffff0000);
+    }
+  }
+  __device__ static int4 narrow(const float* in) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = numeric::to_bf16(in[2 * i]).bits | static_cast<std::uint32_t>(numeric::to_bf16(in[2 * i + 1]).bits)
+                                                        << 16;
+    return {static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
+            static_cast<int>(words[3])};
+  }
+};
+
+struct Float16 {
+  static constexpr int kCount = 8;
+  __device__ static void widen(const int4& in, float* out) {
+    const std::uint32_t words[4] = {static_cast<std::uint32_t>(in.x), static_cast<std::uint32_t>(in.y),
+                                    static_cast<std::uint32_t>(in.z), static_cast<std::uint32_t>(in.w)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      out[2 * i] = numeric::to_float(numeric::Fp16{static_cast<std::uint16_t>(words[i])});
+      out[2 * i + 1] = numeric::to_float(numeric::Fp16{static_cast<std::uint16_t>(words[i] >> 16)});
+    }
+  }
+  __device__ static int4 narrow(const float* in) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = numeric::to_fp16(in[2 * i]).bits | static_cast<std::uint32_t>(numeric::to_fp16(in[2 * i + 1]).bits)
+                                                        << 16;
+    return {static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
+            static_cast<int>(words[3])};
+  }
+};
+
+template <class Format>
+__device__ void add_vector(float* sum, const int4& vector) {
+  float values[Format::kCount];
+  Format::widen(vector, values);
+#pragma unroll
+  for (int i = 0; i < Format::kCount; ++i) sum[i] = numeric::add(sum[i], values[i]);
+}
+
+__device__ std::int32_t load_copy(const CombineParams& params, std::int64_t token) {
+  if (token >= params.tokens || static_cast<std::int32_t>(lane_id()) >= params.copies_per_token) return kNoCopy;
+  return params.copies[token * params.copies_per_token + lane_id()];
+}
+
+__device__ const std::byte* row_of(const CombineParams& params, const Sources& sources, std::int32_t copy) {
+  return sources.rows[copy_rank(copy)] + static_cast<std::int64_t>(copy_ordinal(copy)) * params.row_bytes;
+}
+__device__ const std::byte* weights_of(const Sources& sources, std::int32_t copy) {
+  const std::int32_t rank = copy_rank(copy);
+  return sources.weights[rank] + static_cast<std::int64_t>(copy_ordinal(copy)) * sources.weight_stride[rank];
+}
+
+/// From the notices: whether members agree, and where their answers lie; true when the operation goes on.
+__device__ bool find_sources(const CombineParams& params, std::uint64_t epoch, bool leader, Sources& sources) {
+  const DeviceGroup& group = params.group;
+  bool good = true;
+  for (std::int32_t member = threadIdx.x; member < group.ranks; member += blockDim.x) {
+    good = good && agrees(group, epoch, member);
+    const auto& notice =
+        *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, member));
+    const std::int64_t first = params.handle.first_row[member];
+    sources.rows[member] = group.block[member] + notice.region + first * params.row_bytes;
+    sources.weight_stride[member] = notice.weight_stride;
+    sources.weights[member] = group.block[member] + notice.weights + first * notice.weight_stride;
+  }
+  if (__syncthreads_and(good)) return true;
+  if (leader && threadIdx.x == 0) report_mismatch(group, epoch, Phase::answers);
+  return false;
+}
+
+/// The weights of a token, summed over its members in order; lane k has lane k's.
+__device__ void sum_weights(const CombineParams& params, const Sources& sources, std::int64_t token, std::int32_t copy,
+                            std::uint32_t copies) {
+  const auto lane = static_cast<std::int32_t>(lane_id());
+  float sum = 0;
+  for (std::uint32_t c = 0; c < copies; ++c) {
+    const auto* const from = reinterpret_cast<const float*>(weights_of(sources, __shfl_sync(~0u, copy, c)));
+    if (lane < params.group.top_k) sum = numeric::add(sum, load_fresh(from + lane));
+  }
+  if (lane < params.group.top_k) params.out_weights[token * params.group.top_k + lane] = sum;
+}
+
+#if __CUDA_ARCH__ >= 900
+/// Sixteen bytes of the result at byte `at` of a token's row: biases, then `vectors(c)` of each copy.
+template <class Format, class Vectors>
+__device__ void sum_vector(const CombineParams& params, std::int64_t token, std::uint32_t at, std::uint32_t copies,
+                           Vectors&& vectors) {
+  float sum[Format::kCount] = {};
+  const std::int64_t offset = token * params.row_bytes + at;
+#pragma unroll
+  for (int b = 0; b < 2; ++b)
+    if (params.bias[b] != nullptr) add_vector<Format>(sum, *reinterpret_cast<const int4*>(params.bias[b] + offset));
+#pragma unroll 4
+  for (std::uint32_t c = 0; c < copies; ++c) add_vector<Format>(sum, vectors(c));
+  __stcs(reinterpret_cast<int4*>(params.out + offset), Format::narrow(sum));
+}
+
+/// The chunks of one warp's work, in order; each stage has a chunk of every copy. An item of work is a segment of a
+/// token, a few chunks: short enough for warps to end together. Items are taken one ahead.
+template <class Format>
+class ChunkRing {
+ public:
+  __device__ ChunkRing(const CombineParams& params, std::byte* shared)
+      : params_(params),
+        segment_bytes_(params.segment_chunks * params.chunk_bytes),
+        segments_((params.row_bytes + segment_bytes_ - 1) / segment_bytes_) {
+    const std::uint32_t warp = threadIdx.x / 32;
+    barriers_ = reinterpret_cast<std::uint64_t*>(shared) + warp * kMaxStages;
+    in_flight_ = reinterpret_cast<InFlight*>(shared + kBarrierBytes) + warp * kMaxStages;
+    stages_ = shared + 3 * kBarrierBytes + static_cast<std::size_t>(warp) * params.stages * stage_bytes();
+    if (lane_id() == 0) {
+      for (std::uint32_t s = 0; s < params.stages; ++s) barrier_init(&barriers_[s], 1);
+      barriers_ready();
+    }
+    __syncwarp();
+    take();
+    next_item();
+  }
+
+  __device__ void run(const Sources& sources) {
+    fence_proxy_async();  // what the members wrote is read by bulk copies
+    for (std::uint32_t s = 0; s + 1 < params_.stages; ++s) load(sources);
+    while (summed_ != loaded_) {
+      load(sources);
+      sum(sources);
+    }
+  }
+
+ private:
+  struct InFlight {
+    std::uint32_t token, copies, at, bytes;
+  };
+
+  __device__ std::uint32_t stage_bytes() const { return params_.chunk_bytes * params_.copies_per_token; }
+  __device__ bool done() const { return token_ >= static_cast<std::uint32_t>(params_.tokens); }
+
+  __device__ void take() {
+    if (lane_id() == 0) upcoming_ = take_work(params_.group, Kernel::normal);
+  }
+  __device__ void next_item() {
+    const std::uint32_t item = __shfl_sync(~0u, upcoming_, 0);
+    token_ = item / segments_;
+    at_ = item % segments_ * segment_bytes_;
+    end_ = min(at_ + segment_bytes_, params_.row_bytes);
+    if (done()) return;
+    copy_ = load_copy(params_, token_);
+    take();
+  }
+
+  __device__ void load(const Sources& sources) {
+    if (done()) return;
+    const std::uint32_t bytes = min(params_.chunk_bytes, end_ - at_);
+    const std::uint32_t copies = __popc(__ballot_sync(~0u, copy_ != kNoCopy));
+    std::uint64_t* const barrier = &barriers_[load_stage_];
+    if (lane_id() == 0) {
+      in_flight_[load_stage_] = {token_, copies, at_, bytes};
+      barrier_expect(barrier, bytes * copies);
+    }
+    __syncwarp();
+    if (lane_id() < copies)
+      bulk_load(stages_ + load_stage_ * stage_bytes() + lane_id() * params_.chunk_bytes,
+                row_of(params_, sources, copy_) + at_, bytes, barrier);
+    if (++load_stage_ == params_.stages) load_stage_ = 0;
+    ++loaded_;
+    at_ += bytes;
+    if (at_ == end_) next_item();
+  }
+
+  __device__ void sum(const Sources& sources) {
+    const auto [token, copies, at, bytes] = in_flight_[sum_stage_];
+    if (at == 0 && params_.out_weights != nullptr)
+      sum_weights(params_, sources, token, load_copy(params_, token), copies);
+    barrier_wait(&barriers_[sum_stage_], sum_parity_);
+    const std::byte* const stage = stages_ + sum_stage_ * stage_bytes();
+    for (std::uint32_t v = lane_id() * 16; v < bytes; v += 512)
+      sum_vector<Format>(params_, token, at + v, copies, [&](std::uint32_t c) {
+        return *reinterpret_cast<const int4*>(stage + c * params_.chunk_bytes + v);
+      });
+    __syncwarp();  // the stage may be written again
+    if (++sum_stage_ == params_.stages) sum_stage_ = 0, sum_parity_ ^= 1;
+    ++summed_;
+  }
+
+  const CombineParams& params_;
+  const std::uint32_t segment_bytes_, segments_;
+  std::byte* stages_;
+  std::uint64_t* barriers_;
+  InFlight* in_flight_;  // by stage
+  std::uint32_t upcoming_ = 0, token_ = 0, at_ = 0, end_ = 0, load_stage_ = 0, loaded_ = 0;
+  std::uint32_t sum_stage_ = 0, sum_parity_ = 0, summed_ = 0;
+  std::int32_t copy_ = kNoCopy;
+};
+#else
+/// Not through the first-level cache: peers write these bytes.
+__device__ int4 load_vector(const std::byte* at) {
+  int4 v;
+  asm volatile("ld.relaxed.sys.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+
+template <class Format>
+class ChunkRing {
+ public:
+  __device__ ChunkRing(const CombineParams& params, std::byte*) : params_(params) {}
+
+  __device__ void run(const Sources& sources) {
+    for (;;) {
+      const std::uint32_t token = __shfl_sync(~0u, lane_id() == 0 ? take_work(params_.group, Kernel::normal) : 0u, 0);
+      if (token >= static_cast<std::uint32_t>(params_.tokens)) return;
+      const std::int32_t copy = load_copy(params_, token);
+      const std::uint32_t copies = __popc(__ballot_sync(~0u, copy != kNoCopy));
+      if (params_.out_weights != nullptr) sum_weights(params_, sources, token, copy, copies);
+      for (std::uint32_t v = 0; v < params_.row_bytes; v += 512) {
+        const std::uint32_t at = v + lane_id() * 16;
+        const bool inside = at < params_.row_bytes;
+        sum_all(sources, token, at, inside, copy, copies);
+      }
+    }
+  }
+
+ private:
+  __device__ void sum_all(const Sources& sources, std::int64_t token, std::uint32_t at, bool inside, std::int32_t copy,
+                          std::uint32_t copies) {
+    float sum[Format::kCount] = {};
+    const std::int64_t offset = token * params_.row_bytes + at;
+    for (int b = 0; inside && b < 2; ++b)
+      if (params_.bias[b] != nullptr) add_vector<Format>(sum, *reinterpret_cast<const int4*>(params_.bias[b] + offset));
+    for (std::uint32_t c = 0; c < copies; ++c) {
+      const std::byte* const row = row_of(params_, sources, __shfl_sync(~0u, copy, c));
+      if (inside) add_vector<Format>(sum, load_vector(row + at));
+    }
+    if (inside) *reinterpret_cast<int4*>(params_.out + offset) = Format::narrow(sum);
+  }
+
+  const CombineParams& params_;
+};
+#endif
+
+template <class Format>
+__global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__ CombineParams params) {
+  extern __shared__ __align__(128) std::byte shared[];
+  __shared__ Sources sources;
+  const DeviceGroup& group = params.group;
+  await_previous_kernel();
+  const std::uint64_t epoch = group.memory->epoch + 1;
+  const bool leader = take_ticket(group, Kernel::normal) == 0;
+  if (leader) {
+    if (threadIdx.x == 0)
+      sources.notice = {params.y,
+                        params.y_weights,
+                        *params.handle.epoch,
+                        params.y_rows,
+                        kCombine,
+                        params.dtype,
+                        params.row_bytes,
+                        0,
+                        params.out_weights != nullptr,
+                        params.weight_stride,
+                        gridDim.x,
+                        0};
+    __syncthreads();
+    publish_notice(group, epoch, sources.notice, nullptr, nullptr);
+  }
+  ChunkRing<Format> ring(params, shared);
+  const bool good =
+      await_notices(group, epoch, Phase::answers, kCombine) && find_sources(params, epoch, leader, sources);
+  if (good) ring.run(sources);
+  finish_operation(group, epoch, good, leader, Phase::fetched, kCombine);
+}
+
+template <class Format>
+void preload(int shared_bytes) {
+  cudaFuncAttributes attributes;
+  (void)cudaFuncGetAttributes(&attributes, combine_kernel<Format>);
+  (void)cudaFuncSetAttribute(combine_kernel<Format>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             shared_bytes - static_cast<int>(attributes.sharedSizeBytes));
+}
+
+}  // namespace
+
+void launch_combine(const CombineParams& params, const Plan& plan, cudaStream_t stream) {
+  switch (static_cast<DataType>(params.dtype)) {
+    case DataType::bfloat16:
+      return launch(combine_kernel<Bfloat16>, params, plan, stream);
+    case DataType::float16:
+      return launch(combine_kernel<Float16>, params, plan, stream);
+    default:
+      return launch(combine_kernel<Float32>, params, plan, stream);
+  }
+}
+
+void preload_combine(int shared_bytes) {
+  preload<Bfloat16>(shared_bytes);
+  preload<Float16>(shared_bytes);
+  preload<Float32>(shared_bytes);
+}
+
+}  // namespace shoal::ep::cuda

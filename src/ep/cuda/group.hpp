@@ -1,0 +1,99 @@
+// group.hpp: what the CUDA backend keeps for a group, and how its calls are put on streams.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/check.hpp"
+#include "ep/cuda/device.cuh"
+#include "ep/state.hpp"
+
+namespace shoal::ep::cuda {
+
+using detail::GroupState;
+
+/// Throws Error{system} naming the call unless `status` is success.
+void check(cudaError_t status, const char* what);
+
+/// A stream of high priority that does not synchronise with the null stream, and the group's own pool of device memory;
+/// they live as long as memory of the pool. Nothing here ever synchronises the device: other PEs on this GPU may be
+/// waiting for this one.
+///
+/// The pool is the group's own because its memory is used on the streams of calls, which are ordered one behind the
+/// other (CudaGroup::begin), whatever stream it is freed on.
+struct Resources {
+  cudaStream_t stream = nullptr;
+  cudaMemPool_t pool = nullptr;
+  explicit Resources(int device);
+  ~Resources();
+  Resources(const Resources&) = delete;
+  Resources& operator=(const Resources&) = delete;
+
+  std::shared_ptr<void> allocate(std::size_t bytes, cudaStream_t on, const std::shared_ptr<Resources>& self) const;
+};
+
+/// Equal blocks of device memory for the small arrays of routings and handles. A block returns with the last tensor
+/// that looks into it; work that uses it is ordered before the group's next call (shoal/ep/group.hpp, Launch).
+class BlockPool {
+ public:
+  BlockPool(std::size_t bytes, std::shared_ptr<Resources> resources);
+  /// Allocates where no block is free: not while a stream is captured, before which reserve is called.
+  std::shared_ptr<void> take();
+  void reserve(std::size_t blocks);
+  std::size_t block_bytes() const noexcept { return bytes_; }
+
+ private:
+  struct Blocks;
+  std::size_t bytes_;
+  std::shared_ptr<Blocks> blocks_;
+};
+
+/// Host memory that the GPU reads and writes; kept for the next user in place of being freed.
+std::shared_ptr<void> take_pinned(std::size_t bytes);
+
+struct CudaGroup {
+  explicit CudaGroup(GroupState& owner);
+  ~CudaGroup();
+  CudaGroup(const CudaGroup&) = delete;
+  CudaGroup& operator=(const CudaGroup&) = delete;
+
+  GroupState& state;
+  DeviceGroup device{};  ///< complete once the group has its memory (open)
+  cudaStream_t stream = nullptr;
+  std::shared_ptr<void> report_memory, device_memory;
+  Report* report = nullptr;  ///< host memory
+  int multiprocessors = 0;
+  int members_on_gpu = 1;  ///< of the group, this one included: they share its SMs
+  std::shared_ptr<Resources> resources;
+  cudaStream_t last_stream = nullptr;  ///< of the last call: calls of a group run one after another
+
+  /// Makes the GPU current on this thread, and the stream of a call wait for Launch::after. To be called first by every
+  /// call.
+  cudaStream_t begin(const Launch& launch);
+  /// Records Launch::done. To be called last. The caller may destroy its stream from now on.
+  void end(const Launch& launch, cudaStream_t on);
+  bool capturing(cudaStream_t on) const;
+  /// Throws where the GPU has reported that the group is beyond use. Other reports are for calls that wait: a call that
+  /// threw them before its kernel is queued would get this member out of step.
+  void throw_failed();
+  /// Throws what the GPU has reported, if anything.
+  void throw_reported();
+  /// Device memory of this GPU that lives as long as the returned pointer, in stream order behind the last call;
+  /// contents undefined.
+  std::shared_ptr<void> allocate(std::size_t bytes) const;
+  /// A tensor in `memory`.
+  Tensor tensor(const std::shared_ptr<void>& memory, std::size_t offset, DataType dtype,
+                std::initializer_list<std::int64_t> shape) const;
+  /// Zeroes the control part of the block and points `device` at every member's block.
+  void open();
+  /// Waits for all calls and throws what was reported.
+  void synchronize();
+
+ private:
+  cudaEvent_t between_ = nullptr;  // recorded behind each call on a stream of the caller
+};
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,355 @@
+// low_latency_combine_receive: each token's answers are added up in float32 and rounded once.
+//
+// sums: the members' rows in the order of their last lanes. rows, log_fmt: weight * row, lanes ascending; with per_rank
+// reduction grouped by member and rounded to bfloat16 a member, as if the member had done it. Sums start at +0. The
+// order is that of every backend, so results agree bit by bit.
+//
+// Reads the answers from this GPU's own memory, 2 B a channel and answer, writes one row per token. A block a token;
+// all its warps look at the flags by themselves, so that none has to wait for another.
+//
+// Waits: the flags of the answers to a token (acquire at system scope). Acknowledges the half (answers_read) when all
+// of it has been read.
+#include "ep/cuda/low_latency_logfmt.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+constexpr std::uint32_t kThreads = 1024;       // of a block that adds up rows; a 16-byte chunk a thread
+constexpr std::uint32_t kDecodeThreads = 256;  // that decodes
+constexpr std::uint32_t kWindow = 4096;        // channels that it decodes at a time: blocks of 512 or 1024
+constexpr std::uint32_t kWindowGroups = kWindow / numeric::kGroupChannels, kWindowBlocks = kWindow / 512;
+
+struct Answer {
+  Lane lane;
+  std::uint32_t arrived;  ///< lanes whose answer is there: of each member the last one, where members send sums
+  float weight;
+  const std::byte* row;
+};
+
+class Collector {
+ public:
+  __device__ Collector(const AnswersReceive& call, const bool* masked)
+      : call_(call),
+        group_(call.group),
+        masked_(masked),
+        epoch_(call.group.memory->answers_received + 1),
+        expected_(AnswerNotice{call.form, call.exact != 0, call.weights_travelled != 0, call.handle.header->epoch}.word(
+            epoch_)) {}
+
+  /// Waits for the answers to a token.
+  __device__ Answer wait(std::int32_t token) const {
+    const std::uint32_t me = lane_id();
+    const bool in_row = me < static_cast<std::uint32_t>(group_.top_k);
+    const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
+    Answer answer;
+    answer.lane = make_lane(in_row ? call_.handle.topk[at] : -1, group_.local_experts);
+    const bool sums = call_.form == AnswerForm::sums;
+    answer.weight = !sums && in_row ? call_.pending.weights[at] : 0;
+    answer.row = nullptr;
+    bool arrived = false;
+    if ((sums ? answer.lane.last : answer.lane.member >= 0) && !masked_[answer.lane.member]) {
+      const std::size_t index =
+          answer_index(group_, call_.sizes, epoch_, token, sums ? answer.lane.place : static_cast<std::int32_t>(me));
+      arrived = wait_answer(answer.lane.member, answer_flag_at(group_, group_.me, index));
+      answer.row = answer_row(group_, group_.me, index);
+    }
+    answer.arrived = __ballot_sync(kWarp, arrived);
+    return answer;
+  }
+
+  __device__ static const std::byte* row_of(const Answer& answer, int lane) {
+    return reinterpret_cast<const std::byte*>(
+        __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(answer.row), lane));
+  }
+
+  __device__ uint4* out_row(std::int32_t token) const {
+    return reinterpret_cast<uint4*>(call_.out + static_cast<std::size_t>(token) * call_.sizes.hidden);
+  }
+
+  __device__ void end() const {
+    end_kernel(group_, Kernel::answers_receive, [&] {
+      for (auto member = static_cast<std::int32_t>(lane_id()); member < group_.ranks; member += 32) {
+        raise_signal(group_, group_.layout.answers_read, member, epoch_);
+        if (call_.wait_ns == nullptr) continue;
+        call_.wait_ns[member] += static_cast<std::int64_t>(call_.longest_wait[member]);
+        call_.longest_wait[member] = 0;
+      }
+      if (lane_id() == 0) group_.memory->answers_received = epoch_;
+    });
+  }
+
+ private:
+  __device__ bool wait_answer(std::int32_t member, const std::uint64_t* flag) const {
+    const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, member);
+    std::uint64_t said = 0, waited = 0;
+    bool here = false;
+    const bool came = wait_or_mask(
+        group_, member, Phase::answer_rows, kCombineOperation, epoch_,
+        [&] {
+          said = load_relaxed(notice);
+          here = load_acquire(flag) == expected_;
+          // Who answers otherwise, or does not wait for this member any more, will not send this answer.
+          return here || (ahead_of(said, epoch_) >= 0 && said != expected_);
+        },
+        flag, call_.wait_ns != nullptr ? &waited : nullptr);
+    if (waited != 0)
+      atomicMax(reinterpret_cast<unsigned long long*>(call_.longest_wait + member),
+                static_cast<unsigned long long>(waited));
+    if (!came || here) return came;
+    if (is_epoch(said, epoch_) && (said & AnswerNotice::kLeftOut) == 0)
+      report_fault(group_, Fault::mismatch, Phase::answer_rows, kCombineOperation, member, epoch_, said, 0, 0, 0,
+                   false);
+    else
+      wait_failed(group_, Fault::peer_failed, Phase::answer_rows, kCombineOperation, member, epoch_, said);
+    return false;
+  }
+
+  const AnswersReceive& call_;
+  const DeviceGroup& group_;
+  const bool* const masked_;
+  const std::uint64_t epoch_, expected_;
+};
+
+__device__ void widen(const uint4& vector, float (&values)[8]) {
+  const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = __uint_as_float(words[i] << 16);
+    values[2 * i + 1] = __uint_as_float(words[i] & 0xffff'0000u);
+  }
+}
+
+__device__ uint4 narrow(const float (&values)[8]) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    words[i] = numeric::to_bf16(values[2 * i]).bits | std::uint32_t{numeric::to_bf16(values[2 * i + 1]).bits} << 16;
+  return {words[0], words[1], words[2], words[3]};
+}
+
+/// The sum over answers of weight * row. With levels, lanes are grouped by member and each group is rounded to bfloat16
+/// first: `level` is what is being added up of the group.
+struct Sum {
+  float total[8] = {}, level[8] = {};
+
+  __device__ void add(const float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) total[i] = numeric::add(total[i], values[i]);
+  }
+  __device__ void add_weighted(const float (&values)[8], float weight, bool levels) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (levels)
+        level[i] = numeric::accumulate(level[i], weight, values[i]);
+      else
+        total[i] = numeric::accumulate(total[i], weight, values[i]);
+    }
+  }
+  __device__ void end_level() {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      total[i] = numeric::add(total[i], numeric::to_float(numeric::to_bf16(level[i])));
+      level[i] = 0;
+    }
+  }
+};
+
+/// Calls f(lane) for the lanes of `arrived`: ascending, or, with levels, member by member in the order of their last
+/// lanes, and end() behind each member.
+template <typename F, typename End>
+__device__ void for_answers(const Answer& answer, bool levels, F&& f, End&& end) {
+  if (!levels) {
+    for (std::uint32_t left = answer.arrived; left != 0; left &= left - 1) f(__ffs(left) - 1);
+    return;
+  }
+  for (std::uint32_t members = answer.lane.lasts; members != 0; members &= members - 1) {
+    const std::int32_t member = __shfl_sync(kWarp, answer.lane.member, __ffs(members) - 1);
+    const std::uint32_t lanes = __ballot_sync(kWarp, answer.lane.member == member) & answer.arrived;
+    for (std::uint32_t left = lanes; left != 0; left &= left - 1) f(__ffs(left) - 1);
+    if (lanes != 0) end();  // a member that is left out adds nothing
+  }
+}
+
+/// Rows as bfloat16, several in flight.
+template <AnswerForm kForm>
+__device__ void add_rows(const AnswersReceive& call, const Answer& answer, uint4* out) {
+  constexpr int kAhead = 8;
+  const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  for (std::uint32_t first = threadIdx.x / 32 * 32; first < chunks; first += blockDim.x) {
+    const std::uint32_t chunk = first + lane_id();
+    Sum sum;
+    for (std::uint32_t left = answer.arrived; left != 0;) {
+      uint4 data[kAhead];
+      std::uint32_t ahead = left;
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i, ahead &= ahead - 1) {
+        if (ahead == 0) continue;
+        const auto* const row = reinterpret_cast<const uint4*>(Collector::row_of(answer, __ffs(ahead) - 1));
+        data[i] = chunk < chunks ? load_row(row + chunk) : uint4{};
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i, left &= left - 1) {
+        if (left == 0) continue;
+        float values[8];
+        widen(data[i], values);
+        if constexpr (kForm == AnswerForm::sums)
+          sum.add(values);
+        else
+          sum.add_weighted(values, __shfl_sync(kWarp, answer.weight, __ffs(left) - 1), false);
+      }
+    }
+    if (chunk < chunks) out[chunk] = narrow(sum.total);
+  }
+}
+
+/// What is known of the window of every answer.
+struct Window {
+  numeric::LogfmtScale scales[kMaxTopK][kWindowGroups];
+  std::uint32_t starts[kMaxTopK][kWindowBlocks];  ///< of blocks, from the start of the row; highest bit: cast
+  std::uint32_t next[kMaxTopK];                   ///< where the next window starts
+};
+
+/// Rows as LogFMT-10, a window of channels at a time. Two threads share a unit of 16 values.
+__device__ void add_log_fmt(const AnswersReceive& call, const Answer& answer, Window& window, uint4* out) {
+  constexpr std::uint32_t kCast = 1u << 31;
+  const LogfmtRow shape(static_cast<std::uint32_t>(call.sizes.hidden));
+  const bool levels = call.exact == 0;
+  const std::uint32_t me = lane_id(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  if (threadIdx.x < kMaxTopK) window.next[threadIdx.x] = shape.meta_bytes();
+  for (std::uint32_t start = 0; start < shape.hidden; start += kWindow) {
+    __syncthreads();
+    const std::uint32_t first_group = start / numeric::kGroupChannels;
+    const std::uint32_t groups = min(kWindowGroups, shape.groups - first_group);
+    const std::uint32_t first_block = start / shape.block_channels;
+    const std::uint32_t blocks = min(kWindow / shape.block_channels, shape.blocks - first_block);
+    const std::uint32_t groups_per_block = shape.block_channels / numeric::kGroupChannels;
+    // A warp an answer, a lane a group.
+    std::uint32_t number = 0;
+    for (std::uint32_t left = answer.arrived; left != 0; left &= left - 1, ++number) {
+      const int lane = __ffs(left) - 1;
+      const std::byte* const row = Collector::row_of(answer, lane);
+      if (number % warps != warp) continue;
+      bool castable = true;
+      if (me < groups) {
+        numeric::LogfmtGroup group;
+        const std::uint32_t word = load_word(row + (first_group + me) * sizeof(numeric::LogfmtGroup));
+        group.largest.bits = static_cast<std::uint16_t>(word & 0xffffu);
+        group.smallest.bits = static_cast<std::uint16_t>(word >> 16);
+        window.scales[lane][me] = numeric::logfmt_scale(group);
+        castable = window.scales[lane][me].castable;
+      }
+      const std::uint32_t cast = __ballot_sync(kWarp, castable);
+      if (me != 0) continue;
+      std::uint32_t at = window.next[lane];
+      for (std::uint32_t b = 0; b < blocks; ++b) {
+        const std::uint32_t mask = (groups_per_block == 8 ? 0xffu : 0xfu) << b * groups_per_block;
+        const bool is_cast = (cast & mask) == mask;
+        window.starts[lane][b] = at | (is_cast ? kCast : 0);
+        at += shape.bytes_of(first_block + b, is_cast);
+      }
+      window.next[lane] = at;
+    }
+    __syncthreads();
+    const std::uint32_t chunks = min(kWindow, shape.hidden - start) / 8;
+    for (std::uint32_t first = warp * 32; first < chunks; first += blockDim.x) {
+      const std::uint32_t chunk = min(first + me, chunks - 1);  // whole warps go on together
+      const std::uint32_t channel = chunk * 8, block = channel / shape.block_channels;
+      const std::uint32_t in_block = channel % shape.block_channels;
+      const std::uint32_t unit = in_block / kLogfmtUnit, half = in_block % kLogfmtUnit / 8;
+      const std::uint32_t count = min(kLogfmtUnit, shape.channels_of(first_block + block) - unit * kLogfmtUnit);
+      Sum sum;
+      for_answers(
+          answer, levels,
+          [&](int lane) {
+            const std::byte* const row = Collector::row_of(answer, lane);
+            const float weight = __shfl_sync(kWarp, answer.weight, lane);
+            const std::uint32_t place = window.starts[lane][block];
+            const std::byte* const bytes = row + (place & ~kCast);
+            float values[8];
+            if ((place & kCast) == 0) {
+              const std::byte* const from = bytes + in_block * 2;  // rows start at any multiple of 4 bytes
+              widen({load_word(from), load_word(from + 4), load_word(from + 8), load_word(from + 12)}, values);
+            } else {
+              LogfmtBits bits;
+              const std::byte* const from = bytes + numeric::logfmt_bytes(unit * kLogfmtUnit);
+#pragma unroll
+              for (int i = 0; i < 5; ++i) bits.words[i] = count == kLogfmtUnit || i < 3 ? load_word(from + 4 * i) : 0;
+              const std::uint32_t signs = bits.signs(count) >> (8 * half);
+              const numeric::LogfmtScale& scale = window.scales[lane][channel / numeric::kGroupChannels];
+#pragma unroll
+              for (std::uint32_t i = 0; i < 8; ++i)
+                values[i] =
+                    numeric::decode_logfmt(half == 0 ? bits.code(i) : bits.code(8 + i), (signs >> i & 1) != 0, scale);
+            }
+            sum.add_weighted(values, weight, levels);
+          },
+          [&] { sum.end_level(); });
+      if (first + me < chunks) out[start / 8 + chunk] = narrow(sum.total);
+    }
+  }
+  __syncthreads();
+}
+
+/// Warps may have seen different answers of a member that is being masked: what counts is what all of them saw.
+__device__ void agree(Answer& answer) {
+  __shared__ std::uint32_t arrived;
+  __syncthreads();
+  if (threadIdx.x == 0) arrived = kWarp;
+  __syncthreads();
+  if (lane_id() == 0) atomicAnd(&arrived, answer.arrived);
+  __syncthreads();
+  answer.arrived = arrived;
+}
+
+template <AnswerForm kForm>
+__global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads : kThreads, 1)
+    answers_receive_kernel(const __grid_constant__ AnswersReceive call) {
+  begin_kernel();
+  __shared__ bool masked[kMaxDeviceRanks];
+  const DeviceGroup& group = call.group;
+  for (auto member = static_cast<std::int32_t>(threadIdx.x); member < group.ranks;
+       member += static_cast<std::int32_t>(blockDim.x))
+    masked[member] = is_masked(group, member);
+  const Collector collector(call, masked);
+  __syncthreads();
+  for (auto token = static_cast<std::int32_t>(blockIdx.x); token < call.tokens;
+       token += static_cast<std::int32_t>(gridDim.x)) {
+    Answer answer = collector.wait(token);
+    if (kForm == AnswerForm::log_fmt || group.mask_failed != 0) agree(answer);
+    if constexpr (kForm == AnswerForm::log_fmt) {
+      __shared__ Window window;
+      add_log_fmt(call, answer, window, collector.out_row(token));
+    } else {
+      add_rows<kForm>(call, answer, collector.out_row(token));
+    }
+  }
+  collector.end();
+}
+
+}  // namespace
+
+void launch_answers_receive(const AnswersReceive& call, const Machine& machine, cudaStream_t stream) {
+  const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 2 * machine.multiprocessors;
+  const auto blocks = static_cast<std::uint32_t>(std::max(1, std::min(call.tokens, most)));
+  const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  // As few rounds of chunks as there must be, and as few threads as they then need.
+  const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
+  const std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
+  switch (call.form) {
+    case AnswerForm::sums:
+      return launch(answers_receive_kernel<AnswerForm::sums>, blocks, threads, 0, call, machine, stream);
+    case AnswerForm::rows:
+      return launch(answers_receive_kernel<AnswerForm::rows>, blocks, threads, 0, call, machine, stream);
+    case AnswerForm::log_fmt:
+      return launch(answers_receive_kernel<AnswerForm::log_fmt>, blocks, kDecodeThreads, 0, call, machine, stream);
+  }
+}
+
+void load_answers_receive() {
+  cudaFuncAttributes attributes{};
+  (void)cudaFuncGetAttributes(&attributes, answers_receive_kernel<AnswerForm::sums>);
+  (void)cudaFuncGetAttributes(&attributes, answers_receive_kernel<AnswerForm::rows>);
+  (void)cudaFuncGetAttributes(&attributes, answers_receive_kernel<AnswerForm::log_fmt>);
+}
+
+}  // namespace shoal::ep::cuda

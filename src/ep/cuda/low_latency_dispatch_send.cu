@@ -1,0 +1,267 @@
+// low_latency_dispatch_send: each token goes once to every member that holds an expert of it, into a slot fixed by
+// (source, token); the receiver expands it to its experts.
+//
+// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 2 B a lane of experts, 4 B a lane of
+// weights where they travel; and a flag of 8 B for every member. A block a token: rows are loaded and quantised in
+// registers once and stored to each member from there, 16 B a thread.
+//
+// Waits: slots_read of the use before last of this half. Publishes: a notice to every member, then, behind the data of
+// each token, its flag at every member (release at system scope, behind a barrier of the block).
+#include "ep/cuda/low_latency_device.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
+constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
+
+/// 8 bfloat16 values of a 16-byte vector, as float.
+__device__ void widen(const uint4& vector, float (&values)[8]) {
+  const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = __uint_as_float(words[i] << 16);
+    values[2 * i + 1] = __uint_as_float(words[i] & 0xffff'0000u);
+  }
+}
+
+/// Two codes, the first in the low byte; as numeric::encode_e4m3. The instruction rounds to nearest even, saturates and
+/// makes every NaN 0x7f, as that does.
+__device__ std::uint32_t encode_pair(float first, float second) {
+#if __CUDA_ARCH__ >= 890
+  std::uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  return codes;
+#else
+  return numeric::encode_e4m3(first) | std::uint32_t{numeric::encode_e4m3(second)} << 8;
+#endif
+}
+
+__device__ uint2 encode(const uint4& vector, float scale) {
+  float values[8];
+  widen(vector, values);
+  std::uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    pairs[i] = encode_pair(numeric::mul(values[2 * i], scale), numeric::mul(values[2 * i + 1], scale));
+  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+__device__ std::uint32_t largest_magnitude(const uint4& a, const uint4& b) {
+  constexpr std::uint32_t kMagnitudes = 0x7fff'7fffu;
+  std::uint32_t most = __vmaxu2(a.x & kMagnitudes, a.y & kMagnitudes);
+  most = __vmaxu2(most, __vmaxu2(a.z & kMagnitudes, a.w & kMagnitudes));
+  most = __vmaxu2(most, __vmaxu2(b.x & kMagnitudes, b.y & kMagnitudes));
+  most = __vmaxu2(most, __vmaxu2(b.z & kMagnitudes, b.w & kMagnitudes));
+  return max(most & 0xffffu, most >> 16);
+}
+
+/// One token as its warps know it: lane k has the k-th expert.
+struct Token {
+  Lane lane;
+  float weight;
+  std::uint32_t targets;  ///< lanes with `last` whose member is not left out
+};
+
+/// Reports (where `report`) what is wrong with the indices of a token. Such lanes count as -1; of an expert that stands
+/// twice the first counts.
+__device__ std::int32_t checked_expert(const SlotsSend& call, std::int32_t token, std::int64_t given, bool report) {
+  const std::uint32_t me = lane_id();
+  const bool in_range = given >= 0 && given < call.group.experts;
+  const std::int32_t expert = in_range ? static_cast<std::int32_t>(given) : -1;
+  const std::uint32_t same = __match_any_sync(kWarp, expert);
+  const bool twice = in_range && (same & ((1u << me) - 1)) != 0;
+  if (report && !in_range && given != -1)
+    report_fault(call.group, Fault::bad_index, Phase::slots, kDispatchOperation, 0, 0, 0, token, given, me, false);
+  if (report && twice)
+    report_fault(call.group, Fault::two_experts, Phase::slots, kDispatchOperation, 0, 0, 0, token, given, me, false);
+  return twice ? -1 : expert;
+}
+
+/// All warps of a block do the same, so that none has to wait for another.
+__device__ Token load_token(const SlotsSend& call, std::int32_t token, bool report) {
+  const DeviceGroup& group = call.group;
+  const std::uint32_t me = lane_id();
+  std::int64_t given = -1;
+  Token t;
+  t.weight = 0;
+  if (token < call.tokens && me < static_cast<std::uint32_t>(group.top_k)) {
+    const std::int64_t i = static_cast<std::int64_t>(token) * group.top_k + me;
+    given = call.topk_is_64 != 0 ? static_cast<const std::int64_t*>(call.topk_idx)[i]
+                                 : static_cast<const std::int32_t*>(call.topk_idx)[i];
+    if (call.weights != nullptr) t.weight = call.weights[i];
+  }
+  t.lane = make_lane(checked_expert(call, token, given, report), group.local_experts);
+  t.targets = 0;
+  return t;
+}
+
+__device__ const std::uint16_t* row_of(const SlotsSend& call, std::int32_t token) {
+  return call.x + static_cast<std::size_t>(token) * call.sizes.hidden;
+}
+
+__device__ void prefetch_row(const SlotsSend& call, std::int32_t token) {
+  constexpr std::uint32_t kLineChannels = 64;  // 128 bytes
+  if (token >= call.tokens) return;
+  for (std::uint32_t channel = threadIdx.x * kLineChannels; channel < static_cast<std::uint32_t>(call.sizes.hidden);
+       channel += blockDim.x * kLineChannels)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row_of(call, token) + channel));
+}
+
+/// Calls f(member) for every member that gets the token.
+template <typename F>
+__device__ void for_targets(const Token& t, F&& f) {
+  for (std::uint32_t left = t.targets; left != 0; left &= left - 1)
+    f(__shfl_sync(kWarp, t.lane.member, __ffs(left) - 1));
+}
+
+/// The row as it is, 16 bytes a thread.
+__device__ void send_row(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::size_t slot) {
+  const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  constexpr std::uint32_t kAhead = 2;
+  for (std::uint32_t first = 0; first < chunks; first += kAhead * blockDim.x) {
+    uint4 data[kAhead];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      const std::uint32_t chunk = first + i * blockDim.x + threadIdx.x;
+      if (chunk < chunks) data[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk);
+    }
+    for_targets(t, [&](std::int32_t member) {
+      auto* const target = reinterpret_cast<uint4*>(slot_row(call.group, member, slot));
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAhead; ++i) {
+        const std::uint32_t chunk = first + i * blockDim.x + threadIdx.x;
+        if (chunk < chunks) target[chunk] = data[i];
+      }
+    });
+  }
+}
+
+/// The row in float8, 16 channels a thread: the 8 threads of a group of channels find its scale together, and the
+/// scales of a warp's 4 groups are one store.
+__device__ void send_float8_row(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::size_t slot) {
+  constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kUnit;
+  const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
+  const auto rounding = call.quantize == static_cast<std::uint32_t>(Quantize::fp8)
+                            ? numeric::ScaleRounding::none
+                            : numeric::ScaleRounding::power_of_two;
+  // Whole warps go on together: the last group may be short.
+  for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += blockDim.x) {
+    const std::uint32_t unit = first + lane_id();
+    uint4 low{}, high{};
+    if (unit < units) {
+      low = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit);
+      high = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit + 1);
+    }
+    std::uint32_t largest = largest_magnitude(low, high);
+#pragma unroll
+    for (std::uint32_t distance = kThreadsPerGroup / 2; distance > 0; distance /= 2)
+      largest = max(largest, __shfl_xor_sync(kWarp, largest, distance));
+    const numeric::Scale scale = numeric::scale_of(__uint_as_float(largest << 16), rounding);
+    const uint2 a = encode(low, scale.quantize), b = encode(high, scale.quantize);
+    const uint4 codes{a.x, a.y, b.x, b.y};
+    float4 inverse;
+    inverse.x = __shfl_sync(kWarp, scale.dequantize, 0);
+    inverse.y = __shfl_sync(kWarp, scale.dequantize, kThreadsPerGroup);
+    inverse.z = __shfl_sync(kWarp, scale.dequantize, 2 * kThreadsPerGroup);
+    inverse.w = __shfl_sync(kWarp, scale.dequantize, 3 * kThreadsPerGroup);
+    for_targets(t, [&](std::int32_t member) {
+      std::byte* const target = slot_row(call.group, member, slot);
+      if (unit < units) reinterpret_cast<uint4*>(target)[unit] = codes;
+      if (lane_id() == 0)  // a slot has room for scales up to a multiple of four
+        *reinterpret_cast<float4*>(target + call.group.layout.slot_scales + first / kThreadsPerGroup * sizeof(float)) =
+            inverse;
+    });
+  }
+}
+
+/// Local experts and weights of the lanes, a member a warp.
+__device__ void send_lanes(const SlotsSend& call, const Token& t, std::size_t slot) {
+  const std::uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, me = lane_id();
+  std::uint32_t number = 0;
+  for (std::uint32_t left = t.targets; left != 0; left &= left - 1, ++number) {
+    const std::int32_t member = __shfl_sync(kWarp, t.lane.member, __ffs(left) - 1);
+    if (number % warps != warp) continue;
+    const bool here = t.lane.member == member;
+    const auto expert = static_cast<std::int16_t>(here ? t.lane.expert - member * call.group.local_experts : -1);
+    if (me < call.group.layout.lanes) slot_experts(call.group, member, slot)[me] = expert;
+    if (call.weights != nullptr && here) slot_weights(call.group, member, slot)[me] = t.weight;
+  }
+}
+
+/// The flags of a token, a member a thread.
+__device__ void send_flags(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot,
+                           const bool* masked) {
+  std::uint32_t place = 0;
+  for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
+    const int lane = __ffs(left) - 1;
+    const std::int32_t member = __shfl_sync(kWarp, t.lane.member, lane);
+    const std::int32_t place_of_member = __shfl_sync(kWarp, t.lane.place, lane);
+    if (member == static_cast<std::int32_t>(threadIdx.x)) place = 1 + place_of_member;
+  }
+  if (threadIdx.x >= static_cast<std::uint32_t>(call.group.ranks) || masked[threadIdx.x]) return;
+  store_release(slot_flag(call.group, static_cast<std::int32_t>(threadIdx.x), slot),
+                (epoch & 0xffff'ffffu) | static_cast<std::uint64_t>(place) << 32);
+}
+
+__global__ void __launch_bounds__(kMaxThreads) slots_send_kernel(const __grid_constant__ SlotsSend call) {
+  begin_kernel();
+  const DeviceGroup& group = call.group;
+  const std::uint64_t epoch = group.memory->slots_sent + 1;
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  auto token = static_cast<std::int32_t>(blockIdx.x);
+  Token t = load_token(call, token, me < 32);  // ahead of the wait
+  prefetch_row(call, token);
+  __shared__ bool masked[kMaxDeviceRanks];
+  bool usable = true;
+  if (me < group.ranks) {
+    if (epoch > 2)
+      wait_signal_or_mask(group, group.layout.slots_read, me, epoch - 2, Phase::slot_grant, kDispatchOperation);
+    masked[me] = is_masked(group, me);
+    usable = !aborted(group);
+  }
+  if (__syncthreads_and(usable) != 0) {
+    if (blockIdx.x == 0 && me < group.ranks)
+      store_relaxed(slot_notice(group, me, epoch, group.me),
+                    SlotNotice{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(epoch));
+    while (token < call.tokens) {
+      t.targets = __ballot_sync(kWarp, t.lane.last && !masked[t.lane.member]);
+      const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
+      const std::uint16_t* const row = row_of(call, token);
+      if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
+        send_row(call, t, row, slot);
+      else
+        send_float8_row(call, t, row, slot);
+      send_lanes(call, t, slot);
+      if (me < group.top_k) call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
+      __syncthreads();
+      send_flags(call, t, epoch, slot, masked);
+      token += static_cast<std::int32_t>(gridDim.x);
+      t = load_token(call, token, me < 32);
+    }
+  }
+  end_kernel(group, Kernel::slots_send, [&] {
+    if (lane_id() != 0) return;
+    group.memory->slots_sent = epoch;
+    call.handle.header->epoch = epoch;
+    __threadfence();
+    *static_cast<volatile std::uint64_t*>(&call.handle.header->serial) = call.serial;
+  });
+}
+
+}  // namespace
+
+void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream_t stream) {
+  const auto units = (static_cast<std::uint32_t>(call.sizes.hidden) + kUnit - 1) / kUnit;
+  const std::uint32_t threads = std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
+  const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
+  const std::int32_t blocks = std::max(1, std::min(call.tokens, most));
+  launch(slots_send_kernel, static_cast<std::uint32_t>(blocks), threads, 0, call, machine, stream);
+}
+
+void load_slots_send() {
+  cudaFuncAttributes attributes{};
+  (void)cudaFuncGetAttributes(&attributes, slots_send_kernel);
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,191 @@
+// low_latency_kernels.cuh: the kernels of low-latency mode and their parameters.
+//
+//   dispatch: slots_send | slots_receive      combine: answers_send | answers_receive
+//
+// Signals. A slot has a flag word (SlotFlag) that its source writes behind the slot's data, for every token and every
+// member, so that receivers know from flags alone what comes; a notice word (SlotNotice) says how many tokens there
+// are. An answer has a flag word, and a member says at the start of a combine how it answers (AnswerNotice). Halves of
+// slots and answers are granted by the signals slots_read and answers_read. All words carry the epoch, whose low bit
+// chooses the half.
+//
+// Epochs live in device memory: every kernel reads its own at the start, and its last block advances it.
+#pragma once
+
+#include <algorithm>
+
+#include "ep/cuda/device.cuh"
+#include "shoal/ep/group.hpp"
+
+namespace shoal::ep::cuda {
+
+/// Tokens below which the words below hold them, and rows of all experts of a member by the size of an index.
+inline constexpr std::int64_t kMaxSlotTokens = 1 << 24;
+inline constexpr std::int64_t kMaxLowLatencyRows = std::int64_t{1} << 31;  ///< local experts * ranks * tokens, below
+inline constexpr std::int64_t kMaxLocalExperts = 1 << 15;                  ///< numbers of local experts are int16
+
+/// Epoch (its low 32 bits), tokens, and what members must agree on. A member that has been masked is told so.
+struct SlotNotice {
+  std::int32_t tokens;
+  std::uint32_t quantize;
+  bool has_weights, left_out;
+
+  SHOAL_HOST_DEVICE constexpr std::uint64_t word(std::uint64_t epoch) const {
+    return (epoch & 0xffff'ffffu) | std::uint64_t{static_cast<std::uint32_t>(tokens)} << 32 |
+           std::uint64_t{quantize} << 56 | std::uint64_t{has_weights} << 60 | std::uint64_t{left_out} << 61;
+  }
+  SHOAL_HOST_DEVICE static constexpr SlotNotice of(std::uint64_t word) {
+    return {static_cast<std::int32_t>(word >> 32 & 0xff'ffffu), static_cast<std::uint32_t>(word >> 56 & 0xfu),
+            (word >> 60 & 1) != 0, (word >> 61 & 1) != 0};
+  }
+};
+
+/// How answers travel; members must agree.
+enum class AnswerForm : std::uint32_t { sums, rows, log_fmt };
+
+/// Epoch (low 32 bits), and what members must agree on: form, reduction, which dispatch is answered (24 bits of its
+/// epoch), and whether weights travelled with that. It is the flag of an answer, and the notice that a member sends at
+/// the start of a combine.
+struct AnswerNotice {
+  AnswerForm form;
+  bool exact, weights_travelled;
+  std::uint64_t dispatch_epoch;
+
+  static constexpr std::uint64_t kLeftOut = std::uint64_t{1} << 36;  ///< notices: the receiver has been masked
+
+  SHOAL_HOST_DEVICE constexpr std::uint64_t word(std::uint64_t epoch) const {
+    return (epoch & 0xffff'ffffu) | static_cast<std::uint64_t>(form) << 32 | std::uint64_t{exact} << 34 |
+           std::uint64_t{weights_travelled} << 35 | (dispatch_epoch & 0xff'ffffu) << 40;
+  }
+};
+
+/// One token of one source that has an expert on this member.
+struct alignas(16) HandlePair {
+  std::int32_t source, token;
+  std::int32_t place;   ///< of this member among those that answer the token
+  std::uint32_t lanes;  ///< top-k lanes whose experts are here, a bit each
+};
+
+struct HandleHeader {
+  std::uint64_t epoch;   ///< of the dispatch
+  std::uint64_t serial;  ///< of the call: written behind epoch, when its send is complete
+  std::int32_t pairs;
+};
+
+/// The arrays of a handle in device memory.
+struct HandleView {
+  HandleHeader* header;
+  HandlePair* pairs;   ///< [ranks * tokens], those of one token of all sources together
+  std::int32_t* rows;  ///< [ranks][tokens][top_k]: index of the row among those of all local experts; where the pair
+                       ///< has the lane
+  float* weights;      ///< [ranks][tokens][top_k]: likewise; where weights travel with the dispatch
+  std::int32_t* topk;  ///< [tokens][top_k] of this member's tokens; -1: none
+};
+
+/// A combine between send and receive, in device memory.
+struct PendingHeader {
+  std::uint64_t epoch, serial;  ///< as in HandleHeader
+};
+struct PendingView {
+  PendingHeader* header;
+  float* weights;  ///< [tokens][top_k], copied: the caller's may go before receive
+};
+
+/// What every kernel needs to know of the group's sizes.
+struct Sizes {
+  std::int32_t hidden, max_tokens;
+};
+
+struct SlotsSend {
+  DeviceGroup group;
+  Sizes sizes;
+  const std::uint16_t* x;
+  const void* topk_idx;
+  std::uint32_t topk_is_64;
+  const float* weights;  ///< or nullptr
+  std::int32_t tokens;
+  std::uint32_t quantize;
+  HandleView handle;
+  std::uint64_t serial;
+};
+
+struct SlotsReceive {
+  DeviceGroup group;
+  Sizes sizes;
+  std::uint32_t quantize, has_weights;
+  std::byte* x;
+  void* scales;
+  std::int32_t* counts;
+  std::int32_t* source_token;
+  std::int64_t* layout;
+  std::int32_t* expert_counts;  ///< or nullptr
+  std::int64_t* wait_ns;        ///< or nullptr
+  std::uint64_t* longest_wait;  ///< [ranks], 0 between launches
+  HandleView handle;
+  std::int32_t splits;  ///< blocks that share the rows of an expert
+};
+
+struct AnswersSend {
+  DeviceGroup group;
+  Sizes sizes;
+  const std::uint16_t* y;
+  std::int64_t expert_stride, row_stride;  ///< of y, in elements
+  const float* weights;
+  std::int32_t tokens;
+  AnswerForm form;
+  std::uint32_t exact, weights_travelled;
+  HandleView handle;
+  PendingView pending;
+  std::uint64_t serial;
+};
+
+struct AnswersReceive {
+  DeviceGroup group;
+  Sizes sizes;
+  std::uint16_t* out;
+  std::int32_t tokens;
+  AnswerForm form;
+  std::uint32_t exact, weights_travelled;
+  std::int64_t* wait_ns;
+  std::uint64_t* longest_wait;
+  HandleView handle;
+  PendingView pending;
+};
+
+/// Asks whether a receive would wait; the answer is `sequence * 2 + (yes ? 1 : 0)` in host memory.
+struct Probe {
+  DeviceGroup group;
+  Sizes sizes;
+  HandleView handle;
+  PendingView pending;  ///< of a combine; header is nullptr for a dispatch
+  std::uint64_t serial;
+  std::int32_t tokens;
+  AnswerForm form;
+  volatile std::uint64_t* answer;
+  std::uint64_t sequence;
+};
+
+/// What bounds the blocks of a launch.
+struct Machine {
+  std::int32_t multiprocessors;
+  std::int32_t most_blocks;    ///< Launch::sms, or a share of a GPU that members share; 0: no bound
+  std::uint32_t shared_bytes;  ///< that a block can have
+  bool dependent_launch;       ///< kernels may be set up before the one before them has ended (sm_90)
+};
+
+void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream_t stream);
+void launch_slots_receive(SlotsReceive& call, const Machine& machine, cudaStream_t stream);
+void launch_answers_send(const AnswersSend& call, const Machine& machine, cudaStream_t stream);
+void launch_answers_receive(const AnswersReceive& call, const Machine& machine, cudaStream_t stream);
+/// Of a block that sends LogFMT-10 rows, beside kLogfmtStaticBytes at most.
+std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden);
+inline constexpr std::uint32_t kLogfmtStaticBytes = 1024;
+void launch_probe(const Probe& call, cudaStream_t stream);
+
+/// Make the driver load the kernels now: at their first launch it may wait for kernels of other PEs on this GPU.
+void load_slots_send();
+void load_slots_receive();
+void load_answers_send(const Machine& machine);
+void load_answers_receive();
+void load_probe();
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,72 @@
+// low_latency_probe: whether a receive would wait. One block looks once at what the receive waits for and tells the
+// host; it waits for nobody.
+#include "ep/cuda/low_latency_device.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+
+/// A member that is left out, or has given the group up, is not waited for.
+__device__ bool counts(const DeviceGroup& group, std::int32_t member) {
+  return !is_masked(group, member) && load_relaxed(signal_at(group, group.me, group.layout.failed, member)) == 0;
+}
+
+__device__ bool slots_came(const Probe& call, std::uint64_t epoch, std::int32_t source) {
+  const DeviceGroup& group = call.group;
+  if (!counts(group, source)) return true;
+  const std::uint64_t word = load_relaxed(slot_notice(group, group.me, epoch, source));
+  if (!is_epoch(word, epoch)) return false;
+  const SlotNotice notice = SlotNotice::of(word);
+  if (notice.left_out) return true;
+  bool came = true;
+  for (auto token = static_cast<std::int32_t>(lane_id()); token < notice.tokens; token += 32)
+    came =
+        came &&
+        is_epoch(load_relaxed(slot_flag(group, group.me, slot_index(group, call.sizes, epoch, source, token))), epoch);
+  return came;
+}
+
+__device__ bool answers_came(const Probe& call, std::uint64_t epoch, std::int32_t token) {
+  const DeviceGroup& group = call.group;
+  const std::uint32_t me = lane_id();
+  const bool in_row = me < static_cast<std::uint32_t>(group.top_k);
+  const Lane lane = make_lane(in_row ? call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] : -1,
+                              group.local_experts);
+  const bool sums = call.form == AnswerForm::sums;
+  if (!(sums ? lane.last : lane.member >= 0) || !counts(group, lane.member)) return true;
+  const std::size_t index =
+      answer_index(group, call.sizes, epoch, token, sums ? lane.place : static_cast<std::int32_t>(me));
+  return is_epoch(load_relaxed(answer_flag_at(group, group.me, index)), epoch);
+}
+
+__global__ void __launch_bounds__(kThreads) probe_kernel(const __grid_constant__ Probe call) {
+  const bool combine = call.pending.header != nullptr;
+  const std::uint64_t serial =
+      *static_cast<volatile std::uint64_t*>(combine ? &call.pending.header->serial : &call.handle.header->serial);
+  __threadfence();
+  const std::uint64_t epoch =
+      *static_cast<volatile std::uint64_t*>(combine ? &call.pending.header->epoch : &call.handle.header->epoch);
+  bool came = serial == call.serial;  // else the send has not ended
+  const auto warp = static_cast<std::int32_t>(threadIdx.x / 32), warps = static_cast<std::int32_t>(kThreads / 32);
+  if (__syncthreads_and(came) != 0) {
+    const std::int32_t parts = combine ? call.tokens : call.group.ranks;
+    for (std::int32_t part = warp; part < parts; part += warps)
+      came = (combine ? answers_came(call, epoch, part) : slots_came(call, epoch, part)) && came;
+  }
+  came = __syncthreads_and(came) != 0;
+  if (threadIdx.x == 0) *call.answer = call.sequence * 2 + (came ? 1 : 0);
+}
+
+}  // namespace
+
+void launch_probe(const Probe& call, cudaStream_t stream) {
+  probe_kernel<<<1, kThreads, 0, stream>>>(call);
+}
+
+void load_probe() {
+  cudaFuncAttributes attributes{};
+  (void)cudaFuncGetAttributes(&attributes, probe_kernel);
+}
+
+}  // namespace shoal::ep::cuda

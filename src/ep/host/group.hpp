@@ -1,0 +1,28 @@
+// group.hpp: what the host backend keeps for a group.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ep/host/worker_pool.hpp"
+#include "ep/layout.hpp"
+#include "ep/state.hpp"
+
+namespace shoal::ep::host {
+
+/// The arrays of one low-latency dispatch's result.
+struct LowLatencyResult {
+  Tensor x, scales, counts, source_token, layout;
+};
+
+struct HostGroup {
+  HostGroup(const detail::Shape& shape, std::int32_t threads)
+      : layout(shape), workers(threads), masked(static_cast<std::size_t>(shape.ranks), 0) {}
+
+  const detail::GroupLayout layout;
+  WorkerPool workers;
+  std::vector<char> masked;                                ///< [ranks]: left out of low-latency operations
+  std::optional<LowLatencyResult> low_latency_results[2];  ///< used in turn
+};
+
+}  // namespace shoal::ep::host
