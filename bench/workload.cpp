@@ -121,8 +121,7 @@ void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t ex
 
 void check_output(const Batch& batch, const std::uint16_t* output, const Shape& shape, bool quantized,
                   const char* what) {
-  // Every answer and partial sum was rounded to the 8 bits of bfloat16, the row to the 4 of e4m3.
-  const float tolerance = quantized ? 0x1.4p-4f : 0x1p-7f;
+  const float tolerance = quantized ? kQuantizedTolerance : kTolerance;
   for (std::int64_t token = 0; token < batch.tokens; ++token) {
     float factor = 0, size = 0;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {

@@ -59,3 +59,15 @@ def moe(x, index, weight, weights):
         np.add.at(result, token, terms)
         np.add.at(magnitude, token, np.abs(terms))
     return result, magnitude
+
+
+def inner_magnitude(x, index, weight, weights):
+    """The sum of the magnitudes of the terms of the experts' last products, [tokens, hidden]."""
+    x, weights = x.astype(np.float64), weights.astype(np.float64)
+    result = np.zeros_like(x)
+    for expert, (gate_matrix, up, down) in enumerate(weights):
+        token, k = np.nonzero(index == expert)
+        inner = x[token] @ gate_matrix
+        terms = np.abs(inner / (1 + np.exp(-inner)) * (x[token] @ up)) @ np.abs(down.T)
+        np.add.at(result, token, weight[token, k][:, None] * terms)
+    return result

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Draws the GPU benchmark: bandwidth by SMs, bandwidth by tokens, latency by tokens; ./run bench --plot.
+
+Reads every *.json of the data folder that shoal-bench-gpu or run-gpu-bench wrote (others are passed over), takes the results of PEs as
+threads, and writes a PNG a plot beside them, with the limit that the link sets and other systems' figures (gpu-peers.json). Where several files
+have the same point, the one that comes last by name counts.
+"""
+import argparse
+import json
+import math
+import pathlib
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot, ticker  # noqa: E402  (after the backend is chosen)
+
+SERIES = [("dispatch", "fp8", "FP8 dispatch", "#1f6fb4"), ("dispatch", "bf16", "BF16 dispatch", "#d9641e"),
+          ("combine", "bf16", "BF16 combine", "#2c8c4a")]
+MARKERS = "sD^vP"
+GREY = "#555555"
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("docs/data"), help="folder of the raw results (%(default)s)")
+    parser.add_argument("--output", type=pathlib.Path, help="folder of the pictures (default: that of the data)")
+    parser.add_argument("--peers", type=pathlib.Path, default=pathlib.Path("docs/data/gpu-peers.json"), help="other systems (%(default)s)")
+    return parser.parse_args()
+
+
+def documents(folder):
+    """Every result document of shoal-bench-gpu in the folder, in the order of the files' names."""
+    for path in sorted(folder.glob("*.json")):
+        data = json.loads(path.read_text())
+        if not isinstance(data, dict):
+            continue
+        if str(data.get("program", "")).startswith("shoal-bench-gpu"):
+            yield data
+        for run in data.get("runs", []) if isinstance(data.get("runs"), list) else []:
+            if run.get("result") and "threads" in run["name"]:
+                yield run["result"]
+
+
+def collect(folder, part):
+    """(setup with pes and gpu, {(operation, format, launch, tokens, sms): entry}) of one part; None where there is nothing."""
+    points, setup = {}, None
+    for document in documents(folder):
+        if document["program"] != f"shoal-bench-gpu {part}":
+            continue
+        mine = {**document["setup"], "pes": document["pes"], "gpu": document["machine"]["gpu"]}
+        if setup and any(setup[key] != mine[key] for key in ("hidden", "top_k", "experts", "pes", "gpu")):
+            sys.exit(f"plot: {folder} mixes shapes or machines for {part}: {setup} and {mine}; keep one")
+        setup = {**mine, "date": document["date"]}
+        for entry in document["results"]:
+            points[entry["operation"], entry.get("format"), entry.get("launch"), entry.get("tokens"), entry.get("sms")] = entry
+    return (setup, points) if setup else None
+
+
+def ranks_per_token(setup):
+    """On how many ranks the experts of a token live, on average, when they are drawn at random."""
+    none_of_one = math.comb(setup["experts"] - setup["experts"] // setup["pes"], setup["top_k"]) / math.comb(setup["experts"], setup["top_k"])
+    return setup["pes"] * (1 - none_of_one)
+
+
+def title(axes, text, setup):
+    axes.set_title(text, loc="left", fontsize=12, fontweight="bold", pad=26)
+    line = f"{setup['pes']} PEs, {setup['gpu']}; hidden {setup['hidden']}, top-{setup['top_k']} of {setup['experts']} experts; {setup['date']}"
+    axes.text(0, 1.025, line, transform=axes.transAxes, fontsize=8.5, color=GREY)
+
+
+def finish(figure, axes, path):
+    axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    pyplot.close(figure)
+    print(path)
+
+
+def bandwidth_limit(axes, setup, peers):
+    """The link carries what goes to other ranks; a rank's own rows cost it nothing."""
+    limit = peers["link_gb_per_s"] * setup["pes"] / (setup["pes"] - 1)
+    axes.axhline(limit, color=GREY, linestyle="--", linewidth=1.2,
+                 label=f"limit: {peers['link_gb_per_s']} GB/s on the link\nx {setup['pes']}/{setup['pes'] - 1} = {limit:.0f} GB/s logical")
+    axes.set_ylim(0, limit * 1.1)
+
+
+def peer_markers(axes, peers, at):
+    """Each system's figures at `at(system)`; a marker a system, the colours of the operations."""
+    for marker, system in zip(MARKERS, peers["normal"]["systems"]):
+        label = system["system"] + (f" ({system['sms']} SMs)" if system["sms"] else " (SMs: automatic)")
+        for operation, form, _, colour in SERIES:
+            value = system.get(f"{operation} {form}")
+            if value:
+                axes.plot([at(system)], [value], marker, markerfacecolor="white", markeredgecolor=colour, markersize=6.5, zorder=4)
+        axes.plot([], [], marker, markerfacecolor="white", markeredgecolor=GREY, linestyle="none", label=label)
+
+
+def same_shape(setup, peers_setup):
+    return all(setup[key] == value for key, value in peers_setup.items() if key in setup and key != "tokens")
+
+
+def plot_by_sms(data, peers, folder):
+    setup, points = data
+    counts = {}  # tokens: SM counts measured there; the sweep is where there are most
+    for _, _, launch, tokens, sms in points:
+        if launch == "in pair":
+            counts.setdefault(tokens, set()).add(sms)
+    tokens = max(counts, key=lambda key: len(counts[key]))
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.6))
+    for operation, form, name, colour in SERIES:
+        line = sorted((key[4], entry["gb_per_s"]) for key, entry in points.items() if key[:4] == (operation, form, "in pair", tokens))
+        axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
+    bandwidth_limit(axes, setup, peers)
+    last = max(counts[tokens])
+    automatic = max([last, *(system["sms"] or 0 for system in peers["normal"]["systems"])]) + 6
+    ticks = sorted(counts[tokens])
+    if same_shape(setup, peers["normal"]["setup"]) and tokens == peers["normal"]["setup"]["tokens"]:
+        peer_markers(axes, peers, lambda system: system["sms"] or automatic)
+        ticks = sorted({*ticks, *(system["sms"] for system in peers["normal"]["systems"] if system["sms"])})
+        axes.set_xticks([*ticks, automatic], [*map(str, ticks), "auto"])
+    else:
+        axes.set_xticks(ticks)
+    axes.set_xlabel("SMs that the operation holds")
+    axes.set_ylabel("GB/s per PE, logical bytes")
+    title(axes, f"Normal mode: bandwidth by SM count, {tokens} tokens a PE", setup)
+    finish(figure, axes, folder / "gpu-bandwidth-by-sms.png")
+
+
+def plot_by_tokens(data, peers, folder):
+    setup, points = data
+    counts = {}
+    for _, _, launch, tokens, sms in points:
+        if launch == "in pair":
+            counts.setdefault(sms, set()).add(tokens)
+    sms = max(counts, key=lambda key: len(counts[key]))
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.6))
+    for operation, form, name, colour in SERIES:
+        line = sorted((key[3], entry["gb_per_s"]) for key, entry in points.items()
+                      if key[:3] == (operation, form, "in pair") and key[4] == sms)
+        axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
+    bandwidth_limit(axes, setup, peers)
+    if same_shape(setup, peers["normal"]["setup"]):
+        # All at the same count; side by side, so that they can be told apart.
+        order = [system["system"] for system in peers["normal"]["systems"]]
+        peer_markers(axes, peers, lambda system: peers["normal"]["setup"]["tokens"] * 2 ** (0.16 * (order.index(system["system"]) - 1.5)))
+    tokens_axis(axes, counts[sms])
+    axes.set_ylabel("GB/s per PE, logical bytes")
+    title(axes, f"Normal mode: bandwidth by tokens, {sms} SMs", setup)
+    finish(figure, axes, folder / "gpu-bandwidth-by-tokens.png")
+
+
+def tokens_axis(axes, tokens):
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ticker.ScalarFormatter())
+    axes.set_xticks(sorted(tokens), [str(count) for count in sorted(tokens)], fontsize=8)
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlabel("tokens per PE")
+
+
+def plot_latency(data, peers, folder):
+    setup, points = data
+    figure, axes = pyplot.subplots(figsize=(7.5, 5.2))
+    pair = [("pair", "fp8", "graph", "FP8 pair, graph", "#7a3fa0", "-"), ("pair", "fp8", "plain", "FP8 pair, plain launches", "#7a3fa0", ":"),
+            ("pair", "bf16", "graph", "BF16 pair, graph", "#b0467f", "-")]
+    single = [(operation, form, "in pair", name, colour, "-") for operation, form, name, colour in SERIES]
+    all_tokens = sorted({key[3] for key in points})
+    for operation, form, launch, name, colour, style in [*pair, *single]:
+        line = sorted((key[3], entry["seconds"]["max"] * 1e6) for key, entry in points.items() if key[:3] == (operation, form, launch))
+        if line:
+            axes.plot(*zip(*line), f"o{style}", color=colour, label=f"Shoal, {name}", markersize=4, zorder=5)
+    remote = ranks_per_token(setup) * (setup["pes"] - 1) / setup["pes"]
+    scales = -(-setup["hidden"] // 128) * 4
+    for form, row, colour in [("FP8", setup["hidden"] + scales, "#7a3fa0"), ("BF16", 2 * setup["hidden"], "#b0467f")]:
+        bound = [count * remote * (row + 2 * setup["hidden"]) / peers["link_gb_per_s"] * 1e-3 for count in all_tokens]
+        axes.plot(all_tokens, bound, "--", color=colour, linewidth=1.1,
+                  label=f"limit, {form} pair: its bytes at {peers['link_gb_per_s']} GB/s,\none copy a rank, no launch or signal")
+    if same_shape({key: value for key, value in setup.items() if key != "experts"}, peers["low_latency"]["setup"]):
+        for marker, system in zip(MARKERS, peers["low_latency"]["systems"]):
+            colours = {"dispatch": SERIES[0][3] if system["format"] == "fp8" else SERIES[1][3], "combine": SERIES[2][3],
+                       "pair": pair[0][4] if system["format"] == "fp8" else pair[2][4]}
+            for operation, colour in colours.items():
+                axes.plot([peers["low_latency"]["setup"]["tokens"]], [system[operation]], marker, markerfacecolor="white",
+                          markeredgecolor=colour, markersize=6.5, zorder=6)
+            words = system["system"].replace(" (", "\n(")
+            axes.plot([], [], marker, markerfacecolor="white", markeredgecolor=GREY, linestyle="none", label=words)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_ylim(bottom=1)
+    tokens_axis(axes, all_tokens)
+    axes.set_ylabel("microseconds, slowest PE")
+    title(axes, "Low latency: time by tokens", setup)
+    finish(figure, axes, folder / "gpu-latency-by-tokens.png")
+
+
+def main():
+    arguments = parse_arguments()
+    folder = arguments.output or arguments.data
+    folder.mkdir(parents=True, exist_ok=True)
+    peers = json.loads(arguments.peers.read_text())
+    normal, low_latency = collect(arguments.data, "normal"), collect(arguments.data, "low-latency")
+    if normal and normal[0]["pes"] > 1:
+        plot_by_sms(normal, peers, folder)
+        plot_by_tokens(normal, peers, folder)
+    if low_latency and low_latency[0]["pes"] > 1:
+        plot_latency(low_latency, peers, folder)
+    if not normal and not low_latency:
+        sys.exit(f"plot: {arguments.data} has no results of shoal-bench-gpu; run-gpu-bench writes them (./run bundle)")
+
+
+if __name__ == "__main__":
+    main()

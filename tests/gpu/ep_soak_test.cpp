@@ -1,0 +1,239 @@
+// Ten thousand operations of a group on GPUs in random order, with random delays on every PE, each checked: dispatches
+// of all kinds, combines in any order, low-latency sends and receives in between. The order is the same on all members,
+// the delays are not.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <random>
+#include <thread>
+
+#include "support/ep_gpu_checks.hpp"
+#include "support/ep_rounds.hpp"
+
+namespace shoal::test {
+namespace {
+
+constexpr int kOperations = 10'000;
+constexpr std::chrono::seconds kLongest{120};
+
+EpCase soak_case(std::int32_t ranks, std::uint64_t seed) {
+  EpCase c{.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 136, .max_tokens = 12, .seed = seed};
+  c.load = seed % 5 == 4 ? Load::some_idle : Load::random;
+  return c;
+}
+
+/// Low-latency rounds of bfloat16 rows on a GPU, compared with what LowLatencyRound expects on the host.
+class GpuLowLatencyRound {
+ public:
+  GpuLowLatencyRound(GpuGroup& owner, const EpCase& c)
+      : owner_(owner),
+        case_(c),
+        wanted_(c, owner.me, ep::Reduction::per_rank),
+        in_(c, owner.me),
+        x_(owner.tensors.upload(in_.x)),
+        topk_(owner.tensors.upload(in_.topk_idx)),
+        weights_(owner.tensors.upload(in_.weights)) {}
+
+  ep::PendingDispatch send() { return owner_.group.low_latency_dispatch(x_, topk_, {.quantize = ep::Quantize::none}); }
+  ep::LowLatencyReceived receive(ep::PendingDispatch& pending) {
+    ep::LowLatencyReceived got = pending.receive();
+    ep::LowLatencyReceived host;
+    host.x = owner_.tensors.download(got.x);
+    host.layout = owner_.tensors.download(got.layout);
+    host.counts = owner_.tensors.download(got.counts);
+    host.source_token = owner_.tensors.download(got.source_token);
+    wanted_.check(host);
+    check_low_latency_received(case_, owner_.me, host);
+    Tensor y = Tensor::empty(DataType::bfloat16, {case_.local_experts(), got.x.shape[1], case_.hidden});
+    std::fill_n(y.as<std::uint16_t>(), y.size(), std::uint16_t{0xffff});
+    low_latency_answers_to(case_, owner_.me, host, y);
+    answers_ = y;
+    return got;
+  }
+  ep::PendingCombine answer(const ep::LowLatencyReceived& got, bool zero_copy) {
+    if (zero_copy) {
+      const TensorView y = owner_.group.next_combine_buffer();
+      owner_.tensors.write(y, answers_);
+      return owner_.group.low_latency_combine(y, topk_, weights_, got.handle, {.zero_copy = true});
+    }
+    y_ = owner_.tensors.upload(answers_);
+    return owner_.group.low_latency_combine(y_, topk_, weights_, got.handle);
+  }
+  void check(ep::PendingCombine& pending) { wanted_.check(owner_.tensors.download(pending.receive())); }
+
+ private:
+  GpuGroup& owner_;
+  EpCase case_;
+  LowLatencyRound wanted_;
+  Inputs in_;
+  Tensor x_, topk_, weights_, y_, answers_;
+};
+
+/// A random walk over the operations that are legal at each point.
+class Walk {
+ public:
+  Walk(GpuGroup& group, const EpCase& first) : delays_(1000 + group.me) {
+    for (std::uint64_t i = 0; i < 4; ++i) {
+      EpCase c = soak_case(first.ranks, first.seed + i);
+      const std::int64_t most = c.ranks * c.max_tokens;
+      normal_.push_back(std::make_unique<GpuRound>(group, c, GpuCall{.biases = static_cast<int>(i % 3)}));
+      normal_.push_back(std::make_unique<GpuRound>(
+          group, c, GpuCall{.scales = 2, .dispatch = {.worst_case_rows = most}, .place = AnswerPlace::in_place}));
+      low_latency_.push_back(std::make_unique<GpuLowLatencyRound>(group, c));
+      low_latency_.push_back(std::make_unique<GpuLowLatencyRound>(group, soak_case(first.ranks, first.seed + 50 + i)));
+    }
+    for (const auto& round : normal_) routings_.push_back(round->route());
+  }
+
+  void step() {
+    delay();
+    switch (order_() % 8) {
+      case 0:
+      case 1:
+        if (held_.size() < 2) return dispatch();
+        [[fallthrough]];
+      case 2:
+        if (!held_.empty()) return combine();
+        return dispatch();
+      case 3:
+        if (!held_.empty() && held_.size() < 2) return dispatch_again();
+        return combine_or_dispatch();
+      case 4:
+      case 5:
+        if (sent_.size() + received_.size() < 2) return low_latency_send();
+        [[fallthrough]];
+      case 6:
+        if (!sent_.empty() && received_.size() < 2) return low_latency_receive();
+        [[fallthrough]];
+      default:
+        if (!received_.empty() && answered_.size() < 2) return low_latency_answer();
+        if (!answered_.empty()) return low_latency_finish();
+        return combine_or_dispatch();
+    }
+  }
+
+  void finish() {
+    while (!sent_.empty()) {
+      if (received_.size() == 2) low_latency_answer();
+      if (answered_.size() == 2) low_latency_finish();
+      low_latency_receive();
+    }
+    while (!received_.empty()) {
+      if (answered_.size() == 2) low_latency_finish();
+      low_latency_answer();
+    }
+    while (!answered_.empty()) low_latency_finish();
+    while (!held_.empty()) combine();
+  }
+
+ private:
+  struct Held {
+    std::size_t round;
+    ep::Dispatched got;
+    bool cached;
+  };
+  template <typename T>
+  struct LowLatencyStep {
+    std::size_t round;
+    T value;
+  };
+
+  void delay() {
+    const std::uint64_t draw = delays_() % 100;
+    if (draw < 15) std::this_thread::sleep_for(std::chrono::microseconds(delays_() % 300));
+    if (draw == 99) std::this_thread::sleep_for(std::chrono::milliseconds(delays_() % 8));
+  }
+  void combine_or_dispatch() { held_.empty() ? dispatch() : combine(); }
+  void dispatch() {
+    const std::size_t i = order_() % normal_.size();
+    if (order_() % 4 == 0) routings_[i] = normal_[i]->route();
+    held_.push_back({i, normal_[i]->dispatch(routings_[i]), false});
+    normal_[i]->check(held_.back().got);
+  }
+  /// The layout of a result that is still held.
+  void dispatch_again() {
+    const Held& first = held_.front();
+    const bool worst = first.round % 2 == 1;
+    held_.push_back({first.round, normal_[first.round]->dispatch(first.got.handle), true});
+    normal_[first.round]->check(held_.back().got, true, worst);
+  }
+  void combine() {
+    const auto at = held_.begin() + static_cast<std::ptrdiff_t>(order_() % held_.size());
+    GpuRound& round = *normal_[at->round];
+    round.write_answers(at->got);
+    round.check(round.combine(at->got));
+    round.poison(at->got);
+    held_.erase(at);
+  }
+  void low_latency_send() {
+    const std::size_t i = order_() % low_latency_.size();
+    sent_.push_back({i, low_latency_[i]->send()});
+  }
+  void low_latency_receive() {
+    auto [round, pending] = std::move(sent_.front());
+    sent_.pop_front();
+    received_.push_back({round, low_latency_[round]->receive(pending)});
+  }
+  void low_latency_answer() {
+    const auto [round, got] = received_.front();
+    received_.pop_front();
+    answered_.push_back({round, low_latency_[round]->answer(got, order_() % 2 == 0)});
+  }
+  void low_latency_finish() {
+    auto [round, pending] = std::move(answered_.front());
+    answered_.pop_front();
+    low_latency_[round]->check(pending);
+  }
+
+  std::mt19937_64 order_{12345};  // of all members
+  std::mt19937_64 delays_;        // of this one
+  std::vector<std::unique_ptr<GpuRound>> normal_;
+  std::vector<std::unique_ptr<GpuLowLatencyRound>> low_latency_;
+  std::vector<ep::Routing> routings_;
+  std::vector<Held> held_;
+  std::deque<LowLatencyStep<ep::PendingDispatch>> sent_;
+  std::deque<LowLatencyStep<ep::LowLatencyReceived>> received_;
+  std::deque<LowLatencyStep<ep::PendingCombine>> answered_;
+};
+
+void soak(std::int32_t ranks, int operations) {
+  std::atomic<int> stop_at{operations}, done{0};
+  const auto start = std::chrono::steady_clock::now();
+  run_threads(ranks, gpu_settings(), [&](World& world) {
+    const EpCase c = soak_case(ranks, 1);
+    ep::GroupOptions options = options_for(c);
+    options.max_scales = 2;
+    GpuGroup group(world, options);
+    group.group.warmup();
+    Walk walk(group, c);
+    for (int i = 0; i < stop_at; ++i) {
+      walk.step();
+      if (group.me != 0) continue;
+      done = i + 1;
+      // All stop at the same operation; no member is a hundred ahead of another.
+      if (stop_at == operations && std::chrono::steady_clock::now() - start > kLongest)
+        stop_at = std::min(operations, i + 100);
+    }
+    walk.finish();
+    group.group.synchronize();
+  });
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%d of %d operations on %d PEs in %.1f s\n", done.load(), operations, ranks, seconds);
+  EXPECT_GE(done, operations / 20) << "too slow for this to mean anything";
+}
+
+TEST(EpGpuSoak, SmallMixedOperations) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  soak(2, 100);
+}
+
+TEST(EpGpuSoak, TenThousandOperationsWithRandomDelays) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  soak(4, kOperations);
+}
+
+}  // namespace
+}  // namespace shoal::test
