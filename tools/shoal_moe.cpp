@@ -1,20 +1,24 @@
 // shoal-moe: a DeepSeek-V3-like mixture-of-experts layer over Shoal, checked against a float64 reference.
 //
 //   shoal-run -n 8 shoal-moe --mode low-latency --dtype fp8 --skew 1
+//   shoal-moe --pes 8 --backend cuda
 //
 // Exit status: 0 when the check passes (or is left out), 1 when it fails, 2 for anything else that goes wrong.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "base/check.hpp"
 #include "npy.hpp"
+#include "shoal/collective.hpp"
 #include "shoal_moe.hpp"
 #include "shoal_moe_exchange.hpp"
 #include "shoal_moe_layer.hpp"
@@ -30,7 +34,8 @@ constexpr int kError = 2;
 
 void declare(CLI::App& app, Options& options) {
   app.description(
-      "A mixture-of-experts layer over Shoal: route, dispatch, experts, combine, check. Start it with shoal-run.");
+      "A mixture-of-experts layer over Shoal: route, dispatch, experts, combine, check. Start it with shoal-run, or "
+      "with --pes.");
   const std::string inputs = "Inputs (.npy; made from the seed where not given)";
   auto* tokens = app.add_option("--tokens", options.tokens_file, "Activations, float [tokens, hidden]")->group(inputs);
   auto* router =
@@ -77,6 +82,18 @@ void declare(CLI::App& app, Options& options) {
       ->check(CLI::IsMember({"bf16", "fp8"}).description(""))
       ->default_str("bf16")
       ->group(run);
+  app.add_option_function<std::string>(
+         "--backend",
+         [&](const std::string& name) { options.backend = name == "cuda" ? Backend::cuda : Backend::host; },
+         "host or cuda: experts on GPUs, in bfloat16 through cuBLASLt [as SHOAL_HEAP]")
+      ->check(CLI::IsMember({"host", "cuda"}).description(""))
+      ->group(run);
+  app.add_option("--cublaslt", options.cublaslt,
+                 "The cuBLASLt library or its folder [libcublasLt.so.13 or .12 where libraries are found]")
+      ->group(run);
+  app.add_option("--pes", options.pes, "PEs as threads of this process, without shoal-run")
+      ->check(CLI::Range(1, 1024))
+      ->group(run);
   app.add_option("--iterations", options.iterations, "Timed runs; the table shows medians")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str()
@@ -99,12 +116,14 @@ void inject_error(const World& world, const Shape& shape, const Tensor& output) 
 }
 
 /// Writes the rows of all PEs to one file: PE 0 fetches them. Collective.
-void write_output(const World& world, const Shape& shape, const Tensor& output, const std::string& path) {
+void write_output(const World& world, const Peers& peers, const Shape& shape, const Tensor& output,
+                  const std::string& path) {
   const auto row = static_cast<std::size_t>(shape.hidden);
   auto staged = world.heap().allocate<ep::numeric::Bf16>(static_cast<std::size_t>(shape.max_tokens()) * row);
-  std::memcpy(staged.data(), output.data, output.bytes());
+  const auto mine = staged.on(world.my_pe()).subspan(0, static_cast<std::size_t>(output.size()));
+  world.put(mine, std::span<const ep::numeric::Bf16>(output.as<ep::numeric::Bf16>(), mine.count));
   barrier(world.team());
-  agree(world, [&] {
+  peers.agree([&] {
     if (world.my_pe() != 0) return;
     const std::int64_t extents[] = {shape.tokens, shape.hidden};
     tools::NpyWriter writer(path, DataType::float32, extents);
@@ -123,16 +142,13 @@ void write_output(const World& world, const Shape& shape, const Tensor& output, 
 }
 
 /// The whole program, once the world is there. Collective.
-int run(const World& world, const Options& options, const std::string& usage_error) {
+int run(const World& world, const Peers& peers, const Options& options) {
   Shape shape;
   Inputs inputs;
   std::unique_ptr<Layer> layer;
-  agree(world, [&] {
-    require(usage_error.empty(), Code::invalid_argument, "{}", usage_error);
-    shape = resolve_shape(options, world.n_pes());
-  });
-  agree(world, [&] { inputs = load_inputs(options, shape, world.my_pe()); });
-  agree(world, [&] { layer = std::make_unique<Layer>(world.team(), options, shape, inputs); });
+  peers.agree([&] { shape = resolve_shape(options, world.n_pes()); });
+  peers.agree([&] { inputs = load_inputs(options, shape, world.my_pe()); });
+  peers.agree([&] { layer = make_layer(world, options, shape, inputs); });
 
   Progress progress(world.my_pe() == 0);
   layer->warmup();
@@ -144,15 +160,17 @@ int run(const World& world, const Options& options, const std::string& usage_err
   }
   if (options.inject_error) inject_error(world, shape, output);
   std::optional<Check> check;
-  if (options.check)
+  if (options.check) {
     check = check_output(options, shape, inputs, layer->gated(), output, [&](std::int64_t done, std::int64_t experts) {
       progress.show("reference, expert", done, experts);
     });
-  const Report report = gather_report(world, options, shape, *layer, times, check);
+    check->differing = count_misrouted(peers, shape, *layer) + layer->differing_values();
+  }
+  const Report report = gather_report(peers, options, shape, *layer, times, check);
   progress.clear();
   if (world.my_pe() == 0) fmt::print("{}", format_table(report));
-  if (!options.output_file.empty()) write_output(world, shape, output, options.output_file);
-  agree(world, [&] {
+  if (!options.output_file.empty()) write_output(world, peers, shape, output, options.output_file);
+  peers.agree([&] {
     if (world.my_pe() == 0 && !options.json_file.empty()) write_json(report, options.json_file);
   });
   output = Tensor();
@@ -160,29 +178,63 @@ int run(const World& world, const Options& options, const std::string& usage_err
   return report.passed() ? 0 : kCheckFailed;
 }
 
-/// Opens the world and runs; every failure ends in one line, from the PE that knows most.
-int run_in_world(const Options& options, const std::string& usage_error) {
-  WorldOptions world_options = WorldOptions::from_environment();
-  if (usage_error.empty() == false && world_options.settings.n_pes < 0)
-    throw Error(Code::invalid_argument, usage_error);
-  world_options.bootstrap = make_bootstrap(world_options.settings);
-  const std::shared_ptr<Bootstrap> bootstrap = world_options.bootstrap;
-  World world = World::open(std::move(world_options));
-  const Pe pe = world.my_pe();
+/// One PE: opens the world and runs; every failure ends in one line, from the PE that knows most.
+int run_pe(const Options& options, const std::string& usage_error, const Settings& settings,
+           const std::shared_ptr<Bootstrap>& bootstrap) {
+  const Peers peers(*bootstrap);
+  World world;
   try {
-    const int status = run(world, options, usage_error);
+    peers.agree([&] {
+      require(usage_error.empty(), Code::invalid_argument, "{}", usage_error);
+      check_backend(options);
+    });
+    world = World::open({settings, bootstrap});
+    const int status = run(world, peers, options);
     world.close();
     return status;
   } catch (const AgreedFailure& error) {
-    if (pe == 0) fmt::print(stderr, "{}\n", error.what());
-    world.close();
+    if (peers.me() == 0) fmt::print(stderr, "{}\n", error.what());
+    world.is_open() ? world.close() : bootstrap->close();
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     const bool elsewhere = known != nullptr && known->code() == Code::peer_failed;
-    if (!elsewhere || pe == 0) fmt::print(stderr, "PE {}: {}\n", pe, error.what());
+    if (!elsewhere || peers.me() == 0) fmt::print(stderr, "PE {}: {}\n", peers.me(), error.what());
     bootstrap->abort(error.what());
   }
   return kError;
+}
+
+/// The statuses of the PEs as one: the worst.
+int run_threads(const Options& options, const Settings& settings) {
+  std::vector<int> statuses(static_cast<std::size_t>(options.pes), kError);
+  std::vector<std::thread> threads;
+  auto bootstraps = thread_bootstraps(options.pes, settings);
+  for (std::size_t pe = 0; pe < statuses.size(); ++pe)
+    threads.emplace_back([&, pe, bootstrap = std::shared_ptr<Bootstrap>(std::move(bootstraps[pe]))] {
+      try {
+        statuses[pe] = run_pe(options, "", settings, bootstrap);
+      } catch (const std::exception& error) {
+        fmt::print(stderr, "PE {}: {}\n", pe, error.what());
+        bootstrap->abort(error.what());
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return std::ranges::max(statuses);
+}
+
+int run_program(Options options, std::string usage_error) {
+  Settings settings = Settings::from_environment();
+  if (!options.backend) options.backend = settings.heap == "cuda" ? Backend::cuda : Backend::host;
+  settings.heap = options.on_gpu() ? "cuda" : "host";
+  if (options.pes > 0 && settings.n_pes >= 0 && usage_error.empty())
+    usage_error = "--pes starts PEs as threads, but shoal-run (SHOAL_N_PES) has started this one; choose one of them";
+  if (!usage_error.empty() && settings.n_pes < 0) throw Error(Code::invalid_argument, usage_error);
+  if (options.on_gpu()) {
+    // Before the driver starts: PEs that share a GPU need a hardware queue for each of their streams (shoal/cuda.hpp).
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  }
+  if (options.pes > 0 && usage_error.empty()) return run_threads(options, settings);
+  return run_pe(options, usage_error, settings, make_bootstrap(settings));
 }
 
 int main(int argc, char** argv) {
@@ -198,7 +250,7 @@ int main(int argc, char** argv) {
     usage_error = fmt::format("{} (--help lists the options)", error.what());
   }
   try {
-    return run_in_world(options, usage_error);
+    return run_program(options, usage_error);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return kError;

@@ -13,6 +13,7 @@ namespace shoal::moe {
 
 enum class Mode { normal, low_latency };
 enum class RowFormat { bf16, fp8 };  ///< of dispatched rows; combined rows are bfloat16
+enum class Backend { host, cuda };   ///< where heap, rows and experts are
 
 struct Options {
   std::string tokens_file, router_file, bias_file, weights_file, output_file, json_file;
@@ -26,9 +27,14 @@ struct Options {
   int iterations = 3;
   Mode mode = Mode::normal;
   RowFormat row_format = RowFormat::bf16;
+  std::optional<Backend> backend;  ///< not given: where SHOAL_HEAP says
+  std::string cublaslt;            ///< the library or its folder; empty: searched for
+  std::int32_t pes = 0;            ///< as threads of this process; 0: this process is one PE
   bool check = true;
   bool inject_error = false;
   bool ascii = false;
+
+  bool on_gpu() const { return backend == Backend::cuda; }
 };
 
 inline constexpr std::int64_t kDefaultHidden = 1024;

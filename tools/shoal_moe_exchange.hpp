@@ -1,4 +1,5 @@
-// shoal_moe_exchange.hpp: bringing figures and failures of all PEs together.
+// shoal_moe_exchange.hpp: bringing figures and failures of all PEs together, over the bootstrap: that works before the
+// world is open, and wherever its heap lies.
 #pragma once
 
 #include <cstring>
@@ -8,51 +9,59 @@
 #include <utility>
 #include <vector>
 
-#include "shoal/collective.hpp"
-#include "shoal/world.hpp"
+#include "shoal/bootstrap.hpp"
+#include "shoal/heap.hpp"
 
 namespace shoal::moe {
-
-/// The elements of all PEs, in order of PEs; every PE gives the same number. Collective.
-template <typename T>
-std::vector<T> gather(const World& world, std::span<const T> mine) {
-  const auto pes = static_cast<std::size_t>(world.n_pes());
-  if (mine.empty()) return {};
-  auto source = world.heap().allocate<T>(mine.size());
-  auto target = world.heap().allocate<T>(mine.size() * pes);
-  std::memcpy(source.data(), mine.data(), mine.size_bytes());
-  all_gather(world.team(), target.data(), source.data(), mine.size_bytes());
-  return {target.data(), target.data() + target.size()};
-}
 
 /// A failure that every PE knows of: one of them reports it.
 struct AgreedFailure : Error {
   using Error::Error;
 };
 
-/// Runs `step` on every PE. When it throws on some of them, all throw AgreedFailure with the message of the first of
-/// those. Collective.
-template <typename Step>
-void agree(const World& world, Step step) {
-  constexpr std::size_t kMaxMessage = 2048;
-  std::vector<char> message(kMaxMessage, '\0');
-  Code code = Code::invalid_argument;
-  try {
-    step();
-  } catch (const Error& error) {
-    code = error.code();
-    std::strncpy(message.data(), error.what(), kMaxMessage - 1);
-  } catch (const std::exception& error) {
-    code = Code::system;
-    std::strncpy(message.data(), error.what(), kMaxMessage - 1);
+class Peers {
+ public:
+  explicit Peers(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
+  Pe me() const { return bootstrap_.pe(); }
+
+  /// The elements of all PEs, in order of PEs; every PE gives the same number. Collective.
+  template <typename T>
+  std::vector<T> gather(std::span<const T> mine) const {
+    std::vector<T> all;
+    for (const std::vector<std::byte>& bytes : bootstrap_.all_gather(std::as_bytes(mine), "shoal-moe")) {
+      const std::size_t first = all.size();
+      all.resize(first + bytes.size() / sizeof(T));
+      if (!bytes.empty()) std::memcpy(all.data() + first, bytes.data(), bytes.size());
+    }
+    return all;
   }
-  const std::vector<char> all = gather<char>(world, message);
-  for (std::size_t first = 0; first < all.size(); first += kMaxMessage) {
-    std::string text(&all[first]);
-    if (text.empty()) continue;
-    if (text.starts_with("shoal: ")) text.erase(0, std::strlen("shoal: "));
-    throw AgreedFailure(code, text);
+
+  /// Runs `step` on every PE. When it throws on some of them, all throw AgreedFailure with the message of the first of
+  /// those. Collective.
+  template <typename Step>
+  void agree(Step step) const {
+    std::string message;
+    Code code = Code::invalid_argument;
+    try {
+      step();
+    } catch (const Error& error) {
+      code = error.code();
+      message = error.what();
+    } catch (const std::exception& error) {
+      code = Code::system;
+      message = error.what();
+    }
+    for (const std::vector<std::byte>& bytes :
+         bootstrap_.all_gather(std::as_bytes(std::span(message)), "shoal-moe agreement")) {
+      if (bytes.empty()) continue;
+      std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      if (text.starts_with("shoal: ")) text.erase(0, std::strlen("shoal: "));
+      throw AgreedFailure(code, text);
+    }
   }
-}
+
+ private:
+  Bootstrap& bootstrap_;
+};
 
 }  // namespace shoal::moe

@@ -1,8 +1,14 @@
 #include "shoal_moe_experts.hpp"
 
+#include "ep/numeric/float16.hpp"
 #include "shoal_moe_random.hpp"
 
 namespace shoal::moe {
+
+void ExpertWeights::round() {
+  for (std::vector<float>* matrix : {&gate, &up, &down})
+    for (float& value : *matrix) value = ep::numeric::to_float(ep::numeric::to_bf16(value));
+}
 
 WeightSource::WeightSource(const Options& options, const Shape& shape)
     : hidden_(shape.hidden), ffn_(shape.ffn), seed_(options.seed) {

@@ -1,6 +1,7 @@
 // shoal_moe_experts.hpp: the experts: a SwiGLU feed-forward network each, y = down * (silu(gate * x) . (up * x)).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -17,6 +18,9 @@ namespace shoal::moe {
 struct ExpertWeights {
   std::vector<float> gate, up;  ///< [hidden, ffn]
   std::vector<float> down;      ///< [ffn, hidden]
+
+  /// Rounds all values to bfloat16.
+  void round();
 };
 
 /// Where weights come from: --weights FILE, float [experts, 3, hidden, ffn] with gate, up and down, or the seed.
@@ -53,10 +57,20 @@ class FeedForward {
       add_scaled(up_.data(), x[h], weights.up.data() + h * ffn, ffn);
     }
     for (std::size_t f = 0; f < ffn; ++f) {
-      const Real activation = gate_[f] / (1 + std::exp(-gate_[f])) * up_[f];
-      add_scaled(y_.data(), activation, weights.down.data() + f * hidden_, hidden_);
+      gate_[f] = gate_[f] / (1 + std::exp(-gate_[f])) * up_[f];
+      add_scaled(y_.data(), gate_[f], weights.down.data() + f * hidden_, hidden_);
     }
     return y_;
+  }
+
+  /// The sums of the magnitudes of the terms that the last result is made of: [hidden]. Valid until the next call.
+  const std::vector<Real>& magnitude(const ExpertWeights& weights) {
+    std::fill(magnitude_.begin(), magnitude_.end(), Real{0});
+    magnitude_.resize(hidden_);
+    for (std::size_t f = 0; f < gate_.size(); ++f)
+      for (std::size_t h = 0; h < hidden_; ++h)
+        magnitude_[h] += std::abs(gate_[f] * static_cast<Real>(weights.down[f * hidden_ + h]));
+    return magnitude_;
   }
 
  private:
@@ -64,7 +78,8 @@ class FeedForward {
     for (std::size_t i = 0; i < count; ++i) sum[i] += factor * static_cast<Real>(row[i]);
   }
   std::size_t hidden_;
-  std::vector<Real> gate_, up_, y_;
+  std::vector<Real> gate_, up_, y_;  ///< gate_ holds the inner values once a row is done
+  std::vector<Real> magnitude_;
 };
 
 }  // namespace shoal::moe

@@ -3,8 +3,14 @@
 #include <chrono>
 #include <span>
 
+#include "base/check.hpp"
 #include "ep/numeric/rows.hpp"
+#include "memory/device.hpp"
 #include "shoal/collective.hpp"
+#ifdef SHOAL_WITH_CUDA
+#include "shoal_moe_cuda_blas.hpp"
+#include "shoal_moe_cuda_layer.hpp"
+#endif
 
 namespace shoal::moe {
 
@@ -61,51 +67,52 @@ void store_rounded(std::span<const float> values, Bf16* target) {
   for (std::size_t i = 0; i < values.size(); ++i) target[i] = numeric::to_bf16(values[i]);
 }
 
-}  // namespace
+class HostLayer final : public Layer {
+ public:
+  HostLayer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs);
+  Tensor run(PhaseTimes& times) override;
 
-Layer::Layer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs)
-    : team_(team),
-      options_(options),
-      shape_(shape),
-      inputs_(inputs),
-      group_(team, group_options(options, shape)),
-      feed_forward_(shape),
-      expert_load_(static_cast<std::size_t>(shape.local_experts())) {
+ private:
+  struct Row {
+    std::size_t row;
+    float weight;
+  };
+
+  Tensor run_normal(PhaseTimes& times);
+  Tensor run_low_latency(PhaseTimes& times);
+  void quantize_tokens(Tensor& codes, Tensor& scales) const;
+  /// Answers to the rows of a normal-mode dispatch: each the weighted sum over this PE's experts. Written over the rows
+  /// where possible.
+  Tensor apply_experts(const ep::Dispatched& rows);
+  void apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y);
+  TensorView tokens_view() const { return {inputs_.x.data(), DataType::bfloat16, {tokens(), shape_.hidden}}; }
+
+  FeedForward<float> feed_forward_;
+  std::vector<ExpertWeights> experts_;
+};
+
+HostLayer::HostLayer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs)
+    : Layer(team, options, shape, inputs), feed_forward_(shape) {
   WeightSource weights(options, shape);
-  for (std::int32_t e = 0; e < shape.local_experts(); ++e)
-    experts_.push_back(weights.load(team.my_pe() * shape.local_experts() + e));
+  for (std::int32_t e = 0; e < shape.local_experts(); ++e) experts_.push_back(weights.load(first_expert() + e));
 }
 
-std::int64_t Layer::dispatch_row_bytes() const {
-  if (options_.row_format == RowFormat::bf16) return 2 * shape_.hidden;
-  return shape_.hidden + 4 * static_cast<std::int64_t>(numeric::group_count(static_cast<std::size_t>(shape_.hidden)));
-}
-
-TensorView Layer::tokens_view() const {
-  return {inputs_.x.data(), DataType::bfloat16, {shape_.tokens_of(team_.my_pe()), shape_.hidden}};
-}
-
-Tensor Layer::run(PhaseTimes& times) {
+Tensor HostLayer::run(PhaseTimes& times) {
   times.clear();
-  gated_ = timed(times, "gate", [&] {
-    const TensorView logits(inputs_.logits.data(), DataType::float32,
-                            {shape_.tokens_of(team_.my_pe()), shape_.gate.experts});
-    return ep::gate(logits, {inputs_.bias.data(), DataType::float32, {shape_.gate.experts}}, shape_.gate);
-  });
+  run_gate(times);
   return options_.mode == Mode::normal ? run_normal(times) : run_low_latency(times);
 }
 
-void Layer::quantize_tokens(Tensor& codes, Tensor& scales) const {
+void HostLayer::quantize_tokens(Tensor& codes, Tensor& scales) const {
   const auto hidden = static_cast<std::size_t>(shape_.hidden), groups = numeric::group_count(hidden);
-  const std::int64_t tokens = shape_.tokens_of(team_.my_pe());
-  codes = Tensor::empty(DataType::float8_e4m3, {tokens, shape_.hidden});
-  scales = Tensor::empty(DataType::float32, {tokens, static_cast<std::int64_t>(groups)});
-  for (std::size_t t = 0; t < static_cast<std::size_t>(tokens); ++t)
+  codes = Tensor::empty(DataType::float8_e4m3, {tokens(), shape_.hidden});
+  scales = Tensor::empty(DataType::float32, {tokens(), static_cast<std::int64_t>(groups)});
+  for (std::size_t t = 0; t < static_cast<std::size_t>(tokens()); ++t)
     numeric::quantize_row(std::span(inputs_.x).subspan(t * hidden, hidden), numeric::ScaleRounding::none,
                           {codes.as<std::uint8_t>() + t * hidden, hidden}, {scales.as<float>() + t * groups, groups});
 }
 
-Tensor Layer::run_normal(PhaseTimes& times) {
+Tensor HostLayer::run_normal(PhaseTimes& times) {
   const ep::Routing routing = timed(times, "route", [&] { return group_.route(gated_.topk_idx); });
   rows_to_ = routing.tokens_per_rank;
   barrier(team_);
@@ -121,7 +128,7 @@ Tensor Layer::run_normal(PhaseTimes& times) {
   return timed(times, "combine", [&] { return group_.combine(y, rows.handle); }).x;
 }
 
-Tensor Layer::apply_experts(const ep::Dispatched& rows) {
+Tensor HostLayer::apply_experts(const ep::Dispatched& rows) {
   const auto hidden = static_cast<std::size_t>(shape_.hidden), top_k = static_cast<std::size_t>(shape_.gate.top_k);
   const auto count = static_cast<std::size_t>(rows.rows);
   std::vector<std::vector<Row>> rows_of(experts_.size());
@@ -147,7 +154,7 @@ Tensor Layer::apply_experts(const ep::Dispatched& rows) {
   return y;
 }
 
-Tensor Layer::run_low_latency(PhaseTimes& times) {
+Tensor HostLayer::run_low_latency(PhaseTimes& times) {
   rows_to_ = group_.route(gated_.topk_idx).tokens_per_rank;
   const auto quantize = options_.row_format == RowFormat::fp8 ? ep::Quantize::fp8 : ep::Quantize::none;
   barrier(team_);
@@ -167,7 +174,7 @@ Tensor Layer::run_low_latency(PhaseTimes& times) {
   return timed(times, "combine_receive", [&] { return answers.receive(); });
 }
 
-void Layer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) {
+void HostLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) {
   const auto hidden = static_cast<std::size_t>(shape_.hidden);
   const auto capacity = static_cast<std::size_t>(rows.x.shape[1]);
   RowReader read(rows.x, hidden);
@@ -187,6 +194,49 @@ void Layer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& 
       store_rounded(feed_forward_(experts_[e], read(e * capacity + row, scale_of)), target);
     }
   }
+}
+
+}  // namespace
+
+Layer::Layer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs)
+    : team_(team),
+      options_(options),
+      shape_(shape),
+      inputs_(inputs),
+      group_(team, group_options(options, shape)),
+      expert_load_(static_cast<std::size_t>(shape.local_experts())) {}
+
+std::int64_t Layer::dispatch_row_bytes() const {
+  if (options_.row_format == RowFormat::bf16) return 2 * shape_.hidden;
+  return shape_.hidden + 4 * static_cast<std::int64_t>(numeric::group_count(static_cast<std::size_t>(shape_.hidden)));
+}
+
+void Layer::run_gate(PhaseTimes& times) {
+  gated_ = timed(times, "gate", [&] {
+    const TensorView logits(inputs_.logits.data(), DataType::float32, {tokens(), shape_.gate.experts});
+    return ep::gate(logits, {inputs_.bias.data(), DataType::float32, {shape_.gate.experts}}, shape_.gate);
+  });
+}
+
+std::unique_ptr<Layer> make_layer(const World& world, const Options& options, const Shape& shape,
+                                  const Inputs& inputs) {
+#ifdef SHOAL_WITH_CUDA
+  if (options.on_gpu()) return make_cuda_layer(world, options, shape, inputs);
+#endif
+  return std::make_unique<HostLayer>(world.team(), options, shape, inputs);
+}
+
+void check_backend(const Options& options) {
+  if (!options.on_gpu()) return;
+#ifdef SHOAL_WITH_CUDA
+  if (!options.cublaslt.empty()) CublasLt::load(options.cublaslt);  // an option that is wrong everywhere
+#endif
+  const memory::GpuReport gpus = memory::describe_gpus();
+  require(!gpus.gpus.empty(), Code::unsupported, "--backend cuda is not possible here: {}. --backend host needs no GPU",
+          gpus.unavailable.empty() ? "the driver shows no GPU" : gpus.unavailable);
+#ifdef SHOAL_WITH_CUDA
+  CublasLt::load(options.cublaslt);
+#endif
 }
 
 }  // namespace shoal::moe

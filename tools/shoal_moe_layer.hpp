@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
+#include "shoal/world.hpp"
 #include "shoal_moe_experts.hpp"
 #include "shoal_moe_inputs.hpp"
 
@@ -16,17 +18,17 @@ namespace shoal::moe {
 /// Milliseconds by phase, in the order in which phases ran; the same phases on every PE.
 using PhaseTimes = std::vector<std::pair<std::string, double>>;
 
+/// What both backends share. One thread uses a layer.
 class Layer {
  public:
-  /// Collective over the team. `inputs` are this PE's and must outlive the layer. Loads the weights of this PE's
-  /// experts.
-  Layer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs);
+  virtual ~Layer() = default;
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
 
   /// Runs the layer once; PEs meet before dispatch and before combine, so that each phase is measured by itself.
-  /// Returns bfloat16 [tokens, hidden].
-  Tensor run(PhaseTimes& times);
-
-  void warmup() { group_.warmup(); }
+  /// Returns bfloat16 [tokens, hidden] on the host.
+  virtual Tensor run(PhaseTimes& times) = 0;
+  virtual void warmup() { group_.warmup(); }
   void close() { group_.close(); }
 
   const ep::Gated& gated() const { return gated_; }
@@ -34,34 +36,38 @@ class Layer {
   const std::vector<std::int32_t>& rows_to() const { return rows_to_; }
   /// Tokens that came to each of this PE's experts in the last run.
   const std::vector<std::int64_t>& expert_load() const { return expert_load_; }
+  /// Values that travelled unchanged and back, and did not come back with the same bits.
+  std::int64_t differing_values() const { return differing_values_; }
   /// Bytes of a dispatched row, its scales included.
   std::int64_t dispatch_row_bytes() const;
+  /// What computes the experts, for people; empty: the program itself.
+  virtual std::string experts_run_by() const { return {}; }
 
- private:
-  struct Row {
-    std::size_t row;
-    float weight;
-  };
+ protected:
+  /// Collective over the team. `inputs` are this PE's; options, shape and inputs must outlive the layer.
+  Layer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs);
 
-  Tensor run_normal(PhaseTimes& times);
-  Tensor run_low_latency(PhaseTimes& times);
-  void quantize_tokens(Tensor& codes, Tensor& scales) const;
-  /// Answers to the rows of a normal-mode dispatch: each the weighted sum over this PE's experts. Written over the rows
-  /// where possible.
-  Tensor apply_experts(const ep::Dispatched& rows);
-  void apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y);
-  TensorView tokens_view() const;
+  /// Chooses the experts of this PE's tokens, on the host.
+  void run_gate(PhaseTimes& times);
+  std::int64_t tokens() const { return shape_.tokens_of(team_.my_pe()); }
+  std::int32_t first_expert() const { return team_.my_pe() * shape_.local_experts(); }
 
   Team team_;
   const Options& options_;
   const Shape& shape_;
   const Inputs& inputs_;
   ep::Group group_;
-  FeedForward<float> feed_forward_;
-  std::vector<ExpertWeights> experts_;
   ep::Gated gated_;
   std::vector<std::int32_t> rows_to_;
   std::vector<std::int64_t> expert_load_;
+  std::int64_t differing_values_ = 0;
 };
+
+/// The layer of the backend that options ask for, with the weights of this PE's experts. Collective.
+std::unique_ptr<Layer> make_layer(const World& world, const Options& options, const Shape& shape, const Inputs& inputs);
+
+/// Throws Error{unsupported} when this machine or this build lacks what options.backend needs, saying what and what to
+/// do about it. Not collective.
+void check_backend(const Options& options);
 
 }  // namespace shoal::moe

@@ -11,7 +11,6 @@
 #include <span>
 
 #include "base/check.hpp"
-#include "shoal_moe_exchange.hpp"
 
 namespace shoal::moe {
 
@@ -21,6 +20,9 @@ constexpr std::size_t kMaxBars = 32;
 
 const char* name_of(Mode mode) {
   return mode == Mode::normal ? "normal" : "low-latency";
+}
+const char* name_of(const std::optional<Backend>& backend) {
+  return backend == Backend::cuda ? "cuda" : "host";
 }
 const char* name_of(RowFormat format) {
   return format == RowFormat::bf16 ? "bf16" : "fp8";
@@ -66,6 +68,7 @@ std::optional<Check> merged_check(const Report& report) {
     all.squared_error += pe.check->squared_error;
     all.squared_reference += pe.check->squared_reference;
     all.squared_quantization += pe.check->squared_quantization;
+    all.differing += pe.check->differing;
   }
   return all;
 }
@@ -75,14 +78,26 @@ std::string format_header(const Report& report) {
   const Options& options = report.options;
   const std::string_view dot = options.ascii ? "," : " ·";
   return fmt::format(
-      "shoal-moe: {} PE{}{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
+      "shoal-moe: {} PE{}{dot} {} backend{}{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
       "{} tokens of {} channels{dot} {} experts ({} a PE) of width {}{dot} top-{} in {} of {} groups{dot} {}\n\n",
-      shape.pes, shape.pes == 1 ? "" : "s", name_of(options.mode), name_of(options.row_format), options.iterations,
-      options.iterations == 1 ? "" : "s", shape.tokens, shape.hidden, shape.gate.experts, shape.local_experts(),
-      shape.ffn, shape.gate.top_k, shape.gate.groups_kept, shape.gate.groups,
+      shape.pes, shape.pes == 1 ? "" : "s", name_of(options.backend),
+      report.experts_run_by.empty() ? "" : fmt::format(", experts by {}", report.experts_run_by), name_of(options.mode),
+      name_of(options.row_format), options.iterations, options.iterations == 1 ? "" : "s", shape.tokens, shape.hidden,
+      shape.gate.experts, shape.local_experts(), shape.ffn, shape.gate.top_k, shape.gate.groups_kept, shape.gate.groups,
       options.router_file.empty() ? fmt::format("skew {:g}", options.skew)
                                   : fmt::format("routed by {}", options.router_file),
       fmt::arg("dot", dot));
+}
+
+/// The slowest PE of every phase.
+std::string format_phases(const Report& report) {
+  std::string text = "phases, ms (slowest PE):";
+  for (std::size_t phase = 0; phase < report.pes.front().times.size(); ++phase) {
+    double slowest = 0;
+    for (const PeFigures& pe : report.pes) slowest = std::max(slowest, pe.times[phase].second);
+    text += fmt::format("{} {} {:.3f}", phase == 0 ? "" : ",", report.pes.front().times[phase].first, slowest);
+  }
+  return text + (report.options.on_gpu() ? "; after the gate on the GPU, between events\n" : "\n");
 }
 
 std::string format_check(const Report& report) {
@@ -93,6 +108,13 @@ std::string format_check(const Report& report) {
       "       bound for every element: {}\n",
       report.passed() ? "passed" : "FAILED", check->worst, relative(check->squared_error, check->squared_reference),
       describe_tolerance(report.options, report.shape));
+  if (check->differing > 0)
+    text += fmt::format("       {} counts or weights that must be exact differ\n", check->differing);
+  if (report.options.on_gpu())
+    text +=
+        "       the reference takes weights as rounded to bfloat16; inner: sum|w_k down_f h_f|, with h_f = silu(gate "
+        "x) "
+        "* (up x)\n";
   if (report.options.row_format == RowFormat::fp8)
     text += fmt::format(
         "       the reference takes the tokens as FP8 delivers them; against unquantised ones it differs by {:.2e} "
@@ -162,13 +184,15 @@ class Table {
     return text;
   }
 
+  static std::string rate(double gigabytes) { return fmt::format("{:.{}f}", gigabytes, gigabytes < 100 ? 2 : 1); }
+
   std::string line(std::string_view name, std::int64_t tokens, std::int64_t sent, std::int64_t received,
                    const std::string& bar, double load, double dispatch, double dispatch_rate, double experts,
                    double combine, double combine_rate, const std::optional<Check>& check) const {
     const std::string padding(width() - (bar.empty() ? 0 : bars_), ' ');
-    return fmt::format("{} {:7} {:6} {:7}   {}{}  {:6.2f}x {:8.2f} {:6.2f} {:9.1f} {:8.2f} {:6.2f}   {:>8}\n", name,
-                       tokens, sent, received, bar, padding, mean_ > 0 ? load / mean_ : 0, dispatch, dispatch_rate,
-                       experts, combine, combine_rate, check ? fmt::format("{:.3f}", check->worst) : "-");
+    return fmt::format("{} {:7} {:6} {:7}   {}{}  {:6.2f}x {:8.3f} {:>6} {:9.2f} {:8.3f} {:>6}   {:>8}\n", name, tokens,
+                       sent, received, bar, padding, mean_ > 0 ? load / mean_ : 0, dispatch, rate(dispatch_rate),
+                       experts, combine, rate(combine_rate), check ? fmt::format("{:.3f}", check->worst) : "-");
   }
 
   const Report& report_;
@@ -178,10 +202,10 @@ class Table {
 };
 
 /// This PE's figures before the other PEs are known.
-PeFigures own_figures(const World& world, const Shape& shape, const Layer& layer,
+PeFigures own_figures(const Peers& peers, const Shape& shape, const Layer& layer,
                       const std::vector<PhaseTimes>& iterations, const std::optional<Check>& check) {
   PeFigures mine;
-  mine.tokens = shape.tokens_of(world.my_pe());
+  mine.tokens = shape.tokens_of(peers.me());
   mine.rows_sent = std::accumulate(layer.rows_to().begin(), layer.rows_to().end(), std::int64_t{0});
   mine.expert_load = layer.expert_load();
   mine.times = median_times(iterations);
@@ -210,23 +234,24 @@ double Report::combine_rate(const PeFigures& pe) const {
   return gigabytes_per_second(pe.rows_sent * 2 * shape.hidden, pe.milliseconds("combine"));
 }
 
-Report gather_report(const World& world, const Options& options, const Shape& shape, const Layer& layer,
+Report gather_report(const Peers& peers, const Options& options, const Shape& shape, const Layer& layer,
                      const std::vector<PhaseTimes>& iterations, const std::optional<Check>& check) {
-  const PeFigures mine = own_figures(world, shape, layer, iterations, check);
+  const PeFigures mine = own_figures(peers, shape, layer, iterations, check);
   std::vector<double> times;
   for (const auto& [phase, time] : mine.times) times.push_back(time);
   const Check none;
   const Check& own = check ? *check : none;
-  const double checks[] = {own.worst, own.squared_error, own.squared_reference, own.squared_quantization};
+  const double checks[] = {own.worst, own.squared_error, own.squared_reference, own.squared_quantization,
+                           static_cast<double>(own.differing)};
   const std::int64_t counts[] = {mine.tokens, mine.rows_sent};
 
-  const auto all_counts = gather<std::int64_t>(world, counts);
-  const auto all_loads = gather<std::int64_t>(world, mine.expert_load);
-  const auto all_rows = gather<std::int32_t>(world, layer.rows_to());
-  const auto all_times = gather<double>(world, times);
-  const auto all_checks = gather<double>(world, checks);
+  const auto all_counts = peers.gather<std::int64_t>(counts);
+  const auto all_loads = peers.gather<std::int64_t>(mine.expert_load);
+  const auto all_rows = peers.gather<std::int32_t>(layer.rows_to());
+  const auto all_times = peers.gather<double>(times);
+  const auto all_checks = peers.gather<double>(checks);
 
-  Report report{options, shape, layer.dispatch_row_bytes(), {}};
+  Report report{options, shape, layer.dispatch_row_bytes(), {}, layer.experts_run_by()};
   const auto pes = static_cast<std::size_t>(shape.pes), experts = mine.expert_load.size();
   for (std::size_t pe = 0; pe < pes; ++pe) {
     PeFigures figures = mine;
@@ -236,8 +261,8 @@ Report gather_report(const World& world, const Options& options, const Shape& sh
     figures.expert_load.assign(&all_loads[pe * experts], &all_loads[pe * experts] + experts);
     for (std::size_t phase = 0; phase < times.size(); ++phase)
       figures.times[phase].second = all_times[pe * times.size() + phase];
-    const double* c = &all_checks[4 * pe];
-    if (check) figures.check = Check{c[0], c[1], c[2], c[3]};
+    const double* c = &all_checks[5 * pe];
+    if (check) figures.check = Check{c[0], c[1], c[2], c[3], static_cast<std::int64_t>(c[4])};
     report.pes.push_back(std::move(figures));
   }
   return report;
@@ -248,7 +273,7 @@ std::string format_table(const Report& report) {
   std::string text = format_header(report) + table.head();
   for (std::size_t pe = 0; pe < report.pes.size(); ++pe) text += table.row(pe);
   if (report.pes.size() > 1) text += table.total();
-  return text + "\n" + format_check(report);
+  return text + "\n" + format_phases(report) + format_check(report);
 }
 
 void write_json(const Report& report, const std::string& path) {
@@ -270,7 +295,9 @@ void write_json(const Report& report, const std::string& path) {
   }
   const Options& options = report.options;
   const Shape& shape = report.shape;
-  json document = {{"mode", name_of(options.mode)},
+  json document = {{"backend", name_of(options.backend)},
+                   {"experts_run_by", report.experts_run_by},
+                   {"mode", name_of(options.mode)},
                    {"dtype", name_of(options.row_format)},
                    {"pes", shape.pes},
                    {"tokens", shape.tokens},
@@ -291,6 +318,7 @@ void write_json(const Report& report, const std::string& path) {
   if (const std::optional<Check> check = merged_check(report)) {
     document["check"] = {{"tolerance", describe_tolerance(options, shape)},
                          {"error_of_bound", check->worst},
+                         {"differing_values", check->differing},
                          {"relative_error", relative(check->squared_error, check->squared_reference)}};
     if (options.row_format == RowFormat::fp8)
       document["check"]["quantization_error"] = relative(check->squared_quantization, check->squared_reference);

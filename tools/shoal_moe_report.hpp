@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "shoal/world.hpp"
 #include "shoal_moe.hpp"
+#include "shoal_moe_exchange.hpp"
 #include "shoal_moe_layer.hpp"
 #include "shoal_moe_reference.hpp"
 
@@ -33,6 +33,7 @@ struct Report {
   Shape shape;
   std::int64_t dispatch_row_bytes = 0;
   std::vector<PeFigures> pes;
+  std::string experts_run_by;  ///< Layer::experts_run_by
 
   bool passed() const;
   /// Decimal gigabytes per second that arrived at a PE: rows in dispatch, answers in combine.
@@ -41,7 +42,7 @@ struct Report {
 };
 
 /// Collective: the reports of all PEs from the figures of this one. `mine.rows_received` is filled in.
-Report gather_report(const World& world, const Options& options, const Shape& shape, const Layer& layer,
+Report gather_report(const Peers& peers, const Options& options, const Shape& shape, const Layer& layer,
                      const std::vector<PhaseTimes>& iterations, const std::optional<Check>& check);
 
 /// The table for people.

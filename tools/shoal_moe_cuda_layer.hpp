@@ -1,0 +1,14 @@
+// shoal_moe_cuda_layer.hpp: the layer on GPUs. Only in builds with CUDA.
+#pragma once
+
+#include <memory>
+
+#include "shoal_moe_layer.hpp"
+
+namespace shoal::moe {
+
+/// Collective. The world's heap is in GPU memory; check_backend has found cuBLASLt.
+std::unique_ptr<Layer> make_cuda_layer(const World& world, const Options& options, const Shape& shape,
+                                       const Inputs& inputs);
+
+}  // namespace shoal::moe
