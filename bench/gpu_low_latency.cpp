@@ -39,7 +39,9 @@ class LowLatencyBench {
     check_experts("before the chains");
     time_chains();
     time_marked_pairs();
+    deferred_ = true;  // phases of their own are what a deferred receive has
     time_phases();
+    deferred_ = false;
     check_experts("after the chains");
   }
 
@@ -55,6 +57,7 @@ class LowLatencyBench {
     ep::LowLatencyDispatchOptions options;
     options.quantize = quantize_;
     options.weights = first_rows(batch(i).weights, tokens_);
+    options.defer_receive = deferred_;
     options.launch = launch();
     return group_.low_latency_dispatch(first_rows(batch(i).x, tokens_), first_rows(batch(i).topk_idx, tokens_),
                                        options);
@@ -63,6 +66,7 @@ class LowLatencyBench {
     ep::LowLatencyCombineOptions options;
     options.zero_copy = true;
     options.out = output();
+    options.defer_receive = deferred_;
     options.launch = launch();
     return group_.low_latency_combine(answers, first_rows(batch(i).topk_idx, tokens_),
                                       first_rows(batch(i).weights, tokens_), received.handle, options);
@@ -193,6 +197,7 @@ class LowLatencyBench {
   ep::Group group_;
   const Tensor factors_, output_;
   std::vector<DeviceBatch> batches_;
+  bool deferred_ = false;
   std::int64_t tokens_ = 0;
   ep::Quantize quantize_ = ep::Quantize::fp8;
   double rows_ = 0;

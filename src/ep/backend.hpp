@@ -21,6 +21,13 @@ struct DispatchCall {
 
   std::size_t row_bytes() const { return x.shape[1] * size_of(x.dtype); }
   std::size_t scale_bytes() const { return options.scales.defined() ? options.scales.shape[1] * 4 : 0; }
+  /// Alignment of the blocks of an expert-major layout; 0: flat.
+  std::int32_t expert_alignment() const {
+    if (cached) return cached->expert_alignment;
+    return options.expanded ? options.expert_alignment : 0;
+  }
+  /// Top-k lanes that are described beside a row of the result.
+  std::int32_t lanes() const { return expert_alignment() > 0 ? 1 : routing->shape.top_k; }
 };
 
 class Backend {
@@ -29,8 +36,10 @@ class Backend {
 
   /// Called once the group has its memory; before any other member is let in.
   virtual void open() = 0;
-  /// The first other member that is known to have given its group up.
+  /// The first other member that is known to have given its group up; asked at every call.
   virtual std::optional<std::int32_t> failed_member() const = 0;
+  /// The same, with as much effort as it takes; asked at the end.
+  virtual std::optional<std::int32_t> ask_failed_member() { return failed_member(); }
 
   virtual Routing route(const TensorView& topk_idx, const Launch& launch) = 0;
   virtual Dispatched dispatch(const DispatchCall& call) = 0;
@@ -55,6 +64,8 @@ class Backend {
   virtual void warmup(Group& group) = 0;
   virtual void* stream() const { return nullptr; }
   virtual void synchronize() {}
+  /// Waits for queued work as synchronize does, but throws only where the group is beyond use.
+  virtual void drain() {}
 };
 
 std::unique_ptr<Backend> make_backend(GroupState& state);

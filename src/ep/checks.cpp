@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/check.hpp"
 
@@ -78,7 +79,8 @@ void check_rows(const GroupState& group, const TensorView& x, std::int64_t token
           "dispatch: x starts at an address that is not a multiple of 16 bytes");
 }
 
-void check_dispatch_options(const GroupState& group, const TensorView& x, const DispatchOptions& options) {
+void check_dispatch_options(const GroupState& group, const TensorView& x, const DispatchOptions& options,
+                            const HandleState* cached) {
   const std::int64_t tokens = x.shape[0];
   check_launch(group, "dispatch", options.launch);
   if (options.weights.defined())
@@ -98,9 +100,19 @@ void check_dispatch_options(const GroupState& group, const TensorView& x, const 
   }
   require(options.expert_alignment >= 1, Code::invalid_argument,
           "dispatch: DispatchOptions.expert_alignment is {}; at least 1 is allowed", options.expert_alignment);
-  require(options.worst_case_rows >= 0 && options.worst_case_rows <= group.shape.max_received(), Code::invalid_argument,
-          "dispatch: DispatchOptions.worst_case_rows is {}; allowed: 0 to {} (members * GroupOptions.max_tokens)",
-          options.worst_case_rows, group.shape.max_received());
+  require(cached == nullptr || !options.expanded || cached->expert_alignment > 0, Code::invalid_argument,
+          "dispatch: DispatchOptions.expanded with a handle of a dispatch without it; the layout is the handle's");
+  const std::int32_t alignment = cached != nullptr  ? cached->expert_alignment
+                                 : options.expanded ? options.expert_alignment
+                                                    : 0;
+  const std::int64_t most = alignment > 0 ? std::min<std::int64_t>(group.shape.max_expanded(alignment),
+                                                                   std::numeric_limits<std::int32_t>::max())
+                                          : group.shape.max_received();
+  require(options.worst_case_rows >= 0 && options.worst_case_rows <= most, Code::invalid_argument,
+          "dispatch: DispatchOptions.worst_case_rows is {}; allowed: 0 to {} ({})", options.worst_case_rows, most,
+          alignment > 0
+              ? "members * GroupOptions.max_tokens * experts of a token here, and the gaps of expert_alignment"
+              : "members * GroupOptions.max_tokens");
 }
 
 void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,
@@ -116,8 +128,8 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
   require(reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && row_bytes % 16 == 0, Code::invalid_argument,
           "combine: y starts at an address or has rows that are not a multiple of 16 bytes");
   if (options.weights.defined())
-    check_rows_of(group, "combine", "CombineOptions.weights", options.weights, {handle.result_rows, group.shape.top_k},
-                  {DataType::float32});
+    check_rows_of(group, "combine", "CombineOptions.weights", options.weights,
+                  {handle.result_rows, handle.lanes(group.shape.top_k)}, {DataType::float32});
   require(options.bias.size() <= 2, Code::invalid_argument,
           "combine: CombineOptions.bias has {} tensors; at most 2 are allowed", options.bias.size());
   for (const TensorView& bias : options.bias) {

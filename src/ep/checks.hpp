@@ -11,7 +11,9 @@ void check_tensor(const GroupState& group, const char* call, const char* name, c
 
 void check_launch(const GroupState& group, const char* call, const Launch& launch);
 void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens);
-void check_dispatch_options(const GroupState& group, const TensorView& x, const DispatchOptions& options);
+/// `cached`: whose layout is used again.
+void check_dispatch_options(const GroupState& group, const TensorView& x, const DispatchOptions& options,
+                            const HandleState* cached = nullptr);
 void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,
                    const CombineOptions& options);
 void check_low_latency_mode(const GroupState& group, const char* call);

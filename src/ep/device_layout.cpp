@@ -25,19 +25,21 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   Cursor cursor;
   for (std::size_t* signal : {&entered, &finished, &slots_read, &answers_read, &weights_ready, &failed})
     *signal = cursor.take(ranks * kLine);
-  notice_bytes = align_up(sizeof(DeviceNotice) + (ranks + shape.local_experts) * sizeof(std::int32_t), kLine);
+  notice_bytes = align_up(sizeof(DeviceNotice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
   notices = cursor.take(2 * ranks * notice_bytes);
   slot_notices = cursor.take(2 * ranks * kLine);
-  slot_flags = cursor.take(2 * ranks * tokens * sizeof(std::uint64_t));
+  packets = (top_k + kLanesPerPacket - 1) / kLanesPerPacket;
+  slot_headers = cursor.take(2 * ranks * tokens * packets * kPacketBytes);
+  slot_ready = cursor.take(2 * ranks * tokens * sizeof(std::uint64_t));
   answer_flags = cursor.take(2 * tokens * top_k * sizeof(std::uint64_t));
   control_end = align_up(cursor.at, kPage);
 
   cursor.at = control_end;
-  arena_bytes = 0;
+  arena_bytes = largest_result = 0;
   if (shape.max_tokens > 0) {
     const SideRecord record(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k);
-    const RegionLayout largest(shape.max_received(), shape.max_row_bytes, record.bytes);
-    arena_bytes = Arena::bytes_for(shape.live_results, largest.total);
+    largest_result = RegionLayout(shape.max_received(), shape.max_row_bytes, record.bytes).total;
+    arena_bytes = Arena::bytes_for(shape.live_results, largest_result);
   }
   arena = cursor.take(arena_bytes, kPage);
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
@@ -46,8 +48,6 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   normal_end = align_up(cursor.at, kPage);
 
   cursor.at = normal_end;
-  lanes = align_up(top_k, 8);
-  slot_experts = cursor.take(2 * ranks * tokens * lanes * sizeof(std::int16_t));
   slot_weights = cursor.take(2 * ranks * tokens * top_k * sizeof(float));
   slot_scales = align_up(shape.hidden, 16);
   slot_bytes = align_up(std::max<std::size_t>(shape.hidden * 2, slot_scales + scale_groups(shape.hidden) * 4), 128);

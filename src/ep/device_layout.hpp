@@ -17,12 +17,15 @@ namespace shoal::ep::detail {
 /// Members of a group in GPU memory at most: one NVLink domain (B3).
 inline constexpr std::int32_t kMaxDeviceRanks = 128;
 
+/// Low latency: what a packet of a slot's header holds.
+inline constexpr std::size_t kPacketBytes = 16, kLanesPerPacket = 5;
+
 SHOAL_HOST_DEVICE constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-/// What travels beside a row: scales, int64 experts and float32 weights of the receiving member, int32 source token. A
-/// multiple of 16 bytes.
+/// What travels beside a row: scales, int64 experts and float32 weights of the receiving member (`top_k` of them; one
+/// in the expert-major layout), int32 source token. A multiple of 16 bytes.
 struct SideRecord {
   std::uint32_t topk_idx, weights, source_token, bytes;
 
@@ -42,7 +45,7 @@ struct RegionLayout {
 };
 
 /// What members tell each other at the start of a normal operation; followed by int32 rows per member [ranks] and
-/// int32 tokens per expert of the member that is told [local_experts].
+/// int32 tokens per expert of the member that is told [local_experts]; expert-major: of all members [experts].
 struct DeviceNotice {
   std::uint64_t region;        ///< dispatch: of the granted region; combine: of y; bytes from the start of the block
   std::uint64_t weights;       ///< combine: likewise, of the weights; kNoRoom: none
@@ -53,9 +56,9 @@ struct DeviceNotice {
   std::uint32_t row_bytes;
   std::uint32_t scale_bytes;
   std::uint32_t has_weights;
-  std::uint32_t weight_stride;  ///< combine: bytes between the weights of two rows
-  std::uint32_t blocks;         ///< of the launch: each of them counts in `finished`
-  std::uint32_t reserved;
+  std::uint32_t weight_stride;     ///< combine: bytes between the weights of two rows
+  std::uint32_t blocks;            ///< of the launch: each of them counts in `finished`
+  std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: flat
 };
 
 /// Offsets within the group's block of the heap.
@@ -70,18 +73,18 @@ struct DeviceLayout {
   /// [2][ranks] lines: a word of the low-latency dispatch of that parity, a word of the combine; see
   /// cuda/low_latency_kernels.cuh.
   std::size_t slot_notices;
-  /// [2][ranks][tokens] words: epoch in the low half; in the high half 1 + the member's place among those that answer
-  /// the token, 0 where the token has no expert here.
-  std::size_t slot_flags;
+  /// [2][ranks][tokens][packets] of 16 bytes that are written and read whole: epoch, the member's place among those
+  /// that answer the token, and its local experts of five lanes.
+  std::size_t slot_headers, packets;
+  std::size_t slot_ready;    ///< [2][ranks][tokens] words: epoch of the row, where the token has an expert here
   std::size_t answer_flags;  ///< [2][tokens][top_k] words: epoch of the answer
   std::size_t control_end;
   // Normal mode.
   std::size_t arena, arena_bytes;
+  std::size_t largest_result;  ///< bytes that a result can always have while fewer than live_results are held
   std::size_t staging, staging_weights;
   std::size_t normal_end;
   // Low-latency mode.
-  std::size_t lanes;                  ///< top_k rounded up to 8
-  std::size_t slot_experts;           ///< [2][ranks][tokens][lanes] int16: local experts, -1: elsewhere or none
   std::size_t slot_weights;           ///< [2][ranks][tokens][top_k] float32
   std::size_t slots, slot_bytes;      ///< [2][ranks][tokens]: a row as it travels
   std::size_t slot_scales;            ///< offset of the float32 scales in a slot

@@ -77,7 +77,7 @@ Stream& stream_of(GroupState& state) {
 
 /// Returns the memory unless results are still held somewhere; true when it was returned. Collective.
 bool release_memory(GroupState& state) {
-  state.backend->synchronize();  // queued work still uses the memory
+  state.backend->drain();  // queued work still uses the memory
   if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
   state.world->heap().free(state.block);
   state.closed = true;
@@ -110,8 +110,10 @@ Group::~Group() {
     state_->team.state();  // throws where the world is closed: it took the memory with it
     // While an exception unwinds, or after a failure, other members may never come: their memory goes when the world
     // does.
-    const bool orderly = std::uncaught_exceptions() == 0 && state_->failure.empty() &&
-                         !state_->backend->failed_member() && !state_->world->failure();
+    const bool unwinding = std::uncaught_exceptions() > 0;
+    if (!unwinding && state_->failure.empty()) state_->backend->drain();  // what went wrong on a GPU shows here
+    const bool orderly =
+        !unwinding && state_->failure.empty() && !state_->backend->ask_failed_member() && !state_->world->failure();
     if (orderly && !detail::release_memory(*state_))
       log::warn(
           "an ep::Group went while results of its dispatches were still held; its memory stays taken until the world "
@@ -168,7 +170,7 @@ Dispatched Group::dispatch(const TensorView& x, const Handle& handle, const Disp
   require(handle.valid() && handle.state()->group.lock().get() == &state, Code::invalid_argument,
           "dispatch: the handle is not of a dispatch of this group");
   detail::check_rows(state, x, handle.state()->routing->tokens);
-  detail::check_dispatch_options(state, x, options);
+  detail::check_dispatch_options(state, x, options, handle.state().get());
   return detail::run_dispatch(state_, {x, options, handle.state()->routing, handle.state()});
 }
 

@@ -116,12 +116,12 @@ GroupLayout::GroupLayout(const Shape& shape) {
   control_end = align_up(cursor.at, kPage);
 
   cursor.at = control_end;
-  arena_bytes = 0;
+  arena_bytes = largest_result = 0;
   if (shape.max_tokens > 0) {
-    const ReceiveLayout largest(shape.max_received(), shape.max_row_bytes, shape.max_scales * 4, shape.top_k);
+    largest_result = ReceiveLayout(shape.max_received(), shape.max_row_bytes, shape.max_scales * 4, shape.top_k).total;
     // With n - 1 results held, of any sizes and wherever they lie, one gap of the largest size is left (n gaps share at
     // least n times it).
-    arena_bytes = (2 * shape.live_results - 1) * largest.total;
+    arena_bytes = (2 * shape.live_results - 1) * largest_result;
   }
   arena = cursor.take(arena_bytes, kPage);
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;

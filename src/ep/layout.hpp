@@ -5,8 +5,10 @@
 // (DESIGN.md, idea 1).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "shoal/ep/group.hpp"
 
@@ -34,6 +36,10 @@ struct Shape {
   std::size_t max_answer_bytes = 0;  ///< of the widest combine row of normal mode
 
   std::int64_t max_received() const noexcept { return ranks * max_tokens; }
+  /// Rows of an expert-major result at most: one for each expert of a token here, each block of an expert aligned.
+  std::int64_t max_expanded(std::int64_t alignment) const noexcept {
+    return max_received() * std::min(top_k, local_experts) + local_experts * (alignment - 1);
+  }
   std::int64_t low_latency_rows() const noexcept { return ranks * low_latency_max_tokens; }  ///< per local expert
 };
 
@@ -47,6 +53,20 @@ struct ReceiveLayout {
   ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size_t scale_bytes, std::int32_t top_k);
 };
 
+/// The most rows, up to `most`, for which `bytes_of(rows)`, which grows with them, is at most `bytes`.
+template <typename BytesOf>
+std::int64_t rows_that_fit(std::int64_t most, std::size_t bytes, BytesOf&& bytes_of) {
+  std::int64_t low = 0, high = std::min<std::int64_t>(most, std::numeric_limits<std::int32_t>::max());
+  while (low < high) {
+    const std::int64_t middle = low + (high - low + 1) / 2;
+    if (bytes_of(middle) <= bytes)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return low;
+}
+
 /// What members tell each other at the start of a normal operation; followed by int32 counts of rows [ranks] and of
 /// tokens [experts].
 struct Notice {
@@ -58,7 +78,7 @@ struct Notice {
   std::uint32_t dtype;
   std::uint32_t scales;  ///< scales per row
   std::uint32_t has_weights;
-  std::uint32_t reserved;
+  std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: flat
 };
 constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
 enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
@@ -104,6 +124,7 @@ struct GroupLayout {
   std::size_t control_end;
   // Payload.
   std::size_t arena, arena_bytes;        ///< receive regions
+  std::size_t largest_result;            ///< bytes that a result can always have while fewer than live_results are held
   std::size_t staging, staging_weights;  ///< y and weights of combine that lie outside the heap
   std::size_t normal_end;
   std::size_t slots, slot_bytes;       ///< [2][ranks][low_latency_max_tokens] headers of tokens sent to this member

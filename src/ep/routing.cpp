@@ -91,5 +91,31 @@ std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& s
   return state;
 }
 
+ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* const> counts, std::int32_t me,
+                            std::int32_t alignment) {
+  ExpertRows rows;
+  rows.first.reserve(shape.experts);
+  for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
+    std::int64_t block = 0;
+    for (std::int32_t local = 0; local < shape.local_experts; ++local) {
+      const std::int32_t expert = rank * shape.local_experts + local;
+      std::int64_t tokens = 0, before = 0;
+      for (std::int32_t source = 0; source < shape.ranks; ++source) {
+        if (source == me) before = tokens;
+        tokens += counts[source][expert];
+      }
+      rows.first.push_back(static_cast<std::int32_t>(block + before));
+      if (rank == me) {
+        rows.blocks.push_back(static_cast<std::int32_t>(block));
+        rows.counts.push_back(static_cast<std::int32_t>(tokens));
+      }
+      block += (tokens + alignment - 1) / alignment * alignment;
+    }
+    if (rank == me) rows.blocks.push_back(static_cast<std::int32_t>(block));
+    rows.end.push_back(block);
+  }
+  return rows;
+}
+
 }  // namespace detail
 }  // namespace shoal::ep

@@ -35,6 +35,19 @@ struct RoutingState {
   }
 };
 
+/// The expert-major layout of a dispatch: the experts' blocks at each member in ascending order, each at a multiple of
+/// the alignment, rows in a block by source, then token.
+struct ExpertRows {
+  std::vector<std::int32_t> first;   ///< [experts]: where one source's rows start, at the member of the expert
+  std::vector<std::int64_t> end;     ///< [ranks]: end of the last block
+  std::vector<std::int32_t> blocks;  ///< [local_experts + 1]: of the source as a member: starts of its blocks, the end
+  std::vector<std::int32_t> counts;  ///< [local_experts]: tokens in its blocks
+};
+/// As seen by member `me`. `counts[source]` are its tokens for each expert, [experts]. Where a member's rows are too
+/// many for 32 bits only `end` is valid.
+ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* const> counts, std::int32_t me,
+                            std::int32_t alignment);
+
 /// The members that the lanes of one token ask for, each once, ordered by its last lane; returns how many were written
 /// to `ranks` (room for top_k).
 std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_t local_experts, std::int32_t* ranks);

@@ -76,10 +76,14 @@ struct HandleState {
   std::uint64_t epoch = 0;                ///< of the dispatch that made the layout
   std::vector<std::int32_t> counts;       ///< [ranks][ranks]: rows from source i to member j
   std::vector<std::int32_t> first_row;    ///< [ranks]: where this member's rows start at each member
-  std::int64_t received = 0;
-  std::int64_t result_rows = 0;  ///< received, or worst_case_rows
+  std::int64_t received = 0;              ///< rows of this member; expert-major: up to the end of the last block
+  std::int64_t result_rows = 0;           ///< received, or worst_case_rows
+  /// Expert-major layout (DispatchOptions.expanded): the alignment of the experts' blocks; 0: flat.
+  std::int32_t expert_alignment = 0;
+  ExpertRows expert_rows;  ///< of the expert-major layout
 
   std::int64_t received_by(std::int32_t rank) const;
+  std::int32_t lanes(std::int32_t top_k) const { return expert_alignment > 0 ? 1 : top_k; }  ///< beside a row
 };
 
 struct LowLatencyHandleState {

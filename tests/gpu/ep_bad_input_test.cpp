@@ -115,6 +115,33 @@ TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
   });
 }
 
+TEST(EpGpuBadInput, SmallADispatchRightBehindABadIndexTellsItOnce) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(3, 8);
+  run_group(c, [&](GpuGroup& g) {
+    std::vector<std::int64_t> lanes(3 * c.top_k, -1);
+    for (std::int64_t t = 0; t < 3; ++t) lanes[t * c.top_k] = 0;
+    const bool bad = g.me == 1;
+    if (bad) lanes[1 * c.top_k] = c.experts;
+    const Tensor topk = g.tensors.upload(TensorView(lanes.data(), DataType::int64, {3, c.top_k}));
+    const Tensor x = g.tensors.empty(DataType::bfloat16, {3, c.hidden});
+    for (int i = 0; i < 5; ++i) {
+      // The operation takes place on all members, the index counts as none; who gave it is told.
+      std::int64_t rows = -1;
+      const auto dispatch = [&] {
+        rows = g.group.dispatch(x, g.group.route(topk)).rows;
+        g.group.synchronize();
+      };
+      if (bad)
+        expect_error(Code::invalid_argument, "topk_idx[1, 0] is 9", dispatch);
+      else
+        dispatch();
+      g.group.synchronize();
+      if (!bad) EXPECT_EQ(rows, g.me == 0 ? 8 : 0);
+    }
+  });
+}
+
 TEST(EpGpuBadInput, EveryIndexBadIsToldOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(2, 9);
@@ -124,7 +151,7 @@ TEST(EpGpuBadInput, EveryIndexBadIsToldOnce) {
     const Tensor topk = g.tensors.upload(TensorView(lanes.data(), DataType::int64, {c.max_tokens, c.top_k}));
     for (int i = 0; i < 3; ++i) {
       const ep::Routing routing = g.group.route(topk);
-      expect_error(Code::invalid_argument, "allowed: 0 to 5", [&] { g.group.synchronize(); });
+      expect_error(Code::invalid_argument, "topk_idx[0, 0] is 13; allowed: 0 to 5", [&] { g.group.synchronize(); });
       g.group.synchronize();
       const Tensor counts = g.tensors.download(routing.rank_counts);
       EXPECT_EQ(counts.as<std::int32_t>()[0], 0) << "an index out of range counts as none";

@@ -122,6 +122,41 @@ ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
   return e;
 }
 
+ExpectedExpanded expected_expanded(const EpCase& c, std::int32_t rank, std::int32_t alignment) {
+  ExpectedExpanded e;
+  const auto push = [&e](std::int32_t source, std::int64_t token, std::int32_t lane, std::int64_t local, float weight) {
+    e.source_rank.push_back(source);
+    e.source_token.push_back(static_cast<std::int32_t>(token));
+    e.lane.push_back(lane);
+    e.topk_idx.push_back(local);
+    e.weights.push_back(weight);
+  };
+  e.rows_per_source.assign(c.ranks, 0);
+  std::vector<std::vector<std::int64_t>> lanes_of;
+  std::vector<std::vector<float>> weights_of;
+  for (std::int32_t source = 0; source < c.ranks; ++source) {
+    lanes_of.push_back(c.topk(source));
+    weights_of.push_back(c.weights(source));
+  }
+  for (std::int32_t local = 0; local < c.local_experts(); ++local) {
+    const std::int64_t first = e.rows();
+    e.first_row.push_back(static_cast<std::int32_t>(first));
+    for (std::int32_t source = 0; source < c.ranks; ++source) {
+      const auto& lanes = lanes_of[source];
+      for (std::size_t i = 0; i < lanes.size(); ++i) {
+        if (lanes[i] != std::int64_t{rank} * c.local_experts() + local) continue;
+        push(source, static_cast<std::int64_t>(i) / c.top_k, static_cast<std::int32_t>(i) % c.top_k, local,
+             weights_of[source][i]);
+        ++e.rows_per_source[source];
+      }
+    }
+    while (e.rows() % alignment != 0) push(-1, -1, -1, -1, 0.0F);
+    e.tokens_per_expert.push_back(e.rows() - first);
+  }
+  e.first_row.push_back(static_cast<std::int32_t>(e.rows()));
+  return e;
+}
+
 float expert_factor(std::int32_t expert) {
   return 0.5F + static_cast<float>(expert % 61) / 32.0F;
 }

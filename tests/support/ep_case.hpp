@@ -50,6 +50,17 @@ struct ExpectedDispatch {
 };
 ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank);
 
+/// What member `rank` must receive in the expert-major layout (DispatchOptions.expanded).
+struct ExpectedExpanded {
+  std::vector<std::int32_t> source_rank, source_token, lane;     ///< per row; -1 between blocks
+  std::vector<std::int64_t> topk_idx;                            ///< per row: local expert; -1 between blocks
+  std::vector<float> weights;                                    ///< per row; 0 between blocks
+  std::vector<std::int32_t> first_row;                           ///< [local experts + 1]
+  std::vector<std::int64_t> rows_per_source, tokens_per_expert;  ///< the latter aligned
+  std::int64_t rows() const { return static_cast<std::int64_t>(topk_idx.size()); }
+};
+ExpectedExpanded expected_expanded(const EpCase& c, std::int32_t rank, std::int32_t alignment);
+
 /// The function of expert `expert` in all tests.
 float expert_factor(std::int32_t expert);
 

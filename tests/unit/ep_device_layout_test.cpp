@@ -35,7 +35,7 @@ struct Part {
 std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shape) {
   const std::size_t ranks = shape.ranks, tokens = shape.low_latency_max_tokens, top_k = shape.top_k;
   const std::size_t lines = ranks * detail::kLine;
-  const std::size_t notice = sizeof(detail::DeviceNotice) + (ranks + shape.experts) * 4;
+  const std::size_t notice = sizeof(detail::DeviceNotice) + (ranks + shape.local_experts) * 4;
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
   return {{"entered", layout.entered, lines, 64},
           {"finished", layout.finished, lines, 64},
@@ -45,12 +45,12 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
           {"failed", layout.failed, lines, 64},
           {"notices", layout.notices, (2 * ranks - 1) * layout.notice_bytes + notice, 8},
           {"slot_notices", layout.slot_notices, 2 * lines, 8},
-          {"slot_flags", layout.slot_flags, 2 * ranks * tokens * 8, 8},
+          {"slot_headers", layout.slot_headers, 2 * ranks * tokens * layout.packets * detail::kPacketBytes, 16},
+          {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
           {"answer_flags", layout.answer_flags, 2 * tokens * top_k * 8, 8},
           {"arena", layout.arena, layout.arena_bytes, 4096},
           {"staging", layout.staging, staged * shape.max_answer_bytes, 128},
           {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
-          {"slot_experts", layout.slot_experts, 2 * ranks * tokens * layout.lanes * 2, 16},
           {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
           {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},
           {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 4, 16},
@@ -67,15 +67,15 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
       EXPECT_TRUE(parts[i].bytes == 0 || parts[j].bytes == 0 || parts[j].start + parts[j].bytes <= parts[i].start ||
                   end <= parts[j].start)
           << parts[i].name << " and " << parts[j].name;
-    const bool control = i < 10;
+    const bool control = i < 11;
     EXPECT_TRUE(parts[i].bytes == 0 || (control ? end <= layout.control_end : parts[i].start >= layout.control_end))
         << parts[i].name << ": only the control part is zeroed when a group starts";
   }
   EXPECT_LE(layout.control_end, layout.normal_end);
   EXPECT_LE(layout.normal_end, layout.total);
-  EXPECT_GE(layout.notice_bytes, sizeof(detail::DeviceNotice) + (shape.ranks + shape.experts) * 4);
+  EXPECT_GE(layout.notice_bytes, sizeof(detail::DeviceNotice) + (shape.ranks + shape.local_experts) * 4);
   EXPECT_EQ(layout.notice_bytes % 64, 0U);
-  EXPECT_GE(layout.lanes, static_cast<std::size_t>(shape.top_k));
+  EXPECT_GE(layout.packets * detail::kLanesPerPacket, static_cast<std::size_t>(shape.top_k));
   // A slot holds a bfloat16 row, or float8 codes with scales behind them; both in 16-byte vectors.
   const std::size_t groups = (shape.hidden + 127) / 128;
   EXPECT_GE(layout.slot_bytes, static_cast<std::size_t>(shape.hidden) * 2);

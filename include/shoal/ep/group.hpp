@@ -114,7 +114,7 @@ class Handle {
   Handle() = default;
   explicit Handle(std::shared_ptr<const detail::HandleState> state) : state_(std::move(state)) {}
   bool valid() const noexcept { return state_ != nullptr; }
-  std::int64_t received_rows() const;  ///< rows that this member received
+  std::int64_t received_rows() const;  ///< as Dispatched::rows
   const std::shared_ptr<const detail::HandleState>& state() const noexcept { return state_; }
 
  private:
@@ -128,24 +128,38 @@ struct DispatchOptions {
   TensorView weights{};  ///< float32 [tokens, top_k]; optional; travels with the rows
   TensorView scales{};   ///< float32 or int32 [tokens, n], any strides; optional side payload (of float8 rows)
   std::int32_t expert_alignment = 1;  ///< tokens_per_expert is rounded up to a multiple of it
-  std::int64_t worst_case_rows =
-      0;                  ///< > 0: results have exactly so many rows; those that no token fills have topk_idx -1
+  /// Expert-major layout: x has a row for each (token, expert here) in place of each token here. Rows are grouped by
+  /// expert, ascending; the block of an expert starts at a multiple of expert_alignment and lists its tokens by source
+  /// member, then token. What lies between blocks is filled in topk_idx, topk_weights and source_token; rows of x and
+  /// scales stay there as they were in memory. The same on all members, as is expert_alignment then; a cached handle
+  /// brings both along. A result must fit into the room of a flat one with max_tokens from every member, else
+  /// Error{exhausted} on all members; with worst_case_rows it may take the room of several (live_results).
+  bool expanded = false;
+  /// > 0: results have exactly so many rows; those that no token fills have topk_idx -1. At most members * max_tokens;
+  /// expanded: members * max_tokens * min(top_k, E / R) + E / R * (expert_alignment - 1), gaps between blocks included.
+  std::int64_t worst_case_rows = 0;
   bool copy_out = false;  ///< results in ordinary memory in place of the heap
   Launch launch{};
 };
 
 struct Dispatched {
-  Tensor x;         ///< [rows, hidden], dtype of the input
-  Tensor scales;    ///< [rows, n]; undefined without input scales. This and the next three have contiguous rows, which
-                    ///< on GPUs are strided: what travels beside a row lies together
-  Tensor topk_idx;  ///< int64 [rows, top_k]: experts of this member, numbered from 0; -1 where the expert is elsewhere
-  Tensor topk_weights;  ///< float32 [rows, top_k], 0 where topk_idx is -1; undefined without input weights
-  Tensor source_token;  ///< int32 [rows]: index of the token at its source
-  /// [R]: rows come in blocks of these lengths, in order. Empty on GPUs with worst_case_rows, where no size reaches the
-  /// host.
+  Tensor x;       ///< [rows, hidden], dtype of the input
+  Tensor scales;  ///< [rows, n]; undefined without input scales. This and the next three have contiguous rows, which
+                  ///< on GPUs are strided: what travels beside a row lies together
+  /// int64 [rows, top_k]: experts of this member, numbered from 0; -1 where the expert is elsewhere. Expanded: [rows,
+  /// 1]: the expert of the row; -1 between blocks.
+  Tensor topk_idx;
+  Tensor topk_weights;  ///< float32, as topk_idx; 0 where that is -1; undefined without input weights
+  Tensor source_token;  ///< int32 [rows]: index of the token at its source. Expanded: -1 between blocks
+  /// Expanded: int32 [E / R + 1]: where the block of each local expert starts, and the end of the last one. In device
+  /// memory on GPUs. Undefined in the flat layout.
+  Tensor expert_first_row;
+  /// [R]: rows of each source; in the flat layout they come in blocks of these lengths, in order. Empty on GPUs with
+  /// worst_case_rows, where no size reaches the host.
   std::vector<std::int64_t> rows_per_source;
   std::vector<std::int64_t> tokens_per_expert;  ///< [E / R], rounded up to expert_alignment; empty with worst_case_rows
-  /// Rows that hold tokens (x may have more with worst_case_rows); -1 on GPUs with worst_case_rows.
+  /// Rows that hold tokens (x may have more with worst_case_rows), expanded: and those between the blocks; -1 on GPUs
+  /// with worst_case_rows.
   std::int64_t rows = 0;
   Tensor row_count;      ///< int32 [1]: the same in device memory (GPUs)
   Tensor expert_counts;  ///< int32 [E / R]: tokens per local expert, not aligned, in device memory (GPUs)
@@ -153,7 +167,9 @@ struct Dispatched {
 };
 
 struct CombineOptions {
-  TensorView weights{};            ///< float32 [rows, top_k]; optional: summed back to the source like the rows
+  /// float32 [rows, top_k], expanded: [rows, 1]; optional: summed back to the source like the rows; expanded: each to
+  /// its lane.
+  TensorView weights{};
   std::vector<TensorView> bias{};  ///< 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows
   TensorView out{};                ///< [tokens, hidden]; optional: where to put the result
   Launch launch{};
@@ -191,6 +207,9 @@ struct LowLatencyDispatchOptions {
   /// float32 [tokens, top_k]; optional: the weights that combine will be called with. They then travel with the rows,
   /// and combine needs no exchange of its own. Must be unchanged at combine.
   TensorView weights{};
+  /// false: the receive is queued at once behind the send, which on GPUs saves the time between two kernels; receive()
+  /// then hands out the result. true: it is queued by receive(), and in between nothing is held (A9).
+  bool defer_receive = true;
   Launch launch{};
 };
 
@@ -224,6 +243,7 @@ struct LowLatencyCombineOptions {
   Reduction reduction = Reduction::automatic;  ///< automatic: per_rank
   TensorView out{};                            ///< bfloat16 [tokens, hidden]; optional
   TensorView wait_ns{};                        ///< int64 [R]; optional, as in dispatch
+  bool defer_receive = true;                   ///< as in dispatch
   Launch launch{};
 };
 
@@ -284,6 +304,8 @@ class Group {
   /// y: [rows, hidden], bfloat16, float16 or float32, contiguous: the answers to the rows of a dispatch, in their
   /// order. Rows in the group's memory (such as Dispatched::x itself, written in place) are fetched from there; others
   /// are staged first. y must stay unchanged until the call returns; it does so when every member has fetched its rows.
+  /// Expanded: the rows of a token are added in ascending lane order, those between blocks are not read; a y outside
+  /// the group's memory has at most members * max_tokens rows of GroupOptions.dtype, or as many bytes.
   Combined combine(const TensorView& y, const Handle& handle, const CombineOptions& options = {});
 
   /// The same on the group's own stream: operations run there one after another, each after `after` when given. Inputs

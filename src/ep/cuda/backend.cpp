@@ -1,6 +1,7 @@
 #include "ep/cuda/backend.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "ep/cuda/low_latency.hpp"
@@ -33,6 +34,7 @@ RoutingArrays routing_arrays(std::byte* block, std::int64_t tokens, const detail
   arrays.copies = cursor.take<std::int32_t>(tokens * std::min(shape.top_k, shape.ranks));
   arrays.rank_counts = cursor.take<std::int32_t>(shape.ranks);
   arrays.expert_counts = cursor.take<std::int32_t>(shape.experts);
+  arrays.ordinals = cursor.take<std::int32_t>(tokens * shape.top_k);
   if (bytes != nullptr) *bytes = cursor.at;
   return arrays;
 }
@@ -44,6 +46,8 @@ HandleArrays handle_arrays(std::byte* block, const detail::Shape& shape, std::si
   arrays.first_row = cursor.take<std::int32_t>(shape.ranks);
   arrays.received = cursor.take<std::int32_t>(shape.ranks);
   arrays.expert_counts = cursor.take<std::int32_t>(shape.local_experts);
+  arrays.expert_rows = cursor.take<std::int32_t>(shape.experts);
+  arrays.expert_first_row = cursor.take<std::int32_t>(shape.local_experts + 1);
   if (bytes != nullptr) *bytes = cursor.at;
   return arrays;
 }
@@ -62,6 +66,9 @@ std::size_t handle_bytes(const detail::Shape& shape) {
 
 struct CudaRouting : RoutingState {
   RoutingArrays arrays{};
+  /// The group on whose streams RoutingArrays::ordinals have been computed; others compute them again, as nothing
+  /// orders their streams.
+  mutable std::atomic<const GroupState*> lanes_numbered_by = nullptr;
   std::shared_ptr<void> block;
 };
 
@@ -88,7 +95,8 @@ class CudaBackend final : public detail::Backend {
   }
 
   void open() override;
-  std::optional<std::int32_t> failed_member() const override { return std::nullopt; }
+  std::optional<std::int32_t> failed_member() const override { return std::nullopt; }  // its own calls say so
+  std::optional<std::int32_t> ask_failed_member() override { return group_.ask_failed_member(); }
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
   Dispatched dispatch(const detail::DispatchCall& call) override;
   Combined combine(const TensorView& y, const HandleState& handle, const CombineOptions& options) override;
@@ -119,6 +127,7 @@ class CudaBackend final : public detail::Backend {
   void warmup(Group& group) override;
   void* stream() const override { return group_.stream; }
   void synchronize() override { group_.synchronize(); }
+  void drain() override { group_.drain(); }
 
  private:
   std::int32_t sms(const Launch& launch) const {
@@ -127,8 +136,19 @@ class CudaBackend final : public detail::Backend {
   /// Rows of the region that this call needs at most.
   std::int64_t region_rows(const detail::DispatchCall& call) const {
     if (call.options.worst_case_rows > 0) return call.options.worst_case_rows;
-    return call.cached ? call.cached->result_rows : state_.shape.max_received();
+    if (call.cached) return call.cached->result_rows;
+    if (call.expert_alignment() == 0) return state_.shape.max_received();
+    return detail::rows_that_fit(
+        state_.shape.max_expanded(call.expert_alignment()), group_.device.layout.largest_result,
+        [&](std::int64_t rows) {
+          return detail::RegionLayout(static_cast<std::uint64_t>(rows), call.row_bytes(), record_of(call).bytes).total;
+        });
   }
+  static detail::SideRecord record_of(const detail::DispatchCall& call) {
+    return {static_cast<std::uint32_t>(call.scale_bytes()), static_cast<std::uint32_t>(call.lanes())};
+  }
+  /// Queues what an expert-major dispatch needs of its routing, unless it is there.
+  void number_lanes(const CudaRouting& routing, cudaStream_t on) const;
   std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);
   void await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert);
   Dispatched describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
@@ -216,7 +236,20 @@ std::shared_ptr<CudaHandle> CudaBackend::make_handle(const detail::DispatchCall&
   handle->arrays = handle_arrays(static_cast<std::byte*>(handle->block.get()), state_.shape, nullptr);
   handle->received = -1;
   handle->result_rows = call.options.worst_case_rows;
+  handle->expert_alignment = call.expert_alignment();
   return handle;
+}
+
+void CudaBackend::number_lanes(const CudaRouting& routing, cudaStream_t on) const {
+  if (routing.lanes_numbered_by == &state_ || routing.tokens == 0) return;
+  launch_number_lanes({.topk_idx = routing.arrays.topk_idx,
+                       .ordinals = routing.arrays.ordinals,
+                       .tokens = static_cast<std::int32_t>(routing.tokens),
+                       .top_k = state_.shape.top_k,
+                       .experts = state_.shape.experts},
+                      on);
+  // A captured launch has not run, and a replay of the graph may come with another routing.
+  if (!group_.capturing(on)) routing.lanes_numbered_by = &state_;
 }
 
 Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
@@ -229,18 +262,26 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
           "dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, which a captured stream "
           "cannot; set it, or use a cached handle");
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
+  const bool expanded = call.expert_alignment() > 0;
+  const std::uint32_t table_bytes = expanded ? static_cast<std::uint32_t>(shape.experts) * sizeof(std::int32_t) : 0;
+  require(
+      !expanded || fits_with_table(static_cast<std::uint32_t>(call.row_bytes()),
+                                   static_cast<std::uint32_t>(call.scale_bytes()), limits_, table_bytes),
+      Code::unsupported,
+      "dispatch: DispatchOptions.expanded with {} experts and rows of {} bytes: 4 bytes an expert and two rows must "
+      "fit into {} bytes of a GPU's shared memory",
+      shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
   auto handle = make_handle(call);
   const std::int64_t rows = region_rows(call);
-  const detail::SideRecord record(static_cast<std::uint32_t>(call.scale_bytes()), shape.top_k);
+  const detail::SideRecord record = record_of(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
   const auto offset = state_.arena.take(layout.total);
   const auto region = offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
   const auto require_room = [&] {
     require(region != nullptr, Code::exhausted,
             "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
-            "results that are still held. Release them, or raise GroupOptions.live_results (now {})",
-            state_.team.world_pe(state_.me), shape.max_received(), group_.device.layout.arena_bytes,
-            shape.live_results);
+            "results that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
+            state_.team.world_pe(state_.me), rows, group_.device.layout.arena_bytes, shape.live_results);
   };
   if (group_.capturing(on)) require_room();
 
@@ -264,17 +305,20 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   params.cached = call.cached != nullptr;
   params.region = region ? group_.device.layout.arena + region->offset : kNoRoom;
   params.region_rows = rows;
+  params.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
   params.fill = call.options.worst_case_rows > 0 && region;
   params.dtype = static_cast<std::uint32_t>(call.x.dtype);
   params.sizes = waits ? static_cast<SizesMessage*>(sizes_memory_.get()) : nullptr;
   params.sequence = ++sequence_;
   const Plan plan = plan_dispatch(sms(launch), params.row_bytes, static_cast<std::uint32_t>(call.scale_bytes()),
-                                  limits_, tuning_of(state_.world->settings().ep_tuning, "dispatch"));
+                                  limits_, tuning_of(state_.world->settings().ep_tuning, "dispatch"), table_bytes);
+  params.table_offset = plan.table_offset;
   params.stage_bytes = plan.stage_bytes;
   params.stages = static_cast<std::uint32_t>(plan.stages);
   params.warps = static_cast<std::uint32_t>(plan.warps);
   ++state_.epoch;
   state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
+  if (expanded) number_lanes(routing, on);
   launch_dispatch(params, plan, on);
   group_.end(launch, on);
   ++state_.statistics.dispatches;
@@ -294,7 +338,12 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
 /// be on their way.
 void CudaBackend::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert) {
   const auto& message = *static_cast<const SizesMessage*>(sizes_memory_.get());
-  const auto ready = [&] { return message.sequence == sequence_ || group_.report->fault != 0; };
+  // A report of bad indices is of an earlier call; what it says is thrown once this dispatch is under way as well.
+  const auto refused = [&] {
+    const auto fault = static_cast<Fault>(group_.report->fault);
+    return fault != Fault::none && fault != Fault::bad_index && fault != Fault::two_experts;
+  };
+  const auto ready = [&] { return message.sequence == sequence_ || refused(); };
   // The kernel keeps the deadline of the operation itself; this one is for a kernel that never starts.
   const auto deadline = shoal::detail::Clock::now() + 2 * state_.timeout + std::chrono::seconds(1);
   const auto outcome = state_.world->poll(ready, deadline);
@@ -310,7 +359,8 @@ void CudaBackend::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tok
   handle.received = handle.result_rows = message.received;
   handle.rows_per_source.assign(counts, counts + state_.shape.ranks);
   tokens_per_expert.assign(counts + state_.shape.ranks, counts + state_.shape.ranks + state_.shape.local_experts);
-  state_.statistics.rows_received += static_cast<std::uint64_t>(handle.received);
+  for (const std::int64_t from_source : handle.rows_per_source)
+    state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
 }
 
 Tensor CudaBackend::copied_out(const Tensor& tensor, cudaStream_t on) const {
@@ -330,8 +380,9 @@ Tensor CudaBackend::copied_out(const Tensor& tensor, cudaStream_t on) const {
 Dispatched CudaBackend::describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
                                  const std::shared_ptr<Region>& region, std::int64_t rows, cudaStream_t on) {
   const auto& shape = state_.shape;
-  const detail::SideRecord record(static_cast<std::uint32_t>(call.scale_bytes()), shape.top_k);
+  const detail::SideRecord record = record_of(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
+  const std::int32_t lanes = call.lanes();
   std::byte* const base = state_.block + group_.device.layout.arena + region->offset;
   const std::int64_t count = handle->result_rows;
   const auto view = [&](std::size_t offset, DataType dtype, std::initializer_list<std::int64_t> extents,
@@ -348,9 +399,9 @@ Dispatched CudaBackend::describe(const detail::DispatchCall& call, const std::sh
   if (const TensorView& scales = call.options.scales; scales.defined())
     received.scales = view(at, scales.dtype, {count, scales.shape[1]}, record.bytes);
   if (call.options.weights.defined())
-    received.topk_weights = view(at + record.weights, DataType::float32, {count, shape.top_k}, record.bytes);
+    received.topk_weights = view(at + record.weights, DataType::float32, {count, lanes}, record.bytes);
   if (!call.cached) {
-    received.topk_idx = view(at + record.topk_idx, DataType::int64, {count, shape.top_k}, record.bytes);
+    received.topk_idx = view(at + record.topk_idx, DataType::int64, {count, lanes}, record.bytes);
     received.source_token = view(at + record.source_token, DataType::int32, {count}, record.bytes);
   }
   received.rows_per_source = handle->rows_per_source;
@@ -362,6 +413,8 @@ Dispatched CudaBackend::describe(const detail::DispatchCall& call, const std::sh
   };
   received.row_count = from_handle(handle->arrays.received + state_.me, 1);
   received.expert_counts = from_handle(handle->arrays.expert_counts, shape.local_experts);
+  if (handle->expert_alignment > 0)
+    received.expert_first_row = from_handle(handle->arrays.expert_first_row, shape.local_experts + 1);
   received.handle = Handle(handle);
   return received;
 }
@@ -379,6 +432,14 @@ std::uint64_t CudaBackend::reachable(const TensorView& data, std::size_t staging
           "combine: y or its weights lie outside the symmetric heap, and this group was made without room for a copy "
           "(GroupOptions.combine_staging)");
   const std::size_t row_bytes = data.shape[1] * size_of(data.dtype);
+  const auto& layout = group_.device.layout;
+  const std::size_t room =
+      staging == layout.staging ? layout.staging_weights - layout.staging : layout.normal_end - layout.staging_weights;
+  require(
+      data.shape[0] * row_bytes <= room, Code::invalid_argument,
+      "combine: {} outside the symmetric heap has {} bytes, and there is room for a copy of {}; write the answers to "
+      "Dispatched::x, or raise GroupOptions.max_tokens (now {})",
+      data.describe(), data.shape[0] * row_bytes, room, state_.shape.max_tokens);
   check(cudaMemcpy2DAsync(state_.block + staging, row_bytes, data.data, data.strides[0] * size_of(data.dtype),
                           row_bytes, data.shape[0], cudaMemcpyDeviceToDevice, on),
         "staging of the answers");
@@ -403,13 +464,16 @@ Combined CudaBackend::combine(const TensorView& y, const HandleState& state, con
     params.y_weights = reachable(options.weights, group_.device.layout.staging_weights, on);
     const bool staged = params.y_weights == group_.device.layout.staging_weights;
     params.weight_stride =
-        static_cast<std::uint32_t>((staged ? shape.top_k : options.weights.strides[0]) * sizeof(float));
+        static_cast<std::uint32_t>((staged ? handle.lanes(shape.top_k) : options.weights.strides[0]) * sizeof(float));
   }
   params.y_rows = handle.result_rows;
   params.row_bytes = static_cast<std::uint32_t>(shape.hidden * size_of(y.dtype));
   params.tokens = static_cast<std::int32_t>(routing.tokens);
-  params.copies_per_token = std::min(shape.top_k, shape.ranks);
+  params.expanded = handle.expert_alignment > 0;
+  params.copies_per_token = params.expanded != 0 ? shape.top_k : std::min(shape.top_k, shape.ranks);
   params.copies = routing.arrays.copies;
+  params.topk_idx = routing.arrays.topk_idx;
+  params.ordinals = routing.arrays.ordinals;
   params.handle = handle.arrays;
   for (std::size_t b = 0; b < options.bias.size(); ++b)
     params.bias[b] = static_cast<const std::byte*>(options.bias[b].data);
@@ -479,8 +543,8 @@ void CudaBackend::warmup(Group& group) {
     const Tensor x = on_device(group_, DataType::bfloat16, {tokens, options.hidden}, nullptr);
     const Tensor weights = on_device(group_, DataType::float32, {tokens, options.top_k}, nullptr);
     low_latency_.preload();
-    for (int round = 0; round < 2; ++round)  // both halves of the buffers
-      for (const Quantize quantize : {Quantize::none, Quantize::fp8}) {
+    for (const Quantize quantize : {Quantize::none, Quantize::fp8})
+      for (int half = 0; half < 2; ++half) {  // each form in both halves of the buffers
         if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
         const LowLatencyReceived received = group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
         const TensorView y = group.next_combine_buffer();

@@ -4,6 +4,8 @@
 // chunk by chunk by bulk copies, a few chunks ahead, and added in float32: biases first, then the members in the order
 // of the routing, rounded once. Weights travel with the first chunk.
 //
+// Expert-major (kExpanded): a row for each top-k lane that has an expert, in ascending lane order.
+//
 // Waits: `entered` of all members (where their answers lie), then, in the last block, `finished` of all: this member's
 // answers have been fetched and may change. Publishes: notice and `entered`; `finished` after the last fetch.
 #include "ep/cuda/normal.cuh"
@@ -85,20 +87,50 @@ __device__ void add_vector(float* sum, const int4& vector) {
   for (int i = 0; i < Format::kCount; ++i) sum[i] = numeric::add(sum[i], values[i]);
 }
 
-__device__ std::int32_t load_copy(const CombineParams& params, std::int64_t token) {
-  if (token >= params.tokens || static_cast<std::int32_t>(lane_id()) >= params.copies_per_token) return kNoCopy;
-  return params.copies[token * params.copies_per_token + lane_id()];
+/// One row to be added: of a member in the flat layout (`copy`), or of a lane in the expert-major one.
+template <bool kExpanded>
+struct Copy {
+  std::int32_t copy = kNoCopy;
+  __device__ bool exists() const { return copy != kNoCopy; }
+  __device__ std::int32_t rank() const { return copy_rank(copy); }
+  __device__ std::int64_t row() const { return copy_ordinal(copy); }
+  __device__ Copy of_lane(std::uint32_t lane) const { return {__shfl_sync(~0u, copy, lane)}; }
+};
+template <>
+struct Copy<true> {
+  std::int32_t member = -1, at = 0;
+  __device__ bool exists() const { return member >= 0; }
+  __device__ std::int32_t rank() const { return member; }
+  __device__ std::int64_t row() const { return at; }
+  __device__ Copy of_lane(std::uint32_t lane) const {
+    return {__shfl_sync(~0u, member, lane), __shfl_sync(~0u, at, lane)};
+  }
+};
+
+template <bool kExpanded>
+__device__ Copy<kExpanded> load_copy(const CombineParams& params, std::int64_t token) {
+  if (token >= params.tokens || static_cast<std::int32_t>(lane_id()) >= params.copies_per_token) return {};
+  const std::int64_t i = token * params.copies_per_token + lane_id();
+  if constexpr (kExpanded) {
+    const auto expert = static_cast<std::int32_t>(params.topk_idx[i]);
+    if (expert < 0) return {};
+    return {expert / params.group.local_experts, params.handle.expert_rows[expert] + params.ordinals[i]};
+  } else {
+    return {params.copies[i]};
+  }
 }
 
-__device__ const std::byte* row_of(const CombineParams& params, const Sources& sources, std::int32_t copy) {
-  return sources.rows[copy_rank(copy)] + static_cast<std::int64_t>(copy_ordinal(copy)) * params.row_bytes;
+template <bool kExpanded>
+__device__ const std::byte* row_of(const CombineParams& params, const Sources& sources, const Copy<kExpanded>& copy) {
+  return sources.rows[copy.rank()] + copy.row() * params.row_bytes;
 }
-__device__ const std::byte* weights_of(const Sources& sources, std::int32_t copy) {
-  const std::int32_t rank = copy_rank(copy);
-  return sources.weights[rank] + static_cast<std::int64_t>(copy_ordinal(copy)) * sources.weight_stride[rank];
+template <bool kExpanded>
+__device__ const std::byte* weights_of(const Sources& sources, const Copy<kExpanded>& copy) {
+  return sources.weights[copy.rank()] + copy.row() * sources.weight_stride[copy.rank()];
 }
 
 /// From the notices: whether members agree, and where their answers lie; true when the operation goes on.
+template <bool kExpanded>
 __device__ bool find_sources(const CombineParams& params, std::uint64_t epoch, bool leader, Sources& sources) {
   const DeviceGroup& group = params.group;
   bool good = true;
@@ -106,7 +138,7 @@ __device__ bool find_sources(const CombineParams& params, std::uint64_t epoch, b
     good = good && agrees(group, epoch, member);
     const auto& notice =
         *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, member));
-    const std::int64_t first = params.handle.first_row[member];
+    const std::int64_t first = kExpanded ? 0 : params.handle.first_row[member];
     sources.rows[member] = group.block[member] + notice.region + first * params.row_bytes;
     sources.weight_stride[member] = notice.weight_stride;
     sources.weights[member] = group.block[member] + notice.weights + first * notice.weight_stride;
@@ -117,12 +149,17 @@ __device__ bool find_sources(const CombineParams& params, std::uint64_t epoch, b
 }
 
 /// The weights of a token, summed over its members in order; lane k has lane k's.
-__device__ void sum_weights(const CombineParams& params, const Sources& sources, std::int64_t token, std::int32_t copy,
-                            std::uint32_t copies) {
+template <bool kExpanded>
+__device__ void sum_weights(const CombineParams& params, const Sources& sources, std::int64_t token,
+                            const Copy<kExpanded>& copy, std::uint32_t copies) {
   const auto lane = static_cast<std::int32_t>(lane_id());
   float sum = 0;
+  if constexpr (kExpanded) {  // each lane its own
+    if (copy.exists()) sum = load_fresh(reinterpret_cast<const float*>(weights_of(sources, copy)));
+    copies = 0;
+  }
   for (std::uint32_t c = 0; c < copies; ++c) {
-    const auto* const from = reinterpret_cast<const float*>(weights_of(sources, __shfl_sync(~0u, copy, c)));
+    const auto* const from = reinterpret_cast<const float*>(weights_of(sources, copy.of_lane(c)));
     if (lane < params.group.top_k) sum = numeric::add(sum, load_fresh(from + lane));
   }
   if (lane < params.group.top_k) params.out_weights[token * params.group.top_k + lane] = sum;
@@ -145,7 +182,7 @@ __device__ void sum_vector(const CombineParams& params, std::int64_t token, std:
 
 /// The chunks of one warp's work, in order; each stage has a chunk of every copy. An item of work is a segment of a
 /// token, a few chunks: short enough for warps to end together. Items are taken one ahead.
-template <class Format>
+template <class Format, bool kExpanded>
 class ChunkRing {
  public:
   __device__ ChunkRing(const CombineParams& params, std::byte* shared)
@@ -191,22 +228,24 @@ class ChunkRing {
     at_ = item % segments_ * segment_bytes_;
     end_ = min(at_ + segment_bytes_, params_.row_bytes);
     if (done()) return;
-    copy_ = load_copy(params_, token_);
+    copy_ = load_copy<kExpanded>(params_, token_);
     take();
   }
 
   __device__ void load(const Sources& sources) {
     if (done()) return;
     const std::uint32_t bytes = min(params_.chunk_bytes, end_ - at_);
-    const std::uint32_t copies = __popc(__ballot_sync(~0u, copy_ != kNoCopy));
+    const std::uint32_t votes = __ballot_sync(~0u, copy_.exists()), copies = __popc(votes);
     std::uint64_t* const barrier = &barriers_[load_stage_];
     if (lane_id() == 0) {
       in_flight_[load_stage_] = {token_, copies, at_, bytes};
       barrier_expect(barrier, bytes * copies);
     }
     __syncwarp();
-    if (lane_id() < copies)
-      bulk_load(stages_ + load_stage_ * stage_bytes() + lane_id() * params_.chunk_bytes,
+    // In the flat layout the lanes that have a row are the first ones.
+    const std::uint32_t place = kExpanded ? __popc(votes & ((1u << lane_id()) - 1)) : lane_id();
+    if (kExpanded ? copy_.exists() : lane_id() < copies)
+      bulk_load(stages_ + load_stage_ * stage_bytes() + place * params_.chunk_bytes,
                 row_of(params_, sources, copy_) + at_, bytes, barrier);
     if (++load_stage_ == params_.stages) load_stage_ = 0;
     ++loaded_;
@@ -217,7 +256,7 @@ class ChunkRing {
   __device__ void sum(const Sources& sources) {
     const auto [token, copies, at, bytes] = in_flight_[sum_stage_];
     if (at == 0 && params_.out_weights != nullptr)
-      sum_weights(params_, sources, token, load_copy(params_, token), copies);
+      sum_weights(params_, sources, token, load_copy<kExpanded>(params_, token), copies);
     barrier_wait(&barriers_[sum_stage_], sum_parity_);
     const std::byte* const stage = stages_ + sum_stage_ * stage_bytes();
     for (std::uint32_t v = lane_id() * 16; v < bytes; v += 512)
@@ -236,7 +275,7 @@ class ChunkRing {
   InFlight* in_flight_;  // by stage
   std::uint32_t upcoming_ = 0, token_ = 0, at_ = 0, end_ = 0, load_stage_ = 0, loaded_ = 0;
   std::uint32_t sum_stage_ = 0, sum_parity_ = 0, summed_ = 0;
-  std::int32_t copy_ = kNoCopy;
+  Copy<kExpanded> copy_;
 };
 #else
 /// Not through the first-level cache: peers write these bytes.
@@ -249,7 +288,7 @@ __device__ int4 load_vector(const std::byte* at) {
   return v;
 }
 
-template <class Format>
+template <class Format, bool kExpanded>
 class ChunkRing {
  public:
   __device__ ChunkRing(const CombineParams& params, std::byte*) : params_(params) {}
@@ -258,8 +297,8 @@ class ChunkRing {
     for (;;) {
       const std::uint32_t token = __shfl_sync(~0u, lane_id() == 0 ? take_work(params_.group, Kernel::normal) : 0u, 0);
       if (token >= static_cast<std::uint32_t>(params_.tokens)) return;
-      const std::int32_t copy = load_copy(params_, token);
-      const std::uint32_t copies = __popc(__ballot_sync(~0u, copy != kNoCopy));
+      const Copy<kExpanded> copy = load_copy<kExpanded>(params_, token);
+      const std::uint32_t copies = kExpanded ? params_.copies_per_token : __popc(__ballot_sync(~0u, copy.exists()));
       if (params_.out_weights != nullptr) sum_weights(params_, sources, token, copy, copies);
       for (std::uint32_t v = 0; v < params_.row_bytes; v += 512) {
         const std::uint32_t at = v + lane_id() * 16;
@@ -270,14 +309,16 @@ class ChunkRing {
   }
 
  private:
-  __device__ void sum_all(const Sources& sources, std::int64_t token, std::uint32_t at, bool inside, std::int32_t copy,
-                          std::uint32_t copies) {
+  __device__ void sum_all(const Sources& sources, std::int64_t token, std::uint32_t at, bool inside,
+                          const Copy<kExpanded>& copy, std::uint32_t copies) {
     float sum[Format::kCount] = {};
     const std::int64_t offset = token * params_.row_bytes + at;
     for (int b = 0; inside && b < 2; ++b)
       if (params_.bias[b] != nullptr) add_vector<Format>(sum, *reinterpret_cast<const int4*>(params_.bias[b] + offset));
     for (std::uint32_t c = 0; c < copies; ++c) {
-      const std::byte* const row = row_of(params_, sources, __shfl_sync(~0u, copy, c));
+      const Copy<kExpanded> from = copy.of_lane(c);
+      if (kExpanded && !from.exists()) continue;
+      const std::byte* const row = row_of(params_, sources, from);
       if (inside) add_vector<Format>(sum, load_vector(row + at));
     }
     if (inside) *reinterpret_cast<int4*>(params_.out + offset) = Format::narrow(sum);
@@ -287,7 +328,7 @@ class ChunkRing {
 };
 #endif
 
-template <class Format>
+template <class Format, bool kExpanded>
 __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__ CombineParams params) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ Sources sources;
@@ -312,19 +353,26 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
     __syncthreads();
     publish_notice(group, epoch, sources.notice, nullptr, nullptr);
   }
-  ChunkRing<Format> ring(params, shared);
+  ChunkRing<Format, kExpanded> ring(params, shared);
   const bool good =
-      await_notices(group, epoch, Phase::answers, kCombine) && find_sources(params, epoch, leader, sources);
+      await_notices(group, epoch, Phase::answers, kCombine) && find_sources<kExpanded>(params, epoch, leader, sources);
   if (good) ring.run(sources);
   finish_operation(group, epoch, good, leader, Phase::fetched, kCombine);
 }
 
 template <class Format>
 void preload(int shared_bytes) {
-  cudaFuncAttributes attributes;
-  (void)cudaFuncGetAttributes(&attributes, combine_kernel<Format>);
-  (void)cudaFuncSetAttribute(combine_kernel<Format>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             shared_bytes - static_cast<int>(attributes.sharedSizeBytes));
+  for (const auto kernel : {combine_kernel<Format, false>, combine_kernel<Format, true>}) {
+    cudaFuncAttributes attributes;
+    (void)cudaFuncGetAttributes(&attributes, kernel);
+    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               shared_bytes - static_cast<int>(attributes.sharedSizeBytes));
+  }
+}
+
+template <class Format>
+void launch_as(const CombineParams& params, const Plan& plan, cudaStream_t stream) {
+  launch(params.expanded != 0 ? combine_kernel<Format, true> : combine_kernel<Format, false>, params, plan, stream);
 }
 
 }  // namespace
@@ -332,11 +380,11 @@ void preload(int shared_bytes) {
 void launch_combine(const CombineParams& params, const Plan& plan, cudaStream_t stream) {
   switch (static_cast<DataType>(params.dtype)) {
     case DataType::bfloat16:
-      return launch(combine_kernel<Bfloat16>, params, plan, stream);
+      return launch_as<Bfloat16>(params, plan, stream);
     case DataType::float16:
-      return launch(combine_kernel<Float16>, params, plan, stream);
+      return launch_as<Float16>(params, plan, stream);
     default:
-      return launch(combine_kernel<Float32>, params, plan, stream);
+      return launch_as<Float32>(params, plan, stream);
   }
 }
 

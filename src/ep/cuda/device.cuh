@@ -43,6 +43,7 @@ enum class Fault : std::uint32_t {
   mismatch,
   no_room,
   too_many_rows,
+  too_many_expanded,  // rows of an expert-major result
   bad_index,
   two_experts
 };
@@ -202,6 +203,9 @@ __device__ inline void raise_signal(const DeviceGroup& group, std::size_t signal
   store_release(signal_at(group, to, signals, group.me), epoch);
 }
 
+/// Between polls: many threads may be waiting, and what they read they take from those that move rows.
+inline constexpr std::uint32_t kPollNs = 40;
+
 /// Polls until `ready` is true; false when the group is aborted, `member` gave its group up, or the time is over. A
 /// wait that ends in time never reads the clock more than once.
 template <typename Ready>
@@ -209,8 +213,9 @@ __device__ bool poll(const DeviceGroup& group, std::int32_t member, Ready&& read
   if (ready()) return true;
   const std::uint64_t deadline = clock_ns() + group.timeout_ns;
   for (std::uint32_t polls = 1;; ++polls) {
+    __nanosleep(kPollNs);
     if (ready()) return true;
-    if (polls % 256 != 0) continue;
+    if (polls % 64 != 0) continue;
     fault = Fault::none;
     if (aborted(group)) return false;
     fault = Fault::peer_failed;

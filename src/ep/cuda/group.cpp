@@ -256,6 +256,7 @@ bool CudaGroup::capturing(cudaStream_t on) const {
 }
 
 void CudaGroup::throw_failed() {
+  require(state.failure.empty(), Code::closed, "the group failed before: {}", state.failure);
   const auto fault = static_cast<Fault>(report->fault);
   if (fault == Fault::timeout || fault == Fault::peer_failed) throw_reported();
 }
@@ -302,6 +303,14 @@ void CudaGroup::throw_reported() {
     case Fault::too_many_rows:
       fail(Code::exhausted, "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", member,
            allowed, value);
+    case Fault::too_many_expanded:
+      fail(
+          Code::exhausted,
+          "dispatch: PE {} is sent {} rows, one for each expert of a token and gaps of expert_alignment included, but "
+          "its result has room for {} (DispatchOptions.worst_case_rows; where that is 0, what GroupOptions.max_tokens, "
+          "now {}, leaves in a result). Raise it; with worst_case_rows a result may also take the room of others "
+          "(live_results, now {})",
+          member, value, allowed, state.shape.max_tokens, state.shape.live_results);
     case Fault::bad_index:
       fail(Code::invalid_argument, "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as -1",
            operation_of(*report), token, allowed, value, state.shape.experts - 1);
@@ -309,6 +318,18 @@ void CudaGroup::throw_reported() {
       fail(Code::invalid_argument, "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",
            operation_of(*report), token, value);
   }
+}
+
+std::optional<std::int32_t> CudaGroup::ask_failed_member() {
+  state.world->cuda()->activate();
+  std::vector<std::uint64_t> failed(static_cast<std::size_t>(state.shape.ranks));
+  check(cudaMemcpy2DAsync(failed.data(), sizeof(std::uint64_t), state.block + device.layout.failed, detail::kLine,
+                          sizeof(std::uint64_t), failed.size(), cudaMemcpyDeviceToHost, stream),
+        "whether members have failed");
+  check(cudaStreamSynchronize(stream), "whether members have failed");
+  for (std::int32_t member = 0; member < state.shape.ranks; ++member)
+    if (member != state.me && failed[static_cast<std::size_t>(member)] != 0) return member;
+  return std::nullopt;
 }
 
 std::shared_ptr<void> CudaGroup::allocate(std::size_t bytes) const {
@@ -322,12 +343,17 @@ Tensor CudaGroup::tensor(const std::shared_ptr<void>& memory, std::size_t offset
   return {view, memory};
 }
 
-void CudaGroup::synchronize() {
+void CudaGroup::drain() {
   state.world->cuda()->activate();
   if (last_stream == stream)
     check(cudaStreamSynchronize(stream), "work of an ep::Group");
   else
     check(cudaEventSynchronize(between_), "work of an ep::Group");
+  throw_failed();
+}
+
+void CudaGroup::synchronize() {
+  drain();
   throw_reported();
 }
 

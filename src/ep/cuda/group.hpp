@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,12 +76,16 @@ struct CudaGroup {
   cudaStream_t begin(const Launch& launch);
   /// Records Launch::done. To be called last. The caller may destroy its stream from now on.
   void end(const Launch& launch, cudaStream_t on);
+  /// After the first of two kernels of a call: nothing may stand between them.
+  void end_first() { check(cudaGetLastError(), "launch of a kernel"); }
   bool capturing(cudaStream_t on) const;
   /// Throws where the GPU has reported that the group is beyond use. Other reports are for calls that wait: a call that
   /// threw them before its kernel is queued would get this member out of step.
   void throw_failed();
   /// Throws what the GPU has reported, if anything.
   void throw_reported();
+  /// A member that has given its group up, as the GPU knows.
+  std::optional<std::int32_t> ask_failed_member();
   /// Device memory of this GPU that lives as long as the returned pointer, in stream order behind the last call;
   /// contents undefined.
   std::shared_ptr<void> allocate(std::size_t bytes) const;
@@ -89,7 +94,9 @@ struct CudaGroup {
                 std::initializer_list<std::int64_t> shape) const;
   /// Zeroes the control part of the block and points `device` at every member's block.
   void open();
-  /// Waits for all calls and throws what was reported.
+  /// Waits for all calls; throws where the group is beyond use.
+  void drain();
+  /// As drain, and throws what was reported.
   void synchronize();
 
  private:

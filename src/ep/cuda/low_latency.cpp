@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/log.hpp"
 #include "ep/cuda/low_latency_kernels.cuh"
@@ -81,7 +82,12 @@ struct DeviceHandle : detail::LowLatencyHandleState {
   bool has_weights = false;
 };
 
+struct DevicePendingDispatch : detail::PendingDispatchState {
+  std::optional<LowLatencyReceived> received_already;  ///< where the receive was queued with the send
+};
+
 struct DevicePendingCombine : detail::PendingCombineState {
+  std::optional<Tensor> received_already;  ///< likewise
   std::shared_ptr<void> block;
   PendingView view{};
   std::uint64_t serial = 0;
@@ -102,7 +108,6 @@ struct LowLatency::Parts {
       : group(owner),
         handles(handle_bytes, owner.resources),
         pendings(pending_bytes, owner.resources),
-        probe_resources(std::make_shared<Resources>(owner.state.world->cuda()->device)),
         probe_memory(take_pinned(sizeof(std::uint64_t))),
         probe_answer(static_cast<volatile std::uint64_t*>(probe_memory.get())) {}
 
@@ -112,9 +117,9 @@ struct LowLatency::Parts {
   std::shared_ptr<void> longest_wait;  ///< [2][ranks]: dispatch, combine
   Machine machine{};
   std::uint64_t serial = 0;
-  std::vector<int> masked;  ///< by set_mask
+  std::vector<int> masked;  ///< by set_mask, or found in the report and told
 
-  const std::shared_ptr<Resources> probe_resources;  ///< for its stream, which waits for no call
+  std::shared_ptr<CUstream_st> probe_stream;  ///< waits for no call
   std::shared_ptr<void> probe_memory;
   volatile std::uint64_t* probe_answer;
   std::uint64_t probes = 0;
@@ -189,6 +194,19 @@ struct LowLatency::Parts {
     return static_cast<std::uint64_t*>(longest_wait.get()) + (combine ? shape().ranks : 0);
   }
 
+  /// Tells of the members that kernels have masked.
+  void note_masked() {
+    for (std::size_t member = 0; group.device.mask_failed != 0 && member < masked.size(); ++member) {
+      if (masked[member] != 0 || group.report->masked[member] == 0) continue;
+      masked[member] = 1;
+      const GroupState& state = group.state;
+      log::warn(
+          "low-latency mode on PE {}: PE {} did not come within {} ms, or has left this PE out; it is masked from now "
+          "on",
+          state.team.world_pe(state.me), state.team.world_pe(static_cast<Pe>(member)), state.timeout.count());
+    }
+  }
+
   void load_kernels() const {
     load_slots_send();
     load_slots_receive();
@@ -204,7 +222,7 @@ struct LowLatency::Parts {
     probe.sizes = sizes();
     probe.answer = probe_answer;
     probe.sequence = ++probes;
-    launch_probe(probe, probe_resources->stream);
+    launch_probe(probe, probe_stream.get());
     check(cudaGetLastError(), "ready");
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
     while (*probe_answer / 2 != probe.sequence)
@@ -238,6 +256,9 @@ LowLatency::LowLatency(CudaGroup& group) : group_(group) {
   parts_->machine.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
   parts_->machine.dependent_launch = gpu.compute_capability >= 90;
   parts_->masked.assign(shape.ranks, 0);
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream of low-latency mode");
+  parts_->probe_stream = {stream, [](cudaStream_t owned) { (void)cudaStreamDestroy(owned); }};
   // The driver may wait for all kernels on this GPU when it loads one, those of other PEs that wait for this one
   // included: it does so now, before there are any.
   parts_->load_kernels();
@@ -262,6 +283,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(const TensorV
   const cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   parts_->open();
+  parts_->note_masked();
   const std::uint64_t epoch = state.low_latency_dispatch_epoch + 1;
   parts_->result(epoch, options.quantize, on);  // memory first: nothing has been sent when there is none
 
@@ -290,13 +312,14 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(const TensorV
   call.serial = handle->serial;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
   launch_slots_send(call, parts_->machine_for(options.launch), on);
-  group_.end(options.launch, on);
+  options.defer_receive ? group_.end(options.launch, on) : group_.end_first();
   state.low_latency_dispatch_epoch = epoch;
 
-  auto pending = std::make_shared<detail::PendingDispatchState>();
+  auto pending = std::make_shared<DevicePendingDispatch>();
   pending->group = state.shared_from_this();
   pending->handle = std::move(handle);
   pending->options = options;
+  if (!options.defer_receive) pending->received_already = queue_receive(*pending, true);
   return pending;
 }
 
@@ -311,7 +334,12 @@ bool LowLatency::ready(const detail::PendingDispatchState& pending) {
   return parts_->ask(probe);
 }
 
-LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& pending) {
+LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
+  auto& pending = static_cast<DevicePendingDispatch&>(base);
+  return pending.received_already ? std::move(*pending.received_already) : queue_receive(pending, false);
+}
+
+LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pending, bool behind_send) {
   GroupState& state = group_.state;
   const Shape& shape = state.shape;
   const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
@@ -353,6 +381,7 @@ LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& pending) {
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
   call.longest_wait = parts_->waits_of(false);
   call.handle = handle.view;
+  call.chained = behind_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch, "receive queued");
   launch_slots_receive(call, parts_->machine_for(launch), on);
   group_.end(launch, on);
@@ -404,8 +433,9 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.serial = pending->serial;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch, "send queued");
   launch_answers_send(call, parts_->machine_for(options.launch), on);
-  group_.end(options.launch, on);
+  options.defer_receive ? group_.end(options.launch, on) : group_.end_first();
   state.low_latency_combine_epoch = pending->epoch;
+  if (!options.defer_receive) pending->received_already = queue_receive(*pending, true);
   return pending;
 }
 
@@ -425,6 +455,11 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
 }
 
 Tensor LowLatency::receive(detail::PendingCombineState& base) {
+  auto& pending = static_cast<DevicePendingCombine&>(base);
+  return pending.received_already ? std::move(*pending.received_already) : queue_receive(pending, false);
+}
+
+Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_send) {
   GroupState& state = group_.state;
   auto& pending = static_cast<DevicePendingCombine&>(base);
   const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
@@ -448,6 +483,11 @@ Tensor LowLatency::receive(detail::PendingCombineState& base) {
   call.longest_wait = parts_->waits_of(true);
   call.handle = handle.view;
   call.pending = pending.view;
+  // Other forms read what the send keeps for them.
+  call.chained =
+      behind_send && call.form == AnswerForm::sums && parts_->machine.dependent_launch && group_.members_on_gpu == 1
+          ? 1
+          : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch, "receive queued");
   launch_answers_receive(call, parts_->machine_for(launch), on);
   group_.end(launch, on);
@@ -469,10 +509,9 @@ TensorView LowLatency::next_combine_buffer() {
 // --- masks
 
 std::vector<int> LowLatency::masked() {
+  parts_->note_masked();
   std::vector<int> all = parts_->masked;
   all.resize(group_.state.shape.ranks, 0);
-  for (std::size_t member = 0; member < all.size(); ++member)
-    if (group_.report->masked[member] != 0) all[member] = 1;
   return all;
 }
 

@@ -39,6 +39,9 @@ class LowLatency {
   void preload();
 
  private:
+  LowLatencyReceived queue_receive(detail::PendingDispatchState& pending, bool behind_send);
+  Tensor queue_receive(detail::PendingCombineState& pending, bool behind_send);
+
   struct Parts;
   CudaGroup& group_;
   std::unique_ptr<Parts> parts_;

@@ -100,7 +100,8 @@ class Collector {
       report_fault(group_, Fault::mismatch, Phase::answer_rows, kCombineOperation, member, epoch_, said, 0, 0, 0,
                    false);
     else
-      wait_failed(group_, Fault::peer_failed, Phase::answer_rows, kCombineOperation, member, epoch_, said);
+      wait_failed(group_, Fault::peer_failed, Phase::answer_rows, kCombineOperation, member, epoch_,
+                  static_cast<std::uint32_t>(said));
     return false;
   }
 
@@ -304,7 +305,7 @@ __device__ void agree(Answer& answer) {
 template <AnswerForm kForm>
 __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads : kThreads, 1)
     answers_receive_kernel(const __grid_constant__ AnswersReceive call) {
-  begin_kernel();
+  begin_kernel(call.chained != 0);
   __shared__ bool masked[kMaxDeviceRanks];
   const DeviceGroup& group = call.group;
   for (auto member = static_cast<std::int32_t>(threadIdx.x); member < group.ranks;
@@ -324,6 +325,7 @@ __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads 
     }
   }
   collector.end();
+  end_chained(call.chained != 0);
 }
 
 }  // namespace
@@ -346,10 +348,9 @@ void launch_answers_receive(const AnswersReceive& call, const Machine& machine, 
 }
 
 void load_answers_receive() {
-  cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, answers_receive_kernel<AnswerForm::sums>);
-  (void)cudaFuncGetAttributes(&attributes, answers_receive_kernel<AnswerForm::rows>);
-  (void)cudaFuncGetAttributes(&attributes, answers_receive_kernel<AnswerForm::log_fmt>);
+  load_kernel(answers_receive_kernel<AnswerForm::sums>);
+  load_kernel(answers_receive_kernel<AnswerForm::rows>);
+  load_kernel(answers_receive_kernel<AnswerForm::log_fmt>);
 }
 
 }  // namespace shoal::ep::cuda

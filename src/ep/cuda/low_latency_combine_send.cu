@@ -39,13 +39,14 @@ class Sender {
         masked_(masked),
         epoch_(call.group.memory->answers_sent + 1),
         dispatch_epoch_(call.handle.header->epoch),
+        pairs_(call.handle.header->pairs),
         slots_(static_cast<std::uint32_t>(call.group.ranks) * static_cast<std::uint32_t>(call.sizes.max_tokens)) {}
 
   /// False when the group has failed.
   __device__ bool enter() {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     const bool exchanges = call_.form == AnswerForm::sums && call_.weights_travelled == 0;
-    if (exchanges) give_weights();
+    if (exchanges && blockIdx.x == 0) give_weights();
     bool usable = true;
     if (me < group_.ranks) {
       if (epoch_ > 2)
@@ -61,27 +62,33 @@ class Sender {
     return __syncthreads_and(usable) != 0;
   }
 
+  /// All but the weights, which may have to be waited for.
   __device__ Work load(std::int32_t number) const {
     Work work;
-    work.pair = call_.handle.pairs[number];
+    work.pair = {};
+    if (number < pairs_) work.pair = call_.handle.pairs[number];
     const std::uint32_t me = lane_id();
     work.row = nullptr;
     work.weight = 0;
     if (work.pair.lanes >> me & 1) {
-      const std::size_t slot = static_cast<std::size_t>(work.pair.source) * call_.sizes.max_tokens + work.pair.token;
-      const auto row = static_cast<std::uint32_t>(call_.handle.rows[slot * group_.top_k + me]);
+      const auto row = static_cast<std::uint32_t>(call_.handle.rows[lane_of(work.pair)]);
       // A row of a source that failed between the blocks of a receive may never have been numbered.
       if (row < slots_ * static_cast<std::uint32_t>(group_.local_experts))
         work.row = call_.y + row / slots_ * call_.expert_stride + row % slots_ * call_.row_stride;
-      if (call_.form == AnswerForm::sums)
-        work.weight = call_.weights_travelled != 0
-                          ? call_.handle.weights[slot * group_.top_k + me]
-                          : __ldcg(combine_weights(group_, call_.sizes, group_.me, epoch_, work.pair.source) +
-                                   static_cast<std::size_t>(work.pair.token) * group_.top_k + me);
     }
     work.lanes = __ballot_sync(kWarp, work.row != nullptr);
     return work;
   }
+
+  __device__ void load_weights(Work& work) const {
+    if (call_.form != AnswerForm::sums || work.row == nullptr) return;
+    work.weight = call_.weights_travelled != 0
+                      ? call_.handle.weights[lane_of(work.pair)]
+                      : __ldcg(combine_weights(group_, call_.sizes, group_.me, epoch_, work.pair.source) +
+                               static_cast<std::size_t>(work.pair.token) * group_.top_k + lane_id());
+  }
+
+  __device__ std::int32_t pairs() const { return pairs_; }
 
   __device__ bool wanted(const Work& work) const { return !masked_[work.pair.source]; }
 
@@ -132,9 +139,10 @@ class Sender {
 
   /// Behind a barrier: the rows of all threads are written.
   __device__ void send_flags(const Work& work) const {
-    const std::uint32_t me = threadIdx.x;
+    const std::uint32_t me = lane_id();
     const bool sums = call_.form == AnswerForm::sums;
-    if (me >= 32 || (sums ? me != 0 : (work.pair.lanes >> me & 1) == 0)) return;
+    const std::uint32_t warp = threadIdx.x / 32, flags_warp = call_.form == AnswerForm::log_fmt ? 0 : kThreads / 32;
+    if (warp != flags_warp || (sums ? me != 0 : (work.pair.lanes >> me & 1) == 0)) return;
     const std::int32_t slot = sums ? work.pair.place : static_cast<std::int32_t>(me);
     store_release(
         answer_flag_at(group_, work.pair.source, answer_index(group_, call_.sizes, epoch_, work.pair.token, slot)),
@@ -142,7 +150,7 @@ class Sender {
   }
 
   __device__ void end() const {
-    end_kernel(group_, Kernel::answers_send, [&] {
+    end_kernel<false>(group_, Kernel::answers_send, [&] {
       if (lane_id() != 0) return;
       group_.memory->answers_sent = epoch_;
       call_.pending.header->epoch = epoch_;
@@ -152,6 +160,11 @@ class Sender {
   }
 
  private:
+  /// Of this lane in the handle's arrays.
+  __device__ std::size_t lane_of(const HandlePair& pair) const {
+    return (static_cast<std::size_t>(pair.source) * call_.sizes.max_tokens + pair.token) * group_.top_k + lane_id();
+  }
+
   __device__ std::uint64_t flag() const {
     return AnswerNotice{call_.form, call_.exact != 0, call_.weights_travelled != 0, dispatch_epoch_}.word(epoch_);
   }
@@ -170,17 +183,18 @@ class Sender {
         word, nullptr);
   }
 
-  /// This member's weights to all members, a member a block. The half is free: all answers that needed the weights of
-  /// the use before last have come.
+  /// This member's weights to all members. One block does it, because all blocks wait for it. The half is free: all
+  /// answers that needed the weights of the use before last have come.
   __device__ void give_weights() const {
     const std::int32_t count = call_.tokens * group_.top_k;
-    for (auto i = static_cast<std::int32_t>(blockIdx.x); i < group_.ranks; i += static_cast<std::int32_t>(gridDim.x)) {
-      const std::int32_t member = (group_.me + 1 + i) % group_.ranks;
-      float* const to = combine_weights(group_, call_.sizes, member, epoch_, group_.me);
-      for (auto w = static_cast<std::int32_t>(threadIdx.x); w < count; w += kThreads) to[w] = call_.weights[w];
-      __syncthreads();
-      if (threadIdx.x == 0) raise_signal(group_, group_.layout.weights_ready, member, epoch_);
+    for (auto w = static_cast<std::int32_t>(threadIdx.x); w < count; w += kThreads) {
+      const float weight = call_.weights[w];
+      for (std::int32_t i = 1; i <= group_.ranks; ++i)
+        combine_weights(group_, call_.sizes, (group_.me + i) % group_.ranks, epoch_, group_.me)[w] = weight;
     }
+    __syncthreads();
+    if (threadIdx.x < static_cast<std::uint32_t>(group_.ranks))
+      raise_signal(group_, group_.layout.weights_ready, static_cast<std::int32_t>(threadIdx.x), epoch_);
   }
 
   __device__ void keep_weights() const {
@@ -226,6 +240,7 @@ class Sender {
   const DeviceGroup& group_;
   bool* const masked_;
   const std::uint64_t epoch_, dispatch_epoch_;
+  const std::int32_t pairs_;
   const std::uint32_t slots_;
 };
 
@@ -327,26 +342,61 @@ __device__ void Sender::send_log_fmt(const Work& work, std::byte* staged, std::u
   }
 }
 
+/// Rows and their flags by different warps: a flag waits until the stores before it have arrived, and the next row need
+/// not. A barrier for each row, in turn; all threads meet before a barrier is used again.
+class RowsDone {
+ public:
+  /// The rows' threads: the row is written.
+  __device__ void arrive() const { asm volatile("bar.arrive %0, %1;" ::"r"(barrier()), "n"(kThreads + 32) : "memory"); }
+  /// The flags' warp: until it is.
+  __device__ void wait() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier()), "n"(kThreads + 32) : "memory"); }
+  __device__ void next() {
+    if (++count_ % kBarriers == 0) __syncthreads();
+  }
+
+ private:
+  static constexpr std::uint32_t kBarriers = 14;  // of 16; 0 is that of __syncthreads
+  __device__ std::uint32_t barrier() const { return 1 + count_ % kBarriers; }
+  std::uint32_t count_ = 0;
+};
+
+constexpr std::uint32_t threads_of(AnswerForm form) {
+  return form == AnswerForm::log_fmt ? kThreads : kThreads + 32;
+}
+
 template <AnswerForm kForm>
-__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(kForm))
+__global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(kForm))
     answers_send_kernel(const __grid_constant__ AnswersSend call) {
   begin_kernel();
   extern __shared__ uint4 staged[];
   __shared__ bool masked[kMaxDeviceRanks];
   Sender sender(call, masked);
+  const auto step = static_cast<std::int32_t>(gridDim.x);
+  auto i = static_cast<std::int32_t>(blockIdx.x);
+  Work work = sender.load(i);  // ahead of the waits, and then of the answer before
   if (sender.enter()) {
-    const std::int32_t pairs = call.handle.header->pairs;
-    for (auto i = static_cast<std::int32_t>(blockIdx.x); i < pairs; i += static_cast<std::int32_t>(gridDim.x)) {
-      const Work work = sender.load(i);
-      if (!sender.wanted(work)) continue;
-      if constexpr (kForm == AnswerForm::sums) sender.send_sum(work);
-      if constexpr (kForm == AnswerForm::rows) sender.send_rows(work);
+    RowsDone done;
+    for (; i < sender.pairs(); i += step) {
+      sender.load_weights(work);
+      const Work next = sender.load(i + step);
       if constexpr (kForm == AnswerForm::log_fmt) {
-        auto* const bytes = reinterpret_cast<std::byte*>(staged);
-        sender.send_log_fmt(work, bytes, reinterpret_cast<std::uint32_t*>(bytes + call.group.layout.answer_bytes));
+        if (sender.wanted(work)) {
+          auto* const bytes = reinterpret_cast<std::byte*>(staged);
+          sender.send_log_fmt(work, bytes, reinterpret_cast<std::uint32_t*>(bytes + call.group.layout.answer_bytes));
+          __syncthreads();
+          sender.send_flags(work);
+        }
+      } else {
+        if (threadIdx.x >= kThreads) {
+          done.wait();
+          if (sender.wanted(work)) sender.send_flags(work);
+        } else {
+          if (sender.wanted(work)) kForm == AnswerForm::sums ? sender.send_sum(work) : sender.send_rows(work);
+          done.arrive();
+        }
+        done.next();
       }
-      __syncthreads();
-      sender.send_flags(work);
+      work = next;
     }
   }
   sender.end();
@@ -367,9 +417,9 @@ void launch_answers_send(const AnswersSend& call, const Machine& machine, cudaSt
       static_cast<std::uint32_t>(std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
   switch (call.form) {
     case AnswerForm::sums:
-      return launch(answers_send_kernel<AnswerForm::sums>, blocks, kThreads, 0, call, machine, stream);
+      return launch(answers_send_kernel<AnswerForm::sums>, blocks, threads_of(call.form), 0, call, machine, stream);
     case AnswerForm::rows:
-      return launch(answers_send_kernel<AnswerForm::rows>, blocks, kThreads, 0, call, machine, stream);
+      return launch(answers_send_kernel<AnswerForm::rows>, blocks, threads_of(call.form), 0, call, machine, stream);
     case AnswerForm::log_fmt:
       return launch(answers_send_kernel<AnswerForm::log_fmt>, blocks, kThreads,
                     log_fmt_shared_bytes(call.group, call.sizes.hidden), call, machine, stream);
@@ -377,9 +427,10 @@ void launch_answers_send(const AnswersSend& call, const Machine& machine, cudaSt
 }
 
 void load_answers_send(const Machine& machine) {
+  load_kernel(answers_send_kernel<AnswerForm::sums>);
+  load_kernel(answers_send_kernel<AnswerForm::rows>);
+  load_kernel(answers_send_kernel<AnswerForm::log_fmt>);
   cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, answers_send_kernel<AnswerForm::sums>);
-  (void)cudaFuncGetAttributes(&attributes, answers_send_kernel<AnswerForm::rows>);
   (void)cudaFuncGetAttributes(&attributes, answers_send_kernel<AnswerForm::log_fmt>);
   (void)cudaFuncSetAttribute(answers_send_kernel<AnswerForm::log_fmt>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(machine.shared_bytes - attributes.sharedSizeBytes));

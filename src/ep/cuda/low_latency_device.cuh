@@ -18,11 +18,11 @@ __device__ inline std::size_t slot_index(const DeviceGroup& group, const Sizes& 
                                          std::int32_t source, std::int32_t token) {
   return ((epoch & 1) * group.ranks + source) * static_cast<std::size_t>(sizes.max_tokens) + token;
 }
-__device__ inline std::uint64_t* slot_flag(const DeviceGroup& group, std::int32_t member, std::size_t slot) {
-  return reinterpret_cast<std::uint64_t*>(group.block[member] + group.layout.slot_flags) + slot;
+__device__ inline std::byte* slot_header(const DeviceGroup& group, std::int32_t member, std::size_t slot) {
+  return group.block[member] + group.layout.slot_headers + slot * group.layout.packets * detail::kPacketBytes;
 }
-__device__ inline std::int16_t* slot_experts(const DeviceGroup& group, std::int32_t member, std::size_t slot) {
-  return reinterpret_cast<std::int16_t*>(group.block[member] + group.layout.slot_experts) + slot * group.layout.lanes;
+__device__ inline std::uint64_t* slot_ready(const DeviceGroup& group, std::int32_t member, std::size_t slot) {
+  return reinterpret_cast<std::uint64_t*>(group.block[member] + group.layout.slot_ready) + slot;
 }
 __device__ inline float* slot_weights(const DeviceGroup& group, std::int32_t member, std::size_t slot) {
   return reinterpret_cast<float*>(group.block[member] + group.layout.slot_weights) + slot * group.top_k;
@@ -70,10 +70,31 @@ __device__ inline void store_relaxed(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-/// Every kernel starts so: the one before it on the stream has ended, and the next one may be set up.
-__device__ inline void begin_kernel() {
-  await_previous_kernel();
+/// Packets are read and written as a whole (PTX: a relaxed access of type b128 is a single one).
+__device__ inline void store_packet(std::byte* at, const SlotPacket& packet) {
+  asm volatile(
+      "{\n.reg .b128 packet;\nmov.b128 packet, {%1, %2};\nst.relaxed.sys.global.b128 [%0], packet;\n}\n" ::"l"(at),
+      "l"(packet.low), "l"(packet.high)
+      : "memory");
+}
+__device__ inline SlotPacket load_packet(const std::byte* at) {
+  SlotPacket packet;
+  asm volatile("{\n.reg .b128 packet;\nld.relaxed.sys.global.b128 packet, [%2];\nmov.b128 {%0, %1}, packet;\n}\n"
+               : "=l"(packet.low), "=l"(packet.high)
+               : "l"(at)
+               : "memory");
+  return packet;
+}
+
+/// Every kernel starts so: the one before it on the stream has ended, and the next one may be set up. A receive that is
+/// chained to its send begins while that is under way: what came before the send has ended, because the send waited for
+/// it before it let the receive be set up. It ends only after the send (end_chained).
+__device__ inline void begin_kernel(bool chained = false) {
+  if (!chained) await_previous_kernel();
   release_next_kernel();
+}
+__device__ inline void end_chained(bool chained) {
+  if (chained) await_previous_kernel();
 }
 
 // --- who answers a token
@@ -130,7 +151,7 @@ __device__ bool wait_or_mask(const DeviceGroup& group, std::int32_t member, Phas
   Fault fault;
   const bool done = poll(group, member, [&] { return ready() || (left_out = is_masked(group, member)); }, fault);
   if (waited != nullptr) *waited = clock_ns() - start;
-  if (!done) wait_failed(group, fault, phase, operation, member, epoch, load_relaxed(word));
+  if (!done) wait_failed(group, fault, phase, operation, member, epoch, static_cast<std::uint32_t>(load_relaxed(word)));
   return done && !left_out;
 }
 
@@ -153,21 +174,28 @@ __device__ inline bool is_epoch(std::uint64_t word, std::uint64_t epoch) {
 
 // --- the end of a launch
 
-/// Ends a block; in the one that ends last, warp 0 calls `last`, with the writes of all others before. All threads
-/// call.
-template <typename Last>
+/// Ends a block; in the one that ends last, warp 0 calls `last`. All threads call. With `ordered`, the reads and writes
+/// of all blocks lie before; without, no more than that all of them have read the epoch.
+template <bool ordered = true, typename Last>
 __device__ void end_kernel(const DeviceGroup& group, Kernel kernel, Last&& last) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   std::uint32_t ends = 0;
   if (lane_id() == 0) {
     Counters& counters = group.memory->counters[static_cast<std::uint32_t>(kernel)];
-    __threadfence();
+    if (ordered) __threadfence();
     ends = atomicAdd(&counters.done, 1u) == gridDim.x - 1 ? 1 : 0;
-    __threadfence();
+    if (ordered) __threadfence();
     if (ends != 0) counters = {};
   }
-  if (__shfl_sync(kWarp, ends, 0) != 0) last();
+  ends = __shfl_sync(kWarp, ends, 0);
+  __syncwarp();
+  if (ends == 0) return;
+  last();
+  // A failed group tells the others, whose waits for this member end.
+  if (aborted(group))
+    for (auto member = static_cast<std::int32_t>(lane_id()); member < group.ranks; member += 32)
+      raise_signal(group, group.layout.failed, member, 1);
 }
 
 /// A launch that may be set up before the kernel before it has ended (begin_kernel).

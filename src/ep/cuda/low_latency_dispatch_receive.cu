@@ -5,8 +5,8 @@
 // part of its rows); every block waits for the flags it needs and finds the tokens of its expert by itself, so that no
 // block waits for another. One block more lists the tokens with an expert here, for the combine.
 //
-// Waits: flags of the slots of all sources (acquire at system scope). Acknowledges the half (slots_read) when all of it
-// has been read.
+// Waits: headers of the slots of all sources, then the ready word of each row that is copied (acquire at system scope).
+// Acknowledges the half (slots_read) when all of it has been read.
 #include "ep/cuda/low_latency_device.cuh"
 
 namespace shoal::ep::cuda {
@@ -64,49 +64,90 @@ class Receiver {
   }
 
  private:
+  __device__ const std::byte* header_of(std::int32_t source, std::int32_t token) const {
+    return slot_header(group_, group_.me, slot_index(group_, call_.sizes, epoch_, source, token));
+  }
+  /// Whether all packets of a header are there; `place` is that of the first.
+  __device__ bool look(const std::byte* header, std::uint32_t& place) const {
+    bool here = true;
+    for (std::uint32_t p = 0; p < group_.layout.packets; ++p) {
+      const SlotPacket packet = load_packet(header + p * detail::kPacketBytes);
+      here = here && is_epoch(packet.low, epoch_);
+      if (p == 0) place = packet.place();
+    }
+    return here;
+  }
+
+  /// Looks at this thread's slots of a segment all at once: they are usually there, and waiting for one after the other
+  /// would take a trip to memory each. `places` as wait_slot; slot `i` is of source_of(i), token_of(i).
+  template <typename Source, typename TokenOf>
+  __device__ void wait_slots(std::uint32_t first, std::uint32_t (&places)[kPerThread], Source&& source_of,
+                             TokenOf&& token_of) const {
+    bool here[kPerThread];
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      const std::uint32_t i = first + j * kThreads + threadIdx.x;
+      places[j] = 0;
+      here[j] = true;
+      if (i >= slots_ || shared_.masked[source_of(i)]) continue;
+      const std::uint64_t said = load_relaxed(slot_notice(group_, group_.me, epoch_, source_of(i)));
+      here[j] = look(header_of(source_of(i), token_of(i)), places[j]);
+      if (here[j]) continue;
+      places[j] = 0;
+      here[j] = is_epoch(said, epoch_) && !SlotNotice::of(said).left_out && token_of(i) >= SlotNotice::of(said).tokens;
+    }
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      const std::uint32_t i = first + j * kThreads + threadIdx.x;
+      if (!here[j]) places[j] = wait_slot(source_of(i), token_of(i));
+    }
+  }
+
   /// What is known of one slot; 1 + place where its token has an expert here, else 0.
   __device__ std::uint32_t wait_slot(std::int32_t source, std::int32_t token) const {
     if (shared_.masked[source]) return 0;
-    const std::uint64_t* const flag =
-        slot_flag(group_, group_.me, slot_index(group_, call_.sizes, epoch_, source, token));
+    const std::byte* const header = header_of(source, token);
     const std::uint64_t* const notice = slot_notice(group_, group_.me, epoch_, source);
     std::uint32_t place = 0;
     bool left_out = false;
     std::uint64_t waited = 0;
     const auto ready = [&] {
-      const std::uint64_t said = load_relaxed(notice), word = load_acquire(flag);
-      if (is_epoch(word, epoch_)) {
-        place = static_cast<std::uint32_t>(word >> 32);
-        return true;
-      }
+      const std::uint64_t said = load_relaxed(notice);
+      if (look(header, place)) return true;
+      place = 0;
       const std::int32_t ahead = ahead_of(said, epoch_);
       if (ahead == 0 && !SlotNotice::of(said).left_out) return token >= SlotNotice::of(said).tokens;
       return left_out = ahead >= 0;  // it is told so, or finds a later notice: the source did not wait for this member
     };
-    const bool came = wait_or_mask(group_, source, Phase::slots, kDispatchOperation, epoch_, ready, flag,
+    const bool came = wait_or_mask(group_, source, Phase::slots, kDispatchOperation, epoch_, ready, notice,
                                    call_.wait_ns != nullptr ? &waited : nullptr);
     if (waited != 0)
       atomicMax(reinterpret_cast<unsigned long long*>(call_.longest_wait + source),
                 static_cast<unsigned long long>(waited));
     if (left_out)
-      wait_failed(group_, Fault::peer_failed, Phase::slots, kDispatchOperation, source, epoch_, load_relaxed(notice));
+      wait_failed(group_, Fault::peer_failed, Phase::slots, kDispatchOperation, source, epoch_,
+                  static_cast<std::uint32_t>(load_relaxed(notice)));
     return came && !left_out ? place : 0;
   }
 
-  __device__ const uint4* experts_of(std::int32_t source, std::int32_t token) const {
-    return reinterpret_cast<const uint4*>(
-        slot_experts(group_, group_.me, slot_index(group_, call_.sizes, epoch_, source, token)));
+  /// Until the row of a slot is there; all lanes of a warp call.
+  __device__ bool wait_row(std::int32_t source, std::int32_t token) const {
+    const std::uint64_t* const word =
+        slot_ready(group_, group_.me, slot_index(group_, call_.sizes, epoch_, source, token));
+    return __all_sync(kWarp, wait_or_mask(
+                                 group_, source, Phase::slots, kDispatchOperation, epoch_,
+                                 [&] { return load_acquire(word) >= epoch_; }, word, nullptr)) != 0;
   }
+
   /// Calls f(lane, local expert) for all lanes of a slot, -1 where the expert is elsewhere.
   template <typename F>
   __device__ void for_lanes(std::int32_t source, std::int32_t token, F&& f) const {
-    const uint4* const vectors = experts_of(source, token);
-    for (std::uint32_t v = 0; v < group_.layout.lanes / 8; ++v) {
-      const uint4 vector = load_row(vectors + v);
-      const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+    const std::byte* const header = header_of(source, token);
+    for (std::uint32_t p = 0; p < group_.layout.packets; ++p) {
+      const SlotPacket packet = load_packet(header + p * detail::kPacketBytes);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        f(v * 8 + i, static_cast<std::int16_t>(i % 2 == 0 ? words[i / 2] & 0xffffu : words[i / 2] >> 16));
+      for (std::uint32_t i = 0; i < detail::kLanesPerPacket; ++i)
+        f(p * static_cast<std::uint32_t>(detail::kLanesPerPacket) + i, packet.expert(i));
     }
   }
 
@@ -142,16 +183,22 @@ class Receiver {
     for (std::uint32_t first = 0; first < slots_; first += kSegment) {
       HandlePair pairs[kPerThread];
       bool hits[kPerThread];
-      std::uint32_t numbers[kPerThread];
+      std::uint32_t numbers[kPerThread], places[kPerThread];
+      // Of one token all sources together, and not all members the same source first.
+      const auto token_of = [&](std::uint32_t i) { return static_cast<std::int32_t>(i / ranks); };
+      const auto source_of = [&](std::uint32_t i) {
+        return static_cast<std::int32_t>((i % ranks + group_.me + 1) % ranks);
+      };
+      wait_slots(first, places, source_of, token_of);
 #pragma unroll
       for (std::uint32_t j = 0; j < kPerThread; ++j) {
         const std::uint32_t i = first + j * kThreads + threadIdx.x;
         hits[j] = false;
         if (i >= slots_) continue;
         HandlePair& pair = pairs[j];
-        pair.token = static_cast<std::int32_t>(i / ranks);
-        pair.source = static_cast<std::int32_t>((i % ranks + group_.me + 1) % ranks);  // not all the same one first
-        pair.place = static_cast<std::int32_t>(wait_slot(pair.source, pair.token)) - 1;
+        pair.token = token_of(i);
+        pair.source = source_of(i);
+        pair.place = static_cast<std::int32_t>(places[j]) - 1;
         if (pair.place < 0) continue;
         pair.lanes = 0;
         for_lanes(pair.source, pair.token, [&](std::uint32_t lane, std::int32_t expert) {
@@ -173,6 +220,13 @@ class Receiver {
 
   /// The half of the slots may be written again before the combine reads them.
   __device__ void keep_weights(const HandlePair& pair) const {
+    // They lie before the row, not before the header.
+    const std::uint64_t* const word =
+        slot_ready(group_, group_.me, slot_index(group_, call_.sizes, epoch_, pair.source, pair.token));
+    if (!wait_or_mask(
+            group_, pair.source, Phase::slots, kDispatchOperation, epoch_, [&] { return load_acquire(word) >= epoch_; },
+            word, nullptr))
+      return;
     const float* const from =
         slot_weights(group_, group_.me, slot_index(group_, call_.sizes, epoch_, pair.source, pair.token));
     float* const to = call_.handle.weights + pair_lane(pair.source, pair.token, 0);
@@ -203,16 +257,17 @@ class Receiver {
     std::uint32_t rows = 0;
     for (std::uint32_t first = 0; first < slots_; first += kSegment) {
       bool hits[kPerThread];
-      std::uint32_t numbers[kPerThread], lanes[kPerThread];
+      std::uint32_t numbers[kPerThread], lanes[kPerThread], places[kPerThread];
+      const auto source_of = [&](std::uint32_t i) { return static_cast<std::int32_t>(i / tokens_); };
+      const auto token_of = [&](std::uint32_t i) { return static_cast<std::int32_t>(i % tokens_); };
+      wait_slots(first, places, source_of, token_of);
 #pragma unroll
       for (std::uint32_t j = 0; j < kPerThread; ++j) {
         const std::uint32_t i = first + j * kThreads + threadIdx.x;
         hits[j] = false;
         lanes[j] = 0;
-        if (i >= slots_) continue;
-        const auto source = static_cast<std::int32_t>(i / tokens_), token = static_cast<std::int32_t>(i % tokens_);
-        if (wait_slot(source, token) == 0) continue;
-        for_lanes(source, token, [&](std::uint32_t lane, std::int32_t other) {
+        if (i >= slots_ || places[j] == 0) continue;
+        for_lanes(source_of(i), token_of(i), [&](std::uint32_t lane, std::int32_t other) {
           if (other != expert) return;
           hits[j] = true;
           lanes[j] = lane;
@@ -252,6 +307,7 @@ class Receiver {
       const auto source = static_cast<std::int32_t>(i / tokens_), token = static_cast<std::int32_t>(i % tokens_);
       const std::byte* const from = slot_row(group_, group_.me, slot_index(group_, call_.sizes, epoch_, source, token));
       const std::size_t row = static_cast<std::size_t>(expert) * slots_ + rows + at;
+      if (!wait_row(source, token)) continue;
       if (piece == 0) {
         if (lane_id() == 0) call_.source_token[row] = token;
         if (quantized()) copy_scales(from, expert, rows + at);
@@ -320,12 +376,14 @@ class Receiver {
   const std::uint32_t tokens_, slots_;
 };
 
-__global__ void __launch_bounds__(kThreads, 1) slots_receive_kernel(const __grid_constant__ SlotsReceive call) {
-  begin_kernel();
+// Two blocks an SM: one must fit beside a block of the send that it is chained to.
+__global__ void __launch_bounds__(kThreads, 2) slots_receive_kernel(const __grid_constant__ SlotsReceive call) {
+  begin_kernel(call.chained != 0);
   __shared__ Shared shared;
   Receiver receiver(call, shared);
   receiver.run();
   receiver.end();
+  end_chained(call.chained != 0);
 }
 
 }  // namespace
@@ -339,8 +397,7 @@ void launch_slots_receive(SlotsReceive& call, const Machine& machine, cudaStream
 }
 
 void load_slots_receive() {
-  cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, slots_receive_kernel);
+  load_kernel(slots_receive_kernel);
 }
 
 }  // namespace shoal::ep::cuda

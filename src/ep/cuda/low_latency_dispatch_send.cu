@@ -1,12 +1,13 @@
 // low_latency_dispatch_send: each token goes once to every member that holds an expert of it, into a slot fixed by
 // (source, token); the receiver expands it to its experts.
 //
-// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 2 B a lane of experts, 4 B a lane of
-// weights where they travel; and a flag of 8 B for every member. A block a token: rows are loaded and quantised in
-// registers once and stored to each member from there, 16 B a thread.
+// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 4 B a lane of weights where they travel; a
+// ready word of 8 B; and for every member a header of 16 B for each five lanes. A block a token: rows are loaded and
+// quantised in registers once and stored to each member from there, 16 B a thread.
 //
-// Waits: slots_read of the use before last of this half. Publishes: a notice to every member, then, behind the data of
-// each token, its flag at every member (release at system scope, behind a barrier of the block).
+// Waits: slots_read of the use before last of this half. Publishes: a notice to every member; for each token, first its
+// experts and its flag at every member, then its row and the ready word at those that get it (releases at system
+// scope).
 #include "ep/cuda/low_latency_device.cuh"
 
 namespace shoal::ep::cuda {
@@ -119,18 +120,18 @@ __device__ void for_targets(const Token& t, F&& f) {
 __device__ void send_row(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::size_t slot) {
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
   constexpr std::uint32_t kAhead = 2;
-  for (std::uint32_t first = 0; first < chunks; first += kAhead * blockDim.x) {
+  for (std::uint32_t first = 0; first < chunks; first += kAhead * (blockDim.x - 32)) {
     uint4 data[kAhead];
 #pragma unroll
     for (std::uint32_t i = 0; i < kAhead; ++i) {
-      const std::uint32_t chunk = first + i * blockDim.x + threadIdx.x;
+      const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
       if (chunk < chunks) data[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk);
     }
     for_targets(t, [&](std::int32_t member) {
       auto* const target = reinterpret_cast<uint4*>(slot_row(call.group, member, slot));
 #pragma unroll
       for (std::uint32_t i = 0; i < kAhead; ++i) {
-        const std::uint32_t chunk = first + i * blockDim.x + threadIdx.x;
+        const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
         if (chunk < chunks) target[chunk] = data[i];
       }
     });
@@ -146,7 +147,7 @@ __device__ void send_float8_row(const SlotsSend& call, const Token& t, const std
                             ? numeric::ScaleRounding::none
                             : numeric::ScaleRounding::power_of_two;
   // Whole warps go on together: the last group may be short.
-  for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += blockDim.x) {
+  for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
     const std::uint32_t unit = first + lane_id();
     uint4 low{}, high{};
     if (unit < units) {
@@ -175,40 +176,60 @@ __device__ void send_float8_row(const SlotsSend& call, const Token& t, const std
   }
 }
 
-/// Local experts and weights of the lanes, a member a warp.
-__device__ void send_lanes(const SlotsSend& call, const Token& t, std::size_t slot) {
-  const std::uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, me = lane_id();
-  std::uint32_t number = 0;
-  for (std::uint32_t left = t.targets; left != 0; left &= left - 1, ++number) {
-    const std::int32_t member = __shfl_sync(kWarp, t.lane.member, __ffs(left) - 1);
-    if (number % warps != warp) continue;
-    const bool here = t.lane.member == member;
-    const auto expert = static_cast<std::int16_t>(here ? t.lane.expert - member * call.group.local_experts : -1);
-    if (me < call.group.layout.lanes) slot_experts(call.group, member, slot)[me] = expert;
-    if (call.weights != nullptr && here) slot_weights(call.group, member, slot)[me] = t.weight;
+/// What a warp of its own sends while the others are at the row: the header of the token, to every member.
+__device__ void send_header(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot,
+                            const bool* masked) {
+  const auto packets = static_cast<std::int32_t>(call.group.layout.packets);
+  for (std::int32_t first = 0; first < call.group.ranks * packets; first += 32) {
+    const std::int32_t number = first + static_cast<std::int32_t>(lane_id());
+    const std::int32_t member = number / packets, packet = number % packets;
+    std::uint64_t place = 0;
+    for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
+      const int lane = __ffs(left) - 1;
+      const std::int32_t place_there = __shfl_sync(kWarp, t.lane.place, lane);
+      if (__shfl_sync(kWarp, t.lane.member, lane) == member) place = 1 + static_cast<std::uint64_t>(place_there);
+    }
+    std::uint64_t experts[detail::kLanesPerPacket];
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(detail::kLanesPerPacket); ++i) {
+      const int lane = packet * static_cast<int>(detail::kLanesPerPacket) + i;
+      const std::int32_t expert = __shfl_sync(kWarp, t.lane.expert, lane % 32);
+      const std::int32_t local = expert - member * call.group.local_experts;
+      const bool here = lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts;
+      experts[i] = here ? static_cast<std::uint64_t>(local) : 0xffffu;
+    }
+    if (number >= call.group.ranks * packets || masked[member]) continue;
+    store_packet(slot_header(call.group, member, slot) + packet * detail::kPacketBytes,
+                 {(epoch & 0xffff'ffffu) | place << 32 | experts[0] << 48,
+                  experts[1] | experts[2] << 16 | experts[3] << 32 | experts[4] << 48});
   }
 }
 
-/// The flags of a token, a member a thread.
-__device__ void send_flags(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot,
-                           const bool* masked) {
-  std::uint32_t place = 0;
+/// Weights of the lanes, a member at a time; one warp calls.
+__device__ void send_weights(const SlotsSend& call, const Token& t, std::size_t slot) {
   for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
-    const int lane = __ffs(left) - 1;
-    const std::int32_t member = __shfl_sync(kWarp, t.lane.member, lane);
-    const std::int32_t place_of_member = __shfl_sync(kWarp, t.lane.place, lane);
-    if (member == static_cast<std::int32_t>(threadIdx.x)) place = 1 + place_of_member;
+    const std::int32_t member = __shfl_sync(kWarp, t.lane.member, __ffs(left) - 1);
+    if (t.lane.member == member) slot_weights(call.group, member, slot)[lane_id()] = t.weight;
   }
-  if (threadIdx.x >= static_cast<std::uint32_t>(call.group.ranks) || masked[threadIdx.x]) return;
-  store_release(slot_flag(call.group, static_cast<std::int32_t>(threadIdx.x), slot),
-                (epoch & 0xffff'ffffu) | static_cast<std::uint64_t>(place) << 32);
 }
 
-__global__ void __launch_bounds__(kMaxThreads) slots_send_kernel(const __grid_constant__ SlotsSend call) {
+/// Of the threads that send rows.
+__device__ void row_barrier(std::uint32_t threads) {
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+/// Behind a barrier: the row is there, a member a lane.
+__device__ void send_ready(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot) {
+  if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)
+    store_release(slot_ready(call.group, t.lane.member, slot), epoch);
+}
+
+__global__ void __launch_bounds__(kMaxThreads + 32) slots_send_kernel(const __grid_constant__ SlotsSend call) {
   begin_kernel();
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->slots_sent + 1;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
+  const std::uint32_t row_threads = blockDim.x - 32;
   auto token = static_cast<std::int32_t>(blockIdx.x);
   Token t = load_token(call, token, me < 32);  // ahead of the wait
   prefetch_row(call, token);
@@ -228,19 +249,25 @@ __global__ void __launch_bounds__(kMaxThreads) slots_send_kernel(const __grid_co
       t.targets = __ballot_sync(kWarp, t.lane.last && !masked[t.lane.member]);
       const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
       const std::uint16_t* const row = row_of(call, token);
+      if (threadIdx.x >= row_threads) {
+        send_header(call, t, epoch, slot, masked);
+        token += static_cast<std::int32_t>(gridDim.x);
+        t = load_token(call, token, false);
+        continue;
+      }
+      if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
       if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
         send_row(call, t, row, slot);
       else
         send_float8_row(call, t, row, slot);
-      send_lanes(call, t, slot);
       if (me < group.top_k) call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
-      __syncthreads();
-      send_flags(call, t, epoch, slot, masked);
+      row_barrier(row_threads);
+      send_ready(call, t, epoch, slot);
       token += static_cast<std::int32_t>(gridDim.x);
       t = load_token(call, token, me < 32);
     }
   }
-  end_kernel(group, Kernel::slots_send, [&] {
+  end_kernel<false>(group, Kernel::slots_send, [&] {
     if (lane_id() != 0) return;
     group.memory->slots_sent = epoch;
     call.handle.header->epoch = epoch;
@@ -256,12 +283,11 @@ void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream
   const std::uint32_t threads = std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
   const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
   const std::int32_t blocks = std::max(1, std::min(call.tokens, most));
-  launch(slots_send_kernel, static_cast<std::uint32_t>(blocks), threads, 0, call, machine, stream);
+  launch(slots_send_kernel, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine, stream);
 }
 
 void load_slots_send() {
-  cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, slots_send_kernel);
+  load_kernel(slots_send_kernel);
 }
 
 }  // namespace shoal::ep::cuda

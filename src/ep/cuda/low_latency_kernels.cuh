@@ -2,11 +2,12 @@
 //
 //   dispatch: slots_send | slots_receive      combine: answers_send | answers_receive
 //
-// Signals. A slot has a flag word (SlotFlag) that its source writes behind the slot's data, for every token and every
-// member, so that receivers know from flags alone what comes; a notice word (SlotNotice) says how many tokens there
-// are. An answer has a flag word, and a member says at the start of a combine how it answers (AnswerNotice). Halves of
-// slots and answers are granted by the signals slots_read and answers_read. All words carry the epoch, whose low bit
-// chooses the half.
+// Signals. A slot has a header that its source writes for every token and every member as soon as it knows the token's
+// experts, so that receivers find the place of every row while the rows are on their way. Its packets carry the epoch
+// and are written whole, so that nothing needs to be ordered behind them. A ready word lies behind the row; a notice
+// word (SlotNotice) says how many tokens there are. An answer has a flag word, and a member says at the start of a
+// combine how it answers (AnswerNotice). Halves of slots and answers are granted by the signals slots_read and
+// answers_read. All words carry the epoch, whose low bit chooses the half.
 //
 // Epochs live in device memory: every kernel reads its own at the start, and its last block advances it.
 #pragma once
@@ -36,6 +37,18 @@ struct SlotNotice {
   SHOAL_HOST_DEVICE static constexpr SlotNotice of(std::uint64_t word) {
     return {static_cast<std::int32_t>(word >> 32 & 0xff'ffffu), static_cast<std::uint32_t>(word >> 56 & 0xfu),
             (word >> 60 & 1) != 0, (word >> 61 & 1) != 0};
+  }
+};
+
+/// Sixteen bytes of a slot's header.
+struct SlotPacket {
+  std::uint64_t low;   ///< epoch (its low 32 bits), 16 bits of 1 + place or 0, one local expert
+  std::uint64_t high;  ///< four local experts; 0xffff: elsewhere or none
+
+  SHOAL_HOST_DEVICE constexpr std::uint32_t place() const { return static_cast<std::uint32_t>(low >> 32 & 0xffffu); }
+  /// The local expert of the i-th of five lanes; -1: elsewhere or none.
+  SHOAL_HOST_DEVICE constexpr std::int32_t expert(std::uint32_t i) const {
+    return static_cast<std::int16_t>(i == 0 ? low >> 48 : high >> (16 * (i - 1)));
   }
 };
 
@@ -121,7 +134,8 @@ struct SlotsReceive {
   std::int64_t* wait_ns;        ///< or nullptr
   std::uint64_t* longest_wait;  ///< [ranks], 0 between launches
   HandleView handle;
-  std::int32_t splits;  ///< blocks that share the rows of an expert
+  std::int32_t splits;    ///< blocks that share the rows of an expert
+  std::uint32_t chained;  ///< the kernel follows its send directly, and need not wait for its end to begin
 };
 
 struct AnswersSend {
@@ -149,6 +163,7 @@ struct AnswersReceive {
   std::uint64_t* longest_wait;
   HandleView handle;
   PendingView pending;
+  std::uint32_t chained;  ///< as in SlotsReceive
 };
 
 /// Asks whether a receive would wait; the answer is `sequence * 2 + (yes ? 1 : 0)` in host memory.
@@ -180,6 +195,16 @@ void launch_answers_receive(const AnswersReceive& call, const Machine& machine, 
 std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden);
 inline constexpr std::uint32_t kLogfmtStaticBytes = 1024;
 void launch_probe(const Probe& call, cudaStream_t stream);
+
+/// Loads a kernel, and lets it share an SM with the others: an SM is divided between cache and shared memory alike for
+/// all of its blocks, and a kernel that wants another division waits until the SM is empty.
+template <typename Kernel>
+void load_kernel(Kernel* kernel) {
+  constexpr int kSharedPercent = 25;
+  cudaFuncAttributes attributes{};
+  (void)cudaFuncGetAttributes(&attributes, kernel);
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kSharedPercent);
+}
 
 /// Make the driver load the kernels now: at their first launch it may wait for kernels of other PEs on this GPU.
 void load_slots_send();

@@ -20,10 +20,17 @@ __device__ bool slots_came(const Probe& call, std::uint64_t epoch, std::int32_t 
   const SlotNotice notice = SlotNotice::of(word);
   if (notice.left_out) return true;
   bool came = true;
-  for (auto token = static_cast<std::int32_t>(lane_id()); token < notice.tokens; token += 32)
-    came =
-        came &&
-        is_epoch(load_relaxed(slot_flag(group, group.me, slot_index(group, call.sizes, epoch, source, token))), epoch);
+  for (auto token = static_cast<std::int32_t>(lane_id()); token < notice.tokens; token += 32) {
+    const std::size_t slot = slot_index(group, call.sizes, epoch, source, token);
+    bool here = true;
+    std::uint32_t place = 0;
+    for (std::uint32_t p = 0; p < group.layout.packets; ++p) {
+      const SlotPacket packet = load_packet(slot_header(group, group.me, slot) + p * detail::kPacketBytes);
+      here = here && is_epoch(packet.low, epoch);
+      place = packet.place();
+    }
+    came = came && here && (place == 0 || load_relaxed(slot_ready(group, group.me, slot)) >= epoch);
+  }
   return came;
 }
 

@@ -1,6 +1,7 @@
 // normal.cuh: the kernels of normal mode and their parameters.
 //
 //   route                       top-k indices -> who gets which token (once per routing)
+//   number_lanes                -> the how-manyth token of its expert each lane is (before expert-major dispatches)
 //   dispatch: notify -> send -> receive     one kernel: its first block publishes counts and the granted region; all
 //                                           blocks send; the last block to finish waits for everybody's rows
 //   combine:  notify -> fetch and sum -> acknowledge     likewise
@@ -8,6 +9,9 @@
 // A dispatch is a scatter to final places: once the counts of all members are known, every source knows the row of
 // every token at every member (DESIGN.md, idea 1). Rows are loaded once into shared memory and stored from there to
 // each member that needs them; combine fetches the rows of a token from the members that hold them, chunk by chunk.
+//
+// Expert-major dispatches (DispatchOptions.expanded) store a row once for each lane: notices carry the counts of all
+// experts, and every block derives from them where this member's tokens for each expert start.
 #pragma once
 
 #include <string>
@@ -36,6 +40,7 @@ struct RoutingArrays {
   std::int32_t* copies;    ///< [tokens, copies_per_token], ordered by the last lane that asks for the member; kNoCopy
   std::int32_t* rank_counts;    ///< [ranks]
   std::int32_t* expert_counts;  ///< [experts]
+  std::int32_t* ordinals;       ///< [tokens, top_k]: the how-manyth token for the lane's expert; by number_lanes
 };
 
 /// The arrays of a handle, in device memory.
@@ -44,6 +49,9 @@ struct HandleArrays {
   std::int32_t* first_row;      ///< [ranks]: where this member's rows start at each member
   std::int32_t* received;       ///< [ranks]: rows that each member receives in all
   std::int32_t* expert_counts;  ///< [local_experts]: tokens that this member received for each of its experts
+  // Of an expert-major layout:
+  std::int32_t* expert_rows;       ///< [experts]: where this member's rows start, at the member of the expert
+  std::int32_t* expert_first_row;  ///< [local_experts + 1]: blocks of this member's experts, and the end
 };
 
 /// What a dispatch tells the host that waits for its sizes; in host memory. Followed by int32 rows of each source
@@ -61,6 +69,12 @@ struct RouteParams {
   RoutingArrays out;
 };
 
+struct NumberParams {
+  const std::int64_t* topk_idx;  ///< of RoutingArrays
+  std::int32_t* ordinals;
+  std::int32_t tokens, top_k, experts;
+};
+
 struct DispatchParams {
   DeviceGroup group;
   const std::byte* x;
@@ -74,10 +88,12 @@ struct DispatchParams {
   std::uint32_t scale_count;
   RoutingArrays routing;
   HandleArrays handle;
-  std::uint32_t cached;      ///< the handle's arrays are read, not written
-  std::uint64_t region;      ///< of the granted region, from the start of the block; kNoRoom
-  std::int64_t region_rows;  ///< room of it
-  std::uint32_t fill;        ///< rows that no token fills get indices of -1 and weights of 0
+  std::uint32_t cached;            ///< the handle's arrays are read, not written
+  std::uint64_t region;            ///< of the granted region, from the start of the block; kNoRoom
+  std::int64_t region_rows;        ///< room of it
+  std::uint32_t expert_alignment;  ///< of an expert-major layout; 0: flat
+  std::uint32_t table_offset;      ///< expert-major: of HandleArrays::expert_rows in shared memory
+  std::uint32_t fill;              ///< rows that no token fills get indices of -1 and weights of 0
   std::uint32_t dtype;
   SizesMessage* sizes;  ///< nullptr: nobody waits
   std::uint64_t sequence;
@@ -90,8 +106,11 @@ struct CombineParams {
   std::uint32_t weight_stride;  ///< bytes
   std::int64_t y_rows;
   std::uint32_t row_bytes;
-  std::int32_t tokens, copies_per_token;
+  std::int32_t tokens, copies_per_token;  ///< expert-major: top_k
   const std::int32_t* copies;
+  std::uint32_t expanded;        ///< expert-major: a row for each lane
+  const std::int64_t* topk_idx;  ///< of RoutingArrays, as the next
+  const std::int32_t* ordinals;
   HandleArrays handle;
   const std::byte* bias[2];
   std::byte* out;
@@ -108,6 +127,7 @@ inline constexpr std::uint32_t kBarrierBytes = kMaxWarps * kMaxStages * 8;
 /// How a kernel is launched.
 struct Plan {
   std::int32_t blocks = 0, warps = 0, stages = 0;
+  std::uint32_t table_offset = 0;  ///< in shared memory, behind the stages
   std::uint32_t stage_bytes = 0, shared_bytes = 0, segment_chunks = 0;
   bool overlap_launches = false;  ///< the kernel may be set up while the one before it ends
 };
@@ -127,9 +147,13 @@ struct Tuning {
 /// From "dispatch=7x2,combine=16x3x512x8": warps x rows in flight; warps x stages x bytes of a chunk x chunks of a
 /// segment.
 Tuning tuning_of(const std::string& setting, const char* operation);
-/// Pure; `blocks` of 0: what measured best (docs/performance.md).
+/// Pure; `blocks` of 0: what measured best (docs/performance.md). `table_bytes` of shared memory are kept for the
+/// caller, see fits_with_table.
 Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes, const Limits& limits,
-                   const Tuning& tuning);
+                   const Tuning& tuning, std::uint32_t table_bytes = 0);
+/// Whether a table leaves room for the two rows that a dispatch needs.
+bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const Limits& limits,
+                     std::uint64_t table_bytes);
 Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t copies_per_token, const Limits& limits,
                   const Tuning& tuning);
 /// The longest row, scales included, of which two fit into shared memory.
@@ -152,6 +176,7 @@ void launch(void (*kernel)(Params), const Params& params, const Plan& plan, cuda
 }
 
 void launch_route(const RouteParams& params, cudaStream_t stream);
+void launch_number_lanes(const NumberParams& params, cudaStream_t stream);
 void launch_dispatch(const DispatchParams& params, const Plan& plan, cudaStream_t stream);
 void launch_combine(const CombineParams& params, const Plan& plan, cudaStream_t stream);
 /// Load the kernels' code and set their attributes; `shared_bytes` is what a block may have on this GPU (B2).
@@ -168,13 +193,15 @@ __device__ inline std::byte* notice_at(const DeviceGroup& group, std::int32_t of
          ((epoch & 1) * static_cast<std::uint64_t>(group.ranks) + member) * group.layout.notice_bytes;
 }
 
-/// Puts the notice, and the counts of `routing` where given, on every member's board, then raises `entered`. The whole
-/// block calls.
-__device__ inline void publish_notice(const DeviceGroup& group, std::uint64_t epoch, const detail::DeviceNotice& notice,
-                                      const std::int32_t* rank_counts, const std::int32_t* expert_counts) {
+/// Puts the notice, and the counts where given, on every member's board, then raises `entered`. Members are told the
+/// counts of their own experts, or of all. The whole block calls.
+template <bool kAllExperts = false>
+__device__ void publish_notice(const DeviceGroup& group, std::uint64_t epoch, const detail::DeviceNotice& notice,
+                               const std::int32_t* rank_counts, const std::int32_t* expert_counts) {
   constexpr std::int32_t kWords = sizeof(detail::DeviceNotice) / 4;
   const auto* const words = reinterpret_cast<const std::int32_t*>(&notice);
-  const std::int32_t length = kWords + (rank_counts != nullptr ? group.ranks + group.local_experts : 0);
+  const std::int32_t told = kAllExperts ? group.experts : group.local_experts;
+  const std::int32_t length = kWords + (rank_counts != nullptr ? group.ranks + told : 0);
   for (std::int32_t i = threadIdx.x; i < length * group.ranks; i += blockDim.x) {
     const std::int32_t to = i / length, w = i % length;
     std::int32_t value = 0;
@@ -183,7 +210,7 @@ __device__ inline void publish_notice(const DeviceGroup& group, std::uint64_t ep
     else if (w < kWords + group.ranks)
       value = rank_counts[w - kWords];
     else
-      value = expert_counts[to * group.local_experts + w - kWords - group.ranks];
+      value = expert_counts[(kAllExperts ? 0 : to * told) + w - kWords - group.ranks];
     reinterpret_cast<std::int32_t*>(notice_at(group, to, epoch, group.me))[w] = value;
   }
   __syncthreads();
@@ -206,9 +233,10 @@ __device__ inline bool agrees(const DeviceGroup& group, std::uint64_t epoch, std
   const auto& first = *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, 0));
   const auto& other =
       *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, member));
-  return first.operation == other.operation && first.dtype == other.dtype && first.row_bytes == other.row_bytes &&
-         first.scale_bytes == other.scale_bytes && first.has_weights == other.has_weights &&
-         first.handle_epoch == other.handle_epoch;
+  // All loads at once: they come from the second-level cache.
+  return (first.operation == other.operation) & (first.dtype == other.dtype) & (first.row_bytes == other.row_bytes) &
+         (first.scale_bytes == other.scale_bytes) & (first.has_weights == other.has_weights) &
+         (first.handle_epoch == other.handle_epoch) & (first.expert_alignment == other.expert_alignment);
 }
 /// Reports the first member that does not agree; false when all do. One thread calls.
 __device__ inline bool report_mismatch(const DeviceGroup& group, std::uint64_t epoch, Phase phase) {

@@ -31,8 +31,15 @@ Tuning tuning_of(const std::string& setting, const char* operation) {
   return tuning;
 }
 
+bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const Limits& limits,
+                     std::uint64_t table_bytes) {
+  const std::uint64_t rows =
+      limits.bulk_copies ? kBarrierBytes + 2 * detail::round_up(row_bytes + scale_bytes, 128) : 0;
+  return rows + table_bytes <= limits.shared_bytes;
+}
+
 Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes, const Limits& limits,
-                   const Tuning& tuning) {
+                   const Tuning& tuning, std::uint32_t table_bytes) {
   constexpr std::uint32_t kLongRow = 10 << 10;
   Plan plan;
   plan.overlap_launches = limits.overlap_launches;
@@ -41,16 +48,18 @@ Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t s
   if (!limits.bulk_copies) {
     plan.warps = kWithoutBulkCopies;
     plan.stages = 1;
+    plan.shared_bytes = table_bytes;
     return plan;
   }
   plan.stage_bytes = static_cast<std::uint32_t>(detail::round_up(row_bytes + scale_bytes, 128));
-  const auto room = static_cast<std::int32_t>((limits.shared_bytes - kBarrierBytes) / plan.stage_bytes);
+  const auto room = static_cast<std::int32_t>((limits.shared_bytes - kBarrierBytes - table_bytes) / plan.stage_bytes);
   // Two rows in flight a warp, and as many warps as there is room for.
   plan.stages = std::clamp(chosen(tuning.stages, 2), 2, std::max(2, std::min<std::int32_t>(kMaxStages, room)));
   plan.warps =
       std::clamp(room / plan.stages, 1,
                  std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps)));
-  plan.shared_bytes = kBarrierBytes + static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes;
+  plan.table_offset = kBarrierBytes + static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes;
+  plan.shared_bytes = plan.table_offset + table_bytes;
   return plan;
 }
 
@@ -82,7 +91,7 @@ Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t cop
   // Segments of 2 KiB: long enough to keep a warp's pipeline full, short enough for warps to end together.
   plan.segment_chunks =
       static_cast<std::uint32_t>(chosen(tuning.segment_chunks, static_cast<std::int32_t>(2048 / chunk)));
-  plan.segment_chunks = std::max(1u, plan.segment_chunks);
+  plan.segment_chunks = std::clamp(plan.segment_chunks, 1u, 64u);
   plan.shared_bytes = 3 * kBarrierBytes + bytes();
   return plan;
 }

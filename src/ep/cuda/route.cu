@@ -1,14 +1,18 @@
 // route: from top-k indices to the copies of each token (requirement E1).
 //
-// A block per member numbers the tokens that go there, in order; further blocks count the tokens of 64 experts each.
-// Reads the indices once a block, from the second-level cache: tokens * top_k * 8 B. No waiting.
+// A block per member numbers the tokens that go there, in order; further blocks count the tokens of a few experts each,
+// and others check and copy the indices of a thousand tokens each. Members' and experts' blocks read all indices once,
+// from the second-level cache: tokens * top_k * 8 B. No waiting.
+//
+// number_lanes: a block for 8 experts; each warp counts, then numbers the lanes of its share of the tokens. Reads the
+// indices twice a block. Only for expert-major dispatches, once a routing.
 #include "ep/cuda/normal.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr std::int32_t kExpertsPerBlock = 64;
+constexpr std::int32_t kExpertsPerBlock = 16;
 
 __device__ std::int64_t given_expert(const RouteParams& params, std::int64_t i) {
   return params.is_int64 ? static_cast<const std::int64_t*>(params.topk_idx)[i]
@@ -20,46 +24,82 @@ __device__ std::int64_t lane_expert(const RouteParams& params, std::int64_t i) {
   return expert >= 0 && expert < params.group.experts ? expert : -1;
 }
 
-/// The first fault of a token: an index out of range, or an expert that stands twice.
-struct BadLane {
-  Fault fault = Fault::none;
-  std::int32_t lane = 0;
-  std::int64_t value = 0;
+/// The experts of a thousand tokens, in shared memory: read in one sweep, a token's lanes one after another, with a gap
+/// so that threads with neighbouring tokens do not meet in a bank.
+class Tile {
+ public:
+  __device__ explicit Tile(const RouteParams& params) : params_(params), stride_(params.group.top_k + 1) {}
+
+  /// All threads of the block call, and have read what they need of the tile before.
+  __device__ void load(std::int32_t first) {
+    const std::int32_t top_k = params_.group.top_k;
+    const std::int32_t count = min(kThreads, params_.tokens - first) * top_k;
+    __syncthreads();
+    for (std::int32_t i = threadIdx.x; i < count; i += kThreads)
+      words()[i / top_k * stride_ + i % top_k] =
+          static_cast<std::int32_t>(lane_expert(params_, static_cast<std::int64_t>(first) * top_k + i));
+    __syncthreads();
+  }
+  /// Of this thread's token; -1: none.
+  __device__ std::int32_t expert(std::int32_t lane) const {
+    return words()[static_cast<std::int32_t>(threadIdx.x) * stride_ + lane];
+  }
+
+ private:
+  __device__ static std::int32_t* words() {
+    extern __shared__ std::int32_t shared[];
+    return shared;
+  }
+  const RouteParams& params_;
+  const std::int32_t stride_;
 };
-__device__ BadLane find_fault(const RouteParams& params, std::int32_t token) {
-  const std::int64_t first = static_cast<std::int64_t>(token) * params.group.top_k;
-  for (std::int32_t k = 0; k < params.group.top_k; ++k) {
-    const std::int64_t given = given_expert(params, first + k);
-    if (given < -1 || given >= params.group.experts) return {Fault::bad_index, k, given};
+
+/// Checks and copies the indices of the tokens from `first` on; reports the first token with an index out of range, or
+/// with an expert that stands twice.
+__device__ void copy_indices(const RouteParams& params, std::int32_t first) {
+  __shared__ std::int32_t first_bad;
+  if (threadIdx.x == 0) first_bad = params.tokens;
+  Tile tile(params);
+  tile.load(first);
+  const std::int32_t top_k = params.group.top_k;
+  const std::int32_t count = min(kThreads, params.tokens - first);
+  for (std::int32_t i = threadIdx.x; i < count * top_k; i += kThreads) {
+    const std::int64_t at = static_cast<std::int64_t>(first) * top_k + i;
+    const std::int64_t given = given_expert(params, at);
+    params.out.topk_idx[at] = lane_expert(params, at);
+    if (given < -1 || given >= params.group.experts) atomicMin(&first_bad, first + i / top_k);
+  }
+  if (static_cast<std::int32_t>(threadIdx.x) < count)
+    for (std::int32_t k = 1; k < top_k; ++k)
+      for (std::int32_t other = 0; other < k; ++other)
+        if (tile.expert(k) >= 0 && tile.expert(other) == tile.expert(k))
+          atomicMin(&first_bad, first + static_cast<std::int32_t>(threadIdx.x));
+  __syncthreads();
+  if (threadIdx.x != 0 || first_bad == params.tokens) return;
+  const std::int64_t at = static_cast<std::int64_t>(first_bad) * top_k;
+  for (std::int32_t k = 0; k < top_k; ++k) {
+    const std::int64_t given = given_expert(params, at + k);
+    if (given < -1 || given >= params.group.experts)
+      return report_refused(params.group, Fault::bad_index, Phase::none, 0, 0, first_bad, given, k);
     for (std::int32_t other = 0; given >= 0 && other < k; ++other)
-      if (given_expert(params, first + other) == given) return {Fault::two_experts, k, given};
+      if (given_expert(params, at + other) == given)
+        return report_refused(params.group, Fault::two_experts, Phase::none, 0, 0, first_bad, given, k);
   }
-  return {};
 }
 
-/// A copy of the indices of a token, those out of range as -1; `first_bad` becomes the first token with a fault.
-__device__ void copy_indices(const RouteParams& params, std::int32_t token, std::int32_t* first_bad) {
-  for (std::int32_t k = 0; k < params.group.top_k; ++k) {
-    const std::int64_t i = static_cast<std::int64_t>(token) * params.group.top_k + k;
-    params.out.topk_idx[i] = lane_expert(params, i);
-  }
-  if (find_fault(params, token).fault != Fault::none) atomicMin(first_bad, token);
-}
-
-/// Where member `rank` stands among the members of a token, ordered by their last lanes; -1: not among them.
+/// Where member `rank` stands among the members of this thread's token, ordered by their last lanes; -1: not among
+/// them.
 struct Place {
   std::int32_t position = -1, members = 0;
 };
-__device__ Place place_of(const RouteParams& params, std::int32_t token, std::int32_t rank) {
+__device__ Place place_of(const RouteParams& params, const Tile& tile, std::int32_t rank) {
   Place place;
-  const std::int32_t top_k = params.group.top_k;
-  const std::int64_t first = static_cast<std::int64_t>(token) * top_k;
   std::int32_t after = 0;  // members whose last lane is behind that of `rank`
   std::uint64_t seen[kMaxDeviceRanks / 64] = {};
-  for (std::int32_t k = top_k; k-- > 0;) {
-    const std::int64_t expert = lane_expert(params, first + k);
+  for (std::int32_t k = params.group.top_k; k-- > 0;) {
+    const std::int32_t expert = tile.expert(k);
     if (expert < 0) continue;
-    const auto member = static_cast<std::int32_t>(expert / params.group.local_experts);
+    const std::int32_t member = expert / params.group.local_experts;
     const std::uint64_t bit = 1ull << (member % 64);
     bool known = false;
 #pragma unroll
@@ -94,17 +134,13 @@ __device__ std::int32_t prefix(bool flag, std::int32_t& total) {
 }
 
 __device__ void number_copies(const RouteParams& params, std::int32_t rank) {
-  __shared__ std::int32_t first_bad;
-  if (threadIdx.x == 0) first_bad = params.tokens;
-  __syncthreads();
+  Tile tile(params);
   std::int32_t sent = 0;
   for (std::int32_t first = 0; first < params.tokens; first += kThreads) {
     const auto token = static_cast<std::int32_t>(first + threadIdx.x);
+    tile.load(first);
     Place place;
-    if (token < params.tokens) {
-      place = place_of(params, token, rank);
-      if (rank == 0) copy_indices(params, token, &first_bad);
-    }
+    if (token < params.tokens) place = place_of(params, tile, rank);
     std::int32_t total = 0;
     const std::int32_t ordinal = sent + prefix(place.position >= 0, total);
     sent += total;
@@ -115,46 +151,117 @@ __device__ void number_copies(const RouteParams& params, std::int32_t rank) {
     if (fills_rest)
       for (std::int32_t c = place.members; c < params.copies_per_token; ++c) copies[c] = kNoCopy;
   }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  params.out.rank_counts[rank] = sent;
-  if (first_bad == params.tokens) return;
-  const BadLane bad = find_fault(params, first_bad);
-  report_refused(params.group, bad.fault, Phase::none, 0, 0, first_bad, bad.value, bad.lane);
+  if (threadIdx.x == 0) params.out.rank_counts[rank] = sent;
 }
 
 __device__ void count_experts(const RouteParams& params, std::int32_t first_expert) {
+  constexpr int kBatch = 8;  // loads in flight
   __shared__ std::int32_t counts[kExpertsPerBlock];
   for (std::int32_t e = threadIdx.x; e < kExpertsPerBlock; e += kThreads) counts[e] = 0;
   __syncthreads();
   const std::int64_t lanes = static_cast<std::int64_t>(params.tokens) * params.group.top_k;
-  for (std::int64_t i = threadIdx.x; i < lanes; i += kThreads) {
-    const std::int64_t expert = lane_expert(params, i) - first_expert;
-    if (expert >= 0 && expert < kExpertsPerBlock) atomicAdd(&counts[expert], 1);
+  for (std::int64_t first = threadIdx.x; first < lanes; first += kThreads * kBatch) {
+    std::int64_t experts[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const std::int64_t i = first + b * kThreads;
+      experts[b] = i < lanes ? given_expert(params, i) - first_expert : -1;
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (experts[b] >= 0 && experts[b] < kExpertsPerBlock) atomicAdd(&counts[experts[b]], 1);
   }
   __syncthreads();
   for (std::int32_t e = threadIdx.x; e < kExpertsPerBlock && first_expert + e < params.group.experts; e += kThreads)
     params.out.expert_counts[first_expert + e] = counts[e];
 }
 
+constexpr std::int32_t blocks_of(std::int32_t items, std::int32_t a_block) {
+  return (items + a_block - 1) / a_block;
+}
+
 __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constant__ RouteParams params) {
-  const auto block = static_cast<std::int32_t>(blockIdx.x);
-  if (block < params.group.ranks)
-    number_copies(params, block);
-  else
-    count_experts(params, (block - params.group.ranks) * kExpertsPerBlock);
+  auto block = static_cast<std::int32_t>(blockIdx.x);
+  if (block < params.group.ranks) return number_copies(params, block);
+  block -= params.group.ranks;
+  const std::int32_t counting = blocks_of(params.group.experts, kExpertsPerBlock);
+  if (block < counting) return count_experts(params, block * kExpertsPerBlock);
+  copy_indices(params, (block - counting) * kThreads);
+}
+
+constexpr std::int32_t kExpertsNumbered = 8;  // by a block
+constexpr std::int32_t kWarps = kThreads / 32;
+
+/// Calls visit(i, expert) for the lanes of tokens from `first` to `end`, 32 at a time, in order; the expert counts from
+/// the block's first, -1: not the block's. All threads of the warp call.
+template <class Visit>
+__device__ void for_lanes(const NumberParams& params, std::int64_t first, std::int64_t end, Visit&& visit) {
+  constexpr int kBatch = 8;  // loads in flight
+  const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * kExpertsNumbered;
+  for (std::int64_t i = first + lane_id(); i < end + lane_id(); i += 32 * kBatch) {
+    std::int64_t experts[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) experts[b] = i + 32 * b < end ? params.topk_idx[i + 32 * b] - base : -1;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const bool mine = experts[b] >= 0 && experts[b] < kExpertsNumbered;
+      visit(i + 32 * b, mine ? static_cast<std::int32_t>(experts[b]) : -1);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1) number_lanes_kernel(const __grid_constant__ NumberParams params) {
+  __shared__ std::int32_t seen[kWarps][kExpertsNumbered];  // tokens before the warp's next one
+  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x / 32);
+  const std::int64_t lanes = static_cast<std::int64_t>(params.tokens) * params.top_k;
+  const std::int64_t share = (lanes + kThreads - 1) / kThreads * 32;
+  const std::int64_t first = min(warp * share, lanes), end = min(first + share, lanes);
+  for (std::int32_t i = threadIdx.x; i < kWarps * kExpertsNumbered; i += kThreads) (&seen[0][0])[i] = 0;
+  __syncthreads();
+  for_lanes(params, first, end, [&](std::int64_t, std::int32_t expert) {
+    if (expert >= 0) atomicAdd(&seen[warp][expert], 1);
+  });
+  __syncthreads();
+  if (threadIdx.x < kExpertsNumbered) {
+    std::int32_t before = 0;
+    for (std::int32_t w = 0; w < kWarps; ++w) {
+      const std::int32_t count = seen[w][threadIdx.x];
+      seen[w][threadIdx.x] = before;
+      before += count;
+    }
+  }
+  __syncthreads();
+  for_lanes(params, first, end, [&](std::int64_t i, std::int32_t expert) {
+    if (__ballot_sync(~0u, expert >= 0) == 0) return;
+    const std::uint32_t peers = __match_any_sync(~0u, expert);
+    const std::int32_t rank = __popc(peers & ((1u << lane_id()) - 1)), count = __popc(peers);
+    if (expert >= 0) params.ordinals[i] = seen[warp][expert] + rank;
+    __syncwarp();
+    if (expert >= 0 && rank == count - 1) seen[warp][expert] += count;
+    __syncwarp();
+  });
 }
 
 }  // namespace
 
+void launch_number_lanes(const NumberParams& params, cudaStream_t stream) {
+  const std::int32_t blocks = (params.experts + kExpertsNumbered - 1) / kExpertsNumbered;
+  number_lanes_kernel<<<blocks, kThreads, 0, stream>>>(params);
+}
+
 void launch_route(const RouteParams& params, cudaStream_t stream) {
-  const std::int32_t counting = (params.group.experts + kExpertsPerBlock - 1) / kExpertsPerBlock;
-  route_kernel<<<params.group.ranks + counting, kThreads, 0, stream>>>(params);
+  const std::int32_t blocks =
+      params.group.ranks + blocks_of(params.group.experts, kExpertsPerBlock) + blocks_of(params.tokens, kThreads);
+  const std::size_t shared_bytes = kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t);
+  route_kernel<<<blocks, kThreads, shared_bytes, stream>>>(params);
 }
 
 void preload_route() {
   cudaFuncAttributes attributes;
   (void)cudaFuncGetAttributes(&attributes, route_kernel);
+  (void)cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kThreads * (kMaxTopK + 1) * static_cast<int>(sizeof(std::int32_t)));
+  (void)cudaFuncGetAttributes(&attributes, number_lanes_kernel);
 }
 
 }  // namespace shoal::ep::cuda

@@ -84,6 +84,7 @@ Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {
 }
 
 Combined HostBackend::combine(const TensorView& y, const HandleState& handle, const CombineOptions& options) {
+  check_staging(group_, y, options);
   return committed(group_, [&] {
     const NoticeBoard board = combine_send(group_, y, handle, options);
     ++group_.statistics.combines;

@@ -1,8 +1,10 @@
 // combine_receive: each token's rows are fetched from the members that hold them and summed in one pass.
 //
 // Reads one row per copy and writes one row per token; the sum is float32, in the order of RoutingState::copies,
-// rounded once. The `finished` signal tells an owner that its rows have been fetched; this member ends when everybody
-// has told it so, which is what lets the caller change y afterwards.
+// rounded once; expert-major in the order of
+// the token's lanes. The `finished` signal tells an owner that its rows have been fetched; this member ends when
+// everybody has told it so, which is what lets the caller change y afterwards.
+#include <algorithm>
 #include <array>
 
 #include "ep/host/normal.hpp"
@@ -28,6 +30,14 @@ void sum_weights(float* out, std::span<const float* const> rows, std::int32_t to
     for (const float* row : rows) sum += row[lane];
     out[lane] = sum;
   }
+}
+
+/// Expert-major: each lane has a row of its own.
+void fetch_weights(float* out, const HandleState& handle, std::int64_t token,
+                   const std::vector<const std::byte*>& weights_at) {
+  std::fill_n(out, handle.routing->shape.top_k, 0.0F);
+  for (const LaneRow& at : LaneRows(handle, token))
+    out[at.lane] = reinterpret_cast<const float*>(weights_at[at.rank])[at.row];
 }
 
 }  // namespace
@@ -57,6 +67,14 @@ Combined combine_receive(GroupState& group, const TensorView& y, const HandleSta
     std::array<const float*, kMaxTopK> weights;
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
+      if (handle.expert_alignment > 0) {
+        for (const LaneRow& at : LaneRows(handle, token)) rows[count++] = rows_at[at.rank] + at.row * row_bytes;
+        sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count}, bias_row(0, token),
+                 bias_row(1, token), hidden, store);
+        if (options.weights.defined())
+          fetch_weights(combined.topk_weights.as<float>() + token * top_k, handle, token, weights_at);
+        continue;
+      }
       for (const Copy& copy : routing.copies_of(token)) {
         const std::int64_t row = handle.first_row[copy.rank] + copy.ordinal;
         if (options.weights.defined())

@@ -20,9 +20,6 @@ std::uint64_t reachable(GroupState& group, const TensorView& data, std::int64_t 
   if (data.bytes() == 0) return group.block_offset + staging;
   if (in_block(group, data.data, data.bytes()))
     return group.block_offset + (static_cast<const std::byte*>(data.data) - group.block);
-  require(group.shape.combine_staging, Code::invalid_argument,
-          "combine: y or its weights lie outside the symmetric heap, and this group was made without room for a copy "
-          "(GroupOptions.combine_staging)");
   const std::size_t row_bytes = data.bytes() / data.shape[0];
   const Store store = choose_store(data.bytes(), group.shape.ranks, last_level_cache_bytes());
   const auto* source = static_cast<const std::byte*>(data.data);
@@ -38,6 +35,25 @@ std::uint64_t reachable(GroupState& group, const TensorView& data, std::int64_t 
 }
 
 }  // namespace
+
+void check_staging(const GroupState& group, const TensorView& y, const CombineOptions& options) {
+  const detail::GroupLayout& layout = group.host->layout;
+  const auto check = [&](const char* name, const TensorView& data, std::size_t room) {
+    if (data.bytes() == 0 || in_block(group, data.data, data.bytes())) return;
+    require(group.shape.combine_staging, Code::invalid_argument,
+            "combine: {} lies outside the group's memory, and this group was made without room for a copy "
+            "(GroupOptions.combine_staging)",
+            name);
+    require(
+        data.bytes() <= room, Code::invalid_argument,
+        "combine: {} is {}, {} bytes outside the group's memory, which has room for a copy of {}; write the answers "
+        "to Dispatched::x, or raise GroupOptions.max_tokens (now {})",
+        name, data.describe(), data.bytes(), room, group.shape.max_tokens);
+  };
+  check("y", y, layout.staging_weights - layout.staging);
+  if (options.weights.defined())
+    check("CombineOptions.weights", options.weights, layout.normal_end - layout.staging_weights);
+}
 
 NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options) {

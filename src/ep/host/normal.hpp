@@ -39,10 +39,36 @@ class NoticeBoard {
 };
 
 /// Puts the notice and counts (nullptr: left as they are) on every member's board, raises `entered` and waits for
-/// everybody's. Throws Error{mismatch} when members differ in operation, dtype, scales, weights or handle; the group
-/// stays usable.
+/// everybody's. Throws Error{mismatch} when members differ in operation, dtype, scales, weights, layout or handle; the
+/// group stays usable.
 NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
                              const std::int32_t* rows_per_rank, const std::int32_t* tokens_per_expert);
+
+/// The row of one lane of a token in an expert-major layout.
+struct LaneRow {
+  std::int32_t lane, rank;  ///< top-k lane; member that holds the row
+  std::int64_t row;
+};
+
+/// The rows of a token, by ascending lane.
+class LaneRows {
+ public:
+  LaneRows(const HandleState& handle, std::int64_t token) {
+    const detail::RoutingState& routing = *handle.routing;
+    const auto lanes = routing.lanes_of(token);
+    const std::int32_t* ordinals = routing.expert_ordinal.data() + token * routing.shape.top_k;
+    for (std::int32_t lane = 0; lane < routing.shape.top_k; ++lane)
+      if (lanes[lane] >= 0)
+        rows_[count_++] = {lane, static_cast<std::int32_t>(lanes[lane] / routing.shape.local_experts),
+                           std::int64_t{handle.expert_rows.first[lanes[lane]]} + ordinals[lane]};
+  }
+  const LaneRow* begin() const { return rows_; }
+  const LaneRow* end() const { return rows_ + count_; }
+
+ private:
+  LaneRow rows_[kMaxTopK];
+  std::int32_t count_ = 0;
+};
 
 /// What notify finds out: the layout, and the room that every member granted.
 struct DispatchPlan {
@@ -60,6 +86,9 @@ void dispatch_send(GroupState& group, const DispatchCall& call, const DispatchPl
 /// Waits for everybody's rows and describes them.
 Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const DispatchPlan& plan);
 
+/// Throws Error{invalid_argument} when y or weights would have to be staged and there is no room for them: before the
+/// operation begins, so that the group stays usable.
+void check_staging(const GroupState& group, const TensorView& y, const CombineOptions& options);
 /// Stages y and weights where they do not lie in the group's memory; says where they are.
 NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options);
