@@ -56,7 +56,6 @@ class LowLatencyBench {
   ep::PendingDispatch send_dispatch(std::int64_t i) {
     ep::LowLatencyDispatchOptions options;
     options.quantize = quantize_;
-    options.weights = first_rows(batch(i).weights, tokens_);
     options.defer_receive = deferred_;
     options.launch = launch();
     return group_.low_latency_dispatch(first_rows(batch(i).x, tokens_), first_rows(batch(i).topk_idx, tokens_),

@@ -107,7 +107,8 @@ const std::vector<SettingInfo>& table() {
       {"SHOAL_EP_SMS", "", "ep", &Settings::ep_sms,
        "Thread blocks (SMs) of a normal-mode kernel on the GPU backend; 0: automatic.", 0, 1024},
       {"SHOAL_EP_TUNING", "", "ep", &Settings::ep_tuning,
-       "For measurements: how normal-mode kernels on GPUs are laid out, such as dispatch=7x2,combine=16x3x512x8 (warps x "
+       "For measurements: how normal-mode kernels on GPUs are laid out, such as dispatch=7x2,combine=16x3x512x8 (warps "
+       "x "
        "rows in flight; warps x stages x bytes of a chunk x chunks of a segment)."},
       {"SHOAL_LOG",
        "NVSHMEM_DEBUG",

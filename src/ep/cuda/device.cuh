@@ -156,16 +156,22 @@ __device__ inline void fence_proxy_async() {
 
 // --- faults
 
-/// Writes the report, unless there is one that the host has not read yet. After a fatal fault the group is beyond use
-/// and nothing else is reported. Any thread.
+/// Writes the report. Of faults that leave the group usable the first stays until the host has read it, but of bad
+/// indices the one of the lowest token; after a fatal one nothing else is reported. Any thread.
 __device__ inline void report_fault(const DeviceGroup& group, Fault fault, Phase phase, std::uint32_t operation,
                                     std::int32_t member, std::uint64_t epoch, std::uint64_t seen,
                                     std::int64_t token = 0, std::int64_t value = 0, std::int64_t allowed = 0,
                                     bool fatal = true) {
   constexpr std::uint32_t kFatal = 1, kWriting = 2;
-  if (atomicCAS(&group.memory->aborted, 0u, fatal ? kFatal : kWriting) != 0u) return;
+  for (;;) {
+    const std::uint32_t held = atomicCAS(&group.memory->aborted, 0u, fatal ? kFatal : kWriting);
+    if (held == 0u) break;
+    if (held == kFatal) return;
+  }
   Report& report = *group.report;
-  if (fatal || report.fault == static_cast<std::uint32_t>(Fault::none)) {
+  const bool indices = fault == Fault::bad_index || fault == Fault::two_experts;
+  const bool earlier = indices && report.phase == phase && token < report.token;
+  if (fatal || report.fault == static_cast<std::uint32_t>(Fault::none) || earlier) {
     report.phase = phase;
     report.operation = operation;
     report.member = member;

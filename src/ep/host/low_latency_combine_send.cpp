@@ -21,7 +21,8 @@ void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y, con
     for (std::int64_t expert = first; expert < last; ++expert) {
       for (std::int64_t row = 0; row < handle.counts[expert]; ++row) {
         const std::uint16_t* source = y.as<std::uint16_t>() + expert * y.strides[0] + row * y.strides[1];
-        std::byte* target = group.block + group.host->layout.answer(epoch, static_cast<std::int32_t>(expert), row, shape);
+        std::byte* target =
+            group.block + group.host->layout.answer(epoch, static_cast<std::int32_t>(expert), row, shape);
         if (log_fmt)
           numeric::logfmt_encode_row(
               {reinterpret_cast<const numeric::Bf16*>(source), static_cast<std::size_t>(shape.hidden)}, target);
