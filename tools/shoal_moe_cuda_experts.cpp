@@ -43,7 +43,7 @@ void StreamMemory::reserve(std::size_t bytes, cudaStream_t stream) {
   *this = StreamMemory(bytes, stream);
 }
 
-CudaExperts::CudaExperts(std::shared_ptr<const CublasLt> library, const Options& options, const Shape& shape,
+CudaExperts::CudaExperts(const std::shared_ptr<const CublasLt>& library, const Options& options, const Shape& shape,
                          std::int32_t first_expert, cudaStream_t stream)
     : hidden_(shape.hidden),
       width_(round_up(shape.ffn, kRowMultiple)),

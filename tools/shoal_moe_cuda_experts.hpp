@@ -38,7 +38,7 @@ class StreamMemory {
 class CudaExperts {
  public:
   /// Loads the weights of experts first_expert .. + shape.local_experts() - 1, rounded to bfloat16.
-  CudaExperts(std::shared_ptr<const CublasLt> library, const Options& options, const Shape& shape,
+  CudaExperts(const std::shared_ptr<const CublasLt>& library, const Options& options, const Shape& shape,
               std::int32_t first_expert, cudaStream_t stream);
 
   /// counts: rows of each expert. `pack` fills Packed::x, `unpack` takes Packed::y from it; both only put kernels on

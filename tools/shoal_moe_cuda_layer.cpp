@@ -19,14 +19,12 @@ namespace shoal::moe {
 
 namespace {
 
-using ep::numeric::Bf16;
-
 /// Phases between pairs of events on a stream.
 class PhaseEvents {
  public:
   PhaseEvents() = default;
   ~PhaseEvents() {
-    for (const cudaEvent_t event : events_) (void)cudaEventDestroy(event);
+    for (cudaEvent_t event : events_) (void)cudaEventDestroy(event);
   }
   PhaseEvents(const PhaseEvents&) = delete;
   PhaseEvents& operator=(const PhaseEvents&) = delete;

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "base/check.hpp"
+#include "world/connectivity.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -31,27 +32,28 @@ constexpr std::size_t kFieldCount = std::size(kFields);
 struct Proposal {
   std::int32_t code;  // of Code; 0 when the options are fine here
   std::int64_t values[kFieldCount];
-  char message[256];
+  char message[400];
 };
 static_assert(sizeof(Proposal) <= shoal::detail::WorldState::kExchangeBytes);
 
-/// A member that this one cannot reach by load and store; nullopt when there is none.
-std::optional<Pe> unreachable(const GroupState& state) {
-  for (Pe pe = 0; pe < state.shape.ranks; ++pe)
-    if (state.world->peer_base(state.team.world_pe(pe)) == nullptr) return state.team.world_pe(pe);
-  return std::nullopt;
+/// Throws unless this member reaches all others by load and store.
+void require_reach(const Team& team) {
+  const auto& world = *team.state().world;
+  for (Pe member = 0; member < team.size(); ++member) {
+    const Pe pe = team.world_pe(member);
+    if (world.peer_base(pe) == nullptr)
+      fail(Code::unsupported,
+           "an ep::Group needs members that reach each other by load and store; PE {} does not reach PE {}: {}",
+           team.world_pe(team.my_pe()), pe, shoal::detail::why_out_of_reach(world, pe));
+  }
 }
 
 /// The state, or what is wrong with the options here.
 std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& options, Proposal& proposal) {
   for (std::size_t i = 0; i < kFieldCount; ++i) proposal.values[i] = kFields[i].value(options);
   try {
-    auto state = std::make_shared<GroupState>(team, options);
-    if (const auto pe = unreachable(*state))
-      fail(Code::unsupported,
-           "an ep::Group needs members that reach each other by load and store; PE {} does not reach PE {}: {}",
-           team.world_pe(team.my_pe()), *pe, "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)");
-    return state;
+    require_reach(team);
+    return std::make_shared<GroupState>(team, options);
   } catch (const Error& error) {
     proposal.code = static_cast<std::int32_t>(error.code());
     std::strncpy(proposal.message, error.what() + std::strlen("shoal: "), sizeof proposal.message - 1);

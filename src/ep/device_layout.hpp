@@ -59,6 +59,8 @@ struct DeviceNotice {
   std::uint32_t weight_stride;     ///< combine: bytes between the weights of two rows
   std::uint32_t blocks;            ///< of the launch: each of them counts in `finished`
   std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: flat
+  /// combine: the member's number of the shared range that y lies in, whose start `region` then counts from; 0: none
+  std::uint64_t share;
 };
 
 /// Offsets within the group's block of the heap.

@@ -156,6 +156,7 @@ std::int32_t Group::local_experts() const {
 
 Routing Group::route(const TensorView& topk_idx, const Launch& launch) const {
   require(state_ != nullptr && !state_->closed, Code::closed, "route: the group is closed");
+  if (state_->stream) state_->stream->drain();  // it may be in a call of this group
   detail::check_launch(*state_, "route", launch);
   return state_->backend->route(topk_idx, launch);
 }
@@ -239,7 +240,7 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
 bool PendingDispatch::ready() const {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "ready: this low-latency dispatch has been received, or is empty");
-  return detail::open_group(state_->group, "ready").backend->ready(*state_);
+  return detail::usable(state_->group, "ready").backend->ready(*state_);
 }
 
 LowLatencyReceived PendingDispatch::receive() {
@@ -266,7 +267,7 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
 bool PendingCombine::ready() const {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "ready: this low-latency combine has been received, or is empty");
-  return detail::open_group(state_->group, "ready").backend->ready(*state_);
+  return detail::usable(state_->group, "ready").backend->ready(*state_);
 }
 
 Tensor PendingCombine::receive() {

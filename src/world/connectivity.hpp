@@ -50,4 +50,8 @@ void choose_transports(Connectivity& connectivity, Pe my_pe);
 /// them.
 std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe);
 
+class WorldState;
+/// Why loads and stores do not reach the heap of `pe` from here: to be asked where WorldState::peer_base is nullptr.
+std::string why_out_of_reach(const WorldState& state, Pe pe);
+
 }  // namespace shoal::detail

@@ -52,6 +52,7 @@ struct WorldParts {
   std::vector<memory::DeviceDescription> devices;
   std::shared_ptr<memory::DeviceHeap> device_heap;
   std::shared_ptr<SharedBufferTable> shared_buffers;  ///< made at its first use
+  SharedRanges shared_ranges;                         ///< what is in it, for any thread
   memory::Allocator allocator{0};
   memory::RegisteredBuffers registered;
 

@@ -12,6 +12,60 @@
 
 namespace shoal {
 namespace detail {
+
+// --- what the layers above ask for
+
+const SharedRanges& shared_ranges(const WorldState& state) noexcept {
+  return state.parts().shared_ranges;
+}
+
+SharedRanges::Place SharedRanges::find(const void* pointer, std::size_t bytes) const {
+  const auto* const first = static_cast<const std::byte*>(pointer);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, range] : own_)
+    if (first >= range.base && first + bytes <= range.base + range.bytes && mappings_->is_current(range))
+      return {id, static_cast<std::uint64_t>(first - range.base)};
+  return {};
+}
+
+std::vector<SharedRanges::Range> SharedRanges::of(Pe pe) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Range> found;
+  for (auto at = ranges_.lower_bound({pe, 0}); at != ranges_.end() && at->first.first == pe; ++at)
+    found.push_back({at->first.second, at->second});
+  return found;
+}
+
+void SharedRanges::add(Pe pe, std::uint64_t id, std::byte* base) {
+  const std::lock_guard lock(mutex_);
+  ranges_[{pe, id}] = base;
+  ++version_;
+}
+
+void SharedRanges::add_own(Pe my_pe, std::uint64_t id, const SharedBufferTable::Own& own,
+                           const memory::SharedBuffers& mappings) {
+  add(my_pe, id, own.range.base);
+  const std::lock_guard lock(mutex_);
+  my_pe_ = my_pe;
+  mappings_ = &mappings;
+  if (own.everywhere) own_[id] = own.range;
+}
+
+void SharedRanges::remove(Pe pe, std::uint64_t id) noexcept {
+  const std::lock_guard lock(mutex_);
+  ranges_.erase({pe, id});
+  if (pe == my_pe_) own_.erase(id);
+  ++version_;
+}
+
+void SharedRanges::clear() noexcept {
+  const std::lock_guard lock(mutex_);
+  ranges_.clear();
+  own_.clear();
+  mappings_ = nullptr;
+  ++version_;
+}
+
 namespace {
 
 constexpr const char* kCall = "share_buffer";
@@ -65,12 +119,19 @@ class Sharing {
     return !same_process(pe) && host[static_cast<std::size_t>(pe)] == host[static_cast<std::size_t>(world_.my_pe)] &&
            device(pe).network_namespace == device(world_.my_pe).network_namespace;
   }
+  /// Whether every PE that maps this one's heap can be given a descriptor, or needs none.
+  bool fds_reach_all() const {
+    for (Pe pe = 0; pe < world_.n_pes; ++pe)
+      if (reached(pe) && !same_process(pe) && !passes_fds(pe)) return false;
+    return true;
+  }
   bool reached(Pe pe) const { return world_.device_heap->obstacle(pe).empty(); }
   const memory::DeviceDescription& device(Pe pe) const { return world_.devices[static_cast<std::size_t>(pe)]; }
   void pass_pieces();
   std::vector<memory::ReceivedFd> pass_fds(const memory::FileDescriptor& mine) const;
   void import_round(std::uint64_t round, const std::vector<Round>& all, const std::vector<memory::ReceivedFd>& fds);
   void adopt_threads();
+  void publish_ranges();
   void roll_back() noexcept;
 
   WorldState& state_;
@@ -128,7 +189,10 @@ void Sharing::run(const void* pointer, std::size_t bytes) {
   offers_ = exchange_values(state_, mine);
   try {
     for (Pe pe = 0; pe < world_.n_pes; ++pe) {
-      if (offer(pe).dropped != 0) table_.mappings->drop(pe, offer(pe).dropped);
+      if (offer(pe).dropped != 0) {
+        world_.shared_ranges.remove(pe, offer(pe).dropped);
+        table_.mappings->drop(pe, offer(pe).dropped);
+      }
       offer(pe).failure.rethrow(pe, failure_);
     }
     const bool any_new = std::any_of(offers_.begin(), offers_.end(), [](const Offer& one) { return one.is_new != 0; });
@@ -136,6 +200,7 @@ void Sharing::run(const void* pointer, std::size_t bytes) {
     pass_pieces();
     adopt_threads();
     agree_on_outcome(state_, failure_, kCall);
+    publish_ranges();
   } catch (...) {
     roll_back();
     throw;
@@ -156,6 +221,7 @@ void Sharing::pass_pieces() {
     const auto exported = attempt([&] {
       if (mine.is_new != 0 && round < mine.pieces)
         out.piece = table_.mappings->export_piece(table_.own.at(mine.id).range, round, fd);
+      if (out.piece.kind == memory::PieceKind::fd && !fds_reach_all()) table_.own.at(mine.id).everywhere = false;
     });
     out.failure = FailureRecord(exported);
     const auto all = exchange_values(state_, out);
@@ -208,6 +274,17 @@ void Sharing::adopt_threads() {
     const auto failed = attempt(
         [&] { table_.mappings->adopt(pe, theirs.id, reinterpret_cast<std::byte*>(theirs.base), theirs.range_bytes); });
     if (failed && !failure_) failure_ = failed;
+  }
+}
+
+void Sharing::publish_ranges() {
+  for (Pe pe = 0; pe < world_.n_pes; ++pe) {
+    const std::uint64_t id = offer(pe).id;
+    if (offer(pe).is_new == 0) continue;
+    if (pe == world_.my_pe)
+      world_.shared_ranges.add_own(pe, id, table_.own.at(id), *table_.mappings);
+    else
+      world_.shared_ranges.add(pe, id, table_.mappings->base(pe, id));
   }
 }
 
@@ -282,7 +359,10 @@ void SymmetricHeap::unshare_buffer(const SharedBuffer& buffer) {
   const auto all = detail::exchange_values(*state_, mine);
   for (std::size_t pe = 0; pe < all.size(); ++pe) all[pe].failure.rethrow(static_cast<Pe>(pe), failure);
   for (std::size_t pe = 0; pe < all.size(); ++pe)
-    if (all[pe].dropped != 0) table.mappings->drop(static_cast<Pe>(pe), all[pe].dropped);
+    if (all[pe].dropped != 0) {
+      state_->parts().shared_ranges.remove(static_cast<Pe>(pe), all[pe].dropped);
+      table.mappings->drop(static_cast<Pe>(pe), all[pe].dropped);
+    }
   if (buffer.id_ != 0 && --own->second.uses == 0) table.own.erase(own);
   // Who returns may free its memory: nobody maps it any more.
   state_->sync(state_->world_team(), "unshare_buffer");

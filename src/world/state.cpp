@@ -55,6 +55,12 @@ HeapRoute WorldParts::heap_route(Pe pe, transport::Capabilities needed) const {
   return {*heap_transports[heap_connectivity.transport_of[i]], 0};
 }
 
+std::string why_out_of_reach(const WorldState& state, Pe pe) {
+  const WorldParts& world = state.parts();
+  if (!world.device_heap) return "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)";
+  return why_not(world.heap_connectivity, world.my_pe, world.my_pe, pe);
+}
+
 WorldState::WorldState() : parts_(std::make_unique<WorldParts>()), heap_(*this) {}
 
 WorldState::~WorldState() {
@@ -232,6 +238,7 @@ void WorldState::release() noexcept {
   world.device_side.reset();
   world.heap_transports.clear();
   world.transports.clear();
+  world.shared_ranges.clear();
   world.shared_buffers.reset();
   world.device_heap.reset();
   world.device.reset();

@@ -151,7 +151,7 @@ std::string World::describe_transport(Pe pe) const {
   const WorldParts& world = state().parts();
   check_pe(world, "describe_transport", pe);
   const auto i = static_cast<std::size_t>(pe);
-  const std::string control =
+  std::string control =
       fmt::format("{}: {}", world.route(pe).name(), transport::describe(world.connectivity.capabilities[i]));
   if (!world.device_heap) return control;
   const detail::Connectivity& heap = world.heap_connectivity;

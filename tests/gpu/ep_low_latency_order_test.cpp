@@ -29,6 +29,7 @@ EpCase reseeded(EpCase c, std::uint64_t by) {
 }
 
 constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
+constexpr bool kDeferrals[] = {true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
 
 TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {  // A9
   SHOAL_SKIP_WITHOUT_GPU();
@@ -78,13 +79,46 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {  // A9
   });
 }
 
+TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {  // defer_receive = false
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(4, 30);
+  run_low_latency_group(c, [&](GpuGroup& group) {
+    const std::vector<std::int32_t> zeros(static_cast<std::size_t>(c.local_experts()), 0);
+    const Tensor counts = group.tensors.upload(TensorView(zeros.data(), DataType::int32, {c.local_experts()}));
+    Round round(group, c, {.reduction = Reduction::exact, .out = true, .defer_receive = false});
+    const ExpectedDispatch wanted = expected_dispatch(c, group.me);
+    for (std::int32_t i = 1; i <= 3; ++i) {
+      ep::PendingDispatch pending = group.group.low_latency_dispatch(
+          round.x(), round.topk(), {.quantize = Quantize::none, .expert_counts = counts, .defer_receive = false});
+      group.tensors.settle();
+      const Tensor received = group.tensors.download(counts);  // nobody has called receive
+      for (std::int32_t e = 0; e < c.local_experts(); ++e)
+        EXPECT_EQ(received.as<std::int32_t>()[e], i * wanted.tokens_per_expert[e]);
+      const ep::LowLatencyReceived got = pending.receive();
+      EXPECT_THROW(pending.receive(), Error);
+      round.check(got);
+      round.write_answers();
+      round.poison_out();
+      ep::PendingCombine answers = round.answer(got);
+      group.tensors.settle();
+      round.check(round.out());  // likewise
+      round.check(answers.receive());
+      EXPECT_THROW(answers.receive(), Error);
+      round.poison(got);
+    }
+  });
+}
+
 TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // A4: the two halves never mix
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 31);
   run_low_latency_group(c, [&](GpuGroup& group) {
-    for (const bool early : {true, false})
+    for (int form = 0; form < 8; ++form)
       for (int i = 0; i < 6; ++i) {
-        const GpuLowLatencyCall call{.quantize = Quantize::fp8, .early_weights = early};
+        const GpuLowLatencyCall call{.quantize = form % 4 < 2 ? Quantize::fp8 : Quantize::none,
+                                     .reduction = form % 4 < 2 ? Reduction::per_rank : Reduction::exact,
+                                     .early_weights = form % 2 == 0,
+                                     .defer_receive = form < 4};
         const auto seed = static_cast<std::uint64_t>(i);
         Round a(group, reseeded(c, 2 * seed), call), b(group, reseeded(c, 2 * seed + 1), call);
         ep::PendingDispatch first = a.send(), second = b.send();
@@ -109,15 +143,17 @@ TEST(EpGpuLowLatencyMode, SmallDispatchesWithoutCombineAndAnOldHandle) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 37);
   run_low_latency_group(c, [&](GpuGroup& group) {
-    const GpuLowLatencyCall call{.reduction = Reduction::per_rank};
-    Round first(group, c, call), second(group, reseeded(c, 1), call);
-    const ep::LowLatencyReceived got = first.send().receive();
-    first.check(got);
-    first.write_answers();
-    for (int i = 0; i < 5; ++i) second.check(second.send().receive());
-    // The handle outlives the rows.
-    first.check(first.answer(got).receive());
-    first.check(first.answer(got).receive());
+    for (const bool defer : kDeferrals) {
+      const GpuLowLatencyCall call{.reduction = Reduction::per_rank, .defer_receive = defer};
+      Round first(group, c, call), second(group, reseeded(c, 1), call);
+      const ep::LowLatencyReceived got = first.send().receive();
+      first.check(got);
+      first.write_answers();
+      for (int i = 0; i < 5; ++i) second.check(second.send().receive());
+      // The handle outlives the rows.
+      first.check(first.answer(got).receive());
+      first.check(first.answer(got).receive());
+    }
   });
 }
 
@@ -129,7 +165,8 @@ TEST(EpGpuLowLatencyMode, InterleavedWithNormalMode) {
       [&](GpuGroup& group) {
         for (std::uint64_t i = 0; i < 5; ++i) {
           GpuRound(group, reseeded(c, i), {}).run();
-          Round(group, reseeded(c, i), {.quantize = Quantize::fp8}).run();
+          for (const bool defer : kDeferrals)
+            Round(group, reseeded(c, i), {.quantize = Quantize::fp8, .defer_receive = defer}).run();
         }
       },
       [&](ep::GroupOptions& options) { options.max_tokens = c.max_tokens; });
@@ -142,9 +179,11 @@ TEST(EpGpuLowLatencyMode, OwnStreamsAndEvents) {
     CUstream_st* const streams[2] = {group.tensors.new_stream(), group.tensors.new_stream()};
     cudaEvent_t done = nullptr;
     ASSERT_EQ(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), cudaSuccess);
-    for (std::uint64_t i = 0; i < 6; ++i) {
+    for (std::uint64_t i = 0; i < 12; ++i) {
       Round round(group, reseeded(c, i),
-                  {.early_weights = i % 2 == 0, .launch = {.stream = streams[i % 2], .done = done}});
+                  {.early_weights = i % 2 == 0,
+                   .launch = {.stream = streams[i % 2], .done = done},
+                   .defer_receive = i % 4 < 2});
       const ep::LowLatencyReceived got = round.send().receive();
       EXPECT_EQ(cudaEventSynchronize(done), cudaSuccess);
       round.check(got);
@@ -164,9 +203,11 @@ TEST(EpGpuLowLatencyMode, ManySkewedRounds) {  // A4
   run_low_latency_group(c, [&](GpuGroup& group) {
     std::mt19937 random(static_cast<std::uint32_t>(group.me));
     Round a(group, c, {.early_weights = true}), b(group, reseeded(c, 1), {.quantize = Quantize::fp8_ue8m0});
-    for (int i = 0; i < 60; ++i) {
+    Round a_now(group, reseeded(c, 2), {.early_weights = true, .defer_receive = false});
+    Round b_now(group, reseeded(c, 3), {.quantize = Quantize::fp8_ue8m0, .defer_receive = false});
+    for (int i = 0; i < 120; ++i) {
       if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
-      (i % 3 == 0 ? a : b).run();
+      (i % 2 == 0 ? (i % 3 == 0 ? a : b) : (i % 3 == 0 ? a_now : b_now)).run();
     }
   });
 }
@@ -175,24 +216,32 @@ TEST(EpGpuLowLatencyMode, FreeRunningChainKeepsItsResults) {  // nothing waits o
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 53);
   run_low_latency_group(c, [&](GpuGroup& group) {
-    Round round(group, c, {.early_weights = true, .out = true});
-    const ep::LowLatencyReceived got = round.send().receive();
-    round.check(got);
-    round.write_answers();
-    round.poison_out();
-    for (int i = 0; i < 200; ++i) {
-      const ep::LowLatencyReceived again = round.send().receive();
-      const Tensor out = round.answer(again).receive();
-      if (i == 199) round.check(out);
-      if (i == 199) round.check(again);
-    }
+    for (const bool early : {true, false})
+      for (const bool defer : kDeferrals) {
+        Round round(group, c, {.early_weights = early, .out = true, .defer_receive = defer});
+        const ep::LowLatencyReceived got = round.send().receive();
+        round.check(got);
+        round.write_answers();
+        round.poison_out();
+        for (int i = 0; i < 200; ++i) {
+          const ep::LowLatencyReceived again = round.send().receive();
+          const Tensor out = round.answer(again).receive();
+          if (i == 199) round.check(out);
+          if (i == 199) round.check(again);
+        }
+      }
   });
 }
 
 // --- graphs (E5)
 
-TEST(EpGpuLowLatencyMode, CapturedAndReplayed) {
+class EpGpuLowLatencyCapture : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyCapture, ::testing::ValuesIn(kDeferrals),
+                         [](const auto& tested) { return tested.param ? "deferred" : "immediate"; });
+
+TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
   SHOAL_SKIP_WITHOUT_GPU();
+  const bool defer = GetParam();
   for (const Quantize quantize : {Quantize::none, Quantize::fp8_ue8m0})
     for (const Reduction reduction : kReductions) {
       const EpCase c = small(3, 59);
@@ -204,7 +253,8 @@ TEST(EpGpuLowLatencyMode, CapturedAndReplayed) {
                      .early_weights = reduction == Reduction::exact,
                      .out = true,
                      .launch = {.stream = stream},
-                     .padded = true});
+                     .padded = true,
+                     .defer_receive = defer});
         // Once before, for the memory; it also says what experts answer.
         {
           const ep::LowLatencyReceived got = round.send().receive();
@@ -221,7 +271,8 @@ TEST(EpGpuLowLatencyMode, CapturedAndReplayed) {
         ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
         ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
         for (std::uint64_t i = 0; i < 5; ++i) {
-          if (i == 3) Round(group, reseeded(c, 1000), {.quantize = quantize}).run();  // beside the graph
+          if (i == 3)
+            Round(group, reseeded(c, 1000), {.quantize = quantize, .defer_receive = defer}).run();  // beside the graph
           EpCase now = c;
           now.seed += 10 * i;
           round.change(now);
@@ -292,11 +343,11 @@ TEST(EpGpuLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(1000);
   const EpCase c = small(4, 67);
-  for (const Reduction reduction : kReductions)
+  const auto stops = [&](Reduction reduction, bool defer) {
     run_low_latency_group(
         c,
         [&](GpuGroup& group) {
-          Round(group, c, {.reduction = reduction}).run();
+          Round(group, c, {.reduction = reduction, .defer_receive = defer}).run();
           group.group.synchronize();
           sync(group.world.team());
           if (group.me == kGone) {
@@ -306,7 +357,10 @@ TEST(EpGpuLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
           std::vector<int> mask(c.ranks, 0);
           mask[kGone] = 1;
           Round round(group, c,
-                      {.reduction = reduction, .early_weights = reduction == Reduction::exact, .masked = mask});
+                      {.reduction = reduction,
+                       .early_weights = reduction == Reduction::exact,
+                       .masked = mask,
+                       .defer_receive = defer});
           for (int i = 0; i < 4; ++i) {
             const auto start = std::chrono::steady_clock::now();
             round.run();
@@ -324,6 +378,9 @@ TEST(EpGpuLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
           options.mask_failed = true;
           options.timeout = kTimeout;
         });
+  };
+  for (const Reduction reduction : kReductions)
+    for (const bool defer : kDeferrals) stops(reduction, defer);
 }
 
 TEST(EpGpuLowLatencyMode, ALiveMemberIsLeftOutAndComesBack) {
@@ -388,7 +445,11 @@ TEST(EpGpuLowLatencyMode, AMemberThatIsLeftOutFindsOut) {
       });
 }
 
-TEST(EpGpuLowLatencyMode, WithoutMasksATimeoutNamesTheMemberAndClosesTheGroup) {
+class EpGpuLowLatencyTimeout : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyTimeout, ::testing::ValuesIn(kDeferrals),
+                         [](const auto& tested) { return tested.param ? "deferred" : "immediate"; });
+
+TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheMemberAndClosesTheGroup) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 79);
   run_low_latency_group(
@@ -397,7 +458,7 @@ TEST(EpGpuLowLatencyMode, WithoutMasksATimeoutNamesTheMemberAndClosesTheGroup) {
         if (group.me != 1) {
           const Round round(group, c, {});
           try {
-            group.group.low_latency_dispatch(round.x(), round.topk()).receive();
+            group.group.low_latency_dispatch(round.x(), round.topk(), {.defer_receive = GetParam()}).receive();
             group.group.synchronize();
             ADD_FAILURE() << "did not time out";
           } catch (const Error& error) {
@@ -428,20 +489,23 @@ TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
                         {0, -2, "topk_idx[2, 0] is -2"},
                         {3, std::int64_t{1} << 40, "topk_idx[2, 3] is 1099511627776"},
                         {2, 4, "topk_idx[2] names expert 4 twice"}};
-    for (const Bad& bad : bads) {
-      std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
-      for (std::size_t i = 0; i < lanes.size(); ++i) lanes[i] = static_cast<std::int64_t>(i % 4) * 2 + 1;
-      if (bad.value == 4) lanes[2 * 4 + 1] = 4;
-      if (group.me == 1) lanes[2 * 4 + static_cast<std::size_t>(bad.lane)] = bad.value;
-      const PlainInputs in(group.tensors, c, lanes);
-      const auto got = group.group.low_latency_dispatch(in.x, in.topk, {.quantize = Quantize::none}).receive();
-      group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle).receive();
-      if (group.me == 1)
-        expect_error(Code::invalid_argument, bad.text, [&] { group.group.synchronize(); });
-      else
-        group.group.synchronize();
-      group.group.synchronize();  // told once
-    }
+    for (const bool defer : kDeferrals)
+      for (const Bad& bad : bads) {
+        std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
+        for (std::size_t i = 0; i < lanes.size(); ++i) lanes[i] = static_cast<std::int64_t>(i % 4) * 2 + 1;
+        if (bad.value == 4) lanes[2 * 4 + 1] = 4;
+        if (group.me == 1) lanes[2 * 4 + static_cast<std::size_t>(bad.lane)] = bad.value;
+        const PlainInputs in(group.tensors, c, lanes);
+        const auto got =
+            group.group.low_latency_dispatch(in.x, in.topk, {.quantize = Quantize::none, .defer_receive = defer})
+                .receive();
+        group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = defer}).receive();
+        if (group.me == 1)
+          expect_error(Code::invalid_argument, bad.text, [&] { group.group.synchronize(); });
+        else
+          group.group.synchronize();
+        group.group.synchronize();  // told once
+      }
     for (std::uint64_t i = 0; i < 3; ++i) Round(group, reseeded(c, i), {.quantize = Quantize::fp8}).run();
     group.group.synchronize();
   });
@@ -462,6 +526,11 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
     };
     Round round(group, c, {});
     group.group.low_latency_dispatch(round.x(), round.topk(), {.quantize = odd ? Quantize::fp8 : Quantize::none})
+        .receive();
+    EXPECT_EQ(code(), Code::mismatch);
+    group.group
+        .low_latency_dispatch(round.x(), round.topk(),
+                              {.quantize = odd ? Quantize::fp8 : Quantize::none, .defer_receive = false})
         .receive();
     EXPECT_EQ(code(), Code::mismatch);
     ep::LowLatencyDispatchOptions with_weights{.quantize = Quantize::none};

@@ -1,10 +1,13 @@
 // Low-latency mode on GPUs, values (E3): PEs as threads on the GPUs that are here, each result bit by bit against the
-// naive reference. Every result is poisoned before the next one takes its place.
+// naive reference. Every result is poisoned before the next one takes its place. Receives are deferred, or queued at
+// once behind their sends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <string>
+#include <tuple>
 
 #include "ep/numeric/rows.hpp"
 #include "support/ep_gpu_low_latency.hpp"
@@ -32,22 +35,46 @@ void run_rounds(const EpCase& c, const GpuLowLatencyCall& call, int rounds = 4) 
   });
 }
 
+constexpr bool kDeferrals[] = {true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
+
+/// run_rounds with deferred receives, then with immediate ones.
+void run_rounds_of_both(const EpCase& c, GpuLowLatencyCall call, int rounds = 4) {
+  for (const bool defer : kDeferrals) {
+    call.defer_receive = defer;
+    run_rounds(c, call, rounds);
+  }
+}
+
 constexpr Quantize kQuantizes[] = {Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two, Quantize::fp8_ue8m0};
 constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
 
-class EpGpuLowLatency : public ::testing::TestWithParam<std::int32_t> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuLowLatency, ::testing::Values(1, 2, 3, 5, 8));
+/// Ranks, and whether receives are deferred.
+class EpGpuLowLatency : public ::testing::TestWithParam<std::tuple<std::int32_t, bool>> {
+ protected:
+  static std::int32_t ranks() { return std::get<0>(GetParam()); }
+  static bool deferred() { return std::get<1>(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuLowLatency,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 5, 8), ::testing::Bool()),
+                         [](const auto& tested) {
+                           return std::to_string(std::get<0>(tested.param)) +
+                                  (std::get<1>(tested.param) ? "_deferred" : "_immediate");
+                         });
 
 TEST_P(EpGpuLowLatency, SmallEveryFormAndReduction) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam());
+  const EpCase c = small(ranks());
   run_low_latency_group(c, [&](GpuGroup& group) {
     std::uint64_t seed = 0;
     for (const Quantize quantize : kQuantizes)
       for (const Reduction reduction : kReductions)
         for (const bool early : {false, true})
           Round(group, reseeded(c, ++seed),
-                {.quantize = quantize, .reduction = reduction, .zero_copy = seed % 3 == 0, .early_weights = early})
+                {.quantize = quantize,
+                 .reduction = reduction,
+                 .zero_copy = seed % 3 == 0,
+                 .early_weights = early,
+                 .defer_receive = deferred()})
               .run();
   });
 }
@@ -55,17 +82,18 @@ TEST_P(EpGpuLowLatency, SmallEveryFormAndReduction) {
 TEST_P(EpGpuLowLatency, SmallNoTokensIdleMembersAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam(), 3);
+    EpCase c = small(ranks(), 3);
     c.load = load;
-    run_rounds(c, {});
-    run_rounds(c, {.quantize = Quantize::fp8, .zero_copy = true, .early_weights = true});
+    run_rounds(c, {.defer_receive = deferred()});
+    run_rounds(c, {.reduction = Reduction::exact, .defer_receive = deferred()});
+    run_rounds(c, {.quantize = Quantize::fp8, .zero_copy = true, .early_weights = true, .defer_receive = deferred()});
   }
 }
 
 TEST_P(EpGpuLowLatency, LogFmt) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden : {8, 120, 512, 640, 1016, 1024, 5120, 7168}) {
-    EpCase c = small(GetParam(), 5 + static_cast<std::uint64_t>(hidden));
+    EpCase c = small(ranks(), 5 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
     c.max_tokens = 12;
     c.mixed_magnitudes = true;
@@ -73,7 +101,9 @@ TEST_P(EpGpuLowLatency, LogFmt) {
       std::uint64_t seed = 0;
       for (const Reduction reduction : kReductions)
         for (const bool early : {false, true})
-          Round(group, reseeded(c, ++seed), {.reduction = reduction, .log_fmt = true, .early_weights = early}).run();
+          Round(group, reseeded(c, ++seed),
+                {.reduction = reduction, .log_fmt = true, .early_weights = early, .defer_receive = deferred()})
+              .run();
     });
   }
 }
@@ -88,7 +118,8 @@ TEST(EpGpuLowLatencyMode, SmallRowsFrom16BytesOn) {
       for (const Quantize quantize : kQuantizes) {
         if (quantize != Quantize::none && hidden % 16 != 0) continue;
         for (const Reduction reduction : kReductions)
-          Round(group, c, {.quantize = quantize, .reduction = reduction, .out = true}).run();
+          for (const bool defer : kDeferrals)
+            Round(group, c, {.quantize = quantize, .reduction = reduction, .out = true, .defer_receive = defer}).run();
       }
     });
   }
@@ -105,7 +136,10 @@ TEST(EpGpuLowLatencyMode, EveryTopKUpTo32) {
       run_low_latency_group(c, [&](GpuGroup& group) {
         for (const Reduction reduction : kReductions)
           for (const bool log_fmt : {false, true})
-            Round(group, c, {.reduction = reduction, .log_fmt = log_fmt, .int32_topk = top_k % 2 == 1}).run();
+            for (const bool defer : kDeferrals)
+              Round(group, c,
+                    {.reduction = reduction, .log_fmt = log_fmt, .int32_topk = top_k % 2 == 1, .defer_receive = defer})
+                  .run();
       });
     }
 }
@@ -116,28 +150,28 @@ TEST(EpGpuLowLatencyMode, ManyTokensAndExperts) {  // more slots than a block lo
   c.hidden = 128;
   c.max_tokens = 700;
   c.experts = 9;
-  run_rounds(c, {.quantize = Quantize::fp8, .early_weights = true}, 3);
+  run_rounds_of_both(c, {.quantize = Quantize::fp8, .early_weights = true}, 3);
   c = small(4, 17);
   c.hidden = 64;
   c.experts = 4 * 200;
   c.top_k = 8;
-  run_rounds(c, {}, 3);
+  run_rounds_of_both(c, {}, 3);
 }
 
 TEST(EpGpuLowLatencyMode, FewBlocks) {  // Launch.sms
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t sms : {1, 2, 7, 1000}) {
     const EpCase c = small(3, 19);
-    run_rounds(c, {.quantize = Quantize::fp8, .launch = {.sms = sms}});
-    run_rounds(c, {.reduction = Reduction::exact, .launch = {.sms = sms}});
+    run_rounds_of_both(c, {.quantize = Quantize::fp8, .launch = {.sms = sms}});
+    run_rounds_of_both(c, {.reduction = Reduction::exact, .launch = {.sms = sms}});
   }
 }
 
 TEST(EpGpuLowLatencyMode, FullSize) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c{.ranks = 8, .experts = 64, .top_k = 8, .hidden = 7168, .max_tokens = 16, .seed = 23};
-  run_rounds(c, {.quantize = Quantize::fp8, .zero_copy = true, .early_weights = true}, 2);
-  run_rounds(c, {.quantize = Quantize::fp8_ue8m0, .reduction = Reduction::exact}, 1);
+  run_rounds_of_both(c, {.quantize = Quantize::fp8, .zero_copy = true, .early_weights = true}, 2);
+  run_rounds_of_both(c, {.quantize = Quantize::fp8_ue8m0, .reduction = Reduction::exact}, 1);
 }
 
 TEST(EpGpuLowLatencyMode, EveryFiniteAndSpecialValueIsEncodedAsNumericDoes) {

@@ -29,7 +29,7 @@ class Draw {
     c.seed = seed_;
     c.ranks = static_cast<std::int32_t>(pick(1, 8));
     c.experts = c.ranks * static_cast<std::int32_t>(log_pick(1, 1024 / c.ranks));
-    c.top_k = static_cast<std::int32_t>(pick(1, 4) == 4 ? 32 : pick(1, 12));
+    c.top_k = static_cast<std::int32_t>(pick(1, ep::kMaxTopK));
     c.holes = static_cast<double>(pick(0, 4)) / 8;
     c.load = static_cast<Load>(pick(0, 9) < 7 ? 0 : pick(0, 3));
     ep::GroupOptions& options = drawn.options;

@@ -30,8 +30,10 @@ TensorView as_stored(const TensorView& scales) {
 }
 
 std::string GpuLowLatencyCall::describe() const {
-  return fmt::format("quantize {} reduction {}{}{}{}", static_cast<int>(quantize), static_cast<int>(reduction),
-                     log_fmt ? " log_fmt" : "", zero_copy ? " zero_copy" : "", early_weights ? " early weights" : "");
+  return fmt::format("quantize {} reduction {} sms {}{}{}{}{}{}{}{}", static_cast<int>(quantize),
+                     static_cast<int>(reduction), launch.sms, log_fmt ? " log_fmt" : "", zero_copy ? " zero_copy" : "",
+                     early_weights ? " early weights" : "", int32_topk ? " int32 topk" : "", out ? " out" : "",
+                     padded ? " padded" : "", defer_receive ? "" : " immediate");
 }
 
 GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c, const GpuLowLatencyCall& call)
@@ -54,7 +56,8 @@ void GpuLowLatencyRound::run() {
 }
 
 ep::PendingDispatch GpuLowLatencyRound::send() {
-  ep::LowLatencyDispatchOptions options{.quantize = call_.quantize, .launch = call_.launch};
+  ep::LowLatencyDispatchOptions options{
+      .quantize = call_.quantize, .defer_receive = call_.defer_receive, .launch = call_.launch};
   if (call_.early_weights) options.weights = weights_;
   return owner_.group.low_latency_dispatch(x_, topk_, options);
 }
@@ -97,8 +100,11 @@ void GpuLowLatencyRound::write_answers() {
 }
 
 ep::PendingCombine GpuLowLatencyRound::answer(const ep::LowLatencyReceived& got) {
-  ep::LowLatencyCombineOptions options{
-      .log_fmt = call_.log_fmt, .zero_copy = call_.zero_copy, .reduction = call_.reduction, .launch = call_.launch};
+  ep::LowLatencyCombineOptions options{.log_fmt = call_.log_fmt,
+                                       .zero_copy = call_.zero_copy,
+                                       .reduction = call_.reduction,
+                                       .defer_receive = call_.defer_receive,
+                                       .launch = call_.launch};
   if (call_.out) options.out = out_;
   return owner_.group.low_latency_combine(y_, topk_, weights_, got.handle, options);
 }

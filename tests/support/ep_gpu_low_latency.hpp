@@ -24,6 +24,8 @@ struct GpuLowLatencyCall {
   /// Every member has max_tokens tokens; those that the case does not have go to no expert, as in a batch that a
   /// captured graph takes.
   bool padded = false;
+  /// false: receives are queued behind their sends; where members do not share a GPU they begin before those end.
+  bool defer_receive = true;
 
   std::string describe() const;
 };
@@ -55,6 +57,7 @@ class GpuLowLatencyRound {
   const Tensor& x() const { return x_; }
   const Tensor& topk() const { return topk_; }
   const Tensor& weights() const { return weights_; }
+  Tensor out() const { return Tensor(out_, nullptr); }  ///< where the result is asked for
 
  private:
   Tensor rows_on_host() const;

@@ -76,7 +76,7 @@ struct GroupOptions {
   std::chrono::milliseconds timeout{0};  ///< of every wait of this group; 0: SHOAL_TIMEOUT_MS
   std::int32_t threads = 0;              ///< threads of this PE that move rows on the host backend; 0: SHOAL_EP_THREADS
   /// Whether combine takes a y that lies outside the symmetric heap, which needs room for a copy: on GPUs real memory
-  /// (members * max_tokens rows). Without it such a y is Error{invalid_argument}.
+  /// (members * max_tokens rows). Without it such a y is Error{invalid_argument}, unless it lies in a shared buffer.
   bool combine_staging = true;
 };
 
@@ -208,7 +208,8 @@ struct LowLatencyDispatchOptions {
   /// and combine needs no exchange of its own. Must be unchanged at combine.
   TensorView weights{};
   /// false: the receive is queued at once behind the send, which on GPUs saves the time between two kernels; receive()
-  /// then hands out the result. true: it is queued by receive(), and in between nothing is held (A9).
+  /// then hands out the result; all earlier ones must have been received. true: it is queued by receive(), and in
+  /// between nothing is held (A9).
   bool defer_receive = true;
   Launch launch{};
 };
@@ -303,9 +304,14 @@ class Group {
   Dispatched dispatch(const TensorView& x, const Handle& handle, const DispatchOptions& options = {});
   /// y: [rows, hidden], bfloat16, float16 or float32, contiguous: the answers to the rows of a dispatch, in their
   /// order. Rows in the group's memory (such as Dispatched::x itself, written in place) are fetched from there; others
-  /// are staged first. y must stay unchanged until the call returns; it does so when every member has fetched its rows.
-  /// Expanded: the rows of a token are added in ascending lane order, those between blocks are not read; a y outside
-  /// the group's memory has at most members * max_tokens rows of GroupOptions.dtype, or as many bytes.
+  /// are staged first. On GPUs rows in memory of any allocator that SymmetricHeap::share_buffer has mapped everywhere
+  /// are fetched from there as well (D2): each member for itself, where it is best. All members make calls of
+  /// share_buffer, unshare_buffer and combine in the same order; a buffer, and its allocation, stay shared until the
+  /// combines that use it are complete on all members, a captured one as long as it is replayed. While a member shares
+  /// more than 64 allocations, some of them may count as not shared. Weights outside the group's memory are staged
+  /// always. y must stay unchanged until the call returns; it does so when every member has fetched its rows. Expanded:
+  /// the rows of a token are added in ascending lane order, those between blocks are not read; a y outside the group's
+  /// memory has at most members * max_tokens rows of GroupOptions.dtype, or as many bytes.
   Combined combine(const TensorView& y, const Handle& handle, const CombineOptions& options = {});
 
   /// The same on the group's own stream: operations run there one after another, each after `after` when given. Inputs

@@ -6,6 +6,7 @@
 
 #include "ep/cuda/low_latency.hpp"
 #include "ep/cuda/normal.cuh"
+#include "ep/cuda/shares.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -52,6 +53,11 @@ HandleArrays handle_arrays(std::byte* block, const detail::Shape& shape, std::si
   return arrays;
 }
 
+/// Bytes from the first to the last element of rows.
+std::size_t extent_of(const TensorView& data) {
+  return ((data.shape[0] - 1) * data.strides[0] + (data.rank > 1 ? data.shape[1] : 1)) * size_of(data.dtype);
+}
+
 std::size_t routing_bytes(const detail::Shape& shape) {
   std::size_t bytes = 0;
   routing_arrays(nullptr, std::max(shape.max_tokens, shape.low_latency_max_tokens), shape, &bytes);
@@ -85,7 +91,8 @@ class CudaBackend final : public detail::Backend {
         group_(state),
         routings_(routing_bytes(state.shape), group_.resources),
         handles_(handle_bytes(state.shape), group_.resources),
-        low_latency_(group_) {
+        low_latency_(group_),
+        shares_(state) {
     const std::size_t scales = state.shape.max_scales * 4;
     require(state.shape.max_tokens == 0 || state.shape.max_row_bytes + scales <= kMaxRowBytes, Code::unsupported,
             "rows of {} bytes and {} bytes of scales; on GPUs at most {} together (GroupOptions.hidden, dtype)",
@@ -99,7 +106,7 @@ class CudaBackend final : public detail::Backend {
   std::optional<std::int32_t> ask_failed_member() override { return group_.ask_failed_member(); }
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
   Dispatched dispatch(const detail::DispatchCall& call) override;
-  Combined combine(const TensorView& y, const HandleState& handle, const CombineOptions& options) override;
+  Combined combine(const TensorView& y, const HandleState& state, const CombineOptions& options) override;
 
   std::shared_ptr<detail::PendingDispatchState> low_latency_dispatch(
       const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& options) override {
@@ -155,11 +162,13 @@ class CudaBackend final : public detail::Backend {
                       const std::shared_ptr<Region>& region, std::int64_t rows, cudaStream_t on);
   Tensor copied_out(const Tensor& tensor, cudaStream_t on) const;
   std::uint64_t reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const;
+  void locate_answers(const TensorView& y, CombineParams& params, cudaStream_t on);
 
   GroupState& state_;
   CudaGroup group_;
   BlockPool routings_, handles_;
   mutable LowLatency low_latency_;
+  ShareTable shares_;
   Limits limits_;
   std::shared_ptr<void> sizes_memory_;
   std::uint64_t sequence_ = 0;
@@ -190,7 +199,7 @@ void CudaBackend::open() {
 Routing CudaBackend::route(const TensorView& topk_idx, const Launch& launch) {
   const auto& shape = state_.shape;
   detail::check_topk(topk_idx, shape, state_.device, std::max(shape.max_tokens, shape.low_latency_max_tokens), "route");
-  const cudaStream_t on = group_.begin(launch);
+  cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   auto state = std::make_shared<CudaRouting>();
   state->shape = shape;
@@ -255,7 +264,7 @@ void CudaBackend::number_lanes(const CudaRouting& routing, cudaStream_t on) cons
 Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   const auto& shape = state_.shape;
   const Launch& launch = call.options.launch;
-  const cudaStream_t on = group_.begin(launch);
+  cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   const bool waits = call.options.worst_case_rows == 0 && !call.cached;
   require(!waits || !group_.capturing(on), Code::invalid_argument,
@@ -320,7 +329,7 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
   if (expanded) number_lanes(routing, on);
   launch_dispatch(params, plan, on);
-  group_.end(launch, on);
+  call.options.copy_out ? group_.end_first() : group_.end(launch, on);  // copies are part of the call
   ++state_.statistics.dispatches;
 
   std::vector<std::int64_t> tokens_per_expert;
@@ -328,6 +337,7 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   if (!region) group_.synchronize();  // all members are told alike
   require_room();
   Dispatched received = describe(call, handle, region, rows, on);
+  if (call.options.copy_out) group_.end(launch, on);
   const std::int64_t alignment = call.options.expert_alignment;
   for (const std::int64_t tokens : tokens_per_expert)
     received.tokens_per_expert.push_back((tokens + alignment - 1) / alignment * alignment);
@@ -424,12 +434,11 @@ Dispatched CudaBackend::describe(const detail::DispatchCall& call, const std::sh
 /// Where members find `data`, from the start of the block: where it is in the symmetric heap, or in the staging area.
 std::uint64_t CudaBackend::reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const {
   if (data.bytes() == 0) return staging;
-  const std::size_t extent = (data.shape[0] - 1) * data.strides[0] * size_of(data.dtype) +
-                             (data.rank > 1 ? data.shape[1] : 1) * size_of(data.dtype);
-  if (state_.world->heap().contains(data.data, extent))
+  if (state_.world->heap().contains(data.data, extent_of(data)))
     return static_cast<std::uint64_t>(static_cast<const std::byte*>(data.data) - state_.block);
   require(state_.shape.combine_staging, Code::invalid_argument,
-          "combine: y or its weights lie outside the symmetric heap, and this group was made without room for a copy "
+          "combine: y or its weights lie outside the symmetric heap, y in no buffer that this PE shares "
+          "(SymmetricHeap::share_buffer), and this group was made without room for a copy "
           "(GroupOptions.combine_staging)");
   const std::size_t row_bytes = data.shape[1] * size_of(data.dtype);
   const auto& layout = group_.device.layout;
@@ -446,19 +455,32 @@ std::uint64_t CudaBackend::reachable(const TensorView& data, std::size_t staging
   return staging;
 }
 
+/// As reachable, or in a buffer that this PE shares.
+void CudaBackend::locate_answers(const TensorView& y, CombineParams& params, cudaStream_t on) {
+  shares_.refresh();  // for what other members share
+  params.shares = shares_.entries();
+  if (y.bytes() > 0 && !state_.world->heap().contains(y.data, extent_of(y))) {
+    const auto place = shares_.find(y.data, extent_of(y));
+    params.share = place.id;
+    params.y = place.offset;
+  }
+  if (params.share == 0) params.y = reachable(y, group_.device.layout.staging, on);
+}
+
 Combined CudaBackend::combine(const TensorView& y, const HandleState& state, const CombineOptions& options) {
   const auto& shape = state_.shape;
   const auto& handle = static_cast<const CudaHandle&>(state);
   const auto& routing = static_cast<const CudaRouting&>(*handle.routing);
-  const cudaStream_t on = group_.begin(options.launch);
+  cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   const bool captured = group_.capturing(on);
-  require(!captured || options.out.defined(), Code::invalid_argument,
-          "combine: a captured stream needs CombineOptions.out: the result's memory must outlive the graph");
+  require(!captured || (options.out.defined() && !options.weights.defined()), Code::invalid_argument,
+          "combine: a captured stream needs CombineOptions.out, and cannot combine weights: the memory of results must "
+          "outlive the graph");
 
   CombineParams params{};
   params.group = group_.device;
-  params.y = reachable(y, group_.device.layout.staging, on);
+  locate_answers(y, params, on);
   params.y_weights = kNoRoom;
   if (options.weights.defined()) {
     params.y_weights = reachable(options.weights, group_.device.layout.staging_weights, on);

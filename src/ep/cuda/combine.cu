@@ -4,6 +4,9 @@
 // chunk by chunk by bulk copies, a few chunks ahead, and added in float32: biases first, then the members in the order
 // of the routing, rounded once. Weights travel with the first chunk.
 //
+// A member's rows lie in its block of the heap or in a buffer that it shares (SymmetricHeap::share_buffer), as its
+// notice says; of the latter the address here is read from a table in host memory, once a block and such member.
+//
 // Expert-major (kExpanded): a row for each top-k lane that has an expert, in ascending lane order.
 //
 // Waits: `entered` of all members (where their answers lie), then, in the last block, `finished` of all: this member's
@@ -129,23 +132,56 @@ __device__ const std::byte* weights_of(const Sources& sources, const Copy<kExpan
   return sources.weights[copy.rank()] + copy.row() * sources.weight_stride[copy.rank()];
 }
 
+/// Where the range that `member` shares under number `id` lies for this GPU; nullptr where the host knows of none.
+__device__ const std::byte* shared_range(const CombineParams& params, std::int32_t member, std::uint64_t id) {
+  const volatile SharedRange& range = params.shares[member * kShareSlots + id % kShareSlots];
+  return range.id == id ? range.base : nullptr;
+}
+
+__device__ const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group, std::uint64_t epoch,
+                                                          std::int32_t member) {
+  return *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, member));
+}
+
+/// Where members do not agree, or not all answers lie in the heap. A function of its own, with registers of its own:
+/// the ordinary way is not to be slower for it. The whole block calls; true when the operation goes on.
+template <bool kExpanded>
+__device__ __noinline__ bool find_shared_sources(const CombineParams& params, std::uint64_t epoch, bool leader,
+                                                 Sources& sources) {
+  const DeviceGroup& group = params.group;
+  bool good = true, known = true;
+  for (std::int32_t member = threadIdx.x; member < group.ranks; member += blockDim.x) {
+    good = good && agrees(group, epoch, member);
+    const auto& notice = notice_of(group, epoch, member);
+    const std::uint64_t share = notice.share;
+    if (share == 0) continue;
+    const std::int64_t first = kExpanded ? 0 : params.handle.first_row[member];
+    const std::byte* const base = shared_range(params, member, share);
+    sources.rows[member] = base + notice.region + first * params.row_bytes;
+    if (base != nullptr) continue;
+    // The calls of share_buffer and combine of that member or of this one are out of order.
+    known = false;
+    if (leader) report_refused(group, Fault::mismatch, Phase::answers, member, epoch);
+  }
+  if (__syncthreads_and(good && known)) return true;
+  if (leader && threadIdx.x == 0) report_mismatch(group, epoch, Phase::answers);
+  return false;
+}
+
 /// From the notices: whether members agree, and where their answers lie; true when the operation goes on.
 template <bool kExpanded>
 __device__ bool find_sources(const CombineParams& params, std::uint64_t epoch, bool leader, Sources& sources) {
   const DeviceGroup& group = params.group;
-  bool good = true;
+  bool ordinary = true;
   for (std::int32_t member = threadIdx.x; member < group.ranks; member += blockDim.x) {
-    good = good && agrees(group, epoch, member);
-    const auto& notice =
-        *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, member));
+    const auto& notice = notice_of(group, epoch, member);
+    ordinary = ordinary && agrees(group, epoch, member) & (notice.share == 0);
     const std::int64_t first = kExpanded ? 0 : params.handle.first_row[member];
     sources.rows[member] = group.block[member] + notice.region + first * params.row_bytes;
     sources.weight_stride[member] = notice.weight_stride;
     sources.weights[member] = group.block[member] + notice.weights + first * notice.weight_stride;
   }
-  if (__syncthreads_and(good)) return true;
-  if (leader && threadIdx.x == 0) report_mismatch(group, epoch, Phase::answers);
-  return false;
+  return __syncthreads_and(ordinary) || find_shared_sources<kExpanded>(params, epoch, leader, sources);
 }
 
 /// The weights of a token, summed over its members in order; lane k has lane k's.
@@ -349,7 +385,8 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
                         params.out_weights != nullptr,
                         params.weight_stride,
                         gridDim.x,
-                        0};
+                        0,
+                        params.share};
     __syncthreads();
     publish_notice(group, epoch, sources.notice, nullptr, nullptr);
   }
@@ -357,7 +394,7 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
   const bool good =
       await_notices(group, epoch, Phase::answers, kCombine) && find_sources<kExpanded>(params, epoch, leader, sources);
   if (good) ring.run(sources);
-  finish_operation(group, epoch, good, leader, Phase::fetched, kCombine);
+  finish_operation(group, epoch, good, Phase::fetched, kCombine);
 }
 
 template <class Format>

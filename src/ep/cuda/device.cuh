@@ -22,7 +22,7 @@ namespace shoal::ep::cuda {
 using detail::kLine;
 using detail::kMaxDeviceRanks;
 
-/// Where in an operation a kernel was; names in report.cpp.
+/// Where in an operation a kernel was; names in group.cpp.
 enum class Phase : std::uint32_t {
   none,
   notify,
@@ -45,7 +45,8 @@ enum class Fault : std::uint32_t {
   too_many_rows,
   too_many_expanded,  // rows of an expert-major result
   bad_index,
-  two_experts
+  two_experts,
+  no_dispatch,  // the handle is of a dispatch that was refused
 };
 
 /// What went wrong on the GPU; in host memory that the device writes, one for each group. `fault` is written last.
@@ -170,7 +171,10 @@ __device__ inline void report_fault(const DeviceGroup& group, Fault fault, Phase
   }
   Report& report = *group.report;
   const bool indices = fault == Fault::bad_index || fault == Fault::two_experts;
-  const bool earlier = indices && report.phase == phase && token < report.token;
+  const auto told = static_cast<Fault>(report.fault);
+  const bool told_indices = told == Fault::bad_index || told == Fault::two_experts;
+  // Somebody may be waiting for word of a refusal.
+  const bool earlier = told_indices && (!indices || (report.phase == phase && token < report.token));
   if (fatal || report.fault == static_cast<std::uint32_t>(Fault::none) || earlier) {
     report.phase = phase;
     report.operation = operation;

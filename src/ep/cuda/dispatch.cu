@@ -292,7 +292,10 @@ __device__ bool find_targets(const DispatchParams& params, std::uint64_t epoch, 
     }
   }
   if (__syncthreads_and(good)) return true;
-  if (leader && threadIdx.x == 0) report_refusal<kExpanded>(params, epoch, targets);
+  if (leader && threadIdx.x == 0) {
+    report_refusal<kExpanded>(params, epoch, targets);
+    if (!params.cached) *params.handle.epoch = kRefused;
+  }
   return false;
 }
 
@@ -576,7 +579,7 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
 #if __CUDA_ARCH__ >= 900
   bulk_wait_all();
 #endif
-  finish_operation(group, epoch, good, leader, Phase::receive, kDispatch);
+  finish_operation(group, epoch, good, Phase::receive, kDispatch);
 }
 
 }  // namespace

@@ -202,6 +202,8 @@ CudaGroup::~CudaGroup() {
   } catch (const std::exception& error) {
     log::warn("an ep::Group could not reach its GPU: {}", error.what());
   }
+  // Kernels of a failed group end by their deadlines.
+  if (last_stream != stream) (void)cudaEventSynchronize(between_);
   (void)cudaStreamSynchronize(stream);
   (void)cudaEventDestroy(between_);
 }
@@ -230,7 +232,7 @@ void CudaGroup::open() {
 
 cudaStream_t CudaGroup::begin(const Launch& launch) {
   state.world->cuda()->activate();
-  const cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
+  cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
   if (!capturing(on)) {
     if (on != last_stream) {
       if (last_stream == stream) check(cudaEventRecord(between_, stream), "order of an ep::Group's calls");
@@ -295,6 +297,10 @@ void CudaGroup::throw_reported() {
           "members of the group call different operations: PE {} and PE {} differ in operation, dtype, scales, weights "
           "or handle ({}, epoch {})",
           state.team.world_pe(0), member, operation_of(*report), epoch);
+    case Fault::no_dispatch:
+      fail(Code::invalid_argument,
+           "{} (epoch {}): the handle is of a dispatch that did not take place; Group::synchronize says why",
+           operation_of(*report), epoch);
     case Fault::no_room:
       fail(Code::exhausted,
            "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "

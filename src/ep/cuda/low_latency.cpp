@@ -117,7 +117,8 @@ struct LowLatency::Parts {
   std::shared_ptr<void> longest_wait;  ///< [2][ranks]: dispatch, combine
   Machine machine{};
   std::uint64_t serial = 0;
-  std::vector<int> masked;  ///< by set_mask, or found in the report and told
+  std::uint64_t dispatches_received = 0, combines_received = 0;  ///< receives that are queued
+  std::vector<int> masked;                                       ///< by set_mask, or found in the report and told
 
   std::shared_ptr<CUstream_st> probe_stream;  ///< waits for no call
   std::shared_ptr<void> probe_memory;
@@ -280,11 +281,15 @@ void LowLatency::preload() {
 std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(const TensorView& x, const TensorView& topk_idx,
                                                                    const LowLatencyDispatchOptions& options) {
   GroupState& state = group_.state;
-  const cudaStream_t on = group_.begin(options.launch);
+  cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   parts_->open();
   parts_->note_masked();
   const std::uint64_t epoch = state.low_latency_dispatch_epoch + 1;
+  require(options.defer_receive || parts_->dispatches_received + 1 == epoch, Code::invalid_argument,
+          "low_latency_dispatch: with defer_receive = false its receive would come before that of number {}, which has "
+          "not been received; receive that first",
+          parts_->dispatches_received + 1);
   parts_->result(epoch, options.quantize, on);  // memory first: nothing has been sent when there is none
 
   auto handle = std::make_shared<DeviceHandle>();
@@ -345,7 +350,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
   const LowLatencyDispatchOptions& options = pending.options;
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
-  const cudaStream_t on = group_.begin(launch);
+  cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   const bool quantized = options.quantize != Quantize::none;
   const auto memory = parts_->result(handle.epoch, options.quantize, on);
@@ -384,6 +389,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.chained = behind_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch, "receive queued");
   launch_slots_receive(call, parts_->machine_for(launch), on);
+  ++parts_->dispatches_received;
   group_.end(launch, on);
   return received;
 }
@@ -394,8 +400,12 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   GroupState& state = group_.state;
   const auto& handle = static_cast<const DeviceHandle&>(*base);
   const AnswerForm form = form_of(options);
-  const cudaStream_t on = group_.begin(options.launch);
+  cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
+  require(options.defer_receive || parts_->combines_received == state.low_latency_combine_epoch, Code::invalid_argument,
+          "low_latency_combine: with defer_receive = false its receive would come before that of number {}, which has "
+          "not been received; receive that first",
+          parts_->combines_received + 1);
   parts_->open();
   require(options.out.defined() || !group_.capturing(on), Code::invalid_argument,
           "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
@@ -465,7 +475,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
   const LowLatencyCombineOptions& options = pending.options;
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
-  const cudaStream_t on = group_.begin(launch);
+  cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   const std::int64_t tokens = handle.routing->tokens, hidden = state.shape.hidden;
   Tensor out = options.out.defined() ? Tensor(options.out, nullptr)
@@ -490,6 +500,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
           : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch, "receive queued");
   launch_answers_receive(call, parts_->machine_for(launch), on);
+  ++parts_->combines_received;
   group_.end(launch, on);
   return out;
 }
@@ -517,7 +528,7 @@ std::vector<int> LowLatency::masked() {
 
 /// Behind what is queued on the group's stream, and before any later call.
 void LowLatency::set_mask(std::int32_t member, bool masked) {
-  const cudaStream_t on = group_.begin({});
+  cudaStream_t on = group_.begin({});
   parts_->masked[member] = masked ? 1 : 0;
   // Any value but 0 masks.
   check(cudaMemsetAsync(&group_.device.memory->masked[member], masked ? 1 : 0, sizeof(std::uint32_t), on), "set_mask");

@@ -21,13 +21,14 @@ class LowLatency {
   std::shared_ptr<detail::PendingDispatchState> dispatch(const TensorView& x, const TensorView& topk_idx,
                                                          const LowLatencyDispatchOptions& options);
   bool ready(const detail::PendingDispatchState& pending);
-  LowLatencyReceived receive(detail::PendingDispatchState& pending);
+  LowLatencyReceived receive(detail::PendingDispatchState& base);
 
-  std::shared_ptr<detail::PendingCombineState> combine(
-      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
-      const std::shared_ptr<const detail::LowLatencyHandleState>& handle, const LowLatencyCombineOptions& options);
-  bool ready(const detail::PendingCombineState& pending);
-  Tensor receive(detail::PendingCombineState& pending);
+  std::shared_ptr<detail::PendingCombineState> combine(const TensorView& y, const TensorView& topk_idx,
+                                                       const TensorView& weights,
+                                                       const std::shared_ptr<const detail::LowLatencyHandleState>& base,
+                                                       const LowLatencyCombineOptions& options);
+  bool ready(const detail::PendingCombineState& base);
+  Tensor receive(detail::PendingCombineState& base);
 
   TensorView next_combine_buffer();
 
@@ -40,7 +41,7 @@ class LowLatency {
 
  private:
   LowLatencyReceived queue_receive(detail::PendingDispatchState& pending, bool behind_send);
-  Tensor queue_receive(detail::PendingCombineState& pending, bool behind_send);
+  Tensor queue_receive(detail::PendingCombineState& base, bool behind_send);
 
   struct Parts;
   CudaGroup& group_;

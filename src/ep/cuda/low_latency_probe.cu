@@ -16,7 +16,7 @@ __device__ bool slots_came(const Probe& call, std::uint64_t epoch, std::int32_t 
   const DeviceGroup& group = call.group;
   if (!counts(group, source)) return true;
   const std::uint64_t word = load_relaxed(slot_notice(group, group.me, epoch, source));
-  if (!is_epoch(word, epoch)) return false;
+  if (ahead_of(word, epoch) != 0) return ahead_of(word, epoch) > 0;  // later: this has been read already
   const SlotNotice notice = SlotNotice::of(word);
   if (notice.left_out) return true;
   bool came = true;
@@ -26,7 +26,7 @@ __device__ bool slots_came(const Probe& call, std::uint64_t epoch, std::int32_t 
     std::uint32_t place = 0;
     for (std::uint32_t p = 0; p < group.layout.packets; ++p) {
       const SlotPacket packet = load_packet(slot_header(group, group.me, slot) + p * detail::kPacketBytes);
-      here = here && is_epoch(packet.low, epoch);
+      here = here && ahead_of(packet.low, epoch) >= 0;  // a later one: this has been read already
       place = packet.place();
     }
     came = came && here && (place == 0 || load_relaxed(slot_ready(group, group.me, slot)) >= epoch);
@@ -44,7 +44,7 @@ __device__ bool answers_came(const Probe& call, std::uint64_t epoch, std::int32_
   if (!(sums ? lane.last : lane.member >= 0) || !counts(group, lane.member)) return true;
   const std::size_t index =
       answer_index(group, call.sizes, epoch, token, sums ? lane.place : static_cast<std::int32_t>(me));
-  return is_epoch(load_relaxed(answer_flag_at(group, group.me, index)), epoch);
+  return ahead_of(load_relaxed(answer_flag_at(group, group.me, index)), epoch) >= 0;
 }
 
 __global__ void __launch_bounds__(kThreads) probe_kernel(const __grid_constant__ Probe call) {

@@ -100,9 +100,19 @@ struct DispatchParams {
   std::uint32_t stage_bytes, stages, warps;
 };
 
+/// A buffer that a member shares (SymmetricHeap::share_buffer), where it lies for this GPU.
+struct SharedRange {
+  std::uint64_t id;  ///< the member's number for it; 0: none
+  const std::byte* base;
+};
+/// Of each member: number n has entry n % kShareSlots.
+inline constexpr std::uint32_t kShareSlots = 64;
+
 struct CombineParams {
   DeviceGroup group;
   std::uint64_t y, y_weights;   ///< from the start of the block; weights: kNoRoom where there are none
+  std::uint64_t share;          ///< not 0: the shared range of that number, whose start y then counts from
+  const SharedRange* shares;    ///< [ranks][kShareSlots], in host memory: read only for members that use one
   std::uint32_t weight_stride;  ///< bytes
   std::int64_t y_rows;
   std::uint32_t row_bytes;
@@ -184,6 +194,9 @@ void preload_route();
 void preload_dispatch(int shared_bytes);
 void preload_combine(int shared_bytes);
 
+/// Epoch of a handle whose dispatch did not take place.
+inline constexpr std::uint64_t kRefused = ~std::uint64_t{0};
+
 #ifdef __CUDACC__
 
 /// The notices of all members for one epoch, in this member's block.
@@ -236,10 +249,16 @@ __device__ inline bool agrees(const DeviceGroup& group, std::uint64_t epoch, std
   // All loads at once: they come from the second-level cache.
   return (first.operation == other.operation) & (first.dtype == other.dtype) & (first.row_bytes == other.row_bytes) &
          (first.scale_bytes == other.scale_bytes) & (first.has_weights == other.has_weights) &
-         (first.handle_epoch == other.handle_epoch) & (first.expert_alignment == other.expert_alignment);
+         (first.handle_epoch == other.handle_epoch) & (first.expert_alignment == other.expert_alignment) &
+         (first.handle_epoch != kRefused);
 }
 /// Reports the first member that does not agree; false when all do. One thread calls.
 __device__ inline bool report_mismatch(const DeviceGroup& group, std::uint64_t epoch, Phase phase) {
+  const auto& first = *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, 0));
+  if (first.handle_epoch == kRefused) {
+    report_refused(group, Fault::no_dispatch, phase, 0, epoch);
+    return true;
+  }
   for (std::int32_t member = 1; member < group.ranks; ++member) {
     if (agrees(group, epoch, member)) continue;
     report_refused(group, Fault::mismatch, phase, member, epoch);
@@ -249,17 +268,22 @@ __device__ inline bool report_mismatch(const DeviceGroup& group, std::uint64_t e
 }
 
 /// Ends this block's part of an operation: tells all members, or, where the operation does not take place (`good` is
-/// false, on all members alike), only this one. The first block waits for all blocks of all members and advances the
-/// epoch. The whole block calls, once its writes are complete.
-__device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t epoch, bool good, bool leader,
-                                        Phase phase, std::uint32_t operation) {
+/// false, on all members alike), only this one. The last block to get here waits for all blocks of all members and
+/// advances the epoch. The whole block calls, once its writes are complete.
+__device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t epoch, bool good, Phase phase,
+                                        std::uint32_t operation) {
+  __shared__ bool last;
+  Counters& counters = group.memory->counters[static_cast<std::uint32_t>(Kernel::normal)];
   __syncthreads();
   release_next_kernel();
+  // Only says who is the last; what the blocks wrote is ordered by `finished`, which counts this member's own as well.
+  if (threadIdx.x == 0) last = atomicAdd(&counters.done, 1u) == gridDim.x - 1;
   for (std::int32_t i = threadIdx.x; i < group.ranks; i += blockDim.x) {
     const std::int32_t to = (group.me + 1 + i) % group.ranks;  // not all at the same member at once
     if (good || to == group.me) add_release(signal_at(group, to, group.layout.finished, group.me), 1);
   }
-  if (!leader) return;
+  __syncthreads();
+  if (!last) return;
   for (std::int32_t member = threadIdx.x; member < group.ranks; member += blockDim.x) {
     if (!good && member != group.me) continue;
     const auto& notice =
@@ -270,12 +294,14 @@ __device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t 
   }
   __syncthreads();
   // A failed group tells the others, whose waits for this member end.
-  if (aborted(group))
+  if (aborted(group)) {
     for (std::int32_t member = threadIdx.x; member < group.ranks; member += blockDim.x)
       raise_signal(group, group.layout.failed, member, 1);
+    return;  // no later launch may take itself for a new operation
+  }
   if (threadIdx.x != 0) return;
   group.memory->epoch = epoch;
-  group.memory->counters[static_cast<std::uint32_t>(Kernel::normal)] = {};
+  counters = {};
 }
 
 #endif  // __CUDACC__

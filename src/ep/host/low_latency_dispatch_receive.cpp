@@ -209,15 +209,16 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
   const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
   // Two results are used in turn: what the cache keeps of this one must fit beside the other.
   const Store store = choose_store(2 * written * row_bytes, shape.ranks, last_level_cache_bytes());
-  group.host->workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
-    std::vector<std::int32_t> next(shape.local_experts);
-    for (std::int64_t i = first; i < last; ++i) {
-      for (std::int32_t e = 0; e < shape.local_experts; ++e)
-        next[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + incoming[i].source];
-      for (std::int64_t slot = 0; slot < incoming[i].count; ++slot)
-        expander.expand(incoming[i].source, slot, next, store);
-    }
-  });
+  group.host->workers.for_ranges(
+      static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
+        std::vector<std::int32_t> next(shape.local_experts);
+        for (std::int64_t i = first; i < last; ++i) {
+          for (std::int32_t e = 0; e < shape.local_experts; ++e)
+            next[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + incoming[i].source];
+          for (std::int64_t slot = 0; slot < incoming[i].count; ++slot)
+            expander.expand(incoming[i].source, slot, next, store);
+        }
+      });
   raise_all(group, group.host->layout.slots_read, handle.epoch);
 
   if (pending.options.expert_counts.defined())

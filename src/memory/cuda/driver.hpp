@@ -61,6 +61,7 @@ namespace shoal::memory::cuda {
   X(ipc_close, cuIpcCloseMemHandle)
 
 struct Driver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
 #define SHOAL_CUDA_FIELD(field, function) decltype(&::function) field = nullptr;
   SHOAL_CUDA_DRIVER_FUNCTIONS(SHOAL_CUDA_FIELD)
 #undef SHOAL_CUDA_FIELD

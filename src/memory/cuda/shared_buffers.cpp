@@ -31,7 +31,7 @@ class CudaSharedBuffers final : public SharedBuffers {
 
   BufferRange locate(const void* pointer, std::size_t bytes) const override;
   bool is_current(const BufferRange& range) const override { return allocation_id(range.base) == range.allocation; }
-  ExportedPiece export_piece(const BufferRange& range, std::size_t piece, FileDescriptor& fd) const override;
+  ExportedPiece export_piece(const BufferRange& range, std::size_t number, FileDescriptor& fd) const override;
   void import_piece(Pe pe, std::uint64_t id, const ExportedPiece& piece, const FileDescriptor& fd) override;
   void adopt(Pe pe, std::uint64_t id, std::byte* base, std::size_t bytes) override;
   std::byte* base(Pe pe, std::uint64_t id) const noexcept override {
@@ -182,9 +182,9 @@ void CudaSharedBuffers::adopt(Pe pe, std::uint64_t id, std::byte* base, std::siz
       for (const BufferPiece& piece : locate(base, bytes).pieces) grant(piece.base, piece.bytes, pe);
     } else {
       CUmemoryPool pool = nullptr;
-      const bool pooled =
-          driver_.pointer_attribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address(base)) == CUDA_SUCCESS &&
-          pool != nullptr;
+      const bool pooled = driver_.pointer_attribute(static_cast<void*>(&pool), CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                                                    address(base)) == CUDA_SUCCESS &&
+                          pool != nullptr;
       require(
           !pooled, Code::unsupported,
           "the buffer of PE {} is from a stream-ordered pool, which GPU {} cannot use; allowed: memory of cudaMalloc, "

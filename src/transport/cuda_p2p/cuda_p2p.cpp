@@ -11,7 +11,6 @@
 namespace shoal::transport {
 namespace {
 
-using memory::cuda::address;
 using memory::cuda::Driver;
 
 class CudaP2pTransport final : public Transport {

@@ -144,7 +144,9 @@ void CudaDeviceSide::lay_out_heap(WorldParts& world) {
   if (!window) {
     auto* const table = team_words_ + teams * team_stride(world.n_pes);
     world_.bases = reinterpret_cast<std::byte* const*>(table);
-    check(driver_, driver_.copy(address(table), address(bases.data()), n_pes * sizeof bases[0], device_->stream),
+    check(driver_,
+          driver_.copy(address(table), address(static_cast<const void*>(bases.data())), n_pes * sizeof bases[0],
+                       device_->stream),
           "cannot copy the table of heaps to the GPU");
   }
   device_->synchronize("the set-up of the device side");

@@ -1,0 +1,121 @@
+// What groups in GPU memory ask the world, on a driver without a GPU: where buffers lie that are shared (requirement
+// D2), and why a member is out of reach (D12).
+#include <gtest/gtest.h>
+
+#ifdef SHOAL_WITH_CUDA
+
+#include "shoal/collective.hpp"
+#include "shoal/ep/group.hpp"
+#include "support/expect_error.hpp"
+#include "support/fake_cuda.hpp"
+#include "support/world_local.hpp"
+#include "support/world_share.hpp"
+#include "support/worlds.hpp"
+#include "world/shared_buffers.hpp"
+
+namespace shoal::test {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+Settings heap_settings() {
+  Settings settings = world_settings();
+  settings.heap = "cuda";
+  settings.symmetric_size = 8 * kMiB;
+  settings.max_teams = 10;
+  return settings;
+}
+
+/// Id and start here of the range of `pe` around its buffer.
+void expect_range(const detail::SharedRanges& ranges, Pe pe, std::uint64_t id, const std::byte* base) {
+  const auto found = ranges.of(pe);
+  ASSERT_EQ(found.size(), 1u) << "PE " << pe;
+  EXPECT_EQ(found[0].id, id);
+  EXPECT_EQ(found[0].base, base);
+}
+
+TEST(SharedRanges, AreFoundByAddressWhileTheyAreShared) {
+  const FakeCuda fake({.gpus = 2});
+  run_threads(3, heap_settings(), [](World& world) {
+    const auto& ranges = detail::shared_ranges(world.state());
+    const std::uint64_t before = ranges.version();
+    const ForeignMemory mine(world, kMiB, ForeignMemory::Kind::malloc);
+    EXPECT_EQ(ranges.find(mine.data(), 16).id, 0u);
+    const SharedBuffer shared = world.heap().share_buffer(mine.data(), kMiB);
+    EXPECT_NE(ranges.version(), before);
+    const auto place = ranges.find(mine.data() + 64, kMiB - 64);
+    EXPECT_NE(place.id, 0u);
+    EXPECT_EQ(place.offset, 64u);
+    EXPECT_EQ(ranges.find(mine.data() + 64, kMiB).id, 0u) << "leaves the buffer";
+    for (Pe pe = 0; pe < 3; ++pe) expect_range(ranges, pe, 1, shared.on(pe));
+
+    const std::uint64_t known = ranges.version();
+    const SharedBuffer part = world.heap().share_buffer(mine.data() + 4096, 4096);
+    EXPECT_EQ(ranges.version(), known) << "nothing new is mapped";
+    world.heap().unshare_buffer(shared);
+    EXPECT_EQ(ranges.find(mine.data(), 16).id, place.id) << "part of it is still shared";
+    world.heap().unshare_buffer(part);
+    EXPECT_EQ(ranges.find(mine.data(), 16).id, 0u);
+    for (Pe pe = 0; pe < 3; ++pe) EXPECT_TRUE(ranges.of(pe).empty());
+    EXPECT_NE(ranges.version(), known);
+  });
+  EXPECT_EQ(FakeCuda::leaks(), "");
+}
+
+TEST(SharedRanges, HaveNumbersThatGrowForEachOwner) {
+  const FakeCuda fake({.gpus = 2});
+  run_threads(2, heap_settings(), [](World& world) {
+    const auto& ranges = detail::shared_ranges(world.state());
+    const ForeignMemory one(world, kMiB, ForeignMemory::Kind::malloc), two(world, kMiB, ForeignMemory::Kind::malloc);
+    const bool first = world.my_pe() == 0;
+    const SharedBuffer early = world.heap().share_buffer(first ? one.data() : nullptr, first ? kMiB : 0);
+    const SharedBuffer late = world.heap().share_buffer(two.data(), kMiB);
+    ASSERT_EQ(ranges.of(0).size(), 2u);
+    EXPECT_LT(ranges.of(0)[0].id, ranges.of(0)[1].id);
+    EXPECT_EQ(ranges.of(0)[0].base, early.on(0));
+    EXPECT_EQ(ranges.of(0)[1].base, late.on(0));
+    ASSERT_EQ(ranges.of(1).size(), 1u);
+    EXPECT_EQ(ranges.of(1)[0].base, late.on(1));
+    EXPECT_EQ(ranges.find(two.data(), kMiB).id, ranges.of(world.my_pe()).back().id);
+    world.heap().unshare_buffer(early);
+    EXPECT_EQ(ranges.of(0).size(), 1u);
+    world.heap().unshare_buffer(late);
+  });
+  EXPECT_EQ(FakeCuda::leaks(), "");
+}
+
+TEST(SharedRanges, OfMemoryThatHasGoneIsNotFound) {
+  const FakeCuda fake({.gpus = 1});
+  run_threads(2, heap_settings(), [](World& world) {
+    const auto& ranges = detail::shared_ranges(world.state());
+    SharedBuffer shared;
+    const std::byte* was = nullptr;
+    {
+      const ForeignMemory mine(world, kMiB, ForeignMemory::Kind::malloc);
+      was = mine.data();
+      shared = world.heap().share_buffer(was, kMiB);
+      EXPECT_NE(ranges.find(was, 16).id, 0u);
+    }
+    EXPECT_EQ(ranges.find(was, 16).id, 0u);
+    world.heap().unshare_buffer(shared);
+  });
+}
+
+TEST(EpGroupOnGpus, SaysWhyAMemberIsOutOfReach) {
+  const FakeCuda fake({.gpus = 2, .peer_access = [](int, int) { return false; }});
+  run_threads(2, heap_settings(), [](World& world) {
+    ep::GroupOptions options;
+    options.max_tokens = 4;
+    options.hidden = 64;
+    options.top_k = 2;
+    options.experts = 6;
+    for (const char* text : {"PE 0 does not reach PE 1", "no peer access to GPU 1"})
+      expect_error(Code::unsupported, text, [&] { ep::Group(world.team(), options); });
+  });
+  EXPECT_EQ(FakeCuda::leaks(), "");
+}
+
+}  // namespace
+}  // namespace shoal::test
+
+#endif
