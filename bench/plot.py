@@ -19,6 +19,7 @@ from matplotlib import pyplot, ticker  # noqa: E402  (after the backend is chose
 SERIES = [("dispatch", "fp8", "FP8 dispatch", "#1f6fb4"), ("dispatch", "bf16", "BF16 dispatch", "#d9641e"),
           ("combine", "bf16", "BF16 combine", "#2c8c4a")]
 MARKERS = "sD^vP"
+LAUNCH = "alone"  # chains of one kind of operation
 GREY = "#555555"
 
 
@@ -108,17 +109,18 @@ def plot_by_sms(data, peers, folder):
     setup, points = data
     counts = {}  # tokens: SM counts measured there; the sweep is where there are most
     for _, _, launch, tokens, sms in points:
-        if launch == "in pair":
+        if launch == LAUNCH:
             counts.setdefault(tokens, set()).add(sms)
     tokens = max(counts, key=lambda key: len(counts[key]))
     figure, axes = pyplot.subplots(figsize=(7.5, 4.6))
     for operation, form, name, colour in SERIES:
-        line = sorted((key[4], entry["gb_per_s"]) for key, entry in points.items() if key[:4] == (operation, form, "in pair", tokens))
+        line = sorted((key[4], entry["gb_per_s"]) for key, entry in points.items() if key[:4] == (operation, form, LAUNCH, tokens))
         axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
     bandwidth_limit(axes, setup, peers)
     last = max(counts[tokens])
     automatic = max([last, *(system["sms"] or 0 for system in peers["normal"]["systems"])]) + 6
-    ticks = sorted(counts[tokens])
+    ticks = [tick for tick in sorted(counts[tokens]) if tick - 1 not in counts[tokens]]  # labels must not touch
+    ticks = [tick for tick in ticks if tick - 2 not in ticks or tick % 4 == 0]
     if same_shape(setup, peers["normal"]["setup"]) and tokens == peers["normal"]["setup"]["tokens"]:
         peer_markers(axes, peers, lambda system: system["sms"] or automatic)
         ticks = sorted({*ticks, *(system["sms"] for system in peers["normal"]["systems"] if system["sms"])})
@@ -135,13 +137,13 @@ def plot_by_tokens(data, peers, folder):
     setup, points = data
     counts = {}
     for _, _, launch, tokens, sms in points:
-        if launch == "in pair":
+        if launch == LAUNCH:
             counts.setdefault(sms, set()).add(tokens)
-    sms = max(counts, key=lambda key: len(counts[key]))
+    sms = max(counts, key=lambda key: (len(counts[key]), key))
     figure, axes = pyplot.subplots(figsize=(7.5, 4.6))
     for operation, form, name, colour in SERIES:
         line = sorted((key[3], entry["gb_per_s"]) for key, entry in points.items()
-                      if key[:3] == (operation, form, "in pair") and key[4] == sms)
+                      if key[:3] == (operation, form, LAUNCH) and key[4] == sms)
         axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
     bandwidth_limit(axes, setup, peers)
     if same_shape(setup, peers["normal"]["setup"]):
