@@ -21,7 +21,7 @@ using detail::WorldParts;
 using detail::WorldState;
 
 /// What CUDA calls cudaStreamLegacy.
-const Stream kLegacyStream = reinterpret_cast<Stream>(std::uintptr_t{1});
+auto* const kLegacyStream = reinterpret_cast<Stream>(std::uintptr_t{1});
 
 DeviceSide& side_of(WorldState& state) {
   require(
