@@ -94,7 +94,7 @@ struct DeviceGroup {
 
 #ifdef __CUDACC__
 
-// --- memory at system scope
+// --- memory at system scope; of global addresses, where shoal/device/ptx.cuh takes generic ones
 
 __device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");

@@ -9,6 +9,7 @@
 //
 // Waits: the flags of the answers to a token (acquire at system scope). Acknowledges the half (answers_read) when all
 // of it has been read.
+#include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_logfmt.cuh"
 
 namespace shoal::ep::cuda {
@@ -110,23 +111,6 @@ class Collector {
   const bool* const masked_;
   const std::uint64_t epoch_, expected_;
 };
-
-__device__ void widen(const uint4& vector, float (&values)[8]) {
-  const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[2 * i] = __uint_as_float(words[i] << 16);
-    values[2 * i + 1] = __uint_as_float(words[i] & 0xffff'0000u);
-  }
-}
-
-__device__ uint4 narrow(const float (&values)[8]) {
-  std::uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    words[i] = numeric::to_bf16(values[2 * i]).bits | std::uint32_t{numeric::to_bf16(values[2 * i + 1]).bits} << 16;
-  return {words[0], words[1], words[2], words[3]};
-}
 
 /// The sum over answers of weight * row. With levels, lanes are grouped by member and each group is rounded to bfloat16
 /// first: `level` is what is being added up of the group.

@@ -10,6 +10,7 @@
 // Waits: answers_read of the use before last of this half; with sums, where weights did not travel with the dispatch,
 // weights_ready of all members, after giving them this member's own. Publishes: the flag of each answer, behind its row
 // (release at system scope, behind a barrier of the block).
+#include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_logfmt.cuh"
 
 namespace shoal::ep::cuda {
@@ -221,19 +222,10 @@ class Sender {
     }
   }
   __device__ static void add(float (&sums)[8], const uint4& vector, float weight) {
-    const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+    float values[8];
+    widen(vector, values);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[2 * i] = numeric::accumulate(sums[2 * i], weight, __uint_as_float(words[i] << 16));
-      sums[2 * i + 1] = numeric::accumulate(sums[2 * i + 1], weight, __uint_as_float(words[i] & 0xffff'0000u));
-    }
-  }
-  __device__ static uint4 narrow(const float (&sums)[8]) {
-    std::uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = numeric::to_bf16(sums[2 * i]).bits | std::uint32_t{numeric::to_bf16(sums[2 * i + 1]).bits} << 16;
-    return {words[0], words[1], words[2], words[3]};
+    for (int i = 0; i < 8; ++i) sums[i] = numeric::accumulate(sums[i], weight, values[i]);
   }
 
   const AnswersSend& call_;

@@ -8,6 +8,7 @@
 // Waits: slots_read of the use before last of this half. Publishes: a notice to every member; for each token, first its
 // experts and its flag at every member, then its row and the ready word at those that get it (releases at system
 // scope).
+#include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_device.cuh"
 
 namespace shoal::ep::cuda {
@@ -15,16 +16,6 @@ namespace {
 
 constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
 constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
-
-/// 8 bfloat16 values of a 16-byte vector, as float.
-__device__ void widen(const uint4& vector, float (&values)[8]) {
-  const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[2 * i] = __uint_as_float(words[i] << 16);
-    values[2 * i + 1] = __uint_as_float(words[i] & 0xffff'0000u);
-  }
-}
 
 /// Two codes, the first in the low byte; as numeric::encode_e4m3. The instruction rounds to nearest even, saturates and
 /// makes every NaN 0x7f, as that does.
