@@ -3,20 +3,12 @@
 #include <algorithm>
 
 #include "ep/arena.hpp"
+#include "ep/cursor.hpp"
 
 namespace shoal::ep::detail {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-
-struct Cursor {
-  std::size_t at = 0;
-  std::size_t take(std::size_t bytes, std::size_t alignment = 128) {
-    const std::size_t start = align_up(at, alignment);
-    at = start + bytes;
-    return start;
-  }
-};
 
 }  // namespace
 

@@ -4,24 +4,14 @@
 #include <limits>
 
 #include "base/check.hpp"
+#include "ep/cursor.hpp"
 #include "ep/device_layout.hpp"
 
 namespace shoal::ep {
 namespace detail {
 namespace {
 
-constexpr std::size_t kArray = 128;  // alignment of each array of a region
 constexpr std::size_t kPage = 4096;
-
-/// Hands out consecutive parts of a block.
-struct Cursor {
-  std::size_t at = 0;
-  std::size_t take(std::size_t bytes, std::size_t alignment = kLine) {
-    const std::size_t start = align_up(at, alignment);
-    at = start + bytes;
-    return start;
-  }
-};
 
 void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
   require(value >= low && value <= high, Code::invalid_argument, "ep::GroupOptions.{} is {}; allowed: {} to {}", name,
@@ -83,11 +73,11 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks) {
 
 ReceiveLayout::ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size_t scale_bytes, std::int32_t top_k) {
   Cursor cursor;
-  x = cursor.take(rows * row_bytes, kArray);
-  scales = cursor.take(rows * scale_bytes, kArray);
-  topk_idx = cursor.take(rows * top_k * sizeof(std::int64_t), kArray);
-  weights = cursor.take(rows * top_k * sizeof(float), kArray);
-  source_token = cursor.take(rows * sizeof(std::int32_t), kArray);
+  x = cursor.take(rows * row_bytes);
+  scales = cursor.take(rows * scale_bytes);
+  topk_idx = cursor.take(rows * top_k * sizeof(std::int64_t));
+  weights = cursor.take(rows * top_k * sizeof(float));
+  source_token = cursor.take(rows * sizeof(std::int32_t));
   total = align_up(cursor.at, kPage);
 }
 

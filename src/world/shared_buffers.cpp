@@ -253,7 +253,7 @@ std::vector<memory::ReceivedFd> Sharing::pass_fds(const memory::FileDescriptor& 
 
 void Sharing::import_round(std::uint64_t round, const std::vector<Round>& all,
                            const std::vector<memory::ReceivedFd>& fds) {
-  static const memory::FileDescriptor kNone;
+  static const memory::FileDescriptor kNoDescriptor;
   for (Pe pe = 0; pe < world_.n_pes; ++pe) {
     const Offer& theirs = offer(pe);
     if (pe == world_.my_pe || same_process(pe) || !reached(pe) || theirs.is_new == 0 || round >= theirs.pieces)
@@ -262,7 +262,7 @@ void Sharing::import_round(std::uint64_t round, const std::vector<Round>& all,
     const auto fd = std::find_if(fds.begin(), fds.end(), [&](const auto& one) { return one.pe == pe; });
     if (piece.kind == memory::PieceKind::fd && fd == fds.end()) continue;  // from another host: out of reach
     const auto failed =
-        attempt([&] { table_.mappings->import_piece(pe, theirs.id, piece, fd == fds.end() ? kNone : fd->fd); });
+        attempt([&] { table_.mappings->import_piece(pe, theirs.id, piece, fd == fds.end() ? kNoDescriptor : fd->fd); });
     if (failed && !failure_) failure_ = failed;
   }
 }

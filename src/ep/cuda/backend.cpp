@@ -7,41 +7,31 @@
 #include "ep/cuda/low_latency.hpp"
 #include "ep/cuda/normal.cuh"
 #include "ep/cuda/shares.hpp"
+#include "ep/cursor.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
+using detail::ArrayCursor;
 using detail::HandleState;
 using detail::kNoRoom;
 using detail::Region;
 using detail::RoutingState;
 
-/// Arrays one after another in a block of a pool.
-struct Cursor {
-  std::byte* base;
-  std::size_t at = 0;
-  template <typename T>
-  T* take(std::size_t count) {
-    T* const array = reinterpret_cast<T*>(base + at);
-    at = detail::align_up(at + count * sizeof(T), 16);
-    return array;
-  }
-};
-
 RoutingArrays routing_arrays(std::byte* block, std::int64_t tokens, const detail::Shape& shape, std::size_t* bytes) {
-  Cursor cursor{block};
+  ArrayCursor cursor(block);
   RoutingArrays arrays{};
   arrays.topk_idx = cursor.take<std::int64_t>(tokens * shape.top_k);
   arrays.copies = cursor.take<std::int32_t>(tokens * std::min(shape.top_k, shape.ranks));
   arrays.rank_counts = cursor.take<std::int32_t>(shape.ranks);
   arrays.expert_counts = cursor.take<std::int32_t>(shape.experts);
   arrays.ordinals = cursor.take<std::int32_t>(tokens * shape.top_k);
-  if (bytes != nullptr) *bytes = cursor.at;
+  if (bytes != nullptr) *bytes = cursor.bytes();
   return arrays;
 }
 
 HandleArrays handle_arrays(std::byte* block, const detail::Shape& shape, std::size_t* bytes) {
-  Cursor cursor{block};
+  ArrayCursor cursor(block);
   HandleArrays arrays{};
   arrays.epoch = cursor.take<std::uint64_t>(1);
   arrays.first_row = cursor.take<std::int32_t>(shape.ranks);
@@ -49,7 +39,7 @@ HandleArrays handle_arrays(std::byte* block, const detail::Shape& shape, std::si
   arrays.expert_counts = cursor.take<std::int32_t>(shape.local_experts);
   arrays.expert_rows = cursor.take<std::int32_t>(shape.experts);
   arrays.expert_first_row = cursor.take<std::int32_t>(shape.local_experts + 1);
-  if (bytes != nullptr) *bytes = cursor.at;
+  if (bytes != nullptr) *bytes = cursor.bytes();
   return arrays;
 }
 

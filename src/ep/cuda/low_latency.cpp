@@ -6,35 +6,20 @@
 
 #include "base/log.hpp"
 #include "ep/cuda/low_latency_kernels.cuh"
+#include "ep/cursor.hpp"
 #include "memory/device.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
 using detail::align_up;
+using detail::ArrayCursor;
 using detail::scale_groups;
 using detail::Shape;
 
-/// Arrays one after another in a block of device memory, each aligned to a line.
-class Cursor {
- public:
-  explicit Cursor(void* base) : base_(static_cast<std::byte*>(base)) {}
-  template <typename T>
-  T* take(std::size_t count) {
-    const std::size_t start = at_;
-    at_ = align_up(start + count * sizeof(T), 128);
-    return reinterpret_cast<T*>(base_ + start);
-  }
-  std::size_t bytes() const noexcept { return at_; }
-
- private:
-  std::byte* base_;
-  std::size_t at_ = 0;
-};
-
 HandleView handle_view(void* block, const Shape& shape, std::size_t* bytes = nullptr) {
   const auto slots = static_cast<std::size_t>(shape.low_latency_rows());
-  Cursor cursor(block);
+  ArrayCursor cursor(block);
   HandleView view{};
   view.header = cursor.take<HandleHeader>(1);
   view.pairs = cursor.take<HandlePair>(slots);
@@ -46,7 +31,7 @@ HandleView handle_view(void* block, const Shape& shape, std::size_t* bytes = nul
 }
 
 PendingView pending_view(void* block, const Shape& shape, std::size_t* bytes = nullptr) {
-  Cursor cursor(block);
+  ArrayCursor cursor(block);
   PendingView view{};
   view.header = cursor.take<PendingHeader>(1);
   view.weights = cursor.take<float>(shape.low_latency_max_tokens * shape.top_k);
@@ -60,18 +45,13 @@ struct ResultLayout {
 
   ResultLayout(const Shape& shape, std::size_t element) {
     const std::size_t experts = shape.local_experts, rows = experts * shape.low_latency_rows();
-    std::size_t at = 0;
-    const auto take = [&at](std::size_t bytes) {
-      const std::size_t start = at;
-      at = align_up(start + bytes, 128);
-      return start;
-    };
-    x = take(rows * shape.hidden * element);
-    scales = take(rows * scale_groups(shape.hidden) * sizeof(float));
-    counts = take(experts * sizeof(std::int32_t));
-    source_token = take(rows * sizeof(std::int32_t));
-    layout = take(experts * shape.ranks * sizeof(std::int64_t));
-    total = at;
+    detail::Cursor cursor;
+    x = cursor.take(rows * shape.hidden * element);
+    scales = cursor.take(rows * scale_groups(shape.hidden) * sizeof(float));
+    counts = cursor.take(experts * sizeof(std::int32_t));
+    source_token = cursor.take(rows * sizeof(std::int32_t));
+    layout = cursor.take(experts * shape.ranks * sizeof(std::int64_t));
+    total = align_up(cursor.at, detail::Cursor::kAlignment);
   }
 };
 

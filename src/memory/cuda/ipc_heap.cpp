@@ -10,12 +10,12 @@
 namespace shoal::memory::cuda {
 namespace {
 
-struct Addition {
+struct IpcAddition {
   std::uint64_t address = 0;  ///< of the heap, in its own process
   std::uint64_t skipped = 0;  ///< bytes of the allocation before the heap
   CUipcMemHandle handle{};
 };
-static_assert(sizeof(Addition) <= DeviceHeap::kBlobBytes);
+static_assert(sizeof(IpcAddition) <= DeviceHeap::kBlobBytes);
 
 class IpcHeap final : public DeviceHeap {
  public:
@@ -49,7 +49,7 @@ class IpcHeap final : public DeviceHeap {
   bool atomics(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].atomics; }
 
  private:
-  void open_peer(std::size_t pe, const Addition& addition);
+  void open_peer(std::size_t pe, const IpcAddition& addition);
 
   const Driver& driver_;
   DeviceHeapContext context_;
@@ -65,7 +65,7 @@ std::vector<std::byte> IpcHeap::add(std::size_t) {
         fmt::format("GPU {} has no {} bytes for the symmetric heap of PE {}; by CUDA IPC all of it is taken at the "
                     "start (SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE)",
                     device_->device, size_ + Segment::kAlignment, context_.my_pe));
-  Addition addition;
+  IpcAddition addition;
   addition.skipped = (Segment::kAlignment - allocation_ % Segment::kAlignment) % Segment::kAlignment;
   addition.address = allocation_ + addition.skipped;
   if (std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.same_process; })) {
@@ -83,7 +83,7 @@ std::vector<std::byte> IpcHeap::add(std::size_t) {
 void IpcHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExchange&) {
   device_->activate();
   for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
-    Addition addition;
+    IpcAddition addition;
     require(blobs[pe].size() == sizeof addition, Code::mismatch,
             "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof addition);
     std::memcpy(&addition, blobs[pe].data(), sizeof addition);
@@ -91,7 +91,7 @@ void IpcHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExc
   }
 }
 
-void IpcHeap::open_peer(std::size_t pe, const Addition& addition) {
+void IpcHeap::open_peer(std::size_t pe, const IpcAddition& addition) {
   Peer& peer = peers_[pe];
   if (!peer.same_process) {
     const CUresult result = driver_.ipc_open(&opened_[pe], addition.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);

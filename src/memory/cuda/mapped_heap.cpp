@@ -14,14 +14,14 @@ namespace shoal::memory::cuda {
 namespace {
 
 /// What the others must know about added memory; travels as bytes.
-struct Addition {
+struct MappedAddition {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   CUmemFabricHandle fabric{};
   std::uint64_t socket_name_length = 0;
   char socket_name[108] = {};
 };
-static_assert(sizeof(Addition) <= DeviceHeap::kBlobBytes);
+static_assert(sizeof(MappedAddition) <= DeviceHeap::kBlobBytes);
 
 class MappedHeap final : public DeviceHeap {
  public:
@@ -37,9 +37,9 @@ class MappedHeap final : public DeviceHeap {
   bool atomics(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].atomics; }
 
  private:
-  void export_memory(CUmemGenericAllocationHandle memory, Addition& addition);
-  void import_fds(std::span<const Addition> additions, const FdExchange& exchange);
-  void import_fabric(Pe pe, const Addition& addition);
+  void export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition);
+  void import_fds(std::span<const MappedAddition> additions, const FdExchange& exchange);
+  void import_fabric(Pe pe, const MappedAddition& addition);
   /// Maps memory of another process, or gives this PE's GPU access to that of this process.
   void reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>& memory);
   void fail_reach(Pe pe, const std::string& reason);
@@ -66,7 +66,7 @@ MappedHeap::MappedHeap(DeviceHeapContext context)
 }
 
 std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
-  Addition addition;
+  MappedAddition addition;
   addition.offset = mapped_;
   addition.bytes = bytes - mapped_;
   // Without a peer in another process nothing needs to be exported, so nothing that can fail is asked for.
@@ -102,7 +102,7 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
   return blob;
 }
 
-void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, Addition& addition) {
+void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition) {
   const auto what = [&] {
     return fmt::format("cannot pass {} bytes of GPU {} to other processes as {} (SHOAL_CUDA_HANDLE)", addition.bytes,
                        device_->device, name_of(context_.handle));
@@ -122,12 +122,12 @@ void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, Addition& ad
 }
 
 void MappedHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExchange& exchange) {
-  std::vector<Addition> additions(blobs.size());
+  std::vector<MappedAddition> additions(blobs.size());
   const auto me = static_cast<std::size_t>(context_.my_pe);
   for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
-    require(blobs[pe].size() == sizeof(Addition), Code::mismatch,
-            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof(Addition));
-    std::memcpy(&additions[pe], blobs[pe].data(), sizeof(Addition));
+    require(blobs[pe].size() == sizeof(MappedAddition), Code::mismatch,
+            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof(MappedAddition));
+    std::memcpy(&additions[pe], blobs[pe].data(), sizeof(MappedAddition));
   }
   for (std::size_t pe = 0; pe < blobs.size(); ++pe)
     require(additions[pe].offset == additions[me].offset && additions[pe].bytes == additions[me].bytes, Code::mismatch,
@@ -142,7 +142,7 @@ void MappedHeap::connect(std::span<const std::vector<std::byte>> blobs, const Fd
   }
 }
 
-void MappedHeap::import_fds(std::span<const Addition> additions, const FdExchange& exchange) {
+void MappedHeap::import_fds(std::span<const MappedAddition> additions, const FdExchange& exchange) {
   std::vector<FdPeer> passing;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (!peers_[i].exchanges_fds) continue;
@@ -165,7 +165,7 @@ void MappedHeap::import_fds(std::span<const Addition> additions, const FdExchang
   }
 }
 
-void MappedHeap::import_fabric(Pe pe, const Addition& addition) {
+void MappedHeap::import_fabric(Pe pe, const MappedAddition& addition) {
   CUmemGenericAllocationHandle memory{};
   CUmemFabricHandle handle = addition.fabric;
   const CUresult result = driver_.mem_import(&memory, &handle, CU_MEM_HANDLE_TYPE_FABRIC);
