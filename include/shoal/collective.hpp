@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include <shoal/team.hpp>
 #include <shoal/tensor.hpp>
@@ -25,6 +26,12 @@ enum class ReduceOp : std::uint8_t { sum, prod, min, max, bit_and, bit_or, bit_x
 void barrier(const Team& team);
 /// Waits for all members; outstanding operations stay outstanding.
 void sync(const Team& team);
+
+/// All-gather of a few bytes of ordinary memory: size() blocks of mine.size() bytes each, in member order. For agreeing
+/// on sizes and choices: one hop in a small team, and no heap memory is needed. At most kMaxExchangeBytes, the same
+/// length on all members.
+inline constexpr std::size_t kMaxExchangeBytes = 512;
+std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byte> mine);
 
 /// `bytes` bytes of the root's `source` to every member's `target`, the root's included. In place allowed.
 void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root);

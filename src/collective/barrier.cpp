@@ -1,4 +1,5 @@
-// Barrier and sync: collectives without data.
+// Barrier, sync and exchange: collectives that need no heap memory.
+#include "base/check.hpp"
 #include "shoal/collective.hpp"
 #include "world/state.hpp"
 
@@ -13,6 +14,14 @@ void barrier(const Team& team) {
 void sync(const Team& team) {
   detail::TeamState& state = team.state();
   state.world->sync(state, "sync");
+}
+
+std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byte> mine) {
+  static_assert(kMaxExchangeBytes == detail::WorldState::kExchangeBytes);
+  detail::TeamState& state = team.state();
+  require(mine.size() <= kMaxExchangeBytes, Code::invalid_argument, "exchange_bytes of {} bytes; allowed: up to {}",
+          mine.size(), kMaxExchangeBytes);
+  return state.world->exchange(state, mine.data(), mine.size(), "exchange_bytes");
 }
 
 }  // namespace shoal

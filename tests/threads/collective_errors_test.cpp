@@ -27,6 +27,23 @@ void run(const std::function<void(World&)>& body,
   run_threads(kPes, settings, body);
 }
 
+TEST(Exchange, GathersAFewBytesInMemberOrder) {
+  run([](World& world) {
+    const Team team = world.team();
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kMaxExchangeBytes}) {
+      const std::vector<std::byte> mine(bytes, static_cast<std::byte>(world.my_pe() + 1));
+      const std::vector<std::byte> all = exchange_bytes(team, mine);
+      ASSERT_EQ(all.size(), kPes * bytes);
+      for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<std::byte>(i / bytes + 1));
+    }
+    const std::vector<std::byte> much(kMaxExchangeBytes + 1);
+    expect_error(Code::invalid_argument, "exchange_bytes of 513 bytes; allowed: up to 512",
+                 [&] { exchange_bytes(team, much); });
+    const std::vector<std::byte> different(world.my_pe() == 1 ? 3 : 4);
+    expect_error(Code::mismatch, "exchange_bytes", [&] { exchange_bytes(team, different); });
+  });
+}
+
 TEST(CollectiveErrors, BadArgumentsAreRefusedAndTheTeamStaysUsable) {
   run([](World& world) {
     test::CollectiveCheck check(world, 4096);

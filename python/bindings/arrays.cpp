@@ -1,0 +1,211 @@
+#include "arrays.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+
+#include "base/check.hpp"
+#include "docs.hpp"
+#include "streams.hpp"
+
+namespace shoal::python {
+namespace {
+
+constexpr std::array kTypes = {DataType::float32,     DataType::float16, DataType::bfloat16,
+                               DataType::float8_e4m3, DataType::int8,    DataType::uint8,
+                               DataType::int32,       DataType::int64,   DataType::float64};
+
+constexpr std::uint8_t kFloat8Code = 10;  // kDLFloat8_e4m3fn of DLPack 1.1
+
+nb::dlpack::dtype to_dlpack(DataType dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
+  switch (dtype) {
+    case DataType::int8:
+    case DataType::int32:
+    case DataType::int64:
+      return {static_cast<std::uint8_t>(Code::Int), bits, 1};
+    case DataType::uint8:
+      return {static_cast<std::uint8_t>(Code::UInt), bits, 1};
+    case DataType::bfloat16:
+      return {static_cast<std::uint8_t>(Code::Bfloat), bits, 1};
+    case DataType::float8_e4m3:
+      return {kFloat8Code, bits, 1};
+    default:
+      return {static_cast<std::uint8_t>(Code::Float), bits, 1};
+  }
+}
+
+std::optional<DataType> from_dlpack(nb::dlpack::dtype type) {
+  if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool)) return DataType::uint8;
+  for (const DataType dtype : kTypes)
+    if (to_dlpack(dtype) == type) return dtype;
+  return std::nullopt;
+}
+
+/// What NumPy can hold of an element type: itself, or an unsigned integer of its size.
+nb::dlpack::dtype to_numpy(DataType dtype) {
+  const auto unsigned_code = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
+  if (dtype == DataType::bfloat16) return {unsigned_code, 16, 1};
+  if (dtype == DataType::float8_e4m3) return {unsigned_code, 8, 1};
+  return to_dlpack(dtype);
+}
+
+std::string describe(nb::dlpack::dtype type) {
+  return fmt::format("DLPack type code {} of {} bits", type.code, type.bits);
+}
+
+/// NumPy arrays of the types of ml_dtypes export nothing: seen as integers, with the type's name.
+std::optional<std::string> take_ml_dtype(nb::object& array) {
+  if (!nb::hasattr(array, "dtype") || !nb::hasattr(array, "view") || nb::hasattr(array, "cuda_stream")) return {};
+  const std::string name = nb::cast<std::string>(nb::str(nb::object(array.attr("dtype"))));
+  const bool narrow = name == "float8_e4m3fn";
+  if (name != "bfloat16" && !narrow) return {};
+  array = array.attr("view")(narrow ? "uint8" : "uint16");
+  return narrow ? "float8_e4m3" : "bfloat16";
+}
+
+void make_contiguous(TensorView& view) {
+  std::int64_t stride = 1;
+  for (int i = view.rank - 1; i >= 0; --i) {
+    view.strides[i] = stride;
+    stride *= view.shape[i];
+  }
+}
+
+template <typename Framework>
+nb::object export_view(const Array& self, nb::handle owner, nb::dlpack::dtype type) {
+  const TensorView& view = self.tensor;
+  std::array<std::size_t, TensorView::kMaxRank> shape{};
+  for (int i = 0; i < view.rank; ++i) shape[i] = static_cast<std::size_t>(view.shape[i]);
+  const bool cuda = view.device.kind == DeviceKind::cuda;
+  nb::ndarray<Framework> array(view.data, static_cast<std::size_t>(view.rank), shape.data(), owner, view.strides.data(),
+                               type, cuda ? nb::device::cuda::value : nb::device::cpu::value,
+                               cuda ? view.device.index : 0);
+  return nb::cast(std::move(array), nb::rv_policy::reference);
+}
+
+nb::object to_capsule(nb::handle_t<Array> self, const nb::kwargs& options) {
+  const auto& array = nb::cast<const Array&>(self);
+  if (array.tensor.device.kind == DeviceKind::cuda && options.contains("stream"))
+    order_behind(options["stream"], array.stream, array.tensor.device.index);
+  nb::dict rest;
+  for (const auto& [key, value] : options)
+    if (nb::cast<std::string>(key) != "stream") rest[key] = value;
+  return export_view<nb::array_api>(array, self, to_dlpack(array.tensor.dtype)).attr("__dlpack__")(**rest);
+}
+
+nb::object to_numpy_array(nb::handle_t<Array> self) {
+  const auto& array = nb::cast<const Array&>(self);
+  require(array.tensor.device.kind == DeviceKind::host, Code::invalid_argument,
+          "numpy(): the array lies on cuda:{}; copy it to the host first, with torch or CuPy",
+          array.tensor.device.index);
+  return export_view<nb::numpy>(array, self, to_numpy(array.tensor.dtype));
+}
+
+nb::tuple to_tuple(const std::array<std::int64_t, TensorView::kMaxRank>& values, int count) {
+  nb::list list;
+  for (int i = 0; i < count; ++i) list.append(values[i]);
+  return nb::tuple(list);
+}
+
+std::string device_of(const Array& array) {
+  return array.tensor.device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", array.tensor.device.index) : "cpu";
+}
+
+}  // namespace
+
+DataType dtype_from(const std::string& name) {
+  std::string names;
+  for (const DataType dtype : kTypes) {
+    if (name_of(dtype) == name) return dtype;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(dtype));
+  }
+  fail(Code::invalid_argument, "dtype \"{}\"; allowed: {}", name, names);
+}
+
+Input input(nb::handle array, const char* what, const std::optional<std::string>& dtype) {
+  nb::object object = nb::borrow(array);
+  const std::optional<std::string> named = dtype ? dtype : take_ml_dtype(object);
+  Input result;
+  if (!nb::try_cast(object, result.owner))
+    fail(Code::invalid_argument,
+         "{} is a {}; allowed: arrays with __dlpack__ (torch, CuPy, JAX, shoal.Array) and NumPy arrays; a torch tensor "
+         "that requires grad has to be detached",
+         what, nb::cast<std::string>(object.type().attr("__name__")));
+  const auto& from = result.owner;
+  require(from.ndim() <= TensorView::kMaxRank, Code::invalid_argument, "{} has {} dimensions; allowed: up to {}", what,
+          from.ndim(), TensorView::kMaxRank);
+  TensorView& view = result.view;
+  if (named) {
+    view.dtype = dtype_from(*named);
+    require(size_of(view.dtype) * 8 == from.dtype().bits, Code::invalid_argument,
+            "{}: dtype=\"{}\" has {} bits, the array has {}", what, *named, 8 * size_of(view.dtype), from.dtype().bits);
+  } else {
+    const auto known = from_dlpack(from.dtype());
+    require(known.has_value(), Code::invalid_argument,
+            "{} has elements of {}, which Shoal does not know; see dtype=", what, describe(from.dtype()));
+    view.dtype = *known;
+  }
+  view.data = const_cast<void*>(from.data());
+  view.rank = static_cast<int>(from.ndim());
+  for (int i = 0; i < view.rank; ++i) {
+    view.shape[i] = static_cast<std::int64_t>(from.shape(i));
+    view.strides[i] = from.stride(i);
+  }
+  if (view.size() == 0) make_contiguous(view);  // without elements, strides mean nothing, and may be anything
+  const bool host = from.device_type() == nb::device::cpu::value || from.device_type() == nb::device::cuda_host::value;
+  require(host || from.device_type() == nb::device::cuda::value, Code::invalid_argument,
+          "{} lies on a device of DLPack type {}; allowed: CPU and CUDA", what, from.device_type());
+  view.device = {host ? DeviceKind::host : DeviceKind::cuda, host ? 0 : from.device_id()};
+  return result;
+}
+
+Input optional_input(nb::handle array, const char* what) {
+  return array.is_none() ? Input{} : input(array, what);
+}
+
+nb::object output(Tensor tensor, std::uintptr_t stream) {
+  return tensor.defined() ? nb::cast(Array{std::move(tensor), stream}) : nb::none();
+}
+
+void bind_arrays(nb::module_& module) {
+  nb::class_<Array>(module, "Array",
+                    "An array that Shoal made, in ordinary memory, in the symmetric heap or on a GPU.\n\n"
+                    "Exports DLPack: torch.from_dlpack(array), jax.dlpack.from_dlpack(array), numpy.from_dlpack(array) "
+                    "and cupy.from_dlpack(array) see the same memory. It stays valid while this object or anything "
+                    "made from it lives, and returns to where it came from then."_doc)
+      .def_prop_ro(
+          "shape", [](const Array& self) { return to_tuple(self.tensor.shape, self.tensor.rank); },
+          "Elements along each dimension."_doc)
+      .def_prop_ro(
+          "strides", [](const Array& self) { return to_tuple(self.tensor.strides, self.tensor.rank); },
+          "Distance between neighbours along each dimension, in elements."_doc)
+      .def_prop_ro(
+          "dtype", [](const Array& self) { return std::string(name_of(self.tensor.dtype)); },
+          "float32, float16, bfloat16, float8_e4m3, float64, int8, uint8, int32 or int64."_doc)
+      .def_prop_ro("device", &device_of, "\"cpu\" or \"cuda:N\"."_doc)
+      .def_prop_ro(
+          "nbytes", [](const Array& self) { return self.tensor.bytes(); }, "Bytes of all elements."_doc)
+      .def("__len__",
+           [](const Array& self) {
+             if (self.tensor.rank == 0) throw nb::type_error("len() of an array without dimensions");
+             return self.tensor.shape[0];
+           })
+      .def(
+          "__repr__",
+          [](const Array& self) { return fmt::format("shoal.Array({}, {})", self.tensor.describe(), device_of(self)); })
+      .def("__dlpack__", &to_capsule, "A DLPack capsule of the same memory."_doc)
+      .def("__dlpack_device__",
+           [](const Array& self) {
+             const bool cuda = self.tensor.device.kind == DeviceKind::cuda;
+             return nb::make_tuple(cuda ? nb::device::cuda::value : nb::device::cpu::value, self.tensor.device.index);
+           })
+      .def(
+          "numpy", &to_numpy_array,
+          "The same memory as a NumPy array. bfloat16 comes as uint16, float8_e4m3 as uint8: NumPy has neither. Raises "
+          "InvalidArgumentError for arrays on a GPU."_doc);
+}
+
+}  // namespace shoal::python

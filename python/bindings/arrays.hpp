@@ -1,0 +1,47 @@
+// arrays.hpp: arrays that cross between Python and Shoal by DLPack, without copies.
+//
+// In: any object that exports DLPack or a buffer becomes a TensorView for the length of a call. Out: a shoal.Array,
+// which owns a Tensor and exports DLPack itself; the memory lives until the last importer lets go of it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "shoal/tensor.hpp"
+
+namespace shoal::python {
+
+namespace nb = nanobind;
+
+/// What every result is: a Tensor, and on GPUs the stream (cudaStream_t) that its values are ready on.
+struct Array {
+  Tensor tensor;
+  std::uintptr_t stream = 0;
+};
+
+/// An argument: the view, and what keeps its memory while it is used.
+struct Input {
+  TensorView view;
+  nb::ndarray<nb::ro> owner;
+};
+
+/// "bfloat16" and so on. Throws Error{invalid_argument} with the names that exist.
+DataType dtype_from(const std::string& name);
+
+/// `array` as a view. `dtype`, where given, is what its elements mean: of the same size ("bfloat16" for uint16 arrays).
+/// `what` names the argument in errors. Throws Error{invalid_argument}: no array, more than four dimensions, an element
+/// type that Shoal does not know.
+Input input(nb::handle array, const char* what, const std::optional<std::string>& dtype = {});
+/// As input; an undefined view for None.
+Input optional_input(nb::handle array, const char* what);
+
+/// None for an undefined tensor.
+nb::object output(Tensor tensor, std::uintptr_t stream = 0);
+
+void bind_arrays(nb::module_& module);
+
+}  // namespace shoal::python

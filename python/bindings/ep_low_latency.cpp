@@ -1,0 +1,212 @@
+// ep_low_latency.cpp: low-latency dispatch and combine, sends and receives.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "base/check.hpp"
+#include "docs.hpp"
+#include "ep.hpp"
+#include "world.hpp"
+
+namespace shoal::python {
+namespace {
+
+struct Received {
+  nb::object x, scales, counts, source_token, layout;
+  ep::LowLatencyHandle handle;
+};
+
+/// A phase that is sent; what it reads and who gets the result.
+template <typename Pending>
+struct Phase {
+  Pending pending;
+  nb::object group;
+  std::vector<Input> held;
+  nb::object out;
+  void* stream = nullptr;
+};
+using PendingDispatch = Phase<ep::PendingDispatch>;
+using PendingCombine = Phase<ep::PendingCombine>;
+
+ep::Quantize quantize_from(const std::string& name) {
+  if (name == "fp8") return ep::Quantize::fp8;
+  if (name == "none") return ep::Quantize::none;
+  if (name == "fp8_power_of_two") return ep::Quantize::fp8_power_of_two;
+  require(name == "fp8_ue8m0", Code::invalid_argument,
+          "quantize \"{}\"; allowed: \"none\", \"fp8\", \"fp8_power_of_two\", \"fp8_ue8m0\"", name);
+  return ep::Quantize::fp8_ue8m0;
+}
+
+ep::Reduction reduction_from(const std::string& name) {
+  if (name == "automatic") return ep::Reduction::automatic;
+  if (name == "per_rank") return ep::Reduction::per_rank;
+  require(name == "exact", Code::invalid_argument, "reduction \"{}\"; allowed: \"automatic\", \"per_rank\", \"exact\"",
+          name);
+  return ep::Reduction::exact;
+}
+
+PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle topk_idx, const nb::kwargs& given) {
+  PendingDispatch phase{{}, nb::borrow(self), {}, {}, nullptr};
+  const auto hold = [&](nb::handle array, const char* what) {
+    phase.held.push_back(optional_input(array, what));
+    return phase.held.back().view;
+  };
+  ep::LowLatencyDispatchOptions options;
+  nb::kwargs launch;
+  for (const auto& [key, value] : given) {
+    const std::string name = nb::cast<std::string>(key);
+    if (name == "quantize")
+      options.quantize = quantize_from(nb::cast<std::string>(value));
+    else if (name == "expert_counts")
+      options.expert_counts = hold(value, "expert_counts");
+    else if (name == "wait_ns")
+      options.wait_ns = hold(value, "wait_ns");
+    else if (name == "weights")
+      options.weights = hold(value, "weights");
+    else if (name == "defer_receive")
+      options.defer_receive = nb::cast<bool>(value);
+    else
+      launch[key] = value;
+  }
+  options.launch = launch_from(launch);
+  phase.stream = options.launch.stream;
+  const TensorView rows = hold(x, "x"), indices = hold(topk_idx, "topk_idx");
+  auto& group = nb::cast<Group&>(self).group;
+  nb::gil_scoped_release released;
+  phase.pending = group.low_latency_dispatch(rows, indices, options);
+  return phase;
+}
+
+PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle topk_idx, nb::handle topk_weights,
+                            const ep::LowLatencyHandle& handle, const nb::kwargs& given) {
+  PendingCombine phase{{}, nb::borrow(self), {}, nb::none(), nullptr};
+  const auto hold = [&](nb::handle array, const char* what) {
+    phase.held.push_back(optional_input(array, what));
+    return phase.held.back().view;
+  };
+  ep::LowLatencyCombineOptions options;
+  nb::kwargs launch;
+  for (const auto& [key, value] : given) {
+    const std::string name = nb::cast<std::string>(key);
+    if (name == "log_fmt")
+      options.log_fmt = nb::cast<bool>(value);
+    else if (name == "zero_copy")
+      options.zero_copy = nb::cast<bool>(value);
+    else if (name == "reduction")
+      options.reduction = reduction_from(nb::cast<std::string>(value));
+    else if (name == "out") {
+      options.out = hold(value, "out");
+      phase.out = nb::borrow(value);
+    } else if (name == "wait_ns")
+      options.wait_ns = hold(value, "wait_ns");
+    else if (name == "defer_receive")
+      options.defer_receive = nb::cast<bool>(value);
+    else
+      launch[key] = value;
+  }
+  options.launch = launch_from(launch);
+  phase.stream = options.launch.stream;
+  const TensorView rows = hold(y, "y"), indices = hold(topk_idx, "topk_idx"),
+                   weights = hold(topk_weights, "topk_weights");
+  auto& group = nb::cast<Group&>(self).group;
+  nb::gil_scoped_release released;
+  phase.pending = group.low_latency_combine(rows, indices, weights, handle, options);
+  return phase;
+}
+
+Received receive_dispatch(PendingDispatch& phase) {
+  ep::LowLatencyReceived result;
+  {
+    nb::gil_scoped_release released;
+    result = phase.pending.receive();
+  }
+  const auto& group = nb::cast<const Group&>(phase.group);
+  const auto give = [&](Tensor& tensor) { return group.output(std::move(tensor), phase.stream); };
+  return {give(result.x),      give(result.scales), give(result.counts), give(result.source_token),
+          give(result.layout), result.handle};
+}
+
+nb::object receive_combine(PendingCombine& phase) {
+  Tensor result;
+  {
+    nb::gil_scoped_release released;
+    result = phase.pending.receive();
+  }
+  if (!phase.out.is_none()) return phase.out;
+  return nb::cast<const Group&>(phase.group).output(std::move(result), phase.stream);
+}
+
+nb::object next_buffer(Group& self) {
+  TensorView view;
+  {
+    nb::gil_scoped_release released;
+    view = self.group.next_combine_buffer();
+  }
+  return self.output(Tensor(view, nullptr), nullptr);
+}
+
+}  // namespace
+
+void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
+  nb::class_<ep::LowLatencyHandle>(module, "LowLatencyHandle",
+                                   "The layout of one low-latency dispatch, for its combine."_doc);
+  nb::class_<Received>(
+      module, "LowLatencyReceived",
+      "What one low-latency dispatch received. The arrays are overwritten by the receive after next."_doc)
+      .def_ro(
+          "x", &Received::x,
+          "float8_e4m3 or bfloat16 [local experts, members * max tokens, hidden]; counts[e] rows of expert e are valid."_doc)
+      .def_ro(
+          "scales", &Received::scales,
+          "float32 [local experts, rows, hidden / 128], or int32 [.., .., hidden / 512] packed UE8M0; in memory the "
+          "row index runs fastest. None for bfloat16."_doc)
+      .def_ro("counts", &Received::counts, "int32 [local experts]."_doc)
+      .def_ro("source_token", &Received::source_token,
+              "int32 [local experts, rows]: index of the token at its source."_doc)
+      .def_ro("layout", &Received::layout, "int64 [local experts, members]: (first row << 32) | rows."_doc)
+      .def_ro("handle", &Received::handle, "For the combine."_doc);
+  nb::class_<PendingDispatch>(module, "PendingDispatch", "A low-latency dispatch that is sent."_doc)
+      .def(
+          "ready", [](const PendingDispatch& self) { return self.pending.ready(); },
+          "Whether receive would not wait."_doc)
+      .def("receive", &receive_dispatch, "Waits for the rows of all members; once."_doc);
+  nb::class_<PendingCombine>(module, "PendingCombine", "A low-latency combine that is sent."_doc)
+      .def(
+          "ready", [](const PendingCombine& self) { return self.pending.ready(); },
+          "Whether receive would not wait."_doc)
+      .def("receive", &receive_combine, "bfloat16 [tokens, hidden], or the array given as out=; once."_doc);
+  group
+      .def(
+          "low_latency_dispatch", &send_dispatch, nb::arg("x"), nb::arg("topk_idx"), nb::arg("options"),
+          nb::sig("def low_latency_dispatch(self, x: typing.Any, topk_idx: typing.Any, *, quantize: str = 'fp8', "
+                  "expert_counts: typing.Any = None, wait_ns: typing.Any = None, weights: typing.Any = None, "
+                  "defer_receive: "
+                  "bool = True, stream: int | None = None, after: int | None = None, done: int | None = None, sms: int "
+                  "= 0) "
+                  "-> PendingDispatch"),
+          "Sends, without waiting for the rows of others. Collective.\n\nx: bfloat16 [tokens, hidden]. topk_idx: as "
+          "route. "
+          "quantize: how rows travel: none, fp8, fp8_power_of_two or fp8_ue8m0. expert_counts: int32 [local experts], "
+          "rows received are added. wait_ns: int64 [members], nanoseconds waited are added. weights: float32 [tokens, "
+          "top_k], those of the combine, which then saves an exchange. defer_receive: False queues the receive at once."_doc)
+      .def(
+          "low_latency_combine", &send_combine, nb::arg("y"), nb::arg("topk_idx"), nb::arg("topk_weights"),
+          nb::arg("handle"), nb::arg("options"),
+          nb::sig(
+              "def low_latency_combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: "
+              "LowLatencyHandle, *, log_fmt: bool = False, zero_copy: bool = False, reduction: str = 'automatic', out: "
+              "typing.Any = None, wait_ns: typing.Any = None, defer_receive: bool = True, stream: int | None = None, "
+              "after: int | None = None, done: int | None = None, sms: int = 0) -> PendingCombine"),
+          "Sends the experts' answers, bfloat16 [local experts, members * max tokens, hidden], to be summed with "
+          "topk_weights (float32 [tokens, top_k], of this member's tokens). Collective.\n\nlog_fmt: rows travel with "
+          "10 "
+          "bits a channel. zero_copy: y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum "
+          "of "
+          "each member to bfloat16 first; exact rounds once."_doc)
+      .def("next_combine_buffer", &next_buffer,
+           "Where experts may write the y of the next low_latency_combine for zero_copy: bfloat16 [local experts, "
+           "members "
+           "* max tokens, hidden], rows strided."_doc);
+}
+
+}  // namespace shoal::python

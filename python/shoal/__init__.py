@@ -1,0 +1,75 @@
+"""Shoal: symmetric memory and expert-parallel dispatch and combine for mixture-of-experts models.
+
+    import numpy, shoal
+
+    def pe(world):
+        numbers = world.zeros((world.n_pes,), "int64")
+        for other in range(world.n_pes):
+            world.put(numbers.on(other)[world.my_pe : world.my_pe + 1], numpy.array([world.my_pe], numpy.int64))
+        shoal.barrier(world.team)
+        return numbers.local.numpy().tolist()
+
+    shoal.run_threads(4, pe)   # four PEs as threads of this process: [[0, 1, 2, 3]] * 4
+
+Worlds of processes are made by World.open (shoal-run), World.from_torch, World.from_mpi4py or World.from_unique_id.
+shoal.ep moves the tokens of mixture-of-experts models, shoal.torch does so under autograd. Arrays cross by DLPack.
+"""
+
+from . import ep, errors
+from ._core import (
+    Array,
+    RemoteArray,
+    SymmetricArray,
+    Team,
+    UniqueId,
+    World,
+    all_gather,
+    all_to_all,
+    barrier,
+    broadcast,
+    reduce,
+    reduce_scatter,
+    run_threads,
+    sync,
+)
+from .errors import (
+    ClosedError,
+    Error,
+    ExhaustedError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerFailedError,
+    SystemFailureError,
+    TimeoutError,
+    UnsupportedError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array",
+    "ClosedError",
+    "Error",
+    "ExhaustedError",
+    "InvalidArgumentError",
+    "MismatchError",
+    "PeerFailedError",
+    "RemoteArray",
+    "SymmetricArray",
+    "SystemFailureError",
+    "Team",
+    "TimeoutError",
+    "UniqueId",
+    "UnsupportedError",
+    "World",
+    "all_gather",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "ep",
+    "errors",
+    "reduce",
+    "reduce_scatter",
+    "run_threads",
+    "sync",
+]

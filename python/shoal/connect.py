@@ -1,0 +1,47 @@
+"""Worlds over what a program already has: torch.distributed groups and mpi4py communicators.
+
+The first rank makes a unique id and gives it to the others; after that Shoal needs neither library any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ._core import UniqueId, World
+from .errors import Error
+
+
+def from_torch(group: Any = None, settings: dict[str, Any] | None = None) -> World:
+    """See World.from_torch."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        raise Error("World.from_torch: torch.distributed is not initialised; call init_process_group first")
+    group = group if group is not None else dist.group.WORLD
+    root = dist.get_global_rank(group, 0)
+
+    def broadcast(text: str | None) -> str:
+        box = [text]
+        dist.broadcast_object_list(box, src=root, group=group)
+        return box[0]
+
+    return _open(dist.get_rank(group), dist.get_world_size(group), broadcast, settings)
+
+
+def from_mpi4py(comm: Any, settings: dict[str, Any] | None = None) -> World:
+    """See World.from_mpi4py."""
+    return _open(comm.Get_rank(), comm.Get_size(), lambda text: comm.bcast(text, root=0), settings)
+
+
+def _open(rank: int, size: int, broadcast: Callable[[str | None], str], settings: dict[str, Any] | None) -> World:
+    unique_id, failure = None, None
+    if rank == 0:
+        try:
+            unique_id = UniqueId.create(settings)  # it serves the others until all have joined: kept to the end
+        except Error as error:
+            failure = error
+    text = broadcast(str(unique_id) if unique_id is not None else f"error:{failure}" if failure else None)
+    if text.startswith("error:"):
+        raise failure or Error(f"rank 0 could not make a unique id: {text[len('error:') :]}")
+    return World.from_unique_id(text, rank, size, settings)

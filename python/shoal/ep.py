@@ -1,0 +1,33 @@
+"""Expert-parallel dispatch and combine: `Group`, size hints and the gate. See help(shoal.ep.Group)."""
+
+from ._core.ep import (
+    Combined,
+    Dispatched,
+    Future,
+    Group,
+    Handle,
+    LowLatencyHandle,
+    LowLatencyReceived,
+    PendingCombine,
+    PendingDispatch,
+    Routing,
+    gate,
+    low_latency_size_hint,
+    size_hint,
+)
+
+__all__ = [
+    "Combined",
+    "Dispatched",
+    "Future",
+    "Group",
+    "Handle",
+    "LowLatencyHandle",
+    "LowLatencyReceived",
+    "PendingCombine",
+    "PendingDispatch",
+    "Routing",
+    "gate",
+    "low_latency_size_hint",
+    "size_hint",
+]

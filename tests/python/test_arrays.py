@@ -1,0 +1,99 @@
+"""Arrays cross between shoal and other libraries without copies, with their element types, and live long enough."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import shoal
+
+TYPES = ["float32", "float16", "bfloat16", "float8_e4m3", "int8", "uint8", "int32", "int64", "float64"]
+NUMPY = {"bfloat16": "uint16", "float8_e4m3": "uint8"}
+
+
+def zeros(shape, dtype, settings):
+    return shoal.run_threads(1, lambda world: world.zeros(shape, dtype).local, settings)[0]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_numpy_sees_the_same_memory(dtype, settings):
+    array = zeros((3, 5), dtype, settings)
+    view = array.numpy()
+    assert (array.shape, array.strides, array.dtype, array.device) == ((3, 5), (5, 1), dtype, "cpu")
+    assert view.dtype == np.dtype(NUMPY.get(dtype, dtype)) and view.shape == (3, 5) and array.nbytes == view.nbytes
+    view[2, 4] = 7
+    assert array.numpy()[2, 4] == 7 and array.numpy().sum() == 7
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_torch_sees_the_same_memory(dtype, settings):
+    torch = pytest.importorskip("torch")
+    array = zeros((4, 16), dtype, settings)
+    tensor = torch.from_dlpack(array)
+    assert tensor.dtype == getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype))
+    tensor.view(torch.uint8)[1, 2] = 9
+    assert array.numpy().view(np.uint8)[1, 2] == 9
+
+
+def test_memory_outlives_the_world_and_the_array(settings):
+    array = zeros((1000,), "int64", settings)  # its world is closed by now
+    view = array.numpy()
+    view[:] = np.arange(1000)
+    del array
+    gc.collect()
+    assert view.sum() == 499_500
+
+
+def test_ml_dtypes_are_recognised(settings):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4)
+        rows = np.arange(32).reshape(2, 16).astype(ml_dtypes.bfloat16)
+        received = group.dispatch(rows, group.route(np.zeros((2, 1), np.int64)))
+        return received.x.dtype, received.x.numpy().view(ml_dtypes.bfloat16).astype(np.float32)
+
+    dtype, values = shoal.run_threads(1, body, settings)[0]
+    assert dtype == "bfloat16" and np.array_equal(values, np.arange(32).reshape(2, 16))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("text", "x is a str"),
+        (np.zeros((1, 1, 1, 1, 1), np.float32), "5 dimensions; allowed: up to 4"),
+        (np.zeros((2, 16), np.complex64), "which Shoal does not know"),
+    ],
+)
+def test_what_is_no_array_is_named(value, message, settings):
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4)
+        routing = group.route(np.zeros((2, 1), np.int64))
+        with pytest.raises(shoal.InvalidArgumentError, match=message):
+            group.dispatch(value, routing)
+        return group.dispatch(np.ones((2, 16), np.uint16), routing, dtype="bfloat16").rows  # the group stays usable
+
+    assert shoal.run_threads(1, body, settings) == [2]
+
+
+def test_arrays_without_elements_may_have_any_strides(settings):
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4)
+        nothing = np.zeros((0, 32), np.uint16)[:, :16]
+        return group.dispatch(nothing, group.route(np.zeros((0, 1), np.int64)), dtype="bfloat16").x.shape
+
+    assert shoal.run_threads(1, body, settings) == [(0, 16)]
+
+
+def test_a_dtype_of_another_size_is_refused(settings):
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4)
+        group.dispatch(np.ones((2, 16), np.uint8), group.route(np.zeros((2, 1), np.int64)), dtype="bfloat16")
+
+    with pytest.raises(ValueError, match="has 16 bits, the array has 8"):
+        shoal.run_threads(1, body, settings)
+
+
+def test_cuda_arrays_say_where_they_are(settings):
+    array = zeros((2,), "float32", settings)
+    assert array.__dlpack_device__() == (1, 0) and len(array) == 2 and "float32 [2]" in repr(array)

@@ -1,0 +1,239 @@
+"""ep.Group of Python against plain NumPy: dispatch and combine, their options, and what they refuse (E1 to E4)."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import shoal
+
+PES, EXPERTS, TOP_K, HIDDEN, TOKENS = 4, 8, 3, 64, 20
+
+
+def tokens_of(pe):
+    """float32 rows of small integers, so that every sum is exact; indices, of which some are -1; weights."""
+    random = np.random.default_rng(pe)
+    count = TOKENS - 3 * pe
+    rows = random.integers(-8, 8, (count, HIDDEN)).astype(np.float32)
+    indices = np.stack([random.permutation(EXPERTS)[:TOP_K] for _ in range(count)]).astype(np.int64)
+    indices[random.random(indices.shape) < 0.2] = -1
+    return rows, indices, random.integers(1, 5, indices.shape).astype(np.float32)
+
+
+def received_by(pe):
+    """(source, token) of the rows of one member, by source, then token."""
+    local = range(pe * EXPERTS // PES, (pe + 1) * EXPERTS // PES)
+    return [(s, t) for s in range(PES) for t, row in enumerate(tokens_of(s)[1]) if any(e in local for e in row)]
+
+
+def with_group(body, settings, **options):
+    def pe(world):
+        group = shoal.ep.Group(world.team, **{"hidden": HIDDEN, "top_k": TOP_K, "experts": EXPERTS, "max_tokens": TOKENS, "dtype": "float32", **options})
+        try:
+            return body(group, world.my_pe)
+        finally:
+            gc.collect()
+            group.close()
+
+    return shoal.run_threads(PES, pe, settings)
+
+
+def expected_dispatch(pe):
+    sources = received_by(pe)
+    first = pe * EXPERTS // PES
+    x = np.array([tokens_of(s)[0][t] for s, t in sources])
+    idx = np.array([tokens_of(s)[1][t] for s, t in sources]) - first
+    here = (idx >= 0) & (idx < EXPERTS // PES)
+    weights = np.where(here, np.array([tokens_of(s)[2][t] for s, t in sources]), 0)
+    return x, np.where(here, idx, -1), weights, np.array([t for _, t in sources])
+
+
+def test_dispatch_and_combine(settings):
+    def body(group, pe):
+        rows, indices, weights = tokens_of(pe)
+        routing = group.route(indices)
+        received = group.dispatch(rows, routing, weights=weights)
+        for got, wanted in zip((received.x, received.topk_idx, received.topk_weights, received.source_token), expected_dispatch(pe)):
+            assert np.array_equal(got.numpy(), wanted)
+        assert received.rows == sum(received.rows_per_source) == received.handle.received_rows == len(received_by(pe))
+        counts = [int((received.topk_idx.numpy() == e).sum()) for e in range(group.local_experts)]
+        assert received.tokens_per_expert == counts
+        bias = np.full_like(rows, 3)
+        combined = group.combine(received.x, received.handle, weights=received.topk_weights, bias=(bias, rows))
+        members = np.array([sum(routing.is_token_in_rank(t, r) for r in range(PES)) for t in range(len(rows))])
+        assert np.array_equal(combined.x.numpy(), rows * members[:, None] + 3 + rows)
+        assert np.array_equal(combined.topk_weights.numpy(), np.where(indices >= 0, weights, 0))
+        assert routing.tokens_per_rank == [int(sum(routing.is_token_in_rank(t, r) for t in range(len(rows)))) for r in range(PES)]
+
+        again = group.dispatch(2 * rows, received.handle)  # the same layout, new rows
+        assert np.array_equal(again.x.numpy(), 2 * received.x.numpy()) and again.topk_idx is None
+        out = np.empty_like(rows)
+        assert group.combine(again.x.numpy().copy(), again.handle, out=out).x is out
+        assert np.array_equal(out, 2 * rows * members[:, None])
+        return group.statistics()["combines"]
+
+    assert with_group(body, settings) == [2] * PES
+
+
+def test_worst_case_rows_alignment_and_copy_out(settings):
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        received = group.dispatch(rows, group.route(indices), worst_case_rows=PES * TOKENS, copy_out=True)
+        assert received.x.shape == (PES * TOKENS, HIDDEN) and received.tokens_per_expert == []
+        wanted = expected_dispatch(pe)
+        assert np.array_equal(received.x.numpy()[: received.rows], wanted[0])
+        assert (received.topk_idx.numpy()[received.rows :] == -1).all()
+        aligned = group.dispatch(rows, group.route(indices.astype(np.int32)), expert_alignment=16)
+        assert all(count % 16 == 0 for count in aligned.tokens_per_expert)
+        return True
+
+    assert all(with_group(body, settings))
+
+
+def test_expanded_layout_is_grouped_by_expert(settings):
+    def body(group, pe):
+        rows, indices, weights = tokens_of(pe)
+        received = group.dispatch(rows, group.route(indices), weights=weights, expanded=True, expert_alignment=4)
+        first = received.expert_first_row.numpy()
+        for expert in range(group.local_experts):
+            block = received.topk_idx.numpy()[first[expert] : first[expert + 1], 0]
+            assert first[expert] % 4 == 0 and set(block[block >= 0]) <= {expert}
+        combined = group.combine(received.x, received.handle)
+        assert np.array_equal(combined.x.numpy(), rows * (indices >= 0).sum(1)[:, None])
+        return True
+
+    assert all(with_group(body, settings))
+
+
+def test_asynchronous_calls(settings):
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        future = group.dispatch_async(rows, group.route(indices))
+        received = future.result()
+        assert future.done() and np.array_equal(received.x.numpy(), expected_dispatch(pe)[0])
+        with pytest.raises(shoal.InvalidArgumentError, match="taken once"):
+            future.result()
+        combined = group.combine_async(received.x, received.handle).result()
+        return combined.x.shape == rows.shape
+
+    assert all(with_group(body, settings))
+
+
+@pytest.mark.parametrize("quantize", ["none", "fp8", "fp8_power_of_two", "fp8_ue8m0"])
+@pytest.mark.parametrize("reduction", ["per_rank", "exact"])
+def test_low_latency(quantize, reduction, settings):
+    torch = pytest.importorskip("torch")
+    hidden = 512
+
+    def body(group, pe):
+        rows, indices, weights = tokens_of(pe)
+        x = torch.from_numpy(np.tile(rows, (1, hidden // HIDDEN))).to(torch.bfloat16)
+        counts = np.zeros(EXPERTS // PES, np.int32)
+        pending = group.low_latency_dispatch(x, indices, quantize=quantize, expert_counts=counts)
+        received = pending.receive()
+        y = torch.from_dlpack(received.x)
+        if quantize == "fp8_ue8m0":
+            exponents = torch.from_numpy(np.ascontiguousarray(received.scales.numpy()).view(np.uint8)).int()
+            scales = (exponents << 23).view(torch.float32)[..., : hidden // 128]
+        elif quantize != "none":
+            scales = torch.from_dlpack(received.scales)
+        if quantize != "none":
+            y = (y.float().unflatten(-1, (-1, 128)) * scales[..., None]).flatten(-2).to(torch.bfloat16)
+        valid = received.counts.numpy()
+        assert np.array_equal(valid, counts)
+        y = torch.where(torch.arange(y.shape[1])[None, :, None] < torch.from_numpy(valid)[:, None, None], y, 0)
+        sent = group.low_latency_combine(y.contiguous(), indices, weights, received.handle, reduction=reduction)
+        combined = torch.from_dlpack(sent.receive()).float()
+        wanted = x.float() * torch.from_numpy(np.where(indices >= 0, weights, 0).sum(1)[:, None])
+        error = (combined - wanted).abs().max().item()
+        assert error <= (0.01 if quantize == "none" else 0.07) * wanted.abs().max().item(), error
+        return True
+
+    sizes = {"low_latency_max_tokens": TOKENS, "hidden": hidden, "dtype": "bfloat16", "max_tokens": 0}
+    assert all(with_group(body, settings, **sizes))
+
+
+def test_zero_copy_combine(settings):
+    torch = pytest.importorskip("torch")
+
+    def body(group, pe):
+        rows, indices, weights = tokens_of(pe)
+        x = torch.from_numpy(rows).to(torch.bfloat16)
+        received = group.low_latency_dispatch(x, indices, quantize="none").receive()
+        buffer = torch.from_dlpack(group.next_combine_buffer())
+        buffer.copy_(torch.from_dlpack(received.x))
+        out = torch.empty_like(x)
+        result = group.low_latency_combine(buffer, indices, weights, received.handle, zero_copy=True, out=out).receive()
+        assert result is out
+        wanted = x.float() * torch.from_numpy(np.where(indices >= 0, weights, 0).sum(1)[:, None])
+        return torch.allclose(out.float(), wanted, rtol=0.02, atol=0.5)
+
+    assert all(with_group(body, settings, low_latency_max_tokens=TOKENS, dtype="bfloat16", max_tokens=0))
+
+
+def test_bad_arguments_leave_the_group_usable(settings):
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        received = group.dispatch(rows, group.route(indices))
+        cases = [
+            (lambda: group.route(np.full((2, TOP_K), EXPERTS)), r"topk_idx\[0, 0\] is 8; allowed: 0 to 7"),
+            (lambda: group.route(np.zeros((2, TOP_K), np.int64)), "twice"),
+            (lambda: group.dispatch(rows[:, :32].copy(), group.route(indices)), "32"),
+            (lambda: group.dispatch(rows, "everywhere"), "a Routing or the Handle of an earlier dispatch, got a str"),
+            (lambda: group.combine(received.x, received.handle, bias=(rows,) * 3), "bias"),
+            (lambda: group.low_latency_dispatch(rows, indices), "low_latency_max_tokens"),
+        ]
+        for call, message in cases:
+            with pytest.raises(shoal.InvalidArgumentError, match=message):
+                call()
+        with pytest.raises(TypeError, match='unexpected argument "scale"'):
+            group.dispatch(rows, group.route(indices), scale=rows)
+        return group.dispatch(rows, group.route(indices)).rows == len(received_by(pe))
+
+    assert all(with_group(body, settings))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"experts": 7}, ValueError, "divisible by the 4 members"),
+        ({"hiden": 64}, TypeError, 'no option "hiden"; there are hidden, top_k'),
+        ({"top_k": "three"}, ValueError, "top_k='three' has the wrong type"),
+        ({"max_tokens": 1 << 22}, shoal.ExhaustedError, "SHOAL_SYMMETRIC_SIZE"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, error, message, settings):
+    with pytest.raises(error, match=message):
+        with_group(lambda group, pe: None, settings, **options)
+
+
+def test_results_hold_the_groups_memory(settings):
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        held = group.dispatch(rows, group.route(indices)).x
+        with pytest.raises(shoal.InvalidArgumentError, match="results"):
+            group.close()
+        copy = held.numpy().copy()
+        del held
+        return np.array_equal(copy, expected_dispatch(pe)[0])
+
+    assert all(with_group(body, settings))
+
+
+def test_size_hints_add_up():
+    options = {"hidden": 7168, "top_k": 8, "experts": 256, "max_tokens": 4096}
+    hint = shoal.ep.size_hint(8, **options)
+    assert hint["total"] == hint["control"] + hint["normal"] + hint["low_latency"] and hint["low_latency"] == 0
+    assert shoal.ep.size_hint(8, heap="cuda", combine_staging=False, **options)["total"] < 1.2e9
+    assert shoal.ep.low_latency_size_hint(128, 7168, 8, 256) > 2 * 128 * 7168 * 8
+
+
+def test_gate_chooses_as_numpy_does():
+    random = np.random.default_rng(1)
+    logits, bias = random.normal(size=(50, 16)).astype(np.float32), random.normal(size=16).astype(np.float32)
+    chosen, weights = (array.numpy() for array in shoal.ep.gate(logits, bias, top_k=4))
+    scores = 1 / (1 + np.exp(-logits))
+    wanted = np.argsort(-(scores + bias), axis=1, kind="stable")[:, :4]
+    assert np.array_equal(chosen, wanted)
+    picked = np.take_along_axis(scores, wanted, 1)
+    assert np.allclose(weights, picked / picked.sum(1, keepdims=True), rtol=1e-5)
