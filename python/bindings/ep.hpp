@@ -10,14 +10,31 @@
 
 namespace shoal::python {
 
-/// A group, with what keeps the heap mapped under its results.
-struct Group {
-  ep::Group group;
-  std::shared_ptr<void> keeper;
+/// A group, with what keeps the heap mapped under its results. Returning a group's memory is collective, and garbage
+/// collectors do not work in step: a group that goes without close() is kept until its world closes.
+class Group {
+ public:
+  Group(const Team& team, const ep::GroupOptions& options);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  void close();
 
   /// A result of a call on `stream` (cudaStream_t; nullptr: the group's own).
   nb::object output(Tensor tensor, void* stream) const;
+
+ private:
+  std::unique_ptr<ep::Group> owned_;
+  bool closed_ = false;
+
+ public:
+  ep::Group& group = *owned_;
+  const std::shared_ptr<void> keeper;
 };
+
+/// Lets go of the groups that were kept for worlds that are closed by now.
+void release_kept_groups();
 
 /// stream=, after=, done=, sms= of a call.
 ep::Launch launch_from(const nb::kwargs& options);

@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <mutex>
+
 #include "base/check.hpp"
 #include "docs.hpp"
 #include "ep.hpp"
@@ -136,6 +138,44 @@ nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int3
 
 }  // namespace
 
+Group::Group(const Team& team, const ep::GroupOptions& options)
+    : owned_(std::make_unique<ep::Group>(team, options)), keeper(heap_keeper(team)) {}
+
+namespace {
+
+std::mutex kept_mutex;
+std::vector<std::unique_ptr<ep::Group>>& kept_groups() {
+  static auto* const groups = new std::vector<std::unique_ptr<ep::Group>>;  // outlives everything of Python's
+  return *groups;
+}
+
+bool world_is_closed(const ep::Group& group) {
+  try {
+    group.team().state();
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+}  // namespace
+
+Group::~Group() {
+  if (closed_) return;
+  const std::lock_guard lock(kept_mutex);
+  kept_groups().push_back(std::move(owned_));
+}
+
+void Group::close() {
+  group.close();
+  closed_ = true;
+}
+
+void release_kept_groups() {
+  const std::lock_guard lock(kept_mutex);
+  std::erase_if(kept_groups(), [](const auto& group) { return world_is_closed(*group); });
+}
+
 nb::object Group::output(Tensor tensor, void* stream) const {
   void* const used = stream != nullptr ? stream : group.stream();
   return heap_output(std::move(tensor), keeper, reinterpret_cast<std::uintptr_t>(used));
@@ -174,9 +214,9 @@ void bind_group(nb::module_& module) {
           "__init__",
           [](Group* self, const Team& team, const nb::kwargs& given) {
             const ep::GroupOptions options = options_from(given);
+            release_kept_groups();
             nb::gil_scoped_release released;
-            auto keeper = heap_keeper(team);
-            new (self) Group{ep::Group(team, options), std::move(keeper)};
+            new (self) Group(team, options);
           },
           nb::arg("team"), nb::arg("options"),
           nb::sig("def __init__(self, team: Team, *, hidden: int, top_k: int, experts: int, max_tokens: int = 0, "
@@ -204,10 +244,11 @@ void bind_group(nb::module_& module) {
           "Raises InvalidArgumentError for options outside their limits, ExhaustedError when the heap is too small, "
           "naming "
           "the size it needs, UnsupportedError for members that do not reach each other."_doc)
-      .def(
-          "close", [](Group& self) { self.group.close(); }, nb::call_guard<nb::gil_scoped_release>(),
-          "Returns the group's memory. Collective. Raises InvalidArgumentError on all members while any of them holds "
-          "results."_doc)
+      .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Returns the group's memory. Collective. Without it the memory is returned when the world closes; the "
+           "garbage "
+           "collector never does it. Raises InvalidArgumentError on all members while any of them holds "
+           "results."_doc)
       .def_prop_ro(
           "team", [](const Group& self) { return self.group.team(); }, "Whose group it is."_doc)
       .def_prop_ro("options", &options_of, "The options as a dict."_doc)

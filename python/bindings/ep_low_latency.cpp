@@ -164,7 +164,9 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
       .def_ro("source_token", &Received::source_token,
               "int32 [local experts, rows]: index of the token at its source."_doc)
       .def_ro("layout", &Received::layout, "int64 [local experts, members]: (first row << 32) | rows."_doc)
-      .def_ro("handle", &Received::handle, "For the combine."_doc);
+      .def_prop_ro(
+          "handle", [](const Received& self) { return self.handle; }, nb::rv_policy::move,
+          "For the combine."_doc);  // a copy: it must not keep the rows
   nb::class_<PendingDispatch>(module, "PendingDispatch", "A low-latency dispatch that is sent."_doc)
       .def(
           "ready", [](const PendingDispatch& self) { return self.pending.ready(); },

@@ -274,7 +274,9 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       .def_ro("row_count", &Dispatched::row_count, "The same in GPU memory (int32 [1]), else None."_doc)
       .def_ro("expert_counts", &Dispatched::expert_counts,
               "int32 [local experts] in GPU memory, not aligned, else None."_doc)
-      .def_ro("handle", &Dispatched::handle, "For the combine, and for dispatches of the same layout."_doc);
+      .def_prop_ro(
+          "handle", [](const Dispatched& self) { return self.handle; }, nb::rv_policy::move,
+          "For the combine, and for dispatches of the same layout."_doc);  // a copy: it must not keep the rows
   nb::class_<Combined>(module, "Combined", "The sums of one combine."_doc)
       .def_ro("x", &Combined::x, "[tokens, hidden], dtype of the answers; the array given as out=."_doc)
       .def_ro("topk_weights", &Combined::topk_weights, "float32 [tokens, top_k], or None without weights."_doc);

@@ -1,5 +1,6 @@
 #include "world.hpp"
 #include "docs.hpp"
+#include "ep.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -66,6 +67,11 @@ World open_with_id(const std::string& id, Pe pe, Pe n_pes, nb::handle given) {
   return World::open({settings, connect_unique_id(UniqueId::parse(id), pe, n_pes, settings)});
 }
 
+void close_world(World& world) {
+  world.close();
+  release_kept_groups();
+}
+
 /// What `body` returned on each PE; the first exception of Python's is raised again as it was.
 nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle given) {
   const Settings settings = settings_from(given);
@@ -87,6 +93,7 @@ nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle gi
   } catch (...) {
     if (!raised) raised = std::current_exception();
   }
+  release_kept_groups();
   if (raised) std::rethrow_exception(raised);
   nb::list list;
   for (nb::object& result : results) list.append(std::move(result));
@@ -250,12 +257,12 @@ void bind_world(nb::module_& module) {
             const std::string reason = type.is_none() ? "" : nb::cast<std::string>(nb::str(value));
             nb::gil_scoped_release released;
             if (reason.empty() || !self.is_open())
-              self.close();
+              close_world(self);
             else
               self.state().fail_world(reason);
           },
           nb::arg("type").none(), nb::arg("value").none(), nb::arg("traceback").none())
-      .def("close", &World::close, nb::call_guard<nb::gil_scoped_release>(),
+      .def("close", &close_world, nb::call_guard<nb::gil_scoped_release>(),
            "Ends the world after a barrier of all PEs. Arrays of its heap stay readable while they are held. Closing "
            "twice does nothing."_doc)
       .def_prop_ro("is_open", &World::is_open, "Whether calls are possible."_doc)

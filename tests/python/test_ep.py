@@ -237,3 +237,27 @@ def test_gate_chooses_as_numpy_does():
     assert np.array_equal(chosen, wanted)
     picked = np.take_along_axis(scores, wanted, 1)
     assert np.allclose(weights, picked / picked.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_a_handle_does_not_keep_the_rows(settings):
+    """Autograd and cached routings hold handles for long; the receive area is free again all the same."""
+
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        handle = group.dispatch(rows, group.route(indices)).handle
+        for _ in range(20):
+            assert group.dispatch(rows, handle).rows == handle.received_rows
+        return True
+
+    assert all(with_group(body, settings, live_results=1))
+
+
+def test_a_group_that_nobody_closes_ends_with_its_world(settings):
+    """Releasing is collective, and the garbage collectors of PEs do not work in step."""
+
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=PES, max_tokens=4, dtype="float32")
+        received = group.dispatch(np.ones((4, 16), np.float32), group.route(np.full((4, 1), world.my_pe)))
+        return received.x  # outlives the group and the world
+
+    assert [x.numpy().sum() for x in shoal.run_threads(PES, body, settings)] == [64] * PES

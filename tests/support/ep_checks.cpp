@@ -6,16 +6,13 @@
 #include <stdexcept>
 
 #include "ep/numeric/rows.hpp"
+#include "support/made_up.hpp"
 
 namespace shoal::test {
 
 namespace numeric = ep::numeric;
 
 namespace {
-
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 template <typename T>
 Tensor tensor_of(DataType dtype, const std::vector<T>& values, std::initializer_list<std::int64_t> shape) {

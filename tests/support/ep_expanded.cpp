@@ -7,40 +7,14 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "base/half.hpp"
+#include "support/made_up.hpp"
 
 namespace shoal::test {
 namespace {
 
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
-
-std::uint64_t mix(std::uint64_t x) {  // splitmix64 finaliser
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
 std::uint64_t hash(std::uint64_t seed, std::int64_t a, std::int64_t b, std::int64_t c) {
   return mix(mix(mix(seed + static_cast<std::uint64_t>(a)) + static_cast<std::uint64_t>(b)) +
              static_cast<std::uint64_t>(c));
-}
-
-std::uint32_t encode(DataType dtype, float value) {
-  if (dtype == DataType::bfloat16) return bfloat16_from_float(value);
-  if (dtype == DataType::float16) return float16_from_float(value);
-  return std::bit_cast<std::uint32_t>(value);
-}
-float decode(DataType dtype, std::uint32_t bits) {
-  if (dtype == DataType::bfloat16) return float_from_bfloat16(static_cast<std::uint16_t>(bits));
-  if (dtype == DataType::float16) return float_from_float16(static_cast<std::uint16_t>(bits));
-  return std::bit_cast<float>(bits);
-}
-/// A value between -2 and 2, of several magnitudes.
-std::uint32_t made_up(DataType dtype, std::uint64_t from) {
-  const float value = static_cast<float>(static_cast<std::int64_t>(from % 4001) - 2000) / 1000.0F;
-  return encode(dtype, value / static_cast<float>(1 << ((from >> 40) % 7)));
 }
 
 enum Kind : std::uint64_t { kRows = 0x100, kScales = 0x200, kAnswers = 0x300, kBias = 0x400 };
@@ -104,10 +78,10 @@ class Round {
     return static_cast<std::uint32_t>(hash(salt_ ^ kScales, rank, token, i));
   }
   std::uint32_t answer_of(std::int64_t expert, std::int32_t source, std::int64_t token, std::int64_t channel) const {
-    return made_up(call_.answer, hash(salt_ ^ kAnswers, expert * 256 + source, token, channel));
+    return encode(call_.answer, made_up(hash(salt_ ^ kAnswers, expert * 256 + source, token, channel)));
   }
   std::uint32_t bias_of(int which, std::int64_t token, std::int64_t channel) const {
-    return made_up(call_.answer, hash(salt_ ^ kBias, which * 256 + me_, token, channel));
+    return encode(call_.answer, made_up(hash(salt_ ^ kBias, which * 256 + me_, token, channel)));
   }
 
   Inputs inputs() const {

@@ -8,21 +8,10 @@
 #include <exception>
 #include <stdexcept>
 
-#include "base/half.hpp"
+#include "support/made_up.hpp"
 
 namespace shoal::test {
 namespace {
-
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
-
-std::uint64_t mix(std::uint64_t x) {  // splitmix64 finaliser
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
 
 std::uint64_t key(std::uint64_t salt, std::int64_t a, std::int64_t b, std::int64_t c) {
   return mix(mix(salt * 1000003 + static_cast<std::uint64_t>(a)) + (static_cast<std::uint64_t>(b) << 32)) +
@@ -39,24 +28,6 @@ void fill_row(std::uint64_t salt, std::int32_t rank, std::int64_t token, std::by
 
 std::uint32_t scale_of(std::uint64_t salt, std::int32_t rank, std::int64_t token, std::int64_t i) {
   return static_cast<std::uint32_t>(mix(key(salt ^ 0x5ca1e, rank, token, i)));
-}
-
-/// Between -2 and 2, of several magnitudes.
-float made_up(std::uint64_t hash) {
-  const float value = static_cast<float>(static_cast<std::int64_t>(hash % 4001) - 2000) / 1000.0F;
-  return value / static_cast<float>(1 << ((hash >> 40) % 7));
-}
-
-std::uint32_t encode(DataType dtype, float value) {
-  if (dtype == DataType::bfloat16) return bfloat16_from_float(value);
-  if (dtype == DataType::float16) return float16_from_float(value);
-  return std::bit_cast<std::uint32_t>(value);
-}
-
-float decode(DataType dtype, std::uint32_t bits) {
-  if (dtype == DataType::bfloat16) return float_from_bfloat16(static_cast<std::uint16_t>(bits));
-  if (dtype == DataType::float16) return float_from_float16(static_cast<std::uint16_t>(bits));
-  return std::bit_cast<float>(bits);
 }
 
 void store(DataType dtype, std::byte* row, std::int64_t channel, std::uint32_t bits) {

@@ -6,12 +6,10 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "support/made_up.hpp"
+
 namespace shoal::test {
 namespace {
-
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 /// The rows of a tensor one after another, as poison takes them.
 TensorView as_rows(const TensorView& tensor) {

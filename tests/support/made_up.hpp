@@ -1,0 +1,44 @@
+// made_up.hpp: made-up values that every PE can compute for every other, and checks that throw.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "base/half.hpp"
+#include "shoal/tensor.hpp"
+
+namespace shoal::test {
+
+/// For checks that run on PEs, whose threads GoogleTest does not watch.
+inline void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+inline std::uint64_t mix(std::uint64_t x) {  // splitmix64 finaliser
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+inline std::uint32_t encode(DataType dtype, float value) {
+  if (dtype == DataType::bfloat16) return bfloat16_from_float(value);
+  if (dtype == DataType::float16) return float16_from_float(value);
+  return std::bit_cast<std::uint32_t>(value);
+}
+
+inline float decode(DataType dtype, std::uint32_t bits) {
+  if (dtype == DataType::bfloat16) return float_from_bfloat16(static_cast<std::uint16_t>(bits));
+  if (dtype == DataType::float16) return float_from_float16(static_cast<std::uint16_t>(bits));
+  return std::bit_cast<float>(bits);
+}
+
+/// A value between -2 and 2, of several magnitudes.
+inline float made_up(std::uint64_t hash) {
+  const float value = static_cast<float>(static_cast<std::int64_t>(hash % 4001) - 2000) / 1000.0F;
+  return value / static_cast<float>(1 << ((hash >> 40) % 7));
+}
+
+}  // namespace shoal::test
