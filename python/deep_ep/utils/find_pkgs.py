@@ -1,0 +1,37 @@
+"""Where packages with native libraries are installed. Nothing in this package needs them; callers look here."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+
+def find_pkg_root(package: str, env_names: tuple[str, ...] = ()) -> str | None:
+    """The folder that holds include/ and lib/ of `package`, e.g. "nvidia.nccl"; None where it is not installed.
+
+    The first of `env_names` that is set wins. The package is not imported.
+    """
+    for name in env_names:
+        if root := os.environ.get(name):
+            return root
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # its parent is not installed
+        return None
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    return str(Path(locations[0])) if locations else None
+
+
+def _require_root(package: str, *env_names: str) -> str:
+    root = find_pkg_root(package, env_names)
+    assert root is not None, f"{package} is not installed: install it, or set {' or '.join(env_names)} to its folder"
+    return root
+
+
+def find_nccl_root() -> str:
+    """Folder of NCCL: EP_NCCL_ROOT_DIR, NCCL_DIR, the installed wheel; AssertionError where there is none."""
+    return _require_root("nvidia.nccl", "EP_NCCL_ROOT_DIR", "NCCL_DIR")
+
+
+def find_nvshmem_root() -> str:
+    """Folder of NVSHMEM: EP_NVSHMEM_ROOT_DIR, NVSHMEM_DIR, the installed wheel; AssertionError where there is none."""
+    return _require_root("nvidia.nvshmem", "EP_NVSHMEM_ROOT_DIR", "NVSHMEM_DIR")

@@ -1,0 +1,182 @@
+"""Timing: by events or the clock (`bench`), and by the profiler's kernel times (`bench_kineto`)."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType
+
+from .envs import default_device
+
+_L2_BYTES = 256 << 20
+_SKEW_CYCLES = 20_000_000  # about 10 ms of a GPU's clock: longer than ranks differ in launching
+
+
+def flush_l2_cache() -> None:
+    """Overwrites 256 MB of GPU memory, more than any L2 cache; nothing without a GPU."""
+    if torch.cuda.is_available():
+        torch.empty(_L2_BYTES, dtype=torch.uint8, device="cuda").zero_()
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _elapsed_by_events(fn: Callable[[], object]) -> Callable[[], float]:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    fn()
+    end.record()
+    return lambda: start.elapsed_time(end) / 1e3
+
+
+def _elapsed_by_clock(fn: Callable[[], object]) -> Callable[[], float]:
+    start = time.perf_counter()
+    fn()
+    elapsed = time.perf_counter() - start
+    return lambda: elapsed
+
+
+def bench(
+    fn: Callable[[], object],
+    num_warmups: int = 50,
+    num_tests: int = 50,
+    post_fn: Callable[[], object] | None = None,
+    flush_l2: bool = True,
+) -> tuple[float, float, float]:
+    """(average, least, most) seconds of fn(), of num_tests calls without the first; at least two are made.
+
+    Measured with events on the GPU's current stream, with the clock where there is no GPU. `post_fn` runs after each
+    call, outside the measured time; `flush_l2` empties the GPU's cache before each.
+    """
+    for _ in range(num_warmups):
+        fn()
+    _synchronize()
+    measure = _elapsed_by_events if torch.cuda.is_available() else _elapsed_by_clock
+    pending = []
+    for _ in range(max(num_tests, 2)):
+        if flush_l2:
+            flush_l2_cache()
+        pending.append(measure(fn))
+        if post_fn is not None:
+            post_fn()
+    _synchronize()
+    times = [elapsed() for elapsed in pending[1:]]
+    return sum(times) / len(times), min(times), max(times)
+
+
+class empty_suppress(nullcontext):
+    """A context that suppresses nothing."""
+
+
+class suppress_stdout_stderr:
+    """A context in which nothing reaches standard output and error, neither from Python nor from native code."""
+
+    def __enter__(self) -> "suppress_stdout_stderr":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._saved = [(fd, os.dup(fd)) for fd in (1, 2)]
+        self._streams = sys.stdout, sys.stderr
+        self._null = open(os.devnull, "w")
+        for fd, _ in self._saved:
+            os.dup2(self._null.fileno(), fd)
+        sys.stdout = sys.stderr = self._null
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout, sys.stderr = self._streams
+        self._null.close()
+        for fd, saved in self._saved:
+            os.dup2(saved, fd)
+            os.close(saved)
+
+
+def _align_ranks(barrier: Callable[[], object] | None) -> None:
+    """Starts the next call on all ranks together, however late some of them were on the host."""
+    if torch.cuda.is_available():
+        torch.cuda._sleep(_SKEW_CYCLES)
+    if barrier is not None:
+        barrier()
+    elif dist.is_initialized():
+        dist.all_reduce(torch.ones(1, dtype=torch.float32, device=default_device()))
+
+
+def _set(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def bench_kineto(
+    fn: Callable[[], object],
+    kernel_names: str | tuple[str, ...],
+    num_tests: int = 30,
+    suppress_kineto_output: bool = False,
+    trace_path: str | None = None,
+    flush_l2: bool = True,
+    barrier_comm_profiling: bool = False,
+    num_kernels_per_period: int = 1,
+    barrier: Callable[[], object] | None = None,
+) -> Any:
+    """Average seconds of the kernels of fn() whose name contains `kernel_names` (a tuple gives a tuple); 0: none ran.
+
+    AssertionError where two different kernels contain the same name. With num_kernels_per_period = p > 1, fn() launches
+    p such kernels (`::name`) a period, and each name gives a list of p averages in order of launch.
+    `barrier_comm_profiling` starts each call on all ranks together through `barrier` (default: an all-reduce), unless
+    EP_DISABLE_BARRIER_PROFILING is set. `trace_path`: where a Chrome trace goes.
+    Without a GPU, operators and ranges of the CPU (torch.profiler.record_function) are what is timed.
+    Under NVIDIA's own profilers (EP_USE_NVIDIA_TOOLS) fn() only runs, and every time is 1.
+    """
+    names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
+    period = num_kernels_per_period
+
+    def run() -> None:
+        for _ in range(num_tests):
+            if flush_l2:
+                flush_l2_cache()
+            if barrier_comm_profiling and not _set("EP_DISABLE_BARRIER_PROFILING"):
+                _align_ranks(barrier)
+            fn()
+        _synchronize()
+
+    if _set("EP_USE_NVIDIA_TOOLS"):
+        run()
+        times: list[Any] = [1.0 if period == 1 else [1.0] * period for _ in names]
+    else:
+        on_gpu = torch.cuda.is_available()
+        activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+        with suppress_stdout_stderr() if suppress_kineto_output else empty_suppress():
+            # The profiler's first round pays for its start.
+            schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+            with torch.profiler.profile(activities=[activity], schedule=schedule, acc_events=True) as profiler:
+                for _ in range(2):
+                    run()
+                    profiler.step()
+            if trace_path is not None:
+                profiler.export_chrome_trace(trace_path)
+        device = DeviceType.CUDA if on_gpu else DeviceType.CPU
+        events = sorted(
+            (e for e in profiler.events() if e.device_type == device), key=lambda event: event.time_range.start
+        )
+        times = [_kernel_time([e for e in events if _matches(e.name, name, period)], name, period) for name in names]
+    return times[0] if isinstance(kernel_names, str) else tuple(times)
+
+
+def _matches(kernel: str, name: str, period: int) -> bool:
+    return (name if period == 1 else f"::{name}") in kernel
+
+
+def _kernel_time(events: list[Any], name: str, period: int) -> Any:
+    """The average of `events`, in seconds, or of each place in a period."""
+    kernels = {event.name for event in events}
+    assert period > 1 or len(kernels) <= 1, f"several kernels contain {name!r}: {sorted(kernels)}"
+    assert len(events) % period == 0, f"{len(events)} kernels contain '::{name}', no multiple of the period {period}"
+
+    def average(part: list[Any]) -> float:
+        return sum(event.time_range.elapsed_us() for event in part) / len(part) / 1e6 if part else 0
+
+    return average(events) if period == 1 else [average(events[i::period]) for i in range(period)]

@@ -1,0 +1,118 @@
+"""Timing helpers: what they count, how often they call, and what they hide."""
+
+import json
+import os
+import sys
+import time
+
+import pytest
+import torch
+from deep_ep.utils import testing
+
+on_host = pytest.mark.skipif(torch.cuda.is_available(), reason="how things are timed without a GPU")
+
+
+@on_host
+def test_bench_times_the_function_and_nothing_else():
+    calls = []
+
+    def work():
+        calls.append("work")
+        time.sleep(0.05 if calls.count("work") == 3 else 0.002)  # the first after two warm-ups is not counted
+
+    average, least, most = testing.bench(
+        work, num_warmups=2, num_tests=4, post_fn=lambda: (calls.append("post"), time.sleep(0.02))
+    )
+    assert calls == ["work"] * 2 + ["work", "post"] * 4
+    assert 0.002 <= least <= average <= most < 0.02
+
+
+def test_flush_is_harmless():
+    testing.flush_l2_cache()
+
+
+class Named:
+    """A callable that profiles itself under the given names, each for 2 ms more than the one before."""
+
+    def __init__(self, *names):
+        self.names, self.calls = names, 0
+
+    def __call__(self):
+        self.calls += 1
+        for i, name in enumerate(self.names):
+            with torch.profiler.record_function(name):
+                time.sleep(0.002 * (i + 1))
+
+
+@on_host
+def test_kineto_times_by_name():
+    fn = Named("ns::alpha_impl<1>(int)", "ns::beta_impl")
+    alpha, beta, missing = testing.bench_kineto(fn, ("alpha_impl", "beta", "gamma"), num_tests=5)
+    assert 0.002 <= alpha < beta and 0.004 <= beta < 0.02 and missing == 0
+    assert fn.calls == 10  # a round to warm up, a round to count
+    assert testing.bench_kineto(fn, "alpha_impl", num_tests=2) >= 0.002
+
+
+@on_host
+def test_kineto_refuses_ambiguous_names():
+    with pytest.raises(AssertionError, match="several kernels contain 'copy'"):
+        testing.bench_kineto(Named("a::copy", "b::copy"), "copy", num_tests=2)
+
+
+@on_host
+def test_kineto_periods():
+    send, receive = testing.bench_kineto(
+        Named("a::dispatch<0>", "other dispatch", "a::dispatch<1>"), "dispatch", num_tests=4, num_kernels_per_period=2
+    )
+    assert 0.002 <= send < 0.006 <= receive < 0.02
+    with pytest.raises(AssertionError, match="8 kernels contain '::dispatch', no multiple of the period 3"):
+        testing.bench_kineto(Named("a::dispatch", "a::dispatch"), "dispatch", num_tests=4, num_kernels_per_period=3)
+
+
+def test_kineto_barrier_and_trace(tmp_path, monkeypatch):
+    order = []
+    trace = tmp_path / "trace.json"
+    arguments = dict(num_tests=2, barrier_comm_profiling=True, barrier=lambda: order.append("barrier"))
+    testing.bench_kineto(lambda: order.append("call"), "x", trace_path=str(trace), **arguments)
+    assert order == ["barrier", "call"] * 4
+    assert "traceEvents" in json.loads(trace.read_text())
+    order.clear()
+    monkeypatch.setenv("EP_DISABLE_BARRIER_PROFILING", "1")
+    testing.bench_kineto(lambda: order.append("call"), "x", **arguments)
+    assert order == ["call"] * 4
+
+
+def test_kineto_under_other_profilers(monkeypatch):
+    monkeypatch.setenv("EP_USE_NVIDIA_TOOLS", "1")
+    fn = Named("a")
+    assert testing.bench_kineto(fn, ("a", "b"), num_tests=3) == (1, 1) and fn.calls == 3
+    assert testing.bench_kineto(fn, "a", num_tests=1, num_kernels_per_period=2) == [1, 1]
+
+
+def test_suppress(capfd):
+    def speak(word):
+        print(word, flush=True)
+        print(word, file=sys.stderr, flush=True)
+        os.write(1, word.encode())
+        os.write(2, word.encode())
+
+    speak("before ")
+    with pytest.raises(ZeroDivisionError), testing.suppress_stdout_stderr():
+        speak("hidden ")
+        1 / 0  # noqa: B018
+    with testing.empty_suppress():
+        speak("after ")
+    out, err = capfd.readouterr()
+    assert "hidden" not in out + err
+    for text in (out, err):
+        assert text.count("before") == 2 and text.count("after") == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_times():
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    average, least, most = testing.bench(lambda: a @ a, num_warmups=3, num_tests=5)
+    assert 1e-5 < least <= average <= most < 1
+    spin = testing.bench_kineto(lambda: torch.cuda._sleep(1_000_000), "spin_kernel", num_tests=3)
+    assert 1e-4 < spin < 1e-2
