@@ -1,0 +1,146 @@
+"""The low-latency half of the legacy buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import shoal.ep
+
+from ..utils.semantic import native_assert
+from .groups import GroupShape, detached, to_torch
+from .handles import LowLatencyHandle
+
+_KINDS = ("none", "fp8", "fp8_ue8m0")  # "fp8_power_of_two" has the arrays of "fp8"
+
+
+class Slot(NamedTuple):
+    """The arrays of one received dispatch."""
+
+    x: torch.Tensor
+    scales: torch.Tensor | None
+    counts: torch.Tensor
+    source_token: torch.Tensor
+    layout: torch.Tensor
+
+    @classmethod
+    def of(cls, received: Any) -> Slot:
+        return cls(*(to_torch(getattr(received, name)) for name in cls._fields))
+
+
+class LowLatencyGroup:
+    """A shoal.ep.Group in low-latency mode whose results are known before they are received.
+
+    Callers get the tensors with the send and fill them by the hook. Shoal has two sets of arrays, used in turn and
+    fixed for the life of the group, so two empty dispatches of each kind show where the results of all later ones lie.
+    """
+
+    def __init__(self, team: Any, shape: GroupShape, max_tokens: int, mask_failed: bool, device: torch.device):
+        self.shape, self.max_tokens, self.ranks = shape, max_tokens, team.size
+        self.group = shoal.ep.Group(team, **shape._asdict(), low_latency_max_tokens=max_tokens, mask_failed=mask_failed)
+        self.combine_buffer: torch.Tensor | None = None
+        self._sent = 0
+        x = torch.empty((0, shape.hidden), dtype=torch.bfloat16, device=device)
+        topk_idx = torch.empty((0, shape.top_k), dtype=torch.int64, device=device)
+        self._slots: dict[str, list[Slot]] = {}
+        for kind in _KINDS:
+            self._slots[kind] = [self._receive_empty(x, topk_idx, kind) for _ in range(2)]
+
+    @property
+    def result_shape(self) -> tuple[int, int, int]:
+        """[local experts, ranks * max tokens, hidden]."""
+        return self.shape.experts // self.ranks, self.ranks * self.max_tokens, self.shape.hidden
+
+    def dispatch(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, quantize: str, options: dict[str, Any]
+    ) -> tuple[Slot, LowLatencyHandle, Callable[[], None]]:
+        """Sends; returns where the rows will be, the handle, and what waits for them."""
+        pending = self.group.low_latency_dispatch(detached(x), topk_idx, quantize=quantize, **options)
+        slot = self._slots["fp8" if quantize == "fp8_power_of_two" else quantize][self._sent & 1]
+        self._sent += 1
+        handle = LowLatencyHandle(
+            (slot.source_token, slot.layout, self.max_tokens, self.shape.hidden, self.shape.experts)
+        )
+        handle.group = self
+
+        def receive() -> None:
+            received = pending.receive()
+            handle.shoal = received.handle
+            native_assert(
+                to_torch(received.x).data_ptr() == slot.x.data_ptr(),
+                "low_latency_dispatch: shoal has put a result where none of the two before it was",
+            )
+
+        return slot, handle, receive
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor,
+        handle: Any,
+        out: torch.Tensor,
+        **options: Any,
+    ) -> Callable[[], None]:
+        """Sends the answers; returns what waits for the sums and puts them into ``out``."""
+        pending = self.group.low_latency_combine(
+            detached(x), topk_idx, detached(weights), handle.shoal, out=out, **options
+        )
+        self.combine_buffer = None
+
+        def receive() -> None:
+            pending.receive()
+
+        return receive
+
+    def next_combine_buffer(self) -> torch.Tensor:
+        """Where the answers of the next combine may be written so that they are not copied."""
+        self.combine_buffer = to_torch(self.group.next_combine_buffer())
+        return self.combine_buffer
+
+    def _receive_empty(self, x: torch.Tensor, topk_idx: torch.Tensor, kind: str) -> Slot:
+        self._sent += 1
+        return Slot.of(self.group.low_latency_dispatch(x, topk_idx, quantize=kind).receive())
+
+
+class LowLatencyPool:
+    """The low-latency groups of a buffer, by shape, and the ranks that all of them leave out."""
+
+    def __init__(self, team: Any, device: torch.device, mask_failed: bool):
+        self._team, self._device, self._mask_failed = team, device, mask_failed
+        self._groups: dict[tuple[GroupShape, int], LowLatencyGroup] = {}
+        self._masked: set[int] = set()
+
+    def get(self, shape: GroupShape, max_tokens: int) -> LowLatencyGroup:
+        """The group of this shape. Collective when it is the first call of the shape."""
+        key = (shape, max_tokens)
+        if key not in self._groups:
+            self._groups[key] = LowLatencyGroup(self._team, shape, max_tokens, self._mask_failed, self._device)
+            for rank in self._masked:
+                self._groups[key].group.set_mask(rank, True)
+        return self._groups[key]
+
+    def of_handle(self, call: str, handle: Any) -> LowLatencyGroup:
+        """The group that made a handle."""
+        native_assert(
+            isinstance(handle, LowLatencyHandle) and handle.group is not None,
+            f"{call}: handle is a {type(handle).__name__}; allowed: what low_latency_dispatch returned, unchanged",
+        )
+        return handle.group
+
+    def set_mask(self, rank: int, masked: bool) -> None:
+        for group in self._groups.values():
+            group.group.set_mask(rank, masked)
+        (self._masked.add if masked else self._masked.discard)(rank)
+
+    def clear_masks(self) -> None:
+        for group in self._groups.values():
+            group.group.clear_masks()
+        self._masked.clear()
+
+    def masked(self) -> set[int]:
+        """Ranks left out by request, or since they did not answer."""
+        found = {rank for group in self._groups.values() for rank, out in enumerate(group.group.masked()) if out}
+        return found | self._masked

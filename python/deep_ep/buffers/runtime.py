@@ -1,0 +1,164 @@
+"""What every buffer owns: a World, its groups, and the stream that its operations run on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from typing import Any
+
+import torch
+
+import shoal
+
+from ..utils.event import EventHandle, EventOverlap
+from .checks import expect
+from .groups import GroupPool
+
+_GPUS_PER_NODE = 8  # the original counts ranks in nodes of eight
+
+
+def pick_device() -> torch.device:
+    """Where a buffer's tensors lie: SHOAL_HEAP says so, or else whether there is a GPU."""
+    heap = os.environ.get("SHOAL_HEAP") or ("cuda" if torch.cuda.is_available() else "host")
+    return torch.device("cuda", torch.cuda.current_device()) if heap == "cuda" else torch.device("cpu")
+
+
+class Runtime:
+    """One World over the ranks of a torch group or mpi4py communicator. Collective.
+
+    num_bytes: what the caller asked for. The heap reserves address space beyond it, since groups are sized by what
+    calls need; memory is taken when it is used (SHOAL_SYMMETRIC_SIZE overrides the size).
+    timeout: seconds that a wait for another rank may last (SHOAL_TIMEOUT_MS overrides it).
+    """
+
+    def __init__(self, group: Any, comm: Any, num_bytes: int, timeout: float = 100.0):
+        self.device = pick_device()
+        settings: dict[str, Any] = {"heap": "cuda" if self.device.type == "cuda" else "host"}
+        if self.device.type == "cuda":
+            settings["device"] = self.device.index
+        if "SHOAL_SYMMETRIC_SIZE" not in os.environ:
+            settings["symmetric_size"] = (64 << 30) + 4 * num_bytes
+        if "SHOAL_TIMEOUT_MS" not in os.environ:
+            settings["timeout"] = round(1000 * timeout)
+        if group is not None:
+            self.world = shoal.World.from_torch(group, settings)
+        elif comm is not None:
+            self.world = shoal.World.from_mpi4py(comm, settings)
+        else:
+            raise ValueError("deep_ep: a buffer needs group= (torch.distributed) or comm= (mpi4py); got neither")
+        weakref.finalize(self, _end, self.world)
+        self.team = self.world.team
+        self.rank, self.num_ranks = self.world.my_pe, self.world.n_pes
+        self.groups = GroupPool(self.team, self.device)
+        self.comm_stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
+
+    def is_available(self) -> bool:
+        """Whether the ranks have met."""
+        return self.world.is_open
+
+    def get_num_rdma_ranks(self) -> int:
+        """Nodes of eight ranks that the ranks would fill; 1 where they do not."""
+        return self.num_ranks // _GPUS_PER_NODE if self.num_ranks % _GPUS_PER_NODE == 0 else 1
+
+    def get_rdma_rank(self) -> int:
+        """Index of this rank's node."""
+        return self.rank // _GPUS_PER_NODE if self.get_num_rdma_ranks() > 1 else 0
+
+    def get_local_device_id(self) -> int:
+        """Index of the GPU; -1 on the CPU."""
+        return self.device.index if self.device.type == "cuda" else -1
+
+    def current_stream(self) -> int | None:
+        """The current stream as shoal takes it: its number, or None on the CPU."""
+        return stream_number(torch.cuda.current_stream()) if self.device.type == "cuda" else None
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured, so that the host cannot ask other ranks anything."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def operation(
+        self, call: str, previous_event: Any = None, async_finish: bool = False, allocate_on_comm_stream: bool = False
+    ) -> Operation:
+        """An operation on the comm stream, with the original's rule for its arguments."""
+        if allocate_on_comm_stream:
+            expect(
+                previous_event is not None and async_finish,
+                f"{call}: allocate_on_comm_stream=True needs previous_event and async_finish=True",
+            )
+        return Operation(self.comm_stream, previous_event, async_finish)
+
+    def close(self) -> None:
+        """Ends the world. Collective. Tensors that lie in its heap stay readable."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.world.close()
+
+
+def _end(world: shoal.World) -> None:
+    """As close, for a buffer that goes without destroy(), at the latest when the program ends; never raises. Where an
+    exception ends the program the others are told, so that they do not wait for this rank."""
+    failure = getattr(sys, "last_value", None)
+    with contextlib.suppress(Exception):
+        if world.is_open:
+            world.close() if failure is None else world.__exit__(type(failure), failure, None)
+
+
+class Operation:
+    """``with``: what is queued inside runs on the comm stream, behind ``previous_event``, or behind the current stream
+    where there is none. Without ``asynchronous`` the current stream then waits for it. On the CPU every call is done
+    when it returns, and events are always set.
+    """
+
+    def __init__(self, comm_stream: torch.cuda.Stream | None, previous_event: Any, asynchronous: bool):
+        self._comm = comm_stream
+        self._previous = getattr(previous_event, "event", previous_event)
+        self._also: list[Any] = []
+        self._asynchronous = asynchronous
+        self._event: EventHandle | None = None
+
+    def also_wait(self, event: Any) -> None:
+        """Another event that the comm stream waits for first; None: no event."""
+        if event is not None:
+            self._also.append(getattr(event, "event", event))
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """Options of shoal's calls."""
+        return {} if self._comm is None else {"stream": stream_number(self._comm)}
+
+    def __enter__(self) -> Operation:
+        if self._comm is not None:
+            self._compute = torch.cuda.current_stream()
+            self._scope = torch.cuda.stream(self._comm)
+            self._scope.__enter__()
+            if self._previous is None:
+                self._comm.wait_stream(self._compute)
+            else:
+                self._previous.current_stream_wait()
+            for event in self._also:
+                event.current_stream_wait()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._asynchronous and kind is None:
+            self._event = EventHandle()
+        if self._comm is not None:
+            self._scope.__exit__(kind, error, trace)
+            if not self._asynchronous:
+                self._compute.wait_stream(self._comm)
+
+    def overlap(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> EventOverlap:
+        """What the caller gets to wait for; tells torch which streams use the tensors' memory."""
+        if self._comm is not None:
+            for tensors, stream in ((inputs, self._comm), (outputs, self._compute)):
+                for tensor in tensors:
+                    if isinstance(tensor, torch.Tensor):
+                        tensor.record_stream(stream)
+        return EventOverlap(self._event)
+
+
+def stream_number(stream: torch.cuda.Stream) -> int:
+    """cudaStream_t; the default stream by the number that is not 0, which shoal takes for its own stream."""
+    return stream.cuda_stream or 1

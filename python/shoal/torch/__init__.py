@@ -1,0 +1,13 @@
+"""Shoal for PyTorch: differentiable dispatch and combine, operators for torch.compile, and a layer made of them.
+
+    received = shoal.torch.dispatch(group, x, topk_idx, topk_weights)
+    x = shoal.torch.combine(group, experts(received), received)
+
+`group` is a shoal.ep.Group. The operators are torch.ops.shoal.dispatch, .redispatch and .combine.
+"""
+
+from .functions import Received, combine, dispatch
+from .moe import MoE, grouped_linear
+from .ops import register
+
+__all__ = ["MoE", "Received", "combine", "dispatch", "grouped_linear", "register"]

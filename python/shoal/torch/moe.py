@@ -1,0 +1,161 @@
+"""A mixture-of-experts layer over dispatch and combine: small, correct, and a place to start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import functions, ops
+
+_SCORES = {"softmax": lambda logits: logits.softmax(dim=-1), "sigmoid": torch.sigmoid}
+
+
+@torch.library.custom_op("shoal::grouped_linear", mutates_args=())
+def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Each block of rows times the matrix of its expert; differentiable in x and weight, any number of times.
+
+    x: [rows, n], sorted by expert; weight: [experts, n, m]; ends: int64 [experts]: where the block of each expert ends
+    (it begins where the one before ends). Returns [rows, m]; rows behind the last block are 0. Waits for `ends` on the
+    host; one product an expert.
+    """
+    result = x.new_empty((x.shape[0], weight.shape[2]))
+    first = 0
+    for matrix, end in zip(weight, ends.tolist()):
+        torch.mm(x[first:end], matrix, out=result[first:end])
+        first = end
+    result[first:] = 0
+    return result
+
+
+@grouped_linear.register_fake
+def _(x, weight, ends):
+    return x.new_empty((x.shape[0], weight.shape[2]))
+
+
+@torch.library.custom_op("shoal::grouped_outer", mutates_args=())
+def grouped_outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+    """x: [rows, n], y: [rows, m] -> [experts, n, m]: the sum of the outer products of each expert's rows."""
+    result = x.new_empty((ends.shape[0], x.shape[1], y.shape[1]))
+    first = 0
+    for matrix, end in zip(result, ends.tolist()):
+        torch.mm(x[first:end].t(), y[first:end], out=matrix)
+        first = end
+    return result
+
+
+@grouped_outer.register_fake
+def _(x, y, ends):
+    return x.new_empty((ends.shape[0], x.shape[1], y.shape[1]))
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _linear_backward(ctx, grad):
+    x, weight, ends = ctx.saved_tensors
+    return grouped_linear(grad, weight.transpose(1, 2), ends), grouped_outer(x, grad, ends), None
+
+
+def _outer_backward(ctx, grad):
+    x, y, ends = ctx.saved_tensors
+    return grouped_linear(y, grad.transpose(1, 2), ends), grouped_linear(x, grad, ends), None
+
+
+grouped_linear.register_autograd(_linear_backward, setup_context=_save)
+grouped_outer.register_autograd(_outer_backward, setup_context=_save)
+
+
+class MoE(nn.Module):
+    """Mixture of SwiGLU experts: [..., hidden] -> [..., hidden].
+
+    Each token goes to the `top_k` experts of highest score, `softmax` or `sigmoid` of a linear router, in float32; the
+    answers are summed with the scores as weights, normalised to a sum of 1 unless `normalize` is False.
+
+    group: a shoal.ep.Group made with the same hidden, experts and top_k; expert e lives on member
+    e // (experts / members), and this module holds the parameters of this member's experts: `w_in`
+    [experts here, hidden, 2 * intermediate] and `w_out` [experts here, intermediate, hidden]. Forward and backward are
+    collective then. The router's parameters are the same on all members, which the caller sees to, as with any
+    data-parallel parameter; gradients of experts already have the tokens of all members in them. Without a group all
+    experts are here and nothing is sent.
+
+    worst_case_rows: as in `dispatch`; with it torch.compile makes one graph of the layer.
+
+    Raises ValueError where the group was made for something else.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        experts: int,
+        top_k: int,
+        *,
+        group: Any = None,
+        score: str = "softmax",
+        normalize: bool = True,
+        worst_case_rows: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if score not in _SCORES:
+            raise ValueError(f"MoE: score is {score!r}; allowed: {', '.join(_SCORES)}")
+        if not 1 <= top_k <= experts:
+            raise ValueError(f"MoE: top_k is {top_k}; allowed: 1 to experts, {experts}")
+        if group is not None:
+            for name, value in (("hidden", hidden), ("experts", experts), ("top_k", top_k)):
+                if group.options[name] != value:
+                    raise ValueError(f"MoE: {name} is {value}, but the group was made with {group.options[name]}")
+            ops.register(group)
+        self.group, self.top_k, self.score, self.normalize = group, top_k, score, normalize
+        self.worst_case_rows = worst_case_rows
+        here = experts if group is None else group.local_experts
+        self.router = nn.Linear(hidden, experts, bias=False, device=device, dtype=dtype)
+        self.w_in = nn.Parameter(torch.empty(here, hidden, 2 * intermediate, device=device, dtype=dtype))
+        self.w_out = nn.Parameter(torch.empty(here, intermediate, hidden, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.router.reset_parameters()
+        for weight in (self.w_in, self.w_out):
+            nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        topk_idx, topk_weights = self.route(tokens)
+        if self.group is None:
+            return self.answers(tokens, topk_idx, topk_weights).view_as(x)
+        received = functions.dispatch(
+            self.group,
+            tokens,
+            topk_idx,
+            topk_weights,
+            worst_case_rows=self.worst_case_rows,
+            copy_out=torch.compiler.is_compiling(),  # a compiled graph may keep the rows until backward
+        )
+        answers = self.answers(received.x, received.topk_idx, received.topk_weights)
+        return functions.combine(self.group, answers, received).view_as(x)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """[tokens, hidden] -> int64 and float32 [tokens, top_k]: the experts of each token and their weights."""
+        scores = _SCORES[self.score](self.router(tokens).float())
+        weights, idx = scores.topk(self.top_k, dim=-1)
+        return idx, weights / weights.sum(dim=-1, keepdim=True) if self.normalize else weights
+
+    def answers(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
+        """What the experts here answer to each row, weighted and summed: [rows, hidden]. topk_idx -1: none of them."""
+        here = self.w_in.shape[0]
+        expert = torch.where(topk_idx < 0, here, topk_idx).flatten()
+        expert, lane = torch.sort(expert, stable=True)
+        ends = torch.searchsorted(expert, torch.arange(here, device=x.device), right=True)
+        if self.group is not None and self.worst_case_rows == 0:
+            lane = lane[: int(ends[-1])]
+        row = torch.div(lane, self.top_k, rounding_mode="floor")
+        gate, up = grouped_linear(x[row], self.w_in, ends).chunk(2, dim=-1)
+        y = grouped_linear(F.silu(gate) * up, self.w_out, ends)
+        y = (y * topk_weights.flatten()[lane].unsqueeze(1)).to(x.dtype)
+        return torch.zeros_like(x).index_add(0, row, y)

@@ -1,0 +1,80 @@
+"""Every block of Python in the guides and the README runs; those of a page in order, as one program."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = ["docs/python.md", "docs/deep_ep.md"]
+
+# Generating code takes half a minute; that is PyTorch's affair, not the page's.
+PRELUDE = """
+import functools
+try:
+    import torch
+    torch.set_num_threads(1)
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+except ImportError:
+    pass
+"""
+
+
+def blocks_of(page, language):
+    """(line of the page, text) of each block."""
+    text = (ROOT / page).read_text()
+    return [
+        (text.count("\n", 0, match.start()) + 2, textwrap.dedent(match[2]))
+        for match in re.finditer(rf"^( *)```{language}\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+def program_of(page):
+    """The blocks as one program whose tracebacks show lines of the page."""
+    program = [PRELUDE]
+    for line, block in blocks_of(page, "python"):
+        for module in ("torch", "jax"):
+            if re.search(rf"\b{module}\b", block) and importlib.util.find_spec(module) is None:
+                print(f"left out, without {module}: {page}:{line}")
+                break
+        else:
+            program.append(f"exec(compile({chr(10) * (line - 1) + block!r}, {page!r}, 'exec'))\n")
+    return "".join(program)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "README.md"])
+def test_blocks_run(page, tmp_path):
+    pytest.importorskip("torch")
+    program = tmp_path / "page.py"
+    program.write_text(program_of(page))
+    result = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_have_code_and_name_its_language(page):
+    fences = re.findall(r"^ *```(.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert fences[1::2] == [""] * (len(fences) // 2)
+    assert set(fences[::2]) <= {"python", "sh", "text"}
+    assert "python" in fences
+
+
+def test_hello_runs_on_four_pes(tmp_path):
+    """The first block of the page, started as the page says."""
+    bin_dir = os.environ.get("SHOAL_BIN_DIR")
+    if not bin_dir:
+        pytest.skip("set SHOAL_BIN_DIR to the build's bin directory")
+    _, block = blocks_of("docs/python.md", "python")[0]
+    assert block.startswith("# hello.py")
+    (tmp_path / "hello.py").write_text(block)
+    command = [pathlib.Path(bin_dir) / "shoal-run", "-n", "4", sys.executable, "hello.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    for pe in range(4):
+        assert f"PE {pe} of 4 got {100 + (pe - 1) % 4}" in result.stdout
+    assert "shoal-run -n 4 python hello.py" in [block.strip() for _, block in blocks_of("docs/python.md", "sh")]

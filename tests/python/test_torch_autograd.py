@@ -1,0 +1,309 @@
+"""shoal.torch.dispatch and combine: what they deliver and their gradients, among 4 ranks and among pairs of them.
+
+The reference is the same mixture of experts in float64 on one process, which has the tokens of all members.
+"""
+
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch_ranks import all_members, each_group, names_of_checks, run_checks
+
+import shoal
+import shoal.ep
+import shoal.torch
+from shoal.torch import ops
+
+HIDDEN, EXPERTS, TOP_K, MAX_TOKENS = 16, 8, 3, 12
+TOKENS = (12, 5, 0, 9)  # by member: one has none
+
+
+def on_groups(**options):
+    """Makes check(world) of check(group): it runs on a group of all ranks and on one of each pair."""
+    options = {
+        "hidden": HIDDEN,
+        "experts": EXPERTS,
+        "top_k": TOP_K,
+        "max_tokens": MAX_TOKENS,
+        "dtype": "float32",
+        **options,
+    }
+
+    def decorate(check):
+        @functools.wraps(check)
+        def on_world(world):
+            for group in each_group(world, options):
+                check(group)
+
+        return on_world
+
+    return decorate
+
+
+def tokens_of(group):
+    """x, topk_idx and topk_weights of this member; some lanes and some tokens have no expert."""
+    count = TOKENS[group.team.world_pe(group.team.my_pe)]
+    idx = torch.rand(count, EXPERTS).argsort(dim=1)[:, :TOP_K]
+    idx[torch.rand(count, TOP_K) < 0.2] = -1
+    idx[:1] = -1
+    x = torch.randn(count, HIDDEN, requires_grad=True)
+    weights = torch.rand(count, TOP_K, requires_grad=True)
+    return x, idx, weights
+
+
+def answers(x, idx, weights, matrices):
+    """Each row's experts in `matrices` [experts, hidden, hidden], weighted and summed."""
+    share = (F.one_hot(idx + 1, len(matrices) + 1)[..., 1:] * weights.unsqueeze(-1)).sum(dim=1)
+    return torch.einsum("re,rh,ehk->rk", share.to(x.dtype), x.tanh(), matrices)
+
+
+def all_matrices():
+    return torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(5))
+
+
+def local_matrices(group):
+    return all_matrices().chunk(group.team.size)[group.team.my_pe].clone().requires_grad_()
+
+
+def loss_of(out):
+    return (out.sin() + out.square()).sum()
+
+
+class Reference:
+    """The layer in float64 over the tokens of all members; the losses of the members are added."""
+
+    def __init__(self, group, x, idx, weights):
+        parts = all_members(group.team, (x.detach(), idx, weights.detach()))
+        self.me, self.counts = group.team.my_pe, [len(part[0]) for part in parts]
+        self.members = group.team.size
+        self.x = torch.cat([part[0] for part in parts]).double().requires_grad_()
+        self.idx = torch.cat([part[1] for part in parts])
+        self.weights = torch.cat([part[2] for part in parts]).double().requires_grad_()
+        self.matrices = all_matrices().double().requires_grad_()
+        self.out = answers(self.x, self.idx, self.weights, self.matrices)
+
+    def mine(self, rows):
+        return rows.split(self.counts)[self.me]
+
+    def verify_gradients(self, x, weights, matrices):
+        close(x.grad, self.mine(self.x.grad))
+        close(weights.grad, self.mine(self.weights.grad))
+        close(matrices.grad, self.matrices.grad.chunk(self.members)[self.me])
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected.to(actual.dtype), rtol=2e-5, atol=2e-5)
+
+
+def moe(group, x, idx, weights, matrices, **options):
+    received = shoal.torch.dispatch(group, x, idx, weights, **options)
+    return shoal.torch.combine(group, answers(received.x, received.topk_idx, received.topk_weights, matrices), received)
+
+
+@on_groups()
+def check_received_rows(group):
+    """Rows, experts, weights and origins are those of the tokens that have an expert here, by member, then token."""
+    x, idx, weights = tokens_of(group)
+    received = shoal.torch.dispatch(group, x, idx.int(), weights)
+    first = group.team.my_pe * group.local_experts
+    rows = []
+    everything = all_members(group.team, (x.detach(), idx, weights.detach()))
+    for x, idx, weights in everything:
+        here = (idx >= first) & (idx < first + group.local_experts)
+        token = here.any(dim=1).nonzero().flatten()
+        rows.append(
+            (x[token], torch.where(here, idx - first, -1)[token], torch.where(here, weights, 0)[token], token.int())
+        )
+    for actual, expected in zip(received, (torch.cat(parts) for parts in zip(*rows))):
+        assert torch.equal(actual, expected)
+
+
+@on_groups()
+def check_layer(group):
+    """The result and all gradients of the layer, with the loss of every member."""
+    x, idx, weights = tokens_of(group)
+    matrices = local_matrices(group)
+    reference = Reference(group, x, idx, weights)
+    out = moe(group, x, idx, weights, matrices)
+    close(out, reference.mine(reference.out))
+    loss_of(out).backward()
+    loss_of(reference.out).backward()
+    reference.verify_gradients(x, weights, matrices)
+
+
+@on_groups()
+def check_layer_with_fixed_size(group):
+    """worst_case_rows changes the shape of what is received, and no bit of results and gradients."""
+    x, idx, weights = tokens_of(group)
+    results = []
+    for options in ({}, {"worst_case_rows": group.team.size * MAX_TOKENS}, {"copy_out": True}):
+        x.grad = weights.grad = None
+        matrices = local_matrices(group)
+        out = moe(group, x, idx, weights, matrices, **options)
+        loss_of(out).backward()
+        results.append((out.detach(), x.grad, weights.grad))
+    for other in results[1:]:
+        for actual, expected in zip(other, results[0]):
+            assert torch.equal(actual, expected)
+
+
+@on_groups()
+def check_unused_rows_are_zero(group):
+    x, idx, weights = tokens_of(group)
+    most = group.team.size * MAX_TOKENS
+    received = shoal.torch.dispatch(group, x, idx, weights, worst_case_rows=most)
+    unused = (received.topk_idx < 0).all(dim=1)
+    assert received.x.shape == (most, HIDDEN)
+    assert unused.any()
+    assert received.x[unused].eq(0).all()
+    assert received.topk_weights[unused].eq(0).all()
+    y = torch.ones(most, HIDDEN, requires_grad=True)
+    shoal.torch.combine(group, y, received).sum().backward()
+    assert torch.equal(y.grad, (~unused).float().unsqueeze(1).expand(most, HIDDEN))
+
+
+@on_groups()
+def check_gradient_of_rows_is_the_sum_over_members(group):
+    x, idx, weights = tokens_of(group)
+    received = shoal.torch.dispatch(group, x, idx, weights)
+    (received.x * (1 + group.team.my_pe)).sum().backward()
+    member = torch.where(idx < 0, -1, idx // group.local_experts)
+    expected = sum((1 + m) * (member == m).any(dim=1) for m in range(group.team.size))
+    assert torch.equal(x.grad, expected.float().unsqueeze(1).expand_as(x))
+    assert torch.equal(weights.grad, torch.zeros_like(weights))
+
+
+@on_groups()
+def check_lanes_of_other_members_get_no_gradient(group):
+    """exp has slope 1 at the 0 of a lane whose expert is elsewhere: it must not come back."""
+    x, idx, weights = tokens_of(group)
+    received = shoal.torch.dispatch(group, x, idx, weights)
+    received.topk_weights.exp().sum().backward()
+    close(weights.grad, torch.where(idx < 0, 0, weights.exp()).detach())
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@on_groups()
+def check_gradient_of_the_gradient(group):
+    x, idx, weights = tokens_of(group)
+    matrices = local_matrices(group)
+    reference = Reference(group, x, idx, weights)
+
+    def penalty(out, *inputs):
+        return sum(grad.square().sum() for grad in torch.autograd.grad(loss_of(out), inputs, create_graph=True))
+
+    penalty(moe(group, x, idx, weights, matrices), x, weights, matrices).backward()
+    penalty(reference.out, reference.x, reference.weights, reference.matrices).backward()
+    # Second derivatives are three orders of magnitude larger than first ones.
+    scale = reference.x.grad.abs().max()
+    for leaf, rows in ((x, reference.x), (weights, reference.weights)):
+        close(leaf.grad / scale, reference.mine(rows.grad) / scale)
+    close(matrices.grad / scale, reference.matrices.grad.chunk(group.team.size)[group.team.my_pe] / scale)
+
+
+@on_groups()
+def check_two_layers_and_inputs_without_gradient(group):
+    """Backward runs in the reverse order on all members; what needs no gradient gets none."""
+    x, idx, weights = tokens_of(group)
+    x, weights = x.detach(), weights.detach()
+    matrices = local_matrices(group)
+    reference = Reference(group, x, idx, weights)
+    hidden = moe(group, x, idx, weights, matrices)
+    loss_of(moe(group, hidden, idx, weights, matrices)).backward()
+    loss_of(answers(reference.out, reference.idx, reference.weights, reference.matrices)).backward()
+    expected = reference.matrices.grad.chunk(group.team.size)[group.team.my_pe]
+    close(matrices.grad / expected.abs().max(), expected / expected.abs().max())
+    assert x.grad is None and weights.grad is None
+
+
+@on_groups(dtype="bfloat16")
+def check_bfloat16_rows(group):
+    x, idx, weights = tokens_of(group)
+    rows = x.detach().bfloat16().requires_grad_()
+    received = shoal.torch.dispatch(group, rows, idx, weights)
+    shoal.torch.combine(group, received.x, received).sum().backward()
+    member = torch.where(idx < 0, -1, idx // group.local_experts)
+    copies = sum((member == m).any(dim=1) for m in range(group.team.size))
+    assert rows.grad.dtype == torch.bfloat16
+    assert torch.equal(rows.grad, copies.bfloat16().unsqueeze(1).expand_as(rows))
+
+
+@on_groups(live_results=1)
+def check_rows_kept_until_backward(group):
+    """The group's memory holds few results: more are an error on all members, unless they are copied out."""
+    x, idx, weights = tokens_of(group)
+    for copy_out in (True, False):
+        kept = []
+        try:
+            for _ in range(16):
+                kept.append(shoal.torch.dispatch(group, x, idx, weights, copy_out=copy_out))
+        except shoal.ExhaustedError as error:
+            assert not copy_out and "live_results" in str(error)
+        assert copy_out == (len(kept) == 16)
+
+
+@on_groups()
+def check_layouts_live_as_long_as_handles(group):
+    x, idx, weights = tokens_of(group)
+    before = len(ops._layouts)
+    out = moe(group, x, idx, weights, local_matrices(group))
+    assert len(ops._layouts) == before + 1, "backward needs it"
+    out.sum().backward()
+    assert len(ops._layouts) == before
+    with torch.no_grad():
+        received = shoal.torch.dispatch(group, x, idx, weights)
+        number = int(received.handle)
+        del received
+    assert number not in ops._layouts
+    with pytest.raises(RuntimeError, match=f"handle {number} belongs to no dispatch"):
+        torch.ops.shoal.redispatch(x, None, torch.tensor(number), ops.register(group), 0)
+
+
+@on_groups()
+def check_bad_arguments(group):
+    """A bad argument is an error on the member that gives it, before anything is sent; the group stays usable."""
+    x, idx, weights = tokens_of(group)
+    with pytest.raises(shoal.InvalidArgumentError, match="float64"):
+        shoal.torch.dispatch(group, x.double(), idx, weights)
+    with pytest.raises(shoal.InvalidArgumentError, match="weights"):
+        shoal.torch.dispatch(group, x, idx, weights[:, :1])
+    with pytest.raises(shoal.InvalidArgumentError, match="worst_case_rows"):
+        shoal.torch.dispatch(group, x, idx, weights, worst_case_rows=group.team.size * MAX_TOKENS + 1)
+    wrong = torch.full((1, TOP_K), EXPERTS)
+    with pytest.raises(shoal.InvalidArgumentError, match=str(EXPERTS)):
+        shoal.torch.dispatch(group, torch.zeros(1, HIDDEN), wrong, torch.zeros(1, TOP_K))
+    received = shoal.torch.dispatch(group, x, idx, weights)
+    with pytest.raises(shoal.InvalidArgumentError, match="y is"):
+        shoal.torch.combine(group, torch.zeros(len(received.x) + 1, HIDDEN), received)
+    assert shoal.torch.combine(group, received.x, received).shape == x.shape
+
+
+def check_gradcheck_on_one_member(world):
+    """Finite differences, forward and twice backward, on a team of this rank alone."""
+    options = {"hidden": 4, "experts": 3, "top_k": 2, "max_tokens": 4, "dtype": "float32"}
+    group = shoal.ep.Group(world.self_team, **options)
+    idx = torch.tensor([[0, 2], [1, -1], [-1, -1]])
+    x = torch.randn(3, 4, requires_grad=True)
+    weights = torch.rand(3, 2, requires_grad=True)
+
+    def layer(x, weights):
+        received = shoal.torch.dispatch(group, x, idx, weights, copy_out=True)
+        return shoal.torch.combine(group, received.x * received.topk_weights.sum(dim=1, keepdim=True), received)
+
+    # The function is bilinear: a step may be large, and float32 is enough.
+    torch.autograd.gradcheck(layer, (x, weights), eps=0.25, atol=1e-4, rtol=1e-4)
+    torch.autograd.gradgradcheck(layer, (x, weights), eps=0.25, atol=1e-4, rtol=1e-4)
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def results():
+    return run_checks(4, __name__)
+
+
+@pytest.mark.parametrize("name", names_of_checks(globals()))
+def test_on_four_ranks(results, name):
+    results.verify(name)

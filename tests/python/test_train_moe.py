@@ -1,0 +1,47 @@
+"""examples/train_moe.py: the same losses on four ranks, two and one as in one process without Shoal."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples/train_moe.py"
+
+
+def run(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, EXAMPLE, *map(str, arguments)], capture_output=True, text=True, timeout=120, env=environment
+    )
+
+
+def losses_of(output, name):
+    (line,) = [line for line in output.splitlines() if line.startswith(f"{name}: loss ")]
+    words = line.split()
+    return [float(word) for word in words if word.replace(".", "").isdigit()]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_loss_is_that_of_one_process(ranks, tmp_path):
+    plot = tmp_path / "loss.png"
+    result = run("--ranks", ranks, "--steps", 12, "--single", *(["--plot", plot] if ranks == 4 else []))
+    assert result.returncode == 0, result.stderr
+    first, last, steps = losses_of(result.stdout, f"{ranks} ranks")[-3:]
+    assert steps == 12
+    assert last < 0.9 * first, "it learns"
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("largest difference")]
+    # So early, rounding has not grown yet.
+    assert float(line.split(":")[1].split(",")[0]) < 2e-4
+    if ranks == 4:
+        assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "12/12" in result.stderr, "a progress bar"
+
+
+def test_steps_must_be_positive():
+    result = run("--steps", 0)
+    assert result.returncode == 2
+    assert "--steps is 0; at least 1 is allowed" in result.stderr
