@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 # A layer may include itself and those before it (docs/architecture.md).
-LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "collective", "ep"]
+LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "collective", "ep", "capi"]
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
 MAX_LINES = 600

@@ -1,5 +1,5 @@
-// shoal-info: what this build is, which GPUs there are and what they can do, and which settings are in force.
-// (Topology and connectivity follow with the network transports.)
+// shoal-info: what this build is, which GPUs there are and what they can do, how the machine is laid out and which NICs
+// its PEs use, and which settings are in force. (Connectivity follows with the network transports.)
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,6 +10,7 @@
 #include "memory/device.hpp"
 #include "shoal/error.hpp"
 #include "shoal/settings.hpp"
+#include "shoal_info_topology.hpp"
 #include "transport/transport.hpp"
 
 namespace {
@@ -100,9 +101,18 @@ void print_page() {
 
 int main(int argc, char** argv) try {
   CLI::App app{"Shows what this build of Shoal is and which settings are in force."};
-  bool settings = false, page = false;
+  bool settings = false, page = false, topology = false;
+  std::string machine;
+  std::int32_t pes = 0;
   app.add_flag("--settings", settings, "Every setting with its value, where it comes from and what it means");
   app.add_flag("--settings-page", page, "The page docs/settings.md");
+  CLI::Option* const asked = app.add_flag("--topology", topology, "GPUs, NICs, distances, and the NICs of every PE");
+  app.add_option("--machine", machine, "With --topology: a described machine (hwloc's XML) in the place of this one")
+      ->needs(asked);
+  app.add_option("--pes", pes,
+                 "With --topology, on a machine without GPUs: PEs of all jobs together (SHOAL_LOCAL_SIZE)")
+      ->needs(asked)
+      ->check(CLI::Range(1, 1'000'000));
   app.set_version_flag("-n,--version", SHOAL_VERSION);
   CLI11_PARSE(app, argc, argv);
   if (page) {
@@ -111,10 +121,12 @@ int main(int argc, char** argv) try {
     fmt::print("Shoal {}\n", SHOAL_VERSION);
     if (settings) {
       print_settings();
+    } else if (topology) {
+      print_topology(machine, pes);
     } else {
       print_gpus();
       const bool with_cuda = !shoal::transport::heap_factories().empty();
-      fmt::print("Transports of this build: self, shm{}. Try --settings.\n", with_cuda ? ", cuda_p2p" : "");
+      fmt::print("Transports of this build: self, shm{}. Try --topology, --settings.\n", with_cuda ? ", cuda_p2p" : "");
     }
   }
   return 0;

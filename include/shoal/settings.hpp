@@ -48,6 +48,13 @@ struct Settings {
   std::chrono::milliseconds timeout{30'000};
   std::int64_t spin = 100;
 
+  // Which NICs a PE uses.
+  std::string nic_list;
+  std::int64_t nic_round_robin = 0;
+  std::string nic_mapping;
+  std::int64_t local_index = -1;
+  std::int64_t local_size = 0;
+
   // Expert parallelism.
   std::int64_t ep_threads = 1;
   std::int64_t ep_sms = 0;
@@ -74,7 +81,7 @@ struct SettingInfo {
                              std::string Settings::*>;
   std::string_view name;     ///< SHOAL_...
   std::string_view alias;    ///< NVSHMEM_... accepted in its place, or empty
-  std::string_view scope;    ///< bootstrap, world, ep, diagnosis
+  std::string_view scope;    ///< bootstrap, world, network, ep, diagnosis
   Field field;               ///< the type decides the accepted form: integer, bytes ("64M"), milliseconds, text
   std::string_view meaning;  ///< one sentence
   std::int64_t minimum = 0;  ///< for numbers

@@ -102,6 +102,22 @@ const std::vector<SettingInfo>& table() {
       {"SHOAL_SPIN", "", "world", &Settings::spin,
        "Polls before a waiting thread yields its core. Raise it when every PE has a core of its own.", 0,
        1'000'000'000},
+      {"SHOAL_NIC_LIST", "NVSHMEM_HCA_LIST", "network", &Settings::nic_list,
+       "NIC ports that may be used, first choice first: comma list of name or name:port; a leading ^ excludes the "
+       "whole list. Empty: automatic."},
+      {"SHOAL_NIC_ROUND_ROBIN", "NVSHMEM_ENABLE_NIC_PE_MAPPING", "network", &Settings::nic_round_robin,
+       "1: PE i of a host takes port i modulo their number, in the order of SHOAL_NIC_LIST; 0: by distance.", 0, 1},
+      {"SHOAL_NIC_MAPPING", "NVSHMEM_HCA_PE_MAPPING", "network", &Settings::nic_mapping,
+       "NIC ports dealt out to the PEs of a host in order: comma list of name, name:port or name:port:count, where "
+       "count PEs in a row share the port. Not together with SHOAL_NIC_LIST or SHOAL_NIC_ROUND_ROBIN."},
+      {"SHOAL_LOCAL_INDEX", "", "network", &Settings::local_index,
+       "Index of this PE among all PEs of its host, those of other jobs included, for the NIC plan of PEs whose heap "
+       "is not in GPU memory. -1: its index among the PEs of its world on this host.",
+       -1, 1'000'000},
+      {"SHOAL_LOCAL_SIZE", "", "network", &Settings::local_size,
+       "How many PEs all jobs together have on a host without GPUs, for the NIC plan. 0: as many as the world has "
+       "there.",
+       0, 1'000'000},
       {"SHOAL_EP_THREADS", "", "ep", &Settings::ep_threads,
        "Threads of each PE that move and sum token rows on the host backend.", 1, 1024},
       {"SHOAL_EP_SMS", "", "ep", &Settings::ep_sms,

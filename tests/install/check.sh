@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# check.sh BUILD: installs a build into a temporary folder and builds two programs against it with find_package(shoal):
-# the README's example, and one that links shoal::shoal alone.
+# check.sh BUILD: installs a build into a temporary folder and builds three programs against it with find_package(shoal):
+# the README's example, the example in C, and one that links shoal::shoal alone.
 set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 
 cmake --install "$build" --prefix "$work/prefix" >/dev/null
 mkdir "$work/user"
-cp "$source_dir/examples/hello.cpp" "$work/user/"
+cp "$source_dir/examples/hello.cpp" "$source_dir/examples/c_moe.c" "$work/user/"
 cat > "$work/user/memory.cpp" <<'TEXT'
 // Symmetric memory without expert parallelism.
 #include <cstdio>
@@ -31,16 +31,18 @@ int main() {
 TEXT
 cat > "$work/user/CMakeLists.txt" <<'TEXT'
 cmake_minimum_required(VERSION 3.25)
-project(user LANGUAGES CXX)
+project(user LANGUAGES C CXX)
 find_package(shoal 0.1 REQUIRED)
 add_executable(hello hello.cpp)
 target_link_libraries(hello PRIVATE shoal::shoal shoal::ep)
 add_executable(memory memory.cpp)
 target_link_libraries(memory PRIVATE shoal::shoal)
+add_executable(c_moe c_moe.c)
+target_link_libraries(c_moe PRIVATE shoal::c)
 TEXT
 cmake -S "$work/user" -B "$work/user/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >/dev/null
 cmake --build "$work/user/build" >/dev/null
-for program in hello memory; do
+for program in hello memory c_moe; do
   "$work/user/build/$program"
   "$work/prefix/bin/shoal-run" -n 2 "$work/user/build/$program"
 done

@@ -1,0 +1,51 @@
+// The numbers of the header are part of the ABI; here they are held to those of C++.
+#include <string_view>
+
+#include "shoal/ep/group.hpp"
+#include "shoal/error.hpp"
+#include "shoal/operation.hpp"
+#include "shoal/shoal.h"
+#include "shoal/tensor.hpp"
+
+namespace shoal::capi {
+namespace {
+
+template <typename Enum>
+constexpr bool same(int number, Enum value) {
+  return number == static_cast<int>(value);
+}
+
+constexpr bool is_number(std::string_view text, int number) {
+  int parsed = 0;
+  for (const char digit : text) parsed = parsed * 10 + (digit - '0');
+  return parsed == number;
+}
+constexpr std::string_view version = SHOAL_PROJECT_VERSION;
+constexpr std::size_t dot = version.find('.'), last_dot = version.rfind('.');
+static_assert(is_number(version.substr(0, dot), SHOAL_VERSION_MAJOR) &&
+                  is_number(version.substr(dot + 1, last_dot - dot - 1), SHOAL_VERSION_MINOR) &&
+                  is_number(version.substr(last_dot + 1), SHOAL_VERSION_PATCH),
+              "shoal.h has another version than the project");
+
+static_assert(same(SHOAL_INVALID_ARGUMENT, Code::invalid_argument) && same(SHOAL_EXHAUSTED, Code::exhausted) &&
+              same(SHOAL_TIMEOUT, Code::timeout) && same(SHOAL_PEER_FAILED, Code::peer_failed) &&
+              same(SHOAL_MISMATCH, Code::mismatch) && same(SHOAL_UNSUPPORTED, Code::unsupported) &&
+              same(SHOAL_SYSTEM, Code::system) && same(SHOAL_CLOSED, Code::closed));
+static_assert(same(SHOAL_SIGNAL_SET, SignalOp::set) && same(SHOAL_SIGNAL_ADD, SignalOp::add));
+static_assert(same(SHOAL_EQUAL, Compare::equal) && same(SHOAL_NOT_EQUAL, Compare::not_equal) &&
+              same(SHOAL_GREATER, Compare::greater) && same(SHOAL_GREATER_EQUAL, Compare::greater_equal) &&
+              same(SHOAL_LESS, Compare::less) && same(SHOAL_LESS_EQUAL, Compare::less_equal));
+static_assert(same(SHOAL_NONE, DataType::none) && same(SHOAL_FLOAT32, DataType::float32) &&
+              same(SHOAL_FLOAT16, DataType::float16) && same(SHOAL_BFLOAT16, DataType::bfloat16) &&
+              same(SHOAL_FLOAT8_E4M3, DataType::float8_e4m3) && same(SHOAL_INT8, DataType::int8) &&
+              same(SHOAL_UINT8, DataType::uint8) && same(SHOAL_INT32, DataType::int32) &&
+              same(SHOAL_INT64, DataType::int64) && same(SHOAL_FLOAT64, DataType::float64));
+static_assert(same(SHOAL_HOST, DeviceKind::host) && same(SHOAL_CUDA, DeviceKind::cuda));
+static_assert(same(SHOAL_QUANTIZE_NONE, ep::Quantize::none) && same(SHOAL_FP8, ep::Quantize::fp8) &&
+              same(SHOAL_FP8_POWER_OF_TWO, ep::Quantize::fp8_power_of_two) &&
+              same(SHOAL_FP8_UE8M0, ep::Quantize::fp8_ue8m0));
+static_assert(same(SHOAL_REDUCTION_AUTOMATIC, ep::Reduction::automatic) &&
+              same(SHOAL_PER_RANK, ep::Reduction::per_rank) && same(SHOAL_EXACT, ep::Reduction::exact));
+
+}  // namespace
+}  // namespace shoal::capi

@@ -1,0 +1,157 @@
+// Low-latency mode: sends and their receives.
+#include "capi/ep.hpp"
+
+namespace shoal::capi {
+namespace {
+
+using ReceivedOwner = Owned<ep::LowLatencyReceived, shoal_ep_low_latency_handle>;
+using AnswerOwner = Owned<Tensor>;
+
+ep::LowLatencyDispatchOptions low_latency_dispatch_options(const shoal_ep_low_latency_dispatch_options* given,
+                                                           const char* call) {
+  const shoal_ep_low_latency_dispatch_options defaults = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+  const auto c = read_struct("shoal_ep_low_latency_dispatch_options", given, defaults);
+  return {
+      .quantize =
+          enumeration(c.quantize, ep::Quantize::fp8_ue8m0, call, "shoal_ep_low_latency_dispatch_options.quantize"),
+      .expert_counts = optional_view_of(c.expert_counts, call, "shoal_ep_low_latency_dispatch_options.expert_counts"),
+      .wait_ns = optional_view_of(c.wait_ns, call, "shoal_ep_low_latency_dispatch_options.wait_ns"),
+      .weights = optional_view_of(c.weights, call, "shoal_ep_low_latency_dispatch_options.weights"),
+      .defer_receive = c.defer_receive != 0,
+      .launch = launch_of(c.launch),
+  };
+}
+
+ep::LowLatencyCombineOptions low_latency_combine_options(const shoal_ep_low_latency_combine_options* given,
+                                                         const char* call) {
+  const shoal_ep_low_latency_combine_options defaults = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+  const auto c = read_struct("shoal_ep_low_latency_combine_options", given, defaults);
+  return {
+      .log_fmt = c.log_fmt != 0,
+      .zero_copy = c.zero_copy != 0,
+      .reduction =
+          enumeration(c.reduction, ep::Reduction::exact, call, "shoal_ep_low_latency_combine_options.reduction"),
+      .out = optional_view_of(c.out, call, "shoal_ep_low_latency_combine_options.out"),
+      .wait_ns = optional_view_of(c.wait_ns, call, "shoal_ep_low_latency_combine_options.wait_ns"),
+      .defer_receive = c.defer_receive != 0,
+      .launch = launch_of(c.launch),
+  };
+}
+
+shoal_ep_low_latency_received received_of(std::unique_ptr<ReceivedOwner> owner) {
+  const ep::LowLatencyReceived& received = owner->value;
+  shoal_ep_low_latency_received c = SHOAL_EP_LOW_LATENCY_RECEIVED_INIT;
+  c.handle = &owner->handle;
+  c.x = tensor_of(received.x);
+  c.scales = tensor_of(received.scales);
+  c.counts = tensor_of(received.counts);
+  c.source_token = tensor_of(received.source_token);
+  c.layout = tensor_of(received.layout);
+  c.owner = owner.release();
+  return c;
+}
+
+}  // namespace
+}  // namespace shoal::capi
+
+using shoal::capi::check_fillable;
+using shoal::capi::group_of;
+using shoal::capi::guarded;
+using shoal::capi::required;
+using shoal::capi::view_of;
+
+shoal_status shoal_ep_low_latency_received_release(shoal_ep_low_latency_received* received) {
+  return shoal::capi::release("shoal_ep_low_latency_received_release", "shoal_ep_low_latency_received", received,
+                              SHOAL_EP_LOW_LATENCY_RECEIVED_INIT);
+}
+
+shoal_status shoal_ep_low_latency_dispatch(shoal_ep_group* group, const shoal_tensor* x, const shoal_tensor* topk_idx,
+                                           const shoal_ep_low_latency_dispatch_options* options,
+                                           shoal_ep_pending_dispatch** pending) {
+  const char* call = "shoal_ep_low_latency_dispatch";
+  return guarded([&] {
+    shoal_ep_pending_dispatch*& out = required(pending, call, "pending");
+    out = new shoal_ep_pending_dispatch{
+        group_of(group, call)
+            .low_latency_dispatch(view_of(x, call, "x"), view_of(topk_idx, call, "topk_idx"),
+                                  shoal::capi::low_latency_dispatch_options(options, call))};
+  });
+}
+
+shoal_status shoal_ep_pending_dispatch_ready(const shoal_ep_pending_dispatch* pending, int32_t* ready) {
+  const char* call = "shoal_ep_pending_dispatch_ready";
+  return guarded([&] { required(ready, call, "ready") = required(pending, call, "pending").value.ready() ? 1 : 0; });
+}
+
+shoal_status shoal_ep_pending_dispatch_receive(shoal_ep_pending_dispatch* pending,
+                                               shoal_ep_low_latency_received* received) {
+  const char* call = "shoal_ep_pending_dispatch_receive";
+  return guarded([&] {
+    check_fillable(call, "shoal_ep_low_latency_received", received);
+    shoal::ep::LowLatencyReceived result = required(pending, call, "pending").value.receive();
+    shoal_ep_low_latency_handle handle{result.handle};
+    shoal::capi::fill_struct(received, shoal::capi::received_of(std::make_unique<shoal::capi::ReceivedOwner>(
+                                           std::move(result), std::move(handle))));
+  });
+}
+
+shoal_status shoal_ep_pending_dispatch_destroy(shoal_ep_pending_dispatch* pending) {
+  return shoal::capi::destroy(pending);
+}
+
+shoal_status shoal_ep_low_latency_combine(shoal_ep_group* group, const shoal_tensor* y, const shoal_tensor* topk_idx,
+                                          const shoal_tensor* weights, const shoal_ep_low_latency_handle* handle,
+                                          const shoal_ep_low_latency_combine_options* options,
+                                          shoal_ep_pending_combine** pending) {
+  const char* call = "shoal_ep_low_latency_combine";
+  return guarded([&] {
+    shoal_ep_pending_combine*& out = required(pending, call, "pending");
+    out = new shoal_ep_pending_combine{
+        group_of(group, call)
+            .low_latency_combine(view_of(y, call, "y"), view_of(topk_idx, call, "topk_idx"),
+                                 view_of(weights, call, "weights"), required(handle, call, "handle").value,
+                                 shoal::capi::low_latency_combine_options(options, call))};
+  });
+}
+
+shoal_status shoal_ep_pending_combine_ready(const shoal_ep_pending_combine* pending, int32_t* ready) {
+  const char* call = "shoal_ep_pending_combine_ready";
+  return guarded([&] { required(ready, call, "ready") = required(pending, call, "pending").value.ready() ? 1 : 0; });
+}
+
+shoal_status shoal_ep_pending_combine_receive(shoal_ep_pending_combine* pending, shoal_ep_combined* combined) {
+  const char* call = "shoal_ep_pending_combine_receive";
+  return guarded([&] {
+    check_fillable(call, "shoal_ep_combined", combined);
+    auto owner = std::make_unique<shoal::capi::AnswerOwner>(required(pending, call, "pending").value.receive());
+    shoal_ep_combined c = SHOAL_EP_COMBINED_INIT;
+    c.x = shoal::capi::tensor_of(owner->value);
+    c.owner = owner.release();
+    shoal::capi::fill_struct(combined, c);
+  });
+}
+
+shoal_status shoal_ep_pending_combine_destroy(shoal_ep_pending_combine* pending) {
+  return shoal::capi::destroy(pending);
+}
+
+shoal_status shoal_ep_low_latency_handle_copy(const shoal_ep_low_latency_handle* handle,
+                                              shoal_ep_low_latency_handle** copy) {
+  const char* call = "shoal_ep_low_latency_handle_copy";
+  return guarded([&] {
+    shoal_ep_low_latency_handle*& out = required(copy, call, "copy");
+    out = new shoal_ep_low_latency_handle(required(handle, call, "handle"));
+  });
+}
+
+shoal_status shoal_ep_low_latency_handle_destroy(shoal_ep_low_latency_handle* handle) {
+  return shoal::capi::destroy(handle);
+}
+
+shoal_status shoal_ep_next_combine_buffer(shoal_ep_group* group, shoal_tensor* buffer) {
+  const char* call = "shoal_ep_next_combine_buffer";
+  return guarded([&] {
+    shoal_tensor& out = required(buffer, call, "buffer");
+    out = shoal::capi::tensor_of(group_of(group, call).next_combine_buffer());
+  });
+}

@@ -1,0 +1,17 @@
+// tensors.hpp: shoal_tensor to TensorView and back.
+#pragma once
+
+#include "capi/guard.hpp"
+#include "shoal/tensor.hpp"
+
+namespace shoal::capi {
+
+/// Throws Error{invalid_argument} for NULL and for a dtype, rank, shape or device that cannot be, naming call and
+/// argument. What an operation allows beyond that, it checks itself.
+TensorView view_of(const shoal_tensor* tensor, const char* call, const char* name);
+/// As view_of; NULL: undefined.
+TensorView optional_view_of(const shoal_tensor* tensor, const char* call, const char* name);
+
+shoal_tensor tensor_of(const TensorView& view);
+
+}  // namespace shoal::capi
