@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "docs.hpp"
+#include "exchange.hpp"
 #include "streams.hpp"
 
 namespace shoal::python {
@@ -86,6 +87,38 @@ nb::object export_view(const Array& self, nb::handle owner, nb::dlpack::dtype ty
   return nb::cast(std::move(array), nb::rv_policy::reference);
 }
 
+/// The type that a dtype= names, for elements of so many bits.
+DataType named_type(const char* what, const std::string& name, std::size_t bits) {
+  const DataType dtype = dtype_from(name);
+  require(size_of(dtype) * 8 == bits, Code::invalid_argument, "{}: dtype=\"{}\" has {} bits, the array has {}", what,
+          name, 8 * size_of(dtype), bits);
+  return dtype;
+}
+
+TensorView to_view(const nb::dlpack::dltensor& from, const char* what, const std::optional<std::string>& dtype) {
+  require(from.ndim <= TensorView::kMaxRank, Code::invalid_argument, "{} has {} dimensions; allowed: up to {}", what,
+          from.ndim, TensorView::kMaxRank);
+  const auto known = dtype ? named_type(what, *dtype, from.dtype.bits) : from_dlpack(from.dtype);
+  require(known.has_value(), Code::invalid_argument,
+          "{} has elements of {}, which Shoal does not know; see dtype=", what, describe(from.dtype));
+  TensorView view;
+  view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
+  view.dtype = *known;
+  view.rank = from.ndim;
+  for (int i = 0; i < view.rank; ++i) view.shape[i] = from.shape[i];
+  if (from.strides == nullptr || view.size() == 0) {  // without elements strides mean nothing, and may be anything
+    make_contiguous(view);
+  } else {
+    for (int i = 0; i < view.rank; ++i) view.strides[i] = from.strides[i];
+  }
+  const std::int32_t kind = from.device.device_type;
+  const bool host = kind == nb::device::cpu::value || kind == nb::device::cuda_host::value;
+  require(host || kind == nb::device::cuda::value, Code::invalid_argument,
+          "{} lies on a device of DLPack type {}; allowed: CPU and CUDA", what, kind);
+  view.device = {host ? DeviceKind::host : DeviceKind::cuda, host ? 0 : from.device.device_id};
+  return view;
+}
+
 nb::object to_capsule(nb::handle_t<Array> self, const nb::kwargs& options) {
   const auto& array = nb::cast<const Array&>(self);
   if (array.tensor.device.kind == DeviceKind::cuda && options.contains("stream"))
@@ -126,39 +159,27 @@ DataType dtype_from(const std::string& name) {
 }
 
 Input input(nb::handle array, const char* what, const std::optional<std::string>& dtype) {
-  nb::object object = nb::borrow(array);
-  const std::optional<std::string> named = dtype ? dtype : take_ml_dtype(object);
-  Input result;
-  if (!nb::try_cast(object, result.owner))
-    fail(Code::invalid_argument,
-         "{} is a {}; allowed: arrays with __dlpack__ (torch, CuPy, JAX, shoal.Array) and NumPy arrays; a torch tensor "
-         "that requires grad has to be detached",
-         what, nb::cast<std::string>(object.type().attr("__name__")));
-  const auto& from = result.owner;
-  require(from.ndim() <= TensorView::kMaxRank, Code::invalid_argument, "{} has {} dimensions; allowed: up to {}", what,
-          from.ndim(), TensorView::kMaxRank);
-  TensorView& view = result.view;
-  if (named) {
-    view.dtype = dtype_from(*named);
-    require(size_of(view.dtype) * 8 == from.dtype().bits, Code::invalid_argument,
-            "{}: dtype=\"{}\" has {} bits, the array has {}", what, *named, 8 * size_of(view.dtype), from.dtype().bits);
+  Input result{{}, nb::borrow(array), {}};
+  if (nb::isinstance<Array>(array)) {
+    result.view = nb::cast<const Array&>(array).tensor;
+    if (dtype) result.view.dtype = named_type(what, *dtype, 8 * size_of(result.view.dtype));
+  } else if (const auto view = exchange_view(array)) {
+    result.view = to_view(*view, what, dtype);
   } else {
-    const auto known = from_dlpack(from.dtype());
-    require(known.has_value(), Code::invalid_argument,
-            "{} has elements of {}, which Shoal does not know; see dtype=", what, describe(from.dtype()));
-    view.dtype = *known;
+    const std::optional<std::string> named = dtype ? dtype : take_ml_dtype(result.array);
+    if (!nb::try_cast(result.array, result.exported))
+      fail(Code::invalid_argument,
+           "{} is a {}; allowed: arrays with __dlpack__ (torch, CuPy, JAX, shoal.Array) and NumPy arrays", what,
+           nb::cast<std::string>(array.type().attr("__name__")));
+    const auto& from = result.exported;
+    result.view = to_view({.data = const_cast<void*>(from.data()),
+                           .device = {from.device_type(), from.device_id()},
+                           .ndim = static_cast<std::int32_t>(from.ndim()),
+                           .dtype = from.dtype(),
+                           .shape = const_cast<std::int64_t*>(from.shape_ptr()),
+                           .strides = const_cast<std::int64_t*>(from.stride_ptr())},
+                          what, named);
   }
-  view.data = const_cast<void*>(from.data());
-  view.rank = static_cast<int>(from.ndim());
-  for (int i = 0; i < view.rank; ++i) {
-    view.shape[i] = static_cast<std::int64_t>(from.shape(i));
-    view.strides[i] = from.stride(i);
-  }
-  if (view.size() == 0) make_contiguous(view);  // without elements, strides mean nothing, and may be anything
-  const bool host = from.device_type() == nb::device::cpu::value || from.device_type() == nb::device::cuda_host::value;
-  require(host || from.device_type() == nb::device::cuda::value, Code::invalid_argument,
-          "{} lies on a device of DLPack type {}; allowed: CPU and CUDA", what, from.device_type());
-  view.device = {host ? DeviceKind::host : DeviceKind::cuda, host ? 0 : from.device_id()};
   return result;
 }
 
@@ -188,6 +209,9 @@ void bind_arrays(nb::module_& module) {
       .def_prop_ro("device", &device_of, "\"cpu\" or \"cuda:N\"."_doc)
       .def_prop_ro(
           "nbytes", [](const Array& self) { return self.tensor.bytes(); }, "Bytes of all elements."_doc)
+      .def_prop_ro(
+          "data_ptr", [](const Array& self) { return reinterpret_cast<std::uintptr_t>(self.tensor.data); },
+          "Address of the first element."_doc)
       .def("__len__",
            [](const Array& self) {
              if (self.tensor.rank == 0) throw nb::type_error("len() of an array without dimensions");

@@ -23,10 +23,11 @@ struct Array {
   std::uintptr_t stream = 0;
 };
 
-/// An argument: the view, and what keeps its memory while it is used.
+/// An argument: the view, and what keeps its memory while it is used: the array itself, or what it exported.
 struct Input {
   TensorView view;
-  nb::ndarray<nb::ro> owner;
+  nb::object array;
+  nb::ndarray<nb::ro> exported;
 };
 
 /// "bfloat16" and so on. Throws Error{invalid_argument} with the names that exist.

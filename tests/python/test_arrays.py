@@ -44,6 +44,38 @@ def test_memory_outlives_the_world_and_the_array(settings):
     assert view.sum() == 499_500
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch", "shoal"])
+def test_offsets_and_strides_are_kept(kind, settings):
+    """torch hands out views by DLPack's C table, NumPy by a capsule, shoal.Array by itself."""
+    torch = pytest.importorskip("torch")
+
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4, dtype="float32", max_scales=4)
+        scales = np.arange(60, dtype=np.float32).reshape(5, 12)[1:4, 1:9:2]
+        rows = np.arange(80, dtype=np.float32).reshape(5, 16)[2:5]
+        given = {"numpy": lambda x: x, "torch": torch.from_numpy}
+        if kind == "shoal":
+            array = world.zeros((3, 16), "float32")
+            array.local.numpy()[:] = rows
+            got = group.dispatch(array.local, group.route(np.zeros((3, 1), np.int64)), scales=scales)
+        else:
+            got = group.dispatch(given[kind](rows), group.route(np.zeros((3, 1), np.int64)), scales=given[kind](scales))
+        return np.array_equal(got.x.numpy(), rows), np.array_equal(got.scales.numpy(), scales)
+
+    assert shoal.run_threads(1, body, settings) == [(True, True)]
+
+
+def test_tensors_that_need_gradients_are_read_as_they_are(settings):
+    torch = pytest.importorskip("torch")
+
+    def body(world):
+        array = world.zeros((4,), "float32")
+        world.put(array.on(0), torch.full((4,), 3.0, requires_grad=True))
+        return float(array.local.numpy().sum()), array.local.data_ptr == array.local.numpy().ctypes.data
+
+    assert shoal.run_threads(1, body, settings) == [(12.0, True)]
+
+
 def test_ml_dtypes_are_recognised(settings):
     ml_dtypes = pytest.importorskip("ml_dtypes")
 

@@ -69,7 +69,7 @@ class LowLatencyGroup:
             received = pending.receive()
             handle.shoal = received.handle
             native_assert(
-                to_torch(received.x).data_ptr() == slot.x.data_ptr(),
+                received.x.data_ptr == slot.x.data_ptr(),
                 "low_latency_dispatch: shoal has put a result where none of the two before it was",
             )
 
