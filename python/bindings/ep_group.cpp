@@ -181,19 +181,24 @@ nb::object Group::output(Tensor tensor, void* stream) const {
   return heap_output(std::move(tensor), keeper, reinterpret_cast<std::uintptr_t>(used));
 }
 
+namespace {
+
+void* pointer_from(nb::handle number) {
+  return number.is_none() ? nullptr : reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number));
+}
+
+}  // namespace
+
 ep::Launch launch_from(const nb::kwargs& options) {
   ep::Launch launch;
   for (const auto& [key, value] : options) {
     const std::string name = nb::cast<std::string>(key);
-    const auto pointer = [&] {
-      return value.is_none() ? nullptr : reinterpret_cast<void*>(nb::cast<std::uintptr_t>(value));
-    };
     if (name == "stream")
-      launch.stream = pointer();
+      launch.stream = pointer_from(value);
     else if (name == "after")
-      launch.after = pointer();
+      launch.after = pointer_from(value);
     else if (name == "done")
-      launch.done = pointer();
+      launch.done = pointer_from(value);
     else if (name == "sms")
       launch.sms = nb::cast<std::int32_t>(value);
     else

@@ -148,8 +148,8 @@ nb::object next_buffer(Group& self) {
 }  // namespace
 
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
-  nb::class_<ep::LowLatencyHandle>(module, "LowLatencyHandle",
-                                   "The layout of one low-latency dispatch, for its combine."_doc);
+  const nb::class_<ep::LowLatencyHandle> handle(module, "LowLatencyHandle",
+                                                "The layout of one low-latency dispatch, for its combine."_doc);
   nb::class_<Received>(
       module, "LowLatencyReceived",
       "What one low-latency dispatch received. The arrays are overwritten by the receive after next."_doc)

@@ -188,7 +188,7 @@ struct Future {
 /// `start(group, view, options)` returns the std::future; `finish` makes its result one of Python's.
 template <typename Start, typename Finish>
 std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const char* what, Options options,
-                              Start start, Finish finish) {
+                              const Start& start, const Finish& finish) {
   auto future = std::make_unique<Future>();
   future->group = nb::borrow(group);
   future->options = std::move(options);

@@ -154,7 +154,7 @@ RemoteArray on(const SymmetricArray& array, Pe pe) {
   return {pe, array.offset, static_cast<std::size_t>(array.local.size()), array.local.dtype};
 }
 
-RemoteArray slice(const RemoteArray& array, nb::slice range) {
+RemoteArray slice(const RemoteArray& array, const nb::slice& range) {
   const auto [start, stop, step, length] = range.compute(array.count);
   require(step == 1, Code::invalid_argument, "a RemoteArray is sliced with step 1, got {}", step);
   return {array.pe, array.offset + static_cast<std::size_t>(start) * size_of(array.dtype), length, array.dtype};

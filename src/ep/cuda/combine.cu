@@ -365,7 +365,7 @@ class ChunkRing {
 #endif
 
 template <class Format, bool kExpanded>
-__global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__ CombineParams params) {
+__global__ void __launch_bounds__(512, 1) combine_impl(const __grid_constant__ CombineParams params) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ Sources sources;
   const DeviceGroup& group = params.group;
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
 
 template <class Format>
 void preload(int shared_bytes) {
-  for (const auto kernel : {combine_kernel<Format, false>, combine_kernel<Format, true>}) {
+  for (const auto kernel : {combine_impl<Format, false>, combine_impl<Format, true>}) {
     cudaFuncAttributes attributes;
     (void)cudaFuncGetAttributes(&attributes, kernel);
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -409,7 +409,7 @@ void preload(int shared_bytes) {
 
 template <class Format>
 void launch_as(const CombineParams& params, const Plan& plan, cudaStream_t stream) {
-  launch(params.expanded != 0 ? combine_kernel<Format, true> : combine_kernel<Format, false>, params, plan, stream);
+  launch(params.expanded != 0 ? combine_impl<Format, true> : combine_impl<Format, false>, params, plan, stream);
 }
 
 }  // namespace

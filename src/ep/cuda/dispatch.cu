@@ -474,7 +474,7 @@ __device__ void copy_row(const DispatchParams& params, const Token& t, std::uint
 #endif
 
 template <bool kExpanded>
-__global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
+__global__ void __launch_bounds__(512, 1) dispatch_impl(const __grid_constant__ DispatchParams params) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ Targets targets;
   const DeviceGroup& group = params.group;
@@ -585,11 +585,11 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
 }  // namespace
 
 void launch_dispatch(const DispatchParams& params, const Plan& plan, cudaStream_t stream) {
-  launch(params.expert_alignment > 0 ? dispatch_kernel<true> : dispatch_kernel<false>, params, plan, stream);
+  launch(params.expert_alignment > 0 ? dispatch_impl<true> : dispatch_impl<false>, params, plan, stream);
 }
 
 void preload_dispatch(int shared_bytes) {
-  for (const auto kernel : {dispatch_kernel<false>, dispatch_kernel<true>}) {
+  for (const auto kernel : {dispatch_impl<false>, dispatch_impl<true>}) {
     cudaFuncAttributes attributes;
     (void)cudaFuncGetAttributes(&attributes, kernel);
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

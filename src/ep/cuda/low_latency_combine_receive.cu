@@ -288,7 +288,7 @@ __device__ void agree(Answer& answer) {
 
 template <AnswerForm kForm>
 __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads : kThreads, 1)
-    answers_receive_kernel(const __grid_constant__ AnswersReceive call) {
+    combine_receive_impl(const __grid_constant__ AnswersReceive call) {
   begin_kernel(call.chained != 0);
   __shared__ bool masked[kMaxDeviceRanks];
   const DeviceGroup& group = call.group;
@@ -323,18 +323,18 @@ void launch_answers_receive(const AnswersReceive& call, const Machine& machine, 
   const std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
   switch (call.form) {
     case AnswerForm::sums:
-      return launch(answers_receive_kernel<AnswerForm::sums>, blocks, threads, 0, call, machine, stream);
+      return launch(combine_receive_impl<AnswerForm::sums>, blocks, threads, 0, call, machine, stream);
     case AnswerForm::rows:
-      return launch(answers_receive_kernel<AnswerForm::rows>, blocks, threads, 0, call, machine, stream);
+      return launch(combine_receive_impl<AnswerForm::rows>, blocks, threads, 0, call, machine, stream);
     case AnswerForm::log_fmt:
-      return launch(answers_receive_kernel<AnswerForm::log_fmt>, blocks, kDecodeThreads, 0, call, machine, stream);
+      return launch(combine_receive_impl<AnswerForm::log_fmt>, blocks, kDecodeThreads, 0, call, machine, stream);
   }
 }
 
 void load_answers_receive() {
-  load_kernel(answers_receive_kernel<AnswerForm::sums>);
-  load_kernel(answers_receive_kernel<AnswerForm::rows>);
-  load_kernel(answers_receive_kernel<AnswerForm::log_fmt>);
+  load_kernel(combine_receive_impl<AnswerForm::sums>);
+  load_kernel(combine_receive_impl<AnswerForm::rows>);
+  load_kernel(combine_receive_impl<AnswerForm::log_fmt>);
 }
 
 }  // namespace shoal::ep::cuda

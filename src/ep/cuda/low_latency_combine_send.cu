@@ -358,7 +358,7 @@ constexpr std::uint32_t threads_of(AnswerForm form) {
 
 template <AnswerForm kForm>
 __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(kForm))
-    answers_send_kernel(const __grid_constant__ AnswersSend call) {
+    combine_send_impl(const __grid_constant__ AnswersSend call) {
   begin_kernel();
   extern __shared__ uint4 staged[];
   __shared__ bool masked[kMaxDeviceRanks];
@@ -409,22 +409,22 @@ void launch_answers_send(const AnswersSend& call, const Machine& machine, cudaSt
       static_cast<std::uint32_t>(std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
   switch (call.form) {
     case AnswerForm::sums:
-      return launch(answers_send_kernel<AnswerForm::sums>, blocks, threads_of(call.form), 0, call, machine, stream);
+      return launch(combine_send_impl<AnswerForm::sums>, blocks, threads_of(call.form), 0, call, machine, stream);
     case AnswerForm::rows:
-      return launch(answers_send_kernel<AnswerForm::rows>, blocks, threads_of(call.form), 0, call, machine, stream);
+      return launch(combine_send_impl<AnswerForm::rows>, blocks, threads_of(call.form), 0, call, machine, stream);
     case AnswerForm::log_fmt:
-      return launch(answers_send_kernel<AnswerForm::log_fmt>, blocks, kThreads,
+      return launch(combine_send_impl<AnswerForm::log_fmt>, blocks, kThreads,
                     log_fmt_shared_bytes(call.group, call.sizes.hidden), call, machine, stream);
   }
 }
 
 void load_answers_send(const Machine& machine) {
-  load_kernel(answers_send_kernel<AnswerForm::sums>);
-  load_kernel(answers_send_kernel<AnswerForm::rows>);
-  load_kernel(answers_send_kernel<AnswerForm::log_fmt>);
+  load_kernel(combine_send_impl<AnswerForm::sums>);
+  load_kernel(combine_send_impl<AnswerForm::rows>);
+  load_kernel(combine_send_impl<AnswerForm::log_fmt>);
   cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, answers_send_kernel<AnswerForm::log_fmt>);
-  (void)cudaFuncSetAttribute(answers_send_kernel<AnswerForm::log_fmt>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  (void)cudaFuncGetAttributes(&attributes, combine_send_impl<AnswerForm::log_fmt>);
+  (void)cudaFuncSetAttribute(combine_send_impl<AnswerForm::log_fmt>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(machine.shared_bytes - attributes.sharedSizeBytes));
 }
 

@@ -377,7 +377,7 @@ class Receiver {
 };
 
 // Two blocks an SM: one must fit beside a block of the send that it is chained to.
-__global__ void __launch_bounds__(kThreads, 2) slots_receive_kernel(const __grid_constant__ SlotsReceive call) {
+__global__ void __launch_bounds__(kThreads, 2) dispatch_receive_impl(const __grid_constant__ SlotsReceive call) {
   begin_kernel(call.chained != 0);
   __shared__ Shared shared;
   Receiver receiver(call, shared);
@@ -393,11 +393,11 @@ void launch_slots_receive(SlotsReceive& call, const Machine& machine, cudaStream
   const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : machine.multiprocessors;
   call.splits = std::max(1, (most - 1) / call.group.local_experts);
   const std::int32_t blocks = std::min(1 + call.group.local_experts * call.splits, most);
-  launch(slots_receive_kernel, static_cast<std::uint32_t>(blocks), kThreads, 0, call, machine, stream);
+  launch(dispatch_receive_impl, static_cast<std::uint32_t>(blocks), kThreads, 0, call, machine, stream);
 }
 
 void load_slots_receive() {
-  load_kernel(slots_receive_kernel);
+  load_kernel(dispatch_receive_impl);
 }
 
 }  // namespace shoal::ep::cuda

@@ -215,7 +215,7 @@ __device__ void send_ready(const SlotsSend& call, const Token& t, std::uint64_t 
     store_release(slot_ready(call.group, t.lane.member, slot), epoch);
 }
 
-__global__ void __launch_bounds__(kMaxThreads + 32) slots_send_kernel(const __grid_constant__ SlotsSend call) {
+__global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __grid_constant__ SlotsSend call) {
   begin_kernel();
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->slots_sent + 1;
@@ -274,11 +274,11 @@ void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream
   const std::uint32_t threads = std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
   const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
   const std::int32_t blocks = std::max(1, std::min(call.tokens, most));
-  launch(slots_send_kernel, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine, stream);
+  launch(dispatch_send_impl, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine, stream);
 }
 
 void load_slots_send() {
-  load_kernel(slots_send_kernel);
+  load_kernel(dispatch_send_impl);
 }
 
 }  // namespace shoal::ep::cuda
