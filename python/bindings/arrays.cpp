@@ -59,7 +59,8 @@ std::string describe(nb::dlpack::dtype type) {
 
 /// NumPy arrays of the types of ml_dtypes export nothing: seen as integers, with the type's name.
 std::optional<std::string> take_ml_dtype(nb::object& array) {
-  if (!nb::hasattr(array, "dtype") || !nb::hasattr(array, "view") || nb::hasattr(array, "cuda_stream")) return {};
+  if (!nb::hasattr(array, "dtype") || !nb::hasattr(array, "view") || !nb::hasattr(array, "__array_interface__"))
+    return {};
   const std::string name = nb::cast<std::string>(nb::str(nb::object(array.attr("dtype"))));
   const bool narrow = name == "float8_e4m3fn";
   if (name != "bfloat16" && !narrow) return {};
@@ -121,8 +122,10 @@ TensorView to_view(const nb::dlpack::dltensor& from, const char* what, const std
 
 nb::object to_capsule(nb::handle_t<Array> self, const nb::kwargs& options) {
   const auto& array = nb::cast<const Array&>(self);
-  if (array.tensor.device.kind == DeviceKind::cuda && options.contains("stream"))
-    order_behind(options["stream"], array.stream, array.tensor.device.index);
+  if (array.tensor.device.kind == DeviceKind::cuda && array.stream != kReady) {
+    const nb::object consumer = options.contains("stream") ? nb::borrow(options["stream"]) : nb::none();
+    order_behind(consumer, array.stream, array.tensor.device.index);
+  }
   nb::dict rest;
   for (const auto& [key, value] : options)
     if (nb::cast<std::string>(key) != "stream") rest[key] = value;
@@ -180,6 +183,15 @@ Input input(nb::handle array, const char* what, const std::optional<std::string>
                            .strides = const_cast<std::int64_t*>(from.stride_ptr())},
                           what, named);
   }
+  return result;
+}
+
+Input writable_input(nb::handle array, const char* what) {
+  if (array.is_none()) return {};
+  Input result = input(array, what);
+  nb::ndarray<> writable;
+  if (result.exported.is_valid())  // others are tensors of torch's and Arrays, which are never read-only
+    require(nb::try_cast(result.array, writable), Code::invalid_argument, "{} is read-only", what);
   return result;
 }
 

@@ -18,6 +18,8 @@ namespace shoal::python {
 namespace nb = nanobind;
 
 /// What every result is: a Tensor, and on GPUs the stream (cudaStream_t) that its values are ready on.
+inline constexpr std::uintptr_t kReady = UINTPTR_MAX;  ///< in place of a stream: there is nothing to wait for
+
 struct Array {
   Tensor tensor;
   std::uintptr_t stream = 0;
@@ -37,6 +39,9 @@ DataType dtype_from(const std::string& name);
 /// `what` names the argument in errors. Throws Error{invalid_argument}: no array, more than four dimensions, an element
 /// type that Shoal does not know.
 Input input(nb::handle array, const char* what, const std::optional<std::string>& dtype = {});
+/// As input, of what the call writes to; an undefined view for None. Throws Error{invalid_argument} for what is
+/// read-only.
+Input writable_input(nb::handle array, const char* what);
 /// As input; an undefined view for None.
 Input optional_input(nb::handle array, const char* what);
 

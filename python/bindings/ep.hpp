@@ -20,12 +20,14 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   void close();
+  /// For what points into the group's memory.
+  const std::shared_ptr<ep::Group>& owner() const { return owned_; }
 
   /// A result of a call on `stream` (cudaStream_t; nullptr: the group's own).
   nb::object output(Tensor tensor, void* stream) const;
 
  private:
-  std::unique_ptr<ep::Group> owned_;
+  std::shared_ptr<ep::Group> owned_;
   bool closed_ = false;
 
  public:

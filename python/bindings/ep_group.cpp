@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "base/check.hpp"
@@ -13,6 +15,11 @@
 
 namespace shoal::python {
 namespace {
+
+std::chrono::milliseconds milliseconds_from(double seconds) {
+  require(seconds >= 0 && seconds <= 1e6, Code::invalid_argument, "timeout is {} s; allowed: 0 to 1,000,000", seconds);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(1000 * seconds)));
+}
 
 /// The options that are given by name; both of Group and of size_hint.
 ep::GroupOptions options_from(const nb::kwargs& given) {
@@ -41,7 +48,7 @@ ep::GroupOptions options_from(const nb::kwargs& given) {
       else if (name == "mask_failed")
         options.mask_failed = nb::cast<bool>(value);
       else if (name == "timeout")
-        options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * nb::cast<double>(value)));
+        options.timeout = milliseconds_from(nb::cast<double>(value));
       else if (name == "threads")
         options.threads = nb::cast<std::int32_t>(value);
       else if (name == "combine_staging")
@@ -83,7 +90,11 @@ nb::dict size_hint(std::int32_t ranks, const nb::kwargs& given) {
 }
 
 nb::dict statistics(const Group& self) {
-  const ep::Statistics counted = self.group.statistics();
+  ep::Statistics counted;
+  {
+    nb::gil_scoped_release released;  // it waits for asynchronous operations
+    counted = self.group.statistics();
+  }
   const auto seconds = [](std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); };
   nb::dict all;
   all["dispatches"] = counted.dispatches;
@@ -98,6 +109,11 @@ nb::dict statistics(const Group& self) {
   all["low_latency_combine_time"] = seconds(counted.low_latency_combine_time);
   all["wait_time"] = seconds(counted.wait_time);
   return all;
+}
+
+std::vector<int> masked_members(const Group& self) {
+  nb::gil_scoped_release released;
+  return self.group.masked();
 }
 
 nb::dict options_of(const Group& self) {
@@ -139,13 +155,13 @@ nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int3
 }  // namespace
 
 Group::Group(const Team& team, const ep::GroupOptions& options)
-    : owned_(std::make_unique<ep::Group>(team, options)), keeper(heap_keeper(team)) {}
+    : owned_(std::make_shared<ep::Group>(team, options)), keeper(heap_keeper(team)) {}
 
 namespace {
 
 std::mutex kept_mutex;
-std::vector<std::unique_ptr<ep::Group>>& kept_groups() {
-  static auto* const groups = new std::vector<std::unique_ptr<ep::Group>>;  // outlives everything of Python's
+std::vector<std::shared_ptr<ep::Group>>& kept_groups() {
+  static auto* const groups = new std::vector<std::shared_ptr<ep::Group>>;  // outlives everything of Python's
   return *groups;
 }
 
@@ -177,7 +193,7 @@ void release_kept_groups() {
 }
 
 nb::object Group::output(Tensor tensor, void* stream) const {
-  void* const used = stream != nullptr ? stream : group.stream();
+  void* const used = stream != nullptr || closed_ ? stream : group.stream();
   return heap_output(std::move(tensor), keeper, reinterpret_cast<std::uintptr_t>(used));
 }
 
@@ -193,8 +209,10 @@ ep::Launch launch_from(const nb::kwargs& options) {
   ep::Launch launch;
   for (const auto& [key, value] : options) {
     const std::string name = nb::cast<std::string>(key);
-    if (name == "stream")
-      launch.stream = pointer_from(value);
+    if (name == "stream")  // 0 is how CUDA and torch write the default stream; in C++ nullptr is the group's own
+      launch.stream = value.is_none()
+                          ? nullptr
+                          : reinterpret_cast<void*>(std::max<std::uintptr_t>(nb::cast<std::uintptr_t>(value), 1));
     else if (name == "after")
       launch.after = pointer_from(value);
     else if (name == "done")
@@ -263,16 +281,17 @@ void bind_group(nb::module_& module) {
           "masked",
           [](const Group& self) {
             nb::list masks;
-            for (const int mask : self.group.masked()) masks.append(mask != 0);
+            for (const int mask : masked_members(self)) masks.append(mask != 0);
             return masks;
           },
           nb::sig("def masked(self) -> list[bool]"), "By member: whether low latency leaves it out."_doc)
       .def(
           "set_mask", [](Group& self, Pe member, bool masked) { self.group.set_mask(member, masked); },
-          nb::arg("member"), nb::arg("masked"),
+          nb::call_guard<nb::gil_scoped_release>(), nb::arg("member"), nb::arg("masked"),
           "Leaves a member out of low latency, or takes it back. Needs mask_failed."_doc)
       .def(
-          "clear_masks", [](Group& self) { self.group.clear_masks(); }, "Takes all members back."_doc)
+          "clear_masks", [](Group& self) { self.group.clear_masks(); }, nb::call_guard<nb::gil_scoped_release>(),
+          "Takes all members back."_doc)
       .def(
           "warmup", [](Group& self) { self.group.warmup(); }, nb::call_guard<nb::gil_scoped_release>(),
           "Runs operations of the largest size on made-up tokens, so that the first real one is not slower. Collective."_doc)

@@ -51,6 +51,10 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
     phase.held.push_back(optional_input(array, what));
     return phase.held.back().view;
   };
+  const auto hold_output = [&](nb::handle array, const char* what) {
+    phase.held.push_back(writable_input(array, what));
+    return phase.held.back().view;
+  };
   ep::LowLatencyDispatchOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
@@ -58,9 +62,9 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
     if (name == "quantize")
       options.quantize = quantize_from(nb::cast<std::string>(value));
     else if (name == "expert_counts")
-      options.expert_counts = hold(value, "expert_counts");
+      options.expert_counts = hold_output(value, "expert_counts");
     else if (name == "wait_ns")
-      options.wait_ns = hold(value, "wait_ns");
+      options.wait_ns = hold_output(value, "wait_ns");
     else if (name == "weights")
       options.weights = hold(value, "weights");
     else if (name == "defer_receive")
@@ -84,6 +88,10 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
     phase.held.push_back(optional_input(array, what));
     return phase.held.back().view;
   };
+  const auto hold_output = [&](nb::handle array, const char* what) {
+    phase.held.push_back(writable_input(array, what));
+    return phase.held.back().view;
+  };
   ep::LowLatencyCombineOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
@@ -95,10 +103,10 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
     else if (name == "reduction")
       options.reduction = reduction_from(nb::cast<std::string>(value));
     else if (name == "out") {
-      options.out = hold(value, "out");
+      options.out = hold_output(value, "out");
       phase.out = nb::borrow(value);
     } else if (name == "wait_ns")
-      options.wait_ns = hold(value, "wait_ns");
+      options.wait_ns = hold_output(value, "wait_ns");
     else if (name == "defer_receive")
       options.defer_receive = nb::cast<bool>(value);
     else
@@ -142,7 +150,7 @@ nb::object next_buffer(Group& self) {
     nb::gil_scoped_release released;
     view = self.group.next_combine_buffer();
   }
-  return self.output(Tensor(view, nullptr), nullptr);
+  return heap_output(Tensor(view, self.owner()), self.keeper, kReady);
 }
 
 }  // namespace
@@ -170,12 +178,12 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
   nb::class_<PendingDispatch>(module, "PendingDispatch", "A low-latency dispatch that is sent."_doc)
       .def(
           "ready", [](const PendingDispatch& self) { return self.pending.ready(); },
-          "Whether receive would not wait."_doc)
+          nb::call_guard<nb::gil_scoped_release>(), "Whether receive would not wait."_doc)
       .def("receive", &receive_dispatch, "Waits for the rows of all members; once."_doc);
   nb::class_<PendingCombine>(module, "PendingCombine", "A low-latency combine that is sent."_doc)
       .def(
           "ready", [](const PendingCombine& self) { return self.pending.ready(); },
-          "Whether receive would not wait."_doc)
+          nb::call_guard<nb::gil_scoped_release>(), "Whether receive would not wait."_doc)
       .def("receive", &receive_combine, "bfloat16 [tokens, hidden], or the array given as out=; once."_doc);
   group
       .def(

@@ -28,6 +28,10 @@ struct Options {
     held.push_back(optional_input(array, what));
     return held.back().view;
   }
+  TensorView hold_output(nb::handle array, const char* what) {
+    held.push_back(writable_input(array, what));
+    return held.back().view;
+  }
 };
 
 Options dispatch_options(const nb::kwargs& given) {
@@ -61,10 +65,14 @@ Options combine_options(const nb::kwargs& given) {
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
+    if (name == "dtype") {
+      options.dtype = nb::cast<std::optional<std::string>>(value);
+      continue;
+    }
     if (name == "weights")
       options.combine.weights = options.hold(value, "weights");
     else if (name == "out")
-      options.combine.out = options.hold(value, "out");
+      options.combine.out = options.hold_output(value, "out");
     else if (name == "bias") {
       const bool many = nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value);
       for (nb::handle bias : many ? nb::borrow(value) : nb::object(nb::make_tuple(value)))
@@ -150,7 +158,7 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
 
 Combined combine(Group& self, nb::handle y, const ep::Handle& handle, const nb::kwargs& given) {
   const Options options = combine_options(given);
-  const Input rows = input(y, "y");
+  const Input rows = input(y, "y", options.dtype);
   ep::Combined result;
   {
     nb::gil_scoped_release released;
@@ -176,6 +184,7 @@ struct Future {
       while (!wait(std::chrono::milliseconds(100))) {  // ends: every wait inside has its deadline
       }
     }
+    require(static_cast<bool>(take), Code::invalid_argument, "result() of a Future is taken once");
     return std::exchange(take, nullptr)();
   }
   ~Future() {
@@ -315,7 +324,8 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       .def("combine", &combine, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
            nb::sig(
                "def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, bias: typing.Any = (), "
-               "out: typing.Any = None, stream: int | None = None, after: int | None = None, done: int | None = None, "
+               "dtype: str | None = None, out: typing.Any = None, stream: int | None = None, after: int | None = None, "
+               "done: int | None = None, "
                "sms: int = 0) -> Combined"),
            "Sums the answers to the rows of a dispatch, back at their sources. Collective.\n\ny: bfloat16, float16 or "
            "float32 [rows, hidden], contiguous; rows in the group's memory (Dispatched.x written in place) are fetched "

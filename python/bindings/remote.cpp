@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "docs.hpp"
 #include "world.hpp"
+#include "world/parts.hpp"
 
 namespace shoal::python {
 namespace {
@@ -41,9 +42,11 @@ constexpr std::array<std::pair<std::string_view, AtomicOp>, 8> kAtomics = {{{"fe
                                                                             {"compare_swap", AtomicOp::compare_swap}}};
 
 /// A local buffer that has exactly the bytes of `remote`.
-Input local_buffer(nb::handle array, const RemoteArray& remote, const char* what) {
-  Input local = input(array, what);
+Input local_buffer(const World& world, Input local, const RemoteArray& remote, const char* what) {
   require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous", local.view.describe(), what);
+  require(local.view.device.kind == DeviceKind::host || world.state().parts().device_heap != nullptr,
+          Code::invalid_argument, "{}: {} lies on a GPU, the heap of this world on the host (SHOAL_HEAP)", what,
+          local.view.describe());
   const std::size_t bytes = remote.count * size_of(remote.dtype);
   require(local.view.bytes() == bytes, Code::invalid_argument, "{}: {} has {} bytes, the elements on PE {} have {}",
           what, local.view.describe(), local.view.bytes(), remote.pe, bytes);
@@ -55,13 +58,13 @@ RemoteAddress address(const RemoteArray& remote) {
 }
 
 RemoteSpan<std::uint64_t> flag_of(const RemoteArray& remote, const char* what) {
-  require(size_of(remote.dtype) == 8 && remote.count >= 1, Code::invalid_argument,
-          "{}: a signal is an int64 element, got {} of {}", what, remote.count, name_of(remote.dtype));
+  require(remote.dtype == DataType::int64 && remote.count == 1, Code::invalid_argument,
+          "{}: a signal is one element of int64, got {} of {}", what, remote.count, name_of(remote.dtype));
   return {address(remote), 1};
 }
 
 void put(const World& world, const RemoteArray& target, nb::handle source, bool blocking) {
-  const Input local = local_buffer(source, target, "put");
+  const Input local = local_buffer(world, input(source, "put"), target, "put");
   nb::gil_scoped_release released;
   if (blocking)
     world.put_bytes(address(target), local.view.data, local.view.bytes());
@@ -70,9 +73,7 @@ void put(const World& world, const RemoteArray& target, nb::handle source, bool 
 }
 
 void get(const World& world, nb::handle target, const RemoteArray& source, bool blocking) {
-  nb::ndarray<> writable;
-  require(nb::try_cast(nb::borrow(target), writable), Code::invalid_argument, "get: the target is no writable array");
-  const Input local = local_buffer(target, source, "get");
+  const Input local = local_buffer(world, writable_input(target, "get"), source, "get");
   nb::gil_scoped_release released;
   if (blocking)
     world.get_bytes(local.view.data, address(source), local.view.bytes());
@@ -82,7 +83,7 @@ void get(const World& world, nb::handle target, const RemoteArray& source, bool 
 
 void put_signal(const World& world, const RemoteArray& target, nb::handle source, const RemoteArray& flag,
                 std::int64_t value, const std::string& op) {
-  const Input local = local_buffer(source, target, "put_signal");
+  const Input local = local_buffer(world, input(source, "put_signal"), target, "put_signal");
   const SignalOp kind = choose(kSignals, op, "op");
   const auto remote_flag = flag_of(flag, "put_signal");
   nb::gil_scoped_release released;
@@ -96,6 +97,7 @@ void signal(const World& world, const RemoteArray& flag, std::int64_t value, con
 
 /// The element of this PE that others write. Throws Error{invalid_argument} for other dtypes and indices.
 const std::int64_t* variable_of(const SymmetricArray& array, std::int64_t index) {
+  check_alive(array);
   require(array.local.dtype == DataType::int64, Code::invalid_argument, "waits are for int64 arrays, got {}",
           array.local.describe());
   require(index >= 0 && index < array.local.size(), Code::invalid_argument, "index {} of {}", index,

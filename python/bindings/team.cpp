@@ -62,6 +62,8 @@ void bind_collectives(nb::module_& module) {
   module.def(
       "broadcast",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, Pe root) {
+        check_alive(target);
+        check_alive(source);
         check_equal("broadcast", target.local, source.local);
         nb::gil_scoped_release released;
         broadcast(team, target.local.data, source.local.data, source.local.bytes(), root);
@@ -71,6 +73,8 @@ void bind_collectives(nb::module_& module) {
   module.def(
       "all_gather",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source) {
+        check_alive(target);
+        check_alive(source);
         const std::size_t bytes = block_bytes("all_gather", source.local, target.local, team.size());
         nb::gil_scoped_release released;
         all_gather(team, target.local.data, source.local.data, bytes);
@@ -79,6 +83,8 @@ void bind_collectives(nb::module_& module) {
   module.def(
       "all_to_all",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source) {
+        check_alive(target);
+        check_alive(source);
         check_equal("all_to_all", target.local, source.local);
         require(source.local.size() % team.size() == 0, Code::invalid_argument,
                 "all_to_all: {} is not divisible among {} members", source.local.describe(), team.size());
@@ -90,6 +96,8 @@ void bind_collectives(nb::module_& module) {
   module.def(
       "reduce",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, const std::string& op) {
+        check_alive(target);
+        check_alive(source);
         check_equal("reduce", target.local, source.local);
         const ReduceOp kind = reduce_op(op);
         nb::gil_scoped_release released;
@@ -101,6 +109,8 @@ void bind_collectives(nb::module_& module) {
   module.def(
       "reduce_scatter",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, const std::string& op) {
+        check_alive(target);
+        check_alive(source);
         block_bytes("reduce_scatter", target.local, source.local, team.size());
         const ReduceOp kind = reduce_op(op);
         nb::gil_scoped_release released;

@@ -41,7 +41,7 @@ Overrides overrides_from(nb::handle given) {
       }
       fail(Code::invalid_argument, "no setting \"{}\"; there are {}", field, fields);
     }
-    overrides[known] = nb::cast<std::string>(nb::str(value));
+    if (!value.is_none()) overrides[known] = nb::cast<std::string>(nb::str(value));
   }
   return overrides;
 }
@@ -67,6 +67,13 @@ World open_with_id(const std::string& id, Pe pe, Pe n_pes, nb::handle given) {
   return World::open({settings, connect_unique_id(UniqueId::parse(id), pe, n_pes, settings)});
 }
 
+/// "ValueError: text", for the other PEs.
+std::string reason_of(nb::handle type, nb::handle value) {
+  const auto name = nb::cast<std::string>(type.attr("__name__"));
+  const auto text = nb::cast<std::string>(nb::str(value));
+  return text.empty() ? name : name + ": " + text;
+}
+
 void close_world(World& world) {
   world.close();
   release_kept_groups();
@@ -86,8 +93,7 @@ nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle gi
         results[pe] = body(world);
       } catch (const nb::python_error& error) {
         if (!raised) raised = std::current_exception();
-        const std::string text = error.what();
-        throw std::runtime_error(text.substr(0, text.find('\n')));
+        throw std::runtime_error(reason_of(error.type(), error.value()));
       }
     });
   } catch (...) {
@@ -140,15 +146,14 @@ SymmetricArray allocate(const World& world, const std::vector<std::int64_t>& sha
 }
 
 void release(SymmetricArray& array) {
-  require(array.world.is_open(), Code::closed, "free: the array is freed, or its world is closed");
-  void* const memory = array.local.data;
-  const World world = std::exchange(array.world, World());
+  check_alive(array);
   nb::gil_scoped_release released;
-  world.heap().free(memory);
+  array.world.heap().free(array.local.data);
+  array.world = World();
 }
 
 RemoteArray on(const SymmetricArray& array, Pe pe) {
-  require(array.world.is_open(), Code::closed, "on: the array is freed, or its world is closed");
+  check_alive(array);
   require(pe >= 0 && pe < array.world.n_pes(), Code::invalid_argument, "on: PE {}; the world has PEs 0 to {}", pe,
           array.world.n_pes() - 1);
   return {pe, array.offset, static_cast<std::size_t>(array.local.size()), array.local.dtype};
@@ -171,7 +176,12 @@ void bind_symmetric_arrays(nb::module_& module) {
   nb::class_<SymmetricArray>(module, "SymmetricArray",
                              "An array that lies at the same place of every PE's heap; made by World.zeros."_doc)
       .def_prop_ro(
-          "local", [](const SymmetricArray& self) { return output(self.local); }, "This PE's copy, as an Array."_doc)
+          "local",
+          [](const SymmetricArray& self) {
+            check_alive(self);
+            return output(self.local, kReady);
+          },
+          "This PE's copy, as an Array."_doc)
       .def("on", &on, nb::arg("pe"),
            "The copy of world PE `pe`, as target or source of put, get, signal and atomic."_doc)
       .def("free", &release,
@@ -191,6 +201,10 @@ void bind_symmetric_arrays(nb::module_& module) {
 }
 
 }  // namespace
+
+void check_alive(const SymmetricArray& array) {
+  require(array.world.is_open(), Code::closed, "the array is freed, or its world is closed");
+}
 
 std::shared_ptr<void> heap_keeper(const Team& team) {
   struct Keeper {  // members go in reverse order: the heap before the GPU's context
@@ -254,9 +268,10 @@ void bind_world(nb::module_& module) {
       .def(
           "__exit__",
           [](World& self, nb::handle type, nb::handle value, nb::handle) {
-            const std::string reason = type.is_none() ? "" : nb::cast<std::string>(nb::str(value));
+            const bool failed = !type.is_none();
+            const std::string reason = failed ? reason_of(type, value) : "";
             nb::gil_scoped_release released;
-            if (reason.empty() || !self.is_open())
+            if (!failed || !self.is_open())
               close_world(self);
             else
               self.state().fail_world(reason);

@@ -25,6 +25,9 @@ struct SymmetricArray {
   std::size_t offset = 0;
 };
 
+/// Throws Error{closed} where the array was freed or its world closed.
+void check_alive(const SymmetricArray& array);
+
 /// A SymmetricArray as it lies on one PE, or some of its elements.
 struct RemoteArray {
   Pe pe = 0;

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._core import UniqueId, World
-from .errors import Error
+from .errors import Error, by_code
 
 
 def from_torch(group: Any = None, settings: dict[str, Any] | None = None) -> World:
@@ -39,9 +39,14 @@ def _open(rank: int, size: int, broadcast: Callable[[str | None], str], settings
     if rank == 0:
         try:
             unique_id = UniqueId.create(settings)  # it serves the others until all have joined: kept to the end
-        except Error as error:
+        except Exception as error:  # whatever it is, the others must not wait for the id
             failure = error
-    text = broadcast(str(unique_id) if unique_id is not None else f"error:{failure}" if failure else None)
+    text = broadcast(str(unique_id) if unique_id is not None else _failed(failure) if failure else None)
     if text.startswith("error:"):
-        raise failure or Error(f"rank 0 could not make a unique id: {text[len('error:') :]}")
+        _, code, message = text.split(":", 2)
+        raise failure or by_code(code)(f"rank 0 could not make a unique id: {message}")
     return World.from_unique_id(text, rank, size, settings)
+
+
+def _failed(error: Exception) -> str:
+    return f"error:{getattr(error, 'code', Error.code)}:{error}"

@@ -1,6 +1,7 @@
 """ep.Group of Python against plain NumPy: dispatch and combine, their options, and what they refuse (E1 to E4)."""
 
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -261,3 +262,44 @@ def test_a_group_that_nobody_closes_ends_with_its_world(settings):
         return received.x  # outlives the group and the world
 
     assert [x.numpy().sum() for x in shoal.run_threads(PES, body, settings)] == [64] * PES
+
+
+def test_queries_of_a_group_let_other_threads_run(settings):
+    """statistics() waits for asynchronous operations, hence for other PEs: here other threads, which need the GIL."""
+
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        if pe > 0:
+            time.sleep(0.2)
+        future = group.dispatch_async(rows, group.route(indices))
+        counted = group.statistics()["dispatches"]
+        return counted, future.result().rows == len(received_by(pe))
+
+    assert with_group(body, settings) == [(1, True)] * PES
+
+
+def test_outputs_have_to_be_writable(settings):
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        received = group.dispatch(rows, group.route(indices))
+        out = np.zeros_like(rows)
+        out.flags.writeable = False
+        with pytest.raises(shoal.InvalidArgumentError, match="out is read-only"):
+            group.combine(received.x, received.handle, out=out)
+        return bool(group.combine(received.x, received.handle).x.numpy().any()) and not out.any()
+
+    assert all(with_group(body, settings))
+
+
+def test_a_future_can_be_taken_after_its_group_is_closed(settings):
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=PES, max_tokens=4, dtype="float32")
+        received = group.dispatch(np.ones((4, 16), np.float32), group.route(np.full((4, 1), world.my_pe)))
+        future = group.combine_async(received.x.numpy().copy(), received.handle)
+        while not future.done():
+            time.sleep(0.001)
+        del received
+        group.close()
+        return float(future.result().x.numpy().sum())
+
+    assert shoal.run_threads(PES, body, settings) == [64.0] * PES

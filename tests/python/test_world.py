@@ -21,8 +21,9 @@ def test_everybody_writes_to_everybody(settings):
         fetched = np.zeros(world.n_pes, np.int64)
         world.get(fetched, numbers.on((world.my_pe + 1) % world.n_pes))
         shoal.barrier(world.team)
+        shape = numbers.local.shape
         numbers.free()
-        return numbers.local.numpy().shape, fetched.tolist()
+        return shape, fetched.tolist()
 
     assert shoal.run_threads(4, body, settings) == [((4,), [0, 10, 20, 30])] * 4
 
@@ -122,6 +123,26 @@ def test_an_exception_of_one_pe_ends_all_and_comes_out_as_it_was(settings):
     assert time.monotonic() - start < 10
 
 
+def test_leaving_a_with_block_by_an_exception_tells_the_others(settings):
+    """Also by one without a message, such as that of an assert."""
+    heard = {}
+
+    def body(world):
+        pe = world.my_pe
+        try:
+            with world:
+                if pe == 1:
+                    raise AssertionError
+                shoal.barrier(world.team)
+        except Exception as error:
+            heard[pe] = error
+            raise
+
+    with pytest.raises(AssertionError):
+        shoal.run_threads(2, body, settings)
+    assert isinstance(heard[1], AssertionError) and "AssertionError" in str(heard[0])
+
+
 def test_a_wait_that_nobody_ends_times_out_and_says_so():
     def body(world):
         flag = world.zeros((1,), "int64")
@@ -177,8 +198,9 @@ def test_a_freed_array_and_a_closed_world_say_so(settings):
     def body(world):
         array = world.zeros((4,), "float32")
         array.free()
-        with pytest.raises(shoal.ClosedError, match="the array is freed"):
-            array.on(0)
+        for call in (lambda: array.on(0), lambda: array.local, lambda: shoal.reduce(world.team, array, array)):
+            with pytest.raises(shoal.ClosedError, match="the array is freed"):
+                call()
         world.close()
         with pytest.raises(shoal.ClosedError):
             world.zeros((4,), "float32")
