@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "base/check.hpp"
 
@@ -46,7 +47,8 @@ void plan_by_distance(const Machine& machine, std::span<const Location> seats, s
                       NicPlan& plan) {
   // Seats by place, so that their order of enumeration does not decide.
   std::vector<std::int32_t> order = identity_order(seats.size());
-  std::ranges::stable_sort(order, {}, [&](std::int32_t seat) -> const Location& { return seats[at(seat)]; });
+  std::ranges::sort(
+      order, {}, [&](std::int32_t seat) { return std::tuple<const Location&, std::int32_t>(seats[at(seat)], seat); });
   std::map<std::int32_t, std::vector<std::int32_t>> planes;
   for (const std::int32_t nic : usable) planes[machine.nics[at(nic)].plane].push_back(nic);
   for (const auto& [plane, nics] : planes) {
@@ -106,7 +108,7 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(std::span<const std::v
   };
 
   std::vector<std::int32_t> order = identity_order(table.size());
-  std::ranges::stable_sort(order, {}, nearest);
+  std::ranges::sort(order, {}, [&](std::int32_t seat) { return std::pair(nearest(seat), seat); });
   for (std::int32_t turn = 0; turn < per_seat; ++turn)
     for (const std::int32_t seat : order)
       if (const std::int32_t nic = best_for(seat); nic >= 0) give(seat, nic, 1);
