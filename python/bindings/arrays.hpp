@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "shoal/tensor.hpp"
 
@@ -44,6 +46,17 @@ Input input(nb::handle array, const char* what, const std::optional<std::string>
 Input writable_input(nb::handle array, const char* what);
 /// As input; an undefined view for None.
 Input optional_input(nb::handle array, const char* what);
+
+/// The arrays of one call, kept until it is done.
+class Inputs {
+ public:
+  TensorView read(nb::handle array, const char* what) { return keep(optional_input(array, what)); }
+  TensorView write(nb::handle array, const char* what) { return keep(writable_input(array, what)); }
+
+ private:
+  TensorView keep(Input input) { return kept_.emplace_back(std::move(input)).view; }
+  std::vector<Input> kept_;
+};
 
 /// None for an undefined tensor.
 nb::object output(Tensor tensor, std::uintptr_t stream = 0);

@@ -21,7 +21,7 @@ template <typename Pending>
 struct Phase {
   Pending pending;
   nb::object group;
-  std::vector<Input> held;
+  Inputs arrays;
   nb::object out;
   void* stream = nullptr;
 };
@@ -47,14 +47,6 @@ ep::Reduction reduction_from(const std::string& name) {
 
 PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle topk_idx, const nb::kwargs& given) {
   PendingDispatch phase{{}, nb::borrow(self), {}, {}, nullptr};
-  const auto hold = [&](nb::handle array, const char* what) {
-    phase.held.push_back(optional_input(array, what));
-    return phase.held.back().view;
-  };
-  const auto hold_output = [&](nb::handle array, const char* what) {
-    phase.held.push_back(writable_input(array, what));
-    return phase.held.back().view;
-  };
   ep::LowLatencyDispatchOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
@@ -62,11 +54,11 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
     if (name == "quantize")
       options.quantize = quantize_from(nb::cast<std::string>(value));
     else if (name == "expert_counts")
-      options.expert_counts = hold_output(value, "expert_counts");
+      options.expert_counts = phase.arrays.write(value, "expert_counts");
     else if (name == "wait_ns")
-      options.wait_ns = hold_output(value, "wait_ns");
+      options.wait_ns = phase.arrays.write(value, "wait_ns");
     else if (name == "weights")
-      options.weights = hold(value, "weights");
+      options.weights = phase.arrays.read(value, "weights");
     else if (name == "defer_receive")
       options.defer_receive = nb::cast<bool>(value);
     else
@@ -74,7 +66,7 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
   }
   options.launch = launch_from(launch);
   phase.stream = options.launch.stream;
-  const TensorView rows = hold(x, "x"), indices = hold(topk_idx, "topk_idx");
+  const TensorView rows = phase.arrays.read(x, "x"), indices = phase.arrays.read(topk_idx, "topk_idx");
   auto& group = nb::cast<Group&>(self).group;
   nb::gil_scoped_release released;
   phase.pending = group.low_latency_dispatch(rows, indices, options);
@@ -84,14 +76,6 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
 PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle topk_idx, nb::handle topk_weights,
                             const ep::LowLatencyHandle& handle, const nb::kwargs& given) {
   PendingCombine phase{{}, nb::borrow(self), {}, nb::none(), nullptr};
-  const auto hold = [&](nb::handle array, const char* what) {
-    phase.held.push_back(optional_input(array, what));
-    return phase.held.back().view;
-  };
-  const auto hold_output = [&](nb::handle array, const char* what) {
-    phase.held.push_back(writable_input(array, what));
-    return phase.held.back().view;
-  };
   ep::LowLatencyCombineOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
@@ -103,10 +87,10 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
     else if (name == "reduction")
       options.reduction = reduction_from(nb::cast<std::string>(value));
     else if (name == "out") {
-      options.out = hold_output(value, "out");
+      options.out = phase.arrays.write(value, "out");
       phase.out = nb::borrow(value);
     } else if (name == "wait_ns")
-      options.wait_ns = hold_output(value, "wait_ns");
+      options.wait_ns = phase.arrays.write(value, "wait_ns");
     else if (name == "defer_receive")
       options.defer_receive = nb::cast<bool>(value);
     else
@@ -114,8 +98,8 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
   }
   options.launch = launch_from(launch);
   phase.stream = options.launch.stream;
-  const TensorView rows = hold(y, "y"), indices = hold(topk_idx, "topk_idx"),
-                   weights = hold(topk_weights, "topk_weights");
+  const TensorView rows = phase.arrays.read(y, "y"), indices = phase.arrays.read(topk_idx, "topk_idx"),
+                   weights = phase.arrays.read(topk_weights, "topk_weights");
   auto& group = nb::cast<Group&>(self).group;
   nb::gil_scoped_release released;
   phase.pending = group.low_latency_combine(rows, indices, weights, handle, options);

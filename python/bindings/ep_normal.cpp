@@ -22,16 +22,7 @@ struct Options {
   ep::DispatchOptions dispatch;
   ep::CombineOptions combine;
   std::optional<std::string> dtype;
-  std::vector<Input> held;
-
-  TensorView hold(nb::handle array, const char* what) {
-    held.push_back(optional_input(array, what));
-    return held.back().view;
-  }
-  TensorView hold_output(nb::handle array, const char* what) {
-    held.push_back(writable_input(array, what));
-    return held.back().view;
-  }
+  Inputs arrays;
 };
 
 Options dispatch_options(const nb::kwargs& given) {
@@ -40,9 +31,9 @@ Options dispatch_options(const nb::kwargs& given) {
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "weights")
-      options.dispatch.weights = options.hold(value, "weights");
+      options.dispatch.weights = options.arrays.read(value, "weights");
     else if (name == "scales")
-      options.dispatch.scales = options.hold(value, "scales");
+      options.dispatch.scales = options.arrays.read(value, "scales");
     else if (name == "dtype")
       options.dtype = nb::cast<std::optional<std::string>>(value);
     else if (name == "expert_alignment")
@@ -70,13 +61,13 @@ Options combine_options(const nb::kwargs& given) {
       continue;
     }
     if (name == "weights")
-      options.combine.weights = options.hold(value, "weights");
+      options.combine.weights = options.arrays.read(value, "weights");
     else if (name == "out")
-      options.combine.out = options.hold_output(value, "out");
+      options.combine.out = options.arrays.write(value, "out");
     else if (name == "bias") {
       const bool many = nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value);
       for (nb::handle bias : many ? nb::borrow(value) : nb::object(nb::make_tuple(value)))
-        if (!bias.is_none()) options.combine.bias.push_back(options.hold(bias, "bias"));
+        if (!bias.is_none()) options.combine.bias.push_back(options.arrays.read(bias, "bias"));
     } else
       launch[key] = value;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from .ring import Ring
 from .runtime import Runtime
 
 
-class ElasticTransfers(ElasticSizes):
+class ElasticTransfers(ElasticSizes, abc.ABC):
     """Moves of whole tensors and of table entries through the symmetric heap."""
 
     num_bytes: int
@@ -26,8 +27,9 @@ class ElasticTransfers(ElasticSizes):
     _gather: GatherSessions
     _engram: Engram
 
+    @abc.abstractmethod
     def _open(self, call: str) -> Runtime:
-        raise NotImplementedError
+        """The runtime, for a call of this name; raises where the buffer is destroyed."""
 
     def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
         """Makes room for pp_send and pp_recv: so many tensors of at most so many bytes each way. Collective."""

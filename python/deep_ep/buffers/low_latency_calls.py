@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from .low_latency import LowLatencyPool
 from .runtime import Operation, Runtime
 
 
-class LowLatencyCalls:
+class LowLatencyCalls(abc.ABC):
     """Fixed shapes and no exchange of sizes; the receiving half of a call may be a hook that is called later."""
 
     group_size: int
@@ -27,8 +28,9 @@ class LowLatencyCalls:
     _low_latency: LowLatencyPool
     _checked: set[tuple[int, int, int]]  # sizes of earlier calls
 
+    @abc.abstractmethod
     def _open(self, call: str) -> Runtime:
-        raise NotImplementedError
+        """The runtime, for a call of this name; raises where the buffer is destroyed."""
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Checks the sizes. There is nothing to clean: Shoal's modes share no memory, and signals carry epochs."""
