@@ -48,6 +48,17 @@ struct Settings {
   std::chrono::milliseconds timeout{30'000};
   std::int64_t spin = 100;
 
+  // What carries operations between PEs.
+  std::string transport_inside = "automatic";
+  std::string transport_between = "automatic";
+  std::string ofi_provider = "automatic";
+  std::string ucx_tls;
+  std::int64_t network_depth = 256;
+  std::size_t network_chunk = std::size_t{1} << 20;
+  std::string progress_wait = "yield";
+  std::int64_t progress_core = -1;
+  std::string plugin_dir;
+
   // Which NICs a PE uses.
   std::string nic_list;
   std::int64_t nic_round_robin = 0;

@@ -18,6 +18,7 @@
 #include "memory/segment.hpp"
 #include "shoal/heap.hpp"
 #include "shoal/operation.hpp"
+#include "shoal/settings.hpp"
 
 namespace shoal::memory {
 class DeviceHeap;
@@ -45,7 +46,7 @@ struct Reach {
   std::string reason;
 };
 
-/// What a transport is given to start with. Everything is valid until connect returns.
+/// What a transport is given to start with. Everything is valid until connect returns, `settings` as long as the world.
 struct Context {
   Pe my_pe = 0;
   Pe n_pes = 0;
@@ -53,19 +54,28 @@ struct Context {
   std::span<const std::int32_t> node_of;  ///< equal numbers: same node, which may be a part of a host
   std::shared_ptr<memory::Segment> segment;
   std::shared_ptr<memory::DeviceHeap> device_heap;  ///< for heap_factories(); nullptr where the heap is on the host
+  const Settings* settings = nullptr;
+  /// Networks: the PEs that no other transport reaches as well as the settings ask for, by PE. Only these are connected;
+  /// reach() of others is nothing, with a reason.
+  std::vector<bool> wanted;
+  /// Networks: the ports of this PE by the NIC plan, one a rail, such as "mlx5_0:1" or "eth0"; empty: any.
+  std::vector<std::string> nics;
   memory::Token world{};                            ///< a secret that only the PEs of this world know
   std::chrono::milliseconds timeout{};
   std::function<void()> check;  ///< to be called in waits about every millisecond; throws when another PE has failed
 };
 
-/// One PE's side of a transport. Used by one thread at a time.
+/// One PE's side of a transport. Operations of this PE's own heap and of mapped ones may come from several threads at
+/// once; a network locks for itself.
 class Transport {
  public:
   virtual ~Transport() = default;
 
   virtual std::string_view name() const noexcept = 0;
 
-  // Start, in this order on every PE: address() everywhere, an all-gather, connect() everywhere.
+  // Start, in this order on every PE: address() everywhere, an all-gather, connect() everywhere. A network leaves its
+  // address empty where it is not to be had; its connect() tries every wanted PE with an address, both ways, throws for
+  // none of them, and reach() says what came of it.
   virtual std::vector<std::byte> address() = 0;
   virtual void connect(std::span<const std::vector<std::byte>> addresses) = 0;
   virtual Reach reach(Pe pe) const = 0;
@@ -107,8 +117,15 @@ class Transport {
 
 using Factory = std::unique_ptr<Transport> (*)(const Context& context);
 
-/// Every transport of this build, the preferred ones first. The only place that lists them.
+/// The transports inside a host, the preferred ones first. The only place that lists them.
 std::span<const Factory> factories();
+/// The network transports that there are modules for ("ofi", "ucx"), the preferred ones first.
+std::span<const std::string_view> network_names();
+/// Loads the module of a network transport and makes this PE's side of it. Where it cannot be loaded, a transport that
+/// reaches nobody and says why.
+std::unique_ptr<Transport> make_network(std::string_view name, const Context& context);
+/// A transport of this name that reaches nobody, for this reason.
+std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string reason);
 /// Those that carry operations on heaps in GPU memory. Empty in a build without CUDA.
 std::span<const Factory> heap_factories();
 

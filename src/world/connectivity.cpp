@@ -1,5 +1,8 @@
 #include "world/connectivity.hpp"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <optional>
 
 #include "base/check.hpp"
@@ -10,18 +13,63 @@ namespace {
 using transport::Capabilities;
 namespace capability = transport::capability;
 
-std::optional<std::size_t> choose(const Connectivity& map, Pe a, Pe b) {
-  for (std::size_t t = 0; t < map.names.size(); ++t) {
-    const Capabilities both = map.at(a, b, t) & map.at(b, a, t);
-    if ((both & capability::all_operations) == capability::all_operations) return t;
+bool same_node(const Connectivity& map, Pe a, Pe b) {
+  return map.node_of.empty() || map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
+}
+
+/// The transports that a pair may use, in order, as names. "self" is for a PE alone and always allowed.
+const std::vector<std::string>& order(const Connectivity& map, Pe a, Pe b) {
+  const auto& wanted = same_node(map, a, b) ? map.inside : map.between;
+  return wanted.empty() || a == b ? map.names : wanted;
+}
+
+std::optional<std::size_t> index_of(const Connectivity& map, std::string_view name) {
+  const auto at = std::find(map.names.begin(), map.names.end(), name);
+  if (at == map.names.end()) return std::nullopt;
+  return static_cast<std::size_t>(at - map.names.begin());
+}
+
+/// The first transport in the order of the pair of which `good` says that it will do.
+template <typename Good>
+std::optional<std::size_t> first(const Connectivity& map, Pe a, Pe b, Good&& good) {
+  for (const std::string& name : order(map, a, b)) {
+    const auto t = index_of(map, name);
+    if (!t || (!map.dropped.empty() && !map.dropped[*t].empty())) continue;
+    if (good(map.at(a, b, *t) & map.at(b, a, *t))) return t;
   }
   return std::nullopt;
 }
 
+bool does_everything(Capabilities both) {
+  return (both & capability::all_operations) == capability::all_operations;
+}
+
+std::optional<std::size_t> choose(const Connectivity& map, Pe a, Pe b) {
+  return first(map, a, b, does_everything);
+}
+
 std::optional<std::size_t> choose_any(const Connectivity& map, Pe a, Pe b) {
-  for (std::size_t t = 0; t < map.names.size(); ++t)
-    if ((map.at(a, b, t) & map.at(b, a, t)) != 0) return t;
-  return std::nullopt;
+  return first(map, a, b, [](Capabilities both) { return both != 0; });
+}
+
+/// "shm,libfabric" as names of transports.
+std::vector<std::string> parse_order(std::string_view setting, std::string_view text) {
+  static constexpr std::string_view known[] = {"shm", "ofi", "ucx"};
+  if (text == "automatic") return {known, known + std::size(known)};
+  std::vector<std::string> names;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    std::string name(text.substr(at, end - at));
+    if (name == "libfabric") name = "ofi";
+    require(std::find(std::begin(known), std::end(known), name) != std::end(known), Code::invalid_argument,
+            "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}", setting, text, name,
+            fmt::join(known, ", "));
+    require(std::find(names.begin(), names.end(), name) == names.end(), Code::invalid_argument,
+            "{} is \"{}\", which names {} twice", setting, text, name);
+    names.push_back(std::move(name));
+    at = end + 1;
+  }
+  return names;
 }
 
 bool load_store(const Connectivity& map, Pe a, Pe b) {
@@ -32,6 +80,53 @@ bool load_store(const Connectivity& map, Pe a, Pe b) {
 
 }  // namespace
 
+void read_preferences(Connectivity& connectivity, const Settings& settings) {
+  connectivity.inside = parse_order("SHOAL_TRANSPORT_INSIDE", settings.transport_inside);
+  connectivity.between = parse_order("SHOAL_TRANSPORT_BETWEEN", settings.transport_between);
+}
+
+bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name) {
+  if (a == b) return false;
+  const auto chosen = choose(connectivity, a, b);
+  for (const std::string& candidate : order(connectivity, a, b)) {
+    if (chosen && candidate == connectivity.names[*chosen]) return false;
+    if (candidate == name) return true;
+  }
+  return false;
+}
+
+std::string_view next_network(const Connectivity& connectivity, std::span<const std::string_view> networks) {
+  // In the order in which pairs would like to have them; between nodes first, which is what networks are for.
+  std::vector<std::string> order = connectivity.between;
+  order.insert(order.end(), connectivity.inside.begin(), connectivity.inside.end());
+  const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  for (const std::string& name : order) {
+    const auto network = std::find(networks.begin(), networks.end(), name);
+    if (network == networks.end() || index_of(connectivity, name)) continue;
+    for (Pe a = 0; a < n_pes; ++a)
+      for (Pe b = a + 1; b < n_pes; ++b)
+        if (wants(connectivity, a, b, name)) return *network;
+  }
+  return {};
+}
+
+void drop_where_broken(Connectivity& connectivity, std::string_view name) {
+  const std::size_t t = index_of(connectivity, name).value();
+  connectivity.dropped.resize(connectivity.names.size());
+  Connectivity without = connectivity;
+  without.dropped[t] = "not looked at";
+  const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  for (Pe a = 0; a < n_pes; ++a)
+    for (Pe b = a + 1; b < n_pes; ++b) {
+      if (!wants(without, a, b, name)) continue;
+      const Capabilities both = connectivity.at(a, b, t) & connectivity.at(b, a, t);
+      if (does_everything(both)) continue;
+      connectivity.dropped[t] =
+          fmt::format("dropped for all, since between PE {} and PE {} it offers {}", a, b, transport::describe(both));
+      return;
+    }
+}
+
 std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b) {
   std::string text;
   for (std::size_t t = 0; t < map.names.size(); ++t) {
@@ -39,6 +134,7 @@ std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b) {
     const std::string& reason = map.reasons[static_cast<std::size_t>(b)][t];
     text += fmt::format("{}{} offers {}{}", t == 0 ? "" : "; ", map.names[t], capabilities,
                         a == my_pe && !reason.empty() ? " (" + reason + ")" : "");
+    if (!map.dropped.empty() && !map.dropped[t].empty()) text += ", " + map.dropped[t];
   }
   return text;
 }
@@ -52,6 +148,8 @@ std::vector<Capabilities> connectivity_row(std::span<const std::unique_ptr<trans
 }
 
 void choose_transports(Connectivity& connectivity, Pe my_pe) {
+  connectivity.transport_of.clear();
+  connectivity.capabilities.clear();
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);
   // This PE's own pairs first: their message has the reasons.
   for (Pe pe = 0; pe < n_pes; ++pe) {

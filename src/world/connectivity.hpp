@@ -19,6 +19,12 @@ struct Connectivity {
   std::vector<transport::Capabilities> capabilities;  ///< by PE: what the chosen transport can do in both directions
   std::vector<std::vector<std::string>> reasons;  ///< by PE and transport: why it does not reach; empty where it does
 
+  /// What the settings allow, first choice first: names for PEs of one node, and of different nodes (node_of). Empty:
+  /// every transport, as in `names`.
+  std::vector<std::string> inside, between;
+  std::vector<std::int32_t> node_of;  ///< by PE; empty: all on one node
+  std::vector<std::string> dropped;   ///< by transport: why no pair uses it any more; empty: it may be used
+
   /// Capabilities of every transport for every ordered pair of PEs.
   std::vector<transport::Capabilities> map;
   std::size_t n_pes = 0;
@@ -27,6 +33,20 @@ struct Connectivity {
     return map[(static_cast<std::size_t>(from) * n_pes + static_cast<std::size_t>(to)) * names.size() + transport];
   }
 };
+
+/// Fills inside and between from SHOAL_TRANSPORT_INSIDE and SHOAL_TRANSPORT_BETWEEN. Throws Error{invalid_argument}
+/// naming the setting, the transport and those that there are.
+void read_preferences(Connectivity& connectivity, const Settings& settings);
+
+/// Whether the pair would use transport `name`, which may not be in the map yet, rather than what it has.
+bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name);
+
+/// The network transport to try next: the first one that is not in the map and that some pair wants; empty: none.
+std::string_view next_network(const Connectivity& connectivity, std::span<const std::string_view> networks);
+
+/// Drops transport `name` for all pairs when it does not do everything, both ways, for a pair that wants it (D12): what
+/// fails for one pair is not to be trusted for others, and all PEs choose again alike.
+void drop_where_broken(Connectivity& connectivity, std::string_view name);
 
 /// One PE's row of the map, from its transports: n_pes x transports capabilities.
 std::vector<transport::Capabilities> connectivity_row(std::span<const std::unique_ptr<transport::Transport>> transports,

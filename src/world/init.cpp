@@ -11,6 +11,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "topology/nic_plan.hpp"
 #include "world/agreement.hpp"
 #include "world/blob.hpp"
 #include "world/device_side.hpp"
@@ -36,6 +37,7 @@ class Opening {
     void (Opening::*prepare)(BlobWriter& mine);
     void (Opening::*use)(const Blobs& all);  ///< nullptr: nothing is gathered yet
     bool cuda_only = false;                  ///< left out where the heap is on the host
+    bool network_only = false;               ///< left out where no pair needs a network transport
   };
   struct Failure {
     const char* phase;
@@ -44,6 +46,7 @@ class Opening {
   };
   static const Phase kPhases[];
 
+  void run(const Phase& phase);
   template <typename Step>
   void attempt(const char* phase, Step&& step);
   Blobs gather(const char* phase, std::vector<std::byte> mine);
@@ -62,6 +65,10 @@ class Opening {
   void connect_transports(const Blobs& all);
   void map_connections(BlobWriter& mine);
   void choose_connections(const Blobs& all);
+  void choose_nics(BlobWriter&);
+  void start_network(BlobWriter& mine);
+  void connect_network(const Blobs& all);
+  void require_connections(const Blobs& all);
   std::byte* peer_heap(Pe pe) const;
   transport::Context transport_context() const;
   memory::FdExchange fd_exchange() const;
@@ -73,6 +80,7 @@ class Opening {
   std::shared_ptr<WorldState> state_;
   WorldParts& parts_;
   std::optional<Failure> failure_;  // of this PE; reported by the next all-gather
+  std::string network_;             // the network transport to try next; the same on all PEs, empty: none
 };
 
 const Opening::Phase Opening::kPhases[] = {
@@ -83,6 +91,10 @@ const Opening::Phase Opening::kPhases[] = {
     {"heap", &Opening::create_heap, &Opening::connect_heap},
     {"transports", &Opening::start_transports, &Opening::connect_transports},
     {"connectivity", &Opening::map_connections, &Opening::choose_connections},
+    {"NIC choice", &Opening::choose_nics, nullptr, false, true},
+    {"network", &Opening::start_network, &Opening::connect_network, false, true},
+    {"network map", &Opening::map_connections, &Opening::choose_connections, false, true},
+    {"agreed map", &Opening::nothing, &Opening::require_connections},
     {"teams", &Opening::make_teams, &Opening::nothing},
     {"final barrier", &Opening::nothing, &Opening::nothing},
 };
@@ -90,22 +102,32 @@ const Opening::Phase Opening::kPhases[] = {
 std::shared_ptr<WorldState> Opening::run() {
   for (const Phase& phase : kPhases) {
     if (phase.cuda_only && parts_.settings.heap != "cuda") continue;
-    const auto start = Clock::now();
-    BlobWriter mine;
-    const bool connecting = phase.prepare == &Opening::connect_bootstrap;
-    if (!failure_ || connecting) attempt(phase.name, [&] { (this->*phase.prepare)(mine); });
-    if (connecting && parts_.bootstrap == nullptr)
-      fail(failure_->code, "this PE failed in phase {}: {}", failure_->phase, failure_->message);
-    if (phase.use != nullptr) {
-      const Blobs all = gather(phase.name, mine.take());
-      attempt(phase.name, [&] { (this->*phase.use)(all); });
-    }
-    parts_.phases.push_back({phase.name, Clock::now() - start});
-    log::debug("PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
-               std::chrono::duration_cast<std::chrono::microseconds>(parts_.phases.back().duration).count());
+    if (phase.network_only) continue;
+    run(phase);
+    // As long as some pair wants a network that has not been tried, another round with the next one.
+    if (phase.prepare == &Opening::map_connections)
+      while (!network_.empty())
+        for (const Phase& step : kPhases)
+          if (step.network_only) run(step);
   }
   parts_.open = true;
   return std::move(state_);
+}
+
+void Opening::run(const Phase& phase) {
+  const auto start = Clock::now();
+  BlobWriter mine;
+  const bool connecting = phase.prepare == &Opening::connect_bootstrap;
+  if (!failure_ || connecting) attempt(phase.name, [&] { (this->*phase.prepare)(mine); });
+  if (connecting && parts_.bootstrap == nullptr)
+    fail(failure_->code, "this PE failed in phase {}: {}", failure_->phase, failure_->message);
+  if (phase.use != nullptr) {
+    const Blobs all = gather(phase.name, mine.take());
+    attempt(phase.name, [&] { (this->*phase.use)(all); });
+  }
+  parts_.phases.push_back({phase.name, Clock::now() - start});
+  log::debug("PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
+             std::chrono::duration_cast<std::chrono::microseconds>(parts_.phases.back().duration).count());
 }
 
 /// Runs one half of a phase; what it throws is kept for the next all-gather. Only the first failure counts.
@@ -280,6 +302,7 @@ transport::Context Opening::transport_context() const {
   context.n_pes = parts_.n_pes;
   context.host_of = parts_.placement.host_of;
   context.node_of = parts_.placement.node_of;
+  context.settings = &parts_.settings;
   context.segment = parts_.segment;
   context.device_heap = parts_.device_heap;
   context.world = parts_.token;
@@ -322,6 +345,9 @@ void Opening::connect_transports(const Blobs& all) {
 void Opening::map_connections(BlobWriter& mine) {
   const auto describe = [&](Connectivity& map, const auto& transports) {
     map.n_pes = static_cast<std::size_t>(parts_.n_pes);
+    map.node_of = parts_.placement.node_of;
+    map.names.clear();
+    map.reasons.clear();
     for (const auto& transport : transports) map.names.emplace_back(transport->name());
     for (Pe pe = 0; pe < parts_.n_pes; ++pe) {
       map.reasons.emplace_back();
@@ -332,15 +358,69 @@ void Opening::map_connections(BlobWriter& mine) {
   };
   describe(parts_.connectivity, parts_.transports);
   describe(parts_.heap_connectivity, parts_.heap_transports);
+  read_preferences(parts_.connectivity, parts_.settings);
 }
 
 void Opening::choose_connections(const Blobs& all) {
+  parts_.connectivity.map.clear();
+  parts_.heap_connectivity.map.clear();
   for (const auto& blob : all) {
     BlobReader reader(blob);
     for (auto* const map : {&parts_.connectivity, &parts_.heap_connectivity})
       for (std::size_t i = 0; i < map->names.size() * map->n_pes; ++i)
         map->map.push_back(reader.value<transport::Capabilities>());
   }
+  if (!network_.empty()) {
+    drop_where_broken(parts_.connectivity, network_);
+    const std::string& dropped = parts_.connectivity.dropped.back();
+    if (!dropped.empty()) log::info("PE {}: transport {} is {}", parts_.my_pe, network_, dropped);
+  }
+  network_ = next_network(parts_.connectivity, transport::network_names());
+}
+
+/// The NICs of this PE by the plan of its host, which all jobs on the host share (D14).
+void Opening::choose_nics(BlobWriter&) {
+  if (parts_.nics) return;  // the second network uses the same
+  const auto me = static_cast<std::size_t>(parts_.my_pe);
+  const auto& host_of = parts_.placement.host_of;
+  const Settings& settings = parts_.settings;
+  const auto on_host = static_cast<std::int32_t>(std::count(host_of.begin(), host_of.end(), host_of[me]));
+  const auto index = static_cast<std::int32_t>(
+      std::count(host_of.begin(), host_of.begin() + static_cast<std::ptrdiff_t>(me), host_of[me]));
+  const topology::Machine machine = topology::read_machine();
+  const auto seats = topology::host_seats(
+      machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
+  const std::string gpu =
+      parts_.device ? memory::describe_gpus().gpus.at(static_cast<std::size_t>(parts_.device->device)).pci : "";
+  const std::int32_t seat =
+      topology::seat_of(machine, static_cast<std::int32_t>(seats.size()), gpu,
+                        settings.local_index >= 0 ? static_cast<std::int32_t>(settings.local_index) : index);
+  const topology::NicPlan plan = topology::plan_nics(machine, seats, topology::nic_binding(settings));
+  parts_.nics.emplace();
+  for (const topology::NicUse& use : plan.of_seat[static_cast<std::size_t>(seat)])
+    parts_.nics->push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
+}
+
+void Opening::start_network(BlobWriter& mine) {
+  transport::Context context = transport_context();
+  for (Pe pe = 0; pe < parts_.n_pes; ++pe)
+    context.wanted.push_back(wants(parts_.connectivity, parts_.my_pe, pe, network_));
+  context.nics = parts_.nics.value_or(std::vector<std::string>());
+  parts_.transports.push_back(transport::make_network(network_, context));
+  mine.bytes(parts_.transports.back()->address());
+}
+
+void Opening::connect_network(const Blobs& all) {
+  Blobs addresses;
+  for (const auto& blob : all) addresses.push_back(BlobReader(blob).bytes());
+  try {
+    parts_.transports.back()->connect(addresses);
+  } catch (const std::exception& error) {
+    parts_.transports.back() = transport::make_unavailable(network_, error.what());
+  }
+}
+
+void Opening::require_connections(const Blobs&) {
   choose_transports(parts_.connectivity, parts_.my_pe);
   choose_heap_transports(parts_.heap_connectivity, parts_.my_pe);
   for (Pe pe = 0; pe < parts_.n_pes; ++pe) parts_.peer_base.push_back(peer_heap(pe));

@@ -56,6 +56,7 @@ struct WorldParts {
   memory::Allocator allocator{0};
   memory::RegisteredBuffers registered;
 
+  std::optional<std::vector<std::string>> nics;  ///< of this PE by the NIC plan; only where a network is used
   std::vector<std::unique_ptr<transport::Transport>> transports;
   Connectivity connectivity;
   std::vector<std::unique_ptr<transport::Transport>> heap_transports;  ///< for a heap in GPU memory

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "world/parts.hpp"
 
 namespace shoal::detail {
@@ -226,6 +227,14 @@ void WorldState::close() {
     failure = std::current_exception();
   }
   announce(PeerStatus::closed, "");
+  if (!failure && world.transports.size() > transport::factories().size()) {
+    // What a network still has on its way, such as acknowledgements, needs both ends.
+    try {
+      world.bootstrap->barrier("World::close");
+    } catch (const std::exception& error) {
+      log::debug("PE {}: closing: {}", world.my_pe, error.what());
+    }
+  }
   release();
   if (failure) std::rethrow_exception(failure);
 }

@@ -1,0 +1,61 @@
+#include "base/plugin.hpp"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "base/check.hpp"
+
+namespace shoal {
+namespace {
+
+/// The folder of the library (or static program) that this code is part of.
+std::filesystem::path own_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&load_plugin_file), &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code error;
+  const auto file = std::filesystem::canonical(info.dli_fname, error);
+  return error ? std::filesystem::path() : file.parent_path();
+}
+
+}  // namespace
+
+Plugin load_plugin_file(const std::string& file, const char* symbol) {
+  Plugin plugin;
+  plugin.file = file;
+  // RTLD_LOCAL: two plug-ins may bring different libraries with the same names along.
+  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* const why = dlerror();
+    plugin.reason = fmt::format("{} cannot be loaded: {}", file, why != nullptr ? why : "no reason given");
+    return plugin;
+  }
+  plugin.symbol = dlsym(library, symbol);
+  if (plugin.symbol == nullptr) plugin.reason = fmt::format("{} is no plug-in for this: it has no symbol {}", file, symbol);
+  return plugin;
+}
+
+Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol) {
+  const std::string library = fmt::format("libshoal_{}.so", name);
+  std::vector<std::filesystem::path> folders;
+  if (!settings.plugin_dir.empty()) {
+    folders.emplace_back(settings.plugin_dir);
+  } else {
+    folders.push_back(own_folder() / "shoal");
+    folders.push_back(own_folder());
+    folders.push_back(own_folder() / ".." / "lib" / "shoal");  // of a program that has Shoal linked in
+  }
+  for (const auto& folder : folders) {
+    std::error_code error;
+    if (std::filesystem::exists(folder / library, error)) return load_plugin_file(folder / library, symbol);
+  }
+  Plugin plugin;
+  plugin.file = folders.front() / library;
+  plugin.reason = fmt::format("{} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names another folder",
+                              plugin.file, library, settings.plugin_dir);
+  return plugin;
+}
+
+}  // namespace shoal

@@ -1,0 +1,72 @@
+// Network transports are modules: what they stand on (libfabric, UCX) is not needed to load or to build Shoal.
+#include <array>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "base/plugin.hpp"
+#include "transport/module.hpp"
+
+namespace shoal::transport {
+namespace {
+
+/// Stands for a transport that could not be made: reaches nobody.
+class Unavailable final : public Transport {
+ public:
+  Unavailable(std::string_view name, std::string reason) : name_(name), reason_(std::move(reason)) {}
+
+  std::string_view name() const noexcept override { return name_; }
+  std::vector<std::byte> address() override { return {}; }
+  void connect(std::span<const std::vector<std::byte>>) override {}
+  Reach reach(Pe) const override { return {0, reason_}; }
+  std::byte* base(Pe) const noexcept override { return nullptr; }
+  void put(Pe, std::size_t, const void*, std::size_t) override { refuse(); }
+  void get(void*, Pe, std::size_t, std::size_t) override { refuse(); }
+  void put_nbi(Pe, std::size_t, const void*, std::size_t) override { refuse(); }
+  void get_nbi(void*, Pe, std::size_t, std::size_t) override { refuse(); }
+  void put_strided(Pe, std::size_t, std::size_t, const void*, std::size_t, std::size_t, std::size_t) override {
+    refuse();
+  }
+  void get_strided(void*, std::size_t, Pe, std::size_t, std::size_t, std::size_t, std::size_t) override { refuse(); }
+  std::uint64_t atomic(Pe, AtomicOp, std::size_t, std::uint64_t, std::uint64_t, std::size_t) override { refuse(); }
+  void signal(Pe, std::size_t, SignalOp, std::uint64_t) override { refuse(); }
+  void put_signal(Pe, std::size_t, const void*, std::size_t, std::size_t, SignalOp, std::uint64_t) override {
+    refuse();
+  }
+  void fence(Pe) override {}
+  void quiet() override {}
+  std::span<const Ended> ended() noexcept override { return {}; }
+
+ private:
+  [[noreturn]] void refuse() const { fail(Code::unsupported, "transport {}: {}", name_, reason_); }
+
+  std::string name_, reason_;
+};
+
+}  // namespace
+
+std::span<const std::string_view> network_names() {
+  static constexpr std::array<std::string_view, 2> names = {"ofi", "ucx"};
+  return names;
+}
+
+std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string reason) {
+  return std::make_unique<Unavailable>(name, std::move(reason));
+}
+
+std::unique_ptr<Transport> make_network(std::string_view name, const Context& context) {
+  const Plugin plugin = load_plugin(*context.settings, fmt::format("transport_{}", name), kModuleSymbol);
+  if (plugin.symbol == nullptr) return make_unavailable(name, plugin.reason);
+  const auto& module = *static_cast<const Module*>(plugin.symbol);
+  if (module.version != kModuleVersion)
+    return make_unavailable(
+        name, fmt::format("{} is of another build of Shoal (its version of the table is {}, this one's {})", plugin.file,
+                          module.version, kModuleVersion));
+  log::debug("PE {}: transport {} from {} ({})", context.my_pe, name, plugin.file, module.library);
+  try {
+    return module.make(context);
+  } catch (const std::exception& error) {
+    return make_unavailable(name, error.what());
+  }
+}
+
+}  // namespace shoal::transport
