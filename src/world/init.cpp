@@ -68,7 +68,7 @@ class Opening {
   void choose_nics(BlobWriter&);
   void start_network(BlobWriter& mine);
   void connect_network(const Blobs& all);
-  void require_connections(const Blobs& all);
+  void use_connections();
   std::byte* peer_heap(Pe pe) const;
   transport::Context transport_context() const;
   memory::FdExchange fd_exchange() const;
@@ -94,7 +94,6 @@ const Opening::Phase Opening::kPhases[] = {
     {"NIC choice", &Opening::choose_nics, nullptr, false, true},
     {"network", &Opening::start_network, &Opening::connect_network, false, true},
     {"network map", &Opening::map_connections, &Opening::choose_connections, false, true},
-    {"agreed map", &Opening::nothing, &Opening::require_connections},
     {"teams", &Opening::make_teams, &Opening::nothing},
     {"final barrier", &Opening::nothing, &Opening::nothing},
 };
@@ -376,6 +375,7 @@ void Opening::choose_connections(const Blobs& all) {
     if (!dropped.empty()) log::info("PE {}: transport {} is {}", parts_.my_pe, network_, dropped);
   }
   network_ = next_network(parts_.connectivity, transport::network_names());
+  if (network_.empty()) use_connections();
 }
 
 /// The NICs of this PE by the plan of its host, which all jobs on the host share (D14).
@@ -420,7 +420,7 @@ void Opening::connect_network(const Blobs& all) {
   }
 }
 
-void Opening::require_connections(const Blobs&) {
+void Opening::use_connections() {
   choose_transports(parts_.connectivity, parts_.my_pe);
   choose_heap_transports(parts_.heap_connectivity, parts_.my_pe);
   for (Pe pe = 0; pe < parts_.n_pes; ++pe) parts_.peer_base.push_back(peer_heap(pe));
