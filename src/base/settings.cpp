@@ -103,7 +103,8 @@ const std::vector<SettingInfo>& table() {
        "Polls before a waiting thread yields its core. Raise it when every PE has a core of its own.", 0,
        1'000'000'000},
       {"SHOAL_TRANSPORT_INSIDE", "", "network", &Settings::transport_inside,
-       "Transports between PEs of one node, first choice first: comma list of shm, ofi, ucx; automatic: shm, ofi, ucx."},
+       "Transports between PEs of one node, first choice first: comma list of shm, ofi, ucx; automatic: shm, ofi, "
+       "ucx."},
       {"SHOAL_TRANSPORT_BETWEEN", "NVSHMEM_REMOTE_TRANSPORT", "network", &Settings::transport_between,
        "Transports between PEs of different nodes, first choice first: comma list of shm (emulated nodes of one host), "
        "ofi (or libfabric), ucx; automatic: shm, ofi, ucx. A network's library is loaded when a pair of PEs needs it."},
@@ -156,6 +157,11 @@ const std::vector<SettingInfo>& table() {
        "For measurements: how normal-mode kernels on GPUs are laid out, such as dispatch=7x2,combine=16x3x512x8 (warps "
        "x "
        "rows in flight; warps x stages x bytes of a chunk x chunks of a segment)."},
+      {"SHOAL_EP_CHUNK", "", "ep", &Settings::ep_chunk,
+       "Bytes that travel between nodes at a time in normal mode; the same on all PEs. Small chunks overlap more, "
+       "large "
+       "ones cost less each.",
+       4096, std::int64_t{1} << 30},
       {"SHOAL_LOG",
        "NVSHMEM_DEBUG",
        "diagnosis",
