@@ -55,7 +55,8 @@ TEST(EpNodes, NumbersThoseElsewhere) {
 
 TEST(EpNodes, UnequalNodesAreAnError) {
   const std::int32_t domains[] = {0, 0, 0, 1, 1};
-  EXPECT_ERROR(Code::unsupported, "3 share memory with PE 10, 2 with PE 13", make_nodes(domains, pes(5), 0));
+  test::expect_error(Code::unsupported, "3 share memory with PE 10, 2 with PE 13",
+                     [&] { make_nodes(domains, pes(5), 0); });
 }
 
 }  // namespace
