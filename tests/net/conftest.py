@@ -55,3 +55,15 @@ def make_network():
     yield make
     for network in made:
         network.close()
+
+
+@pytest.fixture(scope="session")
+def needs(bin_dir):
+    """needs("ofi"): skips the test where this build has no such transport, since its library was not there."""
+
+    def skip_without(transport):
+        module = bin_dir.parent / "lib/shoal" / f"libshoal_transport_{transport}.so"
+        if not module.exists():
+            pytest.skip(f"this build has no {module.name}")
+
+    return skip_without

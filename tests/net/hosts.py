@@ -135,6 +135,12 @@ class Host:
     def run(self, command, env=None, limit_s=60):
         return self.popen(command, env).wait(limit_s)
 
+    def die(self):
+        """Ends the machine: all of its processes at once, without a word to the others, since its cables are pulled first."""
+        for rail in range(self.network.rails):
+            self.network.cut(self, rail)
+        os.kill(self.pid, signal.SIGKILL)
+
     def check(self, command, input_text=None):
         """Runs a command of the set-up; returns its output or raises NetworkError."""
         return _check(["nsenter", f"--target={self.pid}", *NAMESPACES, "--", *map(str, command)], input_text)

@@ -2,7 +2,8 @@
 // comes from the environment, as in any program; the arguments name what it does, one after the other, in one world:
 //
 //   bootstrap                   no world: PEs tell each other their hosts (D7, D9)
-//   world, collectives, ep      the checks of tests/support (D1 to D3, D6, D15; E2, E3)
+//   identity, world, collectives, ep
+//                               the checks of tests/support (D1 to D3, D6, D15; E2, E3)
 //   soak                        rounds of both modes of EP, PEs skewed (A4)
 //   fault-collective, fault-normal, fault-low-latency
 //                               the operation without end; an error is expected, and printed with its code
@@ -111,6 +112,7 @@ void fault_low_latency(World& world) {
 }
 
 const std::map<std::string, void (*)(World&)> kChecks = {
+    {"identity", check_identity},
     {"world", [](World& world) { check_everything(world); }},
     {"collectives", [](World& world) { run_random_collectives(world, 40, 11); }},
     {"ep", check_ep},
@@ -171,22 +173,23 @@ void open_again(const std::string& file) {
 std::string run(const std::vector<std::string>& arguments) {
   if (arguments.front() == "bootstrap") return check_bootstrap();
   World world = World::open();
-  std::string line = describe(world) + ":";
+  std::string line = describe(world), before = ": ";
   for (const std::string& argument : arguments) {
     if (const auto fault = kFaults.find(argument); fault != kFaults.end()) {
-      line += " " + expect_fault(world, fault->second);
+      line += before + expect_fault(world, fault->second);
       world = World();
       fmt::print("PE has seen: {}\n", line);
       std::fflush(stdout);
     } else if (argument.starts_with("again=")) {
       open_again(argument.substr(argument.find('=') + 1));
-      line += ", new world ok";
+      line += before + "new world ok";
     } else {
       const auto check = kChecks.find(argument);
       if (check == kChecks.end()) throw std::runtime_error("net_checks: there is no \"" + argument + "\"");
       check->second(world);
-      line += fmt::format(" {} {}", argument, ::testing::UnitTest::GetInstance()->Failed() ? "FAILED" : "ok");
+      line += fmt::format("{}{} {}", before, argument, ::testing::UnitTest::GetInstance()->Failed() ? "FAILED" : "ok");
     }
+    before = ", ";
   }
   if (world.is_open()) world.close();
   return line;
