@@ -185,6 +185,11 @@ const std::vector<SettingInfo>& table() {
        "For measurements: how normal-mode kernels on GPUs are laid out, such as dispatch=7x2,combine=16x3x512x8 (warps "
        "x "
        "rows in flight; warps x stages x bytes of a chunk x chunks of a segment)."},
+      {"SHOAL_EP_CHUNK", "", "ep", &Settings::ep_chunk,
+       "Bytes that travel between nodes at a time in normal mode; the same on all PEs. Small chunks overlap more, "
+       "large "
+       "ones cost less each.",
+       4096, std::int64_t{1} << 30},
       {"SHOAL_LOG",
        "NVSHMEM_DEBUG",
        "diagnosis",
