@@ -260,7 +260,7 @@ def test_hosts_dry_run(bin_dir, tmp_path):
                                                           "--tag-output", *names, "--x", "y", *program]
     fake(tmp_path, "mpirun", "HYDRA build details:")
     assert dry_run(bin_dir, *asked, "--no-label", *program, **path)[2:] == ["mpirun", "-hosts", "a:2,b:1", "-n", "3", "--x", "y", *program]
-    fake(tmp_path, "srun", "slurm 22.05.8")
+    fake(tmp_path, "srun", "slurm-wlm 22.05.8")
     in_job = dry_run(bin_dir, *asked, "--no-label", *program, **path, SLURM_JOB_ID="7")[2:]
     assert in_job == ["srun", "--nodes=2", "--ntasks=3", "--distribution=arbitrary", "--nodelist=a,a,b", "--export=ALL",
                       "--kill-on-bad-exit=1", "--x", "y", *program]
