@@ -23,6 +23,8 @@ class Lock {
     return !held_.load(std::memory_order_relaxed) && !held_.exchange(true, std::memory_order_acquire);
   }
   void lock() noexcept {
+    if (try_lock()) return;
+    waiting_.fetch_add(1, std::memory_order_relaxed);
     for (int tries = 0; !try_lock(); ++tries) {
       if (tries < kSpins) {
         pause_core();
@@ -30,12 +32,16 @@ class Lock {
         sched_yield();
       }
     }
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
   }
+  /// Somebody waits for it: whoever takes it again and again, just to look, lets them go first.
+  bool wanted() const noexcept { return waiting_.load(std::memory_order_relaxed) != 0; }
   void unlock() noexcept { held_.store(false, std::memory_order_release); }
 
  private:
   static constexpr int kSpins = 50;
   std::atomic<bool> held_{false};
+  std::atomic<int> waiting_{0};
 };
 
 }  // namespace shoal::transport::ofi

@@ -48,7 +48,11 @@ void Progress::run() {
   if (policy_ == Policy::sleep) prctl(PR_SET_TIMERSLACK, 1'000UL);  // else a sleep of 50 us takes 100
   for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
     bool progress = false;
-    // A thread that holds the lock polls itself.
+    // A thread that has or wants the lock polls itself.
+    if (engine_.lock().wanted()) {
+      sched_yield();
+      continue;
+    }
     if (engine_.lock().try_lock()) {
       const std::lock_guard guard(engine_.lock(), std::adopt_lock);
       progress = engine_.poll();
