@@ -120,11 +120,14 @@ void Opening::run(const Phase& phase) {
   if (!failure_ || connecting) attempt(phase.name, [&] { (this->*phase.prepare)(mine); });
   if (connecting && parts_.bootstrap == nullptr)
     fail(failure_->code, "this PE failed in phase {}: {}", failure_->phase, failure_->message);
+  std::chrono::nanoseconds waited{};
   if (phase.use != nullptr) {
+    const auto asked = Clock::now();
     const Blobs all = gather(phase.name, mine.take());
+    waited = Clock::now() - asked;
     attempt(phase.name, [&] { (this->*phase.use)(all); });
   }
-  parts_.phases.push_back({phase.name, Clock::now() - start});
+  parts_.phases.push_back({phase.name, Clock::now() - start, waited});
   log::debug("PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
              std::chrono::duration_cast<std::chrono::microseconds>(parts_.phases.back().duration).count());
 }
@@ -388,8 +391,8 @@ void Opening::choose_nics(BlobWriter&) {
   const auto index = static_cast<std::int32_t>(
       std::count(host_of.begin(), host_of.begin() + static_cast<std::ptrdiff_t>(me), host_of[me]));
   const topology::Machine machine = topology::read_machine();
-  const auto seats = topology::host_seats(
-      machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
+  const auto seats =
+      topology::host_seats(machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
   const std::string gpu =
       parts_.device ? memory::describe_gpus().gpus.at(static_cast<std::size_t>(parts_.device->device)).pci : "";
   const std::int32_t seat =
