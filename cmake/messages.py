@@ -4,8 +4,10 @@
 Usage: messages.py [--list] [ROOT]. --list prints "file:line: message" for every one, fields as "…": the raw material of the page. Otherwise prints
 each message without an entry, each entry without a message, and exits with 1 when there is any, else 0.
 
-A message is a text that is given to fail, require, fail_errno, an Error or a warning. An entry is a text in backticks at the beginning of a heading
-or of a table's row of the page: it stands for all messages that begin so, where "…" is any text.
+A message is a text that is given to fail, require, fail_errno, an Error or a warning, and any other text of at least four words that names a setting,
+says what is allowed, or begins with "cannot": those reach a user inside other messages. An entry is a text in backticks at the beginning of a
+heading or of a table's row of the page: it stands for all messages that begin so, where "…" is any text. An entry may also stand for any other text of
+the sources.
 """
 
 import re
@@ -19,6 +21,8 @@ CALLS = {"fail": 1, "require": 2, "fail_errno": 0, "Error": 1, "warn": 0, "error
 CALL = re.compile(r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|Error)|log::(warn|error))\s*\(")
 # Where calls are defined, not made.
 LEFT_OUT = {"src/base/check.hpp", "src/base/error.cpp", "src/base/log.cpp", "src/base/log.hpp"}
+INDIRECT = re.compile(r"^[\w…\"[].*(SHOAL_|allowed: |Setting)|^cannot ")
+NO_MESSAGES = {"src/base/settings.cpp", "src/world/agreement.cpp", "src/world/connectivity_report.cpp"}  # whose other texts are no messages
 SHORTEST = 8  # characters of an entry besides fields, so that none stands for everything
 
 
@@ -97,14 +101,57 @@ def normal(message):
     return re.sub(r"\s+", " ", message).strip()
 
 
-def messages(root):
-    """[(file, line, message)] of all sources below src/."""
+def all_texts(text):
+    """[(position, text)] of all string literals, neighbours joined."""
+    found, at, end = [], 0, None
+    while at < len(text):
+        if text[at] == "'" and at > 0 and text[at - 1].isalnum():
+            at += 1
+        elif text[at] == "'" or text.startswith('R"(', at):
+            at = skip_literal(text, at)
+        elif text[at] == '"':
+            after = skip_literal(text, at)
+            part = text[at:after]
+            if end is not None and not text[end:at].strip():
+                found[-1] = (found[-1][0], found[-1][1] + part)
+            else:
+                found.append((at, part))
+            at = end = after
+        else:
+            at += 1
+    return [(position, "".join(literals(part))) for position, part in found]
+
+
+def texts(root):
+    """[(file, line, text)] of all other texts of the sources, which may be parts of messages."""
     found = []
+    for name, text in sources(root):
+        included = re.sub(r"^\s*#.*", lambda line: " " * len(line[0]), text, flags=re.MULTILINE)
+        for position, literal in all_texts(included):
+            found.append((name, included.count("\n", 0, position) + 1, normal(literal)))
+    return found
+
+
+def sources(root):
+    """(name, text without comments) of all sources below src/ that may have messages."""
     for file in sorted((root / "src").rglob("*")):
         name = file.relative_to(root).as_posix()
-        if file.suffix not in {".hpp", ".cpp", ".cu", ".cuh"} or name in LEFT_OUT:
-            continue
-        text = without_comments(file.read_text())
+        if file.suffix in {".hpp", ".cpp", ".cu", ".cuh"} and name not in LEFT_OUT:
+            yield name, without_comments(file.read_text())
+
+
+def messages(root):
+    """[(file, line, message)] of all sources below src/, by file and line."""
+    direct = direct_messages(root)
+    known = {message for _, _, message in direct}
+    indirect = [(name, line, text) for name, line, text in texts(root)
+                if name not in NO_MESSAGES and text not in known and len(text.split()) >= 4 and INDIRECT.search(text)]
+    return sorted(direct + indirect)
+
+
+def direct_messages(root):
+    found = []
+    for name, text in sources(root):
         for call in CALL.finditer(text):
             parts = arguments(text, call.end())
             position = CALLS[call[1] or call[2]]
@@ -141,6 +188,7 @@ def faults(root):
     page = (root / PAGE).read_text()
     known = entries(page)
     every = messages(root)
+    alive = {text for _, _, text in [*every, *texts(root)]}
     result = []
     for name, line, message in every:
         if not any(stands_for(text, message) for _, text in known):
@@ -148,10 +196,10 @@ def faults(root):
     for number, text in known:
         if len(text.replace(FIELD, "").strip()) < SHORTEST:
             result.append(f"{PAGE}:{number}: too short to be an entry: {text}")
-        elif not any(stands_for(text, message) for _, _, message in every):
+        elif not any(stands_for(text, message) for message in alive):
             result.append(f"{PAGE}:{number}: the sources have no such message: {text}")
-    texts = [text for _, text in known]
-    result += [f"{PAGE}:{number}: twice: {text}" for i, (number, text) in enumerate(known) if text in texts[:i]]
+    entry_texts = [text for _, text in known]
+    result += [f"{PAGE}:{number}: twice: {text}" for i, (number, text) in enumerate(known) if text in entry_texts[:i]]
     return result
 
 

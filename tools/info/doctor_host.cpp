@@ -98,9 +98,9 @@ Finding memory_for_heaps(const Patient& patient) {
   const std::uint64_t group = cgroup_limit(patient.system);
   const std::uint64_t there = std::min(total, group);
   const std::uint64_t need = static_cast<std::uint64_t>(patient.pes) * patient.settings.symmetric_size;
-  const std::string found =
-      fmt::format("{} PEs with heaps of {}: {} of {}{}", patient.pes, bytes_text(patient.settings.symmetric_size),
-                  bytes_text(need), bytes_text(there), group < total ? " (limit of the control group)" : "");
+  const std::string found = fmt::format("{} with heaps of {}: {} of {}{}", count_text(patient.pes, "PE"),
+                                        bytes_text(patient.settings.symmetric_size), bytes_text(need),
+                                        bytes_text(there), group < total ? " (limit of the control group)" : "");
   if (need <= there) return ok(name, found);
   return warning(name, found + "; memory is taken when it is used, and a job that fills its heaps is killed",
                  fmt::format("SHOAL_SYMMETRIC_SIZE={}M{}",
@@ -130,7 +130,10 @@ Finding shared_memory(const Patient& patient) {
     const std::size_t at = words[3].find("size=");
     if (at != std::string::npos) {
       const std::string value = words[3].substr(at + 5, words[3].find(',', at) - at - 5);
-      size = number(value).value_or(0) * (value.ends_with('k') ? 1024 : value.ends_with('m') ? 1 << 20 : 1);
+      size = number(value).value_or(0) * (value.ends_with('k')   ? 1024
+                                          : value.ends_with('m') ? 1 << 20
+                                          : value.ends_with('g') ? 1 << 30
+                                                                 : 1);
     }
     const std::string found = fmt::format("{}", bytes_text(size));
     if (size >= kLittle) return ok(name, found);
@@ -163,7 +166,8 @@ Finding processors(const Patient& patient) {
   const std::string list = patient.system.value("/proc/self/status", "Cpus_allowed_list");
   const std::size_t count = count_of(list);
   if (count == 0) return not_applicable(name, "/proc/self/status does not say");
-  const std::string found = fmt::format("{} PEs may use {} processors ({})", patient.pes, count, list);
+  const std::string found = fmt::format("{} may use {} ({})", count_text(patient.pes, "PE"),
+                                        count_text(static_cast<std::int64_t>(count), "processor"), list);
   if (count >= static_cast<std::size_t>(patient.pes)) return ok(name, found);
   return warning(name, found + ": PEs wait for each other's time slices",
                  "launch without binding to single cores (mpirun --bind-to none, srun --cpu-bind=none), start fewer "

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "info/doctor.hpp"
+#include "info/text.hpp"
 
 namespace shoal::info {
 namespace {
@@ -37,12 +38,17 @@ bool active(const Port& port) {
 Finding modules(const Patient& patient) {
   const std::string name = "network modules";
   std::vector<std::string> there, missing;
-  for (const Module& module : patient.networks)
-    (module.missing.empty() ? there : missing)
-        .push_back(module.missing.empty() ? fmt::format("{} ({})", module.name, module.library) : module.missing);
+  std::string why;  // of the first that is missing
+  for (const Module& module : patient.networks) {
+    if (module.missing.empty())
+      there.push_back(fmt::format("{} ({})", module.name, module.library));
+    else
+      missing.push_back(module.name);
+    if (why.empty()) why = module.missing;
+  }
   if (there.empty())
     return warning(
-        name, fmt::format("none, so worlds of several hosts do not open: {}", fmt::join(missing, "; ")),
+        name, fmt::format("none of {}, so worlds of several hosts do not open: {}", fmt::join(missing, ", "), why),
         "install libfabric-dev or libucx-dev and build Shoal again, or set SHOAL_PLUGIN_DIR to the folder of "
         "libshoal_transport_*.so");
   return ok(name, fmt::format("{}", fmt::join(there, ", ")));
@@ -164,12 +170,13 @@ Finding acs(const Patient& patient) {
   }
   if (!readable) return not_applicable(name, "the bridges' configuration can only be read as root");
   if (redirecting.empty()) return ok(name, "no bridge above a GPU or NIC redirects its traffic");
-  return warning(name,
-                 fmt::format("{} bridges above GPUs or NICs send traffic between devices up to the processor: {}",
-                             redirecting.size(), fmt::join(redirecting, ", ")),
-                 fmt::format("on a machine without virtual machines: disable ACS in the firmware, or at every boot as "
-                             "root, for each bridge: setpci -s {} ECAP_ACS+0x6.w=0000",
-                             redirecting.front()));
+  return warning(
+      name,
+      fmt::format("{} above GPUs or NICs send traffic between devices up to the processor: {}",
+                  count_text(static_cast<std::int64_t>(redirecting.size()), "bridge"), fmt::join(redirecting, ", ")),
+      fmt::format("on a machine without virtual machines: disable ACS in the firmware, or at every boot as "
+                  "root, for each bridge: setpci -s {} ECAP_ACS+0x6.w=0000",
+                  redirecting.front()));
 }
 
 Finding iommu(const Patient& patient) {

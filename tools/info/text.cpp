@@ -49,6 +49,10 @@ std::string yes_or_no(bool value) {
   return value ? "yes" : "no";
 }
 
+std::string count_text(std::int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string bytes_text(std::uint64_t bytes) {
   constexpr std::string_view units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
   auto value = static_cast<double>(bytes);

@@ -17,6 +17,9 @@ std::string wrap(std::string_view text, std::size_t width, std::size_t indent);
 
 std::string yes_or_no(bool value);
 
+/// "1 PE", "2 PEs".
+std::string count_text(std::int64_t count, std::string_view what);
+
 /// "64 MiB", "2.5 GiB".
 std::string bytes_text(std::uint64_t bytes);
 

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
+#include <vector>
 
 #include "info/svg.hpp"
 #include "info/topology.hpp"
@@ -32,48 +32,42 @@ bool is_device(const TreeNode& node) {
   return node.kind == Kind::gpu || node.kind == Kind::nic;
 }
 
-/// Columns for the children of a node: switches and host bridges in a grid, devices two in a row, NUMA nodes side by
-/// side.
-std::size_t columns(const TreeNode& node) {
-  const std::size_t count = node.children.size();
-  if (node.kind == Kind::machine) return std::min<std::size_t>(count, 2);
-  if (node.kind == Kind::numa && count > 2) return 2;
-  return std::min<std::size_t>(std::max<std::size_t>(count, 1), 2);
+/// Puts boxes `first` to `last` of a node into a grid two columns wide that starts at height `y`; boxes of one column
+/// are equally wide, those of one row equally high. Returns the grid's right and lower ends.
+Size grid(std::vector<Box>& boxes, std::size_t first, std::size_t last, double y) {
+  constexpr std::size_t kColumns = 2;
+  double widths[kColumns] = {};
+  for (std::size_t i = first; i < last; ++i)
+    widths[(i - first) % kColumns] = std::max(widths[(i - first) % kColumns], boxes[i].size.width);
+  double right = 0;
+  for (std::size_t row = first; row < last; row += kColumns) {
+    const std::size_t end = std::min(row + kColumns, last);
+    double height = 0, x = kPadding;
+    for (std::size_t i = row; i < end; ++i) height = std::max(height, boxes[i].size.height);
+    for (std::size_t i = row; i < end; ++i) {
+      boxes[i].x = x;
+      boxes[i].y = y;
+      boxes[i].size = {widths[i - row], height};
+      x += widths[i - row] + kGap;
+    }
+    right = std::max(right, x - kGap);
+    y += height + kGap;
+  }
+  return {right, y};
 }
 
-/// Rows of children, each row as high as its highest box, columns as wide as their widest.
+/// Devices first, then the switches and bridges below.
 Box layout(const TreeNode& node) {
   Box box{&node, {kDeviceWidth, kDeviceHeight}, 0, 0, {}};
   if (is_device(node)) return box;
   for (const TreeNode& child : node.children) box.children.push_back(layout(child));
-  const std::size_t across = columns(node);
-  std::vector<double> widths(across, 0);
-  for (std::size_t i = 0; i < box.children.size(); ++i)
-    widths[i % across] = std::max(widths[i % across], box.children[i].size.width);
-  double y = kHeader + kPadding / 2, row_height = 0, right = 0;
-  for (std::size_t i = 0; i < box.children.size(); ++i) {
-    if (i > 0 && i % across == 0) {
-      y += row_height + kGap;
-      row_height = 0;
-    }
-    double x = kPadding;
-    for (std::size_t column = 0; column < i % across; ++column) x += widths[column] + kGap;
-    box.children[i].x = x;
-    box.children[i].y = y;
-    row_height = std::max(row_height, box.children[i].size.height);
-    right = std::max(right, x + widths[i % across]);
-  }
-  // Boxes of one column are equally wide, those of one row equally high.
-  for (std::size_t i = 0; i < box.children.size(); ++i) {
-    Box& child = box.children[i];
-    if (is_device(*child.node)) continue;
-    child.size.width = widths[i % across];
-    const std::size_t row = i / across * across;
-    for (std::size_t j = row; j < std::min(row + across, box.children.size()); ++j)
-      child.size.height = std::max(child.size.height, box.children[j].size.height);
-  }
+  const auto bridges = std::stable_partition(box.children.begin(), box.children.end(),
+                                             [](const Box& child) { return is_device(*child.node); });
+  const auto devices = static_cast<std::size_t>(bridges - box.children.begin());
+  const Size upper = grid(box.children, 0, devices, kHeader + kPadding / 2);
+  const Size lower = grid(box.children, devices, box.children.size(), upper.height);
   const double title = static_cast<double>(node.label.size()) * 6.6 + 2 * kPadding;
-  box.size = {std::max(right + kPadding, title), y + row_height + kPadding};
+  box.size = {std::max(std::max(upper.width, lower.width) + kPadding, title), lower.height - kGap + kPadding};
   return box;
 }
 
@@ -165,7 +159,9 @@ std::string Picture::draw() {
   const std::string title = topology_.name == "this one" ? "This machine" : topology_.name;
   svg_.text(kPadding, 26, title.substr(title.rfind('/') + 1), {16, kInk, Svg::Anchor::start, true});
   svg_.text(kPadding, 44,
-            fmt::format("NIC plan {}; the colour of a GPU is on the NICs of its PEs", topology_.plan.rule),
+            fmt::format("NIC plan {}; {}", topology_.plan.rule,
+                        topology_.machine.gpus.empty() ? "every PE has a colour, which is on its NICs"
+                                                       : "the colour of a GPU is on the NICs of its PEs"),
             {11.5, kGrey});
   box(machine, 0, 34);
   const double end = legend(34 + machine.size.height + 12, width);

@@ -33,10 +33,11 @@ bool is_host_bridge(const TreeNode& node) {
   return node.kind == Kind::bridge && node.label.starts_with("pci");
 }
 
-/// Whether all that is below is one PCI device, under whatever names.
+/// Whether all that is below are functions of one PCI device, under whatever names.
 bool is_port_of_device(const TreeNode& node) {
+  const auto card = [](const TreeNode& below) { return below.pci.substr(0, below.pci.rfind('.')); };
   return std::all_of(node.children.begin(), node.children.end(), [&](const TreeNode& below) {
-    return below.kind != Kind::bridge && below.pci == node.children.front().pci;
+    return below.kind != Kind::bridge && card(below) == card(node.children.front());
   });
 }
 
