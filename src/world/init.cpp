@@ -120,11 +120,14 @@ void Opening::run(const Phase& phase) {
   if (!failure_ || connecting) attempt(phase.name, [&] { (this->*phase.prepare)(mine); });
   if (connecting && parts_.bootstrap == nullptr)
     fail(failure_->code, "this PE failed in phase {}: {}", failure_->phase, failure_->message);
+  std::chrono::nanoseconds waited{};
   if (phase.use != nullptr) {
+    const auto asked = Clock::now();
     const Blobs all = gather(phase.name, mine.take());
+    waited = Clock::now() - asked;
     attempt(phase.name, [&] { (this->*phase.use)(all); });
   }
-  parts_.phases.push_back({phase.name, Clock::now() - start});
+  parts_.phases.push_back({phase.name, Clock::now() - start, waited});
   log::debug("PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
              std::chrono::duration_cast<std::chrono::microseconds>(parts_.phases.back().duration).count());
 }
