@@ -104,8 +104,9 @@ struct SettingInfo {
   std::string_view meaning;  ///< one sentence
   std::int64_t minimum = 0;  ///< for numbers
   std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
-  std::vector<std::string_view> choices = {};  ///< for text: the allowed values, "x:" for x: and any text; empty: free text
-  bool secret = false;                         ///< its value is never printed
+  std::vector<std::string_view> choices =
+      {};               ///< for text: the allowed values, "x:" for x: and any text; empty: free text
+  bool secret = false;  ///< its value is never printed
 };
 
 /// All settings, in the order of the documentation.

@@ -17,10 +17,25 @@ constexpr std::int64_t kOneDayMs = 24LL * 3600 * 1000;
 
 /// What launchers tell the processes that they start; bootstrap/launcher.cpp knows what it means.
 constexpr std::string_view kLauncherVariables[] = {
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "PMIX_RANK",                              // Open MPI
-    "PMI_FD", "PMI_RANK", "PMI_SIZE", "HYDI_CONTROL_FD",                                  // hydra
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",                    // Slurm
-    "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",  // torch
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMIX_NAMESPACE",
+    "PMIX_RANK",  // Open MPI
+    "PMI_FD",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "HYDI_CONTROL_FD",  // hydra
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",  // Slurm
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",  // torch
 };
 
 const std::vector<SettingInfo>& table() {
@@ -29,7 +44,8 @@ const std::vector<SettingInfo>& table() {
        "NVSHMEM_BOOTSTRAP",
        "bootstrap",
        &Settings::bootstrap,
-       "How PEs find each other (docs/bootstrap.md): uid (SHOAL_UNIQUE_ID or SHOAL_SESSION_ID), mpi, shmem (OpenSHMEM), "
+       "How PEs find each other (docs/bootstrap.md): uid (SHOAL_UNIQUE_ID or SHOAL_SESSION_ID), mpi, shmem "
+       "(OpenSHMEM), "
        "pmi (PMI-1), pmi2, pmix, torch (torchrun's variables), plugin:FILE (a library of your own), single (one PE); "
        "automatic: as shoal-run or the launcher that started this process offers, else single.",
        0,
@@ -225,7 +241,8 @@ std::optional<std::string> choose(const SettingInfo& info, std::string_view text
   for (const std::string_view choice : info.choices) {
     const bool open = choice.ends_with(':') && text.size() > choice.size();
     const std::string_view head = open ? text.substr(0, choice.size()) : text;
-    if (choice.ends_with(':') == open && lower(head) == lower(choice)) return fmt::format("{}{}", choice, text.substr(head.size()));
+    if (choice.ends_with(':') == open && lower(head) == lower(choice))
+      return fmt::format("{}{}", choice, text.substr(head.size()));
   }
   return std::nullopt;
 }
