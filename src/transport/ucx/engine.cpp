@@ -129,9 +129,10 @@ void Engine::run() {
       if (progress()) idle = 0;
       mutex_.unlock();
     }
-    if (spins || idle < settings.spin) {
+    const bool relieved = waiting_.load(std::memory_order_relaxed) != 0;
+    if (spins || (idle < settings.spin && !relieved)) {
       pause_core();
-    } else if (sleeps) {
+    } else if (sleeps || relieved) {
       std::this_thread::sleep_for(kSleep);
     } else {
       std::this_thread::yield();
