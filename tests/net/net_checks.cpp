@@ -43,12 +43,18 @@ std::string host_name() {
   return name;
 }
 
-EpCase shape(std::int32_t ranks) {
-  return {.ranks = ranks, .experts = ranks * 4, .top_k = 6, .hidden = 512, .max_tokens = 30};
+EpCase shape(const World& world) {
+  const std::int32_t ranks = world.n_pes();
+  return {.ranks = ranks,
+          .experts = ranks * 4,
+          .top_k = 6,
+          .hidden = 512,
+          .max_tokens = 30,
+          .nodes = ranks / world.pes_per_node()};
 }
 
 void check_ep(World& world) {
-  EpCase c = shape(world.n_pes());
+  EpCase c = shape(world);
   ep::Group group(world.team(), options_for(c));
   for (c.seed = 1; c.seed <= 3; ++c.seed) {
     check_normal(group, c);
@@ -66,7 +72,7 @@ void check_ep(World& world) {
 
 /// Members wait at different places, so that some are an operation ahead of others (A4).
 void soak(World& world) {
-  const EpCase c = shape(world.n_pes());
+  const EpCase c = shape(world);
   ep::Group group(world.team(), options_for(c));
   const NormalRound normal(c, world.my_pe());
   const LowLatencyRound low_latency(c, world.my_pe(), ep::Reduction::per_rank);
@@ -98,14 +104,14 @@ void fault_collective(World& world) {
 }
 
 void fault_normal(World& world) {
-  const EpCase c = shape(world.n_pes());
+  const EpCase c = shape(world);
   ep::Group group(world.team(), options_for(c));
   const NormalRound round(c, world.my_pe());
   for_ever(world, [&] { round.run(group); });
 }
 
 void fault_low_latency(World& world) {
-  const EpCase c = shape(world.n_pes());
+  const EpCase c = shape(world);
   ep::Group group(world.team(), options_for(c));
   const LowLatencyRound round(c, world.my_pe(), ep::Reduction::per_rank);
   for_ever(world, [&] { round.run(group, true); });
