@@ -86,14 +86,19 @@ void soak(World& world) {
   group.close();
 }
 
-/// Calls `round` until it throws, and tells the test when it has begun.
+/// Calls `round` until it throws. Tells the test when it has begun, and what was thrown, before anything is cleaned up.
 void for_ever(World& world, const std::function<void()>& round) {
-  for (int i = 0;; ++i) {
-    round();
-    if (i == 10) {
+  try {
+    for (int i = 0;; ++i) {
+      round();
+      if (i != 10) continue;
       fmt::print("PE {} is running\n", world.my_pe());
       std::fflush(stdout);
     }
+  } catch (const Error& error) {
+    fmt::print("PE {} has seen code {}: {}\n", world.my_pe(), name_of(error.code()), error.what());
+    std::fflush(stdout);
+    throw;
   }
 }
 
@@ -151,16 +156,6 @@ std::string check_bootstrap() {
   return fmt::format("PE {} of {} on {}: hosts{}", bootstrap->pe(), bootstrap->n_pes(), name, all);
 }
 
-/// Runs the fault's operation; what it threw, as text.
-std::string expect_fault(World& world, void (*fault)(World&)) {
-  try {
-    fault(world);
-  } catch (const Error& error) {
-    return fmt::format("code {}: {}", name_of(error.code()), error.what());
-  }
-  return "no error";
-}
-
 /// A world of the same PEs, named by the session id that the test writes to `file` when the network is whole again.
 void open_again(const std::string& file) {
   const auto deadline = Clock::now() + std::chrono::seconds(60);
@@ -182,10 +177,9 @@ std::string run(const std::vector<std::string>& arguments) {
   std::string line = describe(world), before = ": ";
   for (const std::string& argument : arguments) {
     if (const auto fault = kFaults.find(argument); fault != kFaults.end()) {
-      line += before + expect_fault(world, fault->second);
+      EXPECT_THROW(fault->second(world), Error);
       world = World();
-      fmt::print("PE has seen: {}\n", line);
-      std::fflush(stdout);
+      line += before + "fault seen";
     } else if (argument.starts_with("again=")) {
       open_again(argument.substr(argument.find('=') + 1));
       line += before + "new world ok";
