@@ -388,8 +388,8 @@ void Opening::choose_nics(BlobWriter&) {
   const auto index = static_cast<std::int32_t>(
       std::count(host_of.begin(), host_of.begin() + static_cast<std::ptrdiff_t>(me), host_of[me]));
   const topology::Machine machine = topology::read_machine();
-  const auto seats = topology::host_seats(
-      machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
+  const auto seats =
+      topology::host_seats(machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
   const std::string gpu =
       parts_.device ? memory::describe_gpus().gpus.at(static_cast<std::size_t>(parts_.device->device)).pci : "";
   const std::int32_t seat =
@@ -406,6 +406,9 @@ void Opening::start_network(BlobWriter& mine) {
   for (Pe pe = 0; pe < parts_.n_pes; ++pe)
     context.wanted.push_back(wants(parts_.connectivity, parts_.my_pe, pe, network_));
   context.nics = parts_.nics.value_or(std::vector<std::string>());
+  context.failure = [state = state_.get()](Pe pe) {
+    return state->has_failed(pe) ? state->failure().value_or("") : std::string();
+  };
   parts_.transports.push_back(transport::make_network(network_, context));
   mine.bytes(parts_.transports.back()->address());
 }
