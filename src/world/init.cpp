@@ -411,6 +411,9 @@ void Opening::start_network(BlobWriter& mine) {
   for (Pe pe = 0; pe < parts_.n_pes; ++pe)
     context.wanted.push_back(wants(parts_.connectivity, parts_.my_pe, pe, network_));
   context.nics = parts_.nics.value_or(std::vector<std::string>());
+  context.failure = [state = state_.get()](Pe pe) {
+    return state->has_failed(pe) ? state->failure().value_or("") : std::string();
+  };
   parts_.transports.push_back(transport::make_network(network_, context));
   mine.bytes(parts_.transports.back()->address());
 }
