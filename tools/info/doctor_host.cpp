@@ -62,8 +62,8 @@ Finding open_files(const Patient& patient) {
   const std::int64_t world = std::max<std::int64_t>(patient.settings.n_pes, patient.pes);
   const auto need = static_cast<std::uint64_t>(256 + world + 2 * patient.pes);
   const std::string found = *limit == kUnlimited ? "unlimited"
-                                                 : fmt::format("{}; {} PEs here, {} in the world, need about {}",
-                                                               *limit, patient.pes, world, need);
+                                                 : fmt::format("{}; {} here, {} in the world, need about {}", *limit,
+                                                               count_text(patient.pes, "PE"), world, need);
   if (*limit >= need) return ok(name, found);
   return fault(name, found,
                fmt::format("ulimit -n {}; for good: \"* - nofile {}\" in /etc/security/limits.d/shoal.conf", 2 * need,
