@@ -116,7 +116,7 @@ std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings&
   const auto limit = settings.bootstrap_timeout;
   const auto job = std::make_shared<Job>();
   job->plugin = load_bootstrap_plugin(name, settings);
-  job->variables = settings.launcher;
+  job->variables = settings.launcher.empty() ? Settings::launcher_environment() : settings.launcher;
   job->context.size = sizeof job->context;
   job->context.timeout_ms = limit.count();
   job->context.variable = variable_of;
