@@ -161,7 +161,7 @@ TEST_F(Ucx, CutsLongTransfers) {
 // message.
 void check_order(World& world) {
   constexpr std::uint64_t kRounds = 10'000;
-  constexpr std::size_t kWords = 2048;
+  constexpr std::size_t kWords = 3000;
   const auto data = world.heap().allocate<std::uint64_t>(kWords);
   const auto flags = world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
   barrier(world.team());
@@ -264,7 +264,7 @@ TEST_F(Ucx, SaysWhichSettingIsNonsense) {
 // Threads that call at once share the worker.
 TEST_F(Ucx, ServesSeveralThreadsOfAPe) {
   run_threads(2, ucx_settings(), [](World& world) {
-    constexpr std::size_t kThreads = 3, kTimes = 300, kWords = 1500;
+    constexpr std::size_t kThreads = 3, kTimes = 300, kWords = 2500;
     const auto sums = world.heap().allocate<std::uint64_t>(1);
     const auto boxes = world.heap().allocate<std::uint64_t>(kThreads * kWords);
     barrier(world.team());

@@ -7,6 +7,7 @@
 // flush, and one acknowledgement; answers are bounded by the depth of who asked. Callers wait for room.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -55,7 +56,8 @@ class Engine {
   };
 
   const Context& context() const noexcept { return context_; }
-  const Library& library() const noexcept { return *library_; }
+  /// The longest transfer that goes as a message.
+  std::size_t message_bytes() const noexcept { return std::min(kPayloadBytes, chunk_); }
   /// Throws Error where `pe` is not connected or has ended.
   Peer& open_peer(Pe pe, const Operation& operation);
   std::vector<Peer>& peers() noexcept { return peers_; }
