@@ -44,6 +44,7 @@ struct Settings {
   std::string heap = "host";
   std::int64_t device = -1;
   std::string cuda_handle = "automatic";
+  std::size_t staging_size = std::size_t{4} << 30;
   std::int64_t max_teams = 128;
 
   // Waiting.

@@ -123,6 +123,11 @@ const std::vector<SettingInfo>& table() {
        0,
        0,
        {"automatic", "fd", "fabric", "ipc"}},
+      {"SHOAL_STAGING_SIZE", "", "world", &Settings::staging_size,
+       "Host memory of each PE through which expert-parallel groups in GPU memory reach other nodes. Taken page by "
+       "page "
+       "when it is needed; the same on all PEs.",
+       1 << 20, std::int64_t{1} << 46},
       {"SHOAL_MAX_TEAMS", "NVSHMEM_MAX_TEAMS", "world", &Settings::max_teams,
        "Teams that may exist at once, predefined ones included.", 8, 65'536},
       {"SHOAL_TIMEOUT_MS", "", "world", &Settings::timeout,
