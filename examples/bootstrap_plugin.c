@@ -26,7 +26,7 @@ struct job {
 static unsigned long worlds = 0;
 
 static int failed(shoal_bootstrap_context* context, int status, const char* what, const char* why) {
-  snprintf(context->reason, sizeof context->reason, "%s: %s", what, why);
+  snprintf(context->reason, sizeof context->reason, "%.300s: %.200s", what, why);
   return status;
 }
 

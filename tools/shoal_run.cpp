@@ -32,7 +32,8 @@ constexpr const char* kStatuses =
     "Example: shoal-run -n 8 --nodes 2 ./program --its-own options";
 
 struct CommandLine {
-  shoal::run::JobOptions job{.n_pes = 0};
+  shoal::run::JobOptions job;
+  int n_pes = 0;
   std::string hosts;
   std::string launcher = "automatic";
   std::string launcher_args;
@@ -52,7 +53,8 @@ void complete(CommandLine& line, std::vector<std::string> rest) {
   if (rest.empty()) throw CLI::ValidationError("program", "missing: shoal-run -n N program [args...]");
   if (rest.front().starts_with('-'))
     throw CLI::ValidationError(rest.front(), "not an option of shoal-run (see --help)");
-  const int n = line.job.n_pes;
+  const int n = line.n_pes;
+  line.job.n_pes = n;
   if (line.hosts.empty() && n == 0) throw CLI::RequiredError("-n");
   if (line.hosts.empty() && (line.launcher != "automatic" || !line.launcher_args.empty() || line.dry_run))
     throw CLI::ValidationError("--launcher, --launcher-args, --dry-run", "are for --hosts");
@@ -130,7 +132,7 @@ int main(int argc, char** argv) {
   CommandLine line;
   CLI::App app(kAbout, "shoal-run");
   app.footer(kStatuses);
-  app.add_option("-n", line.job.n_pes, "Number of PEs")->check(CLI::Range(1, 100'000))->type_name("N");
+  app.add_option("-n", line.n_pes, "Number of PEs")->check(CLI::Range(1, 100'000))->type_name("N");
   app.add_option("--nodes", line.nodes, "Emulate K nodes of N / K PEs each (sets SHOAL_NODE_SIZE)")
       ->check(CLI::Range(1, 100'000))
       ->type_name("K");

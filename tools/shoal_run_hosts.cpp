@@ -152,7 +152,7 @@ Launcher::Kind kind_of_version(const std::string& program, std::string_view text
   const auto says = [&](std::string_view part) { return text.find(part) != std::string_view::npos; };
   if (says("Open MPI") || says("OpenRTE")) return Launcher::Kind::open_mpi;
   if (says("HYDRA") || says("Intel(R) MPI")) return Launcher::Kind::hydra;
-  if (text.starts_with("slurm ")) return Launcher::Kind::srun;
+  if (text.starts_with("slurm")) return Launcher::Kind::srun;
   fail(Code::unsupported,
        "--launcher {} is of no known kind (\"{} --version\" says \"{}\"); known: mpirun of Open MPI, mpirun or mpiexec "
        "of Hydra (MPICH, Intel MPI), srun",

