@@ -143,7 +143,7 @@ bool step(Endpoint& endpoint, Found& found) {
     if (at->kind == Kind::put && !at->taken) at->data.assign(at->local, at->local + at->bytes);
     apply(*at);
   } else {
-    if (!one_in(16)) return true;  // RMA is in no hurry
+    if (!one_in(64)) return true;  // RMA is in no hurry
     apply(*at);
   }
   found.completed = at->request;
