@@ -80,6 +80,19 @@ bool load_store(const Connectivity& map, Pe a, Pe b) {
 
 }  // namespace
 
+std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe b) {
+  return choose(connectivity, a, b);
+}
+
+std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b) {
+  const auto chosen = choose(connectivity, a, b);
+  return chosen ? chosen : choose_any(connectivity, a, b);
+}
+
+const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b) {
+  return order(connectivity, a, b);
+}
+
 void read_preferences(Connectivity& connectivity, const Settings& settings) {
   connectivity.inside = parse_order("SHOAL_TRANSPORT_INSIDE", settings.transport_inside);
   connectivity.between = parse_order("SHOAL_TRANSPORT_BETWEEN", settings.transport_between);
@@ -184,6 +197,18 @@ std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe) {
     for (Pe pe = 0; pe < n_pes; ++pe)
       if (load_store(connectivity, peer, pe) != load_store(connectivity, my_pe, pe)) return {my_pe};
   return peers;
+}
+
+std::vector<std::int32_t> load_store_domains(const Connectivity& connectivity) {
+  std::vector<std::int32_t> domains(connectivity.n_pes, -1);
+  std::int32_t count = 0;
+  for (std::size_t pe = 0; pe < connectivity.n_pes; ++pe) {
+    if (domains[pe] >= 0) continue;
+    for (const Pe peer : load_store_peers(connectivity, static_cast<Pe>(pe)))
+      domains[static_cast<std::size_t>(peer)] = count;
+    ++count;
+  }
+  return domains;
 }
 
 }  // namespace shoal::detail

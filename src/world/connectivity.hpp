@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,6 +53,13 @@ void drop_where_broken(Connectivity& connectivity, std::string_view name);
 std::vector<transport::Capabilities> connectivity_row(std::span<const std::unique_ptr<transport::Transport>> transports,
                                                       Pe n_pes);
 
+/// The transport that the pair uses: the first in its order that does everything, both ways, and is not dropped.
+std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe b);
+/// As chosen_for, for heaps in GPU memory: where none does everything, the first that does anything.
+std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b);
+/// The names of the transports that the settings allow the pair, first choice first.
+const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b);
+
 /// "cuda_p2p offers nothing (no peer access)": what each transport offers for the pair, with the reasons that `my_pe`
 /// knows.
 std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b);
@@ -69,6 +77,9 @@ void choose_transports(Connectivity& connectivity, Pe my_pe);
 /// PEs that `my_pe` and each other reach by load and store, ascending; only my_pe where that is no equivalence among
 /// them.
 std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe);
+
+/// By PE: the number of its set of load_store_peers, numbered by first appearance.
+std::vector<std::int32_t> load_store_domains(const Connectivity& connectivity);
 
 class WorldState;
 /// Why loads and stores do not reach the heap of `pe` from here: to be asked where WorldState::peer_base is nullptr.
