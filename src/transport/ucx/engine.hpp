@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/patience.hpp"
 #include "transport/transport.hpp"
 #include "transport/ucx/library.hpp"
 #include "transport/ucx/peer.hpp"
@@ -86,7 +87,7 @@ class Engine {
   template <typename Ready>
   void wait(Lock& lock, Peer& peer, const Operation& operation, Ready&& ready) {
     if (ready()) return;
-    const auto deadline = Clock::now() + context_.settings->timeout;
+    const auto deadline = wait_deadline(context_.settings->timeout);
     for (std::int64_t polls = 0;; ++polls) {
       progress();
       if (ready()) return;
