@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/patience.hpp"
 #include "transport/transport.hpp"
 #include "transport/ucx/library.hpp"
 #include "transport/ucx/peer.hpp"
@@ -89,8 +90,8 @@ class Engine {
   void wait(Lock& lock, Peer& peer, const Operation& operation, Ready&& ready) {
     if (ready()) return;
     const Waiting waiting(*this);
-    const auto start = Clock::now(), deadline = start + context_.settings->timeout;
-    auto next_question = start + kPatience;
+    const auto deadline = wait_deadline(context_.settings->timeout);
+    auto next_question = Clock::now() + kPatience;
     for (std::int64_t polls = 0;; ++polls) {
       progress();
       if (ready()) return;
