@@ -60,13 +60,13 @@ def grown(network, job):
 
 
 BOOTSTRAP_BYTES = 200_000  # what starting a world takes at most, on rail 0
-WORLD_BYTES = 1_000_000  # what the checks of "collectives" take at least, on the rail of a PE
+WORLD_BYTES = 1_000_000  # what the checks of "soak" take at least, on the rail of a PE
 
 
 def test_both_rails_carry_a_world(make_network, net_checks, environment, needs):
     needs("ofi")
     network = make_network(hosts=2)
-    for rails in grown(network, lambda: by_hand(network, [net_checks, "collectives"], 2, environment)):
+    for rails in grown(network, lambda: by_hand(network, [net_checks, "soak"], 2, environment)):
         assert min(rails) > WORLD_BYTES
 
 
@@ -75,7 +75,7 @@ def test_jobs_that_share_hosts_use_different_nics(make_network, net_checks, envi
     network = make_network(hosts=2)
     for index in (0, 1):
         job = {**environment, "SHOAL_LOCAL_INDEX": index, "SHOAL_LOCAL_SIZE": 2}
-        for rails in grown(network, lambda job=job: by_hand(network, [net_checks, "collectives"], 1, job)):
+        for rails in grown(network, lambda job=job: by_hand(network, [net_checks, "soak"], 1, job)):
             assert rails[index] > WORLD_BYTES
             assert rails[1 - index] < BOOTSTRAP_BYTES
 
