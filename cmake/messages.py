@@ -10,6 +10,7 @@ heading or of a table's row of the page: it stands for all messages that begin s
 the sources.
 """
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -21,37 +22,22 @@ CALLS = {"fail": 1, "require": 2, "fail_errno": 0, "Error": 1, "warn": 0, "error
 CALL = re.compile(r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|Error)|log::(warn|error))\s*\(")
 # Where calls are defined, not made.
 LEFT_OUT = {"src/base/check.hpp", "src/base/error.cpp", "src/base/log.cpp", "src/base/log.hpp"}
-INDIRECT = re.compile(r"^[\w…\"[].*(SHOAL_|allowed: |Setting)|^cannot ")
+INDIRECT = re.compile(r"^(?!\";)[\w…\"[].*(SHOAL_|allowed: |Setting)|^cannot ")
 NO_MESSAGES = {"src/base/settings.cpp", "src/world/agreement.cpp", "src/world/connectivity_report.cpp"}  # whose other texts are no messages
 SHORTEST = 8  # characters of an entry besides fields, so that none stands for everything
 
 
+TOKEN = re.compile(r'R"\((?P<raw>.*?)\)"|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|(?P<comment>//[^\n]*|/\*.*?\*/)', re.DOTALL)
+
+
 def skip_literal(text, at):
     """The end of the string or character literal that starts at `at`."""
-    if text.startswith('R"(', at):
-        return text.index(')"', at) + 2
-    quote, at = text[at], at + 1
-    while text[at] != quote:
-        at += 2 if text[at] == "\\" else 1
-    return at + 1
+    return TOKEN.match(text, at).end()
 
 
 def without_comments(text):
     """The same text with spaces in the place of comments, so that lines stay where they are."""
-    result, at = list(text), 0
-    while at < len(text):
-        if text[at] == "'" and at > 0 and text[at - 1].isalnum():  # 30'000
-            at += 1
-        elif text[at] in "\"'" or text.startswith('R"(', at):
-            at = skip_literal(text, at)
-        elif text.startswith("//", at) or text.startswith("/*", at):
-            end = text.find("\n", at) if text[at + 1] == "/" else text.index("*/", at) + 2
-            end = len(text) if end < 0 else end
-            result[at:end] = [c if c == "\n" else " " for c in text[at:end]]
-            at = end
-        else:
-            at += 1
-    return "".join(result)
+    return TOKEN.sub(lambda token: re.sub(r"[^\n]", " ", token[0]) if token["comment"] else token[0], text)
 
 
 def arguments(text, at):
@@ -103,22 +89,15 @@ def normal(message):
 
 def all_texts(text):
     """[(position, text)] of all string literals, neighbours joined."""
-    found, at, end = [], 0, None
-    while at < len(text):
-        if text[at] == "'" and at > 0 and text[at - 1].isalnum():
-            at += 1
-        elif text[at] == "'" or text.startswith('R"(', at):
-            at = skip_literal(text, at)
-        elif text[at] == '"':
-            after = skip_literal(text, at)
-            part = text[at:after]
-            if end is not None and not text[end:at].strip():
-                found[-1] = (found[-1][0], found[-1][1] + part)
-            else:
-                found.append((at, part))
-            at = end = after
+    found, end = [], None
+    for token in TOKEN.finditer(text):
+        if not token[0].startswith('"'):
+            continue
+        if end is not None and not text[end:token.start()].strip():
+            found[-1] = (found[-1][0], found[-1][1] + token[0])
         else:
-            at += 1
+            found.append((token.start(), token[0]))
+        end = token.end()
     return [(position, "".join(literals(part))) for position, part in found]
 
 
@@ -132,12 +111,15 @@ def texts(root):
     return found
 
 
+@functools.cache
 def sources(root):
-    """(name, text without comments) of all sources below src/ that may have messages."""
+    """[(name, text without comments)] of all sources below src/ that may have messages."""
+    found = []
     for file in sorted((root / "src").rglob("*")):
         name = file.relative_to(root).as_posix()
         if file.suffix in {".hpp", ".cpp", ".cu", ".cuh"} and name not in LEFT_OUT:
-            yield name, without_comments(file.read_text())
+            found.append((name, without_comments(file.read_text())))
+    return found
 
 
 def messages(root):
@@ -168,9 +150,14 @@ def direct_messages(root):
     return found
 
 
+@functools.cache
+def pattern_of(entry):
+    return re.compile(".*?".join(re.escape(part) for part in entry.split(FIELD)))
+
+
 def stands_for(entry, message):
     """Whether the message begins as the entry says, whose "…" is any text."""
-    return re.match(".*?".join(re.escape(part) for part in entry.split(FIELD)), message) is not None
+    return pattern_of(entry).match(message) is not None
 
 
 def entries(page):

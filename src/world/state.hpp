@@ -153,6 +153,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
  private:
   static void pause() noexcept;
   WaitOutcome check_health(Clock::time_point now, Clock::time_point deadline, Pe awaited) noexcept;
+  std::string read_progress(Pe pe) const;
   void announce(PeerStatus status, const std::string& message) noexcept;
   void release() noexcept;
   void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from, const char* what);

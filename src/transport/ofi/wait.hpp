@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "transport/ofi/engine.hpp"
+#include "transport/patience.hpp"
 
 namespace shoal::transport::ofi {
 
@@ -13,7 +14,7 @@ namespace shoal::transport::ofi {
 class Engine::Waiting {
  public:
   explicit Waiting(const Engine& engine)
-      : start_(Clock::now()), deadline_(start_ + engine.settings_.timeout), next_probe_(start_ + kPatience) {}
+      : start_(Clock::now()), deadline_(wait_deadline(engine.settings_.timeout)), next_probe_(start_ + kPatience) {}
 
   /// It lasts so long that one asks whether the peer lives. True once in a while.
   bool suspicious() {
