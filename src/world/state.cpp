@@ -6,6 +6,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "world/agreement.hpp"
 #include "world/parts.hpp"
 
 namespace shoal::detail {
@@ -43,6 +44,7 @@ const char* name_of(Activity activity) noexcept {
 
 constexpr std::size_t kPhaseWords = sizeof(ProgressRecord::phase) / sizeof(std::uint64_t);
 constexpr std::size_t kWord = sizeof(std::uint64_t);
+constexpr std::chrono::milliseconds kProgressLimit{500};  ///< a report does not wait for who is late anyway
 
 }  // namespace
 
@@ -158,16 +160,19 @@ void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char
 
 std::string WorldState::describe_progress(Pe pe) const {
   if (!parts_->open) return fmt::format("PE {} is unknown: the world is closed", pe);
-  const std::size_t record = parts_->layout.progress();
-  const auto fetch = [&](std::size_t offset) {
-    return parts_->route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
-  };
-  const auto activity = static_cast<Activity>(fetch(offsetof(ProgressRecord, activity)));
-  const std::uint64_t epoch = fetch(offsetof(ProgressRecord, epoch));
-  std::uint64_t text[kPhaseWords];
-  for (std::size_t i = 0; i < kPhaseWords; ++i) text[i] = fetch(offsetof(ProgressRecord, phase) + i * kWord);
-  char phase[sizeof text + 1] = {};
-  std::memcpy(phase, text, sizeof text);
+  std::uint64_t words[sizeof(ProgressRecord) / kWord];
+  try {
+    if (!parts_->route(pe).load_words(words, pe, parts_->layout.progress(), kProgressLimit))
+      return fmt::format("PE {} does not answer", pe);
+  } catch (const Error& error) {
+    return fmt::format("PE {} cannot be asked: {}", pe, message_of(error));
+  }
+  ProgressRecord record;
+  std::memcpy(&record, words, sizeof record);
+  const auto activity = static_cast<Activity>(record.activity);
+  const std::uint64_t epoch = record.epoch;
+  char phase[sizeof record.phase + 1] = {};
+  std::memcpy(phase, record.phase, sizeof record.phase);
   if (activity == Activity::idle && phase[0] == '\0') return fmt::format("PE {} reported nothing yet", pe);
   if (activity == Activity::idle) return fmt::format("PE {} last reported {} {} as complete", pe, phase, epoch);
   return fmt::format("PE {} last reported {} {}, phase {}", pe, name_of(activity), epoch, phase);

@@ -15,7 +15,7 @@ namespace shoal::transport::ofi {
 struct Candidate {
   std::string domain{};  ///< "eth0", "mlx5_0", "rdmap0s6-rdm"
   std::string device{};  ///< of the NIC, "mlx5_0"; may be empty
-  bool ip = false;     ///< its address is one of IP
+  bool ip = false;       ///< its address is one of IP
   bool v6 = false;
   bool link_local = false;
   bool loopback = false;
