@@ -44,12 +44,6 @@ class Unavailable final : public Transport {
 
 }  // namespace
 
-bool Transport::load_words(std::span<std::uint64_t> words, Pe pe, std::size_t offset, std::chrono::milliseconds) {
-  for (std::size_t i = 0; i < words.size(); ++i)
-    words[i] = atomic(pe, AtomicOp::fetch, offset + i * sizeof words[i], 0, 0, sizeof words[i]);
-  return true;
-}
-
 std::span<const std::string_view> network_names() {
   static constexpr std::array<std::string_view, 2> names = {"ofi", "ucx"};
   return names;

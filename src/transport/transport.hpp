@@ -106,10 +106,6 @@ class Transport {
   virtual void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
                           SignalOp op, std::uint64_t value) = 0;
 
-  /// Loads 64-bit words, each at once. False when `pe` does not answer within `limit`, where a transport depends on
-  /// that: for reports about a PE that is late already.
-  virtual bool load_words(std::span<std::uint64_t> words, Pe pe, std::size_t offset, std::chrono::milliseconds limit);
-
   virtual void fence(Pe pe) = 0;  ///< orders earlier puts and atomics to `pe` before later ones
   virtual void quiet() = 0;       ///< returns when all earlier operations are complete at their targets
 

@@ -16,10 +16,10 @@ FAULTS = ["fault-collective", "fault-normal", "fault-low-latency"]
 
 @pytest.fixture
 def running(make_network, net_checks, environment, needs):
-    """running(fault): a network of two hosts and a job with two PEs on each, all of them in the middle of the operation."""
-    needs("ofi")
-
-    def start(fault):
+    """running(transport, fault): a network of two hosts and a job with two PEs on each, all of them in the middle of the operation."""
+    def start(transport, fault):
+        needs(transport)
+        environment["SHOAL_TRANSPORT_BETWEEN"] = transport
         network = make_network(hosts=2)
         environment["SHOAL_TIMEOUT_MS"] = TIMEOUT_MS
         job = by_hand(network, [net_checks, fault, f"again={SHARED}/again"], 2, environment)
@@ -31,26 +31,35 @@ def running(make_network, net_checks, environment, needs):
 
 
 def expect_reported(programs, since, others):
-    """Each program has reported a failure within the limit that names one of the PEs in `others`."""
+    """Each program has reported a failure within the limit that names one of the PEs in `others`, or a neighbour that has."""
+    named = {}
     for pe, program in programs.items():
-        assert program.wait_for("PE has seen:", max(0.1, since + LIMIT_S - time.monotonic())), f"PE {pe} of 4: {program.wait(0)}"
-        code, message = re.search(r"PE has seen: .*?: code (\w+): (.*)", program.out).groups()
-        assert code in ("timeout", "peer_failed", "closed"), program.out
-        named = set(re.findall(r"PE (\d+)", message)) - {str(pe)}
-        assert named & {str(other) for other in others(pe)}, f"PE {pe} names {sorted(named)}: {message}"
+        assert program.wait_for("has seen code", max(0.1, since + LIMIT_S - time.monotonic())), f"PE {pe} of 4: {program.wait(0)}"
+        code, message = re.search(r"has seen code (\w+): (.*)", program.out).groups()
+        assert code in ("timeout", "peer_failed"), program.out
+        named[pe] = {int(other) for other in re.findall(r"PE (\d+)", message)} - {pe}
+    named_directly = {pe for pe, names in named.items() if names & others(pe)}
+    for pe, names in named.items():
+        assert pe in named_directly or names & named_directly, f"PE {pe} names {names}: {programs[pe].out}"
 
 
 def other_host(pe):
     return {2, 3} if pe < 2 else {0, 1}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
-    network, job = running(fault)
+def cut_in_the_middle(running, transport, fault):
+    """Cuts host 1 off; returns the network, still cut, and the job, when every PE has reported."""
+    network, job = running(transport, fault)
     cut = time.monotonic()
     for rail in range(network.rails):
         network.cut(network.hosts[1], rail)
     expect_reported(dict(enumerate(job.programs)), cut, other_host)
+    return network, job
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
+    network, job = cut_in_the_middle(running, "ofi", fault)
     for rail in range(network.rails):
         network.heal(network.hosts[1], rail)
     network.login.path(SHARED / "again.new").write_text(session(network) + "\n")
@@ -59,9 +68,14 @@ def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
         assert line.endswith("new world ok")
 
 
+def test_a_cut_link_is_reported_over_ucx(running):
+    # No new world here: now and then UCX 1.13 aborts the process while it leaves a world whose TCP connections have broken.
+    cut_in_the_middle(running, "ucx", "fault-normal")
+
+
 @pytest.mark.parametrize("fault", ["fault-collective", "fault-low-latency"])
 def test_a_host_that_dies_is_reported_by_the_others(running, fault):
-    network, job = running(fault)
+    network, job = running("ofi", fault)
     died = time.monotonic()
     network.hosts[1].die()
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)

@@ -61,8 +61,6 @@ class Engine {
   /// Waits for a batch. A call that throws while one is in use must abandon it.
   void finish(const char* operation, Pe pe, Batch& batch);
   void abandon(Batch& batch) noexcept;
-  /// False when the peer does not answer within `limit`.
-  bool load_words(std::span<std::uint64_t> words, Pe pe, std::size_t offset, std::chrono::milliseconds limit);
   void fence(Pe pe);
   void quiet();
 
@@ -159,7 +157,7 @@ class Engine {
   void probe(Peer& peer);
 
   template <typename Ready>
-  void wait(const char* operation, Pe pe, Ready&& ready, std::chrono::milliseconds limit = {});
+  void wait(const char* operation, Pe pe, Ready&& ready);
 
   const Pe my_pe_;
   const Settings& settings_;

@@ -25,33 +25,6 @@ void Engine::request(const char* operation, Pe pe, Message message, bool after_w
   });
 }
 
-bool Engine::load_words(std::span<std::uint64_t> words, Pe pe, std::size_t offset, std::chrono::milliseconds limit) {
-  constexpr const char* kOperation = "load_words";
-  Peer& peer = peers_[static_cast<std::size_t>(pe)];
-  Batch batch;
-  Message message;
-  message.kind = Kind::fetch;
-  message.op = AtomicOp::fetch;
-  message.width = 8;
-  std::size_t asked = 0;
-  const auto ask = [&] {
-    check_peer(peer, kOperation);
-    for (; asked < words.size(); ++asked) {
-      message.offset = offset + asked * 8;
-      if (!try_request(peer, message, nullptr, &words[asked], &batch)) return false;
-    }
-    return batch.pending == 0;
-  };
-  try {
-    wait(kOperation, pe, ask, limit);
-    return true;
-  } catch (const Error& error) {
-    abandon(batch);
-    if (error.code() != Code::timeout) throw;
-    return false;
-  }
-}
-
 /// False: poll and try again, or the peer has failed.
 bool Engine::try_request(Peer& peer, Message message, const void* payload, void* target, Batch* batch) {
   if (peer.sent - peer.acknowledged >= peer.window) return false;

@@ -51,9 +51,6 @@ class OfiTransport final : public Transport {
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
   void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
                   SignalOp op, std::uint64_t value) override;
-  bool load_words(std::span<std::uint64_t> words, Pe pe, std::size_t offset, std::chrono::milliseconds limit) override {
-    return engine(pe, "load_words").load_words(words, pe, offset, limit);
-  }
   void fence(Pe pe) override { engine(pe, "fence").fence(pe); }
   void quiet() override {
     if (engine_) engine_->quiet();

@@ -6,14 +6,15 @@
 #include <mutex>
 
 #include "transport/ofi/engine.hpp"
+#include "transport/patience.hpp"
 
 namespace shoal::transport::ofi {
 
 /// The clock of one wait.
 class Engine::Waiting {
  public:
-  explicit Waiting(std::chrono::milliseconds limit)
-      : start_(Clock::now()), deadline_(start_ + limit), next_probe_(start_ + kPatience) {}
+  explicit Waiting(const Engine& engine)
+      : start_(Clock::now()), deadline_(wait_deadline(engine.settings_.timeout)), next_probe_(start_ + kPatience) {}
 
   /// It lasts so long that one asks whether the peer lives. True once in a while.
   bool suspicious() {
@@ -30,14 +31,14 @@ class Engine::Waiting {
 };
 
 /// Until `ready()`, which is called with the lock held and may throw. Throws Error{timeout}. `pe`: who is waited for;
-/// negative: all. `limit`: 0 for the setting's.
+/// negative: all.
 template <typename Ready>
-void Engine::wait(const char* operation, Pe pe, Ready&& ready, std::chrono::milliseconds limit) {
+void Engine::wait(const char* operation, Pe pe, Ready&& ready) {
   {
     const std::lock_guard guard(lock_);
     if (ready()) return;
   }
-  Waiting waiting(limit.count() > 0 ? limit : settings_.timeout);
+  Waiting waiting(*this);
   for (;;) {
     bool progress = false;
     {

@@ -7,6 +7,7 @@
 // flush, and one acknowledgement; answers are bounded by the depth of who asked. Callers wait for room.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -19,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/patience.hpp"
 #include "transport/transport.hpp"
 #include "transport/ucx/library.hpp"
 #include "transport/ucx/peer.hpp"
@@ -55,7 +57,8 @@ class Engine {
   };
 
   const Context& context() const noexcept { return context_; }
-  const Library& library() const noexcept { return *library_; }
+  /// The longest transfer that goes as a message.
+  std::size_t message_bytes() const noexcept { return std::min(kPayloadBytes, chunk_); }
   /// Throws Error where `pe` is not connected or has ended.
   Peer& open_peer(Pe pe, const Operation& operation);
   std::vector<Peer>& peers() noexcept { return peers_; }
@@ -86,15 +89,26 @@ class Engine {
   template <typename Ready>
   void wait(Lock& lock, Peer& peer, const Operation& operation, Ready&& ready) {
     if (ready()) return;
-    const auto deadline = Clock::now() + context_.settings->timeout;
+    const Waiting waiting(*this);
+    const auto deadline = wait_deadline(context_.settings->timeout);
+    auto next_question = Clock::now() + kPatience;
     for (std::int64_t polls = 0;; ++polls) {
       progress();
       if (ready()) return;
       if (peer.ended) throw_ended(peer, operation);
-      if (polls % 64 == 63 && Clock::now() > deadline) throw_timeout(peer, operation);
+      if (polls % 64 == 63) {
+        const auto now = Clock::now();
+        if (now > deadline) throw_timeout(peer, operation);
+        if (now > next_question) {
+          ask_world(lock, peer);
+          next_question = now + kPatience;
+        }
+      }
       step_aside(lock, polls);
     }
   }
+  /// Ends the peer where the world knows that it failed: UCX may not notice.
+  void ask_world(Lock& lock, Peer& peer);
   /// Lets others have the lock and the core for a moment.
   void step_aside(Lock& lock, std::int64_t polls);
   bool progress();
@@ -103,6 +117,20 @@ class Engine {
   std::span<const Transport::Ended> ended() noexcept;
 
  private:
+  /// A caller that makes progress: the progress thread need not have the core meanwhile.
+  class Waiting {
+   public:
+    explicit Waiting(Engine& engine) : engine_(engine) { engine_.waiting_.fetch_add(1, std::memory_order_relaxed); }
+    ~Waiting() { engine_.waiting_.fetch_sub(1, std::memory_order_relaxed); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Engine& engine_;
+  };
+
+  static constexpr std::chrono::milliseconds kPatience{20};  // between questions to the world
+
   friend struct Callbacks;  // what UCX calls
   struct Transfer;
   struct RmaTarget {
@@ -176,6 +204,7 @@ class Engine {
 
   std::mutex mutex_;
   std::atomic<int> callers_{0};  // that want the lock: the progress thread leaves it to them
+  std::atomic<int> waiting_{0};  // that make progress themselves
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
