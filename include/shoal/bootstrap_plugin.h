@@ -57,7 +57,7 @@ typedef struct shoal_bootstrap_context {
   /* The environment variable `name` where Shoal knows it as a launcher's, else NULL; valid as long as the context. For
    * Shoal's own plug-ins, which leave reading the environment to one place; getenv will do as well. */
   const char* (*variable)(const struct shoal_bootstrap_context* context, const char* name);
-  const void* variables;                     /* for the function above */
+  const void* variables;                    /* for the function above */
   char reason[SHOAL_BOOTSTRAP_REASON_SIZE]; /* filled in by the plug-in when a call fails */
 } shoal_bootstrap_context;
 
@@ -86,7 +86,7 @@ typedef struct shoal_bootstrap_plugin {
   int (*broadcast)(shoal_bootstrap_context* context, void* job, char* text);
 
   /* Frees what open made; the launcher's library stays initialised if it cannot be initialised again. Not collective:
-   * it is called on each PE when that PE's world stands or has failed. */
+   * it is called on each PE when that PE's world stands or has failed; not after a call that was given up. */
   void (*close)(void* job);
 } shoal_bootstrap_plugin;
 

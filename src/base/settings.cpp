@@ -123,6 +123,11 @@ const std::vector<SettingInfo>& table() {
        0,
        0,
        {"automatic", "fd", "fabric", "ipc"}},
+      {"SHOAL_STAGING_SIZE", "", "world", &Settings::staging_size,
+       "Host memory of each PE through which expert-parallel groups in GPU memory reach other nodes. Taken page by "
+       "page "
+       "when it is needed; the same on all PEs.",
+       1 << 20, std::int64_t{1} << 46},
       {"SHOAL_MAX_TEAMS", "NVSHMEM_MAX_TEAMS", "world", &Settings::max_teams,
        "Teams that may exist at once, predefined ones included.", 8, 65'536},
       {"SHOAL_TIMEOUT_MS", "", "world", &Settings::timeout,
@@ -271,6 +276,20 @@ void assign(const SettingInfo& info, Settings& settings, std::string_view variab
   }
 }
 
+using Lookup = std::function<std::optional<std::string>(const std::string&)>;
+
+std::optional<std::string> environment(const std::string& name) {
+  const char* const value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+std::map<std::string, std::string> launcher_variables(const Lookup& lookup) {
+  std::map<std::string, std::string> found;
+  for (const std::string_view variable : kLauncherVariables)
+    if (auto text = lookup(std::string(variable))) found[std::string(variable)] = *text;
+  return found;
+}
+
 }  // namespace
 
 std::span<const SettingInfo> settings_table() {
@@ -327,17 +346,16 @@ Settings Settings::from(const std::function<std::optional<std::string>(const std
       }
     }
   }
-  for (const std::string_view variable : kLauncherVariables)
-    if (auto text = lookup(std::string(variable))) settings.launcher[std::string(variable)] = *text;
+  settings.launcher = launcher_variables(lookup);
   return settings;
 }
 
 Settings Settings::from_environment() {
-  return from([](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    if (value == nullptr) return std::nullopt;
-    return std::string(value);
-  });
+  return from(environment);
+}
+
+std::map<std::string, std::string> Settings::launcher_environment() {
+  return launcher_variables(environment);
 }
 
 void Settings::validate() const {

@@ -190,7 +190,7 @@ Choice choose_bootstrap(const Settings& settings) {
   }
   if (asked == "uid" || (asked == "automatic" && (n_pes != -1 || named(settings)))) return told(settings);
   if (asked == "torch") {
-    torch_session(settings.launcher, 0);
+    torch_session(settings.launcher, 0);  // says what is missing
     const Launcher launcher = torch_launcher(settings.launcher);
     return {{"torch"}, launcher.pe, launcher.n_pes, "SHOAL_BOOTSTRAP=torch"};
   }

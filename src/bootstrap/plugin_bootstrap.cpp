@@ -5,6 +5,8 @@
 #include <cstring>
 #include <functional>
 #include <future>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/check.hpp"
@@ -33,9 +35,33 @@ struct Job {
   void* handle = nullptr;
   std::int32_t pe = -1, n_pes = -1;
   std::array<char, SHOAL_BOOTSTRAP_TEXT_SIZE> text{};
+  bool given_up = false;  ///< a call has not returned and still uses all of this
 };
 
 using Step = std::function<int(Job&)>;
+
+/// Plug-ins with a call that was given up: it may still run, and calls of a plug-in come one at a time.
+class GivenUp {
+ public:
+  static void add(const shoal_bootstrap_plugin* table) {
+    const std::lock_guard lock(mutex());
+    tables().insert(table);
+  }
+  static bool contains(const shoal_bootstrap_plugin* table) {
+    const std::lock_guard lock(mutex());
+    return tables().contains(table);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex the;
+    return the;
+  }
+  static std::set<const shoal_bootstrap_plugin*>& tables() {
+    static std::set<const shoal_bootstrap_plugin*> the;
+    return the;
+  }
+};
 
 /// Runs `step` on a thread of its own and stops waiting for it at the deadline.
 int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const Step& step,
@@ -45,6 +71,8 @@ int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const S
   std::thread thread(std::move(task));
   if (result.wait_for(limit + kMargin) != std::future_status::ready) {
     thread.detach();
+    job->given_up = true;
+    GivenUp::add(job->plugin.table);
     fail(Code::timeout,
          "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in it. Setting: "
          "SHOAL_BOOTSTRAP_TIMEOUT_MS",
@@ -116,13 +144,20 @@ std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings&
   const auto limit = settings.bootstrap_timeout;
   const auto job = std::make_shared<Job>();
   job->plugin = load_bootstrap_plugin(name, settings);
-  job->variables = settings.launcher;
+  require(
+      !GivenUp::contains(job->plugin.table), Code::timeout,
+      "bootstrap plug-in {}: a call for an earlier world has not returned, so that this process cannot open another "
+      "one by it",
+      job->plugin.file);
+  job->variables = settings.launcher.empty() ? Settings::launcher_environment() : settings.launcher;
   job->context.size = sizeof job->context;
   job->context.timeout_ms = limit.count();
   job->context.variable = variable_of;
   job->context.variables = &job->variables;
   call(job, "open", [](Job& j) { return j.plugin.table->open(&j.context, &j.handle, &j.pe, &j.n_pes); }, limit);
-  const std::shared_ptr<Job> closer(job.get(), [job](Job* opened) { opened->plugin.table->close(opened->handle); });
+  const std::shared_ptr<Job> closer(job.get(), [job](Job* opened) {
+    if (!opened->given_up) opened->plugin.table->close(opened->handle);
+  });
   require(job->n_pes >= 1 && job->n_pes <= kMaxPes && job->pe >= 0 && job->pe < job->n_pes, Code::mismatch,
           "bootstrap plug-in {} says that this is PE {} of {}; allowed: 0 to n - 1 of n from 1 to {}", job->plugin.file,
           job->pe, job->n_pes, kMaxPes);

@@ -23,6 +23,7 @@ struct ProgressRecord {
   std::uint64_t activity;
   std::uint64_t epoch;
   std::uint64_t phase[2];  ///< text, at most 15 characters
+  std::uint64_t awaited;   ///< the PE that it waits for, counted from 1; 0: none in particular
 };
 
 /// How the PE with this index in the board has fared; written by that PE.

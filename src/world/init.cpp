@@ -258,7 +258,8 @@ void Opening::know_devices(const Blobs& all) {
 
 void Opening::create_heap(BlobWriter& mine) {
   const bool on_host = parts_.settings.heap != "cuda";
-  parts_.segment = memory::Segment::create(parts_.layout.bytes() + (on_host ? heap_bytes(parts_.settings) : 0));
+  const std::size_t behind = on_host ? heap_bytes(parts_.settings) : whole_pages(parts_.settings.staging_size);
+  parts_.segment = memory::Segment::create(parts_.layout.bytes() + behind);
   if (!on_host) {
     memory::DeviceHeapContext context;
     context.device = parts_.device;
@@ -272,6 +273,7 @@ void Opening::create_heap(BlobWriter& mine) {
     mine.bytes(parts_.device_heap->add(parts_.device_heap->step(1)));
   }
   parts_.allocator = memory::Allocator(parts_.heap_size());
+  if (!on_host) parts_.staging = memory::Allocator(behind);
 }
 
 void Opening::connect_heap(const Blobs& all) {
@@ -409,6 +411,9 @@ void Opening::start_network(BlobWriter& mine) {
   for (Pe pe = 0; pe < parts_.n_pes; ++pe)
     context.wanted.push_back(wants(parts_.connectivity, parts_.my_pe, pe, network_));
   context.nics = parts_.nics.value_or(std::vector<std::string>());
+  context.failure = [state = state_.get()](Pe pe) {
+    return state->has_failed(pe) ? state->failure().value_or("") : std::string();
+  };
   parts_.transports.push_back(transport::make_network(network_, context));
   mine.bytes(parts_.transports.back()->address());
 }

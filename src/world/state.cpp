@@ -6,10 +6,20 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "transport/patience.hpp"
+#include "world/outcome.hpp"
 #include "world/parts.hpp"
 
 namespace shoal::detail {
 namespace {
+
+template <typename Tell>
+void unless_out_of_reach(Tell&& tell) noexcept {
+  try {
+    tell();
+  } catch (const std::exception&) {
+  }
+}
 
 const char* name_of(Activity activity) noexcept {
   switch (activity) {
@@ -112,6 +122,8 @@ void WorldState::pause() noexcept {
 }
 
 WaitOutcome WorldState::check_health(Clock::time_point now, Clock::time_point deadline, Pe awaited) noexcept {
+  auto& record = *reinterpret_cast<ProgressRecord*>(parts_->control(parts_->layout.progress()));
+  std::atomic_ref(record.awaited).store(static_cast<std::uint64_t>(awaited + 1), std::memory_order_relaxed);
   {
     const std::lock_guard lock(parts_->health_mutex);
     parts_->health->update();
@@ -154,10 +166,20 @@ void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char
   store(record.activity, static_cast<std::uint64_t>(activity));
   store(record.epoch, epoch);
   for (std::size_t i = 0; i < kPhaseWords; ++i) store(record.phase[i], text[i]);
+  store(record.awaited, 0);
 }
 
 std::string WorldState::describe_progress(Pe pe) const {
   if (!parts_->open) return fmt::format("PE {} is unknown: the world is closed", pe);
+  const transport::Patience patience(transport::kPatience);  // it may be why this is asked that `pe` cannot be reached
+  try {
+    return read_progress(pe);
+  } catch (const Error&) {
+    return fmt::format("PE {} does not answer", pe);
+  }
+}
+
+std::string WorldState::read_progress(Pe pe) const {
   const std::size_t record = parts_->layout.progress();
   const auto fetch = [&](std::size_t offset) {
     return parts_->route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
@@ -170,28 +192,31 @@ std::string WorldState::describe_progress(Pe pe) const {
   std::memcpy(phase, text, sizeof text);
   if (activity == Activity::idle && phase[0] == '\0') return fmt::format("PE {} reported nothing yet", pe);
   if (activity == Activity::idle) return fmt::format("PE {} last reported {} {} as complete", pe, phase, epoch);
-  return fmt::format("PE {} last reported {} {}, phase {}", pe, name_of(activity), epoch, phase);
+  const std::uint64_t awaited = fetch(offsetof(ProgressRecord, awaited));
+  return fmt::format("PE {} last reported {} {}, phase {}{}", pe, name_of(activity), epoch, phase,
+                     awaited == 0 ? "" : fmt::format(", waiting for PE {}", awaited - 1));
 }
 
 void WorldState::announce(PeerStatus status, const std::string& message) noexcept {
   WorldParts& world = *parts_;
   if (!world.open || world.announced) return;
   world.announced = true;
-  try {
-    char text[StatusEntry::kMessageBytes] = {};
-    std::memcpy(text, message.data(), std::min(message.size(), sizeof text - 1));
-    const std::size_t entry = world.layout.status(world.my_pe);
-    for (Pe pe = 0; pe < world.n_pes; ++pe) {
-      if (pe == world.my_pe) continue;
-      transport::Transport& route = world.route(pe);
+  std::optional<transport::Patience> patience;
+  if (status != PeerStatus::closed) patience.emplace(transport::kPatience);
+  char text[StatusEntry::kMessageBytes] = {};
+  std::memcpy(text, message.data(), std::min(message.size(), sizeof text - 1));
+  const std::size_t entry = world.layout.status(world.my_pe);
+  // A PE that cannot be told finds out by the bootstrap or by its deadline.
+  for (Pe pe = 0; pe < world.n_pes; ++pe) {
+    if (pe == world.my_pe) continue;
+    transport::Transport& route = world.route(pe);
+    unless_out_of_reach([&] {
       route.put_signal(pe, entry + offsetof(StatusEntry, message), text, sizeof text, entry, SignalOp::set,
                        static_cast<std::uint64_t>(status));
       route.signal(pe, world.layout.alerts(), SignalOp::add, 1);
-    }
-    for (const auto& transport : world.transports) transport->quiet();
-  } catch (const std::exception&) {
-    // A PE that cannot be told finds out by the bootstrap or by its deadline.
+    });
   }
+  for (const auto& transport : world.transports) unless_out_of_reach([&] { transport->quiet(); });
 }
 
 void WorldState::get_nbi(void* target, RemoteAddress source, std::size_t bytes) {
@@ -204,21 +229,44 @@ void WorldState::put(RemoteAddress target, const void* source, std::size_t bytes
   route.transport.put(target.pe, route.start + target.offset, source, bytes);
 }
 
-void WorldState::put_nbi(RemoteAddress target, const void* source, std::size_t bytes) {
-  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::put);
-  route.transport.put_nbi(target.pe, route.start + target.offset, source, bytes);
+std::byte* WorldState::host_base(Pe pe) const noexcept {
+  return pe == parts_->my_pe ? parts_->segment->base() : parts_->route(pe).base(pe);
+}
+std::size_t WorldState::host_offset(std::size_t heap_offset) const noexcept {
+  return parts_->layout.bytes() + heap_offset;
+}
+void WorldState::host_put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
+  parts_->route(pe).put(pe, offset, source, bytes);
+}
+void WorldState::host_put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
+  parts_->route(pe).put_nbi(pe, offset, source, bytes);
+}
+void WorldState::host_signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
+  parts_->route(pe).signal(pe, offset, op, value);
+}
+std::vector<std::int32_t> WorldState::host_domains() const {
+  return detail::load_store_domains(parts_->connectivity);
 }
 
-void WorldState::signal(RemoteAddress target, SignalOp op, std::uint64_t value) {
-  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::signals);
-  route.transport.signal(target.pe, route.start + target.offset, op, value);
+std::size_t WorldState::allocate_staging(std::size_t bytes) {
+  const auto offset = parts_->staging.allocate(bytes, memory::Allocator::kMinimumAlignment);
+  std::optional<Error> failure;
+  if (!offset)
+    failure = Error(Code::exhausted, fmt::format("staging has no room for {} bytes: {} of {} are free; "
+                                                 "SHOAL_STAGING_SIZE sets the size",
+                                                 bytes, parts_->staging.free(), parts_->staging.size()));
+  try {
+    agree_on_outcome(*this, failure, "staging");
+  } catch (...) {
+    if (offset) parts_->staging.release(*offset);
+    throw;
+  }
+  return parts_->layout.bytes() + *offset;
 }
 
-void WorldState::put_signal(RemoteAddress target, const void* source, std::size_t bytes, std::size_t signal_offset,
-                            SignalOp op, std::uint64_t value) {
-  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::put | transport::capability::signals);
-  route.transport.put_signal(target.pe, route.start + target.offset, source, bytes, route.start + signal_offset, op,
-                             value);
+void WorldState::release_staging(std::size_t offset) {
+  sync(world_team(), "staging");
+  parts_->staging.release(offset - parts_->layout.bytes());
 }
 
 std::vector<std::int32_t> WorldState::load_store_domains() const {

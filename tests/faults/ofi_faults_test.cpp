@@ -64,7 +64,6 @@ TEST_P(OfiPeer, IsReportedWhenItDies) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
     EXPECT_NE(results[pe].out.find("peer_failed: "), std::string::npos) << results[pe].describe();
     EXPECT_NE(results[pe].out.find("PE 1"), std::string::npos) << results[pe].out;
-    std::cout << results[pe].out << results[pe].err;
   }
 }
 

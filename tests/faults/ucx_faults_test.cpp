@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "base/plugin.hpp"
 #include "memory/segment.hpp"
 #include "shoal/bootstrap.hpp"
 #include "support/process.hpp"
+#include "support/ucx.hpp"
 #include "transport/module.hpp"
 
 namespace shoal::test {
@@ -163,13 +163,8 @@ SHOAL_PE_BODY(connect_without_pe_1) {
   rig.bootstrap->barrier("end");
 }
 
-class UcxFault : public testing::Test {
+class UcxFault : public WithUcx {
  protected:
-  void SetUp() override {
-    const Plugin plugin = load_plugin(Settings(), "transport_ucx", transport::kModuleSymbol);
-    if (plugin.symbol == nullptr) GTEST_SKIP() << "no ucx here: " << plugin.reason;
-  }
-
   static Environment environment(const std::string& timeout) {
     return {{"SHOAL_UCX_TLS", "tcp,self"}, {"SHOAL_TIMEOUT_MS", timeout}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}};
   }

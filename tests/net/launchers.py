@@ -67,14 +67,20 @@ def with_mpirun(network, command, per_host, env=None):
     """Open MPI's mpirun on the login node; its daemons come to the hosts by an agent in the place of ssh."""
     env = env or {}
     hosts = ",".join(f"{host.name}:{per_host}" for host in network.hosts)
-    rail = "10.99.1.0/24"
-    launcher = ["mpirun", "--allow-run-as-root", "--host", hosts, "-np", per_host * len(network.hosts)]
-    for name, value in {"plm_rsh_agent": _write_agent(network), "oob_tcp_if_include": rail, "btl_tcp_if_include": rail,
-                        "btl": "self,vader,tcp", "orte_keep_fqdn_hostnames": "1"}.items():
-        launcher += ["--mca", name, value]
+    launcher = ["mpirun", *mpirun_options(network), "--host", hosts, "-np", per_host * len(network.hosts)]
     for name in env:
         launcher += ["-x", name]
     return Job([network.login.popen([*launcher, *command], env)])
+
+
+def mpirun_options(network):
+    """What mpirun needs to reach the hosts of this network."""
+    rail = "10.99.1.0/24"
+    options = ["--allow-run-as-root"]
+    for name, value in {"plm_rsh_agent": _write_agent(network), "oob_tcp_if_include": rail, "btl_tcp_if_include": rail,
+                        "btl": "self,vader,tcp", "orte_keep_fqdn_hostnames": "1"}.items():
+        options += ["--mca", name, value]
+    return options
 
 
 def _write_agent(network):

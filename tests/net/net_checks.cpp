@@ -4,6 +4,7 @@
 //   bootstrap                   no world: PEs tell each other their hosts (D7, D9)
 //   identity, world, collectives, ep
 //                               the checks of tests/support (D1 to D3, D6, D15; E2, E3)
+//   traffic                     some MiB to the PE with the same index on each other node (D13, D14)
 //   soak                        rounds of both modes of EP, PEs skewed (A4)
 //   fault-collective, fault-normal, fault-low-latency
 //                               the operation without end; an error is expected, and printed with its code
@@ -16,6 +17,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -86,6 +88,18 @@ void soak(World& world) {
   group.close();
 }
 
+/// 4 MiB to the PE with the same index on each other node, for the counters of interfaces.
+void traffic(World& world) {
+  const std::vector<std::byte> mine(std::size_t{4} << 20, std::byte{1});
+  const Pe per_node = world.pes_per_node();
+  const auto room = world.heap().allocate<std::byte>(mine.size());
+  for (Pe pe = world.my_pe() % per_node; pe < world.n_pes(); pe += per_node)
+    if (pe != world.my_pe()) world.put(room.on(pe), mine);
+  world.quiet();
+  barrier(world.team());
+  EXPECT_TRUE(world.n_pes() == per_node || std::equal(mine.begin(), mine.end(), room.data()));
+}
+
 /// Calls `round` until it throws. Tells the test when it has begun, and what was thrown, before anything is cleaned up.
 void for_ever(World& world, const std::function<void()>& round) {
   try {
@@ -128,6 +142,7 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"collectives", [](World& world) { run_random_collectives(world, 40, 11); }},
     {"ep", check_ep},
     {"soak", soak},
+    {"traffic", traffic},
 };
 const std::map<std::string, void (*)(World&)> kFaults = {
     {"fault-collective", fault_collective},

@@ -31,32 +31,46 @@ def running(make_network, net_checks, environment, needs):
 
 
 def expect_reported(programs, since, others):
-    """Each program has reported a failure within the limit that names one of the PEs in `others`."""
+    """Each program has reported a failure within the limit that names one of the PEs in `others`, or a neighbour that has."""
+    named = {}
     for pe, program in programs.items():
-        assert program.wait_for("PE has seen:", max(0.1, since + LIMIT_S - time.monotonic())), f"PE {pe} of 4: {program.wait(0)}"
-        code, message = re.search(r"PE has seen: .*?: code (\w+): (.*)", program.out).groups()
-        assert code in ("timeout", "peer_failed", "closed"), program.out
-        named = set(re.findall(r"PE (\d+)", message)) - {str(pe)}
-        assert named & {str(other) for other in others(pe)}, f"PE {pe} names {sorted(named)}: {message}"
+        assert program.wait_for("has seen code", max(0.1, since + LIMIT_S - time.monotonic())), f"PE {pe} of 4: {program.wait(0)}"
+        code, message = re.search(r"has seen code (\w+): (.*)", program.out).groups()
+        assert code in ("timeout", "peer_failed"), program.out
+        named[pe] = {int(other) for other in re.findall(r"PE (\d+)", message)} - {pe}
+    named_directly = {pe for pe, names in named.items() if names & others(pe)}
+    for pe, names in named.items():
+        assert pe in named_directly or names & named_directly, f"PE {pe} names {names}: {programs[pe].out}"
 
 
 def other_host(pe):
     return {2, 3} if pe < 2 else {0, 1}
 
 
-@pytest.mark.parametrize(("transport", "fault"), [*[("ofi", fault) for fault in FAULTS], ("ucx", "fault-normal")])
-def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, transport, fault):
+def cut_in_the_middle(running, transport, fault):
+    """Cuts host 1 off; returns the network, still cut, and the job, when every PE has reported."""
     network, job = running(transport, fault)
     cut = time.monotonic()
     for rail in range(network.rails):
         network.cut(network.hosts[1], rail)
     expect_reported(dict(enumerate(job.programs)), cut, other_host)
+    return network, job
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
+    network, job = cut_in_the_middle(running, "ofi", fault)
     for rail in range(network.rails):
         network.heal(network.hosts[1], rail)
     network.login.path(SHARED / "again.new").write_text(session(network) + "\n")
     network.login.path(SHARED / "again.new").rename(network.login.path(SHARED / "again"))
     for _, _, line in job.lines(30).values():
         assert line.endswith("new world ok")
+
+
+def test_a_cut_link_is_reported_over_ucx(running):
+    # No new world here: now and then UCX 1.13 aborts the process while it leaves a world whose TCP connections have broken.
+    cut_in_the_middle(running, "ucx", "fault-normal")
 
 
 @pytest.mark.parametrize("fault", ["fault-collective", "fault-low-latency"])

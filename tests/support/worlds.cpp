@@ -122,8 +122,6 @@ void check_identity(World& world) {
   }
   std::vector<std::string> names;
   for (const InitPhase& phase : world.init_phases()) names.push_back(phase.name);
-  // A network is tried only where the settings want one.
-  for (const char* const network : {"NIC choice", "network", "network map"}) std::erase(names, network);
   std::vector<std::string> expected{"settings",   "bootstrap",    "identity", "heap",
                                     "transports", "connectivity", "teams",    "final barrier"};
   if (in_gpu_memory(world)) expected.insert(expected.begin() + 3, "device");

@@ -180,15 +180,16 @@ TEST_P(OfiTuning, RunsCollectives) {
 INSTANTIATE_TEST_SUITE_P(Tunings, OfiTuning,
                          testing::Values(Tuning{"default", 256, 1 << 20, "yield", -1},
                                          Tuning{"depth_1", 1, 1 << 20, "yield", -1},
-                                         Tuning{"small_chunk", 4, 4096, "yield", 0},
+                                         Tuning{"small_chunk", 4, 4096, "yield", -1},
                                          Tuning{"sleep", 256, 1 << 20, "sleep", -1}),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
 // Where progress threads spin on the cores of those that they wait for, each step needs a time slice: few of them.
-TEST(OfiProgress, Spins) {
+TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
   SHOAL_SKIP_WITHOUT_OFI();
   Settings settings = ofi_settings();
   settings.progress_wait = "spin";
+  settings.progress_core = 0;
   run_threads(2, settings, [](World& world) {
     const auto box = world.heap().allocate<std::byte>(5000);
     const auto flag = world.heap().allocate<std::uint64_t>(1);

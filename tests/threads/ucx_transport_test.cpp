@@ -6,46 +6,23 @@
 
 #include <atomic>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/plugin.hpp"
 #include "shoal/collective.hpp"
 #include "support/collective_check.hpp"
 #include "support/expect_error.hpp"
+#include "support/ucx.hpp"
 #include "support/world_local.hpp"
 #include "support/worlds.hpp"
-#include "transport/module.hpp"
 
 namespace shoal::test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-// UCX patches mmap and its like when it is loaded; ThreadSanitizer crashes in threads that end then.
-[[maybe_unused]] const bool unpatched = setenv("UCX_MEM_EVENTS", "n", 0) == 0;
-#endif
-
-/// Loopback alone: "self" is for UCX's own use.
-Settings ucx_settings() {
-  Settings settings = world_settings();
-  settings.transport_inside = "ucx";
-  settings.transport_between = "ucx";
-  settings.ucx_tls = "tcp,self";
-  settings.max_teams = 40;
-  return settings;
-}
-
-class Ucx : public testing::Test {
- protected:
-  void SetUp() override {
-    const Plugin plugin = load_plugin(Settings(), "transport_ucx", transport::kModuleSymbol);
-    if (plugin.symbol == nullptr) GTEST_SKIP() << "no ucx here: " << plugin.reason;
-  }
-};
+using Ucx = WithUcx;
 
 Pe right(const World& world) {
   return (world.my_pe() + 1) % world.n_pes();
@@ -54,29 +31,11 @@ Pe left(const World& world) {
   return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
 }
 
-/// check_everything, but for what a world with a network says about itself.
 void check_operations(World& world) {
-  for (Pe pe = 0; pe < world.n_pes(); ++pe) {
-    EXPECT_EQ(world.describe_transport(pe).find("ucx: put get atomics signals"),
-              pe == world.my_pe() ? std::string::npos : 0u)
+  for (Pe pe = 0; pe < world.n_pes(); ++pe)
+    EXPECT_EQ(world.describe_transport(pe).find("ucx: put get atomics signals") == 0, pe != world.my_pe())
         << world.describe_transport(pe);
-  }
-  check_rma(world);
-  check_strided(world);
-  check_atomics(world);
-  check_signals(world);
-  check_waits(world);
-  check_bounds(world);
-  check_heap(world);
-  check_exchange(world);
-  check_teams(world);
-  check_make_team(world);
-  check_fence(world);
-  check_put_signal_add(world);
-  check_unsigned_atomics(world);
-  check_wait_index(world);
-  check_peer_pointer(world);
-  check_registered_buffers(world);
+  check_everything(world);
 }
 
 class UcxWorld : public Ucx, public testing::WithParamInterface<Pe> {};
@@ -161,7 +120,7 @@ TEST_F(Ucx, CutsLongTransfers) {
 // message.
 void check_order(World& world) {
   constexpr std::uint64_t kRounds = 10'000;
-  constexpr std::size_t kWords = 2048;
+  constexpr std::size_t kWords = 3000;
   const auto data = world.heap().allocate<std::uint64_t>(kWords);
   const auto flags = world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
   barrier(world.team());
@@ -264,7 +223,7 @@ TEST_F(Ucx, SaysWhichSettingIsNonsense) {
 // Threads that call at once share the worker.
 TEST_F(Ucx, ServesSeveralThreadsOfAPe) {
   run_threads(2, ucx_settings(), [](World& world) {
-    constexpr std::size_t kThreads = 3, kTimes = 300, kWords = 1500;
+    constexpr std::size_t kThreads = 3, kTimes = 300, kWords = 2500;
     const auto sums = world.heap().allocate<std::uint64_t>(1);
     const auto boxes = world.heap().allocate<std::uint64_t>(kThreads * kWords);
     barrier(world.team());

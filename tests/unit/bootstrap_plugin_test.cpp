@@ -91,6 +91,8 @@ TEST(BootstrapPlugin, HangingOnesAreGivenUp) {
     const auto start = Clock::now();
     expect_failure(fault, Code::timeout, "has not returned within 200 ms");
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(5)) << fault;
+    EXPECT_EQ(closed(fault), 0) << "the call still uses the job";
+    expect_failure(fault, Code::timeout, "a call for an earlier world has not returned");
   }
 }
 

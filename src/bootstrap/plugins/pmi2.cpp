@@ -32,7 +32,7 @@ struct Process {
 };
 
 Process& process() {
-  static Process the;
+  static Process& the = *new Process;  // used until the very end of the process
   return the;
 }
 
@@ -73,7 +73,9 @@ int start(shoal_bootstrap_context* context, Process& own) {
     return report(context, SHOAL_BOOTSTRAP_FAILED, failure("PMI2_Job_GetId", status));
   own.job = job;
   own.ready = true;
-  at_good_end([] { process().library.finalize(); });
+  at_good_end([] {
+    if (const auto finalize = process().library.finalize; finalize != nullptr) finalize();
+  });
   return SHOAL_BOOTSTRAP_OK;
 }
 

@@ -20,7 +20,7 @@ struct Process {
 };
 
 Process& process() {
-  static Process the;
+  static Process& the = *new Process;  // used until the very end of the process
   return the;
 }
 

@@ -5,6 +5,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/host/reach.hpp"
+#include "transport/patience.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -41,9 +42,9 @@ std::string seen(const GroupState& group, std::size_t signals, std::int32_t from
   return fmt::format("expected epoch {}, seen {}", epoch, read_signal(group, signals, from));
 }
 
-/// `seen`: what is there of what was waited for.
-std::string report(GroupState& group, std::int32_t from, const std::string& seen, const Step& step,
-                   WaitOutcome outcome) {
+/// `seen`: what is there of what was waited for; `culprit`: a member that has given up, where that ended the wait.
+std::string report(GroupState& group, std::int32_t from, const std::string& seen, const Step& step, WaitOutcome outcome,
+                   std::optional<std::int32_t> culprit = std::nullopt) {
   const Pe world_pe = group.team.world_pe(from);
   const std::string where =
       fmt::format("on PE {} of {}: waiting for {} from PE {}, {}, phase {}", group.team.world_pe(group.me),
@@ -52,10 +53,10 @@ std::string report(GroupState& group, std::int32_t from, const std::string& seen
     return fmt::format("{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
                        group.timeout.count(), where, group.world->describe_progress(world_pe),
                        group.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
-  const std::string reason = has_failed(group, from)
-                                 ? fmt::format("PE {} gave this group up ({})", world_pe,
-                                               group.world->failure().value_or("its own message says why"))
-                                 : group.world->failure().value_or("a PE of the world failed");
+  if (!culprit && has_failed(group, from)) culprit = from;
+  const std::string reason = culprit ? fmt::format("PE {} gave this group up ({})", group.team.world_pe(*culprit),
+                                                   group.world->failure().value_or("its own message says why"))
+                                     : group.world->failure().value_or("a PE of the world failed");
   return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
 }
 
@@ -91,6 +92,7 @@ std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int
 
 void give_up(GroupState& group, const std::string& reason) {
   group.failure = reason;
+  const transport::Patience patience(transport::kPatience);  // a member out of reach may be the reason
   for (std::int32_t to = 0; to < group.shape.ranks; ++to) {
     try {
       raise_signal(group, group.host->layout.failed, to, 1);
@@ -121,8 +123,8 @@ void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_
   group.statistics.wait_time += Clock::now() - start;
   const auto failed = failed_member(group);
   if (outcome == WaitOutcome::ready && !failed) return;
-  give_up(group, report(group, failed.value_or(from), fmt::format("in epoch {}", step.epoch), step,
-                        failed ? WaitOutcome::peer_failed : outcome));
+  give_up(group, report(group, from, fmt::format("in epoch {}", step.epoch), step,
+                        failed ? WaitOutcome::peer_failed : outcome, failed));
   throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed, group.failure);
 }
 

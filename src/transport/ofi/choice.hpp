@@ -13,8 +13,8 @@ namespace shoal::transport::ofi {
 
 /// What fi_getinfo offers, as far as the choice needs it. Order: the provider's.
 struct Candidate {
-  std::string domain;  ///< "eth0", "mlx5_0", "rdmap0s6-rdm"
-  std::string device;  ///< of the NIC, "mlx5_0"; may be empty
+  std::string domain{};  ///< "eth0", "mlx5_0", "rdmap0s6-rdm"
+  std::string device{};  ///< of the NIC, "mlx5_0"; may be empty
   bool ip = false;     ///< its address is one of IP
   bool v6 = false;
   bool link_local = false;

@@ -26,6 +26,7 @@ Engine::Engine(const Context& context)
       settings_(*context.settings),
       segment_(context.segment),
       segment_bytes_(context.segment->size()),
+      failure_(context.failure),
       scratch_(scratch_bytes(context.n_pes)),
       peers_(static_cast<std::size_t>(context.n_pes)) {
   std::memcpy(&world_, context.world.data(), sizeof world_);
@@ -276,8 +277,14 @@ void Engine::time_out(const char* operation, Pe pe) const {
 }
 
 void Engine::suspect(Pe pe) {
-  for (Peer& peer : peers_)
-    if (peer.connected && peer.failure.empty() && (pe < 0 ? peer.busy() : peer.pe == pe)) probe(peer);
+  // A provider may not notice that a peer is gone: it connects again, for as long as one waits.
+  for (Peer& peer : peers_) {
+    if (!peer.connected || (pe >= 0 && peer.pe != pe)) continue;
+    const std::string failure = failure_ ? failure_(peer.pe) : std::string();
+    const std::lock_guard guard(lock_);
+    if (!failure.empty()) fail_peer(peer.pe, failure);
+    if (peer.failure.empty() && (pe >= 0 || peer.busy())) probe(peer);
+  }
 }
 
 std::span<const Transport::Ended> Engine::ended() noexcept {

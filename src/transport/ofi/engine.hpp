@@ -130,8 +130,9 @@ class Engine {
   void post_receive(Line& line, Request& request);
   void fail_peer(Pe pe, const std::string& text);
   void check_peer(const Peer& peer, const char* operation) const;
-  void suspect(Pe pe);
   [[noreturn]] void time_out(const char* operation, Pe pe) const;
+  /// Without the lock: asks the world and the provider whether who is waited for (negative: anybody) lives.
+  void suspect(Pe pe);
 
   // rma.cpp
   void transfer(Transfer transfer, Pe pe, std::size_t offset, std::byte* local, std::size_t bytes);
@@ -162,6 +163,7 @@ class Engine {
   const Settings& settings_;
   const std::shared_ptr<memory::Segment> segment_;
   const std::size_t segment_bytes_;
+  const std::function<std::string(Pe)> failure_;
   std::uint64_t world_ = 0;
   std::string provider_;
   std::size_t window_ = 1;  ///< that this PE grants

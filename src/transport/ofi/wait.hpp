@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "transport/ofi/engine.hpp"
+#include "transport/patience.hpp"
 
 namespace shoal::transport::ofi {
 
@@ -13,9 +14,9 @@ namespace shoal::transport::ofi {
 class Engine::Waiting {
  public:
   explicit Waiting(const Engine& engine)
-      : start_(Clock::now()), deadline_(start_ + engine.settings_.timeout), next_probe_(start_ + kPatience) {}
+      : start_(Clock::now()), deadline_(wait_deadline(engine.settings_.timeout)), next_probe_(start_ + kPatience) {}
 
-  /// A peer has been silent for so long that one asks whether it lives. True once in a while.
+  /// It lasts so long that one asks whether the peer lives. True once in a while.
   bool suspicious() {
     if (Clock::now() < next_probe_) return false;
     next_probe_ = Clock::now() + kPatience;
@@ -24,7 +25,7 @@ class Engine::Waiting {
   bool over() const { return Clock::now() >= deadline_; }
 
  private:
-  static constexpr std::chrono::milliseconds kPatience{100};
+  static constexpr std::chrono::milliseconds kPatience{20};
 
   Clock::time_point start_, deadline_, next_probe_;
 };
@@ -44,9 +45,9 @@ void Engine::wait(const char* operation, Pe pe, Ready&& ready) {
       const std::lock_guard guard(lock_);
       progress = poll();
       if (ready()) return;
-      if (waiting.suspicious()) suspect(pe);
       if (waiting.over()) time_out(operation, pe);
     }
+    if (waiting.suspicious()) suspect(pe);
     if (!progress) sched_yield();
   }
 }

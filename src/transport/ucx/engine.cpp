@@ -91,6 +91,14 @@ void Engine::step_aside(Lock& lock, std::int64_t polls) {
   lock.acquire();
 }
 
+void Engine::ask_world(Lock& lock, Peer& peer) {
+  if (!context_.failure) return;
+  lock.release();
+  const std::string failure = context_.failure(peer.pe);
+  lock.acquire();
+  if (!failure.empty()) end_peer(peer, failure);
+}
+
 bool Engine::progress() {
   bool any = false;
   for (int step = 0; step < kProgressSteps && ucp_worker_progress(library_->worker()) != 0; ++step) any = true;

@@ -7,6 +7,7 @@
 // flush, and one acknowledgement; answers are bounded by the depth of who asked. Callers wait for room.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -19,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/patience.hpp"
 #include "transport/transport.hpp"
 #include "transport/ucx/library.hpp"
 #include "transport/ucx/peer.hpp"
@@ -55,7 +57,8 @@ class Engine {
   };
 
   const Context& context() const noexcept { return context_; }
-  const Library& library() const noexcept { return *library_; }
+  /// The longest transfer that goes as a message.
+  std::size_t message_bytes() const noexcept { return std::min(kPayloadBytes, chunk_); }
   /// Throws Error where `pe` is not connected or has ended.
   Peer& open_peer(Pe pe, const Operation& operation);
   std::vector<Peer>& peers() noexcept { return peers_; }
@@ -87,15 +90,25 @@ class Engine {
   void wait(Lock& lock, Peer& peer, const Operation& operation, Ready&& ready) {
     if (ready()) return;
     const Waiting waiting(*this);
-    const auto deadline = Clock::now() + context_.settings->timeout;
+    const auto deadline = wait_deadline(context_.settings->timeout);
+    auto next_question = Clock::now() + kPatience;
     for (std::int64_t polls = 0;; ++polls) {
       progress();
       if (ready()) return;
       if (peer.ended) throw_ended(peer, operation);
-      if (polls % 64 == 63 && Clock::now() > deadline) throw_timeout(peer, operation);
+      if (polls % 64 == 63) {
+        const auto now = Clock::now();
+        if (now > deadline) throw_timeout(peer, operation);
+        if (now > next_question) {
+          ask_world(lock, peer);
+          next_question = now + kPatience;
+        }
+      }
       step_aside(lock, polls);
     }
   }
+  /// Ends the peer where the world knows that it failed: UCX may not notice.
+  void ask_world(Lock& lock, Peer& peer);
   /// Lets others have the lock and the core for a moment.
   void step_aside(Lock& lock, std::int64_t polls);
   bool progress();
@@ -115,6 +128,8 @@ class Engine {
    private:
     Engine& engine_;
   };
+
+  static constexpr std::chrono::milliseconds kPatience{20};  // between questions to the world
 
   friend struct Callbacks;  // what UCX calls
   struct Transfer;
