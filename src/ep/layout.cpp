@@ -7,6 +7,7 @@
 #include "ep/cursor.hpp"
 #include "ep/device_layout.hpp"
 #include "ep/wire.hpp"
+#include "shoal/settings.hpp"
 
 namespace shoal::ep {
 namespace detail {
