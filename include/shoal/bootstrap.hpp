@@ -2,12 +2,14 @@
 //
 // A Bootstrap is a small control plane among the PEs of one world: their number, an all-gather, a barrier and an abort.
 // World::open uses it while it starts; after that it is kept open only so that an abort reaches everybody.
-// Implementations here: UniqueId over TCP (requirement D7) and threads of one process. A user's own launcher can
-// implement the interface.
+// Implementations here: UniqueId over TCP (requirement D7) and threads of one process. Launchers come in as plug-ins
+// (shoal/bootstrap_plugin.h), MPI communicators by shoal/mpi.hpp; docs/bootstrap.md shows all ways. A program can also
+// implement the interface itself.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -84,14 +86,24 @@ std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe
 /// settings.session_secret; PE settings.session_root listens there.
 std::unique_ptr<Bootstrap> connect_session(std::int32_t pe, std::int32_t n_pes, const Settings& settings);
 
+/// As connect_unique_id, for PEs that can already hand a text from PE 0 to all others: by MPI (shoal/mpi.hpp), a
+/// launcher's plug-in (shoal/bootstrap_plugin.h), or any other means. PE 0 creates the id; `broadcast` is called once on
+/// every PE, with PE 0's text there and an empty one elsewhere, and returns PE 0's text on all. The text has at most 255
+/// letters, digits and . : [ ] % _ -; it is a secret. When PE 0 cannot create an id, all PEs fail with its reason.
+/// Worlds of different members may be opened one after another and live at the same time.
+std::unique_ptr<Bootstrap> connect_by_broadcast(std::int32_t pe, std::int32_t n_pes,
+                                                const std::function<std::string(const std::string&)>& broadcast,
+                                                const Settings& settings);
+
 /// A control plane for `n_pes` threads of this process; element i is for PE i, to be used by its thread only.
 std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(std::int32_t n_pes, const Settings& settings = {});
 
 /// A world of one PE.
 std::unique_ptr<Bootstrap> single_bootstrap();
 
-/// The one that settings.bootstrap asks for. Throws Error{invalid_argument} when pe, n_pes, or the id it needs is
-/// missing.
+/// The one that settings.bootstrap asks for, or for "automatic" the one that settings or the launcher
+/// (settings.launcher) offer. Throws Error{invalid_argument} when pe, n_pes, or the id it needs is missing, and
+/// Error{unsupported} when a plug-in that it needs is not there.
 std::unique_ptr<Bootstrap> make_bootstrap(const Settings& settings);
 
 }  // namespace shoal

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,6 +24,7 @@ namespace shoal {
 struct Settings {
   // How PEs find each other.
   std::string bootstrap = "automatic";
+  std::string bootstrap_plugin;
   std::int64_t pe = -1;
   std::int64_t n_pes = -1;
   std::string unique_id;
@@ -70,10 +72,15 @@ struct Settings {
   std::int64_t ep_threads = 1;
   std::int64_t ep_sms = 0;
   std::string ep_tuning;
+  std::size_t ep_chunk = std::size_t{512} << 10;
 
   // Diagnosis.
   std::string log = "warn";
   std::string log_file;
+
+  /// What the launcher that started this process says in its environment (PMI_RANK, RANK, ...), by variable: read by
+  /// from_environment for bootstrap "automatic". Empty, as in Settings(): this process belongs to no launcher's job.
+  std::map<std::string, std::string> launcher;
 
   /// The defaults overridden by the SHOAL_* variables that are set (NVSHMEM_* aliases where the SHOAL_* name is not
   /// set). Throws Error{invalid_argument} naming the variable, its value and the allowed form.
@@ -97,7 +104,7 @@ struct SettingInfo {
   std::string_view meaning;  ///< one sentence
   std::int64_t minimum = 0;  ///< for numbers
   std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
-  std::vector<std::string_view> choices = {};  ///< for text: the allowed values; empty for free text
+  std::vector<std::string_view> choices = {};  ///< for text: the allowed values, "x:" for x: and any text; empty: free text
   bool secret = false;                         ///< its value is never printed
 };
 

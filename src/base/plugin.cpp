@@ -33,7 +33,8 @@ Plugin load_plugin_file(const std::string& file, const char* symbol) {
     return plugin;
   }
   plugin.symbol = dlsym(library, symbol);
-  if (plugin.symbol == nullptr) plugin.reason = fmt::format("{} is no plug-in for this: it has no symbol {}", file, symbol);
+  if (plugin.symbol == nullptr)
+    plugin.reason = fmt::format("{} is no plug-in for this: it has no symbol {}", file, symbol);
   return plugin;
 }
 
@@ -53,8 +54,9 @@ Plugin load_plugin(const Settings& settings, std::string_view name, const char* 
   }
   Plugin plugin;
   plugin.file = folders.front() / library;
-  plugin.reason = fmt::format("{} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names another folder",
-                              plugin.file, library, settings.plugin_dir);
+  plugin.reason =
+      fmt::format("{} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names another folder",
+                  plugin.file, library, settings.plugin_dir);
   return plugin;
 }
 

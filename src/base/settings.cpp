@@ -15,16 +15,28 @@ namespace {
 
 constexpr std::int64_t kOneDayMs = 24LL * 3600 * 1000;
 
+/// What launchers tell the processes that they start; bootstrap/launcher.cpp knows what it means.
+constexpr std::string_view kLauncherVariables[] = {
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "PMIX_RANK",                              // Open MPI
+    "PMI_FD", "PMI_RANK", "PMI_SIZE", "HYDI_CONTROL_FD",                                  // hydra
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",                    // Slurm
+    "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",  // torch
+};
+
 const std::vector<SettingInfo>& table() {
   static const std::vector<SettingInfo> rows = {
       {"SHOAL_BOOTSTRAP",
        "NVSHMEM_BOOTSTRAP",
        "bootstrap",
        &Settings::bootstrap,
-       "How PEs find each other: uid (TCP), single (one PE), or automatic: uid when SHOAL_N_PES is set, else single.",
+       "How PEs find each other (docs/bootstrap.md): uid (SHOAL_UNIQUE_ID or SHOAL_SESSION_ID), mpi, shmem (OpenSHMEM), "
+       "pmi (PMI-1), pmi2, pmix, torch (torchrun's variables), plugin:FILE (a library of your own), single (one PE); "
+       "automatic: as shoal-run or the launcher that started this process offers, else single.",
        0,
        0,
-       {"automatic", "uid", "single"}},
+       {"automatic", "uid", "single", "mpi", "shmem", "pmi", "pmi2", "pmix", "torch", "plugin", "plugin:"}},
+      {"SHOAL_BOOTSTRAP_PLUGIN", "NVSHMEM_BOOTSTRAP_PLUGIN", "bootstrap", &Settings::bootstrap_plugin,
+       "The library that SHOAL_BOOTSTRAP=plugin stands for."},
       {"SHOAL_PE", "", "bootstrap", &Settings::pe, "Index of this PE, from 0; set by shoal-run. -1: not set.", -1,
        1'000'000},
       {"SHOAL_N_PES", "", "bootstrap", &Settings::n_pes, "Number of PEs of the world; set by shoal-run. -1: not set.",
@@ -103,7 +115,8 @@ const std::vector<SettingInfo>& table() {
        "Polls before a waiting thread yields its core. Raise it when every PE has a core of its own.", 0,
        1'000'000'000},
       {"SHOAL_TRANSPORT_INSIDE", "", "network", &Settings::transport_inside,
-       "Transports between PEs of one node, first choice first: comma list of shm, ofi, ucx; automatic: shm, ofi, ucx."},
+       "Transports between PEs of one node, first choice first: comma list of shm, ofi, ucx; automatic: shm, ofi, "
+       "ucx."},
       {"SHOAL_TRANSPORT_BETWEEN", "NVSHMEM_REMOTE_TRANSPORT", "network", &Settings::transport_between,
        "Transports between PEs of different nodes, first choice first: comma list of shm (emulated nodes of one host), "
        "ofi (or libfabric), ucx; automatic: shm, ofi, ucx. A network's library is loaded when a pair of PEs needs it."},
@@ -156,6 +169,11 @@ const std::vector<SettingInfo>& table() {
        "For measurements: how normal-mode kernels on GPUs are laid out, such as dispatch=7x2,combine=16x3x512x8 (warps "
        "x "
        "rows in flight; warps x stages x bytes of a chunk x chunks of a segment)."},
+      {"SHOAL_EP_CHUNK", "", "ep", &Settings::ep_chunk,
+       "Bytes that travel between nodes at a time in normal mode; the same on all PEs. Small chunks overlap more, "
+       "large "
+       "ones cost less each.",
+       4096, std::int64_t{1} << 30},
       {"SHOAL_LOG",
        "NVSHMEM_DEBUG",
        "diagnosis",
@@ -197,9 +215,26 @@ std::int64_t parse_number(const SettingInfo& info, std::string_view variable, st
   return *value;
 }
 
+std::string shown(std::string_view choice) {
+  return choice.ends_with(':') ? fmt::format("{}TEXT", choice) : std::string(choice);
+}
+
+/// `text` as the table writes it (letter case), or nullopt when it is none of the choices.
+std::optional<std::string> choose(const SettingInfo& info, std::string_view text) {
+  if (info.choices.empty()) return std::string(text);
+  for (const std::string_view choice : info.choices) {
+    const bool open = choice.ends_with(':') && text.size() > choice.size();
+    const std::string_view head = open ? text.substr(0, choice.size()) : text;
+    if (choice.ends_with(':') == open && lower(head) == lower(choice)) return fmt::format("{}{}", choice, text.substr(head.size()));
+  }
+  return std::nullopt;
+}
+
 void check_choice(const SettingInfo& info, std::string_view variable, const std::string& text) {
-  if (!info.choices.empty() && std::find(info.choices.begin(), info.choices.end(), text) == info.choices.end())
-    reject(variable, text, fmt::format("one of {}", fmt::join(info.choices, ", ")));
+  if (choose(info, text) == text) return;
+  std::vector<std::string> allowed;
+  for (const std::string_view choice : info.choices) allowed.push_back(shown(choice));
+  reject(variable, text, fmt::format("one of {}", fmt::join(allowed, ", ")));
 }
 
 void assign(const SettingInfo& info, Settings& settings, std::string_view variable, const std::string& text) {
@@ -213,11 +248,9 @@ void assign(const SettingInfo& info, Settings& settings, std::string_view variab
     settings.** time =
         std::chrono::milliseconds(parse_number(info, variable, text, "milliseconds", parse_integer(text)));
   } else {
-    auto choice = info.choices.empty() ? text : std::string();
-    for (auto allowed : info.choices)
-      if (lower(allowed) == lower(text)) choice = allowed;
-    if (!info.choices.empty() && choice.empty()) check_choice(info, variable, text);
-    settings.*std::get<std::string Settings::*>(info.field) = choice;
+    const auto choice = choose(info, text);
+    if (!choice) check_choice(info, variable, text);
+    settings.*std::get<std::string Settings::*>(info.field) = *choice;
   }
 }
 
@@ -277,6 +310,8 @@ Settings Settings::from(const std::function<std::optional<std::string>(const std
       }
     }
   }
+  for (const std::string_view variable : kLauncherVariables)
+    if (auto text = lookup(std::string(variable))) settings.launcher[std::string(variable)] = *text;
   return settings;
 }
 

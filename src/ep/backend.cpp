@@ -19,6 +19,17 @@ Device device_of(const shoal::detail::WorldState& world) {
   return {};
 }
 
+Nodes nodes_of(const Team& team) {
+  const std::vector<std::int32_t> domain_of_pe = team.state().world->load_store_domains();
+  std::vector<std::int32_t> domains;
+  std::vector<Pe> pes;
+  for (Pe member = 0; member < team.size(); ++member) {
+    pes.push_back(team.world_pe(member));
+    domains.push_back(domain_of_pe[static_cast<std::size_t>(pes.back())]);
+  }
+  return make_nodes(domains, pes, team.my_pe());
+}
+
 std::size_t arena_bytes(const Shape& shape, const Device& device) {
   return device.kind == DeviceKind::cuda ? DeviceLayout(shape).arena_bytes : GroupLayout(shape).arena_bytes;
 }
@@ -28,9 +39,10 @@ std::size_t arena_bytes(const Shape& shape, const Device& device) {
 GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
     : team(owner),
       options(wanted),
-      shape(make_shape(wanted, owner.size())),
       world(owner.state().world),
       me(owner.my_pe()),
+      nodes(nodes_of(owner)),
+      shape(make_shape(wanted, owner.size(), nodes.count, world->settings().ep_chunk)),
       timeout(wanted.timeout.count() > 0 ? wanted.timeout : owner.state().world->settings().timeout),
       device(device_of(*world)),
       heap_bytes(device.kind == DeviceKind::cuda ? DeviceLayout(shape).total : GroupLayout(shape).total),

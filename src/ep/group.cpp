@@ -92,7 +92,8 @@ Group::Group(const Team& team, const GroupOptions& options) : state_(detail::agr
   state.block = static_cast<std::byte*>(state.world->heap().malloc(state.heap_bytes));
   state.block_offset = state.world->heap().offset_of(state.block);
   for (Pe pe = 0; pe < state.shape.ranks; ++pe)
-    state.peers.push_back(state.world->peer_base(team.world_pe(pe)) + state.block_offset);
+    state.peers.push_back(state.nodes.here(pe) ? state.world->peer_base(team.world_pe(pe)) + state.block_offset
+                                               : nullptr);
   state.backend->open();
   state.world->sync(team.state(), "ep group");
   if (options.preinitialize) warmup();

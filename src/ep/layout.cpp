@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "ep/cursor.hpp"
 #include "ep/device_layout.hpp"
+#include "ep/wire.hpp"
 
 namespace shoal::ep {
 namespace detail {
@@ -20,7 +21,7 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 
 }  // namespace
 
-Shape make_shape(const GroupOptions& options, std::int32_t ranks) {
+Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes, std::size_t chunk) {
   constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24, kMaxHidden = std::int64_t{1} << 20, kMaxExperts = 1 << 16;
   require_range("max_tokens", options.max_tokens, 0, kMaxTokens);
   require_range("low_latency_max_tokens", options.low_latency_max_tokens, 0, kMaxTokens);
@@ -68,6 +69,12 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks) {
   shape.combine_staging = options.combine_staging;
   shape.max_row_bytes = options.hidden * element;
   shape.max_answer_bytes = options.hidden * std::max<std::size_t>(element, 2);  // experts answer float8 rows in 16 bits
+  shape.nodes = nodes;
+  if (nodes > 1 && shape.max_tokens > 0) {
+    const TokenMessage token(shape.max_row_bytes, shape.max_scales * 4, shape.top_k, true);
+    const AnswerMessage answer(shape.max_answer_bytes, shape.top_k, true);
+    shape.chunk_bytes = align_up(std::max(chunk, sizeof(ChunkHeader) + std::max(token.total, answer.total)), kLine);
+  }
   return shape;
 }
 
@@ -98,6 +105,8 @@ GroupLayout::GroupLayout(const Shape& shape) {
   answers_ready = cursor.take(ranks * kLine);
   answers_read = cursor.take(ranks * kLine);
   failed = cursor.take(ranks * kLine);
+  chunks_sent = cursor.take(shape.nodes * kLine);
+  chunks_read = cursor.take(shape.nodes * kLine);
   notice_bytes = align_up(sizeof(Notice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
   notices = cursor.take(2 * ranks * notice_bytes);
   slot_notices = cursor.take(2 * ranks * kLine);
@@ -117,6 +126,9 @@ GroupLayout::GroupLayout(const Shape& shape) {
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
   staging = cursor.take(staged * shape.max_answer_bytes, kPage);
   staging_weights = cursor.take(staged * shape.top_k * sizeof(float), kPage);
+  const std::size_t ring = shape.nodes > 1 ? shape.nodes * kRailSlots * shape.chunk_bytes : 0;
+  chunks_out = cursor.take(ring, kPage);
+  chunks_in = cursor.take(ring, kPage);
   normal_end = align_up(cursor.at, kPage);
 
   cursor.at = normal_end;
@@ -128,6 +140,11 @@ GroupLayout::GroupLayout(const Shape& shape) {
   answer_stride =
       align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);  // LogFMT keeps its ranges before the row
   answers = cursor.take(2 * shape.local_experts * shape.low_latency_rows() * answer_stride, kPage);
+  far_slots_bytes = align_up(tokens * slot_bytes, kLine) + tokens * outbox_bytes;
+  const std::size_t far_bytes = 2 * shape.far() * far_slots_bytes;
+  far_out = cursor.take(far_bytes, kPage);
+  far_in = cursor.take(far_bytes, kPage);
+  far_answers = cursor.take(2 * shape.far() * shape.max_answers() * answer_stride, kPage);
   total = align_up(cursor.at, kPage);
 }
 

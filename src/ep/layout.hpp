@@ -29,11 +29,17 @@ constexpr std::int64_t scale_groups(std::int64_t hidden) {
 /// Group options with everything that follows from them.
 struct Shape {
   std::int32_t ranks = 0, experts = 0, local_experts = 0, top_k = 0;
+  std::int32_t nodes = 1;  ///< that the members lie on, equally many on each
   std::int64_t hidden = 0, max_tokens = 0, low_latency_max_tokens = 0, max_scales = 0;
   std::int32_t live_results = 0;
   bool combine_staging = true;
   std::size_t max_row_bytes = 0;     ///< of the widest dispatch row of normal mode
   std::size_t max_answer_bytes = 0;  ///< of the widest combine row of normal mode
+  std::size_t chunk_bytes = 0;       ///< of what travels between nodes at a time, header included
+
+  std::int32_t far() const noexcept { return ranks - ranks / nodes; }  ///< members on other nodes
+  /// Answers of low-latency mode that one member can have for one source.
+  std::int64_t max_answers() const noexcept { return low_latency_max_tokens * std::min(top_k, local_experts); }
 
   std::int64_t max_received() const noexcept { return ranks * max_tokens; }
   /// Rows of an expert-major result at most: one for each expert of a token here, each block of an expert aligned.
@@ -43,8 +49,8 @@ struct Shape {
   std::int64_t low_latency_rows() const noexcept { return ranks * low_latency_max_tokens; }  ///< per local expert
 };
 
-/// Throws Error{invalid_argument} for options outside their limits.
-Shape make_shape(const GroupOptions& options, std::int32_t ranks);
+/// Throws Error{invalid_argument} for options outside their limits. `chunk` is SHOAL_EP_CHUNK; of several nodes only.
+Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes = 1, std::size_t chunk = 0);
 
 /// The arrays of one dispatch's result, one after another.
 struct ReceiveLayout {
@@ -110,6 +116,9 @@ struct OutboxLayout {
   OutboxLayout(std::int64_t hidden, bool quantized);
 };
 
+/// Chunks that may lie at a rail peer unread: enough to send one while another travels and a third is read.
+constexpr std::int32_t kRailSlots = 4;
+
 /// Offsets within the group's block of the heap.
 struct GroupLayout {
   // Signals: a line per member, holding the epoch of the last operation for which that member did so.
@@ -117,6 +126,7 @@ struct GroupLayout {
   std::size_t slots_sent, slots_read;       ///< low-latency dispatch
   std::size_t answers_ready, answers_read;  ///< low-latency combine
   std::size_t failed;                       ///< 1 once the group of that member has failed
+  std::size_t chunks_sent, chunks_read;     ///< of rails, a line per node: chunks so far; they only grow
   // Values that signals publish, two of each by parity of the epoch.
   std::size_t notices, notice_bytes;                ///< [2][ranks] records
   std::size_t slot_notices;                         ///< [2][ranks] SlotNotice, a line each
@@ -126,10 +136,15 @@ struct GroupLayout {
   std::size_t arena, arena_bytes;        ///< receive regions
   std::size_t largest_result;            ///< bytes that a result can always have while fewer than live_results are held
   std::size_t staging, staging_weights;  ///< y and weights of combine that lie outside the heap
+  std::size_t chunks_out, chunks_in;     ///< [nodes][kRailSlots] of Shape.chunk_bytes, where there are several nodes
   std::size_t normal_end;
   std::size_t slots, slot_bytes;       ///< [2][ranks][low_latency_max_tokens] headers of tokens sent to this member
   std::size_t outbox, outbox_bytes;    ///< [2][low_latency_max_tokens] rows of this member's tokens
   std::size_t answers, answer_stride;  ///< [2][local_experts][low_latency_rows] rows of answer_stride bytes
+  // Between nodes nothing can be fetched, so it is brought: a slot and its row together, answers in the order of
+  // experts, then tokens.
+  std::size_t far_out, far_in, far_slots_bytes;  ///< [2][far] of low_latency_max_tokens headers, then as many rows
+  std::size_t far_answers;                       ///< [2][far][max_answers] of answer_stride
   std::size_t total;
 
   explicit GroupLayout(const Shape& shape);
@@ -148,6 +163,16 @@ struct GroupLayout {
   }
   std::size_t outbox_row(std::uint64_t epoch, std::int64_t token, const Shape& shape) const {
     return outbox + ((epoch & 1) * shape.low_latency_max_tokens + token) * outbox_bytes;
+  }
+  std::size_t chunk(std::size_t ring, std::int32_t node, std::uint64_t number, const Shape& shape) const {
+    return ring + (node * std::size_t{kRailSlots} + number % kRailSlots) * shape.chunk_bytes;
+  }
+  /// Where the slots lie that go to, or come from, member number `far` of other nodes.
+  std::size_t far_slots(std::size_t area, std::uint64_t epoch, std::int32_t far, const Shape& shape) const {
+    return area + ((epoch & 1) * shape.far() + far) * far_slots_bytes;
+  }
+  std::size_t far_answer(std::uint64_t epoch, std::int32_t far, std::int64_t row, const Shape& shape) const {
+    return far_answers + (((epoch & 1) * shape.far() + far) * shape.max_answers() + row) * answer_stride;
   }
   std::size_t answer(std::uint64_t epoch, std::int32_t local_expert, std::int64_t row, const Shape& shape) const {
     return answers +

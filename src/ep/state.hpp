@@ -9,6 +9,7 @@
 
 #include "ep/arena.hpp"
 #include "ep/layout.hpp"
+#include "ep/nodes.hpp"
 #include "ep/routing.hpp"
 #include "ep/stream.hpp"
 #include "shoal/ep/group.hpp"
@@ -28,15 +29,16 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
 
   const Team team;
   const GroupOptions options;
-  const Shape shape;
   const std::shared_ptr<shoal::detail::WorldState> world;
   const Pe me;
+  const Nodes nodes;
+  const Shape shape;
   const std::chrono::milliseconds timeout;
   const Device device;  ///< where the group's memory and its tensors lie
 
   std::byte* block = nullptr;     ///< this member's block of the heap
   std::size_t block_offset = 0;   ///< of the block in everybody's heap
-  std::vector<std::byte*> peers;  ///< every member's block, as addresses here
+  std::vector<std::byte*> peers;  ///< every member's block, as addresses here; nullptr on other nodes
   std::size_t heap_bytes;         ///< of the block
   std::unique_ptr<Backend> backend;
   std::unique_ptr<host::HostGroup> host;  ///< the host backend's part
@@ -55,8 +57,10 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   bool closed = false;
   Statistics statistics;
 
-  /// Where member `rank`'s heap byte `offset` lies here.
-  std::byte* heap_of(std::int32_t rank, std::uint64_t offset) const { return peers[rank] - block_offset + offset; }
+  /// Where member `rank`'s heap byte `offset` lies here; nullptr on other nodes.
+  std::byte* heap_of(std::int32_t rank, std::uint64_t offset) const {
+    return peers[rank] == nullptr ? nullptr : peers[rank] - block_offset + offset;
+  }
 };
 
 /// A region of the receive area; returns to the arena with the last tensor that looks into it.
@@ -70,6 +74,26 @@ struct Region {
   std::size_t offset;  ///< in the arena
 };
 
+/// Where one row of a token from another node went.
+struct ForwardedRow {
+  std::int32_t rank;
+  std::int32_t lane;  ///< expert-major; else -1
+  std::int64_t row;
+};
+
+/// The tokens that this member has passed on for its rail peer on one node, in the order in which they came.
+struct Forwarded {
+  /// Next row of the peer's tokens at each member; expert-major: of each expert.
+  std::vector<std::int32_t> next;
+  std::vector<std::int32_t> first{0};  ///< [tokens + 1]: where the rows of each token start
+  std::vector<ForwardedRow> rows;      ///< of a token in the order in which combine adds them
+
+  std::int64_t tokens() const { return static_cast<std::int64_t>(first.size()) - 1; }
+  std::span<const ForwardedRow> rows_of(std::int64_t token) const {
+    return {rows.data() + first[token], static_cast<std::size_t>(first[token + 1] - first[token])};
+  }
+};
+
 struct HandleState {
   std::shared_ptr<const RoutingState> routing;
   std::weak_ptr<const GroupState> group;  ///< which group made it
@@ -80,7 +104,8 @@ struct HandleState {
   std::int64_t result_rows = 0;           ///< received, or worst_case_rows
   /// Expert-major layout (DispatchOptions.expanded): the alignment of the experts' blocks; 0: flat.
   std::int32_t expert_alignment = 0;
-  ExpertRows expert_rows;  ///< of the expert-major layout
+  ExpertRows expert_rows;            ///< of the expert-major layout
+  std::vector<Forwarded> forwarded;  ///< [nodes], where there are several: what this member passed on for each
 
   std::int64_t received_by(std::int32_t rank) const;
   std::int32_t lanes(std::int32_t top_k) const { return expert_alignment > 0 ? 1 : top_k; }  ///< beside a row

@@ -59,8 +59,8 @@ std::unique_ptr<Transport> make_network(std::string_view name, const Context& co
   const auto& module = *static_cast<const Module*>(plugin.symbol);
   if (module.version != kModuleVersion)
     return make_unavailable(
-        name, fmt::format("{} is of another build of Shoal (its version of the table is {}, this one's {})", plugin.file,
-                          module.version, kModuleVersion));
+        name, fmt::format("{} is of another build of Shoal (its version of the table is {}, this one's {})",
+                          plugin.file, module.version, kModuleVersion));
   log::debug("PE {}: transport {} from {} ({})", context.my_pe, name, plugin.file, module.library);
   try {
     return module.make(context);

@@ -55,12 +55,12 @@ struct Context {
   std::shared_ptr<memory::Segment> segment;
   std::shared_ptr<memory::DeviceHeap> device_heap;  ///< for heap_factories(); nullptr where the heap is on the host
   const Settings* settings = nullptr;
-  /// Networks: the PEs that no other transport reaches as well as the settings ask for, by PE. Only these are connected;
-  /// reach() of others is nothing, with a reason.
+  /// Networks: the PEs that no other transport reaches as well as the settings ask for, by PE. Only these are
+  /// connected; reach() of others is nothing, with a reason.
   std::vector<bool> wanted;
   /// Networks: the ports of this PE by the NIC plan, one a rail, such as "mlx5_0:1" or "eth0"; empty: any.
   std::vector<std::string> nics;
-  memory::Token world{};                            ///< a secret that only the PEs of this world know
+  memory::Token world{};  ///< a secret that only the PEs of this world know
   std::chrono::milliseconds timeout{};
   std::function<void()> check;  ///< to be called in waits about every millisecond; throws when another PE has failed
 };

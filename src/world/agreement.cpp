@@ -13,6 +13,7 @@ std::vector<LayoutField> layout_fields(const Settings& settings, const ControlLa
       {"SHOAL_HEAP (0: host, 1: cuda)", settings.heap == "cuda" ? 1U : 0U},
       {"SHOAL_MAX_TEAMS", static_cast<std::uint64_t>(settings.max_teams)},
       {"SHOAL_NODE_SIZE", static_cast<std::uint64_t>(settings.node_size)},
+      {"SHOAL_EP_CHUNK", settings.ep_chunk},
       {"the size of the control block", layout.bytes()},
   };
 }

@@ -186,4 +186,16 @@ std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe) {
   return peers;
 }
 
+std::vector<std::int32_t> load_store_domains(const Connectivity& connectivity) {
+  std::vector<std::int32_t> domains(connectivity.n_pes, -1);
+  std::int32_t count = 0;
+  for (std::size_t pe = 0; pe < connectivity.n_pes; ++pe) {
+    if (domains[pe] >= 0) continue;
+    for (const Pe peer : load_store_peers(connectivity, static_cast<Pe>(pe)))
+      domains[static_cast<std::size_t>(peer)] = count;
+    ++count;
+  }
+  return domains;
+}
+
 }  // namespace shoal::detail

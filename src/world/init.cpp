@@ -388,8 +388,8 @@ void Opening::choose_nics(BlobWriter&) {
   const auto index = static_cast<std::int32_t>(
       std::count(host_of.begin(), host_of.begin() + static_cast<std::ptrdiff_t>(me), host_of[me]));
   const topology::Machine machine = topology::read_machine();
-  const auto seats = topology::host_seats(
-      machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
+  const auto seats =
+      topology::host_seats(machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
   const std::string gpu =
       parts_.device ? memory::describe_gpus().gpus.at(static_cast<std::size_t>(parts_.device->device)).pci : "";
   const std::int32_t seat =

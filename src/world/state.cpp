@@ -204,6 +204,27 @@ void WorldState::put(RemoteAddress target, const void* source, std::size_t bytes
   route.transport.put(target.pe, route.start + target.offset, source, bytes);
 }
 
+void WorldState::put_nbi(RemoteAddress target, const void* source, std::size_t bytes) {
+  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::put);
+  route.transport.put_nbi(target.pe, route.start + target.offset, source, bytes);
+}
+
+void WorldState::signal(RemoteAddress target, SignalOp op, std::uint64_t value) {
+  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::signals);
+  route.transport.signal(target.pe, route.start + target.offset, op, value);
+}
+
+void WorldState::put_signal(RemoteAddress target, const void* source, std::size_t bytes, std::size_t signal_offset,
+                            SignalOp op, std::uint64_t value) {
+  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::put | transport::capability::signals);
+  route.transport.put_signal(target.pe, route.start + target.offset, source, bytes, route.start + signal_offset, op,
+                             value);
+}
+
+std::vector<std::int32_t> WorldState::load_store_domains() const {
+  return detail::load_store_domains(parts_->device_heap ? parts_->heap_connectivity : parts_->connectivity);
+}
+
 void WorldState::quiet() {
   for (const auto& transport : parts_->heap_transports) transport->quiet();
   for (const auto& transport : parts_->transports) transport->quiet();

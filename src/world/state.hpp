@@ -116,8 +116,14 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// Starts a get of `bytes` bytes from the heap of `source.pe`, which the caller has checked, into local memory that
   /// stays in use until quiet.
   void get_nbi(void* target, RemoteAddress source, std::size_t bytes);
-  /// As World::put_bytes for a range that the caller has checked.
+  /// As World's calls of these names for ranges that the caller has checked.
   void put(RemoteAddress target, const void* source, std::size_t bytes);
+  void put_nbi(RemoteAddress target, const void* source, std::size_t bytes);
+  void signal(RemoteAddress target, SignalOp op, std::uint64_t value);
+  void put_signal(RemoteAddress target, const void* source, std::size_t bytes, std::size_t signal_offset, SignalOp op,
+                  std::uint64_t value);
+  /// By PE: equal numbers where loads and stores reach the heap, numbered by first appearance; the same on all PEs.
+  std::vector<std::int32_t> load_store_domains() const;
   /// Returns when all earlier operations of this PE are complete at their targets.
   void quiet();
 

@@ -163,6 +163,15 @@ std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x, const 
   return bf16_of(sum);
 }
 
+std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32_t>& ranks) {
+  std::vector<std::int32_t> nodes;
+  for (const std::int32_t rank : ranks) {
+    std::erase(nodes, c.node_of(rank));
+    nodes.push_back(c.node_of(rank));
+  }
+  return nodes;
+}
+
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank, const std::vector<std::uint16_t>* bias0,
                                             const std::vector<std::uint16_t>* bias1) {
   const auto lanes = c.topk(rank);
@@ -172,14 +181,24 @@ std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank, 
   for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
     const std::int64_t* row = lanes.data() + t * c.top_k;
     const auto ranks = ranks_of(c, row);
+    const auto nodes = nodes_of(c, ranks);
     for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
       const std::size_t at = t * c.hidden + channel;
       float sum = (bias0 ? float_of_bf16((*bias0)[at]) : 0.0F) + (bias1 ? float_of_bf16((*bias1)[at]) : 0.0F);
-      for (const std::int32_t owner : ranks) {
+      const auto add = [&](std::int32_t owner, float& to) {
         for (std::int32_t k = 0; k < c.top_k; ++k)
           local[k] = row[k] >= 0 && row[k] / c.local_experts() == owner ? row[k] % c.local_experts() : -1;
-        sum += float_of_bf16(answer(c, owner, c.value(rank, t, channel), local.data(), weights.data() + t * c.top_k));
-      }
+        to += float_of_bf16(answer(c, owner, c.value(rank, t, channel), local.data(), weights.data() + t * c.top_k));
+      };
+      if (c.nodes == 1)
+        for (const std::int32_t owner : ranks) add(owner, sum);
+      else
+        for (const std::int32_t node : nodes) {
+          float of_node = 0;
+          for (const std::int32_t owner : ranks)
+            if (c.node_of(owner) == node) add(owner, of_node);
+          sum += float_of_bf16(bf16_of(of_node));
+        }
       out[at] = bf16_of(sum);
     }
   }

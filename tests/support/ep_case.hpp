@@ -26,8 +26,11 @@ struct EpCase {
   /// Blocks of 512 channels differ in magnitude: the answers to two of three are below 1, where LogFMT applies, and one
   /// token of five is all zeros.
   bool mixed_magnitudes = false;
+  std::int32_t nodes =
+      1;  ///< that the ranks lie on, in blocks; normal combine rounds once a node where there are several
 
   std::int32_t local_experts() const { return experts / ranks; }
+  std::int32_t node_of(std::int32_t rank) const { return rank / (ranks / nodes); }
   std::int64_t tokens(std::int32_t rank) const;             ///< 0 .. max_tokens
   std::vector<std::int64_t> topk(std::int32_t rank) const;  ///< [tokens, top_k]
   std::vector<float> weights(std::int32_t rank) const;      ///< [tokens, top_k]
@@ -40,6 +43,10 @@ struct EpCase {
 /// Members that hold experts of a token, ordered by the last lane that asks for each: the order in which their answers
 /// are added. `lanes` are the top_k experts of the token.
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes);
+
+/// The nodes of these members, each once, ordered by the last member of it: of members by last lane, nodes by last
+/// lane.
+std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32_t>& ranks);
 
 /// What member `rank` must receive in normal mode.
 struct ExpectedDispatch {

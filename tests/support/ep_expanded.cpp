@@ -244,9 +244,21 @@ class Round {
       for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
         float sum = 0;
         for (int b = 0; b < call_.biases; ++b) sum += decode(call_.answer, bias_of(b, t, ch));
-        for (std::int32_t k = 0; k < case_.top_k; ++k)
-          if (const std::int64_t expert = lanes[t * case_.top_k + k]; expert >= 0)
-            sum += decode(call_.answer, answer_of(expert, me_, t, ch));
+        const auto add = [&](std::int32_t node, float& to) {  // of any node: -1
+          for (std::int32_t k = 0; k < case_.top_k; ++k)
+            if (const std::int64_t expert = lanes[t * case_.top_k + k];
+                expert >= 0 && (node < 0 || case_.node_of(expert / case_.local_experts()) == node))
+              to += decode(call_.answer, answer_of(expert, me_, t, ch));
+        };
+        if (case_.nodes == 1) {
+          add(-1, sum);
+        } else {
+          for (const std::int32_t node : nodes_of(case_, ranks_of(case_, lanes + t * case_.top_k))) {
+            float of_node = 0;
+            add(node, of_node);
+            sum += decode(call_.answer, encode(call_.answer, of_node));
+          }
+        }
         const std::uint32_t wanted = encode(call_.answer, sum);
         expect(std::memcmp(x.as<std::byte>() + (t * case_.hidden + ch) * element, &wanted, element) == 0,
                fmt::format("combined token {}, channel {} differs ({}, alignment {})", t, ch, case_.describe(),

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "shoal/error.hpp"
+#include "support/expect_error.hpp"
 #include "transport/self/self.hpp"
 #include "world/connectivity.hpp"
 
@@ -72,6 +73,70 @@ TEST(Connectivity, NamesThePairThatNothingConnects) {
       EXPECT_EQ(text.find("too far") != std::string::npos, me != 0) << text;
     }
   }
+}
+
+/// Four PEs on two nodes, "shm" inside them, and what the networks "ofi" and "ucx" offer where they are in the map.
+Connectivity two_nodes(std::vector<std::string> names, const std::function<Capabilities(Pe, Pe, int)>& network = {}) {
+  Connectivity map;
+  map.names = std::move(names);
+  map.n_pes = 4;
+  map.node_of = {0, 0, 1, 1};
+  for (Pe a = 0; a < 4; ++a)
+    for (Pe b = 0; b < 4; ++b)
+      for (int t = 0; t < static_cast<int>(map.names.size()); ++t)
+        map.map.push_back(t > 0 ? network(a, b, t) : a / 2 == b / 2 ? kNear : Capabilities{0});
+  map.reasons.assign(4, std::vector<std::string>(map.names.size(), "far"));
+  detail::read_preferences(map, Settings{});
+  return map;
+}
+constexpr std::string_view kNetworks[] = {"ofi", "ucx"};
+
+TEST(Connectivity, ANetworkIsTriedWhereAPairNeedsIt) {  // D4: loaded on demand
+  Connectivity map = two_nodes({"shm"});
+  EXPECT_EQ(detail::next_network(map, kNetworks), "ofi");
+  EXPECT_TRUE(detail::wants(map, 0, 2, "ofi"));
+  EXPECT_FALSE(detail::wants(map, 0, 1, "ofi"));
+  map.node_of = {0, 0, 0, 0};
+  for (auto& capabilities : map.map) capabilities = kNear;
+  EXPECT_EQ(detail::next_network(map, kNetworks), "");
+}
+
+TEST(Connectivity, WhatFailsForOnePairIsDroppedForAll) {  // D12
+  const auto all_but_one = [](Pe a, Pe b, int t) { return t == 1 && a == 1 && b == 3 ? Capabilities{0} : kAll; };
+  Connectivity map = two_nodes({"shm", "ofi"}, all_but_one);
+  detail::drop_where_broken(map, "ofi");
+  EXPECT_NE(map.dropped[1].find("PE 1 and PE 3"), std::string::npos) << map.dropped[1];
+  EXPECT_EQ(detail::next_network(map, kNetworks), "ucx");
+
+  map = two_nodes({"shm", "ofi", "ucx"}, all_but_one);
+  detail::drop_where_broken(map, "ofi");
+  detail::drop_where_broken(map, "ucx");
+  EXPECT_EQ(map.dropped[2], "");
+  EXPECT_EQ(detail::next_network(map, kNetworks), "");
+  detail::choose_transports(map, 0);
+  EXPECT_EQ(map.transport_of, (std::vector<std::size_t>{0, 0, 2, 2}));
+  EXPECT_EQ(detail::load_store_domains(map), (std::vector<std::int32_t>{0, 0, 1, 1}));
+}
+
+TEST(Connectivity, ANetworkThatWorksWhereItIsNeededIsKept) {
+  Connectivity map = two_nodes({"shm", "ofi"}, [](Pe a, Pe b, int) { return a / 2 == b / 2 ? Capabilities{0} : kAll; });
+  detail::drop_where_broken(map, "ofi");
+  EXPECT_EQ(map.dropped[1], "");
+}
+
+TEST(Connectivity, SettingsSayWhatMayBeUsed) {
+  Connectivity map = two_nodes({"shm"});
+  Settings settings;
+  settings.transport_inside = "libfabric,shm";
+  settings.transport_between = "ucx";
+  detail::read_preferences(map, settings);
+  EXPECT_EQ(detail::next_network(map, kNetworks), "ucx");  // between nodes first
+  EXPECT_TRUE(detail::wants(map, 0, 1, "ofi"));            // rather than shm
+  settings.transport_between = "shm,infiniband";
+  test::expect_error(Code::invalid_argument, "\"infiniband\" is no transport",
+                     [&] { detail::read_preferences(map, settings); });
+  settings.transport_between = "ofi,libfabric";
+  test::expect_error(Code::invalid_argument, "names ofi twice", [&] { detail::read_preferences(map, settings); });
 }
 
 TEST(Connectivity, SharedTeamsAreEquivalences) {

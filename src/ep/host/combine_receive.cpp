@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 
-#include "ep/host/normal.hpp"
+#include "ep/host/combine_forward.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -40,22 +40,13 @@ void fetch_weights(float* out, const HandleState& handle, std::int64_t token,
     out[at.lane] = reinterpret_cast<const float*>(weights_at[at.rank])[at.row];
 }
 
-}  // namespace
-
-Combined combine_receive(GroupState& group, const TensorView& y, const HandleState& handle,
-                         const CombineOptions& options, const NoticeBoard& board) {
-  const std::uint64_t epoch = group.epoch;
-  group.world->set_progress(shoal::detail::Activity::combine, epoch, "receive");
+/// All members are on this node: one pass over the tokens.
+void combine_here(GroupState& group, const TensorView& y, const HandleState& handle, const CombineOptions& options,
+                  const AnswersHere& answers, Combined& combined) {
   const detail::RoutingState& routing = *handle.routing;
   const std::int64_t hidden = y.shape[1];
   const std::int32_t top_k = group.shape.top_k;
   const std::size_t row_bytes = hidden * size_of(y.dtype);
-  const auto rows_at = bases(group, board, &Notice::base);
-  const auto weights_at = bases(group, board, &Notice::weights);
-
-  Combined combined;
-  combined.x = options.out.defined() ? Tensor(options.out, nullptr) : Tensor::empty(y.dtype, {routing.tokens, hidden});
-  if (options.weights.defined()) combined.topk_weights = Tensor::empty(DataType::float32, {routing.tokens, top_k});
   const std::size_t output_bytes = routing.tokens * row_bytes;
   const Store store = choose_store(output_bytes, group.shape.ranks, last_level_cache_bytes());
   const auto bias_row = [&](std::size_t i, std::int64_t token) -> const void* {
@@ -68,18 +59,18 @@ Combined combine_receive(GroupState& group, const TensorView& y, const HandleSta
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
       if (handle.expert_alignment > 0) {
-        for (const LaneRow& at : LaneRows(handle, token)) rows[count++] = rows_at[at.rank] + at.row * row_bytes;
+        for (const LaneRow& at : LaneRows(handle, token)) rows[count++] = answers.rows[at.rank] + at.row * row_bytes;
         sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count}, bias_row(0, token),
                  bias_row(1, token), hidden, store);
         if (options.weights.defined())
-          fetch_weights(combined.topk_weights.as<float>() + token * top_k, handle, token, weights_at);
+          fetch_weights(combined.topk_weights.as<float>() + token * top_k, handle, token, answers.weights);
         continue;
       }
       for (const Copy& copy : routing.copies_of(token)) {
         const std::int64_t row = handle.first_row[copy.rank] + copy.ordinal;
         if (options.weights.defined())
-          weights[count] = reinterpret_cast<const float*>(weights_at[copy.rank]) + row * top_k;
-        rows[count++] = rows_at[copy.rank] + row * row_bytes;
+          weights[count] = reinterpret_cast<const float*>(answers.weights[copy.rank]) + row * top_k;
+        rows[count++] = answers.rows[copy.rank] + row * row_bytes;
       }
       sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count}, bias_row(0, token),
                bias_row(1, token), hidden, store);
@@ -87,9 +78,29 @@ Combined combine_receive(GroupState& group, const TensorView& y, const HandleSta
         sum_weights(combined.topk_weights.as<float>() + token * top_k, {weights.data(), count}, top_k);
     }
   });
-  raise_all(group, group.host->layout.finished, epoch);
-  wait_all(group, group.host->layout.finished, epoch,
-           {"combine", shoal::detail::Activity::combine, epoch, "finish", "word that it has fetched its rows"});
+}
+
+}  // namespace
+
+Combined combine_receive(GroupState& group, const TensorView& y, const HandleState& handle,
+                         const CombineOptions& options, const NoticeBoard& board) {
+  const std::uint64_t epoch = group.epoch;
+  group.world->set_progress(shoal::detail::Activity::combine, epoch, "receive");
+  const detail::RoutingState& routing = *handle.routing;
+  const AnswersHere answers{bases(group, board, &Notice::base), bases(group, board, &Notice::weights)};
+
+  Combined combined;
+  combined.x =
+      options.out.defined() ? Tensor(options.out, nullptr) : Tensor::empty(y.dtype, {routing.tokens, y.shape[1]});
+  if (options.weights.defined())
+    combined.topk_weights = Tensor::empty(DataType::float32, {routing.tokens, group.shape.top_k});
+  if (group.nodes.count > 1)
+    combine_forward(group, y, handle, options, answers, combined);
+  else
+    combine_here(group, y, handle, options, answers, combined);
+  raise_here(group, group.host->layout.finished, epoch);
+  wait_here(group, group.host->layout.finished, epoch,
+            {"combine", shoal::detail::Activity::combine, epoch, "finish", "word that it has fetched its rows"});
   return combined;
 }
 

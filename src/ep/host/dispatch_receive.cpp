@@ -46,8 +46,8 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
       fill(handle.expert_rows.blocks[e] + handle.expert_rows.counts[e], handle.expert_rows.blocks[e + 1]);
   fill(handle.received, rows);
-  wait_all(group, group.host->layout.finished, group.epoch,
-           {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "receive", "rows"});
+  wait_here(group, group.host->layout.finished, group.epoch,
+            {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "receive", "rows"});
 
   Dispatched received;
   const bool copy = call.options.copy_out;

@@ -17,11 +17,16 @@ struct LowLatencyResult {
 
 struct HostGroup {
   HostGroup(const detail::Shape& shape, std::int32_t threads)
-      : layout(shape), workers(threads), masked(static_cast<std::size_t>(shape.ranks), 0) {}
+      : layout(shape),
+        workers(threads),
+        masked(static_cast<std::size_t>(shape.ranks), 0),
+        chunks_sent(static_cast<std::size_t>(shape.nodes), 0),
+        chunks_read(static_cast<std::size_t>(shape.nodes), 0) {}
 
   const detail::GroupLayout layout;
   WorkerPool workers;
   std::vector<char> masked;                                ///< [ranks]: left out of low-latency operations
+  std::vector<std::uint64_t> chunks_sent, chunks_read;     ///< [nodes]: to and from the rail peer there; Rail
   std::optional<LowLatencyResult> low_latency_results[2];  ///< used in turn
 };
 

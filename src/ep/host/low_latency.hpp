@@ -20,6 +20,17 @@ using detail::LowLatencyHandleState;
 using detail::PendingCombineState;
 using detail::PendingDispatchState;
 
+/// What goes to a member of another node: headers, then rows, as they lie in slots and outbox.
+struct FarSlots {
+  std::size_t header_bytes, row_bytes;
+
+  FarSlots(const detail::Shape& shape, const detail::GroupLayout& layout, Quantize quantize)
+      : header_bytes(layout.slot_bytes),
+        row_bytes(detail::OutboxLayout(shape.hidden, quantize != Quantize::none).total) {}
+  /// Where the rows start behind `count` headers.
+  std::size_t rows(std::int64_t count) const { return detail::align_up(count * header_bytes, detail::kLine); }
+};
+
 /// Puts each token once into the outbox, quantised, and a header into a slot of every member that needs it.
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& group, const TensorView& x,
                                                                  std::shared_ptr<const detail::RoutingState> routing,

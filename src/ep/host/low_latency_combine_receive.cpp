@@ -33,7 +33,13 @@ class AnswerFinder {
         handle_(*pending.handle),
         weights_(pending.weights),
         epoch_(pending.epoch),
-        reduction_(reduction) {}
+        reduction_(reduction) {
+    const auto& shape = group_.shape;
+    for (std::int32_t expert = 0; expert < shape.experts; ++expert)
+      before_expert_.push_back(expert % shape.local_experts == 0
+                                   ? 0
+                                   : before_expert_.back() + handle_.routing->tokens_per_expert[expert - 1]);
+  }
 
   void find(std::int64_t token, Answers& answers) const {
     const auto& shape = group_.shape;
@@ -64,7 +70,13 @@ class AnswerFinder {
     const auto* first_row = reinterpret_cast<const std::int32_t*>(
         group_.block + group_.host->layout.answer_notice(epoch_, rank, shape) + sizeof(detail::AnswerNotice));
     const std::int64_t row = first_row[local] + handle_.routing->expert_ordinal[token * shape.top_k + lane];
-    answers.rows[answers.count] = group_.peers[rank] + group_.host->layout.answer(epoch_, local, row, shape);
+    answers.rows[answers.count] =
+        group_.nodes.here(rank)
+            ? group_.peers[rank] + group_.host->layout.answer(epoch_, local, row, shape)
+            : group_.block + group_.host->layout.far_answer(
+                                 epoch_, group_.nodes.far_index(group_.me, rank),
+                                 before_expert_[expert] + handle_.routing->expert_ordinal[token * shape.top_k + lane],
+                                 shape);
     answers.weights[answers.count++] = weights_[token * shape.top_k + lane];
   }
 
@@ -73,6 +85,7 @@ class AnswerFinder {
   const std::vector<float>& weights_;
   std::uint64_t epoch_;
   Reduction reduction_;
+  std::vector<std::int32_t> before_expert_;  // own tokens of the experts before, at the same member
 };
 
 /// weighted_sum_rows for LogFMT rows: decoded to float32 one at a time.
@@ -139,7 +152,7 @@ void wait_for_answers(PendingCombineState& pending, const Step& step) {
                              notice.dispatch_epoch, notice.log_fmt != 0 ? "with" : "without");
   }
   if (!mismatch) return;
-  raise_all(group, group.host->layout.answers_read, step.epoch);  // stays in step: the answers count as fetched
+  raise_or_mask(group, group.host->layout.answers_read, step.epoch);  // stays in step: the answers count as fetched
   fail(Code::mismatch, "low_latency_combine {}: {}", step.epoch, *mismatch);
 }
 
@@ -155,7 +168,7 @@ Tensor low_latency_combine_receive(PendingCombineState& pending) {
   Tensor out = given.defined() ? Tensor(given, nullptr)
                                : Tensor::empty(DataType::bfloat16, {pending.handle->routing->tokens, shape.hidden});
   sum_answers(pending, out, pending.options.reduction == Reduction::exact ? Reduction::exact : Reduction::per_rank);
-  raise_all(group, group.host->layout.answers_read, pending.epoch);
+  raise_or_mask(group, group.host->layout.answers_read, pending.epoch);
   return out;
 }
 

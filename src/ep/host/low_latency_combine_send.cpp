@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "ep/host/low_latency.hpp"
+#include "ep/host/reach.hpp"
 #include "ep/numeric/rows.hpp"
 
 namespace shoal::ep::host {
@@ -33,6 +34,23 @@ void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y, con
   });
 }
 
+/// Brings the answers to a source on another node, from where they lie: in the order of experts, then tokens.
+void send_far(GroupState& group, std::uint64_t epoch, const LowLatencyHandleState& handle, std::int32_t to) {
+  const auto& shape = group.shape;
+  const detail::GroupLayout& layout = group.host->layout;
+  const std::int32_t far = group.nodes.far_index(to, group.me);
+  std::int64_t sent = 0;
+  for (std::int32_t expert = 0; expert < shape.local_experts; ++expert) {
+    const std::size_t at = static_cast<std::size_t>(expert) * shape.ranks + to;
+    const bool last = to + 1 == shape.ranks;
+    const std::int32_t rows = (last ? handle.counts[expert] : handle.first_row[at + 1]) - handle.first_row[at];
+    if (rows == 0) continue;
+    put_far(group, to, layout.far_answer(epoch, far, sent, shape),
+            group.block + layout.answer(epoch, expert, handle.first_row[at], shape), rows * layout.answer_stride);
+    sent += rows;
+  }
+}
+
 }  // namespace
 
 void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch) {
@@ -51,17 +69,21 @@ std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, c
   wait_for_answer_buffer(group, epoch);
   if (!options.zero_copy) stage_rows(group, epoch, y, handle, options.log_fmt);
 
+  std::vector<std::byte> record(sizeof(detail::AnswerNotice) + shape.local_experts * sizeof(std::int32_t));
   const detail::AnswerNotice notice{epoch, handle.epoch, options.log_fmt ? 1U : 0U};
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.me + 1 + i) % shape.ranks;
     if (group.host->masked[to]) continue;
-    std::byte* record = group.peers[to] + group.host->layout.answer_notice(epoch, group.me, shape);
-    std::memcpy(record, &notice, sizeof notice);
-    auto* rows = reinterpret_cast<std::int32_t*>(record + sizeof notice);
+    std::memcpy(record.data(), &notice, sizeof notice);
+    auto* rows = reinterpret_cast<std::int32_t*>(record.data() + sizeof notice);
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
       rows[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + to];
+    tell_or_mask(group, to, [&] {
+      if (!group.nodes.here(to)) send_far(group, epoch, handle, to);
+      put(group, to, group.host->layout.answer_notice(epoch, group.me, shape), record.data(), record.size());
+    });
   }
-  raise_all(group, group.host->layout.answers_ready, epoch);
+  raise_or_mask(group, group.host->layout.answers_ready, epoch);
   return epoch;
 }
 

@@ -86,7 +86,7 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
     if (notice->quantize != first->second && !other) other = {source, notice->quantize};
   }
   if (other) {
-    raise_all(group, group.host->layout.slots_read, epoch);  // stays in step: the rows count as read
+    raise_or_mask(group, group.host->layout.slots_read, epoch);  // stays in step: the rows count as read
     fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}", epoch,
          group.team.world_pe(first->first), first->second, group.team.world_pe(other->first), other->second);
   }
@@ -96,13 +96,17 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
 /// One source's slots, row by row.
 class Expander {
  public:
-  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize, LowLatencyResult& result)
+  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize, std::span<const Incoming> incoming,
+           LowLatencyResult& result)
       : group_(group),
         shape_(group.shape),
         epoch_(epoch),
         quantize_(quantize),
         result_(result),
-        scales_(detail::OutboxLayout(shape_.hidden, true).scales) {}
+        scales_(detail::OutboxLayout(shape_.hidden, true).scales),
+        far_(shape_, group.host->layout, quantize) {
+    for (const Incoming& from : incoming) counts_.push_back(from.count);
+  }
 
   std::span<const std::int32_t> experts(std::int32_t source, std::int64_t index) const {
     return {reinterpret_cast<const std::int32_t*>(slot(source, index) + sizeof(detail::SlotHeader)),
@@ -118,7 +122,7 @@ class Expander {
   /// Fetches the row of one slot to the next free row of each expert that it names; `next` counts rows per expert.
   void expand(std::int32_t source, std::int64_t index, std::span<std::int32_t> next, Store store) const {
     const std::int32_t source_token = token(source, index);
-    const std::byte* from = group_.peers[source] + group_.host->layout.outbox_row(epoch_, source_token, shape_);
+    const std::byte* from = row(source, index, source_token);
     void* targets[kMaxTopK];
     std::size_t count = 0;
     const std::size_t row_bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
@@ -134,8 +138,18 @@ class Expander {
   }
 
  private:
+  /// What the source on another node has sent: headers and rows.
+  const std::byte* far_slots(std::int32_t source) const {
+    const detail::GroupLayout& layout = group_.host->layout;
+    return group_.block + layout.far_slots(layout.far_in, epoch_, group_.nodes.far_index(group_.me, source), shape_);
+  }
   const std::byte* slot(std::int32_t source, std::int64_t index) const {
+    if (!group_.nodes.here(source)) return far_slots(source) + index * far_.header_bytes;
     return group_.block + group_.host->layout.slot(epoch_, source, index, shape_);
+  }
+  const std::byte* row(std::int32_t source, std::int64_t index, std::int32_t token) const {
+    if (!group_.nodes.here(source)) return far_slots(source) + far_.rows(counts_[source]) + index * far_.row_bytes;
+    return group_.peers[source] + group_.host->layout.outbox_row(epoch_, token, shape_);
   }
 
   void write_scales(const float* scales, std::int32_t expert, std::int64_t row) const {
@@ -159,6 +173,8 @@ class Expander {
   Quantize quantize_;
   LowLatencyResult& result_;
   std::size_t scales_;
+  FarSlots far_;
+  std::vector<std::int32_t> counts_;  // by source
 };
 
 /// Fills the layout of the result: where the rows of each (expert, source) start.
@@ -200,7 +216,7 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
   const std::vector<Incoming> incoming = wait_for_slots(pending);
 
   auto& result = result_arrays(group, handle.epoch, quantize);
-  const Expander expander(group, handle.epoch, quantize, result);
+  const Expander expander(group, handle.epoch, quantize, incoming, result);
   place_rows(expander, incoming, shape, result, handle);
 
   std::size_t rows = 0;
@@ -219,7 +235,7 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
             expander.expand(incoming[i].source, slot, next, store);
         }
       });
-  raise_all(group, group.host->layout.slots_read, handle.epoch);
+  raise_or_mask(group, group.host->layout.slots_read, handle.epoch);
 
   if (pending.options.expert_counts.defined())
     for (std::int32_t e = 0; e < shape.local_experts; ++e)

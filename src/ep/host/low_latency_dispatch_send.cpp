@@ -1,5 +1,6 @@
 // low_latency_dispatch_send: each token goes once to this member's outbox, and a header per member that holds an expert
 // of it to a fixed slot there (source, ordinal); receivers fetch the rows.
+// Nothing can be fetched between nodes: there each member gets its headers, then its rows, in one message.
 //
 // Bytes per token: the row, 2 B a channel, or 1 B a channel and 4 B a scale; per copy: 4 B and 4 B per top-k lane. On
 // one host a fetched row comes out of a cache that all members share, where a copy pushed to each of them would not
@@ -8,6 +9,7 @@
 #include <cstring>
 
 #include "ep/host/low_latency.hpp"
+#include "ep/host/reach.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -36,6 +38,28 @@ void write_header(std::byte* slot, std::int64_t token, std::span<const std::int6
   }
 }
 
+/// Packs what a member of another node needs and sends it; its half was granted like all others.
+void send_far(GroupState& group, std::uint64_t epoch, const detail::RoutingState& routing, Quantize quantize,
+              std::int32_t to) {
+  const auto& shape = group.shape;
+  const detail::GroupLayout& layout = group.host->layout;
+  const FarSlots slots(shape, layout, quantize);
+  std::byte* const out =
+      group.block + layout.far_slots(layout.far_out, epoch, group.nodes.far_index(group.me, to), shape);
+  std::int32_t count = 0;
+  for (std::int64_t token = 0; token < routing.tokens; ++token)
+    for (const detail::Copy& copy : routing.copies_of(token)) {
+      if (copy.rank != to) continue;
+      write_header(out + count * slots.header_bytes, token, routing.lanes_of(token), to, shape.local_experts);
+      std::memcpy(out + slots.rows(routing.tokens_per_rank[to]) + count * slots.row_bytes,
+                  group.block + layout.outbox_row(epoch, token, shape), slots.row_bytes);
+      ++count;
+    }
+  const std::size_t bytes = slots.rows(count) + count * slots.row_bytes;
+  if (count > 0)
+    put_far(group, to, layout.far_slots(layout.far_in, epoch, group.nodes.far_index(to, group.me), shape), out, bytes);
+}
+
 /// Waits until the readers of the use before last of this half have acknowledged it.
 void wait_for_grant(GroupState& group, std::uint64_t epoch) {
   if (epoch <= 2) return;
@@ -61,18 +85,22 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& gro
       encode(shape, quantize, group.block + group.host->layout.outbox_row(epoch, token, shape),
              x.as<std::uint16_t>() + token * shape.hidden);
       for (const detail::Copy& copy : routing->copies_of(token)) {
-        if (group.host->masked[copy.rank]) continue;
+        if (group.host->masked[copy.rank] || !group.nodes.here(copy.rank)) continue;
         write_header(group.peers[copy.rank] + group.host->layout.slot(epoch, group.me, copy.ordinal, shape), token,
                      routing->lanes_of(token), copy.rank, shape.local_experts);
       }
     }
   });
-  for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
+  for (std::int32_t i = 0; i < shape.ranks; ++i) {
+    const std::int32_t rank = (group.me + 1 + i) % shape.ranks;
     if (group.host->masked[rank]) continue;
     const detail::SlotNotice notice{epoch, static_cast<std::uint32_t>(quantize), routing->tokens_per_rank[rank]};
-    std::memcpy(group.peers[rank] + group.host->layout.slot_notice(epoch, group.me, shape), &notice, sizeof notice);
+    tell_or_mask(group, rank, [&] {
+      if (!group.nodes.here(rank)) send_far(group, epoch, *routing, quantize, rank);
+      put(group, rank, group.host->layout.slot_notice(epoch, group.me, shape), &notice, sizeof notice);
+    });
   }
-  raise_all(group, group.host->layout.slots_sent, epoch);
+  raise_or_mask(group, group.host->layout.slots_sent, epoch);
   group.statistics.rows_sent += routing->copies.size();
 
   auto handle = std::make_shared<LowLatencyHandleState>();

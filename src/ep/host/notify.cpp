@@ -9,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "ep/host/normal.hpp"
+#include "ep/host/reach.hpp"
 
 namespace shoal::ep::host {
 
@@ -58,15 +59,17 @@ void check_agreement(const GroupState& group, const NoticeBoard& board) {
 NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
                              const std::int32_t* rows_per_rank, const std::int32_t* tokens_per_expert) {
   const auto& shape = group.shape;
+  std::vector<std::byte> record(sizeof notice);
+  std::memcpy(record.data(), &notice, sizeof notice);
+  const auto add = [&](const std::int32_t* counts, std::int32_t count) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(counts);
+    if (counts != nullptr) record.insert(record.end(), bytes, bytes + count * sizeof(std::int32_t));
+  };
+  add(rows_per_rank, shape.ranks);
+  add(tokens_per_expert, shape.experts);
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.me + 1 + i) % shape.ranks;
-    std::byte* record = group.peers[to] + group.host->layout.notice(step.epoch, group.me, shape);
-    std::memcpy(record, &notice, sizeof notice);
-    if (rows_per_rank != nullptr)
-      std::memcpy(record + sizeof notice, rows_per_rank, shape.ranks * sizeof(std::int32_t));
-    if (tokens_per_expert != nullptr)
-      std::memcpy(record + sizeof notice + shape.ranks * sizeof(std::int32_t), tokens_per_expert,
-                  shape.experts * sizeof(std::int32_t));
+    put(group, to, group.host->layout.notice(step.epoch, group.me, shape), record.data(), record.size());
     raise_signal(group, group.host->layout.entered, to, step.epoch);
   }
   wait_all(group, group.host->layout.entered, step.epoch, step);
@@ -93,6 +96,26 @@ std::shared_ptr<Region> take_region(const std::shared_ptr<GroupState>& group, co
   const ReceiveLayout layout(rows, call.row_bytes(), call.scale_bytes(), call.lanes());
   const auto offset = group->arena.take(layout.total);
   return offset ? std::make_shared<Region>(group, *offset) : nullptr;
+}
+
+/// Where the rows of the rail peers' tokens start at the members of this node.
+void prepare_forwarding(const GroupState& group, const NoticeBoard& board, HandleState& handle) {
+  const auto& shape = group.shape;
+  handle.forwarded.resize(group.nodes.count);
+  std::vector<const std::int32_t*> per_expert;
+  for (std::int32_t source = 0; source < shape.ranks; ++source) per_expert.push_back(board.tokens_per_expert(source));
+  for (std::int32_t node = 0; node < group.nodes.count; ++node) {
+    if (node == group.nodes.mine) continue;
+    const std::int32_t peer = group.nodes.rail_peer(node);
+    std::vector<std::int32_t>& next = handle.forwarded[node].next;
+    if (handle.expert_alignment > 0) {
+      next = detail::make_expert_rows(shape, per_expert, peer, handle.expert_alignment).first;
+      continue;
+    }
+    next.assign(shape.ranks, 0);
+    for (std::int32_t source = 0; source < peer; ++source)
+      for (std::int32_t rank = 0; rank < shape.ranks; ++rank) next[rank] += board.rows_per_rank(source)[rank];
+  }
 }
 
 /// The expert-major layout in place of the flat one: rows are counted once for each expert.
@@ -128,6 +151,7 @@ std::shared_ptr<HandleState> new_handle(const GroupState& group, const DispatchC
   }
   handle->expert_alignment = call.expert_alignment();
   if (handle->expert_alignment > 0) expand(group, board, *handle);
+  if (group.nodes.count > 1) prepare_forwarding(group, board, *handle);
   return handle;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "ep/host/reach.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -36,12 +37,17 @@ WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t fro
   return outcome;
 }
 
-std::string report(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step,
+std::string seen(const GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch) {
+  return fmt::format("expected epoch {}, seen {}", epoch, read_signal(group, signals, from));
+}
+
+/// `seen`: what is there of what was waited for.
+std::string report(GroupState& group, std::int32_t from, const std::string& seen, const Step& step,
                    WaitOutcome outcome) {
   const Pe world_pe = group.team.world_pe(from);
-  const std::string where = fmt::format(
-      "on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}", group.team.world_pe(group.me),
-      group.world->n_pes(), step.wanted, world_pe, epoch, read_signal(group, signals, from), step.phase);
+  const std::string where =
+      fmt::format("on PE {} of {}: waiting for {} from PE {}, {}, phase {}", group.team.world_pe(group.me),
+                  group.world->n_pes(), step.wanted, world_pe, seen, step.phase);
   if (outcome == WaitOutcome::timeout)
     return fmt::format("{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
                        group.timeout.count(), where, group.world->describe_progress(world_pe),
@@ -56,7 +62,7 @@ std::string report(GroupState& group, std::size_t signals, std::int32_t from, st
 }  // namespace
 
 void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to, std::uint64_t epoch) {
-  signal_at(group.peers[to], signals, group.me).store(epoch, std::memory_order_release);
+  signal(group, to, signals + group.me * detail::kLine, epoch);
 }
 
 void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch) {
@@ -66,13 +72,32 @@ void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch
   }
 }
 
+void raise_here(const GroupState& group, std::size_t signals, std::uint64_t epoch) {
+  for (std::int32_t i = 1; i <= group.nodes.size; ++i)
+    raise_signal(group, signals, group.nodes.member(group.nodes.mine, (group.nodes.rail + i) % group.nodes.size),
+                 epoch);
+}
+
+void raise_or_mask(GroupState& group, std::size_t signals, std::uint64_t epoch) {
+  for (std::int32_t i = 0; i < group.shape.ranks; ++i) {
+    const std::int32_t to = (group.me + 1 + i) % group.shape.ranks;
+    tell_or_mask(group, to, [&] { raise_signal(group, signals, to, epoch); });
+  }
+}
+
 std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int32_t from) {
   return signal_at(group.block, signals, from).load(std::memory_order_acquire);
 }
 
 void give_up(GroupState& group, const std::string& reason) {
   group.failure = reason;
-  raise_all(group, group.host->layout.failed, 1);
+  for (std::int32_t to = 0; to < group.shape.ranks; ++to) {
+    try {
+      raise_signal(group, group.host->layout.failed, to, 1);
+    } catch (const std::exception& error) {
+      log::debug("PE {} could not be told of the failure: {}", group.team.world_pe(to), error.what());
+    }
+  }
 }
 
 std::optional<std::int32_t> failed_member(const GroupState& group) {
@@ -84,13 +109,32 @@ std::optional<std::int32_t> failed_member(const GroupState& group) {
 void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return;
-  give_up(group, report(group, signals, from, epoch, step, outcome));
+  give_up(group, report(group, from, seen(group, signals, from, epoch), step, outcome));
+  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed, group.failure);
+}
+
+void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_t from, const Step& step) {
+  const auto ended = [&] { return failed_member(group).has_value(); };
+  const Clock::time_point start = Clock::now();
+  const WaitOutcome outcome =
+      group.world->poll([&] { return ready() || ended(); }, start + group.timeout, group.team.world_pe(from));
+  group.statistics.wait_time += Clock::now() - start;
+  const auto failed = failed_member(group);
+  if (outcome == WaitOutcome::ready && !failed) return;
+  give_up(group, report(group, failed.value_or(from), fmt::format("in epoch {}", step.epoch), step,
+                        failed ? WaitOutcome::peer_failed : outcome));
   throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed, group.failure);
 }
 
 void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
   group.world->set_progress(step.activity, step.epoch, step.phase);
   for (std::int32_t from = 0; from < group.shape.ranks; ++from) wait_signal(group, signals, from, epoch, step);
+}
+
+void wait_here(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
+  group.world->set_progress(step.activity, step.epoch, step.phase);
+  for (std::int32_t from = 0; from < group.shape.ranks; ++from)
+    if (group.nodes.here(from)) wait_signal(group, signals, from, epoch, step);
 }
 
 bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
@@ -106,7 +150,7 @@ bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return true;
   group.host->masked[from] = 1;
-  log::warn("{} PE {} is masked from now on", report(group, signals, from, epoch, step, outcome),
+  log::warn("{} PE {} is masked from now on", report(group, from, seen(group, signals, from, epoch), step, outcome),
             group.team.world_pe(from));
   return false;
 }

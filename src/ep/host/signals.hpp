@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "ep/host/group.hpp"
 
@@ -26,6 +27,10 @@ struct Step {
 void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to, std::uint64_t epoch);
 /// As raise_signal for all members.
 void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch);
+/// For the members of this node.
+void raise_here(const GroupState& group, std::size_t signals, std::uint64_t epoch);
+/// For all members, of which those that cannot be reached are masked, where the group does that.
+void raise_or_mask(GroupState& group, std::size_t signals, std::uint64_t epoch);
 
 /// The signal that member `from` owns in this member's block.
 std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int32_t from);
@@ -56,6 +61,9 @@ std::optional<std::int32_t> failed_member(const GroupState& group);
 /// told, and Error{timeout} or Error{peer_failed} is thrown.
 void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step);
 void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step);
+void wait_here(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step);
+/// The same for anything that `ready` finds out, or brings about, by polling; `from` is the member that it depends on.
+void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_t from, const Step& step);
 
 /// As wait_signal, for low-latency operations: where the group masks failed members, one that does not come is masked
 /// and false is returned. Masked members are not waited for.

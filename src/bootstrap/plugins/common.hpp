@@ -1,0 +1,39 @@
+// common.hpp: what Shoal's bootstrap plug-ins share.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "shoal/bootstrap_plugin.h"
+
+namespace shoal::plugins {
+
+using Clock = std::chrono::steady_clock;
+
+/// Leaves `reason` in the context and returns `status`.
+inline int report(shoal_bootstrap_context* context, int status, std::string_view reason) {
+  const std::size_t count = reason.copy(context->reason, sizeof context->reason - 1);
+  context->reason[count] = '\0';
+  return status;
+}
+
+inline Clock::time_point deadline_of(const shoal_bootstrap_context* context) {
+  return Clock::now() + std::chrono::milliseconds(context->timeout_ms);
+}
+
+/// The launcher's variable, empty when not set.
+inline std::string variable(const shoal_bootstrap_context* context, const char* name) {
+  const char* const value = context->variable(context, name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+inline void store(char* text, std::string_view value) {
+  const std::size_t count = value.copy(text, SHOAL_BOOTSTRAP_TEXT_SIZE - 1);
+  text[count] = '\0';
+}
+
+}  // namespace shoal::plugins

@@ -1,0 +1,86 @@
+// shmem.cpp: OpenSHMEM. The library has no deadlines of its own for its start, for its barrier and for symmetric
+// allocation; only waiting for the text is bounded here.
+//
+// An OpenSHMEM that the program has initialised is left to the program; one that is initialised here is finalised when
+// the process ends.
+#include <shmem.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "common.hpp"
+
+#if defined(OSHMEM_MAJOR_VERSION)
+/// Of Open MPI's OpenSHMEM: the standard has no call that tells whether the library is initialised.
+extern "C" {
+extern __attribute__((weak)) bool oshmem_shmem_initialized;
+}
+#endif
+
+namespace shoal::plugins {
+namespace {
+
+bool initialised() {
+#if defined(OSHMEM_MAJOR_VERSION)
+  return &oshmem_shmem_initialized != nullptr && oshmem_shmem_initialized;
+#else
+  return false;  // OpenSHMEM 1.4 and later count initialisations
+#endif
+}
+
+void start() {
+  static bool started = false;
+  if (started || initialised()) return;
+  // Open MPI 4.1 unloads the component behind its memory hooks before it removes them, and crashes in shmem_finalize.
+  setenv("OMPI_MCA_memory", "^patcher", 0);
+  shmem_init();
+  started = true;
+  std::atexit([] {
+    if (initialised()) shmem_finalize();
+  });
+}
+
+int open(shoal_bootstrap_context* context, void** job, std::int32_t* pe, std::int32_t* n_pes) {
+  start();
+  void* const room = shmem_calloc(1, SHOAL_BOOTSTRAP_TEXT_SIZE + sizeof(long));
+  if (room == nullptr)
+    return report(context, SHOAL_BOOTSTRAP_FAILED, "the symmetric heap of OpenSHMEM is full (SHMEM_SYMMETRIC_SIZE)");
+  *job = room;
+  *pe = shmem_my_pe();
+  *n_pes = shmem_n_pes();
+  return SHOAL_BOOTSTRAP_OK;
+}
+
+int broadcast(shoal_bootstrap_context* context, void* job, char* text) {
+  auto* const flag = static_cast<long*>(job);
+  char* const room = reinterpret_cast<char*>(flag + 1);
+  if (shmem_my_pe() == 0) {
+    for (int pe = 1; pe < shmem_n_pes(); ++pe) {
+      shmem_putmem(room, text, SHOAL_BOOTSTRAP_TEXT_SIZE, pe);
+      shmem_fence();
+      shmem_long_p(flag, 1, pe);
+    }
+    shmem_quiet();
+    return SHOAL_BOOTSTRAP_OK;
+  }
+  for (const auto deadline = deadline_of(context); shmem_long_test(flag, SHMEM_CMP_EQ, 1) == 0; usleep(20))
+    if (Clock::now() >= deadline)
+      return report(context, SHOAL_BOOTSTRAP_TIMEOUT, "PE 0 has not sent the text of this world");
+  std::memcpy(text, room, SHOAL_BOOTSTRAP_TEXT_SIZE);
+  return SHOAL_BOOTSTRAP_OK;
+}
+
+/// Giving the memory back is collective, which close is not: it stays, a few hundred bytes for each world.
+void close(void*) {}
+
+}  // namespace
+}  // namespace shoal::plugins
+
+const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION,
+                                                             SHOAL_BOOTSTRAP_SAME_THREAD,
+                                                             sizeof(shoal_bootstrap_plugin),
+                                                             "shmem",
+                                                             "OpenSHMEM",
+                                                             shoal::plugins::open,
+                                                             shoal::plugins::broadcast,
+                                                             shoal::plugins::close};

@@ -1,0 +1,196 @@
+#include "transport/ucx/library.hpp"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <ucs/config/global_opts.h>
+#include <ucs/debug/debug.h>
+
+#include <cstring>
+#include <mutex>
+#include <string_view>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+
+namespace shoal::transport::ucx {
+namespace {
+
+constexpr const char* kWithoutSharedMemory = "^sm";  // what PEs of one host share is the business of shm
+
+/// Whether code at `address` is of the same library as `other`.
+bool same_library(const void* address, const void* other) {
+  Dl_info one{}, two{};
+  return dladdr(address, &one) != 0 && dladdr(other, &two) != 0 && one.dli_fbase == two.dli_fbase;
+}
+
+/// UCX takes handlers for faults (to print backtraces) and a signal that stops the process, when it is loaded. A
+/// library must not: gives them back where they are still UCX's, and leaves what the program has set since.
+void give_back_signals() {
+  const auto give_back = [](int number) {
+    struct sigaction now{};
+    if (number <= 0 || sigaction(number, nullptr, &now) != 0) return;
+    const void* const handler = (now.sa_flags & SA_SIGINFO) != 0 ? reinterpret_cast<const void*>(now.sa_sigaction)
+                                                                 : reinterpret_cast<const void*>(now.sa_handler);
+    if (same_library(handler, reinterpret_cast<const void*>(&ucs_debug_disable_signal)))
+      ucs_debug_disable_signal(number);
+  };
+  for (unsigned i = 0; i < ucs_global_opts.error_signals.count; ++i)
+    give_back(ucs_global_opts.error_signals.signals[i]);
+  give_back(static_cast<int>(ucs_global_opts.debug_signo));
+}
+
+/// As early as can be: while the module is being loaded, right after UCX itself.
+[[maybe_unused]] const bool signals_given_back = (give_back_signals(), true);
+
+/// UCX reports on standard output what Shoal reports by errors of its own.
+void quieten() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    char level[32] = {};
+    const bool untouched = ucs_global_opts_get_value("LOG_LEVEL", level, sizeof level) == UCS_OK &&
+                           std::string_view(level) == "WARN";  // its default; other values are the user's choice
+    if (untouched && !log::enabled(log::Level::debug)) ucs_global_opts_set_value("LOG_LEVEL", "FATAL");
+  });
+}
+
+/// One at a time in a process: worlds whose PEs are threads start many.
+std::mutex& starting() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+bool all_wanted_on_my_host(const Context& context) {
+  const auto mine = context.host_of[static_cast<std::size_t>(context.my_pe)];
+  for (std::size_t pe = 0; pe < context.wanted.size(); ++pe)
+    if (context.wanted[pe] && context.host_of[pe] != mine) return false;
+  return true;
+}
+
+/// Net devices as UCX's NET_DEVICES; empty: whatever there is.
+std::string devices_for(const Context& context) {
+  if (all_wanted_on_my_host(context)) return "lo";
+  return fmt::format("{}", fmt::join(context.nics, ","));
+}
+
+class Config {
+ public:
+  Config() {
+    const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config_);
+    require(status == UCS_OK, Code::unsupported, "UCX cannot read its configuration: {}", text_of(status));
+  }
+  ~Config() { ucp_config_release(config_); }
+  Config(const Config&) = delete;
+  Config& operator=(const Config&) = delete;
+
+  void set(const char* name, const std::string& value, const char* setting) {
+    const ucs_status_t status = ucp_config_modify(config_, name, value.c_str());
+    require(status == UCS_OK, Code::invalid_argument, "UCX does not take \"{}\" for {}: {}. Setting: {}", value, name,
+            text_of(status), setting);
+  }
+  const ucp_config_t* get() const { return config_; }
+
+ private:
+  ucp_config_t* config_ = nullptr;
+};
+
+std::vector<std::byte> bytes_of(const void* data, std::size_t size) {
+  const auto* const start = static_cast<const std::byte*>(data);
+  return {start, start + size};
+}
+
+}  // namespace
+
+std::string text_of(ucs_status_t status) {
+  return ucs_status_string(status);
+}
+
+Library::Library(const Context& context) {
+  quieten();
+  const SignalsBlocked blocked;  // UCX starts a thread
+  const std::lock_guard lock(starting());
+  const std::string& tls = context.settings->ucx_tls;
+  const std::string devices = devices_for(context);
+  selection_ = fmt::format("SHOAL_UCX_TLS \"{}\"{}, {}", tls, tls.empty() ? " (all but shared memory)" : "",
+                           devices.empty() ? std::string("any device") : "devices " + devices);
+  Config config;
+  config.set("TLS", tls.empty() ? kWithoutSharedMemory : tls, "SHOAL_UCX_TLS");
+  if (!devices.empty()) config.set("NET_DEVICES", devices, "SHOAL_NIC_LIST");
+
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM;
+  params.estimated_num_eps = static_cast<std::size_t>(context.n_pes);
+  params.name = "shoal";
+  const ucs_status_t started = ucp_init(&params, config.get(), &context_);
+  require(started == UCS_OK, Code::unsupported, "UCX finds nothing to work with: {}. Settings: {}", text_of(started),
+          selection_);
+
+  ucp_worker_params_t worker{};
+  worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS;
+  worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  worker.flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK;
+  const ucs_status_t created = ucp_worker_create(context_, &worker, &worker_);
+  if (created == UCS_OK) return;
+  ucp_cleanup(context_);
+  fail(Code::unsupported, "UCX cannot make a worker: {}. Settings: {}", text_of(created), selection_);
+}
+
+Library::~Library() {
+  const std::lock_guard lock(starting());
+  ucp_worker_destroy(worker_);
+  ucp_cleanup(context_);
+}
+
+std::vector<std::byte> Library::address() const {
+  ucp_address_t* address = nullptr;
+  std::size_t length = 0;
+  const ucs_status_t status = ucp_worker_get_address(worker_, &address, &length);
+  require(status == UCS_OK, Code::unsupported, "UCX has no address: {}. Settings: {}", text_of(status), selection_);
+  auto bytes = bytes_of(address, length);
+  ucp_worker_release_address(worker_, address);
+  return bytes;
+}
+
+Memory::Memory(const Library& library, void* start, std::size_t bytes) : library_(library) {
+  ucp_mem_map_params_t params{};
+  params.field_mask =
+      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = start;
+  params.length = bytes;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  const ucs_status_t status = ucp_mem_map(library.context(), &params, &handle_);
+  require(
+      status == UCS_OK, Code::unsupported,
+      "UCX cannot register {} bytes: {}. Settings: SHOAL_SYMMETRIC_SIZE, and the limit of locked memory (ulimit -l)",
+      bytes, text_of(status));
+}
+
+Memory::~Memory() {
+  ucp_mem_unmap(library_.context(), handle_);
+}
+
+std::vector<std::byte> Memory::packed_key() const {
+  void* key = nullptr;
+  std::size_t length = 0;
+  const ucs_status_t status = ucp_rkey_pack(library_.context(), handle_, &key, &length);
+  require(status == UCS_OK, Code::unsupported, "UCX cannot describe registered memory: {}", text_of(status));
+  auto bytes = bytes_of(key, length);
+  ucp_rkey_buffer_release(key);
+  return bytes;
+}
+
+struct SignalsBlocked::Mask {
+  sigset_t set;
+};
+
+SignalsBlocked::SignalsBlocked() : before_(std::make_unique<Mask>()) {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before_->set);
+}
+
+SignalsBlocked::~SignalsBlocked() {
+  pthread_sigmask(SIG_SETMASK, &before_->set, nullptr);
+}
+
+}  // namespace shoal::transport::ucx

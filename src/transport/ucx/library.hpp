@@ -1,0 +1,70 @@
+// library.hpp: UCX as a library: its context, worker and memory handles as objects, and its side effects on the process
+// kept small. Only this folder includes UCX.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/transport.hpp"
+
+namespace shoal::transport::ucx {
+
+/// "Connection reset by remote peer".
+std::string text_of(ucs_status_t status);
+
+/// A UCX context and one worker in it. The worker is not used by two threads at once; callers see to it.
+class Library {
+ public:
+  /// Throws Error{unsupported} naming the settings that decide what UCX looks for.
+  explicit Library(const Context& context);
+  ~Library();
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  ucp_context_h context() const noexcept { return context_; }
+  ucp_worker_h worker() const noexcept { return worker_; }
+  std::vector<std::byte> address() const;
+  /// What UCX was told to use, for messages: 'SHOAL_UCX_TLS="" (^sm), devices lo'.
+  const std::string& selection() const noexcept { return selection_; }
+
+ private:
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  std::string selection_;
+};
+
+/// Memory that peers may read and write.
+class Memory {
+ public:
+  Memory(const Library& library, void* start, std::size_t bytes);
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::vector<std::byte> packed_key() const;
+
+ private:
+  const Library& library_;
+  ucp_mem_h handle_ = nullptr;
+};
+
+/// Blocks all signals in this thread while it lives: threads that are started meanwhile never run the program's
+/// handlers.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  struct Mask;
+  std::unique_ptr<Mask> before_;
+};
+
+}  // namespace shoal::transport::ucx

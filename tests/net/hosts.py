@@ -1,0 +1,330 @@
+"""Hosts made of namespaces, on rails made of bridges: a small cluster on one machine.
+
+    with Network(hosts=2, rails=2) as network:
+        network.hosts[0].run(["ping", "-c1", network.hosts[1].address(rail=0)])
+        network.cut(network.hosts[1], rail=0)
+
+A host has net, uts, ipc, pid and mount namespaces of its own, with its own /dev/shm, host name, machine id and boot id: memory cannot be
+shared between two of them, and programs see two machines. All hosts hang below a *login node*, which holds the bridges and is where launchers
+run. The login node's first process reads a pipe that only this Python process can write to: when Python ends, however it ends, the kernel
+takes every process of every host with it, then the namespaces, the interfaces and the file systems, of which none exist outside.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+
+# What every host sees under the same name: /run is one file system for all of them, and empty at the start.
+SHARED = pathlib.Path("/run/shared")
+LOGIN = "login"
+NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
+START_LIMIT_S = 20
+POLL_S = 0.01
+
+
+class NetworkError(RuntimeError):
+    """A command that makes or changes the network failed; says which, and what it printed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a program ended. `status` is negative when a signal ended it, None when it ran past its limit and was killed."""
+
+    status: int | None
+    out: str
+    err: str
+
+    @property
+    def ok(self):
+        return self.status == 0
+
+    def __str__(self):
+        how = "ran past its limit" if self.status is None else f"ended with status {self.status}"
+        return f"{how}\n--- output\n{self.out}\n--- errors\n{self.err}"
+
+
+class Program:
+    """A program that runs in a host. It dies with this object's kill(), with its host, and with this Python process."""
+
+    def __init__(self, command, environment, pass_stdin=subprocess.DEVNULL):
+        # Files without names: nothing is left of them, and a program never blocks on a full pipe.
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._process = subprocess.Popen(command, stdin=pass_stdin, stdout=self._out, stderr=self._err, env=environment)
+
+    @property
+    def out(self):
+        return self._read(self._out)
+
+    @property
+    def err(self):
+        return self._read(self._err)
+
+    @staticmethod
+    def _read(file):
+        return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    def ended(self):
+        return self._process.poll() is not None
+
+    def wait_for(self, text, limit_s=30):
+        """Waits until the program has printed `text`; False when it ended or the limit passed before."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            last_look = self.ended() or time.monotonic() > deadline
+            if text in self.out or text in self.err:
+                return True
+            if last_look:
+                return False
+            time.sleep(POLL_S)
+
+    def wait(self, limit_s=60):
+        """The Result; a program that still runs at the limit is killed."""
+        try:
+            status = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            status = None
+        return Result(status, self.out, self.err)
+
+    def kill(self):
+        if self.ended():
+            return
+        # The program first, so that nsenter reaps it. Where it has not started yet, it will find its parent gone and end with it.
+        for pid in _children(self.pid) or [self.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Host:
+    """One machine of a Network. Rail r of it is the interface "rail<r>"."""
+
+    def __init__(self, network, number, name, pid):
+        self.network, self.number, self.name = network, number, name
+        self.pid = pid  # of its first process, as seen from outside
+
+    def pid_seen_by(self, other):
+        """This host's first process, numbered as in the host `other`, which must be the login node or the same host."""
+        return _pid_in(other.pid, self.pid)
+
+    def address(self, rail=0):
+        return f"10.99.{rail + 1}.{self.number + 1}"
+
+    def popen(self, command, env=None):
+        """Starts a program; `env` is added to this process's environment."""
+        environment = {**os.environ, "TMPDIR": f"/run/{self.name}/tmp", **{k: str(v) for k, v in (env or {}).items()}}
+        entered = ["nsenter", f"--target={self.pid}", *NAMESPACES, "--", "setpriv", "--pdeathsig", "KILL", *map(str, command)]
+        return Program(entered, environment)
+
+    def run(self, command, env=None, limit_s=60):
+        return self.popen(command, env).wait(limit_s)
+
+    def die(self):
+        """Ends the machine: all of its processes at once, without a word to the others, since its cables are pulled first."""
+        for rail in range(self.network.rails):
+            self.network.cut(self, rail)
+        os.kill(self.pid, signal.SIGKILL)
+
+    def check(self, command, input_text=None):
+        """Runs a command of the set-up; returns its output or raises NetworkError."""
+        return _check(["nsenter", f"--target={self.pid}", *NAMESPACES, "--", *map(str, command)], input_text)
+
+    def path(self, path):
+        """A path inside this host, as this process can open it."""
+        return pathlib.Path(f"/proc/{self.pid}/root") / str(path).lstrip("/")
+
+    def traffic(self, rail):
+        """Bytes that this host has sent and received on a rail so far."""
+        counters = self.path(f"/sys/class/net/rail{rail}/statistics")
+        return sum(int((counters / name).read_text()) for name in ("tx_bytes", "rx_bytes"))
+
+
+class Network:
+    """`hosts` hosts named host0, host1.. on `rails` rails; see the head of this file. Use it as a context manager."""
+
+    def __init__(self, hosts=2, rails=2):
+        self.rails = rails
+        self.hosts = []
+        self._holders = []  # the programs that hold the namespaces
+        self._read_end, self._write_end = os.pipe()
+        try:
+            self.login = self._start_login(hosts)
+            for number in range(hosts):
+                self.hosts.append(self._start_host(number))
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Ends every process of every host and waits until they are gone."""
+        if self._write_end is not None:
+            os.close(self._write_end)
+            os.close(self._read_end)
+            self._write_end = None
+        for holder in self._holders:
+            if holder.wait(START_LIMIT_S).status is None:
+                raise NetworkError(f"the holder of a host, process {holder.pid}, did not end with its network")
+        self._holders = []
+
+    def cut(self, host, rail):
+        """Pulls the cable of a host on one rail; what is on its way is lost."""
+        self._ip(self.login, [f"link set h{host.number}r{rail} down"])
+
+    def heal(self, host, rail):
+        self._ip(self.login, [f"link set h{host.number}r{rail} up"])
+
+    def shape(self, rate, hosts=None):
+        """Limits what each host sends on each rail to `rate`, such as "1gbit"; None: no limit."""
+        for host, device in self._interfaces(hosts):
+            host.check(["sh", "-c", f"tc qdisc del dev {device} root 2>&1 || true"])
+            if rate is not None:
+                host.check(["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"])
+
+    def lose(self, per_thousand, hosts=None):
+        """Drops this many of 1000 arriving packets at each host; 0: none."""
+        for host in hosts or self.hosts:
+            rules = "table inet loss {}\ndelete table inet loss\n"  # deletes one that need not exist
+            if per_thousand > 0:
+                rules += "table inet loss {\nchain arrive {\ntype filter hook input priority 0;\n"
+                rules += f'iifname "rail*" numgen random mod 1000 < {per_thousand} drop\n}}\n}}\n'
+            host.check(["nft", "-f", "-"], rules)
+
+    # Making it
+
+    def _interfaces(self, hosts):
+        return [(host, f"rail{rail}") for host in hosts or self.hosts for rail in range(self.rails)]
+
+    def _names(self, hosts):
+        lines = ["127.0.0.1 localhost", f"10.99.1.254 {LOGIN}"]
+        return "\n".join(lines + [f"10.99.1.{number + 1} host{number}" for number in range(hosts)]) + "\n"
+
+    def _start_login(self, hosts):
+        prepare = [
+            "mount -t tmpfs -o mode=755 tmpfs /run",
+            f"mkdir -p {SHARED}",
+            f"printf '{self._names(hosts)}' > {SHARED}/hosts",
+            f"mount --bind {SHARED}/hosts /etc/hosts",
+            *_prepare_machine(LOGIN),
+        ]
+        # Ends when the last writer of the pipe is gone; with it, as the first process of its pid namespace, everything below it.
+        return self._hold(LOGIN, -1, ["unshare"], [*prepare, "echo ready", "read nothing"])
+
+    def _start_host(self, number):
+        name = f"host{number}"
+        inside = ["nsenter", f"--target={self.login.pid}", *NAMESPACES, "--", "unshare"]
+        return self._hold(name, number, inside, [*_prepare_machine(name), "echo ready", "exec sleep infinity"])
+
+    def _hold(self, name, number, command, script):
+        # A handler for SIGTERM and SIGINT is nobody's: the first process of a pid namespace ignores both.
+        holder = Program([*command, *NAMESPACES, "--fork", "--mount-proc", "sh", "-ec", "\n".join(script)], dict(os.environ),
+                         pass_stdin=self._read_end)
+        self._holders.append(holder)
+        if not holder.wait_for("ready", START_LIMIT_S):
+            raise NetworkError(f"{name} did not start: {holder.wait(0)}")
+        pid = holder.pid
+        while children := _children(pid):
+            pid = children[0]
+        return Host(self, number, name, pid)
+
+    def _connect(self):
+        wires, inside = [], {host: [] for host in self.hosts}
+        for rail in range(self.rails):
+            wires += [f"link add switch{rail} type bridge", f"link set switch{rail} up"]
+            wires += [f"addr add 10.99.{rail + 1}.254/24 dev switch{rail}"]
+            for host in self.hosts:
+                end, seen_by_login = f"h{host.number}r{rail}", host.pid_seen_by(self.login)
+                wires += [f"link add {end} type veth peer name rail{rail} netns {seen_by_login}"]
+                wires += [f"link set {end} master switch{rail}", f"link set {end} up"]
+                inside[host] += [f"addr add {host.address(rail)}/24 dev rail{rail}", f"link set rail{rail} up"]
+        self._ip(self.login, ["link set lo up", *wires])
+        for host, commands in inside.items():
+            self._ip(host, ["link set lo up", *commands])
+
+    @staticmethod
+    def _ip(host, commands):
+        host.check(["ip", "-batch", "-"], "\n".join(commands) + "\n")
+
+
+def _prepare_machine(name):
+    """Shell commands that make a fresh set of namespaces look like a machine of its own."""
+    own, boot_id = f"/run/{name}", uuid.uuid4()
+    return [
+        f"mkdir -p {own}/tmp",
+        f"echo {name} > /proc/sys/kernel/hostname",
+        "mount -t sysfs sysfs /sys",
+        "mount -t tmpfs tmpfs /dev/shm",
+        f"echo {boot_id} > {own}/boot_id",
+        f"mount --bind {own}/boot_id /proc/sys/kernel/random/boot_id",
+        f"echo {boot_id.hex} > {own}/machine-id",
+        f"if [ -e /etc/machine-id ]; then mount --bind {own}/machine-id /etc/machine-id; fi",
+    ]
+
+
+def _check(command, input_text=None):
+    done = subprocess.run(command, input=input_text, capture_output=True, text=True, timeout=START_LIMIT_S, env=os.environ)
+    if done.returncode != 0:
+        given = f"\n--- given\n{input_text}" if input_text else ""
+        raise NetworkError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr}{given}")
+    return done.stdout
+
+
+def _children(pid):
+    """Processes whose parent is `pid`."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def _pid_in(holder, pid):
+    """The number of process `pid` in the pid namespace whose first process is `holder`."""
+    def numbers(of):
+        lines = pathlib.Path(f"/proc/{of}/status").read_text().splitlines()
+        return next(line.split()[1:] for line in lines if line.startswith("NSpid:"))
+
+    return numbers(pid)[len(numbers(holder)) - 1]
+
+
+@functools.cache
+def why_not():
+    """Why networks cannot be made here, as one line; None where they can."""
+    for program, package in (("unshare", "util-linux"), ("nsenter", "util-linux"), ("setpriv", "util-linux"), ("ip", "iproute2"),
+                             ("tc", "iproute2"), ("nft", "nftables")):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (package {package})"
+    if os.geteuid() != 0:
+        return "network namespaces with interfaces need root"
+    try:
+        with Network(hosts=1, rails=1):
+            return None
+    except NetworkError as error:
+        return f"namespaces are not allowed here: {' '.join(str(error).split())}"

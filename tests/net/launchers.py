@@ -1,0 +1,179 @@
+"""Ways to start a PE program on the hosts of a Network: by hand, with torchrun's variables, with mpirun, with srun.
+
+Each returns a Job. `per_host` PEs start on each host, numbered block by block.
+"""
+
+import itertools
+import re
+import shutil
+import time
+
+from hosts import LOGIN, SHARED, NetworkError
+
+_ports = itertools.count(21000)  # a job has an address of its own, so that worlds one after another do not meet
+
+# What a launcher tells its processes, in the words that Shoal reads.
+MPI_NAMES = "SHOAL_PE=$OMPI_COMM_WORLD_RANK SHOAL_N_PES=$OMPI_COMM_WORLD_SIZE"
+SLURM_NAMES = "SHOAL_PE=$SLURM_PROCID SHOAL_N_PES=$SLURM_NTASKS"
+
+
+class Job:
+    """PEs that run: one program each, or one launcher for all of them."""
+
+    def __init__(self, programs):
+        self.programs = programs
+
+    def wait(self, limit_s=60):
+        deadline = time.monotonic() + limit_s
+        return [program.wait(max(0, deadline - time.monotonic())) for program in self.programs]
+
+    def kill(self):
+        for program in self.programs:
+            program.kill()
+
+    def lines(self, limit_s=60):
+        """What the PEs printed, by PE; fails unless all of them ended well."""
+        results = self.wait(limit_s)
+        assert all(result.ok for result in results), "\n".join(map(str, results))
+        return pe_lines("".join(result.out for result in results))
+
+
+def pe_lines(text):
+    """The lines "PE 1 of 4 on host0...", as {1: (4, "host0", line)}."""
+    found = re.findall(r"^(PE (\d+) of (\d+) on (\w+).*)$", text, re.MULTILINE)
+    return {int(pe): (int(n), host, line) for line, pe, n, host in found}
+
+
+def session(network, port=None):
+    """An address on the first host for the bootstrap of one world."""
+    return f"{network.hosts[0].address()}:{next(_ports) if port is None else port}"
+
+
+def _seats(network, per_host):
+    return list(enumerate(host for host in network.hosts for _ in range(per_host)))
+
+
+def by_hand(network, command, per_host, env=None):
+    """Each PE is told its number and the session."""
+    seats = _seats(network, per_host)
+    common = {"SHOAL_N_PES": len(seats), "SHOAL_SESSION_ID": session(network), **(env or {})}
+    return Job([host.popen(command, {**common, "SHOAL_PE": pe}) for pe, host in seats])
+
+
+def with_mpirun(network, command, per_host, env=None):
+    """Open MPI's mpirun on the login node; its daemons come to the hosts by an agent in the place of ssh."""
+    env = {"SHOAL_SESSION_ID": session(network), **(env or {})}
+    hosts = ",".join(f"{host.name}:{per_host}" for host in network.hosts)
+    rail = "10.99.1.0/24"
+    launcher = ["mpirun", "--allow-run-as-root", "--host", hosts, "-np", per_host * len(network.hosts)]
+    for name, value in {"plm_rsh_agent": _write_agent(network), "oob_tcp_if_include": rail, "btl_tcp_if_include": rail,
+                        "btl": "self,vader,tcp", "orte_keep_fqdn_hostnames": "1"}.items():
+        launcher += ["--mca", name, value]
+    for name in env:
+        launcher += ["-x", name]
+    return Job([network.login.popen([*launcher, *_renamed(MPI_NAMES, command)], env)])
+
+
+def _renamed(names, command):
+    return ["sh", "-c", f'{names} exec "$@"', "sh", *command]
+
+
+def _write_agent(network):
+    """A program that does what ssh does: AGENT HOST COMMAND..."""
+    agent = SHARED / "agent"
+    cases = "".join(f"  {host.name}) pid={host.pid_seen_by(network.login)};;\n" for host in network.hosts)
+    text = ("#!/bin/sh\n"
+            f"case $1 in\n{cases}  *) echo \"agent: no host $1\" >&2; exit 1;;\nesac\n"
+            "export TMPDIR=/run/$1/tmp\nshift\n"
+            'exec nsenter --target=$pid --net --uts --ipc --pid --mount -- setpriv --pdeathsig KILL sh -c "$*"\n')
+    path = network.login.path(agent)
+    path.write_text(text)
+    path.chmod(0o755)
+    return agent
+
+
+class Slurm:
+    """A Slurm of its own: munged and slurmctld on the login node, a slurmd on each host; all files lie in the network's /run."""
+
+    def __init__(self, network):
+        self.network = network
+        self.folder = SHARED / "slurm"
+        self._daemons = []
+        folder = network.login.path(self.folder)
+        folder.mkdir()
+        (folder / "slurm.conf").write_text(self._configuration())
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (folder / "key").write_bytes(bytes(range(256)) * 4)
+        (folder / "key").chmod(0o400)
+        (folder / "state").mkdir()
+        self.env = {"SLURM_CONF": self.folder / "slurm.conf"}
+        files = {"socket": "munge.socket", "key-file": "key", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "munged.seed"}
+        self._start(network.login, ["munged", "--foreground", "--force", *(f"--{k}={self.folder / v}" for k, v in files.items())])
+        self._start(network.login, ["slurmctld", "-D"])
+        for host in network.hosts:
+            network.login.path(f"/run/{host.name}/spool").mkdir()
+            self._start(host, ["slurmd", "-D", "-N", host.name])
+        self._wait_until_idle()
+
+    def srun(self, command, per_host, mpi, env=None, names=SLURM_NAMES):
+        network = self.network
+        env = {"SHOAL_SESSION_ID": session(network), **(env or {}), **self.env}
+        launcher = ["srun", f"--mpi={mpi}", f"--nodes={len(network.hosts)}", f"--ntasks-per-node={per_host}", "--overcommit"]
+        return Job([network.login.popen([*launcher, *(_renamed(names, command) if names else command)], env)])
+
+    def _start(self, host, command):
+        self._daemons.append((command[0], host.popen(command, self.env)))
+
+    def _wait_until_idle(self):
+        deadline = time.monotonic() + 20
+        wanted = len(self.network.hosts)
+        while True:
+            seen = self.network.login.run(["sinfo", "--noheader", "--format=%D %t"], self.env, limit_s=10)
+            if seen.out.split() == [str(wanted), "idle"]:
+                return
+            for name, daemon in self._daemons:
+                if daemon.ended():
+                    raise NetworkError(f"{name} {daemon.wait()}")
+            if time.monotonic() > deadline:
+                said = "\n".join(f"{name}: {daemon.err}" for name, daemon in self._daemons)
+                raise NetworkError(f"Slurm did not start; sinfo says {seen}\n{said}")
+            time.sleep(0.1)
+
+    def _configuration(self):
+        folder = self.folder
+        nodes = "\n".join(f"NodeName={host.name} NodeAddr={host.address()} NodeHostname={host.name} CPUs=8 State=UNKNOWN"
+                          for host in self.network.hosts)
+        names = ",".join(host.name for host in self.network.hosts)
+        return f"""ClusterName=shoal
+SlurmctldHost={LOGIN}(10.99.1.254)
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CryptoType=crypto/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir=/run/%n/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile=/run/%n/slurmd.pid
+TmpFS=/run/%n/tmp
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/linear
+SlurmdParameters=config_overrides
+SwitchType=switch/none
+ReturnToService=2
+MpiDefault=none
+InactiveLimit=0
+KillWait=2
+{nodes}
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+"""
+
+
+def missing(*programs):
+    """The first of these programs that is not installed, as a reason to skip; None when all are there."""
+    for program in programs:
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    return None

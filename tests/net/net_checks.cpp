@@ -1,0 +1,215 @@
+// net_checks: one PE of a world between hosts, for the tests in this folder. What it is and how it finds the others
+// comes from the environment, as in any program; the arguments name what it does, one after the other, in one world:
+//
+//   bootstrap                   no world: PEs tell each other their hosts (D7, D9)
+//   identity, world, collectives, ep
+//                               the checks of tests/support (D1 to D3, D6, D15; E2, E3)
+//   soak                        rounds of both modes of EP, PEs skewed (A4)
+//   fault-collective, fault-normal, fault-low-latency
+//                               the operation without end; an error is expected, and printed with its code
+//   again=FILE                  after the fault: waits for FILE, which holds the session id of a new world, and opens
+//   it
+//
+// Prints one line, "PE 1 of 4 on host0 ...", and exits with 0 when everything was as it must be.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "shoal/world.hpp"
+#include "support/collective_check.hpp"
+#include "support/ep_rounds.hpp"
+#include "support/worlds.hpp"
+
+namespace shoal::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kUnsupported = 77;  // exit status: Error{unsupported}, which tests may take for "not here"
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+EpCase shape(std::int32_t ranks) {
+  return {.ranks = ranks, .experts = ranks * 4, .top_k = 6, .hidden = 512, .max_tokens = 30};
+}
+
+void check_ep(World& world) {
+  EpCase c = shape(world.n_pes());
+  ep::Group group(world.team(), options_for(c));
+  for (c.seed = 1; c.seed <= 3; ++c.seed) {
+    check_normal(group, c);
+    check_low_latency(group, c, ep::Reduction::per_rank, c.seed % 2 == 0);
+    check_low_latency(group, c, ep::Reduction::exact, c.seed % 2 == 1);
+    check_low_latency_fp8(group, c, ep::Quantize::fp8_ue8m0);
+  }
+  for (const Load load : {Load::all_to_one, Load::none, Load::some_idle}) {
+    c.load = load;
+    check_normal(group, c);
+    check_low_latency(group, c, ep::Reduction::per_rank, true);
+  }
+  group.close();
+}
+
+/// Members wait at different places, so that some are an operation ahead of others (A4).
+void soak(World& world) {
+  const EpCase c = shape(world.n_pes());
+  ep::Group group(world.team(), options_for(c));
+  const NormalRound normal(c, world.my_pe());
+  const LowLatencyRound low_latency(c, world.my_pe(), ep::Reduction::per_rank);
+  for (int i = 0; i < 100; ++i) {
+    if ((i + world.my_pe()) % 7 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (i % 3 == 0)
+      normal.run(group);
+    else
+      low_latency.run(group, i % 2 == 0);
+  }
+  group.close();
+}
+
+/// Calls `round` until it throws, and tells the test when it has begun.
+void for_ever(World& world, const std::function<void()>& round) {
+  for (int i = 0;; ++i) {
+    round();
+    if (i == 10) {
+      fmt::print("PE {} is running\n", world.my_pe());
+      std::fflush(stdout);
+    }
+  }
+}
+
+void fault_collective(World& world) {
+  const auto sums = world.heap().allocate<std::int64_t>(1024), terms = world.heap().allocate<std::int64_t>(1024);
+  const Team team = world.team();
+  for_ever(world, [&] { reduce(team, DataType::int64, ReduceOp::sum, sums.data(), terms.data(), 1024); });
+}
+
+void fault_normal(World& world) {
+  const EpCase c = shape(world.n_pes());
+  ep::Group group(world.team(), options_for(c));
+  const NormalRound round(c, world.my_pe());
+  for_ever(world, [&] { round.run(group); });
+}
+
+void fault_low_latency(World& world) {
+  const EpCase c = shape(world.n_pes());
+  ep::Group group(world.team(), options_for(c));
+  const LowLatencyRound round(c, world.my_pe(), ep::Reduction::per_rank);
+  for_ever(world, [&] { round.run(group, true); });
+}
+
+const std::map<std::string, void (*)(World&)> kChecks = {
+    {"identity", check_identity},
+    {"world", [](World& world) { check_everything(world); }},
+    {"collectives", [](World& world) { run_random_collectives(world, 40, 11); }},
+    {"ep", check_ep},
+    {"soak", soak},
+};
+const std::map<std::string, void (*)(World&)> kFaults = {
+    {"fault-collective", fault_collective},
+    {"fault-normal", fault_normal},
+    {"fault-low-latency", fault_low_latency},
+};
+
+/// "PE 1 of 4 on host0 (index 1 of 2 on its node; shm, ofi)".
+std::string describe(const World& world) {
+  std::set<std::string> transports;
+  for (Pe pe = 0; pe < world.n_pes(); ++pe)
+    if (const std::string text = world.describe_transport(pe); pe != world.my_pe())
+      transports.insert(text.substr(0, text.find(':')));
+  return fmt::format("PE {} of {} on {} (index {} of {} on its node; {})", world.my_pe(), world.n_pes(), host_name(),
+                     world.my_pe_on_node(), world.pes_per_node(), fmt::join(transports, ", "));
+}
+
+std::string check_bootstrap() {
+  const auto bootstrap = make_bootstrap(Settings::from_environment());
+  const std::string name = host_name();
+  std::string all;
+  for (const auto& blob : bootstrap->all_gather(std::as_bytes(std::span(name)), "host names"))
+    all += " " + std::string(reinterpret_cast<const char*>(blob.data()), blob.size());
+  bootstrap->barrier("end");
+  bootstrap->close();
+  return fmt::format("PE {} of {} on {}: hosts{}", bootstrap->pe(), bootstrap->n_pes(), name, all);
+}
+
+/// Runs the fault's operation; what it threw, as text.
+std::string expect_fault(World& world, void (*fault)(World&)) {
+  try {
+    fault(world);
+  } catch (const Error& error) {
+    return fmt::format("code {}: {}", name_of(error.code()), error.what());
+  }
+  return "no error";
+}
+
+/// A world of the same PEs, named by the session id that the test writes to `file` when the network is whole again.
+void open_again(const std::string& file) {
+  const auto deadline = Clock::now() + std::chrono::seconds(60);
+  WorldOptions options = WorldOptions::from_environment();
+  while (!std::filesystem::exists(file)) {
+    if (Clock::now() > deadline) throw std::runtime_error(file + " did not come");
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::getline(std::ifstream(file), options.settings.session_id);
+  World world = World::open(options);
+  check_identity(world);
+  check_rma(world);
+  world.close();
+}
+
+std::string run(const std::vector<std::string>& arguments) {
+  if (arguments.front() == "bootstrap") return check_bootstrap();
+  World world = World::open();
+  std::string line = describe(world), before = ": ";
+  for (const std::string& argument : arguments) {
+    if (const auto fault = kFaults.find(argument); fault != kFaults.end()) {
+      line += before + expect_fault(world, fault->second);
+      world = World();
+      fmt::print("PE has seen: {}\n", line);
+      std::fflush(stdout);
+    } else if (argument.starts_with("again=")) {
+      open_again(argument.substr(argument.find('=') + 1));
+      line += before + "new world ok";
+    } else {
+      const auto check = kChecks.find(argument);
+      if (check == kChecks.end()) throw std::runtime_error("net_checks: there is no \"" + argument + "\"");
+      check->second(world);
+      line += fmt::format("{}{} {}", before, argument, ::testing::UnitTest::GetInstance()->Failed() ? "FAILED" : "ok");
+    }
+    before = ", ";
+  }
+  if (world.is_open()) world.close();
+  return line;
+}
+
+}  // namespace
+}  // namespace shoal::test
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  try {
+    if (arguments.empty()) throw std::runtime_error("net_checks: say what to check");
+    fmt::print("{}\n", shoal::test::run(arguments));
+  } catch (const shoal::Error& error) {
+    fmt::print("failed with code {}: {}\n", name_of(error.code()), error.what());
+    return error.code() == shoal::Code::unsupported ? shoal::test::kUnsupported : 1;
+  } catch (const std::exception& error) {
+    fmt::print("failed: {}\n", error.what());
+    return 1;
+  }
+  return ::testing::UnitTest::GetInstance()->Failed() ? 1 : 0;
+}

@@ -1,0 +1,67 @@
+"""Links that are cut and hosts that die in the middle of an operation: every PE says so in time and names a PE that it cannot reach; when
+the network is whole again, the same processes open a new world (DESIGN.md, idea 5; E3)."""
+
+import re
+import time
+
+import pytest
+from hosts import SHARED
+from launchers import by_hand, session
+
+TIMEOUT_MS = 3000
+# From the cut until the last PE has said so: its own deadline, which begins at its last sign of life, and a busy machine.
+LIMIT_S = TIMEOUT_MS / 1000 + 2.5
+FAULTS = ["fault-collective", "fault-normal", "fault-low-latency"]
+
+
+@pytest.fixture
+def running(make_network, net_checks, environment, needs):
+    """running(fault): a network of two hosts and a job with two PEs on each, all of them in the middle of the operation."""
+    needs("ofi")
+
+    def start(fault):
+        network = make_network(hosts=2)
+        environment["SHOAL_TIMEOUT_MS"] = TIMEOUT_MS
+        job = by_hand(network, [net_checks, fault, f"again={SHARED}/again"], 2, environment)
+        for program in job.programs:
+            assert program.wait_for("is running", 20), program.wait(0)
+        return network, job
+
+    return start
+
+
+def expect_reported(programs, since, others):
+    """Each program has reported a failure within the limit that names one of the PEs in `others`."""
+    for pe, program in programs.items():
+        assert program.wait_for("PE has seen:", max(0.1, since + LIMIT_S - time.monotonic())), f"PE {pe} of 4: {program.wait(0)}"
+        code, message = re.search(r"PE has seen: .*?: code (\w+): (.*)", program.out).groups()
+        assert code in ("timeout", "peer_failed", "closed"), program.out
+        named = set(re.findall(r"PE (\d+)", message)) - {str(pe)}
+        assert named & {str(other) for other in others(pe)}, f"PE {pe} names {sorted(named)}: {message}"
+
+
+def other_host(pe):
+    return {2, 3} if pe < 2 else {0, 1}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
+    network, job = running(fault)
+    cut = time.monotonic()
+    for rail in range(network.rails):
+        network.cut(network.hosts[1], rail)
+    expect_reported(dict(enumerate(job.programs)), cut, other_host)
+    for rail in range(network.rails):
+        network.heal(network.hosts[1], rail)
+    network.login.path(SHARED / "again.new").write_text(session(network) + "\n")
+    network.login.path(SHARED / "again.new").rename(network.login.path(SHARED / "again"))
+    for _, _, line in job.lines(30).values():
+        assert line.endswith("new world ok")
+
+
+@pytest.mark.parametrize("fault", ["fault-collective", "fault-low-latency"])
+def test_a_host_that_dies_is_reported_by_the_others(running, fault):
+    network, job = running(fault)
+    died = time.monotonic()
+    network.hosts[1].die()
+    expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)

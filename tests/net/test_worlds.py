@@ -1,0 +1,97 @@
+"""Worlds, collectives and EP between hosts, over every network transport of the build (D4, D6, D12, D15, E2, E3)."""
+
+import pytest
+from launchers import by_hand
+
+SHAPES = [(2, 1), (2, 2), (3, 1), (4, 2)]  # hosts, PEs on each
+TRANSPORTS = ["ofi", "ucx"]
+
+
+def expect_lines(lines, n_hosts, per_host, transport, end):
+    """Every PE said that all went well, that it shares memory with the PEs of its host and uses the network to the others."""
+    used = ", ".join(sorted(["shm"] * (per_host > 1) + [transport]))
+    assert sorted(lines) == list(range(n_hosts * per_host))
+    for pe, (_, _, line) in lines.items():
+        assert f"on host{pe // per_host} (index {pe % per_host} of {per_host} on its node; {used}): " in line
+        assert line.endswith(end)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("n_hosts", "per_host"), SHAPES)
+def test_world_and_collectives(make_network, net_checks, environment, needs, transport, n_hosts, per_host):
+    needs(transport)
+    environment["SHOAL_TRANSPORT_BETWEEN"] = transport
+    lines = by_hand(make_network(hosts=n_hosts), [net_checks, "world", "collectives"], per_host, environment).lines(90)
+    expect_lines(lines, n_hosts, per_host, transport, "world ok, collectives ok")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("n_hosts", "per_host"), SHAPES)
+def test_ep_in_both_modes(make_network, net_checks, environment, needs, transport, n_hosts, per_host):
+    needs(transport)
+    environment["SHOAL_TRANSPORT_BETWEEN"] = transport
+    lines = by_hand(make_network(hosts=n_hosts), [net_checks, "ep"], per_host, environment).lines(90)
+    expect_lines(lines, n_hosts, per_host, transport, "ep ok")
+
+
+def test_ep_with_skewed_pes(make_network, net_checks, environment, needs):  # A4
+    needs("ofi")
+    lines = by_hand(make_network(hosts=2), [net_checks, "soak"], 2, environment).lines(90)
+    expect_lines(lines, 2, 2, "ofi", "soak ok")
+
+
+def test_results_are_right_on_a_slow_lossy_network(make_network, net_checks, environment, needs):
+    needs("ofi")
+    network = make_network(hosts=2)
+    network.shape("1gbit")
+    network.lose(10)
+    lines = by_hand(network, [net_checks, "collectives", "ep"], 2, environment).lines(90)
+    expect_lines(lines, 2, 2, "ofi", "collectives ok, ep ok")
+
+
+def grown(network, job):
+    """Bytes that the job moved over each rail of each host; it must end well."""
+    def traffic():
+        return [[host.traffic(rail) for rail in range(network.rails)] for host in network.hosts]
+
+    before = traffic()
+    job().lines(90)
+    return [[b - a for a, b in zip(x, y, strict=True)] for x, y in zip(before, traffic(), strict=True)]
+
+
+BOOTSTRAP_BYTES = 200_000  # what starting a world takes at most, on rail 0
+WORLD_BYTES = 1_000_000  # what the checks of "collectives" take at least, on the rail of a PE
+
+
+def test_both_rails_carry_a_world(make_network, net_checks, environment, needs):
+    needs("ofi")
+    network = make_network(hosts=2)
+    for rails in grown(network, lambda: by_hand(network, [net_checks, "collectives"], 2, environment)):
+        assert min(rails) > WORLD_BYTES
+
+
+def test_jobs_that_share_hosts_use_different_nics(make_network, net_checks, environment, needs):  # D14
+    needs("ofi")
+    network = make_network(hosts=2)
+    for index in (0, 1):
+        job = {**environment, "SHOAL_LOCAL_INDEX": index, "SHOAL_LOCAL_SIZE": 2}
+        for rails in grown(network, lambda job=job: by_hand(network, [net_checks, "collectives"], 1, job)):
+            assert rails[index] > WORLD_BYTES
+            assert rails[1 - index] < BOOTSTRAP_BYTES
+
+
+def test_the_plan_gives_the_pes_of_a_host_different_rails(make_network, bin_dir):  # D13, D14
+    (host,) = make_network(hosts=1).hosts
+    page = host.run([bin_dir / "shoal-info", "--topology", "--pes", "2"]).out
+    for index in (0, 1):
+        assert f"PE with local index {index}: rail{index} " in page
+
+
+def test_says_why_a_pair_has_no_transport(make_network, net_checks, environment):  # D12
+    environment["SHOAL_PLUGIN_DIR"] = "/nowhere"
+    results = by_hand(make_network(hosts=2), [net_checks, "world"], 2, environment).wait(60)
+    for result in results:
+        assert result.status == 77, result
+        assert "no transport connects PE 0 and PE 2" in result.out
+        assert "shm offers nothing (on another host)" in result.out
+        assert "/nowhere/libshoal_transport_ofi.so" in result.out

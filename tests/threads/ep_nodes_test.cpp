@@ -1,0 +1,204 @@
+// Groups whose members lie on several (emulated) nodes, with PEs as threads (E2, E3 between nodes, B3), bit by bit
+// against the naive reference: the same results as on one node, but for the rounding of a node's sum.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "shoal/world.hpp"
+#include "support/ep_checks.hpp"
+#include "support/ep_expanded.hpp"
+#include "support/ep_rounds.hpp"
+
+namespace shoal::test {
+namespace {
+
+struct Grid {
+  std::int32_t ranks, nodes;
+};
+void PrintTo(const Grid& grid, std::ostream* out) {
+  *out << grid.ranks << " ranks on " << grid.nodes << " nodes";
+}
+
+EpCase small(const Grid& grid, std::uint64_t seed = 1) {
+  return {.ranks = grid.ranks,
+          .experts = grid.ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed,
+          .nodes = grid.nodes};
+}
+
+Settings settings_for(const EpCase& c) {
+  Settings settings = ep_settings();
+  settings.node_size = c.ranks / c.nodes;
+  return settings;
+}
+
+void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body, std::size_t chunk = 0,
+              std::int32_t threads = 0) {
+  SCOPED_TRACE(c.describe());
+  Settings settings = settings_for(c);
+  if (chunk > 0) settings.ep_chunk = chunk;
+  run_threads(c.ranks, settings, [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.threads = threads;
+    ep::Group group(world.team(), options);
+    body(world, group);
+    group.close();
+    world.close();
+  });
+}
+
+class EpNodes : public ::testing::TestWithParam<Grid> {};
+INSTANTIATE_TEST_SUITE_P(Grids, EpNodes,
+                         ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{3, 3}, Grid{6, 2}, Grid{6, 3}, Grid{8, 4},
+                                           Grid{5, 5}));
+
+TEST_P(EpNodes, NormalModeMatchesTheReference) {
+  for (std::uint64_t seed = 1; seed <= 3; ++seed)
+    run_case(small(GetParam(), seed), [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
+}
+
+TEST_P(EpNodes, ChunksOfOneTokenAndSeveralThreads) {
+  EpCase c = small(GetParam(), 4);
+  c.hidden = 2048;
+  run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, 4096);
+  run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, 3 * 4096, 3);
+}
+
+TEST_P(EpNodes, NoTokensIdleMembersAndOneHotExpert) {
+  for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
+    EpCase c = small(GetParam());
+    c.load = load;
+    run_case(c, [&](World&, ep::Group& group) {
+      for (int twice = 0; twice < 2; ++twice) {
+        check_normal(group, c);
+        check_low_latency(group, c, ep::Reduction::per_rank, false);
+      }
+    });
+  }
+}
+
+TEST_P(EpNodes, WorstCaseRowsAlignmentAndCopyOut) {
+  const EpCase c = small(GetParam(), 5);
+  run_case(c, [&](World&, ep::Group& group) {
+    check_normal(group, c, {.expert_alignment = 16});
+    check_normal(group, c, {.worst_case_rows = c.ranks * c.max_tokens});
+    check_normal(group, c, {.worst_case_rows = c.ranks * c.max_tokens, .copy_out = true});
+  });
+}
+
+TEST_P(EpNodes, ExpertMajorLayoutScalesBiasesAndCachedHandles) {
+  const EpCase c = small(GetParam(), 7);
+  for (const ExpandedCall& call :
+       {ExpandedCall{.alignment = 16, .cached = 2}, ExpandedCall{.alignment = 1, .worst_case = true, .biases = 2},
+        ExpandedCall{.dtype = DataType::float8_e4m3, .scales = 3, .scale_columns = true, .alignment = 8},
+        ExpandedCall{.dtype = DataType::float32, .answer = DataType::float32, .weights = false, .biases = 1}}) {
+    run_threads(c.ranks, settings_for(c), [&](World& world) {
+      ep::Group group(world.team(), expanded_options(c, call));
+      check_expanded(group, c, call, host_tensors());
+      group.close();
+    });
+  }
+}
+
+TEST_P(EpNodes, CachedHandlesCombineAgain) {
+  const EpCase c = small(GetParam(), 3);
+  run_case(c, [&](World& world, ep::Group& group) {
+    const Inputs in(c, world.my_pe());
+    const ep::Dispatched first = group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const ep::Dispatched again = group.dispatch(in.x, first.handle);
+      expect_same("cached rows", again.x.data, first.x.data, first.x.bytes(), 2);
+      const ep::Combined combined = group.combine(answers_to(c, world.my_pe(), first), again.handle);
+      const auto wanted = expected_combine(c, world.my_pe());
+      expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
+    }
+  });
+}
+
+TEST_P(EpNodes, LowLatencyModeGivesTheBitsOfOneNode) {
+  EpCase c = small(GetParam(), 9);
+  c.hidden = 384;
+  run_case(c, [&](World&, ep::Group& group) {
+    for (const auto reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
+      for (const bool zero_copy : {false, true}) check_low_latency(group, c, reduction, zero_copy);
+    for (const auto quantize : {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
+      check_low_latency_fp8(group, c, quantize);
+  });
+}
+
+TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {  // A4, D8
+  EpCase one = small(GetParam(), 11), other = small(GetParam(), 12);
+  one.hidden = other.hidden = 64;
+  run_case(
+      one,
+      [&](World& world, ep::Group& group) {
+        const NormalRound normal[] = {{one, world.my_pe()}, {other, world.my_pe()}};
+        const LowLatencyRound fast[] = {{one, world.my_pe(), ep::Reduction::per_rank},
+                                        {other, world.my_pe(), ep::Reduction::exact}};
+        for (int i = 0; i < 60; ++i) {
+          if ((i * 7 + world.my_pe() * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(400));
+          normal[i % 3 == 0].run(group);
+          fast[i % 4 == 0].run(group, i % 2 == 0);
+        }
+      },
+      4096);
+}
+
+TEST(EpNodesMode, OperationsOnTheGroupsStream) {  // A11
+  const EpCase c = small({4, 2}, 21);
+  run_case(c, [&](World& world, ep::Group& group) {
+    const Inputs in(c, world.my_pe());
+    auto sent = group.dispatch_async(in.x, group.route(in.topk_idx), {.weights = in.weights});
+    const ep::Dispatched got = sent.get();
+    const ep::Combined combined = group.combine_async(answers_to(c, world.my_pe(), got), got.handle).get();
+    const auto wanted = expected_combine(c, world.my_pe());
+    expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
+  });
+}
+
+TEST(EpNodesMode, SeveralGroupsOfDifferentMembers) {
+  const EpCase all = small({4, 2}), pair = small({2, 2}, 31);
+  run_threads(4, settings_for(all), [&](World& world) {
+    ep::Group big(world.team(), options_for(all));
+    ep::Group rail(world.same_index_team(), options_for(pair));  // D8: a rail is a team
+    check_normal(rail, pair);
+    check_normal(big, all);
+    check_low_latency(rail, pair, ep::Reduction::per_rank, true);
+    check_normal(rail, pair);
+  });
+}
+
+TEST(EpNodesMode, WarmUp) {  // B2
+  const EpCase c = small({4, 2}, 33);
+  run_case(c, [&](World&, ep::Group& group) {
+    group.warmup();
+    check_normal(group, c);
+    check_low_latency_fp8(group, c, ep::Quantize::fp8);
+  });
+}
+
+TEST(EpNodesMode, AMemberThatDoesNotComeIsNamed) {
+  const EpCase c = small({4, 2}, 35);
+  Settings settings = settings_for(c);
+  settings.timeout = std::chrono::milliseconds(1000);
+  run_threads(4, settings, [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    const Inputs in(c, world.my_pe());
+    if (world.my_pe() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    try {
+      group.dispatch(in.x, group.route(in.topk_idx));
+      ADD_FAILURE() << "PE " << world.my_pe() << " got rows although PE 2 came too late";
+    } catch (const Error& error) {
+      if (world.my_pe() == 2) return;  // the others gave up
+      EXPECT_TRUE(error.code() == Code::timeout || error.code() == Code::peer_failed) << error.what();
+      EXPECT_NE(std::string(error.what()).find("PE 2"), std::string::npos) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test
