@@ -296,6 +296,10 @@ CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdevicept
     *static_cast<int*>(data) = mapping.device;
   } else if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID) {
     *static_cast<unsigned long long*>(data) = mapping.number;
+  } else if (attribute == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR) {
+    *static_cast<CUdeviceptr*>(data) = std::prev(next)->first;
+  } else if (attribute == CU_POINTER_ATTRIBUTE_MAPPING_SIZE) {
+    *static_cast<std::size_t*>(data) = mapping.bytes;
   } else {
     return CUDA_ERROR_INVALID_VALUE;
   }

@@ -38,8 +38,8 @@ def warm_up():
     memory.append((square.bfloat16() @ square.bfloat16()).float())
 
 
-def with_group(pes, body, settings=None, **options):
-    """body(group, pe) on each PE of a world, with a group of all of them."""
+def with_group(pes, body, settings=None, close=True, **options):
+    """body(group, pe) on each PE of a world, with a group of all of them. close: it is usable at the end."""
     import shoal.ep
 
     def on_world(world):
@@ -47,7 +47,8 @@ def with_group(pes, body, settings=None, **options):
         result = body(group, world.my_pe)  # an exception ends the world, and the group with it
         torch.cuda.current_stream().synchronize()
         gc.collect()
-        group.close()
+        if close:
+            group.close()
         return result
 
     return on_gpu(pes, on_world, **(settings or {}))

@@ -60,9 +60,13 @@ def close(got, want, tolerance=1e-3):
 def with_buffer(ranks, body, **options):
     def pe(comm):
         buffer = Buffer(None, comm=comm, explicitly_destroy=True, **options)
-        result = body(buffer, comm)
-        torch.cuda.current_stream().synchronize()
-        comm.Barrier()  # destroy() waits for the whole GPU
+        try:
+            result = body(buffer, comm)
+            torch.cuda.current_stream().synchronize()
+            comm.Barrier()  # destroy() waits for the whole GPU
+        except Exception as error:  # tells the others
+            buffer.runtime.world.__exit__(type(error), error, None)
+            raise
         buffer.destroy()
         return result
 
