@@ -126,8 +126,13 @@ TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
   SHOAL_SKIP_WITHOUT_GPU();
   // The sums take more than a pool has left over from other calls.
   const EpCase c{.ranks = 1, .experts = 1, .top_k = 1, .hidden = 8192, .max_tokens = 4096, .seed = 5, .holes = 0};
+  ep::GroupOptions group_options = options_for(c);
+  group_options.max_tokens = 0;
+  group_options.low_latency_max_tokens = c.max_tokens;
+  const std::size_t bytes = size_hint(group_options, c.ranks, DeviceKind::cuda).total();
   for (const bool defer : {true, false})
-    run_low_latency_group(c, [&](GpuGroup& group) {
+    run_threads(c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
+      GpuGroup group(world, group_options);
       const std::vector<std::int64_t> lanes(static_cast<std::size_t>(c.max_tokens), 0);
       const PlainInputs in(group.tensors, c, lanes);
       const ep::LowLatencyReceived got =

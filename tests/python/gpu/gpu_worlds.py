@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 
 import torch
 
@@ -22,7 +23,7 @@ def on_gpu(pes, body, **settings):
             stream.synchronize()
             ready.wait(60)  # nobody allocates while kernels of others wait for it
             result = body(world)
-            stream.synchronize()
+            settle()
         return result
 
     return shoal.run_threads(pes, pe, {**SETTINGS, **settings})
@@ -45,13 +46,30 @@ def with_group(pes, body, settings=None, close=True, **options):
     def on_world(world):
         group = shoal.ep.Group(world.team, **options)
         result = body(group, world.my_pe)  # an exception ends the world, and the group with it
-        torch.cuda.current_stream().synchronize()
+        settle()
         gc.collect()
         if close:
             group.close()
         return result
 
     return on_gpu(pes, on_world, **(settings or {}))
+
+
+def fetch(tensor):
+    """The tensor on the host, when it is ready. The host does not wait inside the copy: while it does, the driver holds
+    back calls of other threads, for which the kernels before the copy may be waiting."""
+    if not tensor.is_cuda:
+        return tensor
+    settle()
+    return tensor.cpu()
+
+
+def settle():
+    """Waits for the current stream."""
+    done, deadline = torch.cuda.current_stream().record_event(), time.monotonic() + 60
+    while not done.query():
+        assert time.monotonic() < deadline, "the stream has not ended after 60 s"
+        time.sleep(0.0001)
 
 
 def delay(milliseconds=20):
@@ -106,7 +124,7 @@ def on_threads(pes, body):
                 stream.synchronize()
                 meeting.barrier.wait(60)
                 results[rank] = body(Comm(meeting, rank))
-                stream.synchronize()
+                settle()
         except BaseException as error:
             errors.append(error)
             meeting.barrier.abort()

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_worlds import on_threads
+from gpu_worlds import fetch, on_threads, settle
 from torch_ranks import names_of_checks, run_checks
 
 from deep_ep import Buffer, ElasticBuffer
@@ -54,7 +54,7 @@ def expert_answers(rows, ids, weights, experts):
 
 
 def close(got, want, tolerance=1e-3):
-    return got.numel() == 0 or calc_diff(got, want) < tolerance
+    return got.numel() == 0 or calc_diff(fetch(got), fetch(want)) < tolerance
 
 
 def with_buffer(ranks, body, **options):
@@ -62,7 +62,7 @@ def with_buffer(ranks, body, **options):
         buffer = Buffer(None, comm=comm, explicitly_destroy=True, **options)
         try:
             result = body(buffer, comm)
-            torch.cuda.current_stream().synchronize()
+            settle()
             comm.Barrier()  # destroy() waits for the whole GPU
         except Exception as error:  # tells the others
             buffer.runtime.world.__exit__(type(error), error, None)
@@ -105,7 +105,7 @@ def test_vllm_high_throughput(fp8, asynchronous):
             if asynchronous:
                 event.current_stream_wait()
             rows = per_token_cast_back(*received) if fp8 else received
-            assert rows.is_cuda and counts == [int((ids == e).sum()) for e in range(E // ranks)]
+            assert rows.is_cuda and counts == [int((fetch(ids) == e).sum()) for e in range(E // ranks)]
             combined, _, event = buffer.combine(
                 expert_answers(rows, ids, weights, local_experts(rank, ranks)),
                 handle,
@@ -151,7 +151,7 @@ def test_sglang_on_the_comm_stream_and_with_cached_handles():
         assert close(combined, layer(x, topk_ids, topk_weights, all_experts().cuda()))
         again, *_, event = buffer.dispatch(2 * x, handle=handle, async_finish=True)
         event.current_stream_wait()
-        return bool((again.float() == 2 * received.float()).all())
+        return bool((fetch(again).float() == 2 * fetch(received).float()).all())
 
     assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 
@@ -210,7 +210,7 @@ def test_low_latency_asynchronous_and_zero_copy():
             x, topk_ids, N, E, stats, use_fp8=False, async_finish=True
         )
         event.current_stream_wait()
-        assert torch.equal(stats, count)
+        assert torch.equal(fetch(stats), fetch(count))
         target = buffer.get_next_low_latency_combine_buffer(handle)
         target.copy_(expert_rows(recv, count, False, local_experts(rank, ranks)))
         combined, event, _ = buffer.low_latency_combine(
@@ -246,7 +246,7 @@ def test_low_latency_in_a_graph():
 
         for _ in range(2):
             step()
-        torch.cuda.current_stream().synchronize()
+        settle()
         comm.Barrier()
         graph = torch.cuda.CUDAGraph()
         with _capturing:
@@ -259,7 +259,7 @@ def test_low_latency_in_a_graph():
                 to.copy_(new)
             graph.replay()
             assert close(out, layer(x, topk_ids, topk_weights, all_experts().cuda()), 2e-3), seed
-        torch.cuda.current_stream().synchronize()
+        settle()
         comm.Barrier()
         del graph
         return True

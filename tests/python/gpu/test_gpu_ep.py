@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_worlds import delay, with_group
+from gpu_worlds import delay, fetch, settle, with_group
 
 import shoal
 import shoal.ep
@@ -46,7 +46,7 @@ def members_of(indices):
 
 
 def same(actual, wanted):
-    return torch.equal(torch.as_tensor(actual).cpu(), wanted)
+    return torch.equal(fetch(torch.as_tensor(actual)), wanted)
 
 
 def take(array):
@@ -114,7 +114,7 @@ def test_worst_case_rows_reach_no_host():
             assert received.rows == -1 and received.x.shape == (most, HIDDEN) and received.rows_per_source == []
             x, idx, _, _ = expected_dispatch(pe)
             assert same(take(received.row_count), torch.tensor([len(x)], dtype=torch.int32))
-            assert same(take(received.x)[: len(x)], x) and bool((take(received.topk_idx)[len(x) :] == -1).all())
+            assert same(take(received.x)[: len(x)], x) and bool((fetch(take(received.topk_idx))[len(x) :] == -1).all())
             counts = torch.stack([(idx == e).sum() for e in range(LOCAL)]).int()
             assert same(take(received.expert_counts), counts)
             combined = group.combine(received.x, received.handle)
@@ -130,7 +130,7 @@ def test_expanded_layout():
         received = group.dispatch(
             rows.cuda(), group.route(indices.cuda()), weights=weights.cuda(), expanded=True, expert_alignment=4
         )
-        first, idx = take(received.expert_first_row).tolist(), take(received.topk_idx).cpu()[:, 0]
+        first, idx = fetch(take(received.expert_first_row)).tolist(), fetch(take(received.topk_idx))[:, 0]
         for expert in range(LOCAL):
             block = idx[first[expert] : first[expert + 1]]
             assert first[expert] % 4 == 0 and set(block[block >= 0].tolist()) <= {expert}
@@ -165,7 +165,7 @@ def test_calls_follow_the_current_stream():
         out = torch.empty((PES * TOKENS, HIDDEN), device="cuda")
         results = []
         for turn in range(3):
-            torch.cuda.current_stream().synchronize()
+            settle()
             routing = group.route(idx)
             delay()
             x.copy_(source * (turn + 1))
@@ -176,7 +176,7 @@ def test_calls_follow_the_current_stream():
             y = take(received.x)
             y.mul_(2)
             results.append(take(group.combine(y, received.handle).x).clone())
-        torch.cuda.current_stream().synchronize()
+        settle()
         wanted = expected_dispatch(pe)[0]
         assert same(out[: len(wanted)], 3 * wanted)
         return all(same(sums, 2 * (turn + 1) * rows * members_of(indices)) for turn, sums in enumerate(results))
@@ -212,7 +212,8 @@ def test_stream_and_events_that_are_given(as_numbers):
         with torch.cuda.stream(reader):
             reader.wait_event(done)
             copy.copy_(out)
-        reader.synchronize()
+        with torch.cuda.stream(reader):
+            settle()
         return same(copy, rows * members_of(indices))
 
     assert all(with_group(PES, body, **NORMAL))
@@ -271,12 +272,12 @@ def test_low_latency(quantize, reduction, defer):
             sent = group.low_latency_combine(
                 y, idx, lanes, received.handle, reduction=reduction, log_fmt=turn == 2, defer_receive=defer
             )
-            sums = take(sent.receive()).float().cpu()
+            sums = fetch(take(sent.receive())).float()
             want = weighted(rows, indices, weights)
             tolerance = 0.01 if quantize == "none" and turn < 2 else 0.07
             if len(rows):
                 assert (sums - want).abs().max() <= tolerance * want.abs().max()
-        return bool((waited >= 0).all())
+        return bool((fetch(waited) >= 0).all())
 
     assert all(with_group(PES, body, **LOW_LATENCY))
 
@@ -290,7 +291,7 @@ def test_zero_copy_combine_into_out():
         buffer.copy_(take(received.x))
         out = torch.empty_like(x)
         assert group.low_latency_combine(buffer, idx, lanes, received.handle, zero_copy=True, out=out).receive() is out
-        return torch.allclose(out.float().cpu(), weighted(rows, indices, weights), rtol=0.02, atol=0.5)
+        return torch.allclose(fetch(out).float(), weighted(rows, indices, weights), rtol=0.02, atol=0.5)
 
     assert all(with_group(PES, body, **LOW_LATENCY))
 
@@ -313,9 +314,9 @@ def test_two_low_latency_operations_overlap_with_work_between():
             ]
             delay(2)
             results += [take(pending.receive()).clone() for pending in sent]
-        torch.cuda.current_stream().synchronize()
+        settle()
         wanted = [weighted(*part) for part in both] * 3
-        return all(torch.allclose(got.float().cpu(), want, rtol=0.02, atol=0.5) for got, want in zip(results, wanted))
+        return all(torch.allclose(fetch(got).float(), want, rtol=0.02, atol=0.5) for got, want in zip(results, wanted))
 
     assert all(with_group(PES, body, **LOW_LATENCY))
 
@@ -366,7 +367,7 @@ def test_low_latency_in_a_graph(early_weights):
         load(0)
         for _ in range(2):
             layer()
-        torch.cuda.current_stream().synchronize()
+        settle()
         shoal.barrier(group.team)  # nothing runs while graphs are made
         graph, kept = capture(layer)
         shoal.barrier(group.team)
@@ -374,9 +375,9 @@ def test_low_latency_in_a_graph(early_weights):
             rows, wanted = load(seed)
             out.fill_(float("nan"))
             graph.replay() if seed != 3 else layer()
-            result = out[: len(rows)].float().cpu()
+            result = fetch(out[: len(rows)]).float()
             assert torch.allclose(result, wanted, rtol=0.02, atol=0.5), seed
-        torch.cuda.current_stream().synchronize()
+        settle()
         shoal.barrier(group.team)
         del graph, kept
         return True
@@ -399,7 +400,7 @@ def test_normal_mode_in_a_graph():
 
         for _ in range(2):
             layer()
-        torch.cuda.current_stream().synchronize()
+        settle()
         shoal.barrier(group.team)
         with pytest.raises(shoal.InvalidArgumentError):  # sizes would have to reach the host
             capture(lambda: group.dispatch(x, group.route(idx)))
@@ -414,7 +415,7 @@ def test_normal_mode_in_a_graph():
             if not same(out[: len(rows)], rows * members_of(indices)):
                 group.synchronize()  # what the GPU has reported says more
                 raise AssertionError(f"replay {seed} on PE {pe}")
-        torch.cuda.current_stream().synchronize()
+        settle()
         shoal.barrier(group.team)
         del graph, kept
         return True
