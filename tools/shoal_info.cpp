@@ -1,136 +1,200 @@
-// shoal-info: what this build is, which GPUs there are and what they can do, how the machine is laid out and which NICs
-// its PEs use, and which settings are in force. (Connectivity follows with the network transports.)
+// shoal-info: what this build is, what this machine has, how PEs reach each other, how long they take to start, and
+// what is wrong with the system (requirements A1, A3, D9, D11, D12). docs/shoal-info.md has examples and the keys of
+// --json.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
-#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
 
-#include "memory/device.hpp"
+#include "info/build.hpp"
+#include "info/build_facts.hpp"
+#include "info/doctor.hpp"
+#include "info/gpus.hpp"
+#include "info/settings.hpp"
+#include "info/topology.hpp"
+#include "info/world.hpp"
 #include "shoal/error.hpp"
-#include "shoal/settings.hpp"
-#include "shoal_info_topology.hpp"
-#include "transport/transport.hpp"
 
 namespace {
 
-/// Where a setting's value comes from: its own variable, its alias, or the default.
-std::string origin(const shoal::SettingInfo& info) {
-  if (std::getenv(std::string(info.name).c_str()) != nullptr) return "environment";
-  if (!info.alias.empty() && std::getenv(std::string(info.alias).c_str()) != nullptr)
-    return fmt::format("environment ({})", info.alias);
-  return "default";
-}
+using namespace shoal::info;
 
-void print_settings() {
-  const shoal::Settings settings = shoal::Settings::from_environment();
-  for (const shoal::SettingInfo& info : shoal::settings_table()) {
-    const std::string value = format_value(info, settings);
-    fmt::print("{:<28} {:<14} {:<12} {}\n", info.name, value.empty() ? "\"\"" : value, origin(info), info.meaning);
-  }
-}
+struct Options {
+  bool all = false, build = false, settings = false, page = false, gpus = false, topology = false;
+  bool connectivity = false, timeline = false, doctor = false, json = false;
+  std::string machine, root, svg;
+  std::int32_t pes = 0;
+};
 
-std::string yes_or_no(bool value) {
-  return value ? "yes" : "no";
-}
+/// Collects what sections print: text at once, JSON as one document at the end.
+class Output {
+ public:
+  explicit Output(bool json) : json_(json) {}
 
-/// The GPUs of this machine: what requirement D11 asks to detect, and who reaches whom.
-void print_gpus() {
-  const shoal::memory::GpuReport report = shoal::memory::describe_gpus();
-  if (!report.unavailable.empty()) {
-    fmt::print("GPUs: none: {}\n", report.unavailable);
-    return;
-  }
-  fmt::print("GPUs: {}, CUDA driver {}.{}\n", report.gpus.size(), report.driver_version / 1000,
-             report.driver_version % 1000 / 10);
-  for (std::size_t i = 0; i < report.gpus.size(); ++i) {
-    const auto& gpu = report.gpus[i];
-    fmt::print("  GPU {}: {}, {}, {:.1f} GiB, {} SMs, compute capability {}.{}\n", i, gpu.name, gpu.pci,
-               static_cast<double>(gpu.memory) / (1 << 30), gpu.multiprocessors, gpu.compute_capability / 10,
-               gpu.compute_capability % 10);
-    fmt::print(
-        "         virtual memory: {}; handles: fd {}, fabric {}; 64-bit stream memory operations: {}; NVLink "
-        "multicast: {} (not used)\n",
-        yes_or_no(gpu.has_vmm), yes_or_no(gpu.has_fd), yes_or_no(gpu.has_fabric), yes_or_no(gpu.stream_memory_ops),
-        yes_or_no(gpu.multicast));
-  }
-  fmt::print("  peer access, from the GPU of the row:\n");
-  for (std::size_t i = 0; i < report.gpus.size(); ++i)
-    fmt::print("  GPU {}: {}\n", i, fmt::join(report.gpus[i].peers, ", "));
-  const char* const pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
-  const std::string directory = pipe != nullptr ? pipe : "/tmp/nvidia-mps";
-  const bool mps = std::filesystem::exists(directory + "/control");
-  fmt::print("  several PEs per GPU: yes; {}\n",
-             mps ? fmt::format("processes run at the same time by MPS ({})", directory)
-                 : "threads run at the same time, processes by turns (no MPS daemon)");
-}
-
-std::string allowed(const shoal::SettingInfo& info) {
-  if (!info.choices.empty()) return fmt::format("{}", fmt::join(info.choices, ", "));
-  if (type_of(info) == "text") return "any text";
-  return fmt::format("{} to {}", info.minimum, info.maximum);
-}
-
-/// docs/settings.md.
-void print_page() {
-  fmt::print(
-      "# Settings\n\nGenerated from the table in `src/base/settings.cpp` by `./run settings`; a test keeps the two "
-      "equal. Every setting is "
-      "an environment variable;\nprograms may fill `shoal::Settings` themselves in place of it. Where the first name "
-      "is not set, the NVSHMEM "
-      "name is accepted.\nA value that is not allowed is an error that names the variable, its value and what is "
-      "allowed.\n");
-  const shoal::Settings defaults;
-  std::string_view scope;
-  for (const shoal::SettingInfo& info : shoal::settings_table()) {
-    if (info.scope != scope) {
-      scope = info.scope;
-      fmt::print(
-          "\n## {}\n\n| name | also accepted | type | default | allowed | meaning |\n|---|---|---|---|---|---|\n",
-          scope);
+  /// `section` returns the text, or with `true` the JSON, of one section. What it throws becomes the section.
+  void add(const char* key, const std::function<std::string(nlohmann::json*)>& section) {
+    try {
+      nlohmann::json value;
+      const std::string text = section(json_ ? &value : nullptr);
+      if (json_)
+        document_[key] = std::move(value);
+      else
+        fmt::print("{}\n", text);
+    } catch (const shoal::Error& error) {
+      fail(key, error.what());
     }
-    const std::string value = format_value(info, defaults);
-    fmt::print("| `{}` | {} | {} | {} | {} | {} |\n", info.name,
-               info.alias.empty() ? "" : fmt::format("`{}`", info.alias), type_of(info),
-               value.empty() ? "(empty)" : value, allowed(info), info.meaning);
   }
+  void fail(const char* key, const std::string& message) {
+    failed_ = true;
+    fmt::print(stderr, "{}\n", message);
+    if (json_) document_[key] = {{"error", message}};
+  }
+  void fault() { failed_ = true; }
+
+  /// Prints the document, where there is one; the program's exit status.
+  int finish() {
+    if (json_) fmt::print("{}\n", document_.dump(2));
+    return failed_ ? EXIT_FAILURE : EXIT_SUCCESS;
+  }
+
+ private:
+  bool json_, failed_ = false;
+  nlohmann::json document_ = {{"shoal", kVersion}};
+};
+
+template <typename Value>
+std::string text_or_json(const Value& value, nlohmann::json* json) {
+  if (json == nullptr) return to_text(value);
+  *json = to_json(value);
+  return "";
+}
+
+void write_svg(const std::string& file, const std::string& svg) {
+  if (file.empty()) return;
+  std::ofstream stream(file);
+  stream << svg;
+  stream.flush();
+  if (!stream)
+    throw shoal::Error(shoal::Code::invalid_argument,
+                       fmt::format("cannot write {}: choose another file for --svg", file));
+}
+
+void add_world(const Options& options, const WorldView& view, Output& output) {
+  if (options.connectivity)
+    output.add("connectivity", [&](nlohmann::json* json) {
+      if (json == nullptr) return connectivity_text(view);
+      *json = connectivity_json(view);
+      return std::string();
+    });
+  if (options.timeline)
+    output.add("init_timeline", [&](nlohmann::json* json) {
+      if (!options.topology) write_svg(options.svg, timeline_svg(view));
+      if (json == nullptr) return timeline_text(view);
+      *json = timeline_json(view);
+      return std::string();
+    });
+}
+
+void add_machine(const Options& options, Output& output) {
+  if (options.build)
+    output.add("build", [](nlohmann::json* json) {
+      return text_or_json(collect_build(shoal::Settings::from_environment()), json);
+    });
+  if (options.settings)
+    output.add("settings", [](nlohmann::json* json) { return text_or_json(collect_settings(), json); });
+  if (options.gpus) output.add("gpus", [](nlohmann::json* json) { return text_or_json(collect_gpus(), json); });
+  if (options.topology)
+    output.add("topology", [&](nlohmann::json* json) {
+      const Topology topology = collect_topology(options.machine, options.pes);
+      write_svg(options.svg, to_svg(topology));
+      return text_or_json(topology, json);
+    });
+}
+
+int run(Options options) {
+  Output output(options.json);
+  if (options.all)
+    options.build = options.settings = options.gpus = options.topology = options.connectivity = options.timeline = true;
+  const bool nothing =
+      !options.settings && !options.topology && !options.connectivity && !options.timeline && !options.doctor;
+  if (nothing && !options.build && !options.gpus) options.build = options.gpus = true;
+
+  // All PEs of a world open it; what they found is the same, and one of them prints.
+  std::optional<WorldView> view;
+  if (options.connectivity || options.timeline) {
+    try {
+      view = look_at_world();
+      if (view->my_pe != 0) return EXIT_SUCCESS;
+    } catch (const shoal::Error& error) {
+      output.fail("world", error.what());
+      if (shoal::Settings::from_environment().pe > 0) return EXIT_FAILURE;
+    }
+  }
+  if (!options.json) fmt::print("Shoal {}\n\n", kVersion);
+  add_machine(options, output);
+  if (view) add_world(options, *view, output);
+  if (options.doctor)
+    output.add("doctor", [&](nlohmann::json* json) {
+      const std::vector<Finding> findings = examine(collect_patient(options.root, options.pes));
+      if (has_fault(findings)) output.fault();
+      return text_or_json(findings, json);
+    });
+  return output.finish();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-  CLI::App app{"Shows what this build of Shoal is and which settings are in force."};
-  bool settings = false, page = false, topology = false;
-  std::string machine;
-  std::int32_t pes = 0;
-  app.add_flag("--settings", settings, "Every setting with its value, where it comes from and what it means");
-  app.add_flag("--settings-page", page, "The page docs/settings.md");
-  CLI::Option* const asked = app.add_flag("--topology", topology, "GPUs, NICs, distances, and the NICs of every PE");
-  app.add_option("--machine", machine, "With --topology: a described machine (hwloc's XML) in the place of this one")
-      ->needs(asked);
-  app.add_option("--pes", pes,
-                 "With --topology, on a machine without GPUs: PEs of all jobs together (SHOAL_LOCAL_SIZE)")
-      ->needs(asked)
+  Options options;
+  CLI::App app{
+      "Shows what this build of Shoal is, what this machine has, how PEs reach each other and what is wrong.\n"
+      "Without options: build and GPUs. Start it under a launcher for --connectivity and --init-timeline of several "
+      "PEs:\n  shoal-run -n 4 --no-label shoal-info --connectivity"};
+  app.add_flag("-a,--all", options.all, "All of the following, without --doctor");
+  app.add_flag("--build", options.build, "Version, compiler, CUDA, modules and plug-ins");
+  app.add_flag("--settings", options.settings, "Every setting with its value, where it comes from and what it means");
+  app.add_flag("--gpus", options.gpus, "GPUs, what they can do and who reaches whom");
+  app.add_flag("--topology", options.topology, "GPUs, NICs, distances, a picture, and the NICs of every PE");
+  app.add_flag("--connectivity", options.connectivity,
+               "For every pair of PEs the transport it uses and why none of the others");
+  app.add_flag("--init-timeline", options.timeline, "The phases of the start of a world, with times");
+  app.add_flag("--doctor", options.doctor,
+               "What is wrong with this system and what cures it; exit status 1 for a fault");
+  app.add_flag("--json", options.json, "One JSON document in place of text");
+  app.add_option("--machine", options.machine,
+                 "With --topology: a described machine (hwloc's XML) in the place of this one");
+  app.add_option(
+      "--root", options.root,
+      "With --doctor: a folder that describes a system (proc, sys, etc, machine.xml) in the place of this one");
+  app.add_option(
+         "--pes", options.pes,
+         "PEs of all jobs on this host together, for --topology without GPUs and for --doctor (SHOAL_LOCAL_SIZE)")
       ->check(CLI::Range(1, 1'000'000));
-  app.set_version_flag("-n,--version", SHOAL_VERSION);
+  app.add_option("--svg", options.svg, "With --topology or --init-timeline: the picture as SVG, into this file");
+  app.add_flag("--settings-page", options.page, "The page docs/settings.md");
+  app.set_version_flag("-n,--version", kVersion);
+  app.callback([&] {
+    const auto need = [](bool asked, bool given, const char* what) {
+      if (given && !asked) throw CLI::ValidationError(what);
+    };
+    need(options.topology || options.all, !options.machine.empty(), "--machine needs --topology");
+    need(options.doctor, !options.root.empty(), "--root needs --doctor");
+    need(options.topology || options.doctor || options.all, options.pes > 0, "--pes needs --topology or --doctor");
+    need(options.topology || options.timeline, !options.svg.empty(), "--svg needs --topology or --init-timeline");
+    need(!(options.topology && options.timeline), !options.svg.empty(),
+         "--svg draws one picture: --topology or --init-timeline, not both");
+  });
   CLI11_PARSE(app, argc, argv);
-  if (page) {
-    print_page();
-  } else {
-    fmt::print("Shoal {}\n", SHOAL_VERSION);
-    if (settings) {
-      print_settings();
-    } else if (topology) {
-      print_topology(machine, pes);
-    } else {
-      print_gpus();
-      const bool with_cuda = !shoal::transport::heap_factories().empty();
-      fmt::print("Transports of this build: self, shm{}. Try --topology, --settings.\n", with_cuda ? ", cuda_p2p" : "");
-    }
+  if (options.page) {
+    fmt::print("{}", settings_page());
+    return EXIT_SUCCESS;
   }
-  return 0;
+  return run(std::move(options));
 } catch (const shoal::Error& error) {
   fmt::print(stderr, "{}\n", error.what());
-  return 1;
+  return EXIT_FAILURE;
 }

@@ -106,7 +106,7 @@ Job::~Job() {
 }
 
 void Job::start(int index) {
-  options_.env["SHOAL_PE"] = std::to_string(index);
+  if (!options_.launcher) options_.env["SHOAL_PE"] = std::to_string(index);
   std::vector<std::string> variables = environment_with(options_.env);
   const std::vector<char*> argv = pointers(options_.argv), envp = pointers(variables);
   Pe pe{.index = index, .streams = {}};
@@ -142,7 +142,8 @@ void Job::start(int index) {
   if (error == 0) return;
   status_ = error == ENOENT ? kStatusNotFound : started ? kStatusNotExecutable : kStatusLauncherFailed;
   errno = error;
-  fail_errno("{} could not be started as PE {}", options_.argv[0], index);
+  fail_errno("{} could not be started as {}", options_.argv[0],
+             options_.launcher ? "launcher" : fmt::format("PE {}", index));
 }
 
 int Job::run() {
@@ -234,14 +235,18 @@ void Job::reap() {
   }
 }
 
+std::string Job::shown(const Pe& pe) const {
+  return options_.launcher ? options_.argv[0] : fmt::format("PE {}", pe.index);
+}
+
 void Job::report(const Pe& pe, int code, int status) {
   const bool exited = code == CLD_EXITED;
   if (exited && status == 0) return;
   const bool first = status_ == 0;
   if (first) status_ = exited ? status : 128 + status;
   if (ending_ && !first) return;  // ended by this launcher, most likely
-  say(exited ? fmt::format("PE {} (pid {}) exited with status {}", pe.index, pe.pid, status)
-             : fmt::format("PE {} (pid {}) was killed by signal {} ({})", pe.index, pe.pid, status, strsignal(status)));
+  say(exited ? fmt::format("{} (pid {}) exited with status {}", shown(pe), pe.pid, status)
+             : fmt::format("{} (pid {}) was killed by signal {} ({})", shown(pe), pe.pid, status, strsignal(status)));
   end_rest_at(Clock::now() + options_.grace);
 }
 

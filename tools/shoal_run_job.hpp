@@ -17,6 +17,7 @@ struct JobOptions {
   int n_pes = 1;
   std::vector<std::string> argv;           ///< the program, looked up in PATH, and its arguments
   std::map<std::string, std::string> env;  ///< for all PEs; SHOAL_PE is added for each
+  bool launcher = false;                   ///< argv is a launcher, which starts and numbers the PEs: it is no PE itself
   bool label = true;  ///< "[3] " before each line; without it the PEs write to the launcher's own outputs
   std::chrono::milliseconds timeout{0};    ///< for the whole job; 0: none
   std::chrono::milliseconds grace{2'000};  ///< for the others after a failure, and between SIGTERM and SIGKILL
@@ -58,6 +59,7 @@ class Job {
   void read(Stream& stream);
   void take_signals();
   void reap();
+  std::string shown(const Pe& pe) const;
   void report(const Pe& pe, int code, int status);
   void act_on_time();
   void end_rest_at(Clock::time_point when);

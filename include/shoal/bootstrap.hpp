@@ -87,9 +87,9 @@ std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe
 std::unique_ptr<Bootstrap> connect_session(std::int32_t pe, std::int32_t n_pes, const Settings& settings);
 
 /// As connect_unique_id, for PEs that can already hand a text from PE 0 to all others: by MPI (shoal/mpi.hpp), a
-/// launcher's plug-in (shoal/bootstrap_plugin.h), or any other means. PE 0 creates the id; `broadcast` is called once on
-/// every PE, with PE 0's text there and an empty one elsewhere, and returns PE 0's text on all. The text has at most 255
-/// letters, digits and . : [ ] % _ -; it is a secret. When PE 0 cannot create an id, all PEs fail with its reason.
+/// launcher's plug-in (shoal/bootstrap_plugin.h), or any other means. PE 0 creates the id; `broadcast` is called once
+/// on every PE, with PE 0's text there and an empty one elsewhere, and returns PE 0's text on all. The text has at most
+/// 255 letters, digits and . : [ ] % _ -; it is a secret. When PE 0 cannot create an id, all PEs fail with its reason.
 /// Worlds of different members may be opened one after another and live at the same time.
 std::unique_ptr<Bootstrap> connect_by_broadcast(std::int32_t pe, std::int32_t n_pes,
                                                 const std::function<std::string(const std::string&)>& broadcast,

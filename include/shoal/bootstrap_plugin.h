@@ -57,7 +57,7 @@ typedef struct shoal_bootstrap_context {
   /* The environment variable `name` where Shoal knows it as a launcher's, else NULL; valid as long as the context. For
    * Shoal's own plug-ins, which leave reading the environment to one place; getenv will do as well. */
   const char* (*variable)(const struct shoal_bootstrap_context* context, const char* name);
-  const void* variables;                     /* for the function above */
+  const void* variables;                    /* for the function above */
   char reason[SHOAL_BOOTSTRAP_REASON_SIZE]; /* filled in by the plug-in when a call fails */
 } shoal_bootstrap_context;
 

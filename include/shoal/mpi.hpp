@@ -30,9 +30,11 @@ inline std::unique_ptr<Bootstrap> connect_mpi(MPI_Comm communicator, const Setti
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
   if (initialized == 0 || finalized != 0)
-    throw Error(Code::invalid_argument, "connect_mpi: MPI is not initialised, or has been finalised: call MPI_Init first");
+    throw Error(Code::invalid_argument,
+                "connect_mpi: MPI is not initialised, or has been finalised: call MPI_Init first");
   if (communicator == MPI_COMM_NULL)
-    throw Error(Code::invalid_argument, "connect_mpi: the communicator is MPI_COMM_NULL: this process is no member of it");
+    throw Error(Code::invalid_argument,
+                "connect_mpi: the communicator is MPI_COMM_NULL: this process is no member of it");
   MPI_Comm_test_inter(communicator, &inter);
   if (inter != 0)
     throw Error(Code::invalid_argument, "connect_mpi: the communicator connects two groups; allowed: one of one group");

@@ -44,6 +44,7 @@ struct Settings {
   std::string heap = "host";
   std::int64_t device = -1;
   std::string cuda_handle = "automatic";
+  std::size_t staging_size = std::size_t{4} << 30;
   std::int64_t max_teams = 128;
 
   // Waiting.
@@ -79,7 +80,8 @@ struct Settings {
   std::string log_file;
 
   /// What the launcher that started this process says in its environment (PMI_RANK, RANK, ...), by variable: read by
-  /// from_environment for bootstrap "automatic". Empty, as in Settings(): this process belongs to no launcher's job.
+  /// from_environment for bootstrap "automatic". Empty, as in Settings(): this process belongs to no launcher's job;
+  /// a bootstrap that is asked for by name then looks into the environment itself.
   std::map<std::string, std::string> launcher;
 
   /// The defaults overridden by the SHOAL_* variables that are set (NVSHMEM_* aliases where the SHOAL_* name is not
@@ -88,6 +90,9 @@ struct Settings {
 
   /// As from_environment, with `lookup` in the place of the environment (nullopt: not set). For tests and tools.
   static Settings from(const std::function<std::optional<std::string>(const std::string&)>& lookup);
+
+  /// The field `launcher` alone.
+  static std::map<std::string, std::string> launcher_environment();
 
   /// Checks every field against the table: for programs that fill fields by hand. Throws like from_environment.
   void validate() const;
@@ -104,8 +109,9 @@ struct SettingInfo {
   std::string_view meaning;  ///< one sentence
   std::int64_t minimum = 0;  ///< for numbers
   std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
-  std::vector<std::string_view> choices = {};  ///< for text: the allowed values, "x:" for x: and any text; empty: free text
-  bool secret = false;                         ///< its value is never printed
+  std::vector<std::string_view> choices =
+      {};               ///< for text: the allowed values, "x:" for x: and any text; empty: free text
+  bool secret = false;  ///< its value is never printed
 };
 
 /// All settings, in the order of the documentation.

@@ -48,6 +48,8 @@ struct WorldOptions {
 struct InitPhase {
   std::string name;
   std::chrono::nanoseconds duration{};
+  /// The part of it that the phase's all-gather took, which is mostly waiting for the slowest PE.
+  std::chrono::nanoseconds waited{};
 };
 
 template <typename T>

@@ -38,22 +38,21 @@ Plugin load_plugin_file(const std::string& file, const char* symbol) {
   return plugin;
 }
 
+std::vector<std::string> plugin_folders(const Settings& settings) {
+  if (!settings.plugin_dir.empty()) return {settings.plugin_dir};
+  const auto own = own_folder();
+  return {own / "shoal", own, own / ".." / "lib" / "shoal"};  // the last: of a program that has Shoal linked in
+}
+
 Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol) {
   const std::string library = fmt::format("libshoal_{}.so", name);
-  std::vector<std::filesystem::path> folders;
-  if (!settings.plugin_dir.empty()) {
-    folders.emplace_back(settings.plugin_dir);
-  } else {
-    folders.push_back(own_folder() / "shoal");
-    folders.push_back(own_folder());
-    folders.push_back(own_folder() / ".." / "lib" / "shoal");  // of a program that has Shoal linked in
-  }
-  for (const auto& folder : folders) {
+  const std::vector<std::string> folders = plugin_folders(settings);
+  for (const std::filesystem::path folder : folders) {
     std::error_code error;
     if (std::filesystem::exists(folder / library, error)) return load_plugin_file(folder / library, symbol);
   }
   Plugin plugin;
-  plugin.file = folders.front() / library;
+  plugin.file = std::filesystem::path(folders.front()) / library;
   plugin.reason =
       fmt::format("{} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names another folder",
                   plugin.file, library, settings.plugin_dir);

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "shoal/settings.hpp"
 
@@ -16,6 +17,9 @@ struct Plugin {
   std::string file;    ///< that was loaded, or the last one that was tried
   std::string reason;  ///< why there is no symbol; empty where there is one
 };
+
+/// The folders that load_plugin looks through, in order.
+std::vector<std::string> plugin_folders(const Settings& settings);
 
 /// Symbol `symbol` of "libshoal_<name>.so", looked for in SHOAL_PLUGIN_DIR where that is set, else in the folder
 /// "shoal" beside libshoal, then beside libshoal itself.

@@ -17,10 +17,25 @@ constexpr std::int64_t kOneDayMs = 24LL * 3600 * 1000;
 
 /// What launchers tell the processes that they start; bootstrap/launcher.cpp knows what it means.
 constexpr std::string_view kLauncherVariables[] = {
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "PMIX_RANK",                              // Open MPI
-    "PMI_FD", "PMI_RANK", "PMI_SIZE", "HYDI_CONTROL_FD",                                  // hydra
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",                    // Slurm
-    "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",  // torch
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMIX_NAMESPACE",
+    "PMIX_RANK",  // Open MPI
+    "PMI_FD",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "HYDI_CONTROL_FD",  // hydra
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",  // Slurm
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",  // torch
 };
 
 const std::vector<SettingInfo>& table() {
@@ -29,7 +44,8 @@ const std::vector<SettingInfo>& table() {
        "NVSHMEM_BOOTSTRAP",
        "bootstrap",
        &Settings::bootstrap,
-       "How PEs find each other (docs/bootstrap.md): uid (SHOAL_UNIQUE_ID or SHOAL_SESSION_ID), mpi, shmem (OpenSHMEM), "
+       "How PEs find each other (docs/bootstrap.md): uid (SHOAL_UNIQUE_ID or SHOAL_SESSION_ID), mpi, shmem "
+       "(OpenSHMEM), "
        "pmi (PMI-1), pmi2, pmix, torch (torchrun's variables), plugin:FILE (a library of your own), single (one PE); "
        "automatic: as shoal-run or the launcher that started this process offers, else single.",
        0,
@@ -107,6 +123,11 @@ const std::vector<SettingInfo>& table() {
        0,
        0,
        {"automatic", "fd", "fabric", "ipc"}},
+      {"SHOAL_STAGING_SIZE", "", "world", &Settings::staging_size,
+       "Host memory of each PE through which expert-parallel groups in GPU memory reach other nodes. Taken page by "
+       "page "
+       "when it is needed; the same on all PEs.",
+       1 << 20, std::int64_t{1} << 46},
       {"SHOAL_MAX_TEAMS", "NVSHMEM_MAX_TEAMS", "world", &Settings::max_teams,
        "Teams that may exist at once, predefined ones included.", 8, 65'536},
       {"SHOAL_TIMEOUT_MS", "", "world", &Settings::timeout,
@@ -225,7 +246,8 @@ std::optional<std::string> choose(const SettingInfo& info, std::string_view text
   for (const std::string_view choice : info.choices) {
     const bool open = choice.ends_with(':') && text.size() > choice.size();
     const std::string_view head = open ? text.substr(0, choice.size()) : text;
-    if (choice.ends_with(':') == open && lower(head) == lower(choice)) return fmt::format("{}{}", choice, text.substr(head.size()));
+    if (choice.ends_with(':') == open && lower(head) == lower(choice))
+      return fmt::format("{}{}", choice, text.substr(head.size()));
   }
   return std::nullopt;
 }
@@ -252,6 +274,20 @@ void assign(const SettingInfo& info, Settings& settings, std::string_view variab
     if (!choice) check_choice(info, variable, text);
     settings.*std::get<std::string Settings::*>(info.field) = *choice;
   }
+}
+
+using Lookup = std::function<std::optional<std::string>(const std::string&)>;
+
+std::optional<std::string> environment(const std::string& name) {
+  const char* const value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+std::map<std::string, std::string> launcher_variables(const Lookup& lookup) {
+  std::map<std::string, std::string> found;
+  for (const std::string_view variable : kLauncherVariables)
+    if (auto text = lookup(std::string(variable))) found[std::string(variable)] = *text;
+  return found;
 }
 
 }  // namespace
@@ -310,17 +346,16 @@ Settings Settings::from(const std::function<std::optional<std::string>(const std
       }
     }
   }
-  for (const std::string_view variable : kLauncherVariables)
-    if (auto text = lookup(std::string(variable))) settings.launcher[std::string(variable)] = *text;
+  settings.launcher = launcher_variables(lookup);
   return settings;
 }
 
 Settings Settings::from_environment() {
-  return from([](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    if (value == nullptr) return std::nullopt;
-    return std::string(value);
-  });
+  return from(environment);
+}
+
+std::map<std::string, std::string> Settings::launcher_environment() {
+  return launcher_variables(environment);
 }
 
 void Settings::validate() const {

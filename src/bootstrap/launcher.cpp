@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
@@ -72,14 +73,20 @@ Launcher detect_launcher(const Variables& variables) {
     return ranked(variables, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", {"pmix", "mpi"});
   const bool wire = set("PMI_FD") && set("PMI_RANK") && set("PMI_SIZE");
   if (wire && (set("HYDI_CONTROL_FD") || !set("PMIX_NAMESPACE")))
-    return ranked(variables, set("HYDI_CONTROL_FD") ? "Hydra" : slurm_task(variables) ? "Slurm" : "PMI", "PMI_RANK",
-                  "PMI_SIZE", {"pmi", "pmi2"});
+    return ranked(variables,
+                  set("HYDI_CONTROL_FD")  ? "Hydra"
+                  : slurm_task(variables) ? "Slurm"
+                                          : "PMI",
+                  "PMI_RANK", "PMI_SIZE", {"pmi", "pmi2"});
   const bool slurm = slurm_task(variables);
   if (set("PMIX_NAMESPACE") && slurm)
     return ranked(variables, "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"pmix", "pmi"});
   if (set("PMIX_NAMESPACE") && set("PMIX_RANK"))
-    return {"PMIx", fmt::format("PMIX_NAMESPACE={}", variables.at("PMIX_NAMESPACE")),
-            number(variables, "PMIX_RANK", kMaxPes), -1, {"pmix"}};
+    return {"PMIx",
+            fmt::format("PMIX_NAMESPACE={}", variables.at("PMIX_NAMESPACE")),
+            number(variables, "PMIX_RANK", kMaxPes),
+            -1,
+            {"pmix"}};
   if (slurm) return ranked(variables, "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"pmi"});
   if (torch_variables(variables)) return torch_launcher(variables);
   return {{},
@@ -92,9 +99,10 @@ Launcher detect_launcher(const Variables& variables) {
 
 std::string torch_session(const Variables& variables, std::uint64_t count) {
   const auto value = [&](const char* name) { return has(variables, name) ? variables.at(name) : std::string(); };
-  require(torch_variables(variables), Code::invalid_argument,
-          "SHOAL_BOOTSTRAP is torch but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: start the program "
-          "with torchrun, or set them on all PEs");
+  require(
+      torch_variables(variables), Code::invalid_argument,
+      "SHOAL_BOOTSTRAP is torch but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: start the program "
+      "with torchrun, or set them on all PEs");
   std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
   for (const char c : fmt::format("{}:{}:{}:{}:{}", value("MASTER_ADDR"), value("MASTER_PORT"),
                                   value("TORCHELASTIC_RUN_ID"), value("TORCHELASTIC_RESTART_COUNT"), count))
@@ -131,8 +139,8 @@ Choice told(const Settings& settings) {
   }
   if (pe == -1 && n_pes == 1) pe = 0;
   require(n_pes != -1, Code::invalid_argument,
-          "{} is set but SHOAL_N_PES is not: start the program with shoal-run, or set SHOAL_PE and SHOAL_N_PES",
-          settings.bootstrap == "uid" ? "SHOAL_BOOTSTRAP=uid" : "SHOAL_UNIQUE_ID or SHOAL_SESSION_ID");
+          "{} but SHOAL_N_PES is not set: start the program with shoal-run, or set SHOAL_PE and SHOAL_N_PES",
+          settings.bootstrap == "uid" ? "SHOAL_BOOTSTRAP is uid" : "SHOAL_UNIQUE_ID or SHOAL_SESSION_ID is set");
   require(pe >= 0 && pe < n_pes, Code::invalid_argument, "SHOAL_PE is {} with SHOAL_N_PES {}; allowed: 0 to {}",
           pe == -1 ? "not set" : std::to_string(pe), n_pes, n_pes - 1);
   if (n_pes == 1 && !named(settings)) return single(why);
@@ -145,6 +153,11 @@ Choice told(const Settings& settings) {
 
 /// What SHOAL_BOOTSTRAP names, as a plug-in.
 Choice plugin_of(const Settings& settings) {
+  constexpr std::string_view kNames[] = {"mpi", "shmem", "pmi", "pmi2", "pmix", "plugin"};
+  require(
+      std::ranges::find(kNames, settings.bootstrap) != std::end(kNames) || settings.bootstrap.starts_with("plugin:"),
+      Code::invalid_argument, "SHOAL_BOOTSTRAP is \"{}\"; allowed: automatic, uid, single, torch, plugin:FILE, {}",
+      settings.bootstrap, fmt::join(kNames, ", "));
   require(settings.n_pes == -1 && settings.pe == -1, Code::invalid_argument,
           "SHOAL_BOOTSTRAP is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set too: unset them, or "
           "use SHOAL_BOOTSTRAP=automatic",
@@ -177,7 +190,7 @@ Choice choose_bootstrap(const Settings& settings) {
   }
   if (asked == "uid" || (asked == "automatic" && (n_pes != -1 || named(settings)))) return told(settings);
   if (asked == "torch") {
-    torch_session(settings.launcher, 0);
+    torch_session(settings.launcher, 0);  // says what is missing
     const Launcher launcher = torch_launcher(settings.launcher);
     return {{"torch"}, launcher.pe, launcher.n_pes, "SHOAL_BOOTSTRAP=torch"};
   }

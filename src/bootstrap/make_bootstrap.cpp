@@ -26,7 +26,15 @@ std::unique_ptr<Bootstrap> make(const std::string& name, const bootstrap::Choice
   if (name == "uid") return connect_unique_id(UniqueId::parse(settings.unique_id), pe, n_pes, settings);
   if (name == "session") return connect_session(pe, n_pes, settings);
   if (name == "torch") return connect_torch(pe, n_pes, settings);
-  return bootstrap::connect_plugin(name, settings);
+  auto made = bootstrap::connect_plugin(name, settings);
+  if (made->n_pes() > 1) return made;
+  // A library of another kind than the launcher makes every process a job of its own: worlds of one PE, side by side.
+  const bootstrap::Launcher launcher = bootstrap::detect_launcher(settings.launcher);
+  require(launcher.n_pes <= 1, Code::mismatch,
+          "bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to another launcher. Setting: "
+          "SHOAL_BOOTSTRAP",
+          name, launcher.name, launcher.n_pes, launcher.why);
+  return made;
 }
 
 }  // namespace
@@ -44,8 +52,8 @@ std::unique_ptr<Bootstrap> make_bootstrap(const Settings& settings) {
       tried += fmt::format("; {}", bootstrap::plain(absent.what()));
     }
   }
-  fail(Code::unsupported, "no bootstrap for PEs started by {}{}. Settings: SHOAL_BOOTSTRAP, SHOAL_UNIQUE_ID", choice.why,
-       tried);
+  fail(Code::unsupported, "no bootstrap for PEs started by {}{}. Settings: SHOAL_BOOTSTRAP, SHOAL_UNIQUE_ID",
+       choice.why, tried);
 }
 
 }  // namespace shoal

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kOwnFile = "plugin:";
 /// What a plug-in that keeps its deadlines has for reporting one.
-constexpr std::chrono::milliseconds kMargin{500};
+constexpr std::chrono::milliseconds kMargin{1'000};
 
 const char* variable_of(const shoal_bootstrap_context* context, const char* name) {
   const auto& variables = *static_cast<const std::map<std::string, std::string>*>(context->variables);
@@ -54,9 +54,26 @@ int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const S
   return result.get();
 }
 
+/// Runs `step` on this thread, which cannot be given up; when it is late, a thread beside it says so.
+int run_and_watch(const std::shared_ptr<Job>& job, const char* call, const Step& step,
+                  std::chrono::milliseconds limit) {
+  std::promise<void> done;
+  std::thread watch([&job, call, limit, over = done.get_future()] {
+    if (over.wait_for(limit + kMargin) == std::future_status::ready) return;
+    log::warn(
+        "bootstrap plug-in {}: {} has not returned within {} ms and cannot be interrupted; most likely some PE "
+        "has not called it",
+        job->plugin.file, call, limit.count());
+  });
+  const int status = step(*job);
+  done.set_value();
+  watch.join();
+  return status;
+}
+
 void call(const std::shared_ptr<Job>& job, const char* name, const Step& step, std::chrono::milliseconds limit) {
   const bool same_thread = (job->plugin.table->flags & SHOAL_BOOTSTRAP_SAME_THREAD) != 0;
-  const int status = same_thread ? step(*job) : run_with_deadline(job, name, step, limit);
+  const int status = same_thread ? run_and_watch(job, name, step, limit) : run_with_deadline(job, name, step, limit);
   if (status == SHOAL_BOOTSTRAP_OK) return;
   job->context.reason[sizeof job->context.reason - 1] = '\0';
   const std::string_view reason =
@@ -69,9 +86,7 @@ void call(const std::shared_ptr<Job>& job, const char* name, const Step& step, s
 
 std::string broadcast(const std::shared_ptr<Job>& job, const std::string& mine, std::chrono::milliseconds limit) {
   std::ranges::copy(mine, job->text.begin());
-  call(
-      job, "broadcast",
-      [](Job& j) { return j.plugin.table->broadcast(&j.context, j.handle, j.text.data()); }, limit);
+  call(job, "broadcast", [](Job& j) { return j.plugin.table->broadcast(&j.context, j.handle, j.text.data()); }, limit);
   job->text.back() = '\0';
   return job->text.data();
 }
@@ -80,9 +95,8 @@ std::string broadcast(const std::shared_ptr<Job>& job, const std::string& mine, 
 
 LoadedPlugin load_bootstrap_plugin(std::string_view name, const Settings& settings) {
   const bool own = name.starts_with(kOwnFile);
-  const Plugin plugin =
-      own ? load_plugin_file(std::string(name.substr(kOwnFile.size())), SHOAL_BOOTSTRAP_PLUGIN_SYMBOL)
-          : load_plugin(settings, fmt::format("bootstrap_{}", name), SHOAL_BOOTSTRAP_PLUGIN_SYMBOL);
+  const Plugin plugin = own ? load_plugin_file(std::string(name.substr(kOwnFile.size())), SHOAL_BOOTSTRAP_PLUGIN_SYMBOL)
+                            : load_plugin(settings, fmt::format("bootstrap_{}", name), SHOAL_BOOTSTRAP_PLUGIN_SYMBOL);
   if (plugin.symbol == nullptr && !own) throw PluginAbsent(fmt::format("bootstrap {}: {}", name, plugin.reason));
   require(plugin.symbol != nullptr, Code::unsupported, "bootstrap {}: {}. Setting: SHOAL_BOOTSTRAP", name,
           plugin.reason);
@@ -102,13 +116,12 @@ std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings&
   const auto limit = settings.bootstrap_timeout;
   const auto job = std::make_shared<Job>();
   job->plugin = load_bootstrap_plugin(name, settings);
-  job->variables = settings.launcher;
+  job->variables = settings.launcher.empty() ? Settings::launcher_environment() : settings.launcher;
   job->context.size = sizeof job->context;
   job->context.timeout_ms = limit.count();
   job->context.variable = variable_of;
   job->context.variables = &job->variables;
-  call(
-      job, "open", [](Job& j) { return j.plugin.table->open(&j.context, &j.handle, &j.pe, &j.n_pes); }, limit);
+  call(job, "open", [](Job& j) { return j.plugin.table->open(&j.context, &j.handle, &j.pe, &j.n_pes); }, limit);
   const std::shared_ptr<Job> closer(job.get(), [job](Job* opened) { opened->plugin.table->close(opened->handle); });
   require(job->n_pes >= 1 && job->n_pes <= kMaxPes && job->pe >= 0 && job->pe < job->n_pes, Code::mismatch,
           "bootstrap plug-in {} says that this is PE {} of {}; allowed: 0 to n - 1 of n from 1 to {}", job->plugin.file,

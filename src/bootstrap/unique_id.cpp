@@ -70,10 +70,10 @@ std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe
                                              const Settings& settings) {
   const auto where = bootstrap::parse_host_port(fmt::format("{}:{}", id.host, id.port));
   require(where.has_value(), Code::invalid_argument, "\"{}:{}\" is not the address of a unique id", id.host, id.port);
-  bootstrap::RootAddress root{bootstrap::resolve(*where, "any", "the unique id"),
-                              bootstrap::format_host_port(where->host, where->port), false,
-                              "Its address and key come from the unique id; the process that created the id holds it. "
-                              "Setting: SHOAL_UNIQUE_ID"};
+  bootstrap::RootAddress root{
+      bootstrap::resolve(*where, "any", "the unique id"), bootstrap::format_host_port(where->host, where->port), false,
+      "Its address and key come from the unique id; the process that created the id holds it, at "
+      "the interface that it chose. Settings: SHOAL_UNIQUE_ID, SHOAL_SOCKET_INTERFACE"};
   return std::make_unique<bootstrap::TcpBootstrap>(root, key_of(id), pe, n_pes, settings.bootstrap_timeout, nullptr);
 }
 

@@ -4,7 +4,6 @@
 #include <exception>
 
 #include "base/check.hpp"
-#include "world/connectivity.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -36,25 +35,10 @@ struct Proposal {
 };
 static_assert(sizeof(Proposal) <= shoal::detail::WorldState::kExchangeBytes);
 
-/// Throws unless this member reaches all others: on GPUs by load and store, on the host by any transport.
-void require_reach(const Team& team) {
-  const auto& world = *team.state().world;
-  if (world.cuda() == nullptr) return;  // the start has connected every pair
-  for (Pe member = 0; member < team.size(); ++member) {
-    const Pe pe = team.world_pe(member);
-    if (world.peer_base(pe) == nullptr)
-      fail(Code::unsupported,
-           "an ep::Group in GPU memory needs members that reach each other by load and store; PE {} does not reach PE "
-           "{}: {}",
-           team.world_pe(team.my_pe()), pe, shoal::detail::why_out_of_reach(world, pe));
-  }
-}
-
 /// The state, or what is wrong with the options here.
 std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& options, Proposal& proposal) {
   for (std::size_t i = 0; i < kFieldCount; ++i) proposal.values[i] = kFields[i].value(options);
   try {
-    require_reach(team);
     return std::make_shared<GroupState>(team, options);
   } catch (const Error& error) {
     proposal.code = static_cast<std::int32_t>(error.code());

@@ -75,11 +75,31 @@ Stream& stream_of(GroupState& state) {
   return *state.stream;
 }
 
+void take_memory(GroupState& state) {
+  auto& world = *state.world;
+  if (state.staged) {
+    state.host_offset = state.block_offset = world.allocate_staging(state.heap_bytes);
+    state.block = world.host_base(world.my_pe()) + state.host_offset;
+  } else {
+    state.block = static_cast<std::byte*>(world.heap().malloc(state.heap_bytes));
+    state.block_offset = world.heap().offset_of(state.block);
+    state.host_offset = world.host_offset(state.block_offset);
+  }
+  for (Pe member = 0; member < state.shape.ranks; ++member) {
+    const Pe pe = state.team.world_pe(member);
+    std::byte* const base = state.staged ? world.host_base(pe) : world.peer_base(pe);
+    state.peers.push_back(state.nodes.here(member) ? base + state.block_offset : nullptr);
+  }
+}
+
 /// Returns the memory unless results are still held somewhere; true when it was returned. Collective.
 bool release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
   if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
-  state.world->heap().free(state.block);
+  if (state.staged)
+    state.world->release_staging(state.host_offset);
+  else
+    state.world->heap().free(state.block);
   state.closed = true;
   return true;
 }
@@ -89,11 +109,7 @@ bool release_memory(GroupState& state) {
 
 Group::Group(const Team& team, const GroupOptions& options) : state_(detail::agree_on_group(team, options)) {
   detail::GroupState& state = *state_;
-  state.block = static_cast<std::byte*>(state.world->heap().malloc(state.heap_bytes));
-  state.block_offset = state.world->heap().offset_of(state.block);
-  for (Pe pe = 0; pe < state.shape.ranks; ++pe)
-    state.peers.push_back(state.nodes.here(pe) ? state.world->peer_base(team.world_pe(pe)) + state.block_offset
-                                               : nullptr);
+  detail::take_memory(state);
   state.backend->open();
   state.world->sync(team.state(), "ep group");
   if (options.preinitialize) warmup();

@@ -151,9 +151,11 @@ GroupLayout::GroupLayout(const Shape& shape) {
 
 }  // namespace detail
 
-SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind heap) {
+SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind heap, std::int32_t nodes) {
   require(ranks >= 1, Code::invalid_argument, "size_hint for {} ranks; at least 1 is needed", ranks);
-  const detail::Shape shape = detail::make_shape(options, ranks);
+  require(nodes >= 1 && ranks % nodes == 0, Code::invalid_argument,
+          "size_hint for {} ranks on {} nodes; they must be equally many on each", ranks, nodes);
+  const detail::Shape shape = detail::make_shape(options, ranks, nodes, Settings{}.ep_chunk);
   if (heap == DeviceKind::cuda) {
     const detail::DeviceLayout layout(shape);
     return {layout.control_end, layout.normal_end - layout.control_end, layout.total - layout.normal_end};

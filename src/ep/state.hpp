@@ -31,13 +31,17 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   const GroupOptions options;
   const std::shared_ptr<shoal::detail::WorldState> world;
   const Pe me;
+  const Device device;  ///< where the group's tensors lie
+  /// A group of tensors in GPU memory whose members do not all reach each other: its memory is on the host, in the
+  /// world's staging, and rows are copied there and back (cuda/staged.cpp).
+  const bool staged;
   const Nodes nodes;
   const Shape shape;
   const std::chrono::milliseconds timeout;
-  const Device device;  ///< where the group's memory and its tensors lie
 
   std::byte* block = nullptr;     ///< this member's block of the heap
-  std::size_t block_offset = 0;   ///< of the block in everybody's heap
+  std::size_t block_offset = 0;   ///< of the block in everybody's heap, or staging
+  std::size_t host_offset = 0;    ///< of the block in everybody's host memory, where it is there
   std::vector<std::byte*> peers;  ///< every member's block, as addresses here; nullptr on other nodes
   std::size_t heap_bytes;         ///< of the block
   std::unique_ptr<Backend> backend;
@@ -104,7 +108,8 @@ struct HandleState {
   std::int64_t result_rows = 0;           ///< received, or worst_case_rows
   /// Expert-major layout (DispatchOptions.expanded): the alignment of the experts' blocks; 0: flat.
   std::int32_t expert_alignment = 0;
-  ExpertRows expert_rows;            ///< of the expert-major layout
+  ExpertRows expert_rows;                       ///< of the expert-major layout
+  std::vector<std::int32_t> tokens_per_expert;  ///< [local_experts] received here; empty on GPUs
   std::vector<Forwarded> forwarded;  ///< [nodes], where there are several: what this member passed on for each
 
   std::int64_t received_by(std::int32_t rank) const;

@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -104,6 +105,9 @@ Machine machine_of(hwloc_topology_t topology) {
 }  // namespace
 
 Machine read_machine() {
+  // libudev, which hwloc asks, is for one thread at a time; PEs may be threads.
+  static std::mutex reading;
+  const std::lock_guard lock(reading);
   const Topology topology = make_topology();
   require(hwloc_topology_load(topology.get()) == 0, Code::system, "hwloc could not read this machine");
   Machine machine = machine_of(topology.get());

@@ -3,26 +3,10 @@
 #include <atomic>
 #include <cstring>
 
+#include "transport/words.hpp"
+
 namespace shoal::transport {
 namespace {
-
-template <typename T>
-bool is_aligned(const void* pointer) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % sizeof(T) == 0;
-}
-
-template <typename T>
-void store_word(std::byte* target, const void* source) {
-  T value;
-  std::memcpy(&value, source, sizeof value);
-  std::atomic_ref<T>(*reinterpret_cast<T*>(target)).store(value, std::memory_order_release);
-}
-
-template <typename T>
-void load_word(void* target, std::byte* source) {
-  const T value = std::atomic_ref<T>(*reinterpret_cast<T*>(source)).load(std::memory_order_acquire);
-  std::memcpy(target, &value, sizeof value);
-}
 
 void copy_in(std::byte* target, const void* source, std::size_t bytes) {
   if (bytes == 8 && is_aligned<std::uint64_t>(target)) return store_word<std::uint64_t>(target, source);
@@ -34,31 +18,6 @@ void copy_out(void* target, std::byte* source, std::size_t bytes) {
   if (bytes == 8 && is_aligned<std::uint64_t>(source)) return load_word<std::uint64_t>(target, source);
   if (bytes == 4 && is_aligned<std::uint32_t>(source)) return load_word<std::uint32_t>(target, source);
   if (bytes != 0) std::memmove(target, source, bytes);
-}
-
-template <typename T>
-T apply(T& word, AtomicOp op, T operand, T compare) {
-  const std::atomic_ref<T> atomic(word);
-  constexpr auto order = std::memory_order_acq_rel;
-  switch (op) {
-    case AtomicOp::fetch:
-      return atomic.load(std::memory_order_acquire);
-    case AtomicOp::set:
-    case AtomicOp::swap:
-      return atomic.exchange(operand, order);
-    case AtomicOp::add:
-      return atomic.fetch_add(operand, order);
-    case AtomicOp::bit_and:
-      return atomic.fetch_and(operand, order);
-    case AtomicOp::bit_or:
-      return atomic.fetch_or(operand, order);
-    case AtomicOp::bit_xor:
-      return atomic.fetch_xor(operand, order);
-    case AtomicOp::compare_swap:
-      atomic.compare_exchange_strong(compare, operand, order, std::memory_order_acquire);
-      return compare;
-  }
-  return 0;
 }
 
 void full_fence() {
@@ -105,19 +64,11 @@ void MappedTransport::get_strided(void* target, std::size_t target_stride, Pe pe
 
 std::uint64_t MappedTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                                       std::uint64_t compare, std::size_t width) {
-  std::byte* const address = mapping(pe) + offset;
-  if (width == 8) return apply(*reinterpret_cast<std::uint64_t*>(address), op, operand, compare);
-  return apply(*reinterpret_cast<std::uint32_t*>(address), op, static_cast<std::uint32_t>(operand),
-               static_cast<std::uint32_t>(compare));
+  return update_word(mapping(pe) + offset, width, op, operand, compare);
 }
 
 void MappedTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
-  const std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(mapping(pe) + offset));
-  if (op == SignalOp::set) {
-    word.store(value, std::memory_order_release);
-  } else {
-    word.fetch_add(value, std::memory_order_release);
-  }
+  update_signal(mapping(pe) + offset, op, value);
 }
 
 void MappedTransport::put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,

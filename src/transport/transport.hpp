@@ -63,6 +63,9 @@ struct Context {
   memory::Token world{};  ///< a secret that only the PEs of this world know
   std::chrono::milliseconds timeout{};
   std::function<void()> check;  ///< to be called in waits about every millisecond; throws when another PE has failed
+  /// Networks: what the world knows of the end or failure of a PE, empty when it lives. For waits of operations, as
+  /// long as the transport lives; called without locks that ended() takes. May be empty.
+  std::function<std::string(Pe)> failure;
 };
 
 /// One PE's side of a transport. Operations of this PE's own heap and of mapped ones may come from several threads at

@@ -13,6 +13,7 @@ std::vector<LayoutField> layout_fields(const Settings& settings, const ControlLa
       {"SHOAL_HEAP (0: host, 1: cuda)", settings.heap == "cuda" ? 1U : 0U},
       {"SHOAL_MAX_TEAMS", static_cast<std::uint64_t>(settings.max_teams)},
       {"SHOAL_NODE_SIZE", static_cast<std::uint64_t>(settings.node_size)},
+      {"SHOAL_STAGING_SIZE", settings.staging_size},
       {"SHOAL_EP_CHUNK", settings.ep_chunk},
       {"the size of the control block", layout.bytes()},
   };
@@ -52,9 +53,13 @@ std::string message_of(const std::exception& exception) {
   return std::string(text);
 }
 
-std::size_t heap_bytes(const Settings& settings) noexcept {
+std::size_t whole_pages(std::size_t bytes) noexcept {
   constexpr std::size_t kPage = 4096;
-  return (settings.symmetric_size + kPage - 1) / kPage * kPage;
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+std::size_t heap_bytes(const Settings& settings) noexcept {
+  return whole_pages(settings.symmetric_size);
 }
 
 }  // namespace shoal::detail

@@ -80,6 +80,19 @@ bool load_store(const Connectivity& map, Pe a, Pe b) {
 
 }  // namespace
 
+std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe b) {
+  return choose(connectivity, a, b);
+}
+
+std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b) {
+  const auto chosen = choose(connectivity, a, b);
+  return chosen ? chosen : choose_any(connectivity, a, b);
+}
+
+const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b) {
+  return order(connectivity, a, b);
+}
+
 void read_preferences(Connectivity& connectivity, const Settings& settings) {
   connectivity.inside = parse_order("SHOAL_TRANSPORT_INSIDE", settings.transport_inside);
   connectivity.between = parse_order("SHOAL_TRANSPORT_BETWEEN", settings.transport_between);

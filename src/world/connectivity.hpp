@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,6 +52,13 @@ void drop_where_broken(Connectivity& connectivity, std::string_view name);
 /// One PE's row of the map, from its transports: n_pes x transports capabilities.
 std::vector<transport::Capabilities> connectivity_row(std::span<const std::unique_ptr<transport::Transport>> transports,
                                                       Pe n_pes);
+
+/// The transport that the pair uses: the first in its order that does everything, both ways, and is not dropped.
+std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe b);
+/// As chosen_for, for heaps in GPU memory: where none does everything, the first that does anything.
+std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b);
+/// The names of the transports that the settings allow the pair, first choice first.
+const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b);
 
 /// "cuda_p2p offers nothing (no peer access)": what each transport offers for the pair, with the reasons that `my_pe`
 /// knows.

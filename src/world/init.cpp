@@ -120,11 +120,14 @@ void Opening::run(const Phase& phase) {
   if (!failure_ || connecting) attempt(phase.name, [&] { (this->*phase.prepare)(mine); });
   if (connecting && parts_.bootstrap == nullptr)
     fail(failure_->code, "this PE failed in phase {}: {}", failure_->phase, failure_->message);
+  std::chrono::nanoseconds waited{};
   if (phase.use != nullptr) {
+    const auto asked = Clock::now();
     const Blobs all = gather(phase.name, mine.take());
+    waited = Clock::now() - asked;
     attempt(phase.name, [&] { (this->*phase.use)(all); });
   }
-  parts_.phases.push_back({phase.name, Clock::now() - start});
+  parts_.phases.push_back({phase.name, Clock::now() - start, waited});
   log::debug("PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
              std::chrono::duration_cast<std::chrono::microseconds>(parts_.phases.back().duration).count());
 }
@@ -255,7 +258,8 @@ void Opening::know_devices(const Blobs& all) {
 
 void Opening::create_heap(BlobWriter& mine) {
   const bool on_host = parts_.settings.heap != "cuda";
-  parts_.segment = memory::Segment::create(parts_.layout.bytes() + (on_host ? heap_bytes(parts_.settings) : 0));
+  const std::size_t behind = on_host ? heap_bytes(parts_.settings) : whole_pages(parts_.settings.staging_size);
+  parts_.segment = memory::Segment::create(parts_.layout.bytes() + behind);
   if (!on_host) {
     memory::DeviceHeapContext context;
     context.device = parts_.device;
@@ -269,6 +273,7 @@ void Opening::create_heap(BlobWriter& mine) {
     mine.bytes(parts_.device_heap->add(parts_.device_heap->step(1)));
   }
   parts_.allocator = memory::Allocator(parts_.heap_size());
+  if (!on_host) parts_.staging = memory::Allocator(behind);
 }
 
 void Opening::connect_heap(const Blobs& all) {
@@ -406,6 +411,9 @@ void Opening::start_network(BlobWriter& mine) {
   for (Pe pe = 0; pe < parts_.n_pes; ++pe)
     context.wanted.push_back(wants(parts_.connectivity, parts_.my_pe, pe, network_));
   context.nics = parts_.nics.value_or(std::vector<std::string>());
+  context.failure = [state = state_.get()](Pe pe) {
+    return state->has_failed(pe) ? state->failure().value_or("") : std::string();
+  };
   parts_.transports.push_back(transport::make_network(network_, context));
   mine.bytes(parts_.transports.back()->address());
 }

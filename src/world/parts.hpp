@@ -54,6 +54,7 @@ struct WorldParts {
   std::shared_ptr<SharedBufferTable> shared_buffers;  ///< made at its first use
   SharedRanges shared_ranges;                         ///< what is in it, for any thread
   memory::Allocator allocator{0};
+  memory::Allocator staging{0};  ///< of the host memory behind the control block where the heap is in GPU memory
   memory::RegisteredBuffers registered;
 
   std::optional<std::vector<std::string>> nics;  ///< of this PE by the NIC plan; only where a network is used

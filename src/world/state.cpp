@@ -6,6 +6,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "world/outcome.hpp"
 #include "world/parts.hpp"
 
 namespace shoal::detail {
@@ -204,21 +205,44 @@ void WorldState::put(RemoteAddress target, const void* source, std::size_t bytes
   route.transport.put(target.pe, route.start + target.offset, source, bytes);
 }
 
-void WorldState::put_nbi(RemoteAddress target, const void* source, std::size_t bytes) {
-  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::put);
-  route.transport.put_nbi(target.pe, route.start + target.offset, source, bytes);
+std::byte* WorldState::host_base(Pe pe) const noexcept {
+  return pe == parts_->my_pe ? parts_->segment->base() : parts_->route(pe).base(pe);
+}
+std::size_t WorldState::host_offset(std::size_t heap_offset) const noexcept {
+  return parts_->layout.bytes() + heap_offset;
+}
+void WorldState::host_put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
+  parts_->route(pe).put(pe, offset, source, bytes);
+}
+void WorldState::host_put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
+  parts_->route(pe).put_nbi(pe, offset, source, bytes);
+}
+void WorldState::host_signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
+  parts_->route(pe).signal(pe, offset, op, value);
+}
+std::vector<std::int32_t> WorldState::host_domains() const {
+  return detail::load_store_domains(parts_->connectivity);
 }
 
-void WorldState::signal(RemoteAddress target, SignalOp op, std::uint64_t value) {
-  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::signals);
-  route.transport.signal(target.pe, route.start + target.offset, op, value);
+std::size_t WorldState::allocate_staging(std::size_t bytes) {
+  const auto offset = parts_->staging.allocate(bytes, memory::Allocator::kMinimumAlignment);
+  std::optional<Error> failure;
+  if (!offset)
+    failure = Error(Code::exhausted, fmt::format("staging has no room for {} bytes: {} of {} are free; "
+                                                 "SHOAL_STAGING_SIZE sets the size",
+                                                 bytes, parts_->staging.free(), parts_->staging.size()));
+  try {
+    agree_on_outcome(*this, failure, "staging");
+  } catch (...) {
+    if (offset) parts_->staging.release(*offset);
+    throw;
+  }
+  return parts_->layout.bytes() + *offset;
 }
 
-void WorldState::put_signal(RemoteAddress target, const void* source, std::size_t bytes, std::size_t signal_offset,
-                            SignalOp op, std::uint64_t value) {
-  const HeapRoute route = parts_->heap_route(target.pe, transport::capability::put | transport::capability::signals);
-  route.transport.put_signal(target.pe, route.start + target.offset, source, bytes, route.start + signal_offset, op,
-                             value);
+void WorldState::release_staging(std::size_t offset) {
+  sync(world_team(), "staging");
+  parts_->staging.release(offset - parts_->layout.bytes());
 }
 
 std::vector<std::int32_t> WorldState::load_store_domains() const {

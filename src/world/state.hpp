@@ -116,12 +116,23 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// Starts a get of `bytes` bytes from the heap of `source.pe`, which the caller has checked, into local memory that
   /// stays in use until quiet.
   void get_nbi(void* target, RemoteAddress source, std::size_t bytes);
-  /// As World's calls of these names for ranges that the caller has checked.
+  /// As World::put_bytes for a range that the caller has checked.
   void put(RemoteAddress target, const void* source, std::size_t bytes);
-  void put_nbi(RemoteAddress target, const void* source, std::size_t bytes);
-  void signal(RemoteAddress target, SignalOp op, std::uint64_t value);
-  void put_signal(RemoteAddress target, const void* source, std::size_t bytes, std::size_t signal_offset, SignalOp op,
-                  std::uint64_t value);
+
+  // Host memory of every PE: its segment, which holds the control block, then the heap, or, where that is in GPU
+  // memory, staging. Offsets are from its start and checked by the caller; semantics are those of transport.hpp.
+  std::byte* host_base(Pe pe) const noexcept;  ///< in this address space; nullptr where loads and stores do not reach
+  std::size_t host_offset(std::size_t heap_offset) const noexcept;  ///< of a byte of a heap on the host
+  void host_put(Pe pe, std::size_t offset, const void* source, std::size_t bytes);
+  void host_put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes);
+  void host_signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value);
+  std::vector<std::int32_t> host_domains() const;  ///< as load_store_domains, of this memory
+
+  /// Offset of `bytes` bytes of staging, the same on all PEs. Collective over the world. Throws Error{exhausted} on all
+  /// PEs, naming SHOAL_STAGING_SIZE.
+  std::size_t allocate_staging(std::size_t bytes);
+  void release_staging(std::size_t offset);  ///< collective
+
   /// By PE: equal numbers where loads and stores reach the heap, numbered by first appearance; the same on all PEs.
   std::vector<std::int32_t> load_store_domains() const;
   /// Returns when all earlier operations of this PE are complete at their targets.

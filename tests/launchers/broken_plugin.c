@@ -5,8 +5,20 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NONE, WRONG_VERSION, SHORT_TABLE, NULL_MEMBER, OPEN_FAILS, OPEN_ABSENT, NO_REASON, OPEN_HANGS, BROADCAST_HANGS,
-       BAD_PE, LONG_TEXT, TIMES_OUT };
+enum {
+  NONE,
+  WRONG_VERSION,
+  SHORT_TABLE,
+  NULL_MEMBER,
+  OPEN_FAILS,
+  OPEN_ABSENT,
+  NO_REASON,
+  OPEN_HANGS,
+  BROADCAST_HANGS,
+  BAD_PE,
+  LONG_TEXT,
+  TIMES_OUT
+};
 
 static void say(shoal_bootstrap_context* context, const char* reason) {
   snprintf(context->reason, sizeof context->reason, "%s", reason);
@@ -18,7 +30,9 @@ static int open_job(shoal_bootstrap_context* context, void** job, int32_t* pe, i
   if (FAULT == NO_REASON) return SHOAL_BOOTSTRAP_FAILED;
   if (FAULT == OPEN_FAILS || FAULT == OPEN_ABSENT || FAULT == TIMES_OUT) {
     say(context, "the launcher is on strike");
-    return FAULT == OPEN_FAILS ? SHOAL_BOOTSTRAP_FAILED : FAULT == OPEN_ABSENT ? SHOAL_BOOTSTRAP_ABSENT : SHOAL_BOOTSTRAP_TIMEOUT;
+    return FAULT == OPEN_FAILS    ? SHOAL_BOOTSTRAP_FAILED
+           : FAULT == OPEN_ABSENT ? SHOAL_BOOTSTRAP_ABSENT
+                                  : SHOAL_BOOTSTRAP_TIMEOUT;
   }
   *job = strdup("job");
   *n_pes = 2;

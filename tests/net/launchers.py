@@ -12,10 +12,6 @@ from hosts import LOGIN, SHARED, NetworkError
 
 _ports = itertools.count(21000)  # a job has an address of its own, so that worlds one after another do not meet
 
-# What a launcher tells its processes, in the words that Shoal reads.
-MPI_NAMES = "SHOAL_PE=$OMPI_COMM_WORLD_RANK SHOAL_N_PES=$OMPI_COMM_WORLD_SIZE"
-SLURM_NAMES = "SHOAL_PE=$SLURM_PROCID SHOAL_N_PES=$SLURM_NTASKS"
-
 
 class Job:
     """PEs that run: one program each, or one launcher for all of them."""
@@ -60,9 +56,16 @@ def by_hand(network, command, per_host, env=None):
     return Job([host.popen(command, {**common, "SHOAL_PE": pe}) for pe, host in seats])
 
 
+def with_torch_variables(network, command, per_host, env=None):
+    """What torchrun sets for each of its processes."""
+    seats = _seats(network, per_host)
+    common = {"WORLD_SIZE": len(seats), "MASTER_ADDR": network.hosts[0].address(), "MASTER_PORT": next(_ports), **(env or {})}
+    return Job([host.popen(command, {**common, "RANK": rank}) for rank, host in seats])
+
+
 def with_mpirun(network, command, per_host, env=None):
     """Open MPI's mpirun on the login node; its daemons come to the hosts by an agent in the place of ssh."""
-    env = {"SHOAL_SESSION_ID": session(network), **(env or {})}
+    env = env or {}
     hosts = ",".join(f"{host.name}:{per_host}" for host in network.hosts)
     rail = "10.99.1.0/24"
     launcher = ["mpirun", "--allow-run-as-root", "--host", hosts, "-np", per_host * len(network.hosts)]
@@ -71,11 +74,7 @@ def with_mpirun(network, command, per_host, env=None):
         launcher += ["--mca", name, value]
     for name in env:
         launcher += ["-x", name]
-    return Job([network.login.popen([*launcher, *_renamed(MPI_NAMES, command)], env)])
-
-
-def _renamed(names, command):
-    return ["sh", "-c", f'{names} exec "$@"', "sh", *command]
+    return Job([network.login.popen([*launcher, *command], env)])
 
 
 def _write_agent(network):
@@ -115,11 +114,9 @@ class Slurm:
             self._start(host, ["slurmd", "-D", "-N", host.name])
         self._wait_until_idle()
 
-    def srun(self, command, per_host, mpi, env=None, names=SLURM_NAMES):
-        network = self.network
-        env = {"SHOAL_SESSION_ID": session(network), **(env or {}), **self.env}
-        launcher = ["srun", f"--mpi={mpi}", f"--nodes={len(network.hosts)}", f"--ntasks-per-node={per_host}", "--overcommit"]
-        return Job([network.login.popen([*launcher, *(_renamed(names, command) if names else command)], env)])
+    def srun(self, command, per_host, mpi, env=None):
+        launcher = ["srun", f"--mpi={mpi}", f"--nodes={len(self.network.hosts)}", f"--ntasks-per-node={per_host}"]
+        return Job([self.network.login.popen([*launcher, *command], {**(env or {}), **self.env})])
 
     def _start(self, host, command):
         self._daemons.append((command[0], host.popen(command, self.env)))

@@ -43,12 +43,18 @@ std::string host_name() {
   return name;
 }
 
-EpCase shape(std::int32_t ranks) {
-  return {.ranks = ranks, .experts = ranks * 4, .top_k = 6, .hidden = 512, .max_tokens = 30};
+EpCase shape(const World& world) {
+  const std::int32_t ranks = world.n_pes();
+  return {.ranks = ranks,
+          .experts = ranks * 4,
+          .top_k = 6,
+          .hidden = 512,
+          .max_tokens = 30,
+          .nodes = ranks / world.pes_per_node()};
 }
 
 void check_ep(World& world) {
-  EpCase c = shape(world.n_pes());
+  EpCase c = shape(world);
   ep::Group group(world.team(), options_for(c));
   for (c.seed = 1; c.seed <= 3; ++c.seed) {
     check_normal(group, c);
@@ -66,7 +72,7 @@ void check_ep(World& world) {
 
 /// Members wait at different places, so that some are an operation ahead of others (A4).
 void soak(World& world) {
-  const EpCase c = shape(world.n_pes());
+  const EpCase c = shape(world);
   ep::Group group(world.team(), options_for(c));
   const NormalRound normal(c, world.my_pe());
   const LowLatencyRound low_latency(c, world.my_pe(), ep::Reduction::per_rank);
@@ -80,14 +86,19 @@ void soak(World& world) {
   group.close();
 }
 
-/// Calls `round` until it throws, and tells the test when it has begun.
+/// Calls `round` until it throws. Tells the test when it has begun, and what was thrown, before anything is cleaned up.
 void for_ever(World& world, const std::function<void()>& round) {
-  for (int i = 0;; ++i) {
-    round();
-    if (i == 10) {
+  try {
+    for (int i = 0;; ++i) {
+      round();
+      if (i != 10) continue;
       fmt::print("PE {} is running\n", world.my_pe());
       std::fflush(stdout);
     }
+  } catch (const Error& error) {
+    fmt::print("PE {} has seen code {}: {}\n", world.my_pe(), name_of(error.code()), error.what());
+    std::fflush(stdout);
+    throw;
   }
 }
 
@@ -98,14 +109,14 @@ void fault_collective(World& world) {
 }
 
 void fault_normal(World& world) {
-  const EpCase c = shape(world.n_pes());
+  const EpCase c = shape(world);
   ep::Group group(world.team(), options_for(c));
   const NormalRound round(c, world.my_pe());
   for_ever(world, [&] { round.run(group); });
 }
 
 void fault_low_latency(World& world) {
-  const EpCase c = shape(world.n_pes());
+  const EpCase c = shape(world);
   ep::Group group(world.team(), options_for(c));
   const LowLatencyRound round(c, world.my_pe(), ep::Reduction::per_rank);
   for_ever(world, [&] { round.run(group, true); });
@@ -145,16 +156,6 @@ std::string check_bootstrap() {
   return fmt::format("PE {} of {} on {}: hosts{}", bootstrap->pe(), bootstrap->n_pes(), name, all);
 }
 
-/// Runs the fault's operation; what it threw, as text.
-std::string expect_fault(World& world, void (*fault)(World&)) {
-  try {
-    fault(world);
-  } catch (const Error& error) {
-    return fmt::format("code {}: {}", name_of(error.code()), error.what());
-  }
-  return "no error";
-}
-
 /// A world of the same PEs, named by the session id that the test writes to `file` when the network is whole again.
 void open_again(const std::string& file) {
   const auto deadline = Clock::now() + std::chrono::seconds(60);
@@ -176,10 +177,9 @@ std::string run(const std::vector<std::string>& arguments) {
   std::string line = describe(world), before = ": ";
   for (const std::string& argument : arguments) {
     if (const auto fault = kFaults.find(argument); fault != kFaults.end()) {
-      line += before + expect_fault(world, fault->second);
+      EXPECT_THROW(fault->second(world), Error);
       world = World();
-      fmt::print("PE has seen: {}\n", line);
-      std::fflush(stdout);
+      line += before + "fault seen";
     } else if (argument.starts_with("again=")) {
       open_again(argument.substr(argument.find('=') + 1));
       line += before + "new world ok";

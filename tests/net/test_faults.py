@@ -16,10 +16,10 @@ FAULTS = ["fault-collective", "fault-normal", "fault-low-latency"]
 
 @pytest.fixture
 def running(make_network, net_checks, environment, needs):
-    """running(fault): a network of two hosts and a job with two PEs on each, all of them in the middle of the operation."""
-    needs("ofi")
-
-    def start(fault):
+    """running(transport, fault): a network of two hosts and a job with two PEs on each, all of them in the middle of the operation."""
+    def start(transport, fault):
+        needs(transport)
+        environment["SHOAL_TRANSPORT_BETWEEN"] = transport
         network = make_network(hosts=2)
         environment["SHOAL_TIMEOUT_MS"] = TIMEOUT_MS
         job = by_hand(network, [net_checks, fault, f"again={SHARED}/again"], 2, environment)
@@ -44,9 +44,9 @@ def other_host(pe):
     return {2, 3} if pe < 2 else {0, 1}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
-    network, job = running(fault)
+@pytest.mark.parametrize(("transport", "fault"), [*[("ofi", fault) for fault in FAULTS], ("ucx", "fault-normal")])
+def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, transport, fault):
+    network, job = running(transport, fault)
     cut = time.monotonic()
     for rail in range(network.rails):
         network.cut(network.hosts[1], rail)
@@ -61,7 +61,7 @@ def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
 
 @pytest.mark.parametrize("fault", ["fault-collective", "fault-low-latency"])
 def test_a_host_that_dies_is_reported_by_the_others(running, fault):
-    network, job = running(fault)
+    network, job = running("ofi", fault)
     died = time.monotonic()
     network.hosts[1].die()
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)

@@ -3,8 +3,7 @@
 import pytest
 from launchers import by_hand
 
-SHAPES = [(2, 1), (2, 2), (3, 1), (4, 2)]  # hosts, PEs on each
-TRANSPORTS = ["ofi", "ucx"]
+CASES = [("ofi", 2, 1), ("ofi", 2, 2), ("ofi", 3, 1), ("ofi", 4, 2), ("ucx", 2, 2), ("ucx", 3, 1)]  # hosts, PEs on each
 
 
 def expect_lines(lines, n_hosts, per_host, transport, end):
@@ -16,8 +15,7 @@ def expect_lines(lines, n_hosts, per_host, transport, end):
         assert line.endswith(end)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(("n_hosts", "per_host"), SHAPES)
+@pytest.mark.parametrize(("transport", "n_hosts", "per_host"), CASES)
 def test_world_and_collectives(make_network, net_checks, environment, needs, transport, n_hosts, per_host):
     needs(transport)
     environment["SHOAL_TRANSPORT_BETWEEN"] = transport
@@ -25,8 +23,7 @@ def test_world_and_collectives(make_network, net_checks, environment, needs, tra
     expect_lines(lines, n_hosts, per_host, transport, "world ok, collectives ok")
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(("n_hosts", "per_host"), SHAPES)
+@pytest.mark.parametrize(("transport", "n_hosts", "per_host"), CASES)
 def test_ep_in_both_modes(make_network, net_checks, environment, needs, transport, n_hosts, per_host):
     needs(transport)
     environment["SHOAL_TRANSPORT_BETWEEN"] = transport

@@ -369,13 +369,26 @@ void GpuRound::check_rows(const ep::Dispatched& got) {
 
 std::vector<std::uint32_t> GpuRound::expected_answer(std::int64_t token, const std::int64_t* lanes) const {
   const auto owners = ranks_of(case_, lanes);
+  const auto nodes = nodes_of(case_, owners);
   std::vector<std::uint32_t> wanted(case_.hidden);
   for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
     float sum = 0;
     for (int b = 0; b < call_.biases; ++b)
       sum += decode(call_.answer, bias_bits(salt_, call_.answer, b, owner_.me, token, ch));
-    for (const std::int32_t owner : owners)
-      sum += decode(call_.answer, answer_bits(salt_, call_.answer, owner, owner_.me, token, ch));
+    const auto add = [&](std::int32_t node, float& to) {  // of any node: -1
+      for (const std::int32_t owner : owners)
+        if (node < 0 || case_.node_of(owner) == node)
+          to += decode(call_.answer, answer_bits(salt_, call_.answer, owner, owner_.me, token, ch));
+    };
+    if (case_.nodes == 1) {
+      add(-1, sum);
+    } else {
+      for (const std::int32_t node : nodes) {
+        float of_node = 0;
+        add(node, of_node);
+        sum += decode(call_.answer, encode(call_.answer, of_node));
+      }
+    }
     wanted[ch] = encode(call_.answer, sum);
   }
   return wanted;

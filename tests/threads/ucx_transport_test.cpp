@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -22,6 +23,11 @@
 
 namespace shoal::test {
 namespace {
+
+#if defined(__SANITIZE_THREAD__)
+// UCX patches mmap and its like when it is loaded; ThreadSanitizer crashes in threads that end then.
+[[maybe_unused]] const bool unpatched = setenv("UCX_MEM_EVENTS", "n", 0) == 0;
+#endif
 
 /// Loopback alone: "self" is for UCX's own use.
 Settings ucx_settings() {
@@ -87,11 +93,18 @@ INSTANTIATE_TEST_SUITE_P(Sizes, UcxWorld, testing::Values(2, 3, 5), testing::Pri
 
 class UcxWaiting : public Ucx, public testing::WithParamInterface<const char*> {};
 
-TEST_P(UcxWaiting, DoesEverything) {
+// Few operations: where there are more threads than cores, spinning costs a time slice at every turn.
+TEST_P(UcxWaiting, MovesDataAndSignals) {
   Settings settings = ucx_settings();
   settings.progress_wait = GetParam();
   settings.progress_core = 0;
-  run_threads(2, settings, check_operations);
+  run_threads(2, settings, [](World& world) {
+    check_strided(world);
+    check_peer_pointer(world);
+    check_registered_buffers(world);
+    world.atomic_fetch_add(world.heap().allocate<std::uint64_t>(1).on(right(world))[0], std::uint64_t{1});
+    barrier(world.team());
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, UcxWaiting, testing::Values("spin", "yield", "sleep"),
@@ -148,7 +161,7 @@ TEST_F(Ucx, CutsLongTransfers) {
 // message.
 void check_order(World& world) {
   constexpr std::uint64_t kRounds = 10'000;
-  constexpr std::size_t kWords = 2048;
+  constexpr std::size_t kWords = 3000;
   const auto data = world.heap().allocate<std::uint64_t>(kWords);
   const auto flags = world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
   barrier(world.team());
@@ -251,7 +264,7 @@ TEST_F(Ucx, SaysWhichSettingIsNonsense) {
 // Threads that call at once share the worker.
 TEST_F(Ucx, ServesSeveralThreadsOfAPe) {
   run_threads(2, ucx_settings(), [](World& world) {
-    constexpr std::size_t kThreads = 3, kTimes = 300, kWords = 1500;
+    constexpr std::size_t kThreads = 3, kTimes = 300, kWords = 2500;
     const auto sums = world.heap().allocate<std::uint64_t>(1);
     const auto boxes = world.heap().allocate<std::uint64_t>(kThreads * kWords);
     barrier(world.team());

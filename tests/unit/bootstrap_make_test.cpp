@@ -120,9 +120,9 @@ TEST(MakeBootstrap, SaysWhatIsMissing) {
   settings.bootstrap = "single";
   settings.n_pes = 2;
   expect_refused(settings, "SHOAL_BOOTSTRAP is single but SHOAL_N_PES is 2");
-  settings.bootstrap = "mpi";
+  settings.bootstrap = "magic";
   settings.n_pes = -1;
-  expect_refused(settings, "\"mpi\"");
+  expect_refused(settings, "\"magic\"");
   settings = on_loopback();
   settings.n_pes = 2;
   settings.pe = 0;

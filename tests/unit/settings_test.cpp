@@ -38,6 +38,22 @@ TEST(Settings, AreReadByNameAndByAlias) {
   EXPECT_EQ(settings_of({{"SHOAL_MAX_TEAMS", "9"}, {"NVSHMEM_MAX_TEAMS", "40"}}).max_teams, 9);
 }
 
+TEST(Settings, ChoiceWithATextOfItsOwn) {
+  EXPECT_EQ(settings_of({{"SHOAL_BOOTSTRAP", "Plugin:/My/File.so"}}).bootstrap, "plugin:/My/File.so");
+  EXPECT_EQ(settings_of({{"NVSHMEM_BOOTSTRAP", "MPI"}}).bootstrap, "mpi");
+  const Settings plugin = settings_of({{"NVSHMEM_BOOTSTRAP", "plugin"}, {"NVSHMEM_BOOTSTRAP_PLUGIN", "x.so"}});
+  EXPECT_EQ(plugin.bootstrap, "plugin");
+  EXPECT_EQ(plugin.bootstrap_plugin, "x.so");
+  EXPECT_NO_THROW(settings_of({{"SHOAL_BOOTSTRAP", "plugin:x"}}).validate());
+  for (const char* bad : {"plugin:", "mpi:x", "", "plugin x"})
+    test::expect_error(Code::invalid_argument, "plugin:TEXT", [&] { settings_of({{"SHOAL_BOOTSTRAP", bad}}); });
+}
+
+TEST(Settings, KeepWhatLaunchersSay) {
+  const Settings settings = settings_of({{"PMI_RANK", "3"}, {"WORLD_SIZE", "many"}, {"HOME", "/root"}});
+  EXPECT_EQ(settings.launcher, (std::map<std::string, std::string>{{"PMI_RANK", "3"}, {"WORLD_SIZE", "many"}}));
+}
+
 TEST(Settings, RefuseWhatIsNotAllowed) {
   for (const auto& [name, value] : std::map<std::string, std::string>{{"SHOAL_MAX_TEAMS", "7"},
                                                                       {"SHOAL_TIMEOUT_MS", "0"},

@@ -88,7 +88,10 @@ struct SizeHint {
   std::size_t low_latency = 0;  ///< slots and combine buffers of low-latency mode
   std::size_t total() const noexcept { return control + normal + low_latency; }
 };
-SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind heap = DeviceKind::host);
+/// `nodes`: that the ranks lie on, equally many on each. Groups of GPU tensors on several nodes take host memory
+/// (SHOAL_STAGING_SIZE): ask with DeviceKind::host for them.
+SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind heap = DeviceKind::host,
+                   std::int32_t nodes = 1);
 /// The low-latency part alone.
 std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, std::int32_t ranks,
                                   std::int32_t experts, std::int32_t top_k = 8, DeviceKind heap = DeviceKind::host);
@@ -272,10 +275,10 @@ struct Statistics {
 class Group {
  public:
   Group() = default;  ///< closed
-  /// Collective over the team, all of whose members must reach each other by load and store (Error{unsupported} naming
-  /// the pair). The memory comes from the world's heap: PEs of other teams make a group of the same size at the same
-  /// time. Throws Error{invalid_argument} for options outside their limits, Error{exhausted} when the heap is too
-  /// small, stating the size needed and SHOAL_SYMMETRIC_SIZE.
+  /// Collective over the team. Members that reach each other by load and store form a node; all nodes must have equally
+  /// many (Error{unsupported} naming two that differ). The memory comes from the world's heap: PEs of other teams make
+  /// a group of the same size at the same time. Throws Error{invalid_argument} for options outside their limits,
+  /// Error{exhausted} when the heap is too small, stating the size needed and SHOAL_SYMMETRIC_SIZE.
   Group(const Team& team, const GroupOptions& options);
   Group(Group&&) noexcept = default;
   Group& operator=(Group&&) noexcept;

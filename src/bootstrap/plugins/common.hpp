@@ -31,6 +31,16 @@ inline std::string variable(const shoal_bootstrap_context* context, const char* 
   return value == nullptr ? std::string() : std::string(value);
 }
 
+/// Calls `finish` when the process ends well. A process that fails leaves its launcher without a word, so that the
+/// launcher ends the others too and does not wait for them.
+inline void at_good_end(void (*finish)()) {
+  on_exit(
+      [](int status, void* what) {
+        if (status == 0) reinterpret_cast<void (*)()>(what)();
+      },
+      reinterpret_cast<void*>(finish));
+}
+
 inline void store(char* text, std::string_view value) {
   const std::size_t count = value.copy(text, SHOAL_BOOTSTRAP_TEXT_SIZE - 1);
   text[count] = '\0';

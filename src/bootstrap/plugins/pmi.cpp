@@ -1,6 +1,6 @@
-// pmi.cpp: PMI-1. Its wire protocol, lines of key=value over a socket that the process inherits (PMI_FD), is spoken here
-// directly, with deadlines and without a library: Hydra (MPICH, Intel MPI) and srun --mpi=pmi2 answer it. Tasks of srun
-// without a PMI server use Slurm's libpmi, which asks srun itself whatever --mpi says.
+// pmi.cpp: PMI-1. Its wire protocol, lines of key=value over a socket that the process inherits (PMI_FD), is spoken
+// here directly, with deadlines and without a library: Hydra (MPICH, Intel MPI) and srun --mpi=pmi2 answer it. Tasks of
+// srun without a PMI server use Slurm's libpmi, which asks srun itself whatever --mpi says.
 #include <dlfcn.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -65,8 +65,8 @@ class Wire final : public Pmi {
     const std::string maxes = ask("cmd=get_maxes", "maxes", deadline);
     const int room = to_int(field(maxes, "vallen_max").value_or(""), "the launcher's vallen_max");
     if (room < SHOAL_BOOTSTRAP_TEXT_SIZE)
-      throw Failure(SHOAL_BOOTSTRAP_FAILED, "the launcher keeps values of " + std::to_string(room) + " bytes; needed: " +
-                                                std::to_string(SHOAL_BOOTSTRAP_TEXT_SIZE));
+      throw Failure(SHOAL_BOOTSTRAP_FAILED, "the launcher keeps values of " + std::to_string(room) +
+                                                " bytes; needed: " + std::to_string(SHOAL_BOOTSTRAP_TEXT_SIZE));
     store_ = field(ask("cmd=get_my_kvsname", "my_kvsname", deadline), "kvsname").value_or("");
   }
 
@@ -88,7 +88,8 @@ class Wire final : public Pmi {
   /// Sends a line and returns the answer, which is of kind `expected`.
   std::string ask(const std::string& line, const std::string& expected, Clock::time_point deadline) {
     if (broken_)
-      throw Failure(SHOAL_BOOTSTRAP_FAILED, "the connection to the launcher is no longer usable after an earlier failure");
+      throw Failure(SHOAL_BOOTSTRAP_FAILED,
+                    "the connection to the launcher is no longer usable after an earlier failure");
     broken_ = true;  // until the answer is here: a late one would be taken for that of the next question
     send(line + "\n", deadline);
     const std::string answer = receive(line, deadline);
@@ -118,7 +119,8 @@ class Wire final : public Pmi {
       const ssize_t count = ::read(fd_, &c, 1);
       if (count == 0) throw Failure(SHOAL_BOOTSTRAP_FAILED, "the launcher has closed its connection (PMI_FD)");
       if (count < 0 && errno != EINTR && errno != EAGAIN)
-        throw Failure(SHOAL_BOOTSTRAP_FAILED, std::string("reading from the launcher (PMI_FD): ") + std::strerror(errno));
+        throw Failure(SHOAL_BOOTSTRAP_FAILED,
+                      std::string("reading from the launcher (PMI_FD): ") + std::strerror(errno));
       if (count == 1 && c != '\n') line += c;
     }
     return line;
@@ -220,16 +222,18 @@ std::unique_ptr<Pmi> start(const shoal_bootstrap_context* context) {
   const std::string fd = variable(context, "PMI_FD");
   if (!fd.empty()) {
     if (mpi_runs())
-      throw Failure(SHOAL_BOOTSTRAP_FAILED,
-                    "MPI runs in this process and speaks over the launcher's connection (PMI_FD) already: open the world "
-                    "with connect_mpi of shoal/mpi.hpp, or World.from_mpi4py");
+      throw Failure(
+          SHOAL_BOOTSTRAP_FAILED,
+          "MPI runs in this process and speaks over the launcher's connection (PMI_FD) already: open the world "
+          "with connect_mpi of shoal/mpi.hpp, or World.from_mpi4py");
     return std::make_unique<Wire>(to_int(fd, "PMI_FD"), to_int(variable(context, "PMI_RANK"), "PMI_RANK"),
                                   to_int(variable(context, "PMI_SIZE"), "PMI_SIZE"), deadline_of(context));
   }
   if (variable(context, "SLURM_STEP_ID").empty())
-    throw Failure(SHOAL_BOOTSTRAP_ABSENT,
-                  "no launcher speaks PMI-1 to this process (neither PMI_FD nor SLURM_STEP_ID is set): start it with Hydra's "
-                  "mpiexec or with srun. SHOAL_BOOTSTRAP=pmi2 and pmix are the newer protocols");
+    throw Failure(
+        SHOAL_BOOTSTRAP_ABSENT,
+        "no launcher speaks PMI-1 to this process (neither PMI_FD nor SLURM_STEP_ID is set): start it with Hydra's "
+        "mpiexec or with srun. SHOAL_BOOTSTRAP=pmi2 and pmix are the newer protocols");
   return std::make_unique<SlurmLibrary>();
 }
 
@@ -238,7 +242,7 @@ int open(shoal_bootstrap_context* context, void** job, std::int32_t* pe, std::in
     Process& own = process();
     if (own.pmi == nullptr) {
       own.pmi = start(context);
-      std::atexit([] { process().pmi->finalize(); });
+      at_good_end([] { process().pmi->finalize(); });
     }
     *job = own.pmi.get();
     *pe = own.pmi->pe;

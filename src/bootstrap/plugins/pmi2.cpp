@@ -59,9 +59,10 @@ std::string failure(const char* call, int status) {
 
 int start(shoal_bootstrap_context* context, Process& own) {
   if (variable(context, "PMI_FD").empty())
-    return report(context, SHOAL_BOOTSTRAP_ABSENT,
-                  "no launcher speaks PMI-2 to this process (PMI_FD is not set): start it with srun --mpi=pmi2 or Hydra's "
-                  "mpiexec");
+    return report(
+        context, SHOAL_BOOTSTRAP_ABSENT,
+        "no launcher speaks PMI-2 to this process (PMI_FD is not set): start it with srun --mpi=pmi2 or Hydra's "
+        "mpiexec");
   std::string reason;
   if (!load(own.library, reason)) return report(context, SHOAL_BOOTSTRAP_ABSENT, reason);
   int spawned = 0, app = 0;
@@ -72,7 +73,9 @@ int start(shoal_bootstrap_context* context, Process& own) {
     return report(context, SHOAL_BOOTSTRAP_FAILED, failure("PMI2_Job_GetId", status));
   own.job = job;
   own.ready = true;
-  std::atexit([] { process().library.finalize(); });
+  at_good_end([] {
+    if (const auto finalize = process().library.finalize; finalize != nullptr) finalize();
+  });
   return SHOAL_BOOTSTRAP_OK;
 }
 
@@ -107,11 +110,7 @@ void close(void*) {}
 }  // namespace
 }  // namespace shoal::plugins
 
-const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION,
-                                                             0,
-                                                             sizeof(shoal_bootstrap_plugin),
-                                                             "pmi2",
-                                                             "PMI-2 through libpmi2.so.0",
-                                                             shoal::plugins::open,
-                                                             shoal::plugins::broadcast,
-                                                             shoal::plugins::close};
+const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION, 0,
+                                                             sizeof(shoal_bootstrap_plugin), "pmi2",
+                                                             "PMI-2 through libpmi2.so.0",   shoal::plugins::open,
+                                                             shoal::plugins::broadcast,      shoal::plugins::close};

@@ -2,6 +2,7 @@
 // the server keeps them; where it does not, Shoal gives up on the call by itself.
 #include <pmix.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -24,7 +25,9 @@ Process& process() {
 }
 
 std::string failure(const char* call, pmix_status_t status) {
-  return std::string(call) + ": " + PMIx_Error_string(status) + " (" + std::to_string(status) + ")";
+  const char* const hint =
+      status == PMIX_ERR_TIMEOUT ? ": some process of the job does not open this world, or PE 0 has failed" : "";
+  return std::string(call) + ": " + PMIx_Error_string(status) + " (" + std::to_string(status) + ")" + hint;
 }
 
 int code_of(pmix_status_t status) {
@@ -43,9 +46,9 @@ pmix_info_t info(const char* key, bool flag) {
   return entry;
 }
 
-/// PMIx counts in seconds.
+/// PMIx counts in seconds; whole ones below the limit, since Shoal itself gives up shortly after it.
 pmix_info_t limit(const shoal_bootstrap_context* context) {
-  int seconds = static_cast<int>((context->timeout_ms + 999) / 1000);
+  int seconds = std::max(1, static_cast<int>(context->timeout_ms / 1000));
   pmix_info_t entry;
   PMIX_INFO_LOAD(&entry, PMIX_TIMEOUT, &seconds, PMIX_INT);
   return entry;
@@ -53,9 +56,10 @@ pmix_info_t limit(const shoal_bootstrap_context* context) {
 
 int start(shoal_bootstrap_context* context, Process& own) {
   if (variable(context, "PMIX_NAMESPACE").empty())
-    return report(context, SHOAL_BOOTSTRAP_ABSENT,
-                  "no PMIx server has started this process (PMIX_NAMESPACE is not set): start it with Open MPI's mpirun, "
-                  "srun --mpi=pmix, or prun");
+    return report(
+        context, SHOAL_BOOTSTRAP_ABSENT,
+        "no PMIx server has started this process (PMIX_NAMESPACE is not set): start it with Open MPI's mpirun, "
+        "srun --mpi=pmix, or prun");
   pmix_status_t status = PMIx_Init(&own.self, nullptr, 0);
   if (status != PMIX_SUCCESS)
     return report(context, status == PMIX_ERR_UNREACH ? SHOAL_BOOTSTRAP_ABSENT : code_of(status),
@@ -68,7 +72,7 @@ int start(shoal_bootstrap_context* context, Process& own) {
   own.n_pes = static_cast<std::int32_t>(value->data.uint32);
   PMIX_VALUE_RELEASE(value);
   own.ready = true;
-  std::atexit([] { PMIx_Finalize(nullptr, 0); });
+  at_good_end([] { PMIx_Finalize(nullptr, 0); });
   return SHOAL_BOOTSTRAP_OK;
 }
 
@@ -122,11 +126,7 @@ void close(void*) {}
 }  // namespace
 }  // namespace shoal::plugins
 
-const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION,
-                                                             0,
-                                                             sizeof(shoal_bootstrap_plugin),
-                                                             "pmix",
-                                                             "PMIx, library libpmix",
-                                                             shoal::plugins::open,
-                                                             shoal::plugins::broadcast,
-                                                             shoal::plugins::close};
+const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION, 0,
+                                                             sizeof(shoal_bootstrap_plugin), "pmix",
+                                                             "PMIx, library libpmix",        shoal::plugins::open,
+                                                             shoal::plugins::broadcast,      shoal::plugins::close};

@@ -1,8 +1,8 @@
-// shmem.cpp: OpenSHMEM. The library has no deadlines of its own for its start, for its barrier and for symmetric
-// allocation; only waiting for the text is bounded here.
+// shmem.cpp: OpenSHMEM, which the program has initialised: Open MPI's shmem_init registers every writable mapping of
+// the process, has room for 32 of them, and crashes where a process of many libraries calls it late. So it is for the
+// program to call it, first thing in main, and to finalise it.
 //
-// An OpenSHMEM that the program has initialised is left to the program; one that is initialised here is finalised when
-// the process ends.
+// OpenSHMEM has no deadlines for symmetric allocation; only waiting for the text is bounded here.
 #include <shmem.h>
 #include <unistd.h>
 
@@ -24,24 +24,16 @@ bool initialised() {
 #if defined(OSHMEM_MAJOR_VERSION)
   return &oshmem_shmem_initialized != nullptr && oshmem_shmem_initialized;
 #else
-  return false;  // OpenSHMEM 1.4 and later count initialisations
+  return true;
 #endif
 }
 
-void start() {
-  static bool started = false;
-  if (started || initialised()) return;
-  // Open MPI 4.1 unloads the component behind its memory hooks before it removes them, and crashes in shmem_finalize.
-  setenv("OMPI_MCA_memory", "^patcher", 0);
-  shmem_init();
-  started = true;
-  std::atexit([] {
-    if (initialised()) shmem_finalize();
-  });
-}
-
 int open(shoal_bootstrap_context* context, void** job, std::int32_t* pe, std::int32_t* n_pes) {
-  start();
+  if (!initialised())
+    return report(
+        context, SHOAL_BOOTSTRAP_ABSENT,
+        "OpenSHMEM is not initialised in this process: call shmem_init first thing in main. PEs of oshrun that do "
+        "not use OpenSHMEM themselves meet with SHOAL_BOOTSTRAP=pmix");
   void* const room = shmem_calloc(1, SHOAL_BOOTSTRAP_TEXT_SIZE + sizeof(long));
   if (room == nullptr)
     return report(context, SHOAL_BOOTSTRAP_FAILED, "the symmetric heap of OpenSHMEM is full (SHMEM_SYMMETRIC_SIZE)");
@@ -76,11 +68,6 @@ void close(void*) {}
 }  // namespace
 }  // namespace shoal::plugins
 
-const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION,
-                                                             SHOAL_BOOTSTRAP_SAME_THREAD,
-                                                             sizeof(shoal_bootstrap_plugin),
-                                                             "shmem",
-                                                             "OpenSHMEM",
-                                                             shoal::plugins::open,
-                                                             shoal::plugins::broadcast,
-                                                             shoal::plugins::close};
+const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {
+    SHOAL_BOOTSTRAP_PLUGIN_VERSION, SHOAL_BOOTSTRAP_SAME_THREAD, sizeof(shoal_bootstrap_plugin), "shmem", "OpenSHMEM",
+    shoal::plugins::open,           shoal::plugins::broadcast,   shoal::plugins::close};

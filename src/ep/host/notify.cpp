@@ -217,6 +217,7 @@ DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall
       const std::int32_t* mine = board.tokens_per_expert(source) + group->me * group->shape.local_experts;
       for (std::int32_t e = 0; e < group->shape.local_experts; ++e) plan.tokens_per_expert[e] += mine[e];
     }
+    plan.handle->tokens_per_expert.assign(plan.tokens_per_expert.begin(), plan.tokens_per_expert.end());
   }
   return plan;
 }

@@ -11,11 +11,11 @@ void put(const GroupState& group, std::int32_t to, std::size_t offset, const voi
   if (group.peers[to] != nullptr)
     std::memcpy(group.peers[to] + offset, source, bytes);
   else
-    group.world->put({group.team.world_pe(to), group.block_offset + offset}, source, bytes);
+    group.world->host_put(group.team.world_pe(to), group.host_offset + offset, source, bytes);
 }
 
 void put_far(const GroupState& group, std::int32_t to, std::size_t offset, const void* source, std::size_t bytes) {
-  group.world->put_nbi({group.team.world_pe(to), group.block_offset + offset}, source, bytes);
+  group.world->host_put_nbi(group.team.world_pe(to), group.host_offset + offset, source, bytes);
 }
 
 void signal(const GroupState& group, std::int32_t to, std::size_t offset, std::uint64_t value) {
@@ -23,7 +23,7 @@ void signal(const GroupState& group, std::int32_t to, std::size_t offset, std::u
     std::atomic_ref(*reinterpret_cast<std::uint64_t*>(group.peers[to] + offset))
         .store(value, std::memory_order_release);
   else
-    group.world->signal({group.team.world_pe(to), group.block_offset + offset}, SignalOp::set, value);
+    group.world->host_signal(group.team.world_pe(to), group.host_offset + offset, SignalOp::set, value);
 }
 
 void mask_unreachable(GroupState& group, std::int32_t to) {

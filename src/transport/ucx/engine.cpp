@@ -18,6 +18,12 @@ constexpr int kProgressSteps = 32;  // in a row, before somebody else may have t
 constexpr std::chrono::microseconds kSleep{50};
 constexpr std::chrono::milliseconds kGoodbye{1000};  // for what a PE does when it leaves, each of two steps
 
+/// "put of 5000 bytes", "quiet".
+std::string describe(const Operation& operation) {
+  if (operation.bytes == 0) return operation.name;
+  return fmt::format("{} of {} bytes", operation.name, operation.bytes);
+}
+
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -123,9 +129,10 @@ void Engine::run() {
       if (progress()) idle = 0;
       mutex_.unlock();
     }
-    if (spins || idle < settings.spin) {
+    const bool relieved = waiting_.load(std::memory_order_relaxed) != 0;
+    if (spins || (idle < settings.spin && !relieved)) {
       pause_core();
-    } else if (sleeps) {
+    } else if (sleeps || relieved) {
       std::this_thread::sleep_for(kSleep);
     } else {
       std::this_thread::yield();
@@ -142,16 +149,16 @@ Peer& Engine::open_peer(Pe pe, const Operation& operation) {
 }
 
 void Engine::throw_ended(const Peer& peer, const Operation& operation) const {
-  fail(Code::peer_failed, "{} of {} bytes failed on PE {}: transport ucx has lost PE {}: {}", operation.name,
-       operation.bytes, context_.my_pe, peer.pe, peer.reason);
+  fail(Code::peer_failed, "{} failed on PE {}: transport ucx has lost PE {}: {}", describe(operation), context_.my_pe,
+       peer.pe, peer.reason);
 }
 
 void Engine::throw_timeout(const Peer& peer, const Operation& operation) const {
   fail(Code::timeout,
-       "{} of {} bytes timed out after {} ms on PE {}: PE {} has not acknowledged {} messages, {} wait for a flush, {} "
+       "{} timed out after {} ms on PE {}: PE {} has not acknowledged {} messages, {} wait for a flush, {} "
        "transfers and {} answers are under way (transport ucx). Setting: SHOAL_TIMEOUT_MS",
-       operation.name, operation.bytes, context_.settings->timeout.count(), context_.my_pe, peer.pe,
-       peer.unacknowledged(), peer.held.size(), peer.in_flight, peer.requests.size());
+       describe(operation), context_.settings->timeout.count(), context_.my_pe, peer.pe, peer.unacknowledged(),
+       peer.held.size(), peer.in_flight, peer.requests.size());
 }
 
 void Engine::end_peer(Peer& peer, std::string reason) {

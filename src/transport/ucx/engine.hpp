@@ -7,6 +7,7 @@
 // flush, and one acknowledgement; answers are bounded by the depth of who asked. Callers wait for room.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -55,7 +56,8 @@ class Engine {
   };
 
   const Context& context() const noexcept { return context_; }
-  const Library& library() const noexcept { return *library_; }
+  /// The longest transfer that goes as a message.
+  std::size_t message_bytes() const noexcept { return std::min(kPayloadBytes, chunk_); }
   /// Throws Error where `pe` is not connected or has ended.
   Peer& open_peer(Pe pe, const Operation& operation);
   std::vector<Peer>& peers() noexcept { return peers_; }
@@ -86,6 +88,7 @@ class Engine {
   template <typename Ready>
   void wait(Lock& lock, Peer& peer, const Operation& operation, Ready&& ready) {
     if (ready()) return;
+    const Waiting waiting(*this);
     const auto deadline = Clock::now() + context_.settings->timeout;
     for (std::int64_t polls = 0;; ++polls) {
       progress();
@@ -103,6 +106,18 @@ class Engine {
   std::span<const Transport::Ended> ended() noexcept;
 
  private:
+  /// A caller that makes progress: the progress thread need not have the core meanwhile.
+  class Waiting {
+   public:
+    explicit Waiting(Engine& engine) : engine_(engine) { engine_.waiting_.fetch_add(1, std::memory_order_relaxed); }
+    ~Waiting() { engine_.waiting_.fetch_sub(1, std::memory_order_relaxed); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Engine& engine_;
+  };
+
   friend struct Callbacks;  // what UCX calls
   struct Transfer;
   struct RmaTarget {
@@ -176,6 +191,7 @@ class Engine {
 
   std::mutex mutex_;
   std::atomic<int> callers_{0};  // that want the lock: the progress thread leaves it to them
+  std::atomic<int> waiting_{0};  // that make progress themselves
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -12,7 +12,6 @@ namespace {
 using ucx::Engine;
 using ucx::Header;
 using ucx::Kind;
-using ucx::kPayloadBytes;
 using ucx::Message;
 using ucx::Operation;
 using ucx::Peer;
@@ -69,6 +68,9 @@ class UcxTransport final : public Transport {
     require(engine_ != nullptr, Code::unsupported, "{}: transport ucx: {}", operation, reason_);
   }
 
+  /// The longest transfer that goes as a message.
+  std::size_t message_bytes() const { return engine_ ? engine_->message_bytes() : 0; }
+
   std::unique_ptr<Engine> engine_;
   std::string reason_;  ///< why there is no engine
 };
@@ -101,7 +103,7 @@ void UcxTransport::put(Pe pe, std::size_t offset, const void* source, std::size_
   if (bytes == 0) return;
   check_usable("put");
   Call call(*this, pe, "put", bytes);
-  if (bytes > kPayloadBytes) return call.engine.put(call.lock, call.peer, offset, source, bytes, true);
+  if (bytes > message_bytes()) return call.engine.put(call.lock, call.peer, offset, source, bytes, true);
   call.engine.post(put_message(call, offset, source, bytes));
 }
 
@@ -109,7 +111,7 @@ void UcxTransport::put_nbi(Pe pe, std::size_t offset, const void* source, std::s
   if (bytes == 0) return;
   check_usable("put_nbi");
   Call call(*this, pe, "put_nbi", bytes);
-  if (bytes > kPayloadBytes) return call.engine.put(call.lock, call.peer, offset, source, bytes, false);
+  if (bytes > message_bytes()) return call.engine.put(call.lock, call.peer, offset, source, bytes, false);
   call.engine.post(put_message(call, offset, source, bytes));
 }
 
@@ -127,7 +129,7 @@ void UcxTransport::get(void* target, Pe pe, std::size_t offset, std::size_t byte
   if (bytes == 0) return;
   check_usable("get");
   Call call(*this, pe, "get", bytes);
-  if (bytes > kPayloadBytes) return call.engine.get(call.lock, call.peer, offset, target, bytes, true);
+  if (bytes > message_bytes()) return call.engine.get(call.lock, call.peer, offset, target, bytes, true);
   call.engine.await(call.lock, call.peer, request_bytes(call, target, offset, bytes, true), call.operation);
 }
 
@@ -135,21 +137,21 @@ void UcxTransport::get_nbi(void* target, Pe pe, std::size_t offset, std::size_t 
   if (bytes == 0) return;
   check_usable("get_nbi");
   Call call(*this, pe, "get_nbi", bytes);
-  if (bytes > kPayloadBytes) return call.engine.get(call.lock, call.peer, offset, target, bytes, false);
+  if (bytes > message_bytes()) return call.engine.get(call.lock, call.peer, offset, target, bytes, false);
   request_bytes(call, target, offset, bytes, false);
 }
 
 void UcxTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
                                std::size_t source_stride, std::size_t element, std::size_t count) {
   const auto* const from = static_cast<const std::byte*>(source);
-  if (element > kPayloadBytes) {
+  if (element > message_bytes()) {
     for (std::size_t i = 0; i < count; ++i) put(pe, offset + i * target_stride, from + i * source_stride, element);
     return;
   }
   if (element == 0 || count == 0) return;
   check_usable("put_strided");
   Call call(*this, pe, "put_strided", element * count);
-  const std::size_t at_once = kPayloadBytes / element;
+  const std::size_t at_once = message_bytes() / element;
   for (std::size_t first = 0; first < count; first += at_once) {
     const std::size_t n = std::min(at_once, count - first);
     Message& message = call.message(Kind::put);
@@ -168,14 +170,14 @@ void UcxTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_str
 void UcxTransport::get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
                                std::size_t source_stride, std::size_t element, std::size_t count) {
   auto* const to = static_cast<std::byte*>(target);
-  if (element > kPayloadBytes) {
+  if (element > message_bytes()) {
     for (std::size_t i = 0; i < count; ++i) get(to + i * target_stride, pe, offset + i * source_stride, element);
     return;
   }
   if (element == 0 || count == 0) return;
   check_usable("get_strided");
   Call call(*this, pe, "get_strided", element * count);
-  const std::size_t at_once = kPayloadBytes / element;
+  const std::size_t at_once = message_bytes() / element;
   for (std::size_t first = 0; first < count; first += at_once) {
     const std::size_t n = std::min(at_once, count - first);
     Message& message = call.message(Kind::get);
@@ -217,7 +219,7 @@ void UcxTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t 
 
 void UcxTransport::put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
                               std::size_t signal_offset, SignalOp op, std::uint64_t value) {
-  if (bytes == 0 || bytes > kPayloadBytes) {
+  if (bytes == 0 || bytes > message_bytes()) {
     put(pe, offset, source, bytes);
     return signal(pe, signal_offset, op, value);
   }

@@ -1,0 +1,72 @@
+#include "transport/ofi/progress.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+
+namespace shoal::transport::ofi {
+namespace {
+
+constexpr int kSpinsBeforeSleep = 64;
+constexpr std::chrono::nanoseconds kLongestSleep{50'000};
+
+}  // namespace
+
+Progress::Progress(Engine& engine, const Settings& settings, std::int64_t core, Pe pe)
+    : engine_(engine),
+      policy_(settings.progress_wait == "spin"    ? Policy::spin
+              : settings.progress_wait == "sleep" ? Policy::sleep
+                                                  : Policy::yield),
+      thread_([this] { run(); }) {
+  pthread_setname_np(thread_.native_handle(), "shoal-ofi");
+  if (core >= 0) bind(core, pe);
+}
+
+Progress::~Progress() {
+  stop_.store(true, std::memory_order_release);
+  thread_.join();
+}
+
+void Progress::bind(std::int64_t core, Pe pe) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (core < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(core), &set);
+  const int error = pthread_setaffinity_np(thread_.native_handle(), sizeof set, &set);
+  if (error != 0)
+    log::warn(
+        "PE {}: the progress thread of transport ofi cannot be bound to core {}: {}. Setting: "
+        "SHOAL_PROGRESS_CORE",
+        pe, core, std::strerror(error));
+}
+
+void Progress::run() {
+  if (policy_ == Policy::sleep) prctl(PR_SET_TIMERSLACK, 1'000UL);  // else a sleep of 50 us takes 100
+  for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
+    bool progress = false;
+    // A thread that has or wants the lock polls itself.
+    if (engine_.lock().wanted()) {
+      sched_yield();
+      continue;
+    }
+    if (engine_.lock().try_lock()) {
+      const std::lock_guard guard(engine_.lock(), std::adopt_lock);
+      progress = engine_.poll();
+    }
+    idle = progress ? 0 : idle + 1;
+    if (progress) continue;
+    if (policy_ == Policy::spin) {
+      pause_core();
+    } else if (policy_ == Policy::yield || idle < kSpinsBeforeSleep) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(std::min(kLongestSleep, std::chrono::nanoseconds(1000) * (idle - kSpinsBeforeSleep)));
+    }
+  }
+}
+
+}  // namespace shoal::transport::ofi

@@ -1,0 +1,146 @@
+#include "transport/ofi/provider.hpp"
+
+#include <arpa/inet.h>
+#include <fmt/ranges.h>
+#include <net/if.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "transport/ofi/choice.hpp"
+
+namespace shoal::transport::ofi {
+namespace {
+
+/// What `automatic` tries, best first.
+constexpr const char* kProviders[] = {"efa", "cxi", "verbs;ofi_rxm", "tcp;ofi_rxm"};
+
+/// Requirements of this transport. `order`: what fi_getinfo must promise of messages.
+Info make_hints(const std::string& provider, std::uint64_t order) {
+  Info hints(fi_allocinfo());
+  require(hints != nullptr, Code::system, "transport ofi: no memory for fi_allocinfo");
+  hints->caps = FI_MSG | FI_RMA;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->tx_attr->msg_order = order;
+  hints->rx_attr->msg_order = order;
+  hints->domain_attr->mr_mode =
+      FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;  // what rail.cpp honours
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;  // all calls are made under the engine's lock
+  if (!provider.empty()) {
+    hints->fabric_attr->prov_name = strdup(provider.c_str());
+    require(hints->fabric_attr->prov_name != nullptr, Code::system, "transport ofi: no memory for a name");
+  }
+  return hints;
+}
+
+struct Offer {
+  Info list;
+  int status = 0;
+};
+
+Offer ask(const std::string& provider) {
+  // The stronger promise first: with it a signal can follow data at once.
+  Offer offer;
+  for (const std::uint64_t order : {std::uint64_t{FI_ORDER_SAS | FI_ORDER_SAW}, std::uint64_t{FI_ORDER_SAS}}) {
+    fi_info* list = nullptr;
+    offer.status = fi_getinfo(kApiVersion, nullptr, nullptr, 0, make_hints(provider, order).get(), &list);
+    offer.list.reset(list);
+    if (offer.status == 0) return offer;
+  }
+  return offer;
+}
+
+Candidate describe(const fi_info& info) {
+  Candidate candidate;
+  candidate.domain = info.domain_attr->name != nullptr ? info.domain_attr->name : "";
+  if (info.nic != nullptr && info.nic->device_attr != nullptr && info.nic->device_attr->name != nullptr)
+    candidate.device = info.nic->device_attr->name;
+  if (info.src_addr == nullptr) return candidate;
+  if (info.addr_format == FI_SOCKADDR_IN && info.src_addrlen >= sizeof(sockaddr_in)) {
+    candidate.ip = true;
+    const auto& address = *static_cast<const sockaddr_in*>(info.src_addr);
+    candidate.loopback = (ntohl(address.sin_addr.s_addr) >> 24) == 127;
+  } else if (info.addr_format == FI_SOCKADDR_IN6 && info.src_addrlen >= sizeof(sockaddr_in6)) {
+    candidate.ip = candidate.v6 = true;
+    const auto& address = *static_cast<const sockaddr_in6*>(info.src_addr);
+    candidate.loopback = IN6_IS_ADDR_LOOPBACK(&address.sin6_addr);
+    candidate.link_local = IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr);
+  }
+  return candidate;
+}
+
+/// Names of all providers that offer what is needed, for the message about one that does not.
+std::string offered() {
+  const Offer all = ask("");
+  std::vector<std::string> names;
+  for (const fi_info* info = all.list.get(); info != nullptr; info = info->next) {
+    std::string name = info->fabric_attr->prov_name;
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// All peers that this PE wants are on its host, and the user named no NIC.
+bool only_this_host(const Context& context) {
+  if (!context.settings->nic_list.empty() || !context.settings->nic_mapping.empty()) return false;
+  const std::int32_t mine = context.host_of[static_cast<std::size_t>(context.my_pe)];
+  for (std::size_t pe = 0; pe < context.wanted.size(); ++pe)
+    if (context.wanted[pe] && context.host_of[pe] != mine) return false;
+  return true;
+}
+
+/// The provider's endpoints for this PE, or why there are none.
+std::string try_provider(const std::string& name, const Context& context, Provider& provider) {
+  const Offer offer = ask(name);
+  if (offer.status != 0)
+    return fmt::format("{} offers no reliable endpoint with RMA and ordered messages ({})", name,
+                       error_text(offer.status));
+  std::vector<Candidate> candidates;
+  std::vector<const fi_info*> infos;
+  for (const fi_info* info = offer.list.get(); info != nullptr; info = info->next) {
+    // A request for "tcp" is answered by "tcp;ofi_rxm", maybe among others: those of the first kind only.
+    if (std::strcmp(info->fabric_attr->prov_name, offer.list->fabric_attr->prov_name) != 0) continue;
+    candidates.push_back(describe(*info));
+    infos.push_back(info);
+  }
+  const Choice choice = choose_rails(candidates, context.nics, only_this_host(context));
+  if (choice.rails.empty()) return fmt::format("{}: {}", name, choice.reason);
+  provider.name = offer.list->fabric_attr->prov_name;
+  for (const std::size_t i : choice.rails) {
+    provider.rails.emplace_back(fi_dupinfo(infos[i]));
+    require(provider.rails.back() != nullptr, Code::system, "transport ofi: no memory for fi_dupinfo");
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string error_text(long code) {
+  return fi_strerror(static_cast<int>(code < 0 ? -code : code));
+}
+
+Provider choose_provider(const Context& context) {
+  const std::string& wanted = context.settings->ofi_provider;
+  Provider provider;
+  std::vector<std::string> reasons;
+  if (wanted != "automatic" && !wanted.empty()) {
+    reasons.push_back(try_provider(wanted, context, provider));
+    if (reasons.back().empty()) return provider;
+    fail(Code::unsupported, "libfabric's provider {}; providers that do here: {}. Setting: SHOAL_OFI_PROVIDER",
+         reasons.back(), offered());
+  }
+  for (const char* name : kProviders) {
+    reasons.push_back(try_provider(name, context, provider));
+    if (reasons.back().empty()) return provider;
+  }
+  fail(Code::unsupported, "no provider of libfabric will do: {}. Setting: SHOAL_OFI_PROVIDER",
+       fmt::join(reasons, "; "));
+}
+
+}  // namespace shoal::transport::ofi

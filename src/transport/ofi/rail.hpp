@@ -1,0 +1,90 @@
+// rail.hpp: one endpoint with its domain, completion queue and registered memory. Not locked: the engine does that.
+#pragma once
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_rma.h>
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "transport/ofi/provider.hpp"
+#include "transport/ofi/wire.hpp"
+
+namespace shoal::transport::ofi {
+
+struct CloseFid {
+  template <typename T>
+  void operator()(T* object) const noexcept {
+    fi_close(&object->fid);
+  }
+};
+template <typename T>
+using Fid = std::unique_ptr<T, CloseFid>;
+
+/// Memory that this PE registered with a rail. Empty: none.
+struct Registered {
+  Fid<fid_mr> region;
+  RemoteMemory remote;         ///< how peers name it
+  void* descriptor = nullptr;  ///< how local calls name it
+};
+
+class Rail {
+ public:
+  /// Opens the endpoint. Throws Error{system} naming provider, domain and call. `queue`: completions that may wait.
+  Rail(Info info, std::size_t queue);
+
+  const std::string& domain() const noexcept { return domain_name_; }
+  const fi_info& info() const noexcept { return *info_; }
+  /// Buffers of local operations must be registered.
+  bool local_registration() const noexcept { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
+  /// A message is seen after the data that earlier writes of the same pair of endpoints put.
+  bool messages_after_writes() const noexcept {
+    return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0;
+  }
+  std::size_t longest() const noexcept { return info_->ep_attr->max_msg_size; }
+
+  /// Registers for everything that peers and this PE do with it. `remote`: peers may read and write it.
+  Registered enroll(void* memory, std::size_t bytes, bool remote);
+  /// This endpoint's address, into `address`.
+  void name(RailAddress& address) const;
+  /// Makes a peer's endpoint known. Throws Error{system}.
+  fi_addr_t insert(const RailAddress& address);
+
+  // 0, -FI_EAGAIN (poll and try again) or an error.
+  ssize_t write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, const void* source, std::size_t bytes,
+                void* descriptor, bool delivery, void* context);
+  ssize_t read(fi_addr_t from, RemoteMemory memory, std::uint64_t offset, void* target, std::size_t bytes,
+               void* descriptor, void* context);
+  ssize_t inject(fi_addr_t to, const void* message, std::size_t bytes);
+  ssize_t send(fi_addr_t to, const void* message, std::size_t bytes, void* descriptor, void* context);
+  ssize_t receive(void* buffer, std::size_t bytes, void* descriptor, void* context);
+  std::size_t inject_limit() const noexcept { return info_->tx_attr->inject_size; }
+
+  /// Number of completions read, 0 when there are none, -FI_EAVAIL when the next one is an error.
+  ssize_t poll(std::span<fi_cq_msg_entry> entries);
+  /// The error that is next: its context and code, and the provider's text.
+  struct Fault {
+    void* context = nullptr;
+    int code = 0;
+    std::string text;
+  };
+  Fault fault();
+
+ private:
+  [[noreturn]] void refuse(const char* call, long code) const;
+
+  Info info_;
+  std::string domain_name_;
+  // Closed in the reverse order.
+  Fid<fid_fabric> fabric_;
+  Fid<fid_domain> domain_;
+  Fid<fid_cq> queue_;
+  Fid<fid_av> peers_;
+  Fid<fid_ep> endpoint_;
+};
+
+}  // namespace shoal::transport::ofi

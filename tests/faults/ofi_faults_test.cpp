@@ -1,0 +1,87 @@
+// What a PE is told when one that it reaches through libfabric dies or stops (D9, A10).
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+
+#include "support/ofi.hpp"
+#include "support/process.hpp"
+
+namespace shoal::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Environment environment(const char* timeout) {
+  return {{"SHOAL_SYMMETRIC_SIZE", "4M"},          {"SHOAL_TIMEOUT_MS", timeout},
+          {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}, {"SHOAL_TRANSPORT_INSIDE", "ofi"},
+          {"SHOAL_TRANSPORT_BETWEEN", "ofi"},      {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}};
+}
+
+// PE 1 does nothing; the others operate on it until an operation fails.
+SHOAL_PE_BODY(operate_on_pe_1) {
+  World world = World::open({pe.settings, nullptr});
+  const auto box = world.heap().allocate<std::byte>(1 << 20);
+  const auto flag = world.heap().allocate<std::uint64_t>(1);
+  std::cout << "ready" << std::endl;
+  if (world.my_pe() == 1) {
+    for (;;) pause();
+  }
+  std::vector<std::byte> data(1 << 20);
+  try {
+    for (;;) {
+      if (pe.argument == "put") world.put(box.on(1), std::span<const std::byte>(data));
+      if (pe.argument == "get") world.get(std::span(data), box.on(1));
+      if (pe.argument == "atomic") world.atomic_fetch_add(flag.on(1), std::uint64_t{1});
+      if (pe.argument == "signal") world.signal_add(flag.on(1), 1);
+      if (pe.argument == "quiet") {
+        world.put_nbi(box.on(1).subspan(0, 100), std::span<const std::byte>(data.data(), 100));
+        world.quiet();
+      }
+      if (pe.argument == "wait") world.wait_until(flag.data(), Compare::equal, 1);
+    }
+  } catch (const Error& error) {
+    std::cout << name_of(error.code()) << ": " << error.what() << std::endl;
+  }
+}
+
+class OfiPeer : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { SHOAL_SKIP_WITHOUT_OFI(); }
+};
+
+TEST_P(OfiPeer, IsReportedWhenItDies) {
+  PeGroup group = start_pes(3, "operate_on_pe_1", {.env = environment("30000"), .argument = GetParam()});
+  for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
+  usleep(100'000);
+  const auto start = Clock::now();
+  group.pes[1].send(SIGKILL);
+  const auto results = wait_all(group.pes);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(4));
+  for (const std::size_t pe : {0u, 2u}) {
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("peer_failed: "), std::string::npos) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("PE 1"), std::string::npos) << results[pe].out;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Operations, OfiPeer, testing::Values("put", "get", "atomic", "signal", "quiet", "wait"),
+                         [](const auto& parameter) { return std::string(parameter.param); });
+
+// A PE that is stopped, not dead: the deadline passes, and the message says what was waited for.
+TEST(OfiStoppedPeer, TimesOut) {
+  SHOAL_SKIP_WITHOUT_OFI();
+  PeGroup group = start_pes(2, "operate_on_pe_1", {.env = environment("1500"), .argument = "atomic"});
+  for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
+  group.pes[1].send(SIGSTOP);
+  const ProcessResult result = group.pes[0].wait();
+  EXPECT_TRUE(result.ok()) << result.describe();
+  EXPECT_NE(result.out.find("timeout: "), std::string::npos) << result.describe();
+  EXPECT_NE(result.out.find("tcp;ofi_rxm"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("SHOAL_TIMEOUT_MS"), std::string::npos) << result.out;
+}
+
+}  // namespace
+}  // namespace shoal::test

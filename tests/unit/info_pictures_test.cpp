@@ -1,0 +1,192 @@
+// Texts and pictures of shoal-info (requirements A1, D9, D12).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "info/text.hpp"
+#include "info/topology.hpp"
+#include "info/world.hpp"
+
+namespace shoal::info {
+namespace {
+
+using Kind = TreeNode::Kind;
+
+Topology topology_of(const std::string& machine) {
+  return collect_topology(SHOAL_SOURCE_DIR "/tests/data/machines/" + machine + ".xml", 0);
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++found;
+  return found;
+}
+
+std::size_t devices(const TreeNode& node) {
+  std::size_t sum = node.kind == Kind::gpu || node.kind == Kind::nic;
+  for (const TreeNode& child : node.children) sum += devices(child);
+  return sum;
+}
+
+TEST(Text, TablesAreAligned) {
+  EXPECT_EQ(table({{"a", "long", "x"}, {"bbb", "", "y z"}}, 1), " a    long  x\n bbb        y z\n");
+  EXPECT_EQ(table({{"only"}}), "  only\n");
+  EXPECT_EQ(wrap("one two three four", 9, 2), "one two\n  three\n  four");
+  EXPECT_EQ(wrap("averylongword b", 4, 0), "averylongword\nb");
+  EXPECT_EQ(bytes_text(64 << 20), "64 MiB");
+  EXPECT_EQ(bytes_text(1536), "1.5 KiB");
+  EXPECT_EQ(ranges({0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
+  EXPECT_EQ(count_text(1, "PE") + count_text(2, "PE"), "1 PE2 PEs");
+}
+
+TEST(TreeOfAMachine, ShowsSwitchesAndNothingThatBranchesNowhere) {
+  const Topology topology = topology_of("dgx_h100");
+  const TreeNode tree = tree_of(topology.machine);
+  ASSERT_EQ(tree.children.size(), 2u);
+  EXPECT_EQ(tree.children[0].label, "NUMA node 0");
+  ASSERT_EQ(tree.children[0].children.size(), 4u);
+  const TreeNode& first = tree.children[0].children[0];
+  EXPECT_EQ(first.label, "PCIe switch 0000:11:00.0 on pci0000:10");
+  ASSERT_EQ(first.children.size(), 4u);  // the card with two names has no box of its own
+  EXPECT_EQ(first.children[0].label, "GPU 0");
+  EXPECT_EQ(first.children[1].label, "mlx5_0:1");
+  EXPECT_EQ(tree.children[1].children[3].children[1].label, "mlx5_7:1");
+}
+
+TEST(TreeOfAMachine, LosesNoDevice) {
+  for (const auto* const machine : {"dgx_h100", "hgx_4_nics", "dual_port", "two_planes"}) {
+    const Topology topology = topology_of(machine);
+    EXPECT_EQ(devices(tree_of(topology.machine)), topology.machine.gpus.size() + topology.machine.nics.size())
+        << machine;
+  }
+}
+
+TEST(TreeOfAMachine, HasAPlaceForDevicesWithoutOne) {
+  topology::Machine machine;
+  machine.nics.push_back({"veth0", 1, topology::Nic::Kind::software, {{}, -1}, 0, 0, true});
+  machine.gpus.push_back({{{"pci0000:00", "0000:00:02.0"}, -1}});
+  const TreeNode tree = tree_of(machine);
+  ASSERT_EQ(tree.children.size(), 2u);
+  EXPECT_EQ(tree.children[0].label, "NUMA node not known");
+  EXPECT_EQ(tree.children[0].children[0].label, "host bridge pci0000:00");
+  EXPECT_EQ(tree.children[1].label, "no PCI device");
+}
+
+TEST(PictureOfAMachine, IsWellFormedAndHasEveryDevice) {
+  for (const auto* const machine : {"dgx_h100", "hgx_4_nics", "dual_port", "two_planes"}) {
+    const Topology topology = topology_of(machine);
+    const std::string svg = to_svg(topology);
+    EXPECT_EQ(svg.rfind("<svg ", 0), 0u);
+    EXPECT_EQ(count(svg, "<text"), count(svg, "</text>"));
+    EXPECT_EQ(svg.find("nan"), std::string::npos);
+    for (const topology::Nic& nic : topology.machine.nics)
+      EXPECT_GE(count(svg, ">" + nic.label() + "<"), 1u) << machine;
+    for (std::size_t gpu = 0; gpu < topology.machine.gpus.size(); ++gpu)
+      EXPECT_GE(count(svg, ">GPU " + std::to_string(gpu) + "<"), 1u) << machine;
+  }
+}
+
+TEST(Topology, TellsTheUsersOfANic) {
+  const Topology topology = topology_of("hgx_4_nics");
+  std::size_t uses = 0;
+  for (std::size_t nic = 0; nic < topology.machine.nics.size(); ++nic) uses += users_of(topology, nic).size();
+  EXPECT_EQ(uses, 8u);
+  EXPECT_EQ(users_of(topology, 0).size(), 2u);
+  const nlohmann::json json = to_json(topology);
+  EXPECT_EQ(json["gpus"].size(), 8u);
+  EXPECT_EQ(json["seats"][0]["nics"][0]["distance"], "PIX");
+}
+
+/// Two PEs: PE 1 works for 6 ms in the second phase, PE 0 for 1 ms and waits for it.
+WorldView two_pes() {
+  using namespace std::chrono_literals;
+  WorldView view;
+  view.timelines = {{{{"bootstrap", 2ms, 0ms}, {"heap", 7ms, 6ms}}}, {{{"bootstrap", 3ms, 1ms}, {"heap", 6ms, 0ms}}}};
+  return view;
+}
+
+TEST(Timeline, NamesThePeThatWorksLongest) {
+  const std::string text = timeline_text(two_pes());
+  EXPECT_NE(text.find("Start of a world of 2 PEs: 9.00 ms"), std::string::npos) << text;
+  EXPECT_NE(text.find("heap       7.00  1.00-6.00    PE 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("bootstrap  3.00  2.00-2.00    PE 0"), std::string::npos) << text;
+  EXPECT_EQ(timeline_json(two_pes())["pes"][0]["phases"][1]["waited_ms"], 6.0);
+}
+
+TEST(Timeline, BarsFillTheLineAndShowWaiting) {
+  const std::string text = timeline_text(two_pes());
+  // 48 characters for 10 ms: 14, of which 2 of 3 ms are work, and 34, of which 6 of 7 are.
+  EXPECT_EQ(count(text, "█") - 1, 9u + 29u);  // one is the legend's
+  EXPECT_EQ(count(text, "░") - 1, 5u + 5u);
+}
+
+TEST(Timeline, PictureHasABarForEveryPhaseOfEveryPe) {
+  const std::string svg = timeline_svg(two_pes());
+  EXPECT_EQ(count(svg, "<title>heap: "), 4u);  // work and waiting of two PEs
+  EXPECT_EQ(count(svg, ">PE 1<"), 1u);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_EQ(svg.find("inf"), std::string::npos);
+}
+
+TEST(Timeline, OfNothingIsNoDivisionByZero) {
+  WorldView view;
+  view.timelines = {{{{"settings", std::chrono::nanoseconds(0), std::chrono::nanoseconds(0)}}}};
+  EXPECT_EQ(timeline_svg(view).find("nan"), std::string::npos);
+  EXPECT_NE(timeline_text(view).find("settings"), std::string::npos);
+}
+
+/// A world of `n` PEs on nodes of `per_node`: shm inside, ofi between.
+WorldView world_of(Pe n, Pe per_node) {
+  WorldView view;
+  for (Pe pe = 0; pe < n; ++pe) {
+    view.connectivity.hosts.emplace_back("h");
+    view.connectivity.node_of.push_back(pe / per_node);
+    view.connectivity.nics.emplace_back(std::vector<std::string>{"eth" + std::to_string(pe % 2)});
+  }
+  for (Pe a = 0; a < n; ++a)
+    for (Pe b = a; b < n; ++b) {
+      const bool near = a / per_node == b / per_node;
+      view.connectivity.pairs.push_back({a,
+                                         b,
+                                         {{"self", 31, a == b, a == b ? "the PE itself" : "another PE"},
+                                          {"shm", 31, a != b && near, near ? "first" : "on another host"},
+                                          {"ofi", 30, !near, near ? "not wanted" : "first that does everything"}}});
+    }
+  return view;
+}
+
+TEST(ConnectivityText, GroupsPairsThatAreAlike) {
+  const std::string text = connectivity_text(world_of(8, 4));
+  EXPECT_EQ(count(text, "  every PE with itself\n"), 1u) << text;
+  EXPECT_EQ(count(text, "  every pair inside a node\n"), 1u) << text;
+  EXPECT_EQ(count(text, "  every pair between nodes\n"), 1u) << text;
+  EXPECT_EQ(count(text, "    * ofi"), 1u) << text;
+  EXPECT_NE(text.find("      shm   on another host\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("PE   5  o  o  o  o  s  .  s  s\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("NICs: eth1"), std::string::npos) << text;
+}
+
+TEST(ConnectivityText, ListsThePairsOfAnOddGroup) {
+  WorldView view = world_of(4, 4);
+  for (auto& pair : view.connectivity.pairs)
+    if (pair.a != pair.b && pair.b == 3) pair.verdicts[1] = {"shm", 0, false, "in another network namespace"};
+  const std::string text = connectivity_text(view);
+  EXPECT_NE(text.find("  PE 0 with 3; PE 1 with 3; PE 2 with 3\n    * none  no transport reaches\n"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("  PE 0 with 1-2; PE 1 with 2\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("PE   3  -  -  -  .\n"), std::string::npos) << text;
+  const nlohmann::json json = connectivity_json(view);
+  EXPECT_EQ(json["pairs"].size(), 10u);
+  EXPECT_TRUE(json["pairs"][3]["chosen"].is_null());
+  EXPECT_EQ(json["pairs"][1]["chosen"], "shm");
+}
+
+TEST(ConnectivityText, OfManyPesStaysShort) {
+  const std::string text = connectivity_text(world_of(64, 8));
+  EXPECT_LT(count(text, "\n"), 64u + 20u);
+  EXPECT_EQ(text.find("who uses what"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shoal::info

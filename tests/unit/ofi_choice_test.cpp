@@ -1,0 +1,112 @@
+// Which endpoints become rails, and how transfers are cut (transport ofi): pure functions, without libfabric.
+#include <gtest/gtest.h>
+
+#include "transport/ofi/choice.hpp"
+#include "transport/ofi/pieces.hpp"
+#include "transport/ofi/wire.hpp"
+
+namespace shoal::transport::ofi {
+namespace {
+
+using Names = std::vector<std::string>;
+
+Candidate ip(const std::string& domain, bool v6 = false, bool link_local = false) {
+  return {.domain = domain, .ip = true, .v6 = v6, .link_local = link_local, .loopback = domain == "lo"};
+}
+
+const std::vector<Candidate> kTcp = {ip("eth1", true, true), ip("eth0"), ip("eth0", true), ip("eth1"), ip("lo"),
+                                     ip("lo", true)};
+
+std::vector<std::size_t> rails(const std::vector<Candidate>& candidates, const Names& nics, bool loopback = false) {
+  return choose_rails(candidates, nics, loopback).rails;
+}
+
+using Rails = std::vector<std::size_t>;
+
+TEST(OfiChoice, TakesOneRailForEachNicInItsOrder) {
+  EXPECT_EQ(rails(kTcp, {"eth0", "eth1"}), (Rails{1, 3}));
+  EXPECT_EQ(rails(kTcp, {"eth1", "eth0"}), (Rails{3, 1}));
+  EXPECT_EQ(rails(kTcp, {"eth1", "eth1"}), (Rails{3}));
+}
+
+TEST(OfiChoice, PrefersAddressesThatOtherHostsReach) {
+  EXPECT_EQ(rails({ip("eth1", true, true), ip("eth1", true)}, {"eth1"}), (Rails{1}));
+  EXPECT_EQ(rails({ip("eth1", true, true)}, {"eth1"}), (Rails{0})) << "a link-local address is better than none";
+}
+
+TEST(OfiChoice, UsesLoopbackWhereAllPeersAreOnTheHost) {
+  EXPECT_EQ(rails(kTcp, {"eth0", "eth1"}, true), (Rails{4}));
+  EXPECT_EQ(rails({ip("eth0")}, {"eth0"}, true), (Rails{0})) << "there is no loopback address";
+}
+
+TEST(OfiChoice, TakesWhatThereIsWithoutNics) {
+  EXPECT_EQ(rails(kTcp, {}), (Rails{1}));
+  EXPECT_EQ(rails({ip("lo")}, {}), (Rails{0}));
+  EXPECT_EQ(choose_rails({}, {}, false).reason, "it offers no endpoint");
+}
+
+TEST(OfiChoice, KnowsDevicesByPortAndBySuffix) {
+  const std::vector<Candidate> rdma = {{.domain = "mlx5_0", .device = "mlx5_0"},
+                                       {.domain = "mlx5_10", .device = "mlx5_10"},
+                                       {.domain = "rdmap0s6-rdm", .device = ""}};
+  EXPECT_EQ(rails(rdma, {"mlx5_10:1", "mlx5_0:1"}), (Rails{1, 0}));
+  EXPECT_EQ(rails(rdma, {"rdmap0s6:1"}), (Rails{2}));
+}
+
+TEST(OfiChoice, NamesWhatIsMissingAndWhatThereIs) {
+  const Choice choice = choose_rails(kTcp, {"mlx5_0:1", "eth7"}, false);
+  EXPECT_TRUE(choice.rails.empty());
+  EXPECT_NE(choice.reason.find("mlx5_0:1, eth7"), std::string::npos) << choice.reason;
+  EXPECT_NE(choice.reason.find("eth1, eth0, lo"), std::string::npos) << choice.reason;
+}
+
+TEST(OfiChoice, TakesProvidersWithoutNics) {
+  EXPECT_EQ(rails({{.domain = "shm"}}, {"eth0"}), (Rails{0}));
+}
+
+TEST(OfiPieces, AreCutAndSpread) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  EXPECT_EQ(piece_bytes(100, 1, kMiB), 100u);
+  EXPECT_EQ(piece_bytes(kMiB, 1, kMiB), kMiB);
+  EXPECT_EQ(piece_bytes(kMiB + 1, 1, kMiB), kMiB);
+  EXPECT_EQ(piece_bytes(kMiB, 2, kMiB), kMiB / 2) << "a piece for each rail";
+  EXPECT_EQ(piece_bytes(kMiB, 4, 4096), 4096u) << "never longer than allowed";
+  EXPECT_EQ(piece_bytes(100'000, 4, kMiB), kSmallestShare) << "nor needlessly short";
+  EXPECT_EQ(piece_bytes(1, 8, kMiB), 1u);
+  // Every transfer ends: pieces are not empty and not longer than the rest.
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{63}, 3 * kMiB + 5, std::size_t{1} << 45})
+    for (const std::size_t count : {1, 2, 3, 16}) {
+      const std::size_t piece = piece_bytes(bytes, count, kMiB);
+      EXPECT_GE(piece, 1u);
+      EXPECT_LE(piece, std::min(bytes, kMiB));
+    }
+}
+
+TEST(OfiPieces, HomeRailIsTheSameForBothEnds) {
+  for (std::size_t a = 0; a < 6; ++a)
+    for (std::size_t b = 0; b < 6; ++b) EXPECT_EQ(home_rail(a, b, 4), home_rail(b, a, 4));
+}
+
+// What all senders together may have on the way fits into the buffers of a receiver.
+TEST(OfiPieces, WindowsNeverOverrunAReceiver) {
+  EXPECT_EQ(window_of(2048, 1, 256, kSpareMessages), 256u);
+  for (const std::size_t peers : {1, 2, 7, 100, 300})
+    for (const std::size_t depth : {1, 16, 65'536}) {
+      const std::size_t window = window_of(2048, peers, depth, kSpareMessages);
+      EXPECT_GE(window, 1u);
+      EXPECT_LE(window, depth);
+      if (window > 1) EXPECT_LE(peers * (2 * window + kSpareMessages), 2048u) << peers << " peers";
+    }
+  EXPECT_EQ(window_of(2048, 5000, 256, kSpareMessages), 1u);
+}
+
+TEST(OfiWire, NumbersWrapAround) {
+  EXPECT_TRUE(not_before(5, 5));
+  EXPECT_TRUE(not_before(6, 5));
+  EXPECT_FALSE(not_before(5, 6));
+  EXPECT_TRUE(not_before(2, 0xfffffffe));
+  EXPECT_FALSE(not_before(0xfffffffe, 2));
+}
+
+}  // namespace
+}  // namespace shoal::transport::ofi

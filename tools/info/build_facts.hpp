@@ -1,0 +1,13 @@
+// build_facts.hpp: what CMake knew of this build (build_facts.cpp.in; the commit is looked up again after every
+// commit).
+#pragma once
+
+namespace shoal::info {
+
+extern const char* const kVersion;    ///< "0.1.0"
+extern const char* const kCommit;     ///< "26af836", "unknown" outside a git clone
+extern const char* const kBuildType;  ///< "Release"
+extern const char* const kCompiler;   ///< "GNU 12.2.0"
+extern const char* const kCuda;       ///< "13.0.88 for 90a", "none"
+
+}  // namespace shoal::info

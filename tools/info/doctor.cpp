@@ -1,0 +1,103 @@
+#include "info/doctor.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "info/gpus.hpp"
+#include "info/text.hpp"
+#include "shoal/error.hpp"
+
+namespace shoal::info {
+namespace {
+
+/// PCI addresses of NVIDIA's display and 3D controllers.
+std::vector<std::string> find_gpus(const System& system) {
+  std::vector<std::string> found;
+  const std::string folder = "/sys/bus/pci/devices/";
+  for (const std::string& address : system.list(folder)) {
+    const std::string kind = system.line(folder + address + "/class");
+    if (system.line(folder + address + "/vendor") == "0x10de" && kind.starts_with("0x03")) found.push_back(address);
+  }
+  return found;
+}
+
+void look_at_machine(Patient& patient, const std::string& root) {
+  try {
+    if (root.empty()) {
+      patient.machine = topology::read_machine();
+    } else if (patient.system.exists("/machine.xml")) {
+      patient.machine = topology::read_machine((std::filesystem::path(root) / "machine.xml").string());
+    }
+    const auto seats = topology::host_seats(patient.machine, patient.pes);
+    patient.remarks = topology::remarks(
+        patient.machine, seats, topology::plan_nics(patient.machine, seats, topology::nic_binding(patient.settings)));
+  } catch (const Error& error) {
+    patient.machine_error = error.what();
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(State state) noexcept {
+  constexpr std::string_view names[] = {"ok", "warning", "fault", "not applicable"};
+  return names[static_cast<std::size_t>(state)];
+}
+
+Patient collect_patient(const std::string& root, std::int32_t pes) {
+  Patient patient;
+  patient.settings = Settings::from_environment();
+  patient.described = !root.empty();
+  patient.system = System(root.empty() ? "/" : root);
+  if (!patient.described) {
+    patient.gpus = memory::describe_gpus();
+    patient.mps_folder = mps_folder();
+  }
+  patient.nvidia_gpus = find_gpus(patient.system);
+  patient.rdma = patient.system.list("/sys/class/infiniband");
+  const auto local = static_cast<std::int32_t>(patient.settings.local_size);
+  const auto gpus = static_cast<std::int32_t>(patient.nvidia_gpus.size());
+  patient.pes = pes > 0 ? pes : local > 0 ? local : std::max(gpus, 1);
+  look_at_machine(patient, root);
+  patient.networks = collect_build(patient.settings).networks;
+  return patient;
+}
+
+std::vector<Finding> examine(const Patient& patient) {
+  std::vector<Finding> findings;
+  for (const std::vector<Check>& checks : {driver_checks(), network_checks(), host_checks()})
+    for (const Check check : checks) findings.push_back(check(patient));
+  return findings;
+}
+
+bool has_fault(const std::vector<Finding>& findings) {
+  return std::any_of(findings.begin(), findings.end(), [](const Finding& f) { return f.state == State::fault; });
+}
+
+std::string to_text(const std::vector<Finding>& findings) {
+  constexpr std::size_t kName = 22, kState = 16, kWidth = 78;
+  std::string text = "Doctor\n";
+  std::int64_t counts[4] = {};
+  for (const Finding& finding : findings) {
+    ++counts[static_cast<std::size_t>(finding.state)];
+    text += fmt::format("  {:<{}}{:<{}}{}\n", finding.name, kName, name_of(finding.state), kState,
+                        wrap(finding.found, kWidth, 2 + kName + kState));
+    if (!finding.cure.empty())
+      text +=
+          fmt::format("  {:<{}}{}\n", "", kName + kState, wrap("cure: " + finding.cure, kWidth, 2 + kName + kState));
+  }
+  return text + fmt::format("  {}, {}, {} ok, {} not applicable\n", count_text(counts[2], "fault"),
+                            count_text(counts[1], "warning"), counts[0], counts[3]);
+}
+
+nlohmann::json to_json(const std::vector<Finding>& findings) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Finding& finding : findings)
+    list.push_back(
+        {{"name", finding.name}, {"state", name_of(finding.state)}, {"found", finding.found}, {"cure", finding.cure}});
+  return list;
+}
+
+}  // namespace shoal::info

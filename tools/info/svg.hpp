@@ -1,0 +1,39 @@
+// svg.hpp: an SVG document from boxes and texts.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace shoal::info {
+
+class Svg {
+ public:
+  struct Style {
+    std::string_view fill = "none", stroke = "none";
+    double radius = 0, line = 1;
+    std::string_view dash = "";
+    double opacity = 1;
+  };
+  enum class Anchor : unsigned char { start, middle, end };
+  struct Font {
+    double size = 12;
+    std::string_view colour = "#1f2933";
+    Anchor anchor = Anchor::start;
+    bool bold = false;
+  };
+
+  void rectangle(double x, double y, double width, double height, const Style& style, std::string_view tooltip = "");
+  void line(double x1, double y1, double x2, double y2, std::string_view colour, double width = 1);
+  void text(double x, double y, std::string_view text, const Font& font);
+
+  /// The document, for a page of this size with a white background.
+  std::string finish(double width, double height) const;
+
+  /// A colour for number `index`; neighbours differ clearly, and there are twelve.
+  static std::string_view colour(std::size_t index);
+
+ private:
+  std::string body_;
+};
+
+}  // namespace shoal::info

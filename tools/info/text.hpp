@@ -1,0 +1,29 @@
+// text.hpp: what the sections of shoal-info print with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shoal::info {
+
+/// Lines of cells: columns as wide as their widest cell, two spaces apart, `indent` spaces in front. The last cell of a
+/// row is never padded.
+std::string table(const std::vector<std::vector<std::string>>& rows, std::size_t indent = 2);
+
+/// `text` in lines of at most `width` characters where it has spaces; all but the first are indented.
+std::string wrap(std::string_view text, std::size_t width, std::size_t indent);
+
+std::string yes_or_no(bool value);
+
+/// "1 PE", "2 PEs".
+std::string count_text(std::int64_t count, std::string_view what);
+
+/// "64 MiB", "2.5 GiB".
+std::string bytes_text(std::uint64_t bytes);
+
+/// "0-3, 6" for 0 1 2 3 6.
+std::string ranges(const std::vector<std::int32_t>& numbers);
+
+}  // namespace shoal::info
