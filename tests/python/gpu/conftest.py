@@ -14,11 +14,13 @@ os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 def pytest_collection_modifyitems(items):
     """Everything here needs a GPU."""
+    here = str(Path(__file__).resolve().parent)
+    ours = [item for item in items if str(item.path).startswith(here)]
+    if not ours:  # also where there is no torch
+        return
     import torch
 
-    here = str(Path(__file__).resolve().parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.gpu)
-            if not torch.cuda.is_available():
-                item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is false"))
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+        if not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is false"))
