@@ -66,7 +66,7 @@ def with_torch_variables(network, command, per_host, env=None):
 def with_mpirun(network, command, per_host, env=None):
     """Open MPI's mpirun on the login node; its daemons come to the hosts by an agent in the place of ssh."""
     env = env or {}
-    launcher = ["mpirun", "--host", _host_list(network, per_host), "-np", per_host * len(network.hosts), *_mpirun_options(network)]
+    launcher = ["mpirun", "--host", _host_list(network, per_host), "-np", per_host * len(network.hosts), *mpirun_options(network)]
     for name in env:
         launcher += ["-x", name]
     return Job([network.login.popen([*launcher, *command], env)])
@@ -77,7 +77,7 @@ def with_shoal_run(network, command, per_host, env=None, launcher="mpirun"):
     shoal_run = command[0].parent / "shoal-run"
     options = ["--hosts", _host_list(network, per_host), "--no-label", "--launcher", launcher]
     if launcher == "mpirun":
-        options += ["--launcher-args", " ".join(map(str, _mpirun_options(network)))]
+        options += ["--launcher-args", " ".join(map(str, mpirun_options(network)))]
     return Job([network.login.popen([shoal_run, *options, *command], env)])
 
 
@@ -85,7 +85,7 @@ def _host_list(network, per_host):
     return ",".join(f"{host.name}:{per_host}" for host in network.hosts)
 
 
-def _mpirun_options(network):
+def mpirun_options(network):
     rail = "10.99.1.0/24"
     options = ["--allow-run-as-root"]
     for name, value in {"plm_rsh_agent": _write_agent(network), "oob_tcp_if_include": rail, "btl_tcp_if_include": rail,
