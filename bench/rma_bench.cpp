@@ -35,7 +35,7 @@ class RmaBench {
   std::vector<Measurement> run() {
     for (const std::size_t bytes : kSizes) measure_size(bytes);
     measure_small();
-    measure_round_trip();
+    measure_round_trips();
     measure_collectives();
     return std::move(measurements_);
   }
@@ -86,22 +86,37 @@ class RmaBench {
     barrier(world_.team());
   }
 
-  void measure_round_trip() {
+  /// There and back between PEs 0 and 1, `send(partner, value)` each way.
+  template <typename Send>
+  void measure_round_trip(const std::string& name, std::int64_t count, Send send) {
     const Pe me = world_.my_pe();
     const Pe partner = me ^ 1;
     Times times;
     if (me < 2 && world_.n_pes() > 1) {
       const Times start = now();
-      for (std::int64_t i = 1; i <= iterations_; ++i) {
+      for (std::int64_t i = 1; i <= count; ++i) {
         const auto value = static_cast<std::uint64_t>(i);
-        if (me == 0) world_.signal_set(flag_.on(partner), value);
+        if (me == 0) send(partner, value);
         world_.signal_wait_until(flag_.data(), Compare::greater_equal, value);
-        if (me == 1) world_.signal_set(flag_.on(partner), value);
+        if (me == 1) send(partner, value);
       }
-      times = (now() - start) / static_cast<double>(iterations_);
+      times = (now() - start) / static_cast<double>(count);
     }
     barrier(world_.team());
-    measurements_.push_back({"signal round trip", me == 0 ? times : Times(), 0});
+    flag_[0] = 0;
+    barrier(world_.team());
+    measurements_.push_back({name, me == 0 ? times : Times(), 0});
+  }
+
+  void measure_round_trips() {
+    measure_round_trip("signal round trip", iterations_,
+                       [&](Pe to, std::uint64_t value) { world_.signal_set(flag_.on(to), value); });
+    for (const std::size_t bytes : {std::size_t{8}, std::size_t{1} << 10, std::size_t{64} << 10})
+      measure_round_trip(
+          "put_signal round trip " + size_name(bytes), repetitions(bytes), [&](Pe to, std::uint64_t value) {
+            world_.put_signal(remote_.on(to).subspan(0, bytes), std::span<const std::byte>(local_.data(), bytes),
+                              flag_.on(to), SignalOp::set, value);
+          });
   }
 
   void measure_collectives() {

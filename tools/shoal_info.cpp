@@ -194,7 +194,7 @@ int main(int argc, char** argv) try {
     return EXIT_SUCCESS;
   }
   return run(std::move(options));
-} catch (const shoal::Error& error) {
+} catch (const std::exception& error) {
   fmt::print(stderr, "{}\n", error.what());
   return EXIT_FAILURE;
 }

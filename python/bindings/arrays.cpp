@@ -165,9 +165,11 @@ Input input(nb::handle array, const char* what, const std::optional<std::string>
   Input result{{}, nb::borrow(array), {}};
   if (nb::isinstance<Array>(array)) {
     result.view = nb::cast<const Array&>(array).tensor;
+    if (result.view.device.kind == DeviceKind::cuda) result.stream = nb::cast<const Array&>(array).stream;
     if (dtype) result.view.dtype = named_type(what, *dtype, 8 * size_of(result.view.dtype));
   } else if (const auto view = exchange_view(array)) {
     result.view = to_view(*view, what, dtype);
+    if (result.view.device.kind == DeviceKind::cuda) result.stream = exchange_stream(array, *view).value_or(kReady);
   } else {
     const std::optional<std::string> named = dtype ? dtype : take_ml_dtype(result.array);
     if (!nb::try_cast(result.array, result.exported))

@@ -32,6 +32,7 @@ struct Input {
   TensorView view;
   nb::object array;
   nb::ndarray<nb::ro> exported;
+  std::uintptr_t stream = kReady;  ///< on a GPU, where known: its values are ready for what is queued there from now on
 };
 
 /// "bfloat16" and so on. Throws Error{invalid_argument} with the names that exist.
@@ -52,6 +53,8 @@ class Inputs {
  public:
   TensorView read(nb::handle array, const char* what) { return keep(optional_input(array, what)); }
   TensorView write(nb::handle array, const char* what) { return keep(writable_input(array, what)); }
+  /// The one that was read or written last.
+  const Input& last() const { return kept_.back(); }
 
  private:
   TensorView keep(Input input) { return kept_.emplace_back(std::move(input)).view; }

@@ -33,13 +33,19 @@ class Group {
  public:
   ep::Group& group = *owned_;
   const std::shared_ptr<void> keeper;
+  const bool on_gpu;
 };
 
 /// Lets go of the groups that were kept for worlds that are closed by now.
 void release_kept_groups();
 
-/// stream=, after=, done=, sms= of a call.
+/// stream=, after=, done=, sms= of a call. Streams and events are numbers, or objects of torch's. Throws
+/// Error{invalid_argument} for an event that CUDA has not made yet.
 ep::Launch launch_from(const nb::kwargs& options);
+
+/// Where the call names no stream: the one that `main`, its first argument, is ready on, so that a call is ordered
+/// behind what made its arguments. Nothing where that is not known (then it is the group's own) or on the host.
+void follow(ep::Launch& launch, const Group& group, const Input& main);
 
 void bind_group(nb::module_& module);
 void bind_normal(nb::module_& module, nb::class_<Group>& group);

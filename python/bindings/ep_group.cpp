@@ -12,6 +12,7 @@
 #include "ep.hpp"
 #include "shoal/ep/gate.hpp"
 #include "world.hpp"
+#include "world/parts.hpp"
 
 namespace shoal::python {
 namespace {
@@ -155,7 +156,9 @@ nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int3
 }  // namespace
 
 Group::Group(const Team& team, const ep::GroupOptions& options)
-    : owned_(std::make_shared<ep::Group>(team, options)), keeper(heap_keeper(team)) {}
+    : owned_(std::make_shared<ep::Group>(team, options)),
+      keeper(heap_keeper(team)),
+      on_gpu(team.state().world->parts().device_heap != nullptr) {}
 
 namespace {
 
@@ -199,8 +202,18 @@ nb::object Group::output(Tensor tensor, void* stream) const {
 
 namespace {
 
-void* pointer_from(nb::handle number) {
-  return number.is_none() ? nullptr : reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number));
+/// A number, or that of one of torch's objects.
+std::uintptr_t number_of(nb::handle value, const char* attribute) {
+  return nb::cast<std::uintptr_t>(nb::hasattr(value, attribute) ? nb::object(value.attr(attribute))
+                                                                : nb::borrow(value));
+}
+
+void* event_from(nb::handle value, const std::string& name) {
+  if (value.is_none()) return nullptr;
+  const std::uintptr_t number = number_of(value, "cuda_event");
+  require(number != 0, Code::invalid_argument,
+          "{}: the event does not exist yet; an event of torch's is made by its first record()", name);
+  return reinterpret_cast<void*>(number);
 }
 
 }  // namespace
@@ -212,17 +225,22 @@ ep::Launch launch_from(const nb::kwargs& options) {
     if (name == "stream")  // 0 is how CUDA and torch write the default stream; in C++ nullptr is the group's own
       launch.stream = value.is_none()
                           ? nullptr
-                          : reinterpret_cast<void*>(std::max<std::uintptr_t>(nb::cast<std::uintptr_t>(value), 1));
+                          : reinterpret_cast<void*>(std::max<std::uintptr_t>(number_of(value, "cuda_stream"), 1));
     else if (name == "after")
-      launch.after = pointer_from(value);
+      launch.after = event_from(value, name);
     else if (name == "done")
-      launch.done = pointer_from(value);
+      launch.done = event_from(value, name);
     else if (name == "sms")
       launch.sms = nb::cast<std::int32_t>(value);
     else
       throw nb::type_error(fmt::format("unexpected argument \"{}\"", name).c_str());
   }
   return launch;
+}
+
+void follow(ep::Launch& launch, const Group& group, const Input& main) {
+  if (launch.stream != nullptr || !group.on_gpu || main.stream == kReady) return;
+  launch.stream = reinterpret_cast<void*>(main.stream);
 }
 
 void bind_group(nb::module_& module) {

@@ -65,8 +65,10 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
       launch[key] = value;
   }
   options.launch = launch_from(launch);
+  const TensorView rows = phase.arrays.read(x, "x");
+  follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
   phase.stream = options.launch.stream;
-  const TensorView rows = phase.arrays.read(x, "x"), indices = phase.arrays.read(topk_idx, "topk_idx");
+  const TensorView indices = phase.arrays.read(topk_idx, "topk_idx");
   auto& group = nb::cast<Group&>(self).group;
   nb::gil_scoped_release released;
   phase.pending = group.low_latency_dispatch(rows, indices, options);
@@ -97,8 +99,10 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
       launch[key] = value;
   }
   options.launch = launch_from(launch);
+  const TensorView rows = phase.arrays.read(y, "y");
+  follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
   phase.stream = options.launch.stream;
-  const TensorView rows = phase.arrays.read(y, "y"), indices = phase.arrays.read(topk_idx, "topk_idx"),
+  const TensorView indices = phase.arrays.read(topk_idx, "topk_idx"),
                    weights = phase.arrays.read(topk_weights, "topk_weights");
   auto& group = nb::cast<Group&>(self).group;
   nb::gil_scoped_release released;

@@ -114,7 +114,8 @@ Combined to_python(const Group& group, ep::Combined result, void* stream, nb::ha
 
 Routing route(const Group& self, nb::handle topk_idx, const nb::kwargs& given) {
   const Input indices = input(topk_idx, "topk_idx");
-  const ep::Launch launch = launch_from(given);
+  ep::Launch launch = launch_from(given);
+  follow(launch, self, indices);
   ep::Routing routing;
   {
     nb::gil_scoped_release released;
@@ -134,8 +135,9 @@ const Routing* routing_of(nb::handle layout) {
 }
 
 Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwargs& given) {
-  const Options options = dispatch_options(given);
+  Options options = dispatch_options(given);
   const Input rows = input(x, "x", options.dtype);
+  follow(options.dispatch.launch, self, rows);
   const Routing* const routing = routing_of(layout);
   const ep::Handle* const handle = routing == nullptr ? &nb::cast<const ep::Handle&>(layout) : nullptr;
   ep::Dispatched result;
@@ -148,8 +150,9 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
 }
 
 Combined combine(Group& self, nb::handle y, const ep::Handle& handle, const nb::kwargs& given) {
-  const Options options = combine_options(given);
+  Options options = combine_options(given);
   const Input rows = input(y, "y", options.dtype);
+  follow(options.combine.launch, self, rows);
   ep::Combined result;
   {
     nb::gil_scoped_release released;
@@ -185,49 +188,52 @@ struct Future {
   }
 };
 
-/// `start(group, view, options)` returns the std::future; `finish` makes its result one of Python's.
-template <typename Start, typename Finish>
+/// `launch_of(options)` is where the call runs, `start(group, view, options)` returns the std::future; `finish` makes
+/// its result one of Python's.
+template <typename LaunchOf, typename Start, typename Finish>
 std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const char* what, Options options,
-                              const Start& start, const Finish& finish) {
+                              const LaunchOf& launch_of, const Start& start, const Finish& finish) {
   auto future = std::make_unique<Future>();
   future->group = nb::borrow(group);
   future->options = std::move(options);
   future->rows = input(array, what, future->options.dtype);
   auto& self = nb::cast<Group&>(group);
+  ep::Launch& launch = launch_of(future->options);
+  follow(launch, self, *future->rows);
   auto running = std::make_shared<decltype(start(self.group, TensorView{}, future->options))>(
       start(self.group, future->rows->view, future->options));
   future->wait = [running](std::chrono::milliseconds time) {
     return running->wait_for(time) == std::future_status::ready;
   };
-  future->take = [running, finish, &self]() -> nb::object { return nb::cast(finish(self, running->get())); };
+  future->take = [running, finish, &self, stream = launch.stream]() -> nb::object {
+    return nb::cast(finish(self, running->get(), stream));
+  };
   return future;
 }
 
 std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, nb::handle layout,
                                        const nb::kwargs& given) {
-  Options options = dispatch_options(given);
-  void* const stream = options.dispatch.launch.stream;
   const Routing* const routing = routing_of(layout);
   return begin(
-      self, x, "x", std::move(options),
+      self, x, "x", dispatch_options(given), [](Options& options) -> ep::Launch& { return options.dispatch.launch; },
       [&](ep::Group& group, const TensorView& view, const Options& call) {
         require(routing != nullptr, Code::invalid_argument, "dispatch_async goes by a Routing, got a Handle");
         return group.dispatch_async(view, routing->routing, call.dispatch);
       },
-      [stream](const Group& group, ep::Dispatched result) { return to_python(group, std::move(result), stream); });
+      [](const Group& group, ep::Dispatched result, void* stream) {
+        return to_python(group, std::move(result), stream);
+      });
 }
 
 std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y, const ep::Handle& handle,
                                       const nb::kwargs& given) {
-  Options options = combine_options(given);
-  void* const stream = options.combine.launch.stream;
   nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
   return begin(
-      self, y, "y", std::move(options),
+      self, y, "y", combine_options(given), [](Options& options) -> ep::Launch& { return options.combine.launch; },
       [&](ep::Group& group, const TensorView& view, const Options& call) {
         return group.combine_async(view, handle, call.combine);
       },
-      [stream, out](const Group& group, ep::Combined result) {
+      [out](const Group& group, ep::Combined result, void* stream) {
         return to_python(group, std::move(result), stream, out);
       });
 }
@@ -288,9 +294,10 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       "exchanged then).\nweights: float32 [tokens, top_k]. scales: float32 or int32 [tokens, n], any strides. "
       "expert_alignment: tokens_per_expert is rounded up to it. expanded: a row for each (token, expert), grouped by "
       "expert. worst_case_rows: results have exactly so many rows; the others have topk_idx -1. copy_out: results "
-      "outside the heap.\nstream, after, done, sms: on GPUs, the stream (cudaStream_t), events to wait for and to "
-      "record, "
-      "and the SMs to use."_doc;
+      "outside the heap.\nstream, after, done, sms: on GPUs, the stream (cudaStream_t or torch.cuda.Stream; None: the "
+      "current stream of torch for its tensors, else what the array is ready on, else Group.stream), events to wait "
+      "for "
+      "and to record (cudaEvent_t or torch.cuda.Event), and the SMs to use."_doc;
   nb::class_<Future>(module, "Future", "An operation on the group's own stream."_doc)
       .def("done", &Future::done, "Whether result() would not wait."_doc)
       .def("result", &Future::result, "What the call returns, once; raises what went wrong."_doc);

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "docs.hpp"
+#include "streams.hpp"
 #include "world.hpp"
 #include "world/parts.hpp"
 
@@ -41,7 +42,8 @@ constexpr std::array<std::pair<std::string_view, AtomicOp>, 8> kAtomics = {{{"fe
                                                                             {"swap", AtomicOp::swap},
                                                                             {"compare_swap", AtomicOp::compare_swap}}};
 
-/// A local buffer that has exactly the bytes of `remote`.
+/// A local buffer that has exactly the bytes of `remote`. On a GPU its values are ready: one-sided operations are the
+/// host's, which know no streams.
 Input local_buffer(const World& world, Input local, const RemoteArray& remote, const char* what) {
   require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous", local.view.describe(), what);
   require(local.view.device.kind == DeviceKind::host || world.state().parts().device_heap != nullptr,
@@ -50,6 +52,10 @@ Input local_buffer(const World& world, Input local, const RemoteArray& remote, c
   const std::size_t bytes = remote.count * size_of(remote.dtype);
   require(local.view.bytes() == bytes, Code::invalid_argument, "{}: {} has {} bytes, the elements on PE {} have {}",
           what, local.view.describe(), local.view.bytes(), remote.pe, bytes);
+  if (local.stream != kReady) {
+    nb::gil_scoped_release released;
+    wait_for_stream(local.stream, local.view.device.index);
+  }
   return local;
 }
 

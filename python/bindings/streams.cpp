@@ -41,9 +41,19 @@ void order_behind(nanobind::handle consumer, std::uintptr_t producer, int device
   check(waiting, "__dlpack__: ordering two streams");
 }
 
+void wait_for_stream(std::uintptr_t stream, int device) {
+  int before = 0;
+  check(cudaGetDevice(&before), "cudaGetDevice");
+  check(cudaSetDevice(device), "cudaSetDevice");
+  const cudaError_t waited = cudaStreamSynchronize(reinterpret_cast<cudaStream_t>(stream));
+  cudaSetDevice(before);
+  check(waited, "waiting for a stream");
+}
+
 #else
 
 void order_behind(nanobind::handle, std::uintptr_t, int) {}
+void wait_for_stream(std::uintptr_t, int) {}
 
 #endif
 

@@ -12,4 +12,7 @@ namespace shoal::python {
 /// -1: no ordering is wanted; else a cudaStream_t.
 void order_behind(nanobind::handle consumer, std::uintptr_t producer, int device);
 
+/// Waits on the host for what is queued on a cudaStream_t. Throws Error{system}.
+void wait_for_stream(std::uintptr_t stream, int device);
+
 }  // namespace shoal::python

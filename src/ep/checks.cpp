@@ -23,13 +23,12 @@ bool has_shape(const TensorView& tensor, std::initializer_list<std::int64_t> sha
 
 }  // namespace
 
-void check_device(const GroupState& group, const char* call, const char* name, const TensorView& tensor) {
+void check_device(const Device& home, const char* call, const char* name, const TensorView& tensor) {
   const auto where = [](const Device& device) {
     return device.kind == DeviceKind::host ? std::string("on the host") : fmt::format("on GPU {}", device.index);
   };
-  require(tensor.device == group.device, Code::invalid_argument,
-          "{}: {} is {}; the memory of this group is {} (SHOAL_HEAP)", call, name, where(tensor.device),
-          where(group.device));
+  require(tensor.device == home, Code::invalid_argument, "{}: {} is {}; the memory of this group is {} (SHOAL_HEAP)",
+          call, name, where(tensor.device), where(home));
 }
 
 void check_tensor(const GroupState& group, const char* call, const char* name, const TensorView& tensor,
@@ -39,7 +38,7 @@ void check_tensor(const GroupState& group, const char* call, const char* name, c
           name, tensor.describe(), names(dtypes), fmt::join(shape, ", "));
   require(tensor.contiguous(), Code::invalid_argument, "{}: {} is not contiguous: strides [{}]", call, name,
           fmt::join(tensor.strides.begin(), tensor.strides.begin() + tensor.rank, ", "));
-  check_device(group, call, name, tensor);
+  check_device(group.device, call, name, tensor);
   require(tensor.size() == 0 || tensor.data != nullptr, Code::invalid_argument, "{}: {} has no data", call, name);
 }
 
@@ -94,7 +93,7 @@ void check_dispatch_options(const GroupState& group, const TensorView& x, const 
             "dispatch: DispatchOptions.scales is {}; it must be float32 or int32 [{}, 1 to {}] "
             "(GroupOptions.max_scales)",
             scales.describe(), tokens, group.shape.max_scales);
-    check_device(group, "dispatch", "DispatchOptions.scales", scales);
+    check_device(group.device, "dispatch", "DispatchOptions.scales", scales);
     require(tokens == 0 || scales.data != nullptr, Code::invalid_argument,
             "dispatch: DispatchOptions.scales has no data");
   }

@@ -5,6 +5,8 @@
 
 namespace shoal::ep::detail {
 
+/// A tensor where the group's memory lies.
+void check_device(const Device& home, const char* call, const char* name, const TensorView& tensor);
 /// A contiguous tensor of the given shape and of one of the dtypes, where the group's memory lies.
 void check_tensor(const GroupState& group, const char* call, const char* name, const TensorView& tensor,
                   std::initializer_list<std::int64_t> shape, std::initializer_list<DataType> dtypes);

@@ -23,7 +23,9 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   packets = (top_k + kLanesPerPacket - 1) / kLanesPerPacket;
   slot_headers = cursor.take(2 * ranks * tokens * packets * kPacketBytes);
   slot_ready = cursor.take(2 * ranks * tokens * sizeof(std::uint64_t));
-  answer_flags = cursor.take(2 * tokens * top_k * sizeof(std::uint64_t));
+  member_answers = shape.mask_failed ? std::min(shape.top_k, shape.local_experts) : 0;
+  token_answers = shape.mask_failed ? ranks * member_answers : top_k;
+  answer_flags = cursor.take(2 * tokens * token_answers * sizeof(std::uint64_t));
   control_end = align_up(cursor.at, kPage);
 
   cursor.at = control_end;
@@ -46,7 +48,7 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   slots = cursor.take(2 * ranks * tokens * slot_bytes);
   combine_weights = cursor.take(2 * ranks * tokens * top_k * sizeof(float));
   answer_bytes = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 128);  // LogFMT has its ranges before it
-  answers = cursor.take(2 * tokens * top_k * answer_bytes);
+  answers = cursor.take(2 * tokens * token_answers * answer_bytes);
   total = align_up(cursor.at, kPage);
 }
 

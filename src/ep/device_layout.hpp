@@ -3,7 +3,8 @@
 //
 // Normal mode has the same receive area as on the host (Arena); a region holds x, then a side record a row: what
 // travels beside the row lies together, so that it is one small write. Low-latency mode has fixed slots by (source,
-// token), and answers by (token, lane or member).
+// token), and answers by (token, lane or member). A member that was masked may write its answers late, when the half
+// has been granted again: with mask_failed it has places that are no other member's.
 #pragma once
 
 #include <cstddef>
@@ -78,8 +79,10 @@ struct DeviceLayout {
   /// [2][ranks][tokens][packets] of 16 bytes that are written and read whole: epoch, the member's place among those
   /// that answer the token, and its local experts of five lanes.
   std::size_t slot_headers, packets;
-  std::size_t slot_ready;    ///< [2][ranks][tokens] words: epoch of the row, where the token has an expert here
-  std::size_t answer_flags;  ///< [2][tokens][top_k] words: epoch of the answer
+  std::size_t slot_ready;  ///< [2][ranks][tokens] words: epoch of the row, where the token has an expert here
+  /// Answers of a token, and how many of them each member has to itself; 0: they are packed (mask_failed is false).
+  std::size_t token_answers, member_answers;
+  std::size_t answer_flags;  ///< [2][tokens][token_answers] words: epoch of the answer
   std::size_t control_end;
   // Normal mode.
   std::size_t arena, arena_bytes;
@@ -91,7 +94,7 @@ struct DeviceLayout {
   std::size_t slots, slot_bytes;      ///< [2][ranks][tokens]: a row as it travels
   std::size_t slot_scales;            ///< offset of the float32 scales in a slot
   std::size_t combine_weights;        ///< [2][ranks][tokens][top_k] float32, where combine brings them
-  std::size_t answers, answer_bytes;  ///< [2][tokens][top_k] rows
+  std::size_t answers, answer_bytes;  ///< [2][tokens][token_answers] rows
   std::size_t total;
 
   DeviceLayout() = default;

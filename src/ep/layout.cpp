@@ -68,6 +68,7 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   shape.max_scales = options.max_scales > 0 ? options.max_scales : scale_groups(options.hidden);
   shape.live_results = options.live_results;
   shape.combine_staging = options.combine_staging;
+  shape.mask_failed = options.mask_failed;
   shape.max_row_bytes = options.hidden * element;
   shape.max_answer_bytes = options.hidden * std::max<std::size_t>(element, 2);  // experts answer float8 rows in 16 bits
   shape.nodes = nodes;

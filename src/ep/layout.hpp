@@ -32,7 +32,7 @@ struct Shape {
   std::int32_t nodes = 1;  ///< that the members lie on, equally many on each
   std::int64_t hidden = 0, max_tokens = 0, low_latency_max_tokens = 0, max_scales = 0;
   std::int32_t live_results = 0;
-  bool combine_staging = true;
+  bool combine_staging = true, mask_failed = false;
   std::size_t max_row_bytes = 0;     ///< of the widest dispatch row of normal mode
   std::size_t max_answer_bytes = 0;  ///< of the widest combine row of normal mode
   std::size_t chunk_bytes = 0;       ///< of what travels between nodes at a time, header included

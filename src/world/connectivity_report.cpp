@@ -51,10 +51,13 @@ TransportVerdict Pair::of_map(std::size_t t) const {
   const std::string against = objections(reasons, a, b, t);
   if (verdict.chosen && a == b) {
     verdict.why = "the PE itself";
+  } else if (verdict.chosen && does_everything) {
+    const std::vector<std::string>& order = order_of(map, a, b);
+    verdict.why = order.size() == 1
+                      ? fmt::format("the only one that {} allows", setting())
+                      : fmt::format("the first of {} that does everything, both ways", fmt::join(order, ", "));
   } else if (verdict.chosen) {
-    verdict.why = does_everything ? fmt::format("the first of {} that does everything, both ways",
-                                                fmt::join(order_of(map, a, b), ", "))
-                                  : fmt::format("nothing does more; {}", against);
+    verdict.why = fmt::format("nothing does more; {}", against);
   } else if (!map.dropped.empty() && !map.dropped[t].empty()) {
     verdict.why = map.dropped[t];
   } else if (!does_everything) {

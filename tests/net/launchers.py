@@ -1,4 +1,4 @@
-"""Ways to start a PE program on the hosts of a Network: by hand, with torchrun's variables, with mpirun, with srun.
+"""Ways to start a PE program on the hosts of a Network: by hand, with torchrun's variables, with mpirun, srun and shoal-run.
 
 Each returns a Job. `per_host` PEs start on each host, numbered block by block.
 """
@@ -66,15 +66,26 @@ def with_torch_variables(network, command, per_host, env=None):
 def with_mpirun(network, command, per_host, env=None):
     """Open MPI's mpirun on the login node; its daemons come to the hosts by an agent in the place of ssh."""
     env = env or {}
-    hosts = ",".join(f"{host.name}:{per_host}" for host in network.hosts)
-    launcher = ["mpirun", *mpirun_options(network), "--host", hosts, "-np", per_host * len(network.hosts)]
+    launcher = ["mpirun", "--host", _host_list(network, per_host), "-np", per_host * len(network.hosts), *mpirun_options(network)]
     for name in env:
         launcher += ["-x", name]
     return Job([network.login.popen([*launcher, *command], env)])
 
 
+def with_shoal_run(network, command, per_host, env=None, launcher="mpirun"):
+    """shoal-run --hosts on the login node, through mpirun or the srun of a Slurm whose variables are in `env`."""
+    shoal_run = command[0].parent / "shoal-run"
+    options = ["--hosts", _host_list(network, per_host), "--no-label", "--launcher", launcher]
+    if launcher == "mpirun":
+        options += ["--launcher-args", " ".join(map(str, mpirun_options(network)))]
+    return Job([network.login.popen([shoal_run, *options, *command], env)])
+
+
+def _host_list(network, per_host):
+    return ",".join(f"{host.name}:{per_host}" for host in network.hosts)
+
+
 def mpirun_options(network):
-    """What mpirun needs to reach the hosts of this network."""
     rail = "10.99.1.0/24"
     options = ["--allow-run-as-root"]
     for name, value in {"plm_rsh_agent": _write_agent(network), "oob_tcp_if_include": rail, "btl_tcp_if_include": rail,

@@ -2,7 +2,7 @@
 
 import pytest
 from hosts import Network
-from launchers import Slurm, by_hand, missing, session, with_mpirun, with_torch_variables
+from launchers import Slurm, by_hand, missing, session, with_mpirun, with_shoal_run, with_torch_variables
 
 SHAPES = [(2, 1), (2, 2), (3, 1), (4, 2)]  # hosts, PEs on each
 
@@ -35,6 +35,12 @@ def test_mpirun(make_network, net_checks, environment, bootstrap):
     expect_all(with_mpirun(network, [net_checks, "bootstrap"], 2, {**environment, **how}).lines(), 2, 2)
 
 
+@pytest.mark.skipif(missing("mpirun") is not None, reason=str(missing("mpirun")))
+def test_shoal_run_through_mpirun(make_network, net_checks, environment):
+    network = make_network(hosts=2)
+    expect_all(with_shoal_run(network, [net_checks, "bootstrap"], 2, environment).lines(), 2, 2)
+
+
 @pytest.fixture(scope="module")
 def slurm():
     reason = missing("srun", "slurmctld", "slurmd", "munged")
@@ -49,3 +55,8 @@ def slurm():
 def test_srun(slurm, net_checks, environment, mpi, bootstrap):
     how = {"SHOAL_SESSION_ID": session(slurm.network)} if bootstrap == "session" else {"SHOAL_BOOTSTRAP": bootstrap}
     expect_all(slurm.srun([net_checks, "bootstrap"], 2, mpi, {**environment, **how}).lines(), 2, 2)
+
+
+def test_shoal_run_through_srun(slurm, net_checks, environment):
+    env = {**environment, **slurm.env}
+    expect_all(with_shoal_run(slurm.network, [net_checks, "bootstrap"], 2, env, launcher="srun").lines(), 2, 2)

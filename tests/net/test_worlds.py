@@ -84,11 +84,14 @@ def test_the_plan_gives_the_pes_of_a_host_different_rails(make_network, bin_dir)
         assert f"PE with local index {index}: rail{index} " in page
 
 
-def test_says_why_a_pair_has_no_transport(make_network, net_checks, environment):  # D12
+# Equal host ids: pods of one machine that were given none of their own.
+@pytest.mark.parametrize(("host_id", "reason"), [("", "on another host"), ("same", "on this host, but in another network namespace")])
+def test_says_why_a_pair_has_no_transport(make_network, net_checks, environment, host_id, reason):  # D12
     environment["SHOAL_PLUGIN_DIR"] = "/nowhere"
+    environment["SHOAL_HOST_ID"] = host_id
     results = by_hand(make_network(hosts=2), [net_checks, "world"], 2, environment).wait(60)
     for result in results:
         assert result.status == 77, result
         assert "no transport connects PE 0 and PE 2" in result.out
-        assert "shm offers nothing (on another host)" in result.out
+        assert f"shm offers nothing ({reason}" in result.out
         assert "/nowhere/libshoal_transport_ofi.so" in result.out

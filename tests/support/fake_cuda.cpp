@@ -200,28 +200,18 @@ CUresult device_uuid(CUuuid* uuid, CUdevice device) {
 CUresult device_attribute(int* value, CUdevice_attribute which, CUdevice) {
   const Call call("device_attribute");
   const FakeCudaOptions& options = state().options;
-  switch (which) {
-    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
-      *value = 1;
-      break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      *value = 132;
-      break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      *value = 9;
-      break;
-    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
-      *value = options.vmm;
-      break;
-    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
-      *value = options.fd;
-      break;
-    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
-      *value = options.fabric;
-      break;
-    default:
-      *value = 0;
-  }
+  const std::pair<CUdevice_attribute, int> known[] = {
+      {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+      {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
+      {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, options.vmm},
+      {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, options.fd},
+      {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, options.fabric},
+      {CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, options.multicast},
+      {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, options.stream_memory_ops}};
+  *value = 0;
+  for (const auto& [name, answer] : known)
+    if (name == which) *value = answer;
   return call.result;
 }
 CUresult device_memory(std::size_t* bytes, CUdevice) {
@@ -290,16 +280,16 @@ CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdevicept
   if (!known(address)) return CUDA_ERROR_INVALID_VALUE;
   const auto next = state().mappings.upper_bound(address);
   const Mapping mapping = next == state().mappings.begin() ? Mapping{} : std::prev(next)->second;
-  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
-    *static_cast<CUmemorytype*>(data) = CU_MEMORYTYPE_DEVICE;
-  } else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
-    *static_cast<int*>(data) = mapping.device;
-  } else if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID) {
-    *static_cast<unsigned long long*>(data) = mapping.number;
-  } else {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return CUDA_SUCCESS;
+  const auto give = [data](auto value) {
+    *static_cast<decltype(value)*>(data) = value;
+    return CUDA_SUCCESS;
+  };
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) return give(CU_MEMORYTYPE_DEVICE);
+  if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) return give(mapping.device);
+  if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID) return give(mapping.number);
+  if (attribute == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR) return give(std::prev(next)->first);
+  if (attribute == CU_POINTER_ATTRIBUTE_MAPPING_SIZE) return give(mapping.bytes);
+  return CUDA_ERROR_INVALID_VALUE;
 }
 CUresult address_range(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
   const Call call("address_range", true);

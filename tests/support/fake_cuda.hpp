@@ -17,6 +17,7 @@ struct FakeCudaOptions {
   int gpus = 8;
   bool vmm = true, fd = true, fabric = true;
   bool native_atomics = true;
+  bool multicast = false, stream_memory_ops = false;
   std::size_t memory = std::size_t{1} << 30;       ///< of each GPU, counted in this process
   std::function<bool(int, int)> peer_access = {};  ///< by two ordinals; empty: everywhere
   std::string failing_function = {};               ///< a field of Driver, such as "mem_map"

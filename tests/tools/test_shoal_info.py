@@ -72,6 +72,19 @@ def test_a_transport_that_is_left_out_is_said_so(bin_dir):
     assert {t["name"]: t["why"] for t in pair["transports"]}["ucx"] == "not loaded: left out by SHOAL_TRANSPORT_INSIDE"
 
 
+def test_a_network_is_loaded_where_pairs_want_it(bin_dir):
+    (module,) = [module for module in document(bin_dir, "--build")["build"]["networks"] if module["name"] == "ofi"]
+    if module["missing"]:
+        pytest.skip(module["missing"])
+    found = document(bin_dir, "--connectivity", "--init-timeline", pes=2, SHOAL_TRANSPORT_INSIDE="ofi", SHOAL_OFI_PROVIDER="tcp;ofi_rxm")
+    (pair,) = [pair for pair in found["connectivity"]["pairs"] if pair["a"] != pair["b"]]
+    assert pair["chosen"] == "ofi"
+    assert {t["name"]: t["why"] for t in pair["transports"]}["shm"] == "left out by SHOAL_TRANSPORT_INSIDE"
+    assert all(isinstance(pe["nics"], list) for pe in found["connectivity"]["pes"])
+    names = [phase["name"] for phase in found["init_timeline"]["pes"][0]["phases"]]
+    assert names[names.index("connectivity"):][:4] == ["connectivity", "NIC choice", "network", "network map"]
+
+
 def test_one_pe_prints(bin_dir):
     result = info(bin_dir, "--connectivity", "--init-timeline", pes=3)
     assert result.returncode == 0, result.stderr

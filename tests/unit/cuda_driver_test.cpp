@@ -86,6 +86,35 @@ TEST(GpuReport, ShowsWhoReachesWhom) {
   EXPECT_FALSE(report.gpus[0].multicast);
 }
 
+// D11: what is looked for is reported as the driver says, each by itself.
+TEST(GpuReport, ShowsMulticastAndStreamMemoryOperations) {
+  for (const bool multicast : {false, true})
+    for (const bool stream_memory_ops : {false, true}) {
+      const FakeCuda fake({.gpus = 2, .multicast = multicast, .stream_memory_ops = stream_memory_ops});
+      const memory::GpuReport report = memory::describe_gpus();
+      ASSERT_EQ(report.gpus.size(), 2u);
+      for (const memory::GpuInfo& gpu : report.gpus) {
+        EXPECT_EQ(gpu.multicast, multicast);
+        EXPECT_EQ(gpu.stream_memory_ops, stream_memory_ops);
+        EXPECT_EQ(gpu.multiprocessors, 132);
+      }
+    }
+}
+
+// D11: a driver that fails to answer leaves its questions open, and the report whole.
+TEST(GpuReport, IsWholeWhereTheDriverDoesNotAnswer) {
+  const FakeCuda fake({.gpus = 1,
+                       .multicast = true,
+                       .failing_function = "device_attribute",
+                       .failures = 1000,
+                       .failure = CUDA_ERROR_INVALID_VALUE});
+  const memory::GpuReport report = memory::describe_gpus();
+  ASSERT_EQ(report.gpus.size(), 1u);
+  EXPECT_FALSE(report.gpus[0].multicast);
+  EXPECT_EQ(report.gpus[0].multiprocessors, 0);
+  EXPECT_EQ(report.gpus[0].peers, std::vector<std::string>{"self"});
+}
+
 std::vector<DeviceDescription> devices(std::size_t n) {
   DeviceDescription all;
   all.has_vmm = all.has_fd = all.has_fabric = 1;

@@ -212,6 +212,25 @@ TEST(CudaHeapGrowth, FailsOnAllPesAndCanBeRepeated) {
   }
 }
 
+// Seen with a driver while PEs map at the same time: it says nothing of the range, but knows the mapping.
+TEST(SharedBuffers, ArePiecesThatTheDriverFindsNoRangeOf) {
+  for (const auto kind : {ForeignMemory::Kind::mapped, ForeignMemory::Kind::mapped_in_two_pieces}) {
+    const FakeCuda fake({.failing_function = "address_range", .failures = 1000, .failure = CUDA_ERROR_NOT_FOUND});
+    run_threads(4, cuda_settings(), [&](World& world) {
+      constexpr std::size_t kBytes = 3 * kMiB;
+      const ForeignMemory mine(world, kBytes, kind);
+      const SharedBuffer shared = world.heap().share_buffer(mine.data(), kBytes);
+      for (Pe pe = 0; pe < 4; ++pe) EXPECT_EQ(shared.bytes(pe), kBytes);
+      EXPECT_EQ(shared.on(world.my_pe()), mine.data());
+      world.heap().unshare_buffer(shared);
+      const ForeignMemory plain(world, kMiB, ForeignMemory::Kind::malloc);
+      expect_error(Code::invalid_argument, "nothing is allocated at",
+                   [&] { world.heap().share_buffer(plain.data(), kMiB); });
+    });
+    EXPECT_EQ(FakeCuda::leaks(), "");
+  }
+}
+
 TEST(SharedBuffers, FailOnAllPesAndCanBeRepeated) {
   const FakeCuda fake({.gpus = 2, .failing_function = "enable_peer_access", .failing_call = 1});
   run_threads(4, cuda_settings(), [](World& world) {

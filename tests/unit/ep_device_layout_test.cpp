@@ -47,14 +47,14 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
           {"slot_notices", layout.slot_notices, 2 * lines, 8},
           {"slot_headers", layout.slot_headers, 2 * ranks * tokens * layout.packets * detail::kPacketBytes, 16},
           {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
-          {"answer_flags", layout.answer_flags, 2 * tokens * top_k * 8, 8},
+          {"answer_flags", layout.answer_flags, 2 * tokens * layout.token_answers * 8, 8},
           {"arena", layout.arena, layout.arena_bytes, 4096},
           {"staging", layout.staging, staged * shape.max_answer_bytes, 128},
           {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
           {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
           {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},
           {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 4, 16},
-          {"answers", layout.answers, 2 * tokens * top_k * layout.answer_bytes, 128}};
+          {"answers", layout.answers, 2 * tokens * layout.token_answers * layout.answer_bytes, 128}};
 }
 
 void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
@@ -76,6 +76,10 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
   EXPECT_GE(layout.notice_bytes, sizeof(detail::DeviceNotice) + (shape.ranks + shape.local_experts) * 4);
   EXPECT_EQ(layout.notice_bytes % 64, 0U);
   EXPECT_GE(layout.packets * detail::kLanesPerPacket, static_cast<std::size_t>(shape.top_k));
+  // One answer a lane; where members may be masked, as many of each member as it can have lanes.
+  const auto lanes = static_cast<std::size_t>(std::min(shape.top_k, shape.local_experts));
+  EXPECT_EQ(layout.member_answers, shape.mask_failed ? lanes : 0U);
+  EXPECT_EQ(layout.token_answers, shape.mask_failed ? shape.ranks * lanes : static_cast<std::size_t>(shape.top_k));
   // A slot holds a bfloat16 row, or float8 codes with scales behind them; both in 16-byte vectors.
   const std::size_t groups = (shape.hidden + 127) / 128;
   EXPECT_GE(layout.slot_bytes, static_cast<std::size_t>(shape.hidden) * 2);
@@ -104,6 +108,7 @@ TEST(EpDeviceLayout, PartsDoNotOverlap) {
     options.live_results = static_cast<std::int32_t>(pick(1, 4));
     options.max_scales = pick(0, 200);
     options.combine_staging = pick(0, 1) == 1;
+    options.mask_failed = pick(0, 1) == 1;
     options.dtype = pick(0, 1) == 1 ? DataType::bfloat16 : DataType::float8_e4m3;
     const detail::Shape shape = detail::make_shape(options, ranks);
     const DeviceLayout layout(shape);
@@ -127,6 +132,8 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
   EXPECT_GT(changed([](auto& o) { o.live_results = 3; }).normal, base.normal);
   EXPECT_LT(changed([](auto& o) { o.live_results = 1; }).normal, base.normal);
   EXPECT_LT(changed([](auto& o) { o.combine_staging = false; }).normal, base.normal);
+  EXPECT_GT(changed([](auto& o) { o.mask_failed = true; }).low_latency, base.low_latency);
+  EXPECT_EQ(changed([](auto& o) { o.mask_failed = true; }).normal, base.normal);
   EXPECT_GT(changed([](auto& o) { o.max_scales = 1000; }).normal, base.normal);
   EXPECT_EQ(changed([](auto& o) { o.max_tokens = 0; }).normal, 0U);
   EXPECT_EQ(changed([](auto& o) { o.low_latency_max_tokens = 0; }).low_latency, 0U);

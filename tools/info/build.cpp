@@ -37,8 +37,11 @@ Build collect_build(const Settings& settings) {
   for (const std::string& folder : plugin_folders(settings)) {
     std::error_code error;
     if (!std::filesystem::is_directory(folder, error)) continue;
-    build.plugin_folders.push_back(folder);
-    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string real = std::filesystem::canonical(folder, error);
+    if (std::find(build.plugin_folders.begin(), build.plugin_folders.end(), real) != build.plugin_folders.end())
+      continue;
+    build.plugin_folders.push_back(real);
+    for (const auto& entry : std::filesystem::directory_iterator(real, error)) {
       const std::string name = entry.path().filename();
       const bool plugin = name.starts_with("libshoal_transport_") || name.starts_with("libshoal_bootstrap_");
       if (plugin && name.ends_with(".so")) build.plugin_files.push_back(entry.path());

@@ -67,8 +67,7 @@ Finding rdma_devices(const Patient& patient) {
       fmt::format("{} of {} are not active: {}", down.size(), ports.size(), fmt::join(down, ", "));
   const std::string cure =
       "ibstat; \"INIT\" waits for a subnet manager (systemctl start opensm, on one host), \"DOWN\" for a cable, a "
-      "switch "
-      "or ip link set DEVICE up. Ports that are down are left out of the NIC plan";
+      "switch or ip link set DEVICE up. Ports that are down are left out of the NIC plan";
   return down.size() == ports.size() ? fault(name, found, cure) : warning(name, found, cure);
 }
 

@@ -292,7 +292,7 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   params.copies_per_token = std::min(shape.top_k, shape.ranks);
   params.copies = routing.arrays.copies;
   params.write_indices = !call.cached;
-  params.weights = call.options.weights.defined() ? call.options.weights.as<float>() : nullptr;
+  params.weights = group_.elements<float>(call.options.weights);
   if (const TensorView& scales = call.options.scales; scales.defined()) {
     params.scales = scales.as<std::uint32_t>();
     params.scale_stride = scales.strides[0];

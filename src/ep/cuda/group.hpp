@@ -92,6 +92,13 @@ struct CudaGroup {
   /// A tensor in `memory`.
   Tensor tensor(const std::shared_ptr<void>& memory, std::size_t offset, DataType dtype,
                 std::initializer_list<std::int64_t> shape) const;
+  /// The elements of an optional tensor; nullptr where there is none. Kernels tell by it whether the call has one, so
+  /// that of a member without tokens, whose tensor may have no memory, is some other address.
+  template <typename T>
+  const T* elements(const TensorView& tensor) const {
+    if (!tensor.defined() || tensor.data != nullptr) return tensor.defined() ? tensor.as<T>() : nullptr;
+    return reinterpret_cast<const T*>(device.memory);
+  }
   /// Zeroes the control part of the block and points `device` at every member's block.
   void open();
   /// Waits for all calls; throws where the group is beyond use.

@@ -71,6 +71,8 @@ struct DevicePendingCombine : detail::PendingCombineState {
   std::shared_ptr<void> block;
   PendingView view{};
   std::uint64_t serial = 0;
+  Tensor
+      out;  ///< allocated before anything is sent: a receive that found no memory would leave the members out of step
 };
 
 AnswerForm form_of(const LowLatencyCombineOptions& options) {
@@ -169,6 +171,18 @@ struct LowLatency::Parts {
     // Members that share a GPU leave each other room; of each, a second call may be there that has not begun.
     if (group.members_on_gpu > 1)
       machine.most_blocks = std::max(1, machine.multiprocessors / (2 * group.members_on_gpu));
+  }
+
+  /// Memory for the sums of a combine.
+  Tensor combined(std::int64_t tokens) const {
+    const std::size_t bytes = static_cast<std::size_t>(tokens * shape().hidden) * sizeof(std::uint16_t);
+    try {
+      return group.tensor(group.allocate(bytes), 0, DataType::bfloat16, {tokens, shape().hidden});
+    } catch (const Error& error) {
+      fail(Code::exhausted,
+           "low_latency_combine: {} bytes of GPU memory for its result (or give LowLatencyCombineOptions.out): {}",
+           bytes, error.what());
+    }
   }
 
   std::uint64_t* waits_of(bool combine) const {
@@ -290,7 +304,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(const TensorV
   call.x = x.as<std::uint16_t>();
   call.topk_idx = topk_idx.data;
   call.topk_is_64 = topk_idx.dtype == DataType::int64 ? 1 : 0;
-  call.weights = options.weights.defined() ? options.weights.as<float>() : nullptr;
+  call.weights = group_.elements<float>(options.weights);
   call.tokens = static_cast<std::int32_t>(topk_idx.shape[0]);
   call.quantize = static_cast<std::uint32_t>(options.quantize);
   call.handle = handle->view;
@@ -406,6 +420,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   pending->view = pending_view(pending->block.get(), state.shape);
   pending->serial = ++parts_->serial;
   pending->epoch = state.low_latency_combine_epoch + 1;
+  pending->out = options.out.defined() ? Tensor(options.out, nullptr) : parts_->combined(handle.routing->tokens);
 
   AnswersSend call{};
   call.group = group_.device;
@@ -457,15 +472,11 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
-  const std::int64_t tokens = handle.routing->tokens, hidden = state.shape.hidden;
-  Tensor out = options.out.defined() ? Tensor(options.out, nullptr)
-                                     : group_.tensor(group_.allocate(tokens * hidden * sizeof(std::uint16_t)), 0,
-                                                     DataType::bfloat16, {tokens, hidden});
   AnswersReceive call{};
   call.group = group_.device;
   call.sizes = parts_->sizes();
-  call.out = out.as<std::uint16_t>();
-  call.tokens = static_cast<std::int32_t>(tokens);
+  call.out = pending.out.as<std::uint16_t>();
+  call.tokens = static_cast<std::int32_t>(handle.routing->tokens);
   call.form = form_of(options);
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
@@ -482,7 +493,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   launch_answers_receive(call, parts_->machine_for(launch), on);
   ++parts_->combines_received;
   group_.end(launch, on);
-  return out;
+  return std::move(pending.out);
 }
 
 /// Two buffers in turn: the kernel of the combine before last has read this one when its stream gets here.

@@ -49,8 +49,10 @@ class Collector {
     answer.row = nullptr;
     bool arrived = false;
     if ((sums ? answer.lane.last : answer.lane.member >= 0) && !masked_[answer.lane.member]) {
-      const std::size_t index =
-          answer_index(group_, call_.sizes, epoch_, token, sums ? answer.lane.place : static_cast<std::int32_t>(me));
+      const Lane& lane = answer.lane;
+      const std::int32_t slot = sums ? answer_slot(group_, lane.member, lane.place, 0)
+                                     : answer_slot(group_, lane.member, static_cast<std::int32_t>(me), lane.own);
+      const std::size_t index = answer_index(group_, call_.sizes, epoch_, token, slot);
       arrived = wait_answer(answer.lane.member, answer_flag_at(group_, group_.me, index));
       answer.row = answer_row(group_, group_.me, index);
     }

@@ -93,6 +93,14 @@ class Sender {
 
   __device__ bool wanted(const Work& work) const { return !masked_[work.pair.source]; }
 
+  /// As answer_slot, of a sum or of the answer of a lane.
+  __device__ std::int32_t sum_slot(const Work& work) const {
+    return answer_slot(group_, group_.me, work.pair.place, 0);
+  }
+  __device__ std::int32_t row_slot(const Work& work, std::int32_t lane) const {
+    return answer_slot(group_, group_.me, lane, __popc(work.pair.lanes & ((1u << lane) - 1)));
+  }
+
   __device__ std::byte* target(const Work& work, std::int32_t slot) const {
     return answer_row(group_, work.pair.source, answer_index(group_, call_.sizes, epoch_, work.pair.token, slot));
   }
@@ -104,7 +112,7 @@ class Sender {
 
   __device__ void send_sum(const Work& work) const {
     const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
-    auto* const out = reinterpret_cast<uint4*>(target(work, work.pair.place));
+    auto* const out = reinterpret_cast<uint4*>(target(work, sum_slot(work)));
     for (std::uint32_t first = 0; first < chunks; first += kAhead * kThreads) {
       float sums[kAhead][8] = {};
       for (std::uint32_t left = work.lanes; left != 0; left &= left - 1) {
@@ -131,7 +139,7 @@ class Sender {
       for (std::uint32_t first = 0; first < chunks; first += kAhead * kThreads) {
         uint4 data[kAhead];
         load_chunks(data, row, first, chunks);
-        store_chunks(reinterpret_cast<uint4*>(target(work, lane)), data, first, chunks);
+        store_chunks(reinterpret_cast<uint4*>(target(work, row_slot(work, lane))), data, first, chunks);
       }
     }
   }
@@ -144,7 +152,7 @@ class Sender {
     const bool sums = call_.form == AnswerForm::sums;
     const std::uint32_t warp = threadIdx.x / 32, flags_warp = call_.form == AnswerForm::log_fmt ? 0 : kThreads / 32;
     if (warp != flags_warp || (sums ? me != 0 : (work.pair.lanes >> me & 1) == 0)) return;
-    const std::int32_t slot = sums ? work.pair.place : static_cast<std::int32_t>(me);
+    const std::int32_t slot = sums ? sum_slot(work) : row_slot(work, static_cast<std::int32_t>(me));
     store_release(
         answer_flag_at(group_, work.pair.source, answer_index(group_, call_.sizes, epoch_, work.pair.token, slot)),
         flag());
@@ -327,7 +335,7 @@ __device__ void Sender::send_log_fmt(const Work& work, std::byte* staged, std::u
     }
     __syncthreads();
     const std::uint32_t chunks = (castable[shape.blocks] + 15) / 16;
-    auto* const out = reinterpret_cast<uint4*>(target(work, lane));
+    auto* const out = reinterpret_cast<uint4*>(target(work, row_slot(work, lane)));
     for (std::uint32_t chunk = threadIdx.x; chunk < chunks; chunk += kThreads)
       out[chunk] = reinterpret_cast<const uint4*>(staged)[chunk];
     __syncthreads();

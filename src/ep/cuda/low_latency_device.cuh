@@ -44,10 +44,17 @@ __device__ inline float* combine_weights(const DeviceGroup& group, const Sizes& 
   return reinterpret_cast<float*>(group.block[member] + group.layout.combine_weights) +
          slot_index(group, sizes, epoch, source, 0) * group.top_k;
 }
-/// Number of an answer in a member's answers; `slot` is a lane or the place of a member.
+/// Which of its token's an answer is. `packed`: its lane, or for sums the place of the member. `own`: its number among
+/// those of `member` to the token.
+__device__ inline std::int32_t answer_slot(const DeviceGroup& group, std::int32_t member, std::int32_t packed,
+                                           std::int32_t own) {
+  const auto of_member = static_cast<std::int32_t>(group.layout.member_answers);
+  return of_member == 0 ? packed : member * of_member + own;
+}
+/// Number of an answer in a member's answers; `slot` as answer_slot says.
 __device__ inline std::size_t answer_index(const DeviceGroup& group, const Sizes& sizes, std::uint64_t epoch,
                                            std::int32_t token, std::int32_t slot) {
-  return ((epoch & 1) * sizes.max_tokens + token) * static_cast<std::size_t>(group.top_k) + slot;
+  return ((epoch & 1) * sizes.max_tokens + token) * group.layout.token_answers + slot;
 }
 __device__ inline std::uint64_t* answer_flag_at(const DeviceGroup& group, std::int32_t member, std::size_t answer) {
   return reinterpret_cast<std::uint64_t*>(group.block[member] + group.layout.answer_flags) + answer;
@@ -104,6 +111,7 @@ struct Lane {
   std::int32_t expert, member;  ///< -1: none
   bool last;                    ///< the last lane that asks for its member
   std::int32_t place;           ///< where `last`: the member's place among those that answer
+  std::int32_t own;             ///< its number among the lanes of its member
   std::uint32_t lasts;          ///< of the warp: lanes with `last`, ordered by place
 };
 /// All lanes of the warp call.
@@ -116,6 +124,7 @@ __device__ inline Lane make_lane(std::int32_t expert, std::int32_t local_experts
   lane.last = expert >= 0 && same >> me == 1;
   lane.lasts = __ballot_sync(kWarp, lane.last);
   lane.place = __popc(lane.lasts & ((1u << me) - 1));
+  lane.own = __popc(same & ((1u << me) - 1));
   return lane;
 }
 

@@ -42,8 +42,9 @@ __device__ bool answers_came(const Probe& call, std::uint64_t epoch, std::int32_
                               group.local_experts);
   const bool sums = call.form == AnswerForm::sums;
   if (!(sums ? lane.last : lane.member >= 0) || !counts(group, lane.member)) return true;
-  const std::size_t index =
-      answer_index(group, call.sizes, epoch, token, sums ? lane.place : static_cast<std::int32_t>(me));
+  const std::int32_t slot = sums ? answer_slot(group, lane.member, lane.place, 0)
+                                 : answer_slot(group, lane.member, static_cast<std::int32_t>(me), lane.own);
+  const std::size_t index = answer_index(group, call.sizes, epoch, token, slot);
   return ahead_of(load_relaxed(answer_flag_at(group, group.me, index)), epoch) >= 0;
 }
 

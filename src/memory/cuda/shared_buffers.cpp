@@ -45,6 +45,7 @@ class CudaSharedBuffers final : public SharedBuffers {
     unsigned long long id = 0;
     return driver_.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address(pointer)) == CUDA_SUCCESS ? id : 0;
   }
+  CUresult piece_at(CUdeviceptr pointer, CUdeviceptr& base, std::size_t& bytes) const;
   void map_piece(Mapped& range, Pe pe, const ExportedPiece& piece, const FileDescriptor& fd);
   void grant(const void* base, std::size_t bytes, Pe pe) const;
 
@@ -52,6 +53,20 @@ class CudaSharedBuffers final : public SharedBuffers {
   std::shared_ptr<Device> device_;
   std::map<std::pair<Pe, std::uint64_t>, Mapped> mapped_;
 };
+
+/// The allocation, or the piece of mapped memory, that `pointer` lies in. Drivers were seen that know no range of
+/// mapped pieces while other threads map theirs: the mapping itself they know.
+CUresult CudaSharedBuffers::piece_at(CUdeviceptr pointer, CUdeviceptr& base, std::size_t& bytes) const {
+  const CUresult result = driver_.address_range(&base, &bytes, pointer);
+  if (result == CUDA_SUCCESS) return result;
+  CUmemGenericAllocationHandle memory{};
+  if (driver_.mem_retain(&memory, reinterpret_cast<void*>(pointer)) != CUDA_SUCCESS) return result;  // NOLINT
+  driver_.mem_release(memory);
+  const bool known =
+      driver_.pointer_attribute(&base, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, pointer) == CUDA_SUCCESS &&
+      driver_.pointer_attribute(&bytes, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, pointer) == CUDA_SUCCESS;
+  return known ? CUDA_SUCCESS : result;
+}
 
 BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) const {
   device_->activate();
@@ -65,7 +80,7 @@ BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) co
   for (CUdeviceptr next = address(pointer); next < end;) {
     CUdeviceptr base{};
     std::size_t size = 0;
-    const CUresult result = driver_.address_range(&base, &size, next);
+    const CUresult result = piece_at(next, base, size);
     require(result == CUDA_SUCCESS && size != 0 && base + size > next, Code::invalid_argument,
             "[{}, {}) is not all GPU memory: nothing is allocated at {} ({})", pointer,
             reinterpret_cast<const void*>(end), reinterpret_cast<const void*>(next), describe(driver_, result));

@@ -1,0 +1,201 @@
+// Low-latency mode on GPUs where something comes late or is missing: answers of a member that has been masked already,
+// memory for a result, memory of tensors without elements (E3, E4).
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "shoal/collective.hpp"
+#include "support/ep_gpu_low_latency.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::test {
+namespace {
+
+using ep::Reduction;
+using Round = GpuLowLatencyRound;
+
+EpCase small(std::int32_t ranks, std::uint64_t seed) {
+  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 384, .max_tokens = 24, .seed = seed};
+}
+
+struct AnswersOf {
+  Reduction reduction;
+  bool log_fmt;
+};
+
+/// A member answers number 3 only when the others, which have masked it, have sent the answers of number 5, which lie
+/// in the same half: those must stay as they are.
+void expect_late_answers_are_harmless(const AnswersOf& form) {
+  constexpr std::int32_t kLate = 2;
+  const EpCase c = small(4, 83);
+  const auto numbered = [&](std::uint64_t number) {
+    EpCase one = c;
+    one.seed += number;
+    return one;
+  };
+  run_low_latency_group(
+      c,
+      [&](GpuGroup& group) {
+        World& world = group.world;
+        const GpuLowLatencyCall call{.reduction = form.reduction, .log_fmt = form.log_fmt, .early_weights = true};
+        for (std::uint64_t number = 1; number <= 2; ++number) Round(group, numbered(number), call).run();
+        Round third(group, numbered(3), call);
+        const ep::LowLatencyReceived got = third.send().receive();
+        third.check(got);
+        third.write_answers();
+        group.group.synchronize();
+        sync(world.team());
+        if (group.me == kLate) {
+          sync(world.team());  // the others have sent number 5
+          ep::PendingCombine late = third.answer(got);
+          group.tensors.settle();
+          sync(world.team());
+          sync(world.team());
+          return;
+        }
+        third.answer(got).receive();  // masks the late member when its time is over
+        group.group.synchronize();
+        std::vector<int> mask(c.ranks, 0);
+        mask[kLate] = 1;
+        EXPECT_EQ(group.group.masked(), mask);
+        GpuLowLatencyCall without = call;
+        without.masked = mask;
+        Round(group, numbered(4), without).run();
+        Round fifth(group, numbered(5), without);
+        const ep::LowLatencyReceived fifth_got = fifth.send().receive();
+        fifth.check(fifth_got);
+        fifth.write_answers();
+        ep::PendingCombine answers = fifth.answer(fifth_got);
+        group.tensors.settle();
+        sync(world.team());
+        sync(world.team());  // the late answers are written
+        fifth.check(answers.receive());
+        group.group.synchronize();
+        EXPECT_EQ(group.group.masked(), mask) << "nobody else was taken for missing";
+        sync(world.team());
+      },
+      [](ep::GroupOptions& options) {
+        options.mask_failed = true;
+        options.timeout = std::chrono::milliseconds(700);
+      });
+}
+
+TEST(EpGpuLowLatencyLate, SmallSumsOfAMaskedMemberOverwriteNothing) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_late_answers_are_harmless({Reduction::per_rank, false});
+}
+
+TEST(EpGpuLowLatencyLate, SmallRowsOfAMaskedMemberOverwriteNothing) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_late_answers_are_harmless({Reduction::exact, false});
+}
+
+TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_late_answers_are_harmless({Reduction::per_rank, true});
+}
+
+// --- memory
+
+/// All of the GPU's memory but what is less than a piece; one PE at a time may have it.
+class AllMemory {
+ public:
+  AllMemory() {
+    for (std::size_t bytes = std::size_t{64} << 30; bytes >= std::size_t{2} << 20;) {
+      void* piece = nullptr;
+      if (cudaMalloc(&piece, bytes) == cudaSuccess)
+        pieces_.push_back(piece);
+      else
+        bytes /= 2;
+    }
+    (void)cudaGetLastError();
+  }
+  ~AllMemory() {
+    for (void* piece : pieces_) (void)cudaFree(piece);
+  }
+  AllMemory(const AllMemory&) = delete;
+  AllMemory& operator=(const AllMemory&) = delete;
+
+ private:
+  std::vector<void*> pieces_;
+};
+
+/// A result whose memory is missing is refused before anything is sent: the group goes on as if it had not been asked.
+TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  // The sums take more than a pool has left over from other calls.
+  const EpCase c{.ranks = 1, .experts = 1, .top_k = 1, .hidden = 8192, .max_tokens = 4096, .seed = 5, .holes = 0};
+  ep::GroupOptions group_options = options_for(c);
+  group_options.max_tokens = 0;
+  group_options.low_latency_max_tokens = c.max_tokens;
+  const std::size_t bytes = size_hint(group_options, c.ranks, DeviceKind::cuda).total();
+  for (const bool defer : {true, false})
+    run_threads(c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
+      GpuGroup group(world, group_options);
+      const std::vector<std::int64_t> lanes(static_cast<std::size_t>(c.max_tokens), 0);
+      const PlainInputs in(group.tensors, c, lanes);
+      const ep::LowLatencyReceived got =
+          group.group.low_latency_dispatch(in.x, in.topk, {.quantize = ep::Quantize::none, .defer_receive = defer})
+              .receive();
+      const Tensor out = group.tensors.empty(DataType::bfloat16, {c.max_tokens, c.hidden});
+      group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.out = out, .defer_receive = defer})
+          .receive();
+      group.tensors.settle();
+      const auto combine = [&] {
+        return group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = defer})
+            .receive();
+      };
+      {
+        const AllMemory taken;
+        for (int i = 0; i < 2; ++i) expect_error(Code::exhausted, "LowLatencyCombineOptions.out", [&] { combine(); });
+      }
+      for (int i = 0; i < 3; ++i) {  // both halves, and the first again
+        const Tensor sums = combine();
+        group.group.synchronize();
+        const Tensor host = group.tensors.download(sums);
+        const auto* const bits = host.as<std::uint16_t>();
+        EXPECT_TRUE(std::all_of(bits, bits + host.size(), [](std::uint16_t value) { return value == 0x3f80; }));
+      }
+    });
+}
+
+/// Frameworks give tensors without elements no memory: a member without tokens has weights all the same.
+TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c{.ranks = 3, .experts = 6, .top_k = 2, .hidden = 256, .max_tokens = 4, .seed = 5, .holes = 0};
+  ep::GroupOptions options = options_for(c);
+  options.low_latency_max_tokens = c.max_tokens;
+  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+    GpuGroup group(world, options);
+    const auto nothing = [&](DataType dtype, std::int64_t columns) {
+      TensorView view(nullptr, dtype, {0, columns});
+      view.device = group.tensors.device();
+      return view;
+    };
+    const std::vector<std::int64_t> lanes = {0, 3, 2, 5, 4, 1, 0, 5};
+    const PlainInputs in(group.tensors, c, lanes);
+    const bool idle = group.me == 1;
+    const TensorView x = idle ? nothing(DataType::bfloat16, c.hidden) : TensorView(in.x);
+    const TensorView topk = idle ? nothing(DataType::int64, c.top_k) : TensorView(in.topk);
+    const TensorView weights = idle ? nothing(DataType::float32, c.top_k) : TensorView(in.weights);
+
+    const ep::Routing routing = group.group.route(topk);
+    const ep::Dispatched got = group.group.dispatch(x, routing, {.weights = weights});
+    group.group.synchronize();  // members agree on what travels
+    const Tensor seen = group.tensors.download(got.topk_weights);
+    EXPECT_GT(std::count(seen.as<float>(), seen.as<float>() + seen.size(), 1.0F), 0);
+
+    const ep::LowLatencyReceived received =
+        group.group.low_latency_dispatch(x, topk, {.quantize = ep::Quantize::none, .weights = weights}).receive();
+    const Tensor sums = group.group.low_latency_combine(received.x, topk, weights, received.handle).receive();
+    group.group.synchronize();
+    const Tensor host = group.tensors.download(sums);
+    EXPECT_EQ(host.shape[0], idle ? 0 : c.max_tokens);
+    const auto* const bits = host.as<std::uint16_t>();
+    EXPECT_TRUE(std::all_of(bits, bits + host.size(), [](std::uint16_t value) { return value == 0x4000; })) << "1 + 1";
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,141 @@
+"""Worlds whose PEs are threads that share one GPU, each with a stream of its own as torch's current stream."""
+
+import gc
+import threading
+import time
+
+import torch
+
+import shoal
+
+SETTINGS = {"heap": "cuda", "symmetric_size": "512M", "timeout": 20_000}
+
+
+def on_gpu(pes, body, **settings):
+    """What body(world) returns on each PE. Its stream is done when it returns."""
+    torch.cuda.init()
+    ready = threading.Barrier(pes)
+
+    def pe(world):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            warm_up()
+            stream.synchronize()
+            ready.wait(60)  # nobody allocates while kernels of others wait for it
+            result = body(world)
+            settle()
+        return result
+
+    return shoal.run_threads(pes, pe, {**SETTINGS, **settings})
+
+
+def warm_up():
+    """torch's allocator, per stream, gets what tests will need: a later cudaMalloc may wait for kernels that wait for
+    this PE. Likewise what its matrix products make when they are first used."""
+    memory = [torch.empty(96 << 20, dtype=torch.uint8, device="cuda")]
+    memory += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(24)]
+    square = torch.ones(16, 16, device="cuda")
+    memory.append(square @ square)
+    memory.append((square.bfloat16() @ square.bfloat16()).float())
+
+
+def with_group(pes, body, settings=None, close=True, **options):
+    """body(group, pe) on each PE of a world, with a group of all of them. close: it is usable at the end."""
+    import shoal.ep
+
+    def on_world(world):
+        group = shoal.ep.Group(world.team, **options)
+        result = body(group, world.my_pe)  # an exception ends the world, and the group with it
+        settle()
+        gc.collect()
+        if close:
+            group.close()
+        return result
+
+    return on_gpu(pes, on_world, **(settings or {}))
+
+
+def fetch(tensor):
+    """The tensor on the host, when it is ready. The host does not wait inside the copy: while it does, the driver holds
+    back calls of other threads, for which the kernels before the copy may be waiting."""
+    if not tensor.is_cuda:
+        return tensor
+    settle()
+    return tensor.cpu()
+
+
+def settle():
+    """Waits for the current stream."""
+    done, deadline = torch.cuda.current_stream().record_event(), time.monotonic() + 60
+    while not done.query():
+        assert time.monotonic() < deadline, "the stream has not ended after 60 s"
+        time.sleep(0.0001)
+
+
+def delay(milliseconds=20):
+    """Keeps the current stream busy, on one SM; without it a missing wait would go unseen."""
+    torch.cuda._sleep(int(milliseconds * 1.5e6))
+
+
+class Meeting:
+    """What mpi4py's communicators do, for PEs that are threads: see `comms`."""
+
+    def __init__(self, size):
+        self.size, self.barrier, self.slot = size, threading.Barrier(size), [None] * size
+
+
+class Comm:
+    """Of one thread."""
+
+    def __init__(self, meeting, rank):
+        self._meeting, self._rank = meeting, rank
+
+    def Get_rank(self):
+        return self._rank
+
+    def Get_size(self):
+        return self._meeting.size
+
+    def allgather(self, value):
+        self._meeting.slot[self._rank] = value
+        self._meeting.barrier.wait(60)
+        everybody = list(self._meeting.slot)
+        self._meeting.barrier.wait(60)
+        return everybody
+
+    def bcast(self, value, root=0):
+        return self.allgather(value)[root]
+
+    def Barrier(self):
+        self.allgather(None)
+
+
+def on_threads(pes, body):
+    """body(comm) on `pes` threads, each with a stream of its own, as on_gpu, but without a world: for what makes its
+    own. The first exception is raised again."""
+    torch.cuda.init()
+    meeting, results, errors = Meeting(pes), [None] * pes, []
+
+    def pe(rank):
+        try:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                warm_up()
+                stream.synchronize()
+                meeting.barrier.wait(60)
+                results[rank] = body(Comm(meeting, rank))
+                settle()
+        except BaseException as error:
+            errors.append(error)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=pe, args=(rank,), daemon=True) for rank in range(pes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    first = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if errors:
+        raise (first or errors)[0]
+    assert not any(thread.is_alive() for thread in threads), "a PE has not ended after 120 s"
+    return results

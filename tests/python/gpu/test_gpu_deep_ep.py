@@ -1,0 +1,404 @@
+"""deep_ep on CUDA tensors as vLLM, SGLang and Megatron-LM call it: ranks are threads that share one GPU and meet by a
+communicator like mpi4py's; ElasticBuffer, which takes a torch group, on two processes (tests/python/deep_ep has the same
+on the host)."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu_worlds import fetch, on_threads, settle
+from torch_ranks import names_of_checks, run_checks
+
+from deep_ep import Buffer, ElasticBuffer
+from deep_ep.utils import testing
+from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
+
+H, K, E, N = 512, 3, 16, 8
+
+
+@pytest.fixture(autouse=True)
+def small_heaps(monkeypatch):
+    """Ranks that share a GPU share its memory."""
+    monkeypatch.setenv("SHOAL_SYMMETRIC_SIZE", "2G")
+    monkeypatch.setenv("SHOAL_TIMEOUT_MS", "20000")
+
+
+def make_inputs(rank, tokens, seed):
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    x = torch.randn((tokens, H), generator=generator).bfloat16()
+    scores = torch.rand((tokens, E), generator=generator)
+    topk_weights, topk_ids = scores.softmax(1).topk(K, dim=1)
+    return x.cuda(), topk_ids.cuda(), topk_weights.cuda()
+
+
+def all_experts():
+    """By expert what a row is multiplied by: an expert needs no matrix product to be told from others."""
+    return torch.linspace(-2, 2, E)
+
+
+def local_experts(rank, ranks):
+    return all_experts().chunk(ranks)[rank].cuda()
+
+
+def layer(x, topk_ids, topk_weights, experts):
+    """The layer in one process, float32; ids outside `experts` count nothing."""
+    known = (topk_ids >= 0) & (topk_ids < len(experts))
+    factor = (experts[topk_ids.clamp(0, len(experts) - 1)] * topk_weights * known).sum(1, keepdim=True)
+    return x.float() * factor
+
+
+def expert_answers(rows, ids, weights, experts):
+    return layer(rows, ids, weights, experts).bfloat16()
+
+
+def close(got, want, tolerance=1e-3):
+    return got.numel() == 0 or calc_diff(fetch(got), fetch(want)) < tolerance
+
+
+def with_buffer(ranks, body, **options):
+    def pe(comm):
+        buffer = Buffer(None, comm=comm, explicitly_destroy=True, **options)
+        try:
+            result = body(buffer, comm)
+            settle()
+            comm.Barrier()  # destroy() waits for the whole GPU
+        except Exception as error:  # tells the others
+            buffer.runtime.world.__exit__(type(error), error, None)
+            raise
+        buffer.destroy()
+        return result
+
+    return on_threads(ranks, pe)
+
+
+# --- normal mode
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_vllm_high_throughput(fp8, asynchronous):
+    def body(buffer, comm):
+        rank, ranks = comm.Get_rank(), comm.Get_size()
+        configs = Buffer.get_dispatch_config(ranks), Buffer.get_combine_config(ranks)
+        for turn in range(2):
+            x, topk_ids, topk_weights = make_inputs(rank, 5 + rank, 1 + turn)
+            previous = Buffer.capture()
+            per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(
+                topk_ids, E, previous_event=previous, async_finish=False, allocate_on_comm_stream=False
+            )
+            received, ids, weights, counts, handle, event = buffer.dispatch(
+                per_token_cast_to_fp8(x) if fp8 else x,
+                num_tokens_per_rank=per_rank,
+                num_tokens_per_rdma_rank=per_rdma_rank,
+                is_token_in_rank=in_rank,
+                num_tokens_per_expert=per_expert,
+                topk_idx=topk_ids,
+                topk_weights=topk_weights,
+                expert_alignment=1,
+                config=configs[0],
+                previous_event=None if fp8 else previous,
+                async_finish=asynchronous,
+            )
+            assert (event.event is not None) == asynchronous
+            if asynchronous:
+                event.current_stream_wait()
+            rows = per_token_cast_back(*received) if fp8 else received
+            assert rows.is_cuda and counts == [int((fetch(ids) == e).sum()) for e in range(E // ranks)]
+            combined, _, event = buffer.combine(
+                expert_answers(rows, ids, weights, local_experts(rank, ranks)),
+                handle,
+                config=configs[1],
+                async_finish=asynchronous,
+            )
+            if asynchronous:
+                event.current_stream_wait()
+            assert close(combined, layer(x, topk_ids, topk_weights, all_experts().cuda()), 2e-3)
+        return True
+
+    assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
+
+
+def test_sglang_on_the_comm_stream_and_with_cached_handles():
+    def body(buffer, comm):
+        rank, ranks = comm.Get_rank(), comm.Get_size()
+        x, topk_ids, topk_weights = make_inputs(rank, (4 + 3 * rank) % N, 10)  # a rank has no tokens
+        previous = Buffer.capture()
+        *layout, previous = buffer.get_dispatch_layout(
+            topk_ids, E, previous_event=previous, async_finish=True, allocate_on_comm_stream=True
+        )
+        received, ids, weights, counts, handle, event = buffer.dispatch(
+            x,
+            topk_idx=topk_ids,
+            topk_weights=topk_weights,
+            num_tokens_per_rank=layout[0],
+            num_tokens_per_rdma_rank=layout[1],
+            is_token_in_rank=layout[3],
+            num_tokens_per_expert=layout[2],
+            previous_event=previous,
+            async_finish=True,
+            allocate_on_comm_stream=True,
+            expert_alignment=128,
+        )
+        event.current_stream_wait()
+        assert all(count % 128 == 0 for count in counts)
+        answers = expert_answers(received, ids, weights, local_experts(rank, ranks))
+        combined, _, event = buffer.combine(
+            answers, handle, async_finish=True, previous_event=Buffer.capture(), allocate_on_comm_stream=True
+        )
+        event.current_stream_wait()
+        assert close(combined, layer(x, topk_ids, topk_weights, all_experts().cuda()))
+        again, *_, event = buffer.dispatch(2 * x, handle=handle, async_finish=True)
+        event.current_stream_wait()
+        return bool((fetch(again).float() == 2 * fetch(received).float()).all())
+
+    assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
+
+
+# --- low latency
+
+
+def low_latency(ranks):
+    size = Buffer.get_low_latency_rdma_size_hint(N, H, ranks, E)
+    return {"num_rdma_bytes": size, "low_latency_mode": True, "num_qps_per_rank": E // ranks}
+
+
+def expert_rows(recv, count, use_fp8, experts):
+    rows = recv
+    if use_fp8:
+        rows = per_token_cast_back(recv[0].flatten(0, 1), recv[1].flatten(0, 1)).view(recv[0].shape)
+    answers = (rows.float() * experts[:, None, None]).bfloat16()
+    return answers.masked_fill_(torch.arange(rows.shape[1], device="cuda")[None, :, None] >= count[:, None, None], 0)
+
+
+@pytest.mark.parametrize("use_fp8", [False, True])
+@pytest.mark.parametrize("hooks", [False, True])
+def test_vllm_low_latency(use_fp8, hooks):
+    """With hooks two micro-batches are open: both send before one receives."""
+
+    def body(buffer, comm):
+        rank, ranks = comm.Get_rank(), comm.Get_size()
+        inputs = [make_inputs(rank, 1 + (rank + batch) % N, 2 + batch) for batch in range(2)]
+        for batches in ([inputs] if hooks else [[one] for one in inputs]):
+            received = [
+                buffer.low_latency_dispatch(x, topk_ids, N, E, use_fp8=use_fp8, return_recv_hook=hooks)
+                for x, topk_ids, _ in batches
+            ]
+            for (recv, count, handle, event, hook), (x, topk_ids, topk_weights) in zip(received, batches):
+                if hooks:
+                    hook()
+                answers = expert_rows(recv, count, use_fp8, local_experts(rank, ranks))
+                output = torch.empty_like(x)
+                _, event, hook = buffer.low_latency_combine(
+                    answers, topk_ids, topk_weights, handle, return_recv_hook=hooks, out=output
+                )
+                if hooks:
+                    hook()
+                assert close(output, layer(x, topk_ids, topk_weights, all_experts().cuda()), 2e-3)
+        return True
+
+    assert all(with_buffer(8, body, **low_latency(8)))
+
+
+def test_low_latency_asynchronous_and_zero_copy():
+    def body(buffer, comm):
+        rank, ranks = comm.Get_rank(), comm.Get_size()
+        x, topk_ids, topk_weights = make_inputs(rank, 1 + rank % N, 5)
+        stats = torch.zeros(E // ranks, dtype=torch.int32, device="cuda")
+        recv, count, handle, event, _ = buffer.low_latency_dispatch(
+            x, topk_ids, N, E, stats, use_fp8=False, async_finish=True
+        )
+        event.current_stream_wait()
+        assert torch.equal(fetch(stats), fetch(count))
+        target = buffer.get_next_low_latency_combine_buffer(handle)
+        target.copy_(expert_rows(recv, count, False, local_experts(rank, ranks)))
+        combined, event, _ = buffer.low_latency_combine(
+            target, topk_ids, topk_weights, handle, zero_copy=True, async_finish=True
+        )
+        event.current_stream_wait()
+        return close(combined, layer(x, topk_ids, topk_weights, all_experts().cuda()), 2e-3)
+
+    assert all(with_buffer(8, body, **low_latency(8)))
+
+
+_capturing = threading.Lock()
+
+
+def test_low_latency_in_a_graph():
+    """As vLLM's decode: captured once, replayed with other tokens."""
+
+    def body(buffer, comm):
+        rank, ranks = comm.Get_rank(), comm.Get_size()
+        x, topk_ids, topk_weights = make_inputs(rank, N, 7)
+        experts, out = local_experts(rank, ranks), torch.empty_like(x)
+
+        def step():
+            recv, count, handle, _, hook = buffer.low_latency_dispatch(
+                x, topk_ids, N, E, use_fp8=False, return_recv_hook=True
+            )
+            hook()
+            answers = expert_rows(recv, count, False, experts)
+            _, _, hook = buffer.low_latency_combine(
+                answers, topk_ids, topk_weights, handle, return_recv_hook=True, out=out
+            )
+            hook()
+
+        for _ in range(2):
+            step()
+        settle()
+        comm.Barrier()
+        graph = torch.cuda.CUDAGraph()
+        with _capturing:
+            graph.capture_begin(capture_error_mode="thread_local")
+            step()
+            graph.capture_end()
+        comm.Barrier()
+        for seed in range(8, 12):
+            for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, N, seed)):
+                to.copy_(new)
+            graph.replay()
+            assert close(out, layer(x, topk_ids, topk_weights, all_experts().cuda()), 2e-3), seed
+        settle()
+        comm.Barrier()
+        del graph
+        return True
+
+    assert all(with_buffer(8, body, **low_latency(8)))
+
+
+# --- profiling
+
+
+def test_profilers_find_the_kernels():
+    """By the names that DeepEP's test programs look for, in both forms of low-latency calls and in normal mode."""
+
+    def body(buffer, comm):
+        rank = comm.Get_rank()
+        x, topk_ids, topk_weights = make_inputs(rank, N, 9)
+        layout = buffer.get_dispatch_layout(topk_ids, E)
+
+        def step(hooks):
+            recv, count, handle, _, hook = buffer.low_latency_dispatch(
+                x, topk_ids, N, E, use_fp8=False, return_recv_hook=hooks
+            )
+            hook() if hooks else None
+            _, _, hook = buffer.low_latency_combine(recv, topk_ids, topk_weights, handle, return_recv_hook=hooks)
+            hook() if hooks else None
+
+        def normal():
+            _, _, _, _, handle, _ = buffer.dispatch(
+                x,
+                topk_idx=topk_ids,
+                topk_weights=topk_weights,
+                num_tokens_per_rank=layout[0],
+                is_token_in_rank=layout[3],
+                num_tokens_per_expert=layout[2],
+            )
+            return handle
+
+        normal(), step(True), step(False)
+        names, found = ("dispatch", "combine"), []
+        for fn, period in ((lambda: step(True), 2), (lambda: step(False), 1), (normal, 1)):
+            found.append(
+                testing.bench_kineto(
+                    fn, names, num_tests=5, flush_l2=False, num_kernels_per_period=period, suppress_kineto_output=True
+                )
+            )
+        return found
+
+    (found,) = with_buffer(1, body, num_nvl_bytes=1 << 20, **low_latency(1))
+    (dispatch, combine), (whole_dispatch, whole_combine), (normal_dispatch, _) = found
+    times = [*dispatch, *combine, whole_dispatch, whole_combine, normal_dispatch]
+    assert len(dispatch) == len(combine) == 2 and all(0 < time < 1e-2 for time in times), found
+
+
+# --- two processes
+
+
+def check_elastic(_):
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    buffer = ElasticBuffer(
+        dist.group.WORLD,
+        num_max_tokens_per_rank=16,
+        hidden=H,
+        num_topk=K,
+        allow_hybrid_mode=False,
+        explicitly_destroy=True,
+    )
+    assert buffer.runtime.device.type == "cuda"
+    x, topk_ids, topk_weights = make_inputs(rank, 9, 4)
+    want = layer(x, topk_ids, topk_weights, all_experts().cuda())
+    experts = local_experts(rank, ranks)
+    for expand, sync, asynchronous in ((False, True, True), (False, False, False), (True, True, True), (True, False, False)):
+        received, ids, weights, handle, event = buffer.dispatch(
+            x=x,
+            topk_idx=topk_ids,
+            topk_weights=topk_weights,
+            num_experts=E,
+            num_max_tokens_per_rank=16,
+            expert_alignment=8 if expand else 1,
+            do_expand=expand,
+            do_cpu_sync=sync,
+            async_with_compute_stream=asynchronous,
+        )
+        if asynchronous:
+            event.current_stream_wait()
+        answers = torch.zeros_like(received)
+        if expand:
+            for e, end in enumerate(handle.psum_num_recv_tokens_per_expert.tolist()):
+                block = slice(end - int(handle.num_unaligned_recv_tokens_per_expert[e]), end)
+                answers[block] = (received[block].float() * experts[e] * weights[block, None]).bfloat16()
+        else:
+            rows = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
+            answers[:rows] = expert_answers(received[:rows], ids[:rows], weights[:rows], experts)
+        combined, _, event = buffer.combine(x=answers, handle=handle, async_with_compute_stream=asynchronous)
+        if asynchronous:
+            event.current_stream_wait()
+        assert close(combined, want, 2e-3), (expand, sync)
+    buffer.barrier()
+    buffer.destroy()
+
+
+def check_elastic_transfers(_):
+    """Ring, gather session and engram entries on CUDA tensors."""
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    buffer = ElasticBuffer(dist.group.WORLD, num_bytes=8 << 20, num_cpu_bytes=2 << 20, explicitly_destroy=True)
+    buffer.pp_set_config(4096, 2)
+    sent = torch.full((64,), float(rank), device="cuda")
+    buffer.pp_send(sent, (rank + 1) % ranks)
+    got = torch.empty_like(sent)
+    buffer.pp_recv(got, (rank - 1) % ranks)
+    assert bool((got == (rank - 1) % ranks).all())
+    buffer.agrs_set_config(1 << 20, 2)
+    with buffer.agrs_new_session():
+        gathered, wait = buffer.all_gather(torch.full((5,), float(rank), device="cuda"))
+        wait()
+        assert gathered.is_cuda and gathered[:, 0].tolist() == list(range(ranks))
+    entries = torch.arange(4, device="cuda").view(4, 1).expand(4, H).bfloat16().contiguous() + 10 * rank
+    buffer.engram_write(entries)
+    wanted = torch.tensor([[0, 4 * (ranks - 1) + 2]], dtype=torch.int32, device="cuda")
+    data, _ = buffer.engram_fetch(wanted)()
+    assert data.view(2, H)[:, 0].tolist() == [0, 10 * (ranks - 1) + 2]
+    buffer.barrier()
+    buffer.destroy()
+
+
+CHECKS = names_of_checks(globals())
+
+
+@pytest.fixture(scope="module")
+def results():
+    with pytest.MonkeyPatch.context() as patch:  # what the ranks inherit
+        patch.setenv("SHOAL_SYMMETRIC_SIZE", "1G")
+        patch.setenv("SHOAL_TIMEOUT_MS", "30000")
+        return run_checks(2, __name__)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_processes(results, name):
+    results.verify(name)

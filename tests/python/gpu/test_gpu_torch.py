@@ -1,0 +1,170 @@
+"""shoal.torch on CUDA: the layer and its gradients against float64 on the host, the current stream, compiled code."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from gpu_worlds import SETTINGS, delay, fetch, settle, with_group
+
+import shoal
+import shoal.ep
+import shoal.torch
+from shoal.torch import ops
+
+PES, HIDDEN, INNER, EXPERTS, TOP_K, MAX_TOKENS = 4, 16, 8, 8, 3, 12
+TOKENS = (12, 5, 0, 9)  # by member: one has none
+OPTIONS = {"hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K, "max_tokens": MAX_TOKENS, "dtype": "float32"}
+
+
+def tokens_of(pe):
+    generator = torch.Generator().manual_seed(pe)
+    idx = torch.rand(TOKENS[pe], EXPERTS, generator=generator).argsort(dim=1)[:, :TOP_K]
+    idx[torch.rand(TOKENS[pe], TOP_K, generator=generator) < 0.2] = -1
+    idx[:1] = -1
+    x = torch.randn(TOKENS[pe], HIDDEN, generator=generator)
+    return x, idx, torch.rand(TOKENS[pe], TOP_K, generator=generator)
+
+
+def all_matrices():
+    return torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(5))
+
+
+def answers(x, idx, weights, matrices):
+    """Each row's experts in `matrices` [experts, hidden, hidden], weighted and summed."""
+    share = (F.one_hot(idx + 1, len(matrices) + 1)[..., 1:] * weights.unsqueeze(-1)).sum(dim=1)
+    return torch.einsum("re,rh,ehk->rk", share.to(x.dtype), x.tanh(), matrices)
+
+
+def loss_of(out):
+    return (out.sin() + out.square()).sum()
+
+
+class Reference:
+    """The layer in float64 on the host, over the tokens of all members; their losses are added."""
+
+    def __init__(self):
+        parts = [tokens_of(pe) for pe in range(PES)]
+        self.x = torch.cat([part[0] for part in parts]).double().requires_grad_()
+        self.weights = torch.cat([part[2] for part in parts]).double().requires_grad_()
+        self.matrices = all_matrices().double().requires_grad_()
+        self.out = answers(self.x, torch.cat([part[1] for part in parts]), self.weights, self.matrices)
+        loss_of(self.out).backward()
+
+    @staticmethod
+    def of(pe, rows):
+        return rows.split(TOKENS)[pe]
+
+
+def close(actual, expected):
+    torch.testing.assert_close(fetch(actual), expected.float(), rtol=1e-4, atol=1e-4)
+
+
+def check_layer(group, pe, reference, **options):
+    x, idx, weights = (tensor.cuda() for tensor in tokens_of(pe))
+    x.requires_grad_(), weights.requires_grad_()
+    matrices = all_matrices().chunk(PES)[pe].cuda().requires_grad_()
+    received = shoal.torch.dispatch(group, x, idx, weights, **options)
+    assert received.x.is_cuda and received.topk_idx.is_cuda and not received.handle.is_cuda
+    y = answers(received.x, received.topk_idx, received.topk_weights, matrices)
+    out = shoal.torch.combine(group, y, received)
+    loss = loss_of(out)
+    # The threads of torch that run backward are one for each GPU, not one for each PE.
+    with torch.autograd.set_multithreading_enabled(False):
+        loss.backward()
+    close(out.detach(), reference.of(pe, reference.out.detach()))
+    close(x.grad, reference.of(pe, reference.x.grad))
+    close(weights.grad, reference.of(pe, reference.weights.grad))
+    close(matrices.grad, reference.matrices.grad.chunk(PES)[pe])
+
+
+@pytest.mark.parametrize("options", [{}, {"worst_case_rows": PES * MAX_TOKENS}, {"copy_out": True}])
+def test_layer_and_gradients(options):
+    reference = Reference()
+
+    def body(group, pe):
+        for _ in range(2):
+            check_layer(group, pe, reference, **options)
+        return True
+
+    assert all(with_group(PES, body, **OPTIONS))
+
+
+@pytest.mark.parametrize("pes, worst_case_rows", [(PES, 0), (1, MAX_TOKENS)])
+def test_moe_layer(pes, worst_case_rows):
+    """Against the same layer on one process, which has all experts. With a fixed size one member: the layer waits for the
+    sizes of blocks inside a copy, which threads that share a GPU must not (docs/gpu.md)."""
+    torch.manual_seed(3)
+    alone = shoal.torch.MoE(HIDDEN, INNER, EXPERTS, TOP_K)
+    inputs = [torch.randn(5 + pe, HIDDEN, generator=torch.Generator().manual_seed(pe)) for pe in range(pes)]
+    expected = [alone(part) for part in inputs]
+    sum(part.square().sum() for part in expected).backward()
+
+    def body(group, pe):
+        spread = shoal.torch.MoE(
+            HIDDEN, INNER, EXPERTS, TOP_K, group=group, worst_case_rows=worst_case_rows, device="cuda"
+        )
+        with torch.no_grad():
+            for name, mine in spread.named_parameters():
+                whole = alone.get_parameter(name)
+                mine.copy_(whole if name == "router.weight" else whole.chunk(pes)[pe])
+        out = spread(inputs[pe].cuda())
+        loss = out.square().sum()
+        with torch.autograd.set_multithreading_enabled(False):
+            loss.backward()
+        close(out.detach(), expected[pe].detach())
+        for name in ("w_in", "w_out"):
+            close(spread.get_parameter(name).grad, alone.get_parameter(name).grad.chunk(pes)[pe])
+        return True
+
+    assert all(with_group(pes, body, **OPTIONS))
+
+
+def test_operators_run_on_the_current_stream():
+    def body(group, pe):
+        x, idx, weights = (tensor.cuda() for tensor in tokens_of(pe))
+        late, side = torch.full_like(x, 7), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            delay()
+            late.copy_(x)
+            received = shoal.torch.dispatch(group, late, idx, weights, worst_case_rows=PES * MAX_TOKENS)
+            out = shoal.torch.combine(group, received.x.clone(), received)
+            result = out.clone()
+            settle()
+            members = torch.stack([(idx // (EXPERTS // PES) == member).any(1) for member in range(PES)]).sum(0)
+            close(result, fetch(x * members[:, None]))
+            del received, out
+        torch.cuda.current_stream().wait_stream(side)
+        return True
+
+    assert all(with_group(PES, body, **OPTIONS))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("worst_case_rows", [0, MAX_TOKENS])
+def test_compiled(backend, worst_case_rows):
+    """One member, in this thread: torch compiles for one at a time."""
+
+    def layer(group, x, idx, weights):
+        received = shoal.torch.dispatch(group, x, idx, weights, worst_case_rows=worst_case_rows, copy_out=True)
+        y = received.x.tanh() * received.topk_weights.sum(dim=1, keepdim=True)
+        return shoal.torch.combine(group, y, received)
+
+    with shoal.World.open(SETTINGS) as world:
+        group = shoal.ep.Group(world.team, **OPTIONS)
+        ops.register(group)
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, backend=backend, fullgraph=True)
+        x, idx, weights = (tensor.cuda() for tensor in tokens_of(0))
+        results = []
+        for function in (compiled, layer):
+            leaves = x.clone().requires_grad_(), weights.clone().requires_grad_()
+            out = function(group, leaves[0], idx, leaves[1])
+            out.square().sum().backward()
+            results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+        torch._dynamo.reset()
+        for actual, expected in zip(*results):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        torch.cuda.synchronize()
+        del out, results, actual, expected
