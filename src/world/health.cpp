@@ -71,7 +71,8 @@ void Health::read_bootstrap() {
   if (pe < 0 || static_cast<std::size_t>(pe) >= peers_.size()) {
     world_failure_ = *text;
   } else if (peers_[static_cast<std::size_t>(pe)].status == PeerStatus::running) {
-    record(pe, PeerStatus::failed, text->substr(std::min(text->size(), text->find(": ") + 2)));
+    const std::size_t colon = text->find(": ");
+    record(pe, PeerStatus::failed, colon == std::string::npos ? *text : text->substr(colon + 2));
   }
 }
 
