@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/plugin.hpp"
+#include "bootstrap/launcher.hpp"
 #include "info/build_facts.hpp"
 #include "info/text.hpp"
 #include "transport/module.hpp"
@@ -31,7 +32,7 @@ Module look_at(const Settings& settings, std::string_view name) {
 }  // namespace
 
 Build collect_build(const Settings& settings) {
-  Build build{kVersion, kCommit, kBuildType, kCompiler, kCuda, {"self", "shm"}, {}, {}, {}};
+  Build build{kVersion, kCommit, kBuildType, kCompiler, kCuda, {"self", "shm"}, {}, {}, {}, {}};
   if (!transport::heap_factories().empty()) build.transports.emplace_back("cuda_p2p");
   for (const std::string_view name : transport::network_names()) build.networks.push_back(look_at(settings, name));
   for (const std::string& folder : plugin_folders(settings)) {
@@ -48,6 +49,7 @@ Build collect_build(const Settings& settings) {
     }
   }
   std::sort(build.plugin_files.begin(), build.plugin_files.end());
+  build.launcher = bootstrap::describe_launcher(settings);
   return build;
 }
 
@@ -62,6 +64,7 @@ std::string to_text(const Build& build) {
                                                   ? fmt::format("{} ({})", module.library, module.file)
                                                   : "not to be had: " + module.missing});
   for (const std::string& file : build.plugin_files) rows.push_back({"plug-in", file});
+  rows.push_back({"launcher", build.launcher});
   return "Build\n" + table(rows);
 }
 
@@ -77,6 +80,7 @@ nlohmann::json to_json(const Build& build) {
           {"cuda", build.cuda},
           {"transports", build.transports},
           {"networks", networks},
+          {"launcher", build.launcher},
           {"plugin_folders", build.plugin_folders},
           {"plugin_files", build.plugin_files}};
 }

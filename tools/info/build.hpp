@@ -1,4 +1,4 @@
-// build.hpp: what this build of Shoal is, and which modules it finds.
+// build.hpp: what this build of Shoal is, which modules it finds, and who has started it.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -24,6 +24,7 @@ struct Build {
   std::vector<Module> networks;
   std::vector<std::string> plugin_folders;  ///< that exist
   std::vector<std::string> plugin_files;    ///< all plug-ins in them
+  std::string launcher;                     ///< how PEs would find each other here, and why
 };
 
 Build collect_build(const Settings& settings);

@@ -1,0 +1,64 @@
+"""deep_ep on four ranks of two emulated nodes: what holds on one node holds there, in all but the rounding of sums."""
+
+import multiprocessing
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_buffer_low_latency import check_bfloat16 as check_low_latency
+from test_buffer_low_latency import check_fp8 as check_low_latency_fp8
+from test_buffer_low_latency import check_hooks as check_low_latency_hooks
+from test_buffer_normal import (
+    check_cached_dispatch,
+    check_dispatch_and_combine,
+    check_fp8,
+    check_growth_keeps_old_handles,
+    check_internode_methods,
+    check_worst_tokens,
+    layout_of,
+    make_inputs,
+    my_tokens,
+    the_buffer,
+)
+from torch_ranks import names_of_checks, run_checks
+
+if multiprocessing.parent_process() is not None:  # a rank, not the process that starts them
+    os.environ["SHOAL_NODE_SIZE"] = "2"
+
+
+def check_two_nodes(_):
+    assert the_buffer().runtime.world.pes_per_node == 2 and dist.get_world_size() == 4
+
+
+def check_sums_are_rounded_once_a_node(_):
+    buffer = the_buffer()
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=2)
+    recv_x, *_, handle, _ = buffer.dispatch(x, topk_idx=topk_idx, topk_weights=weights, **layout_of(buffer, topk_idx))
+    sums, *_ = buffer.combine((recv_x.float() * (1.37 + dist.get_rank())).bfloat16(), handle)
+    per_rank = 16 // dist.get_world_size()
+    for t, row in enumerate(topk_idx.tolist()):
+        ranks = []
+        for expert in row:
+            if expert >= 0:
+                ranks = [rank for rank in ranks if rank != expert // per_rank] + [expert // per_rank]
+        nodes = []
+        for rank in ranks:
+            nodes = [node for node in nodes if node != rank // 2] + [rank // 2]
+        total = torch.zeros(x.shape[1])
+        for node in nodes:
+            level = torch.zeros(x.shape[1])
+            for rank in ranks:
+                if rank // 2 == node:
+                    level += (x[t].float() * (1.37 + rank)).bfloat16().float()
+            total += level.bfloat16().float()
+        assert torch.equal(sums[t], total.bfloat16()), f"token {t}"
+
+
+CHECKS = names_of_checks(globals())
+results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_nodes(results, name):
+    results.verify(name)
