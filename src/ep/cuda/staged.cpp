@@ -181,6 +181,8 @@ Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
   };
   routing.rank_counts = counts(routing.state->tokens_per_rank);
   routing.expert_counts = counts(routing.state->tokens_per_expert);
+  routing.tokens_per_rank.clear();  // as on all GPUs: counts are in device memory
+  routing.tokens_per_expert.clear();
   call.finish();
   return routing;
 }
@@ -204,6 +206,10 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
   received.expert_counts =
       call.give(TensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
   call.finish();
+  if (given.options.worst_case_rows > 0) {  // as on all GPUs: no size reaches the caller
+    received.rows_per_source.clear();
+    received.rows = -1;
+  }
   return received;
 }
 
