@@ -1,4 +1,5 @@
-// plugin_bootstrap.hpp: worlds whose PEs learn from a plug-in (shoal/bootstrap_plugin.h) who they are and where to meet.
+// plugin_bootstrap.hpp: worlds whose PEs learn from a plug-in (shoal/bootstrap_plugin.h) who they are and where to
+// meet.
 #pragma once
 
 #include <memory>
@@ -22,8 +23,8 @@ struct LoadedPlugin {
   std::string file;
 };
 
-/// `name` is that of a plug-in of Shoal's ("mpi") or "plugin:FILE". Throws PluginAbsent where there is no such file, and
-/// Error{unsupported} for one that is no plug-in or of another version.
+/// `name` is that of a plug-in of Shoal's ("mpi") or "plugin:FILE". Throws PluginAbsent where there is no such file,
+/// and Error{unsupported} for one that is no plug-in or of another version.
 LoadedPlugin load_bootstrap_plugin(std::string_view name, const Settings& settings);
 
 /// Collective over the launcher's job. Throws as the plug-in's status says: Error{timeout}, PluginAbsent, or
