@@ -1,10 +1,14 @@
-"""PEs started by each launcher find each other between hosts, and see which of them share a host (D7, D9)."""
+"""Each launcher starts PEs on hosts: they find each other, see which of them share a host, and do EP over the network (D7, D9, E2, E3). What
+bootstraps the launchers offer is test_bootstraps.py's."""
 
 import pytest
 from hosts import Network
 from launchers import Slurm, by_hand, missing, session, with_mpirun, with_shoal_run, with_torch_variables
 
 SHAPES = [(2, 1), (2, 2), (3, 1), (4, 2)]  # hosts, PEs on each
+NO_MPIRUN, NO_SLURM = missing("mpirun"), missing("srun", "slurmctld", "slurmd", "munged")
+needs_mpirun = pytest.mark.skipif(NO_MPIRUN is not None, reason=str(NO_MPIRUN))
+needs_slurm = pytest.mark.skipif(NO_SLURM is not None, reason=str(NO_SLURM))
 
 
 def expect_all(lines, n_hosts, per_host):
@@ -26,37 +30,51 @@ def test_torch_variables(make_network, net_checks, environment):
     expect_all(with_torch_variables(network, [net_checks, "bootstrap"], 2, environment).lines(), 2, 2)
 
 
-# Each launcher's own way first; the others are what a user may ask for in its place.
-@pytest.mark.skipif(missing("mpirun") is not None, reason=str(missing("mpirun")))
-@pytest.mark.parametrize("bootstrap", ["automatic", "pmix", "mpi", "session"])
-def test_mpirun(make_network, net_checks, environment, bootstrap):
+# The launcher numbers the PEs, and they meet where they are told.
+@needs_mpirun
+def test_mpirun_with_a_session(make_network, net_checks, environment):
     network = make_network(hosts=2)
-    how = {"SHOAL_SESSION_ID": session(network)} if bootstrap == "session" else {"SHOAL_BOOTSTRAP": bootstrap}
-    expect_all(with_mpirun(network, [net_checks, "bootstrap"], 2, {**environment, **how}).lines(), 2, 2)
-
-
-@pytest.mark.skipif(missing("mpirun") is not None, reason=str(missing("mpirun")))
-def test_shoal_run_through_mpirun(make_network, net_checks, environment):
-    network = make_network(hosts=2)
-    expect_all(with_shoal_run(network, [net_checks, "bootstrap"], 2, environment).lines(), 2, 2)
+    environment["SHOAL_SESSION_ID"] = session(network)
+    expect_all(with_mpirun(network, [net_checks, "bootstrap"], 2, environment).lines(), 2, 2)
 
 
 @pytest.fixture(scope="module")
 def slurm():
-    reason = missing("srun", "slurmctld", "slurmd", "munged")
-    if reason is not None:
-        pytest.skip(reason)
     with Network(hosts=2) as network:
         yield Slurm(network)
 
 
-@pytest.mark.parametrize(("mpi", "bootstrap"), [("pmi2", "automatic"), ("pmix", "automatic"), ("pmi2", "pmi2"), ("pmi2", "pmi"),
-                                                ("none", "session")])
-def test_srun(slurm, net_checks, environment, mpi, bootstrap):
-    how = {"SHOAL_SESSION_ID": session(slurm.network)} if bootstrap == "session" else {"SHOAL_BOOTSTRAP": bootstrap}
-    expect_all(slurm.srun([net_checks, "bootstrap"], 2, mpi, {**environment, **how}).lines(), 2, 2)
+@needs_slurm
+def test_srun_with_a_session(slurm, net_checks, environment):
+    environment["SHOAL_SESSION_ID"] = session(slurm.network)
+    expect_all(slurm.srun([net_checks, "bootstrap"], 2, "none", environment).lines(), 2, 2)
 
 
-def test_shoal_run_through_srun(slurm, net_checks, environment):
-    env = {**environment, **slurm.env}
-    expect_all(with_shoal_run(slurm.network, [net_checks, "bootstrap"], 2, env, launcher="srun").lines(), 2, 2)
+def expect_ep(lines):
+    assert sorted(lines) == [0, 1, 2, 3]
+    for pe, (_, host, line) in lines.items():
+        assert host == f"host{pe // 2}" and line.endswith("(index %d of 2 on its node; ofi, shm): ep ok" % (pe % 2))
+
+
+@needs_mpirun
+def test_ep_under_mpirun(make_network, net_checks, environment, needs):
+    needs("ofi")
+    expect_ep(with_mpirun(make_network(hosts=2), [net_checks, "ep"], 2, environment).lines())
+
+
+@needs_mpirun
+def test_ep_under_shoal_run(make_network, net_checks, environment, needs):
+    needs("ofi")
+    expect_ep(with_shoal_run(make_network(hosts=2), [net_checks, "ep"], 2, environment).lines())
+
+
+@needs_slurm
+@pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
+def test_ep_under_srun(slurm, net_checks, environment, needs, mpi):
+    needs("ofi")
+    expect_ep(slurm.srun([net_checks, "ep"], 2, mpi, environment).lines())
+
+
+def test_ep_with_torch_variables(make_network, net_checks, environment, needs):
+    needs("ofi")
+    expect_ep(with_torch_variables(make_network(hosts=2), [net_checks, "ep"], 2, environment).lines())
