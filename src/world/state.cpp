@@ -123,7 +123,7 @@ void WorldState::pause() noexcept {
 
 WaitOutcome WorldState::check_health(Clock::time_point now, Clock::time_point deadline, Pe awaited) noexcept {
   auto& record = *reinterpret_cast<ProgressRecord*>(parts_->control(parts_->layout.progress()));
-  std::atomic_ref(record.awaited).store(static_cast<std::uint64_t>(awaited + 1), std::memory_order_relaxed);
+  std::atomic_ref(record.awaited).store(static_cast<std::uint64_t>(awaited) + 1, std::memory_order_relaxed);
   {
     const std::lock_guard lock(parts_->health_mutex);
     parts_->health->update();

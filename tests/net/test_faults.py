@@ -47,11 +47,11 @@ def other_host(pe):
     return {2, 3} if pe < 2 else {0, 1}
 
 
-def cut_in_the_middle(running, transport, fault):
-    """Cuts host 1 off; returns the network, still cut, and the job, when every PE has reported."""
+def cut_in_the_middle(running, transport, fault, rails=(0, 1)):
+    """Cuts these rails of host 1; returns the network, still cut, and the job, when every PE has reported."""
     network, job = running(transport, fault)
     cut = time.monotonic()
-    for rail in range(network.rails):
+    for rail in rails:
         network.cut(network.hosts[1], rail)
     expect_reported(dict(enumerate(job.programs)), cut, other_host)
     return network, job
@@ -66,6 +66,10 @@ def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
     network.login.path(SHARED / "again.new").rename(network.login.path(SHARED / "again"))
     for _, _, line in job.lines(30).values():
         assert line.endswith("new world ok")
+
+
+def test_one_cut_rail_is_reported(running):
+    cut_in_the_middle(running, "ofi", "fault-normal", rails=[1])
 
 
 def test_a_cut_link_is_reported_over_ucx(running):
