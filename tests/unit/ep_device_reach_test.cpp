@@ -5,12 +5,11 @@
 #ifdef SHOAL_WITH_CUDA
 
 #include "shoal/collective.hpp"
-#include "shoal/ep/group.hpp"
-#include "support/expect_error.hpp"
 #include "support/fake_cuda.hpp"
 #include "support/world_local.hpp"
 #include "support/world_share.hpp"
 #include "support/worlds.hpp"
+#include "world/connectivity.hpp"
 #include "world/shared_buffers.hpp"
 
 namespace shoal::test {
@@ -101,16 +100,13 @@ TEST(SharedRanges, OfMemoryThatHasGoneIsNotFound) {
   });
 }
 
-TEST(EpGroupOnGpus, SaysWhyAMemberIsOutOfReach) {
+TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows through the host: tests/gpu/ep_nodes_test
   const FakeCuda fake({.gpus = 2, .peer_access = [](int, int) { return false; }});
   run_threads(2, heap_settings(), [](World& world) {
-    ep::GroupOptions options;
-    options.max_tokens = 4;
-    options.hidden = 64;
-    options.top_k = 2;
-    options.experts = 6;
-    for (const char* text : {"PE 0 does not reach PE 1", "no peer access to GPU 1"})
-      expect_error(Code::unsupported, text, [&] { ep::Group(world.team(), options); });
+    EXPECT_EQ(world.state().load_store_domains(), (std::vector<std::int32_t>{0, 1}));
+    EXPECT_EQ(world.state().host_domains(), (std::vector<std::int32_t>{0, 0}));
+    const std::string why = detail::why_out_of_reach(world.state(), 1 - world.my_pe());
+    EXPECT_NE(why.find("no peer access to GPU"), std::string::npos) << why;
   });
   EXPECT_EQ(FakeCuda::leaks(), "");
 }

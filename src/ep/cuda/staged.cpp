@@ -8,12 +8,14 @@
 #include <numeric>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "ep/checks.hpp"
 #include "ep/cuda/backend.hpp"
 #include "ep/cuda/group.hpp"
 #include "ep/host/group.hpp"
 #include "ep/pending.hpp"
 #include "ep/routing.hpp"
+#include "world/connectivity.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -122,7 +124,14 @@ class Call {
 class StagedBackend final : public detail::Backend {
  public:
   StagedBackend(GroupState& group, std::unique_ptr<detail::Backend> host)
-      : group_(group), host_(std::move(host)), resources_(std::make_shared<Resources>(group.device.index)) {}
+      : group_(group), host_(std::move(host)), resources_(std::make_shared<Resources>(group.device.index)) {
+    for (std::int32_t member = 0; member < group.shape.ranks; ++member)
+      if (const Pe pe = group.team.world_pe(member); group.world->peer_base(pe) == nullptr) {
+        log::info("PE {}: rows of this ep::Group go through host memory: the heap of PE {} is out of reach: {}",
+                  group.team.world_pe(group.me), pe, shoal::detail::why_out_of_reach(*group.world, pe));
+        break;
+      }
+  }
 
   void open() override { host_->open(); }
   std::optional<std::int32_t> failed_member() const override { return host_->failed_member(); }
