@@ -111,7 +111,7 @@ class World {
     check_counts(target.size(), source.count);
     get_bytes(target.data(), source.address, target.size_bytes());
   }
-  /// Non-blocking: the local buffer must stay untouched until quiet.
+  /// Non-blocking: the local buffer must stay untouched until quiet; when quiet throws, until the world is gone.
   template <typename T>
   void put_nbi(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source) const {
     check_counts(target.count, source.size());

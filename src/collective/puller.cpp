@@ -4,6 +4,15 @@
 
 namespace shoal::collective {
 
+Puller::~Puller() {
+  if (pending_ && scratch_) team_.world->keep(std::move(scratch_));
+}
+
+std::byte* Puller::scratch(std::size_t bytes) {
+  scratch_ = std::make_shared<std::vector<std::byte>>(bytes);
+  return scratch_->data();
+}
+
 void Puller::pull(void* target, std::size_t member, std::size_t offset, std::size_t bytes) {
   const void* source = view(member, offset, bytes, target);
   if (source != target && bytes != 0) std::memcpy(target, source, bytes);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <vector>
 
 #include "world/state.hpp"
 
@@ -12,12 +14,18 @@ namespace shoal::collective {
 class Puller {
  public:
   explicit Puller(detail::TeamState& team) : team_(team) {}
+  ~Puller();
+  Puller(const Puller&) = delete;
+  Puller& operator=(const Puller&) = delete;
 
   /// Copies `bytes` bytes at `offset` of `member`'s heap to `target`, complete after finish(). Copying a place onto
   /// itself is allowed.
   void pull(void* target, std::size_t member, std::size_t offset, std::size_t bytes);
   /// Where those bytes can be read here after finish(): in place, or in `scratch`, which has room for them.
   const void* view(std::size_t member, std::size_t offset, std::size_t bytes, void* scratch);
+  /// Room for view(), as long as this object exists. Where gets could not be completed they may still write to it: then
+  /// the world keeps it until it ends.
+  std::byte* scratch(std::size_t bytes);
   bool reaches(std::size_t member) const { return base(member) != nullptr; }
   /// Completes the gets under way.
   void finish();
@@ -28,6 +36,7 @@ class Puller {
   }
 
   detail::TeamState& team_;
+  std::shared_ptr<std::vector<std::byte>> scratch_;
   bool pending_ = false;
 };
 

@@ -61,13 +61,13 @@ void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, 
   for (std::size_t member = 0; member < call.members(); ++member) unreached += !puller.reaches(member);
   const std::size_t step = unreached == 0 ? range.count : std::min(range.count, kStagedBytes / reduction.element);
   const std::size_t step_bytes = step * reduction.element;
-  std::vector<std::byte> staging(unreached * step_bytes);
+  std::byte* const staging = puller.scratch(unreached * step_bytes);
   std::vector<const void*> sources(call.members());
 
   for (std::size_t done = 0; done < range.count; done += step) {
     const std::size_t count = std::min(step, range.count - done);
     const std::size_t offset = reduction.source_offset + (range.begin + done) * reduction.element;
-    std::byte* scratch = staging.data();
+    std::byte* scratch = staging;
     for (std::size_t member = 0; member < call.members(); ++member) {
       sources[member] = puller.view(member, offset, count * reduction.element, scratch);
       if (!puller.reaches(member)) scratch += step_bytes;

@@ -59,6 +59,7 @@ struct WorldParts {
 
   std::optional<std::vector<std::string>> nics;  ///< of this PE by the NIC plan; only where a network is used
   std::vector<std::unique_ptr<transport::Transport>> transports;
+  std::vector<std::shared_ptr<const void>> kept;  ///< what a network may still write to; goes after `transports`
   Connectivity connectivity;
   std::vector<std::unique_ptr<transport::Transport>> heap_transports;  ///< for a heap in GPU memory
   Connectivity heap_connectivity;                                      ///< the same for them

@@ -278,6 +278,10 @@ void WorldState::quiet() {
   for (const auto& transport : parts_->transports) transport->quiet();
 }
 
+void WorldState::keep(std::shared_ptr<const void> memory) noexcept {
+  parts_->kept.push_back(std::move(memory));
+}
+
 void WorldState::fail_world(const std::string& reason) noexcept {
   if (!parts_->open) return;
   announce(PeerStatus::failed, reason);
@@ -316,6 +320,7 @@ void WorldState::release() noexcept {
   world.device_side.reset();
   world.heap_transports.clear();
   world.transports.clear();
+  world.kept.clear();
   world.shared_ranges.clear();
   world.shared_buffers.reset();
   world.device_heap.reset();

@@ -135,8 +135,11 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
   /// By PE: equal numbers where loads and stores reach the heap, numbered by first appearance; the same on all PEs.
   std::vector<std::int32_t> load_store_domains() const;
-  /// Returns when all earlier operations of this PE are complete at their targets.
+  /// Returns when all earlier operations of this PE are complete at their targets. When it throws, those that are not
+  /// may still read and write their local memory until the world is released.
   void quiet();
+  /// Keeps such memory until then.
+  void keep(std::shared_ptr<const void> memory) noexcept;
 
   /// Tells all other PEs that this one has failed: their waits end with Error{peer_failed} and `reason`.
   void fail_world(const std::string& reason) noexcept;
