@@ -137,23 +137,23 @@ class StagedBackend final : public detail::Backend {
   std::optional<std::int32_t> failed_member() const override { return host_->failed_member(); }
 
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
-  Dispatched dispatch(const detail::DispatchCall& call) override;
-  Combined combine(const TensorView& y, const HandleState& handle, const CombineOptions& options) override;
+  Dispatched dispatch(const detail::DispatchCall& given) override;
+  Combined combine(const TensorView& y, const HandleState& handle, const CombineOptions& given) override;
 
   std::shared_ptr<PendingDispatchState> low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
-                                                             const LowLatencyDispatchOptions& options) override;
+                                                             const LowLatencyDispatchOptions& given) override;
   bool ready(const PendingDispatchState& pending) override {
     return host_->ready(*static_cast<const StagedDispatch&>(pending).host);
   }
-  LowLatencyReceived receive(PendingDispatchState& pending) override;
+  LowLatencyReceived receive(PendingDispatchState& state) override;
   std::shared_ptr<PendingCombineState> low_latency_combine(
       const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
       const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
-      const LowLatencyCombineOptions& options) override;
+      const LowLatencyCombineOptions& given) override;
   bool ready(const PendingCombineState& pending) override {
     return host_->ready(*static_cast<const StagedCombine&>(pending).host);
   }
-  Tensor receive(PendingCombineState& pending) override;
+  Tensor receive(PendingCombineState& state) override;
   TensorView next_combine_buffer() override;
 
   std::vector<int> masked() const override { return host_->masked(); }
@@ -169,7 +169,7 @@ class StagedBackend final : public detail::Backend {
 
  private:
   Call begin(const Launch& launch) const { return {group_, resources_, launch}; }
-  Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> shape, const Tensor* from) const;
+  Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from) const;
 
   GroupState& group_;
   std::unique_ptr<detail::Backend> host_;

@@ -181,7 +181,7 @@ void Forward::pass_on(const Forwarded& forwarded, std::int64_t index, const std:
   read_lanes(message, lanes);
   TokenSide side{0,
                  {lanes, static_cast<std::size_t>(group_.shape.top_k)},
-                 reinterpret_cast<const float*>(message + message_.weights),
+                 call_.options.weights.defined() ? reinterpret_cast<const float*>(message + message_.weights) : nullptr,
                  reinterpret_cast<const std::uint32_t*>(message + message_.scales),
                  1};
   std::memcpy(&side.token, message + message_.token, sizeof side.token);

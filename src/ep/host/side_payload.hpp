@@ -24,10 +24,7 @@ struct TokenSide {
 class SidePayload {
  public:
   SidePayload(const DispatchCall& call, const detail::Shape& shape)
-      : scales_(call.scale_bytes() / 4),
-        cached_(call.cached != nullptr),
-        has_weights_(call.options.weights.defined()),
-        shape_(shape) {}
+      : scales_(call.scale_bytes() / 4), cached_(call.cached != nullptr), shape_(shape) {}
 
   /// Of the copy for member `rank`, to row `row` of the region at `base`.
   void write(const TokenSide& from, std::int32_t rank, std::byte* base, const detail::ReceiveLayout& layout,
@@ -40,7 +37,7 @@ class SidePayload {
     for (std::int32_t i = 0; i < k; ++i) {
       const bool here = from.lanes[i] >= first && from.lanes[i] < first + shape_.local_experts;
       if (!cached_) out_idx[i] = here ? from.lanes[i] - first : -1;
-      if (has_weights_) out_weights[i] = here ? from.weights[i] : 0.0F;
+      if (from.weights != nullptr) out_weights[i] = here ? from.weights[i] : 0.0F;
     }
     if (!cached_) reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
   }
@@ -49,7 +46,7 @@ class SidePayload {
   void write_lane(const TokenSide& from, std::int32_t lane, std::byte* base, const detail::ReceiveLayout& layout,
                   std::int64_t row) const {
     write_scales(from, base, layout, row);
-    if (has_weights_) reinterpret_cast<float*>(base + layout.weights)[row] = from.weights[lane];
+    if (from.weights != nullptr) reinterpret_cast<float*>(base + layout.weights)[row] = from.weights[lane];
     if (cached_) return;
     reinterpret_cast<std::int64_t*>(base + layout.topk_idx)[row] = from.lanes[lane] % shape_.local_experts;
     reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
@@ -63,7 +60,7 @@ class SidePayload {
   }
 
   std::int64_t scales_;
-  bool cached_, has_weights_;
+  bool cached_;
   const detail::Shape& shape_;
 };
 
