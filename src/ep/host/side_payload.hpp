@@ -56,6 +56,7 @@ class SidePayload {
   void write_scales(const TokenSide& from, std::byte* base, const detail::ReceiveLayout& layout,
                     std::int64_t row) const {
     auto* out = reinterpret_cast<std::uint32_t*>(base + layout.scales) + row * scales_;
+    if (from.scales == nullptr) return;
     for (std::int64_t i = 0; i < scales_; ++i) out[i] = from.scales[i * from.scale_stride];
   }
 

@@ -71,7 +71,7 @@ CUresult CudaSharedBuffers::piece_at(CUdeviceptr pointer, CUdeviceptr& base, std
 BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) const {
   device_->activate();
   BufferRange range;
-  CUmemorytype type{};
+  CUmemorytype type = CU_MEMORYTYPE_HOST;
   const bool on_gpu =
       driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(pointer)) == CUDA_SUCCESS &&
       type == CU_MEMORYTYPE_DEVICE;

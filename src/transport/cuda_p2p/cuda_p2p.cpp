@@ -102,7 +102,7 @@ class CudaP2pTransport final : public Transport {
   }
   /// Whether the host can read what lies at `pointer` directly.
   bool on_host(const void* pointer) const {
-    CUmemorytype type{};
+    CUmemorytype type = CU_MEMORYTYPE_HOST;
     const CUresult result =
         driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory::cuda::address(pointer));
     return result != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE;  // ordinary memory is unknown to the driver

@@ -39,7 +39,7 @@ class Engine {
 
   std::vector<std::byte> address();
   /// Takes a peer in by its address; messages of it are answered from then on. Throws where they do not fit together.
-  void add_peer(Pe pe, std::span<const std::byte> address);
+  void add_peer(Pe pe, std::span<const std::byte> bytes);
   /// Posts the buffers for messages of all peers: after the last add_peer, before the first poll.
   void post_receives();
   const Peer& peer(Pe pe) const { return peers_[static_cast<std::size_t>(pe)]; }

@@ -4,6 +4,7 @@
 // with the target. Everything longer is RMA; a short put with a signal is one message.
 #include <rdma/fabric.h>
 
+#include <cstdio>
 #include <cstring>
 #include <optional>
 
@@ -251,9 +252,10 @@ std::unique_ptr<Transport> make_ofi(const Context& context) {
 }
 
 /// "libfabric 1.17"
-const char* library_name() {
-  static const std::string name = fmt::format("libfabric {}.{}", FI_MAJOR(fi_version()), FI_MINOR(fi_version()));
-  return name.c_str();
+const char* library_name() noexcept {
+  static char name[32];
+  std::snprintf(name, sizeof name, "libfabric %u.%u", FI_MAJOR(fi_version()), FI_MINOR(fi_version()));
+  return name;
 }
 
 }  // namespace

@@ -240,7 +240,7 @@ void Engine::close_endpoints() {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    const ucs_status_ptr_t status = ucp_ep_close_nbx(peer.endpoint, &param);
+    void* const status = ucp_ep_close_nbx(peer.endpoint, &param);
     if (UCS_PTR_IS_PTR(status)) closing.push_back(status);
   }
   progress_until(deadline, [&] {

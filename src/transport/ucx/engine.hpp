@@ -75,7 +75,7 @@ class Engine {
   /// As post, for messages that are answered; returns the number of the request.
   std::uint64_t post_request(Message& message, Request request, std::uint64_t after = 0);
   /// The value of the answer.
-  std::uint64_t await(Lock& lock, Peer& peer, std::uint64_t request, const Operation& operation);
+  std::uint64_t await(Lock& lock, Peer& peer, std::uint64_t number, const Operation& operation);
   void ask_for_acknowledgement(Peer& peer);
 
   // transfers.cpp: RMA, with the lock held.
@@ -213,10 +213,10 @@ class Engine {
 struct Callbacks {
   static ucs_status_t on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
                                  std::size_t bytes, const ucp_am_recv_param_t* param);
-  static void on_sent(void* request, ucs_status_t status, void* slot);
-  static void on_transferred(void* request, ucs_status_t status, void* transfer);
-  static void on_flushed(void* request, ucs_status_t status, void* peer);
-  static void on_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
+  static void on_sent(void* request, ucs_status_t status, void* user_data);
+  static void on_transferred(void* request, ucs_status_t status, void* user_data);
+  static void on_flushed(void* request, ucs_status_t status, void* user_data);
+  static void on_error(void* user_data, ucp_ep_h endpoint, ucs_status_t status);
 };
 
 }  // namespace shoal::transport::ucx

@@ -25,7 +25,7 @@ bool same_library(const void* address, const void* other) {
 
 /// UCX takes handlers for faults (to print backtraces) and a signal that stops the process, when it is loaded. A
 /// library must not: gives them back where they are still UCX's, and leaves what the program has set since.
-void give_back_signals() {
+void give_back_signals() noexcept {
   const auto give_back = [](int number) {
     struct sigaction now{};
     if (number <= 0 || sigaction(number, nullptr, &now) != 0) return;

@@ -82,8 +82,7 @@ void Engine::transmit(Slot& slot) {
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.cb.send = &Callbacks::on_sent;
   param.user_data = &slot;
-  const ucs_status_ptr_t status =
-      ucp_am_send_nbx(peer.endpoint, kMessageId, nullptr, 0, &message, message.bytes(), &param);
+  void* const status = ucp_am_send_nbx(peer.endpoint, kMessageId, nullptr, 0, &message, message.bytes(), &param);
   if (UCS_PTR_IS_PTR(status)) return;
   if (message.header.kind == Kind::acknowledgement) peer.acknowledging = false;
   give_slot(slot);

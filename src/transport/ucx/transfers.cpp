@@ -38,9 +38,9 @@ void Engine::issue(Transfer& transfer, Direction direction, RmaTarget target, st
   param.user_data = &transfer;
   ++peer.issued;
   if (direction == Direction::put) peer.last_put = peer.issued;
-  const ucs_status_ptr_t status = direction == Direction::put
-                                      ? ucp_put_nbx(peer.endpoint, local, bytes, target.address, target.key, &param)
-                                      : ucp_get_nbx(peer.endpoint, local, bytes, target.address, target.key, &param);
+  void* const status = direction == Direction::put
+                           ? ucp_put_nbx(peer.endpoint, local, bytes, target.address, target.key, &param)
+                           : ucp_get_nbx(peer.endpoint, local, bytes, target.address, target.key, &param);
   if (UCS_PTR_IS_PTR(status)) {
     ++peer.in_flight;
     ++transfer.in_flight;
@@ -95,7 +95,7 @@ void Engine::flush(Peer& peer) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &Callbacks::on_flushed;
   param.user_data = &peer;
-  const ucs_status_ptr_t status = ucp_ep_flush_nbx(peer.endpoint, &param);
+  void* const status = ucp_ep_flush_nbx(peer.endpoint, &param);
   if (UCS_PTR_IS_PTR(status)) {
     peer.flushing = true;
   } else if (UCS_PTR_IS_ERR(status)) {

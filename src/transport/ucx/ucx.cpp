@@ -1,5 +1,6 @@
 // The ucx transport as the core sees it: operations in terms of the engine's messages and transfers.
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "base/check.hpp"
@@ -255,9 +256,10 @@ std::unique_ptr<Transport> make_ucx(const Context& context) {
   return std::make_unique<UcxTransport>(context);
 }
 
-const char* library_name() {
-  static const std::string text = fmt::format("UCX {}", ucp_get_version_string());
-  return text.c_str();
+const char* library_name() noexcept {
+  static char text[64];
+  std::snprintf(text, sizeof text, "UCX %s", ucp_get_version_string());
+  return text;
 }
 
 }  // namespace

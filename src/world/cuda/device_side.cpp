@@ -156,7 +156,7 @@ void CudaDeviceSide::check_local(const char* what, const void* memory, std::size
   device_->activate();
   const auto* const first = static_cast<const std::byte*>(memory);
   for (const std::byte* const byte : {first, first + bytes - 1}) {
-    CUmemorytype type{};
+    CUmemorytype type = CU_MEMORYTYPE_HOST;
     const CUresult result = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(byte));
     require(result == CUDA_SUCCESS, Code::invalid_argument,
             "{}: the local buffer of {} bytes at {} is not memory that GPU {} can use; allowed: GPU memory, the "
