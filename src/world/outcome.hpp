@@ -26,7 +26,7 @@ std::optional<Error> attempt(Step&& step) {
 struct FailureRecord {
   static constexpr std::size_t kMessageBytes = 240;
   std::uint64_t failed = 0;
-  Code code{};
+  Code code = Code::system;  ///< only where `failed`
   char message[kMessageBytes] = {};
 
   FailureRecord() = default;

@@ -13,7 +13,7 @@
 namespace shoal::info {
 namespace {
 
-const std::string kInfiniband = "/sys/class/infiniband/";
+constexpr const char* kInfiniband = "/sys/class/infiniband/";
 
 /// One port of an RDMA device, from sysfs.
 struct Port {

@@ -1,7 +1,7 @@
 #include "info/system.hpp"
 
 #include <algorithm>
-#include <cstdio>
+#include <charconv>
 #include <fstream>
 #include <iterator>
 
@@ -80,9 +80,12 @@ bool System::module_loaded(std::string_view name) const {
 }
 
 std::pair<int, int> System::kernel() const {
-  int major = 0, minor = 0;
   const std::string release = line("/proc/sys/kernel/osrelease");
-  if (std::sscanf(release.c_str(), "%d.%d", &major, &minor) != 2) return {0, 0};
+  const char* const end = release.data() + release.size();
+  int major = 0, minor = 0;
+  const auto first = std::from_chars(release.data(), end, major);
+  if (first.ec != std::errc{} || first.ptr == end || *first.ptr != '.') return {0, 0};
+  if (std::from_chars(first.ptr + 1, end, minor).ec != std::errc{}) return {0, 0};
   return {major, minor};
 }
 
