@@ -109,6 +109,9 @@ class Transport {
   virtual void fence(Pe pe) = 0;  ///< orders earlier puts and atomics to `pe` before later ones
   virtual void quiet() = 0;       ///< returns when all earlier operations are complete at their targets
 
+  /// Moves along what is on its way, for a PE that waits and has nothing else to do with its core. Never waits itself.
+  virtual void progress() noexcept {}
+
   /// A peer that this transport knows to have ended, in order or not.
   struct Ended {
     Pe pe;

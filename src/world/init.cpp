@@ -450,6 +450,7 @@ void Opening::make_teams(BlobWriter&) {
   parts_.joins_read.resize(static_cast<std::size_t>(parts_.n_pes));
   parts_.health.emplace(parts_.n_pes, parts_.layout, parts_.segment->base(), parts_.transports, parts_.bootstrap);
   state_->spin_ = parts_.settings.spin;
+  state_->networked_ = parts_.transports.size() > transport::factories().size();
   if (parts_.device_heap) parts_.device_side = make_device_side(parts_);
 }
 

@@ -229,6 +229,11 @@ void WorldState::put(RemoteAddress target, const void* source, std::size_t bytes
   route.transport.put(target.pe, route.start + target.offset, source, bytes);
 }
 
+void WorldState::drive_networks() noexcept {
+  for (std::size_t i = transport::factories().size(); i < parts_->transports.size(); ++i)
+    parts_->transports[i]->progress();
+}
+
 std::byte* WorldState::host_base(Pe pe) const noexcept {
   return pe == parts_->my_pe ? parts_->segment->base() : parts_->route(pe).base(pe);
 }

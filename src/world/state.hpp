@@ -74,6 +74,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
     Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
     for (int polls = 0;;) {
       std::this_thread::yield();
+      if (networked_) drive_networks();
       if (ready()) return WaitOutcome::ready;
       if (++polls % 16 != 0) continue;
       const Clock::time_point now = Clock::now();
@@ -163,8 +164,11 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
   std::unique_ptr<WorldParts> parts_;
   SymmetricHeap heap_;
+  void drive_networks() noexcept;
+
   std::int64_t spin_ = 0;
-  friend class Opening;  // world/init.cpp
+  bool networked_ = false;  ///< some transport is a network, which a waiting PE moves along
+  friend class Opening;     // world/init.cpp
 };
 
 /// Members, and the signals that the team owns in every member's control block.

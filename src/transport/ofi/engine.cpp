@@ -198,6 +198,13 @@ bool Engine::poll() {
   return any;
 }
 
+void Engine::drive() noexcept {
+  driven_.fetch_add(1, std::memory_order_relaxed);
+  if (!lock_.try_lock()) return;
+  const std::lock_guard guard(lock_, std::adopt_lock);
+  poll();
+}
+
 void Engine::handle(std::size_t rail, const fi_cq_msg_entry& entry) {
   Request& request = *static_cast<Request*>(entry.op_context);
   if (request.kind != Request::Kind::receive) return complete(request);

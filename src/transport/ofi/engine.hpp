@@ -48,6 +48,10 @@ class Engine {
   /// Reads completions, applies messages, sends answers. Called with the lock held; false when there was nothing.
   bool poll();
   Lock& lock() noexcept { return lock_; }
+  /// As poll, by a PE that waits; where another thread has the lock, that one polls.
+  void drive() noexcept;
+  /// Changes with every drive(): while it does, the progress thread need not have a core.
+  std::uint32_t driven() const noexcept { return driven_.load(std::memory_order_relaxed); }
 
   // Operations on connected peers. They throw Error{timeout} and Error{peer_failed}.
 
@@ -68,6 +72,7 @@ class Engine {
 
  private:
   friend class Handshake;
+  std::atomic<std::uint32_t> driven_{0};
 
   /// What a completion belongs to.
   struct Request {

@@ -56,6 +56,9 @@ class OfiTransport final : public Transport {
   void quiet() override {
     if (engine_) engine_->quiet();
   }
+  void progress() noexcept override {
+    if (engine_) engine_->drive();
+  }
   std::span<const Ended> ended() noexcept override { return engine_ ? engine_->ended() : std::span<const Ended>(); }
 
  private:

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kSpinsBeforeSleep = 64;
 constexpr std::chrono::nanoseconds kLongestSleep{50'000};
+constexpr std::chrono::nanoseconds kWhileDriven{20'000};
 
 }  // namespace
 
@@ -45,9 +46,15 @@ void Progress::bind(std::int64_t core, Pe pe) {
 }
 
 void Progress::run() {
-  if (policy_ == Policy::sleep) prctl(PR_SET_TIMERSLACK, 1'000UL);  // else a sleep of 50 us takes 100
+  prctl(PR_SET_TIMERSLACK, 1'000UL);  // else a sleep of 50 us takes 100
+  std::uint32_t driven = engine_.driven();
   for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
     bool progress = false;
+    if (const std::uint32_t now = engine_.driven(); now != driven && policy_ != Policy::spin) {
+      driven = now;  // a PE that waits does it: the core is of more use to others
+      std::this_thread::sleep_for(kWhileDriven);
+      continue;
+    }
     // A thread that has or wants the lock polls itself.
     if (engine_.lock().wanted()) {
       sched_yield();

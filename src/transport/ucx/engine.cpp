@@ -105,6 +105,13 @@ bool Engine::progress() {
   return any;
 }
 
+void Engine::drive() noexcept {
+  driven_.fetch_add(1, std::memory_order_relaxed);
+  if (!mutex_.try_lock()) return;
+  progress();
+  mutex_.unlock();
+}
+
 void Engine::start_thread() {
   const SignalsBlocked blocked;
   thread_ = std::thread([this] {
@@ -132,12 +139,15 @@ void Engine::bind_thread() {
 void Engine::run() {
   const Settings& settings = *context_.settings;
   const bool sleeps = settings.progress_wait == "sleep", spins = settings.progress_wait == "spin";
+  std::uint32_t driven = 0;
   for (std::int64_t idle = 0; !stop_.load(std::memory_order_acquire); ++idle) {
     if (callers_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock()) {
       if (progress()) idle = 0;
       mutex_.unlock();
     }
-    const bool relieved = waiting_.load(std::memory_order_relaxed) != 0;
+    const std::uint32_t now = driven_.load(std::memory_order_relaxed);
+    const bool relieved = waiting_.load(std::memory_order_relaxed) != 0 || now != driven;
+    driven = now;
     if (spins || (idle < settings.spin && !relieved)) {
       pause_core();
     } else if (sleeps || relieved) {

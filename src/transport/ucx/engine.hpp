@@ -112,6 +112,8 @@ class Engine {
   /// Lets others have the lock and the core for a moment.
   void step_aside(Lock& lock, std::int64_t polls);
   bool progress();
+  /// The same by a PE that waits; where another thread has the lock, that one makes progress.
+  void drive() noexcept;
   void end_peer(Peer& peer, std::string reason);
   /// Those that ended since their handshake. Takes the lock itself.
   std::span<const Transport::Ended> ended() noexcept;
@@ -203,8 +205,9 @@ class Engine {
   std::atomic<std::size_t> n_ended_{0};
 
   std::mutex mutex_;
-  std::atomic<int> callers_{0};  // that want the lock: the progress thread leaves it to them
-  std::atomic<int> waiting_{0};  // that make progress themselves
+  std::atomic<std::uint32_t> driven_{0};  // counts drive()
+  std::atomic<int> callers_{0};           // that want the lock: the progress thread leaves it to them
+  std::atomic<int> waiting_{0};           // that make progress themselves
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
