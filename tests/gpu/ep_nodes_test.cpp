@@ -41,6 +41,7 @@ class EpGpuNodes : public ::testing::TestWithParam<Grid> {};
 INSTANTIATE_TEST_SUITE_P(Grids, EpGpuNodes, ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{6, 3}, Grid{8, 2}));
 
 TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam());
   run_group(c, [&](GpuGroup& owner) {
     GpuRound(owner, c, {}).run();
@@ -51,6 +52,7 @@ TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
 }
 
 TEST_P(EpGpuNodes, RowsOfOtherKinds) {
+  SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam(), 2);
   run_group(
       c,
@@ -62,6 +64,7 @@ TEST_P(EpGpuNodes, RowsOfOtherKinds) {
 }
 
 TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam(), 3);
   run_group(c, [&](GpuGroup& owner) {
     for (const GpuLowLatencyCall& call : {GpuLowLatencyCall{}, GpuLowLatencyCall{.zero_copy = true},
@@ -74,6 +77,7 @@ TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
 }
 
 TEST(EpGpuNodesMode, WarmUpAndManyRounds) {
+  SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 5);
   run_group(c, [&](GpuGroup& owner) {
     owner.group.warmup();

@@ -156,7 +156,7 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
            static_cast<const std::byte*>(source) + i * source_stride, element, what, pe);
     return;
   }
-  CUDA_MEMCPY2D rows{};
+  CUDA_MEMCPY2D rows{};  // NOLINT(bugprone-invalid-enum-default-initialization): both memory types are set below
   rows.srcMemoryType = on_host(source) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   rows.srcHost = source;
   rows.srcDevice = memory::cuda::address(source);
