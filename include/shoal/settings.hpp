@@ -45,6 +45,7 @@ struct Settings {
   std::int64_t device = -1;
   std::string cuda_handle = "automatic";
   std::size_t staging_size = std::size_t{4} << 30;
+  std::size_t staged_chunk = std::size_t{512} << 10;
   std::int64_t max_teams = 128;
 
   // Waiting.

@@ -95,8 +95,8 @@ class World {
   const Settings& settings() const;
   const std::vector<InitPhase>& init_phases() const;
   /// The transport chosen for the heap of `pe` and what it can do, as text: "shm: load-store put get atomics signals";
-  /// for heaps in GPU memory also what carries control words, or why there is none: "none: cuda_p2p offers nothing (GPU
-  /// 0 has no peer access to GPU 1 (cuDeviceCanAccessPeer)); control shm".
+  /// for heaps in GPU memory also what carries control words, and why no better one is used: "staged: put get atomics
+  /// signals; control shm; cuda_p2p: GPU 0 has no peer access to GPU 1 (cuDeviceCanAccessPeer)".
   std::string describe_transport(Pe pe) const;
 
   // --- put, get

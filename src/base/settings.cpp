@@ -128,6 +128,10 @@ const std::vector<SettingInfo>& table() {
        "page "
        "when it is needed; the same on all PEs.",
        1 << 20, std::int64_t{1} << 46},
+      {"SHOAL_STAGED_CHUNK", "", "world", &Settings::staged_chunk,
+       "Chunk of pinned host memory in which operations on heaps in GPU memory go where no GPU reaches the other's; "
+       "each PE has 16, taken when they are needed. The same on all PEs.",
+       4096, 1 << 30},
       {"SHOAL_MAX_TEAMS", "NVSHMEM_MAX_TEAMS", "world", &Settings::max_teams,
        "Teams that may exist at once, predefined ones included.", 8, 65'536},
       {"SHOAL_TIMEOUT_MS", "", "world", &Settings::timeout,
@@ -136,11 +140,13 @@ const std::vector<SettingInfo>& table() {
        "Polls before a waiting thread yields its core. Raise it when every PE has a core of its own.", 0,
        1'000'000'000},
       {"SHOAL_TRANSPORT_INSIDE", "", "network", &Settings::transport_inside,
-       "Transports between PEs of one node, first choice first: comma list of shm, ofi, ucx; automatic: shm, ofi, "
-       "ucx."},
+       "Transports between PEs of one node, first choice first: comma list of shm, ofi, ucx, and for heaps in GPU "
+       "memory "
+       "cuda_p2p, staged; automatic: all of them in that order."},
       {"SHOAL_TRANSPORT_BETWEEN", "NVSHMEM_REMOTE_TRANSPORT", "network", &Settings::transport_between,
        "Transports between PEs of different nodes, first choice first: comma list of shm (emulated nodes of one host), "
-       "ofi (or libfabric), ucx; automatic: shm, ofi, ucx. A network's library is loaded when a pair of PEs needs it."},
+       "ofi (or libfabric), ucx, and for heaps in GPU memory cuda_p2p, staged; automatic: all of them in that order. A "
+       "network's library is loaded when a pair of PEs needs it."},
       {"SHOAL_OFI_PROVIDER", "NVSHMEM_LIBFABRIC_PROVIDER", "network", &Settings::ofi_provider,
        "Provider of libfabric, such as tcp;ofi_rxm, efa, verbs;ofi_rxm, cxi, shm; automatic: the first of efa, cxi, "
        "verbs;ofi_rxm and tcp;ofi_rxm that offers what is needed."},

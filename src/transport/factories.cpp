@@ -3,9 +3,19 @@
 #include "transport/transport.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "transport/cuda_p2p/cuda_p2p.hpp"
+#include "transport/staged/staged.hpp"
 #endif
 
 namespace shoal::transport {
+#ifdef SHOAL_WITH_CUDA
+namespace {
+
+std::unique_ptr<Transport> make_staged_over_p2p(const Context& context) {
+  return make_staged(context, make_cuda_p2p(context));
+}
+
+}  // namespace
+#endif
 
 std::span<const Factory> factories() {
   static constexpr Factory list[] = {make_self, make_shm};
@@ -14,10 +24,18 @@ std::span<const Factory> factories() {
 
 std::span<const Factory> heap_factories() {
 #ifdef SHOAL_WITH_CUDA
-  static constexpr Factory list[] = {make_cuda_p2p};
+  static constexpr Factory list[] = {make_cuda_p2p, make_staged_over_p2p};
   return list;
 #else
   return {};
+#endif
+}
+
+std::size_t heap_staging([[maybe_unused]] Pe n_pes, [[maybe_unused]] const Settings& settings) {
+#ifdef SHOAL_WITH_CUDA
+  return staged_bytes(n_pes, settings);
+#else
+  return 0;
 #endif
 }
 

@@ -46,6 +46,8 @@ struct Reach {
   std::string reason;
 };
 
+class Transport;
+
 /// What a transport is given to start with. Everything is valid until connect returns, `settings` as long as the world.
 struct Context {
   Pe my_pe = 0;
@@ -63,9 +65,14 @@ struct Context {
   memory::Token world{};  ///< a secret that only the PEs of this world know
   std::chrono::milliseconds timeout{};
   std::function<void()> check;  ///< to be called in waits about every millisecond; throws when another PE has failed
-  /// Networks: what the world knows of the end or failure of a PE, empty when it lives. For waits of operations, as
-  /// long as the transport lives; called without locks that ended() takes. May be empty.
+  /// What the world knows of the end or failure of a PE, empty when it lives. For waits of operations, as long as the
+  /// transport lives; called without locks that ended() takes. May be empty.
   std::function<std::string(Pe)> failure;
+  /// Transports of heaps in GPU memory: what carries operations on the segment of a PE. From carry() on, as long as the
+  /// transport lives.
+  std::function<Transport&(Pe)> host_route;
+  /// Transport "staged": offset of its memory in every PE's segment.
+  std::size_t staging = 0;
 };
 
 /// One PE's side of a transport. Operations of this PE's own heap and of mapped ones may come from several threads at
@@ -82,6 +89,8 @@ class Transport {
   virtual std::vector<std::byte> address() = 0;
   virtual void connect(std::span<const std::vector<std::byte>> addresses) = 0;
   virtual Reach reach(Pe pe) const = 0;
+  /// Transports of heaps in GPU memory: the PEs that it was chosen for, once, before the first operation. May throw.
+  virtual void carry(std::span<const Pe> /*pes*/) {}
 
   /// The segment of `pe` in this address space where the pair has load_store, else nullptr.
   virtual std::byte* base(Pe pe) const noexcept = 0;
@@ -132,7 +141,9 @@ std::span<const std::string_view> network_names();
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context);
 /// A transport of this name that reaches nobody, for this reason.
 std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string reason);
-/// Those that carry operations on heaps in GPU memory. Empty in a build without CUDA.
+/// Those that carry operations on heaps in GPU memory, the preferred ones first. Empty in a build without CUDA.
 std::span<const Factory> heap_factories();
+/// Bytes that they take of every PE's segment, at Context::staging.
+std::size_t heap_staging(Pe n_pes, const Settings& settings);
 
 }  // namespace shoal::transport

@@ -14,6 +14,7 @@ std::vector<LayoutField> layout_fields(const Settings& settings, const ControlLa
       {"SHOAL_MAX_TEAMS", static_cast<std::uint64_t>(settings.max_teams)},
       {"SHOAL_NODE_SIZE", static_cast<std::uint64_t>(settings.node_size)},
       {"SHOAL_STAGING_SIZE", settings.staging_size},
+      {"SHOAL_STAGED_CHUNK", settings.staged_chunk},
       {"SHOAL_EP_CHUNK", settings.ep_chunk},
       {"the size of the control block", layout.bytes()},
   };

@@ -52,23 +52,27 @@ std::optional<std::size_t> choose_any(const Connectivity& map, Pe a, Pe b) {
   return first(map, a, b, [](Capabilities both) { return both != 0; });
 }
 
-/// "shm,libfabric" as names of transports.
-std::vector<std::string> parse_order(std::string_view setting, std::string_view text) {
-  static constexpr std::string_view known[] = {"shm", "ofi", "ucx"};
-  if (text == "automatic") return {known, known + std::size(known)};
+/// Those names of "shm,libfabric" that are of `kind`; all of that kind where there is none.
+std::vector<std::string> parse_order(std::string_view setting, std::string_view text,
+                                     std::span<const std::string_view> kind) {
+  const auto is_of = [](std::span<const std::string_view> names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
   std::vector<std::string> names;
-  for (std::size_t at = 0; at <= text.size();) {
+  for (std::size_t at = 0; text != "automatic" && at <= text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
     std::string name(text.substr(at, end - at));
     if (name == "libfabric") name = "ofi";
-    require(std::find(std::begin(known), std::end(known), name) != std::end(known), Code::invalid_argument,
-            "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}", setting, text, name,
-            fmt::join(known, ", "));
+    require(is_of(kHostTransports, name) || is_of(kHeapTransports, name), Code::invalid_argument,
+            "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}, {}", setting, text, name,
+            fmt::join(kHostTransports, ", "), fmt::join(kHeapTransports, ", "));
     require(std::find(names.begin(), names.end(), name) == names.end(), Code::invalid_argument,
             "{} is \"{}\", which names {} twice", setting, text, name);
     names.push_back(std::move(name));
     at = end + 1;
   }
+  std::erase_if(names, [&](const std::string& name) { return !is_of(kind, name); });
+  if (names.empty()) names.assign(kind.begin(), kind.end());
   return names;
 }
 
@@ -93,9 +97,9 @@ const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a,
   return order(connectivity, a, b);
 }
 
-void read_preferences(Connectivity& connectivity, const Settings& settings) {
-  connectivity.inside = parse_order("SHOAL_TRANSPORT_INSIDE", settings.transport_inside);
-  connectivity.between = parse_order("SHOAL_TRANSPORT_BETWEEN", settings.transport_between);
+void read_preferences(Connectivity& connectivity, const Settings& settings, std::span<const std::string_view> kind) {
+  connectivity.inside = parse_order("SHOAL_TRANSPORT_INSIDE", settings.transport_inside, kind);
+  connectivity.between = parse_order("SHOAL_TRANSPORT_BETWEEN", settings.transport_between, kind);
 }
 
 bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name) {

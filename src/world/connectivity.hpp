@@ -2,11 +2,13 @@
 // D12).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/transport.hpp"
@@ -35,9 +37,15 @@ struct Connectivity {
   }
 };
 
-/// Fills inside and between from SHOAL_TRANSPORT_INSIDE and SHOAL_TRANSPORT_BETWEEN. Throws Error{invalid_argument}
-/// naming the setting, the transport and those that there are.
-void read_preferences(Connectivity& connectivity, const Settings& settings);
+/// The transports that users can name, in the order of "automatic": for control blocks and heaps on the host, and for
+/// heaps in GPU memory.
+inline constexpr std::array<std::string_view, 3> kHostTransports = {"shm", "ofi", "ucx"};
+inline constexpr std::array<std::string_view, 2> kHeapTransports = {"cuda_p2p", "staged"};
+
+/// Fills inside and between from SHOAL_TRANSPORT_INSIDE and SHOAL_TRANSPORT_BETWEEN with those of `kind` that they
+/// name, or all of that kind where they name none of it. Throws Error{invalid_argument} naming the setting, the
+/// transport and those that there are.
+void read_preferences(Connectivity& connectivity, const Settings& settings, std::span<const std::string_view> kind);
 
 /// Whether the pair would use transport `name`, which may not be in the map yet, rather than what it has.
 bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name);

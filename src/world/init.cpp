@@ -259,7 +259,9 @@ void Opening::know_devices(const Blobs& all) {
 void Opening::create_heap(BlobWriter& mine) {
   const bool on_host = parts_.settings.heap != "cuda";
   const std::size_t behind = on_host ? heap_bytes(parts_.settings) : whole_pages(parts_.settings.staging_size);
-  parts_.segment = memory::Segment::create(parts_.layout.bytes() + behind);
+  parts_.heap_staging = parts_.layout.bytes() + behind;
+  parts_.segment = memory::Segment::create(
+      parts_.heap_staging + (on_host ? 0 : whole_pages(transport::heap_staging(parts_.n_pes, parts_.settings))));
   if (!on_host) {
     memory::DeviceHeapContext context;
     context.device = parts_.device;
@@ -312,6 +314,11 @@ transport::Context Opening::transport_context() const {
   context.world = parts_.token;
   context.timeout = parts_.settings.bootstrap_timeout;
   context.check = abort_check();
+  context.failure = [state = state_.get()](Pe pe) {
+    return state->has_failed(pe) ? state->failure().value_or("") : std::string();
+  };
+  context.host_route = [parts = &parts_](Pe pe) -> transport::Transport& { return parts->route(pe); };
+  context.staging = parts_.heap_staging;
   return context;
 }
 
@@ -362,7 +369,8 @@ void Opening::map_connections(BlobWriter& mine) {
   };
   describe(parts_.connectivity, parts_.transports);
   describe(parts_.heap_connectivity, parts_.heap_transports);
-  read_preferences(parts_.connectivity, parts_.settings);
+  read_preferences(parts_.connectivity, parts_.settings, kHostTransports);
+  read_preferences(parts_.heap_connectivity, parts_.settings, kHeapTransports);
 }
 
 void Opening::choose_connections(const Blobs& all) {
@@ -395,8 +403,12 @@ void Opening::choose_nics(BlobWriter&) {
   const topology::Machine machine = topology::read_machine();
   const auto seats =
       topology::host_seats(machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
-  const std::string gpu =
+  std::string gpu =
       parts_.device ? memory::describe_gpus().gpus.at(static_cast<std::size_t>(parts_.device->device)).pci : "";
+  if (!gpu.empty() && machine.gpus.empty()) {  // containers may hide the PCI bus
+    log::info("PE {}: this machine shows no GPU on its PCI bus: NICs are chosen without GPU {}", parts_.my_pe, gpu);
+    gpu.clear();
+  }
   const std::int32_t seat =
       topology::seat_of(machine, static_cast<std::int32_t>(seats.size()), gpu,
                         settings.local_index >= 0 ? static_cast<std::int32_t>(settings.local_index) : index);
@@ -411,9 +423,6 @@ void Opening::start_network(BlobWriter& mine) {
   for (Pe pe = 0; pe < parts_.n_pes; ++pe)
     context.wanted.push_back(wants(parts_.connectivity, parts_.my_pe, pe, network_));
   context.nics = parts_.nics.value_or(std::vector<std::string>());
-  context.failure = [state = state_.get()](Pe pe) {
-    return state->has_failed(pe) ? state->failure().value_or("") : std::string();
-  };
   parts_.transports.push_back(transport::make_network(network_, context));
   mine.bytes(parts_.transports.back()->address());
 }
@@ -432,6 +441,12 @@ void Opening::use_connections() {
   choose_transports(parts_.connectivity, parts_.my_pe);
   choose_heap_transports(parts_.heap_connectivity, parts_.my_pe);
   for (Pe pe = 0; pe < parts_.n_pes; ++pe) parts_.peer_base.push_back(peer_heap(pe));
+  for (std::size_t t = 0; t < parts_.heap_transports.size(); ++t) {
+    std::vector<Pe> carried;
+    for (Pe pe = 0; pe < parts_.n_pes; ++pe)
+      if (parts_.heap_connectivity.transport_of[static_cast<std::size_t>(pe)] == t) carried.push_back(pe);
+    parts_.heap_transports[t]->carry(carried);
+  }
 }
 
 /// Start of the heap of `pe` where the pair has load_store, else nullptr.

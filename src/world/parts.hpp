@@ -55,6 +55,7 @@ struct WorldParts {
   SharedRanges shared_ranges;                         ///< what is in it, for any thread
   memory::Allocator allocator{0};
   memory::Allocator staging{0};  ///< of the host memory behind the control block where the heap is in GPU memory
+  std::size_t heap_staging = 0;  ///< where the memory of transport staged starts in the segment
   memory::RegisteredBuffers registered;
 
   std::optional<std::vector<std::string>> nics;  ///< of this PE by the NIC plan; only where a network is used

@@ -119,8 +119,12 @@ std::string World::describe_transport(Pe pe) const {
   if (heap.capabilities[i] == 0)
     return fmt::format("none: {}; control {}", detail::why_not(heap, world.my_pe, world.my_pe, pe),
                        world.route(pe).name());
-  return fmt::format("{}: {}; control {}", heap.names[heap.transport_of[i]], transport::describe(heap.capabilities[i]),
-                     world.route(pe).name());
+  const std::size_t chosen = heap.transport_of[i];
+  std::string text = fmt::format("{}: {}; control {}", heap.names[chosen], transport::describe(heap.capabilities[i]),
+                                 world.route(pe).name());
+  for (std::size_t t = 0; t < chosen; ++t)
+    if (!heap.reasons[i][t].empty()) text += fmt::format("; {}: {}", heap.names[t], heap.reasons[i][t]);
+  return text;
 }
 
 void World::check_counts(std::size_t target, std::size_t source) {

@@ -13,6 +13,7 @@ struct Case {
   Pe n_pes;
   std::int64_t device;  // -1: spread
   std::int64_t node_size;
+  const char* between = "automatic";
 };
 
 class WorldOnGpu : public testing::TestWithParam<Case> {
@@ -25,6 +26,7 @@ class WorldOnGpu : public testing::TestWithParam<Case> {
     settings.cuda_handle = GetParam().handle;
     settings.device = GetParam().device;
     settings.node_size = GetParam().node_size;
+    settings.transport_between = GetParam().between;
     run_threads(GetParam().n_pes, settings, check);
   }
 };
@@ -81,11 +83,13 @@ TEST_P(WorldOnGpu, MovesRegisteredBuffers) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, WorldOnGpu,
                          testing::Values(Case{"automatic", 8, 0, 0}, Case{"automatic", 8, -1, 0},
-                                         Case{"automatic", 4, -1, 2}, Case{"ipc", 4, -1, 0}),
+                                         Case{"automatic", 4, -1, 2}, Case{"automatic", 4, -1, 2, "staged"},
+                                         Case{"ipc", 4, -1, 0}),
                          [](const auto& one) {
                            return std::string(one.param.handle) + "_" + std::to_string(one.param.n_pes) + "_pes_" +
                                   (one.param.device < 0 ? "spread" : "on_one") +
-                                  (one.param.node_size == 0 ? "" : "_in_nodes");
+                                  (one.param.node_size == 0 ? "" : "_in_nodes") +
+                                  (std::string(one.param.between) == "staged" ? "_staged" : "");
                          });
 
 }  // namespace

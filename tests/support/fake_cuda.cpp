@@ -58,7 +58,7 @@ struct State {
   std::set<CUdeviceptr> allocated, opened;
   std::map<int, std::size_t> used;  // by device
   std::set<CUstream> streams;
-  std::set<void*> pinned;
+  std::set<void*> pinned, registered;
 };
 
 State& state() {
@@ -344,6 +344,15 @@ CUresult host_alloc(void** address, std::size_t bytes, unsigned) {
   state().pinned.insert(*address);
   return CUDA_SUCCESS;
 }
+CUresult host_register(void* address, std::size_t, unsigned) {
+  const Call call("host_register", true);
+  if (!call) return call.result;
+  return state().registered.insert(address).second ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+}
+CUresult host_unregister(void* address) {
+  const Call call("host_unregister", true);
+  return state().registered.erase(address) == 1 ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
 CUresult host_free(void* address) {
   const Call call("host_free", true);
   if (state().pinned.erase(address) == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -577,6 +586,7 @@ std::string FakeCuda::leaks() {
   count(now.reserved.size(), "reservations");
   count(now.streams.size(), "streams");
   count(now.pinned.size(), "pinned blocks");
+  count(now.registered.size(), "registered blocks");
   return text;
 }
 

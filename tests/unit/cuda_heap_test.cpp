@@ -105,14 +105,7 @@ TEST_P(CudaHeap, NamesThePairThatDoesNotReach) {
       EXPECT_EQ(world.heap().peer_pointer(box.data(), pe) != nullptr, reached);
       EXPECT_EQ(world.describe_transport(pe).find("no peer access") == std::string::npos, reached)
           << world.describe_transport(pe);
-      if (reached) {
-        world.put_value(box.on(pe)[0], 5);
-        continue;
-      }
-      for (const auto& call : std::vector<std::function<void()>>{[&] { world.put_value(box.on(pe)[0], 5); },
-                                                                 [&] { world.get_value(box.on(pe)[0]); },
-                                                                 [&] { world.atomic_fetch_add(box.on(pe)[0], 5); }})
-        expect_error(Code::unsupported, "has no peer access to GPU", call);
+      world.put_value(box.on(pe)[0], 5);  // through host memory where the GPUs do not reach each other
     }
     barrier(world.team());
     EXPECT_EQ(local(world, box, 0), 5);

@@ -86,7 +86,7 @@ Connectivity two_nodes(std::vector<std::string> names, const std::function<Capab
       for (int t = 0; t < static_cast<int>(map.names.size()); ++t)
         map.map.push_back(t > 0 ? network(a, b, t) : a / 2 == b / 2 ? kNear : Capabilities{0});
   map.reasons.assign(4, std::vector<std::string>(map.names.size(), "far"));
-  detail::read_preferences(map, Settings{});
+  detail::read_preferences(map, Settings{}, detail::kHostTransports);
   return map;
 }
 constexpr std::string_view kNetworks[] = {"ofi", "ucx"};
@@ -129,14 +129,15 @@ TEST(Connectivity, SettingsSayWhatMayBeUsed) {
   Settings settings;
   settings.transport_inside = "libfabric,shm";
   settings.transport_between = "ucx";
-  detail::read_preferences(map, settings);
+  detail::read_preferences(map, settings, detail::kHostTransports);
   EXPECT_EQ(detail::next_network(map, kNetworks), "ucx");  // between nodes first
   EXPECT_TRUE(detail::wants(map, 0, 1, "ofi"));            // rather than shm
   settings.transport_between = "shm,infiniband";
   test::expect_error(Code::invalid_argument, "\"infiniband\" is no transport",
-                     [&] { detail::read_preferences(map, settings); });
+                     [&] { detail::read_preferences(map, settings, detail::kHostTransports); });
   settings.transport_between = "ofi,libfabric";
-  test::expect_error(Code::invalid_argument, "names ofi twice", [&] { detail::read_preferences(map, settings); });
+  test::expect_error(Code::invalid_argument, "names ofi twice",
+                     [&] { detail::read_preferences(map, settings, detail::kHostTransports); });
 }
 
 TEST(Connectivity, SharedTeamsAreEquivalences) {

@@ -1,5 +1,6 @@
 // staged.cpp: expert parallelism on tensors in GPU memory where no NVLink joins all members: rows go through host
-// memory (pinned, DESIGN.md "staged path") and the host backend, which knows nodes.
+// memory and the host backend, which knows nodes. That memory is not pinned: a group's block is mostly room for the
+// worst case, whose pages cost nothing until they are touched.
 //
 // Copies per operation: every input once to the host, every output once to the GPU; answers go straight to where the
 // host backend fetches them. Calls wait: between nodes a host has to drive the network anyway. They keep the order of

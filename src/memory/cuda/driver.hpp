@@ -41,6 +41,8 @@ namespace shoal::memory::cuda {
   X(mem_free, cuMemFree)                                    \
   X(host_alloc, cuMemHostAlloc)                             \
   X(host_free, cuMemFreeHost)                               \
+  X(host_register, cuMemHostRegister)                       \
+  X(host_unregister, cuMemHostUnregister)                   \
   X(copy, cuMemcpyAsync)                                    \
   X(copy_2d, cuMemcpy2DAsync)                               \
   X(set_bytes, cuMemsetD8Async)                             \

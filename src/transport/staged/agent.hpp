@@ -1,0 +1,55 @@
+// agent.hpp: the side of a PE that carries out what others ask for on its heap: a thread that looks for requests.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/staged/layout.hpp"
+#include "transport/transport.hpp"
+
+namespace shoal::transport::staged {
+
+class Agent {
+ public:
+  /// Serves these PEs until it is destroyed. `own` is used by nobody else.
+  Agent(const Context& context, const Layout& layout, Transport& own, std::vector<Pe> peers);
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+ private:
+  struct Peer {
+    Pe pe;
+    std::uint64_t done = 0;
+    std::uint64_t value = 0;  ///< what the last atomic found
+    bool lost = false;        ///< it cannot be answered any more
+  };
+  using Requests = std::vector<const Request*>;
+
+  void run();
+  bool serve(Peer& peer);
+  void carry_out(Peer& peer, const Requests& requests);
+  void fetch_and_store(const Peer& peer, const Requests& puts);
+  void load_and_send(const Peer& peer, const Requests& gets);
+  void complete(const Peer& peer, std::uint64_t number);
+  void refuse(const Peer& peer, std::uint64_t number, const std::string& reason);
+  const Request& request(Pe from, std::uint64_t number) const noexcept;
+  std::size_t chunk(std::size_t i) const noexcept { return area_ + layout_.served_chunk(i); }
+
+  const Layout layout_;
+  const std::shared_ptr<memory::Segment> segment_;
+  const std::shared_ptr<memory::DeviceHeap> heap_;
+  const std::size_t area_;
+  const Pe my_pe_;
+  const bool spin_;
+  const std::function<Transport&(Pe)> host_route_;
+  Transport& own_;
+  std::vector<Peer> peers_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace shoal::transport::staged
