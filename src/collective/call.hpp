@@ -19,7 +19,7 @@ const char* name_of(Operation operation) noexcept;
 /// What every member must pass alike. Fields that an operation does not have keep their defaults. No padding: it is
 /// compared and sent as bytes.
 struct Arguments {
-  Operation operation{};
+  Operation operation = Operation::broadcast;
   std::int32_t root = -1;
   std::uint32_t dtype = 0;
   std::uint32_t op = 0;

@@ -124,7 +124,8 @@ std::string timeline_svg(const WorldView& view) {
            {16, "#1f2933", Svg::Anchor::start, true});
   svg.text(16, 44, "milliseconds; pale: waiting in the all-gather; PEs are aligned where they end", {11.5, "#616e7c"});
   const double step = tick_step(range);
-  for (double tick = 0; tick <= range * 1.0001; tick += step) {
+  for (int i = 0; i * step <= range * 1.0001; ++i) {
+    const double tick = i * step;
     svg.line(kLeft + tick * scale, kTop - 6, kLeft + tick * scale, bottom, "#e4e7eb");
     svg.text(kLeft + tick * scale, bottom + 16, fmt::format("{:g}", tick), {11, "#616e7c", Svg::Anchor::middle});
   }

@@ -144,7 +144,8 @@ double Picture::legend(double y, double width) {
   const auto across = std::max<std::size_t>(1, static_cast<std::size_t>((width - 2 * kPadding) / column));
   const std::size_t rows = (lines.size() + across - 1) / across;
   for (std::size_t i = 0; i < lines.size(); ++i) {
-    const double x = kPadding + static_cast<double>(i / rows) * column;
+    const std::size_t place = i / rows;
+    const double x = kPadding + static_cast<double>(place) * column;
     const double at = y + static_cast<double>(i % rows) * kRow;
     svg_.rectangle(x, at, 12, 12, {Svg::colour(i), "none", 3});
     svg_.text(x + 20, at + 10.5, lines[i], {12, kInk});

@@ -1,6 +1,6 @@
 // How the kernels of normal mode are launched, as pure functions of the shape. Figures: docs/performance.md.
 #include <algorithm>
-#include <cstdio>
+#include <charconv>
 #include <string>
 
 #include "ep/cuda/normal.cuh"
@@ -26,8 +26,13 @@ Tuning tuning_of(const std::string& setting, const char* operation) {
   const std::string key = std::string(operation) + "=";
   const std::size_t at = setting.find(key);
   if (at == std::string::npos) return tuning;
-  (void)std::sscanf(setting.c_str() + at + key.size(), "%dx%dx%dx%d", &tuning.warps, &tuning.stages,
-                    &tuning.chunk_bytes, &tuning.segment_chunks);
+  const char* next = setting.data() + at + key.size();
+  const char* const end = setting.data() + setting.size();
+  for (std::int32_t* const field : {&tuning.warps, &tuning.stages, &tuning.chunk_bytes, &tuning.segment_chunks}) {
+    const auto [behind, error] = std::from_chars(next, end, *field);
+    if (error != std::errc() || behind == end || *behind != 'x') break;
+    next = behind + 1;
+  }
   return tuning;
 }
 

@@ -45,7 +45,7 @@ std::size_t size_of(const Request& request) {
 
 }  // namespace
 
-Agent::Agent(const Context& context, const Layout& layout, Transport& own, std::vector<Pe> peers)
+Agent::Agent(const Context& context, const Layout& layout, Transport& own, std::span<const Pe> peers)
     : layout_(layout),
       segment_(context.segment),
       heap_(context.device_heap),

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,7 +16,7 @@ namespace shoal::transport::staged {
 class Agent {
  public:
   /// Serves these PEs until it is destroyed. `own` is used by nobody else.
-  Agent(const Context& context, const Layout& layout, Transport& own, std::vector<Pe> peers);
+  Agent(const Context& context, const Layout& layout, Transport& own, std::span<const Pe> peers);
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;

@@ -41,7 +41,7 @@ class StagedTransport final : public Transport {
   void carry(std::span<const Pe> pes) override {
     if (pes.empty()) return;
     copies_.pin(context_.segment->base() + context_.staging + layout_.chunks(), layout_.bytes() - layout_.chunks());
-    agent_.emplace(context_, layout_, *own_, std::vector<Pe>(pes.begin(), pes.end()));
+    agent_.emplace(context_, layout_, *own_, pes);
   }
   std::byte* base(Pe) const noexcept override { return nullptr; }
 
