@@ -58,7 +58,12 @@ namespace {
 void run_pe(const Options& options, const std::string& part, std::shared_ptr<Bootstrap> bootstrap) {
   Peers peers(*bootstrap);
   const auto start = std::chrono::steady_clock::now();
-  World world = World::open({gpu_settings(heap_bytes(options, part, peers.count())), bootstrap});
+  Settings settings = gpu_settings(heap_bytes(options, part, peers.count()));
+  if (part == "nodes" && settings.node_size == 0) {
+    settings.node_size = std::max(1, peers.count() / 2);
+    settings.transport_between = "staged";
+  }
+  World world = World::open({settings, bootstrap});
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   {  // The CUDA runtime calls of this thread go to the GPU that the world chose for this PE.
     const auto probe = world.heap().allocate<int>(1);
@@ -68,6 +73,7 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
   }
   if (part == "normal") run_normal(world, peers, options);
   if (part == "low-latency") run_low_latency(world, peers, options);
+  if (part == "nodes") run_nodes(world, peers, options);
   if (part == "start") run_start(world, peers, options, seconds.count());
   world.close();
 }
@@ -115,6 +121,8 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   normal->add_flag("--cross", options.cross, "every SM count with every token count");
   CLI::App* const low_latency = command("low-latency", "low-latency dispatch and combine by tokens");
   add_tokens(low_latency);
+  CLI::App* const nodes = command("nodes", "two nodes, through host memory: pairs, put and get on heaps in GPU memory");
+  nodes->add_option("--main-tokens", options.shape.tokens, "tokens per PE")->capture_default_str();
   CLI::App* const start = command("start", "the first call against the steady one, and what the difference is");
   start->add_option("--main-tokens", options.shape.tokens, "tokens per PE in normal mode")->capture_default_str();
   start->add_flag("!--no-warmup", options.warmup, "do not warm up groups");
@@ -122,12 +130,13 @@ void declare(CLI::App& app, Options& options, std::string& part) {
 }
 
 void prepare(Options& options, const std::string& part, const CLI::App& app) {
-  const bool own_tokens = part != "start" && app.get_subcommand(part)->count("--tokens") > 0;
+  const bool sweeps = part != "start" && part != "nodes";
+  const bool own_tokens = sweeps && app.get_subcommand(part)->count("--tokens") > 0;
   if (part == "low-latency") {
     options.shape.tokens = 1;
     if (!own_tokens) options.tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
   }
-  if (part == "start") options.tokens = {options.shape.tokens};
+  if (!sweeps) options.tokens = {options.shape.tokens};
   for (const std::int64_t tokens : options.tokens)
     require(tokens >= 1, Code::invalid_argument, "--tokens contains {}; allowed: 1 or more", tokens);
 }

@@ -82,7 +82,7 @@ class RmaBench {
     measure("atomic fetch_add", iterations_, 0, [&] { world_.atomic_fetch_add(word, 1); });
     measure("signal_add", iterations_, 0, [&] { world_.signal_add(word, 1); });
     barrier(world_.team());
-    flag_[0] = 0;
+    world_.put_value(flag_.on(world_.my_pe())[0], 0);
     barrier(world_.team());
   }
 
@@ -103,7 +103,7 @@ class RmaBench {
       times = (now() - start) / static_cast<double>(count);
     }
     barrier(world_.team());
-    flag_[0] = 0;
+    world_.put_value(flag_.on(world_.my_pe())[0], 0);
     barrier(world_.team());
     measurements_.push_back({name, me == 0 ? times : Times(), 0});
   }

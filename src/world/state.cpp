@@ -121,7 +121,7 @@ void WorldState::pause() noexcept {
 #endif
 }
 
-WaitOutcome WorldState::check_health(Clock::time_point now, Clock::time_point deadline, Pe awaited) noexcept {
+WaitOutcome WorldState::check_health(bool late, Pe awaited) noexcept {
   auto& record = *reinterpret_cast<ProgressRecord*>(parts_->control(parts_->layout.progress()));
   std::atomic_ref(record.awaited).store(static_cast<std::uint64_t>(awaited) + 1, std::memory_order_relaxed);
   {
@@ -129,7 +129,7 @@ WaitOutcome WorldState::check_health(Clock::time_point now, Clock::time_point de
     parts_->health->update();
     if (parts_->health->failure(awaited)) return WaitOutcome::peer_failed;
   }
-  return now >= deadline ? WaitOutcome::timeout : WaitOutcome::ready;
+  return late ? WaitOutcome::timeout : WaitOutcome::ready;
 }
 
 std::optional<std::string> WorldState::failure() noexcept {

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "memory/device.hpp"
 #include "shoal/world.hpp"
 #include "world/control.hpp"
@@ -71,6 +72,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
       if (ready()) return WaitOutcome::ready;
       pause();
     }
+    Deadline end(deadline);
     Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
     for (int polls = 0;;) {
       std::this_thread::yield();
@@ -80,7 +82,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
       const Clock::time_point now = Clock::now();
       if (now < next_check) continue;
       // A PE may do its part and end before this one looks again: what it did counts.
-      if (auto outcome = check_health(now, deadline, awaited); outcome != WaitOutcome::ready)
+      if (auto outcome = check_health(end.passed(now), awaited); outcome != WaitOutcome::ready)
         return ready() ? WaitOutcome::ready : outcome;
       next_check = now + std::chrono::milliseconds(1);
     }
@@ -156,7 +158,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
  private:
   static void pause() noexcept;
-  WaitOutcome check_health(Clock::time_point now, Clock::time_point deadline, Pe awaited) noexcept;
+  WaitOutcome check_health(bool late, Pe awaited) noexcept;
   std::string read_progress(Pe pe) const;
   void announce(PeerStatus status, const std::string& message) noexcept;
   void release() noexcept;

@@ -73,6 +73,17 @@ TEST(Staged, StandsInForPeerAccessThatIsMissing) {
   });
 }
 
+TEST(Staged, TakesThePlaceOfNvlinkWhereItIsAskedFor) {  // B4
+  const FakeCuda fake({.gpus = 2});
+  Settings settings = staged_settings(0);
+  settings.transport_inside = "staged";
+  run_threads(2, settings, [](World& world) {
+    expect_staged(world, true);
+    EXPECT_EQ(world.shared_team().size(), 1);
+    check_everything(world);
+  });
+}
+
 TEST(Staged, MovesMoreThanItsChunksHold) {
   const FakeCuda fake({.gpus = 2});
   run_threads(2, staged_settings(1), [](World& world) {

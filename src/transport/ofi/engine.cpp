@@ -18,8 +18,6 @@ constexpr std::size_t kBounces = 32;  ///< a rail
 constexpr std::size_t kSenders = 64;  ///< a rail
 constexpr int kPollRounds = 4;        ///< the lock is not held for longer
 constexpr int kPollEntries = 32;
-constexpr int kPollsBeforeNudge = 256;
-constexpr std::chrono::milliseconds kNudge{20};
 
 }  // namespace
 
@@ -197,25 +195,7 @@ bool Engine::poll() {
     }
   }
   if (!answering_.empty()) send_answers();
-  idle_polls_ = any ? 0 : idle_polls_ + 1;
-  if (idle_polls_ >= kPollsBeforeNudge) nudge();
   return any;
-}
-
-/// Where nothing has come for a while, peers with requests on their way get a probe, on each rail in turn. A provider
-/// may hold back the end of what was sent until more moves on the connection: with tcp;ofi_rxm of libfabric 1.17 both
-/// PEs of a pair once waited until the next message brought all that had been sent 20 s before.
-void Engine::nudge() {
-  const Clock::time_point now = Clock::now();
-  if (idle_polls_ == kPollsBeforeNudge) {
-    ++idle_polls_;
-    next_nudge_ = now + kNudge;
-  }
-  if (now < next_nudge_) return;
-  next_nudge_ = now + kNudge;
-  const std::size_t turn = nudges_++;
-  for (Peer& peer : peers_)
-    if (peer.connected && peer.failure.empty() && peer.busy()) probe(peer, turn % peer.rails.size());
 }
 
 void Engine::drive() noexcept {
@@ -310,7 +290,7 @@ void Engine::suspect(Pe pe) {
     const std::string failure = failure_ ? failure_(peer.pe) : std::string();
     const std::lock_guard guard(lock_);
     if (!failure.empty()) fail_peer(peer.pe, failure);
-    if (peer.failure.empty() && (pe >= 0 || peer.busy())) probe(peer, peer.home);
+    if (peer.failure.empty() && (pe >= 0 || peer.busy())) probe(peer);
   }
 }
 

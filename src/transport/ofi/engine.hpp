@@ -136,7 +136,6 @@ class Engine {
   void fail_peer(Pe pe, const std::string& text);
   void check_peer(const Peer& peer, const char* operation) const;
   [[noreturn]] void time_out(const char* operation, Pe pe) const;
-  void nudge();
   /// Without the lock: asks the world and the provider whether who is waited for (negative: anybody) lives.
   void suspect(Pe pe);
 
@@ -160,7 +159,7 @@ class Engine {
   void answer_later(Peer& peer);
   void send_answers();
   bool send_answers(Peer& peer);
-  void probe(Peer& peer, std::size_t rail);
+  void probe(Peer& peer);
 
   template <typename Ready>
   void wait(const char* operation, Pe pe, Ready&& ready);
@@ -186,9 +185,6 @@ class Engine {
   std::vector<Line> lines_;               ///< after the memory that they use
   std::vector<Transport::Ended> failed_;  ///< as found, under the lock
   std::atomic<std::size_t> failures_{0};
-  int idle_polls_ = 0;  ///< without any event
-  Clock::time_point next_nudge_{};
-  std::size_t nudges_ = 0;
   std::vector<Transport::Ended> ended_;  ///< as told; of the thread that asks
 };
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "base/deadline.hpp"
 
 namespace shoal::transport::ofi {
 namespace {
@@ -47,7 +48,7 @@ Handshake::Handshake(Engine& engine, Pe my_pe) : engine_(engine), my_pe_(my_pe),
 }
 
 void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>& check) {
-  const auto deadline = Clock::now() + limit;
+  Deadline deadline(Clock::now() + limit);
   auto next_check = Clock::now();
   const auto abandon = [&] {
     for (Track& track : tracks_) engine_.abandon(track.batch);
@@ -60,7 +61,7 @@ void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>
       for (Track& track : tracks_) all = step(track) && all;
     }
     const auto now = Clock::now();
-    if (all || now >= deadline) break;
+    if (all || deadline.passed(now)) break;
     if (now >= next_check) {
       next_check = now + std::chrono::milliseconds(1);
       try {

@@ -225,11 +225,11 @@ bool Engine::send_answers(Peer& peer) {
   return post_message(peer, peer.home, message, nullptr, 0) != -FI_EAGAIN;
 }
 
-void Engine::probe(Peer& peer, std::size_t rail) {
+void Engine::probe(Peer& peer) {
   if (peer.probing) return;
   Message message;
   message.kind = Kind::probe;
-  peer.probing = post_message(peer, rail, message, nullptr, 0) == 0;
+  peer.probing = post_message(peer, peer.home, message, nullptr, 0) == 0;
 }
 
 }  // namespace shoal::transport::ofi

@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "base/deadline.hpp"
 #include "transport/ofi/engine.hpp"
 #include "transport/patience.hpp"
 
@@ -14,7 +15,9 @@ namespace shoal::transport::ofi {
 class Engine::Waiting {
  public:
   explicit Waiting(const Engine& engine)
-      : start_(Clock::now()), deadline_(wait_deadline(engine.settings_.timeout)), next_probe_(start_ + kPatience) {}
+      : start_(Clock::now()),
+        next_probe_(start_ + kPatience),
+        deadline_(wait_deadline(engine.settings_.timeout), start_) {}
 
   /// It lasts so long that one asks whether the peer lives. True once in a while.
   bool suspicious() {
@@ -22,12 +25,13 @@ class Engine::Waiting {
     next_probe_ = Clock::now() + kPatience;
     return true;
   }
-  bool over() const { return Clock::now() >= deadline_; }
+  bool over() { return deadline_.passed(Clock::now()); }
 
  private:
   static constexpr std::chrono::milliseconds kPatience{20};
 
-  Clock::time_point start_, deadline_, next_probe_;
+  Clock::time_point start_, next_probe_;
+  Deadline deadline_;
 };
 
 /// Until `ready()`, which is called with the lock held and may throw. Throws Error{timeout}. `pe`: who is waited for;

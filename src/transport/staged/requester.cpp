@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "base/deadline.hpp"
 #include "transport/patience.hpp"
 
 namespace shoal::transport::staged {
@@ -178,7 +179,7 @@ void Requester::ask(Pe pe, const char* what, Request request) {
 void Requester::await(Pe pe, const char* what, std::uint64_t number) {
   const Reply& answer = reply(pe);
   Transport& route = host_route_(pe);
-  const Clock::time_point deadline = wait_deadline(timeout_);
+  Deadline deadline(wait_deadline(timeout_));
   for (int polls = 1; load(answer.completed) < number; ++polls) {
     route.progress();
     sched_yield();
@@ -186,7 +187,7 @@ void Requester::await(Pe pe, const char* what, std::uint64_t number) {
     const std::string failure = failure_ ? failure_(pe) : "";
     require(failure.empty(), Code::peer_failed, "{} of PE {} on the heap of PE {} in GPU memory: {}", what, my_pe_, pe,
             failure);
-    require(Clock::now() < deadline, Code::timeout,
+    require(!deadline.passed(Clock::now()), Code::timeout,
             "{} timed out after {} ms on PE {}: transport staged: PE {} has done {} of the {} requests. Setting: "
             "SHOAL_TIMEOUT_MS",
             what, timeout_.count(), my_pe_, pe, load(answer.completed), asked_[static_cast<std::size_t>(pe)]);

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "transport/patience.hpp"
 #include "transport/transport.hpp"
 #include "transport/ucx/library.hpp"
@@ -90,7 +91,7 @@ class Engine {
   void wait(Lock& lock, Peer& peer, const Operation& operation, Ready&& ready) {
     if (ready()) return;
     const Waiting waiting(*this);
-    const auto deadline = wait_deadline(context_.settings->timeout);
+    Deadline deadline(wait_deadline(context_.settings->timeout));
     auto next_question = Clock::now() + kPatience;
     for (std::int64_t polls = 0;; ++polls) {
       progress();
@@ -98,7 +99,7 @@ class Engine {
       if (peer.ended) throw_ended(peer, operation);
       if (polls % 64 == 63) {
         const auto now = Clock::now();
-        if (now > deadline) throw_timeout(peer, operation);
+        if (deadline.passed(now)) throw_timeout(peer, operation);
         if (now > next_question) {
           ask_world(lock, peer);
           next_question = now + kPatience;

@@ -208,14 +208,14 @@ void Engine::connect(Lock& lock, std::span<const std::vector<std::byte>> address
       end_peer(peer, error.what());
     }
   }
-  const auto deadline = Clock::now() + context_.timeout;
+  Deadline deadline(Clock::now() + context_.timeout);
   auto next_check = Clock::now();
   for (std::int64_t polls = 0;; ++polls) {
     progress();
     for (const auto& greeting : greetings_) advance(*greeting);
     if (std::all_of(greetings_.begin(), greetings_.end(), [](const auto& greeting) { return greeting->over(); })) break;
     const auto now = Clock::now();
-    if (now > deadline) break;
+    if (deadline.passed(now)) break;
     if (now >= next_check) {
       next_check = now + std::chrono::milliseconds(1);
       lock.release();
