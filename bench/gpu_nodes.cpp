@@ -17,6 +17,12 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+ep::GroupOptions staged_options(const Options& options) {
+  ep::GroupOptions group = normal_options(options, options.shape.tokens);
+  group.combine_staging = true;  // answers lie in GPU memory, which nobody else reaches
+  return group;
+}
+
 class NodesBench {
  public:
   NodesBench(World& world, Peers& peers, const Options& options, Results& results)
@@ -24,7 +30,7 @@ class NodesBench {
         peers_(peers),
         shape_(options.shape),
         results_(results),
-        group_(world.team(), normal_options(options, options.shape.tokens)),
+        group_(world.team(), staged_options(options)),
         output_(device_tensor(DataType::bfloat16, {shape_.tokens, shape_.hidden})),
         factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
         batch_(make_device_batch(shape_, shape_.tokens, peers, 0, stream_.get())) {}

@@ -13,9 +13,11 @@ Gather gather_through(World& world) {
   return [&world](const std::vector<double>& mine) {
     const auto source = world.heap().allocate<double>(mine.size());
     const auto target = world.heap().allocate<double>(mine.size() * static_cast<std::size_t>(world.n_pes()));
-    std::ranges::copy(mine, source.data());
+    world.put(source.on(world.my_pe()), std::span<const double>(mine));  // the heap may lie on a GPU
     all_gather(world.team(), target.data(), source.data(), mine.size() * sizeof(double));
-    return std::vector<double>(target.data(), target.data() + target.size());
+    std::vector<double> all(target.size());
+    world.get(std::span(all), target.on(world.my_pe()));
+    return all;
   };
 }
 
