@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "base/step_aside.hpp"
 #include "memory/device.hpp"
 #include "shoal/world.hpp"
 #include "world/control.hpp"
@@ -73,9 +74,10 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
       pause();
     }
     Deadline end(deadline);
+    StepAside step_aside;
     Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
     for (int polls = 0;;) {
-      std::this_thread::yield();
+      step_aside();
       if (networked_) drive_networks();
       if (ready()) return WaitOutcome::ready;
       if (++polls % 16 != 0) continue;

@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/deadline.hpp"
+#include "base/step_aside.hpp"
 
 namespace shoal::transport::ofi {
 namespace {
@@ -49,6 +50,7 @@ Handshake::Handshake(Engine& engine, Pe my_pe) : engine_(engine), my_pe_(my_pe),
 
 void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>& check) {
   Deadline deadline(Clock::now() + limit);
+  StepAside step_aside;
   auto next_check = Clock::now();
   const auto abandon = [&] {
     for (Track& track : tracks_) engine_.abandon(track.batch);
@@ -71,7 +73,7 @@ void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>
         throw;
       }
     }
-    sched_yield();
+    step_aside();
   }
   abandon();
   const std::lock_guard guard(engine_.lock());

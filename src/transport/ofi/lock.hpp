@@ -1,9 +1,9 @@
 // lock.hpp: the lock of the engine. It is held for microseconds, by threads that may share a core.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
+
+#include "base/step_aside.hpp"
 
 namespace shoal::transport::ofi {
 
@@ -25,11 +25,12 @@ class Lock {
   void lock() noexcept {
     if (try_lock()) return;
     waiting_.fetch_add(1, std::memory_order_relaxed);
+    StepAside step_aside;
     for (int tries = 0; !try_lock(); ++tries) {
       if (tries < kSpins) {
         pause_core();
       } else {
-        sched_yield();
+        step_aside();
       }
     }
     waiting_.fetch_sub(1, std::memory_order_relaxed);

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/step_aside.hpp"
 
 namespace shoal::transport::ofi {
 namespace {
@@ -48,6 +49,7 @@ void Progress::bind(std::int64_t core, Pe pe) {
 void Progress::run() {
   prctl(PR_SET_TIMERSLACK, 1'000UL);  // else a sleep of 50 us takes 100
   std::uint32_t driven = engine_.driven();
+  StepAside step_aside;
   for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
     bool progress = false;
     if (const std::uint32_t now = engine_.driven(); now != driven && policy_ != Policy::spin) {
@@ -65,11 +67,14 @@ void Progress::run() {
       progress = engine_.poll();
     }
     idle = progress ? 0 : idle + 1;
-    if (progress) continue;
+    if (progress) {
+      step_aside.reset();
+      continue;
+    }
     if (policy_ == Policy::spin) {
       pause_core();
     } else if (policy_ == Policy::yield || idle < kSpinsBeforeSleep) {
-      sched_yield();
+      step_aside();
     } else {
       std::this_thread::sleep_for(std::min(kLongestSleep, std::chrono::nanoseconds(1000) * (idle - kSpinsBeforeSleep)));
     }

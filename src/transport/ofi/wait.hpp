@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/deadline.hpp"
+#include "base/step_aside.hpp"
 #include "transport/ofi/engine.hpp"
 #include "transport/patience.hpp"
 
@@ -43,6 +44,7 @@ void Engine::wait(const char* operation, Pe pe, Ready&& ready) {
     if (ready()) return;
   }
   Waiting waiting(*this);
+  StepAside step_aside;
   for (;;) {
     bool progress = false;
     {
@@ -52,7 +54,11 @@ void Engine::wait(const char* operation, Pe pe, Ready&& ready) {
       if (waiting.over()) time_out(operation, pe);
     }
     if (waiting.suspicious()) suspect(pe);
-    if (!progress) sched_yield();
+    if (progress) {
+      step_aside.reset();
+    } else {
+      step_aside();
+    }
   }
 }
 

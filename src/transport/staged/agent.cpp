@@ -12,7 +12,7 @@
 namespace shoal::transport::staged {
 namespace {
 
-constexpr int kPollsBeforeSleep = 2000;
+constexpr int kPollsBeforeSleep = 100;
 constexpr std::chrono::microseconds kSleep{50};
 
 /// Whether its data are in a chunk, so that it may be worked on together with others.

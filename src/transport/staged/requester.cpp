@@ -1,13 +1,12 @@
 #include "transport/staged/requester.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include "base/check.hpp"
 #include "base/deadline.hpp"
+#include "base/step_aside.hpp"
 #include "transport/patience.hpp"
 
 namespace shoal::transport::staged {
@@ -180,9 +179,10 @@ void Requester::await(Pe pe, const char* what, std::uint64_t number) {
   const Reply& answer = reply(pe);
   Transport& route = host_route_(pe);
   Deadline deadline(wait_deadline(timeout_));
+  StepAside step_aside;
   for (int polls = 1; load(answer.completed) < number; ++polls) {
     route.progress();
-    sched_yield();
+    step_aside();
     if (polls % kPollsBetweenChecks != 0) continue;
     const std::string failure = failure_ ? failure_(pe) : "";
     require(failure.empty(), Code::peer_failed, "{} of PE {} on the heap of PE {} in GPU memory: {}", what, my_pe_, pe,

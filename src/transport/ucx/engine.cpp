@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/step_aside.hpp"
 #include "transport/ucx/message.hpp"
 
 namespace shoal::transport::ucx {
@@ -16,6 +17,7 @@ namespace {
 constexpr unsigned kMessageId = 1;
 constexpr int kProgressSteps = 32;  // in a row, before somebody else may have the lock
 constexpr std::chrono::microseconds kSleep{50};
+constexpr std::int64_t kYields = 64;
 constexpr std::chrono::milliseconds kGoodbye{1000};  // for what a PE does when it leaves, each of two steps
 
 /// "put of 5000 bytes", "quiet".
@@ -71,11 +73,12 @@ void Engine::Lock::acquire() {
   if (engine_.mutex_.try_lock()) return;
   engine_.callers_.fetch_add(1, std::memory_order_relaxed);
   const std::int64_t spin = engine_.context_.settings->spin;
+  StepAside step_aside;
   for (std::int64_t tries = 0; !engine_.mutex_.try_lock(); ++tries) {
     if (tries < spin) {
       pause_core();
     } else {
-      std::this_thread::yield();
+      step_aside();
     }
   }
   engine_.callers_.fetch_sub(1, std::memory_order_relaxed);
@@ -85,8 +88,10 @@ void Engine::step_aside(Lock& lock, std::int64_t polls) {
   lock.release();
   if (polls < context_.settings->spin) {
     pause_core();
-  } else {
+  } else if (polls < context_.settings->spin + kYields) {
     std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(kSleep);  // why: base/step_aside.hpp
   }
   lock.acquire();
 }
@@ -140,9 +145,13 @@ void Engine::run() {
   const Settings& settings = *context_.settings;
   const bool sleeps = settings.progress_wait == "sleep", spins = settings.progress_wait == "spin";
   std::uint32_t driven = 0;
+  StepAside step_aside;
   for (std::int64_t idle = 0; !stop_.load(std::memory_order_acquire); ++idle) {
     if (callers_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock()) {
-      if (progress()) idle = 0;
+      if (progress()) {
+        idle = 0;
+        step_aside.reset();
+      }
       mutex_.unlock();
     }
     const std::uint32_t now = driven_.load(std::memory_order_relaxed);
@@ -153,7 +162,7 @@ void Engine::run() {
     } else if (sleeps || relieved) {
       std::this_thread::sleep_for(kSleep);
     } else {
-      std::this_thread::yield();
+      step_aside();
     }
   }
 }
