@@ -83,9 +83,9 @@ void Requester::put(Pe pe, std::size_t offset, const Elements& source, std::size
       });
 }
 
-void Requester::finish_puts(Pe pe) {
+void Requester::finish(Pe pe) {
   const std::lock_guard guard(mutex_);
-  await(pe, "put", asked_[static_cast<std::size_t>(pe)]);
+  await(pe, "operation", asked_[static_cast<std::size_t>(pe)]);
 }
 
 void Requester::start_get(Pe pe, std::size_t offset, const Elements& target, std::size_t stride) {
@@ -141,11 +141,11 @@ void Requester::quiet() {
 std::size_t Requester::take_chunk() {
   const std::size_t chunk = next_chunk_;
   next_chunk_ = (next_chunk_ + 1) % kChunks;
-  finish(uses_[chunk], chunk);
+  finish_chunk(uses_[chunk], chunk);
   return chunk;
 }
 
-void Requester::finish(Use& use, std::size_t chunk) {
+void Requester::finish_chunk(Use& use, std::size_t chunk) {
   if (use.pe < 0) return;
   const Use ended = use;
   await(ended.pe, ended.target.start == nullptr ? "put" : "get", ended.number);
@@ -156,7 +156,7 @@ void Requester::finish(Use& use, std::size_t chunk) {
 void Requester::finish_gets() {
   for (std::size_t i = 0; i < kChunks; ++i) {
     const std::size_t chunk = (next_chunk_ + i) % kChunks;  // in the order in which they were asked for
-    if (uses_[chunk].target.start != nullptr) finish(uses_[chunk], chunk);
+    if (uses_[chunk].target.start != nullptr) finish_chunk(uses_[chunk], chunk);
   }
 }
 

@@ -16,11 +16,12 @@ class Requester {
  public:
   Requester(const Context& context, const Layout& layout, Copies& copies);
 
-  // As the operations of Transport. put leaves the source free, and is complete after finish_puts or quiet; get has
-  // filled the target when it returns, start_get when quiet does.
+  // As the operations of Transport. put and signal leave the source free, and are complete after finish or quiet; get
+  // has filled the target when it returns, start_get when quiet does.
   void put(Pe pe, std::size_t offset, const Elements& source, std::size_t stride);
-  /// All earlier puts to `pe`. Control words go another way than heaps: who was told of a put by those finds it done.
-  void finish_puts(Pe pe);
+  /// All earlier requests to `pe`. Control words go another way than heaps: who was told of a put by those finds it
+  /// done.
+  void finish(Pe pe);
   void get(Pe pe, std::size_t offset, const Elements& target, std::size_t stride);
   void start_get(Pe pe, std::size_t offset, const Elements& target, std::size_t stride);
   std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
@@ -37,7 +38,7 @@ class Requester {
   };
 
   std::size_t take_chunk();
-  void finish(Use& use, std::size_t chunk);
+  void finish_chunk(Use& use, std::size_t chunk);
   void finish_gets();
   void ask(Pe pe, const char* what, Request request);
   void await(Pe pe, const char* what, std::uint64_t number);

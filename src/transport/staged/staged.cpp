@@ -47,7 +47,7 @@ class StagedTransport final : public Transport {
 
   void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override {
     put_nbi(pe, offset, source, bytes);
-    requester_.finish_puts(pe);
+    requester_.finish(pe);
   }
   void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
     requester_.get(pe, offset, {bytes_of(target), bytes, 1, bytes}, bytes);
@@ -61,7 +61,7 @@ class StagedTransport final : public Transport {
   void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source, std::size_t source_stride,
                    std::size_t element, std::size_t count) override {
     requester_.put(pe, offset, {bytes_of(source), element, count, source_stride}, target_stride);
-    requester_.finish_puts(pe);
+    requester_.finish(pe);
   }
   void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset, std::size_t source_stride,
                    std::size_t element, std::size_t count) override {
@@ -74,6 +74,7 @@ class StagedTransport final : public Transport {
   }
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override {
     requester_.signal(pe, offset, op, value);
+    requester_.finish(pe);
   }
   void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
                   SignalOp op, std::uint64_t value) override {
