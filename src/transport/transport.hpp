@@ -119,7 +119,8 @@ class Transport {
   virtual void quiet() = 0;       ///< returns when all earlier operations are complete at their targets
 
   /// Moves along what is on its way, for a PE that waits and has nothing else to do with its core. Never waits itself.
-  virtual void progress() noexcept {}
+  /// Whether something came of it.
+  virtual bool progress() noexcept { return false; }
 
   /// A peer that this transport knows to have ended, in order or not.
   struct Ended {

@@ -229,9 +229,11 @@ void WorldState::put(RemoteAddress target, const void* source, std::size_t bytes
   route.transport.put(target.pe, route.start + target.offset, source, bytes);
 }
 
-void WorldState::drive_networks() noexcept {
+bool WorldState::drive_networks() noexcept {
+  bool any = false;
   for (std::size_t i = transport::factories().size(); i < parts_->transports.size(); ++i)
-    parts_->transports[i]->progress();
+    any |= parts_->transports[i]->progress();
+  return any;
 }
 
 std::byte* WorldState::host_base(Pe pe) const noexcept {

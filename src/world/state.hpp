@@ -78,7 +78,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
     Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
     for (int polls = 0;;) {
       step_aside();
-      if (networked_) drive_networks();
+      if (networked_ && drive_networks()) step_aside.reset();
       if (ready()) return WaitOutcome::ready;
       if (++polls % 16 != 0) continue;
       const Clock::time_point now = Clock::now();
@@ -168,7 +168,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
   std::unique_ptr<WorldParts> parts_;
   SymmetricHeap heap_;
-  void drive_networks() noexcept;
+  bool drive_networks() noexcept;
 
   std::int64_t spin_ = 0;
   bool networked_ = false;  ///< some transport is a network, which a waiting PE moves along

@@ -198,11 +198,11 @@ bool Engine::poll() {
   return any;
 }
 
-void Engine::drive() noexcept {
+bool Engine::drive() noexcept {
   driven_.fetch_add(1, std::memory_order_relaxed);
-  if (!lock_.try_lock()) return;
+  if (!lock_.try_lock()) return false;
   const std::lock_guard guard(lock_, std::adopt_lock);
-  poll();
+  return poll();
 }
 
 void Engine::handle(std::size_t rail, const fi_cq_msg_entry& entry) {

@@ -49,7 +49,7 @@ class Engine {
   bool poll();
   Lock& lock() noexcept { return lock_; }
   /// As poll, by a PE that waits; where another thread has the lock, that one polls.
-  void drive() noexcept;
+  bool drive() noexcept;
   /// Changes with every drive(): while it does, the progress thread need not have a core.
   std::uint32_t driven() const noexcept { return driven_.load(std::memory_order_relaxed); }
 
@@ -59,8 +59,10 @@ class Engine {
   /// `payload`: of Kind::data. Kind::fetch: the value goes to `target` (`width` bytes), counted in `batch` if any.
   void request(const char* operation, Pe pe, Message message, bool after_writes, const void* payload = nullptr,
                void* target = nullptr, Batch* batch = nullptr);
-  /// `batch`: counts what still uses the local memory; nullptr: nobody waits for it but quiet.
-  void write(const char* operation, Pe pe, std::size_t offset, const void* source, std::size_t bytes, Batch* batch);
+  /// `batch`: counts what still uses the local memory; nullptr: nobody waits for it but quiet. `eager`: asks for its
+  /// acknowledgement, unless one is on its way, so that a quiet after it need not.
+  void write(const char* operation, Pe pe, std::size_t offset, const void* source, std::size_t bytes, Batch* batch,
+             bool eager = false);
   void read(const char* operation, void* target, Pe pe, std::size_t offset, std::size_t bytes, Batch* batch);
   /// Waits for a batch. A call that throws while one is in use must abandon it.
   void finish(const char* operation, Pe pe, Batch& batch);
@@ -121,6 +123,7 @@ class Engine {
   struct Transfer {
     const char* operation;
     bool write;
+    bool eager;  ///< as of write()
     Batch* batch;
   };
   class Waiting;
@@ -143,6 +146,7 @@ class Engine {
   void transfer(Transfer transfer, Pe pe, std::size_t offset, std::byte* local, std::size_t bytes);
   bool usable(const void* local, std::size_t bytes) const;
   std::size_t longest_piece(const void* local, std::size_t bytes) const;
+  void ask_eagerly(Peer& peer);
   static std::size_t pick_rail(Peer& peer, std::size_t bytes);
   bool try_rma(Transfer& transfer, Peer& peer, std::size_t rail, std::size_t offset, std::byte* local,
                std::size_t bytes);

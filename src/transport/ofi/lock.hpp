@@ -35,8 +35,10 @@ class Lock {
     }
     waiting_.fetch_sub(1, std::memory_order_relaxed);
   }
-  /// Somebody waits for it: whoever takes it again and again, just to look, lets them go first.
-  bool wanted() const noexcept { return waiting_.load(std::memory_order_relaxed) != 0; }
+  /// Somebody has it or waits for it: whoever takes it again and again, just to look, lets them go first.
+  bool busy() const noexcept {
+    return held_.load(std::memory_order_relaxed) || waiting_.load(std::memory_order_relaxed) != 0;
+  }
   void unlock() noexcept { held_.store(false, std::memory_order_release); }
 
  private:

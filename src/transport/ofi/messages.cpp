@@ -29,6 +29,8 @@ void Engine::request(const char* operation, Pe pe, Message message, bool after_w
 bool Engine::try_request(Peer& peer, Message message, const void* payload, void* target, Batch* batch) {
   if (peer.sent - peer.acknowledged >= peer.window) return false;
   message.sequence = peer.sent + 1;
+  if ((message.flags & flag::eager) != 0)
+    message.flags ^= flag::eager | (not_before(peer.acknowledged, peer.asked) ? flag::acknowledge : 0);
   const std::size_t bytes = message.kind == Kind::data ? message.compare : 0;
   if (post_message(peer, peer.home, message, payload, bytes) != 0) return false;
   ++peer.sent;

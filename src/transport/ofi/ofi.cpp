@@ -56,9 +56,7 @@ class OfiTransport final : public Transport {
   void quiet() override {
     if (engine_) engine_->quiet();
   }
-  void progress() noexcept override {
-    if (engine_) engine_->drive();
-  }
+  bool progress() noexcept override { return engine_ && engine_->drive(); }
   std::span<const Ended> ended() noexcept override { return engine_ ? engine_->ended() : std::span<const Ended>(); }
 
  private:
@@ -135,17 +133,27 @@ void OfiTransport::blocking(Engine& engine, const char* operation, Pe pe, Body&&
   }
 }
 
+/// What brings `bytes` bytes, at most kInlineBytes; what is no word follows it.
+Message carrier(const void* target, std::size_t offset, const void* source, std::size_t bytes) {
+  Message message;
+  message.offset = offset;
+  if (is_word(target, bytes)) {
+    message.kind = Kind::store;
+    message.width = static_cast<std::uint8_t>(bytes);
+    std::memcpy(&message.operand, source, bytes);
+  } else if (bytes != 0) {
+    message.kind = Kind::data;
+    message.compare = bytes;
+  }
+  return message;
+}
+
 void OfiTransport::put_part(Engine& engine, const char* operation, Pe pe, std::size_t offset, const void* source,
                             std::size_t bytes, Batch* batch) {
+  const std::byte* const target = context_.segment->base() + offset;
   if (bytes == 0) return;
-  if (!is_word(context_.segment->base() + offset, bytes))
-    return engine.write(operation, pe, offset, source, bytes, batch);
-  Message message;
-  message.kind = Kind::store;
-  message.width = static_cast<std::uint8_t>(bytes);
-  message.offset = offset;
-  std::memcpy(&message.operand, source, bytes);
-  engine.request(operation, pe, message, false);
+  if (!is_word(target, bytes)) return engine.write(operation, pe, offset, source, bytes, batch);
+  engine.request(operation, pe, carrier(target, offset, source, bytes), false);
 }
 
 void OfiTransport::get_part(Engine& engine, const char* operation, void* target, Pe pe, std::size_t offset,
@@ -163,7 +171,14 @@ void OfiTransport::get_part(Engine& engine, const char* operation, void* target,
 
 void OfiTransport::put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
   Engine& to = engine(pe, "put");
-  blocking(to, "put", pe, [&](Batch* batch) { put_part(to, "put", pe, offset, source, bytes, batch); });
+  if (bytes == 0) return;
+  // A quiet is likely to follow: it then need not ask for the acknowledgement, which takes a round trip.
+  if (bytes <= ofi::kInlineBytes) {
+    Message message = carrier(context_.segment->base() + offset, offset, source, bytes);
+    message.flags = ofi::flag::eager;
+    return to.request("put", pe, message, false, source);
+  }
+  blocking(to, "put", pe, [&](Batch* batch) { to.write("put", pe, offset, source, bytes, batch, true); });
 }
 
 void OfiTransport::get(void* target, Pe pe, std::size_t offset, std::size_t bytes) {
@@ -230,19 +245,8 @@ void OfiTransport::put_signal(Pe pe, std::size_t offset, const void* source, std
                               std::size_t signal_offset, SignalOp op, std::uint64_t value) {
   Engine& to = engine(pe, "put_signal");
   if (bytes <= ofi::kInlineBytes) {
-    Message message;
-    const void* payload = nullptr;
-    if (is_word(context_.segment->base() + offset, bytes)) {
-      message.kind = Kind::store;
-      message.width = static_cast<std::uint8_t>(bytes);
-      std::memcpy(&message.operand, source, bytes);
-    } else if (bytes != 0) {
-      message.kind = Kind::data;
-      message.compare = bytes;
-      payload = source;
-    }
-    message.offset = offset;
-    return to.request("put_signal", pe, with_signal(message, signal_offset, op, value), true, payload);
+    const Message message = carrier(context_.segment->base() + offset, offset, source, bytes);
+    return to.request("put_signal", pe, with_signal(message, signal_offset, op, value), true, source);
   }
   blocking(to, "put_signal", pe, [&](Batch* batch) {
     to.write("put_signal", pe, offset, source, bytes, batch);

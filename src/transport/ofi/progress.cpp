@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kSpinsBeforeSleep = 64;
 constexpr std::chrono::nanoseconds kLongestSleep{50'000};
-constexpr std::chrono::nanoseconds kWhileDriven{20'000};
+constexpr std::chrono::nanoseconds kShortNap{20'000}, kLongNap{160'000};  // while others poll
 
 }  // namespace
 
@@ -46,22 +46,29 @@ void Progress::bind(std::int64_t core, Pe pe) {
         pe, core, std::strerror(error));
 }
 
+/// A thread that naps must not push a PE from its core each time it wakes: SCHED_BATCH waits until the core is free.
+void be_modest() {
+  const sched_param none{};
+  pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
+}
+
 void Progress::run() {
+  if (policy_ != Policy::spin) be_modest();
   prctl(PR_SET_TIMERSLACK, 1'000UL);  // else a sleep of 50 us takes 100
+  std::chrono::nanoseconds nap = kShortNap;
   std::uint32_t driven = engine_.driven();
   StepAside step_aside;
   for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
     bool progress = false;
-    if (const std::uint32_t now = engine_.driven(); now != driven && policy_ != Policy::spin) {
-      driven = now;  // a PE that waits does it: the core is of more use to others
-      std::this_thread::sleep_for(kWhileDriven);
+    // A PE that waits polls, and so does a thread that has or wants the lock: the core is of more use to them.
+    if (const std::uint32_t now = engine_.driven();
+        policy_ != Policy::spin && (now != driven || engine_.lock().busy())) {
+      driven = now;
+      std::this_thread::sleep_for(nap);
+      nap = std::min(2 * nap, kLongNap);
       continue;
     }
-    // A thread that has or wants the lock polls itself.
-    if (engine_.lock().wanted()) {
-      sched_yield();
-      continue;
-    }
+    nap = kShortNap;
     if (engine_.lock().try_lock()) {
       const std::lock_guard guard(engine_.lock(), std::adopt_lock);
       progress = engine_.poll();

@@ -98,17 +98,25 @@ void Engine::transfer(Transfer transfer, Pe pe, std::size_t offset, std::byte* l
       local += length;
       bytes -= length;
     }
+    if (transfer.eager) ask_eagerly(peer);
     return true;
   });
 }
 
+void Engine::ask_eagerly(Peer& peer) {
+  if (!peer.written || !not_before(peer.acknowledged, peer.asked)) return;
+  Message message;
+  message.flags = flag::acknowledge;
+  try_request(peer, message, nullptr, nullptr, nullptr);  // else quiet asks
+}
+
 void Engine::write(const char* operation, Pe pe, std::size_t offset, const void* source, std::size_t bytes,
-                   Batch* batch) {
-  transfer({operation, true, batch}, pe, offset, static_cast<std::byte*>(const_cast<void*>(source)), bytes);
+                   Batch* batch, bool eager) {
+  transfer({operation, true, eager, batch}, pe, offset, static_cast<std::byte*>(const_cast<void*>(source)), bytes);
 }
 
 void Engine::read(const char* operation, void* target, Pe pe, std::size_t offset, std::size_t bytes, Batch* batch) {
-  transfer({operation, false, batch}, pe, offset, static_cast<std::byte*>(target), bytes);
+  transfer({operation, false, false, batch}, pe, offset, static_cast<std::byte*>(target), bytes);
 }
 
 void Engine::finish(const char* operation, Pe pe, Batch& batch) {

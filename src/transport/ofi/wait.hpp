@@ -47,6 +47,7 @@ void Engine::wait(const char* operation, Pe pe, Ready&& ready) {
   StepAside step_aside;
   for (;;) {
     bool progress = false;
+    driven_.fetch_add(1, std::memory_order_relaxed);
     {
       const std::lock_guard guard(lock_);
       progress = poll();

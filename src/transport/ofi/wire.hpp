@@ -41,6 +41,7 @@ namespace flag {
 inline constexpr std::uint8_t acknowledge = 1;  ///< soon, please
 inline constexpr std::uint8_t signal_set = 2;
 inline constexpr std::uint8_t signal_add = 4;
+inline constexpr std::uint8_t eager = 8;  ///< not sent: becomes `acknowledge` where none is on its way
 }  // namespace flag
 
 struct Message {

@@ -181,7 +181,7 @@ void Requester::await(Pe pe, const char* what, std::uint64_t number) {
   Deadline deadline(wait_deadline(timeout_));
   StepAside step_aside;
   for (int polls = 1; load(answer.completed) < number; ++polls) {
-    route.progress();
+    if (route.progress()) step_aside.reset();
     step_aside();
     if (polls % kPollsBetweenChecks != 0) continue;
     const std::string failure = failure_ ? failure_(pe) : "";

@@ -17,7 +17,6 @@ namespace {
 constexpr unsigned kMessageId = 1;
 constexpr int kProgressSteps = 32;  // in a row, before somebody else may have the lock
 constexpr std::chrono::microseconds kSleep{50};
-constexpr std::int64_t kYields = 64;
 constexpr std::chrono::milliseconds kGoodbye{1000};  // for what a PE does when it leaves, each of two steps
 
 /// "put of 5000 bytes", "quiet".
@@ -84,14 +83,12 @@ void Engine::Lock::acquire() {
   engine_.callers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Engine::step_aside(Lock& lock, std::int64_t polls) {
+void Engine::let_others(Lock& lock, std::int64_t polls, StepAside& step_aside) {
   lock.release();
   if (polls < context_.settings->spin) {
     pause_core();
-  } else if (polls < context_.settings->spin + kYields) {
-    std::this_thread::yield();
   } else {
-    std::this_thread::sleep_for(kSleep);  // why: base/step_aside.hpp
+    step_aside();
   }
   lock.acquire();
 }
@@ -110,11 +107,12 @@ bool Engine::progress() {
   return any;
 }
 
-void Engine::drive() noexcept {
+bool Engine::drive() noexcept {
   driven_.fetch_add(1, std::memory_order_relaxed);
-  if (!mutex_.try_lock()) return;
-  progress();
+  if (!mutex_.try_lock()) return false;
+  const bool any = progress();
   mutex_.unlock();
+  return any;
 }
 
 void Engine::start_thread() {
@@ -217,10 +215,11 @@ void Callbacks::on_error(void* user_data, ucp_ep_h, ucs_status_t status) {
 template <typename Done>
 void Engine::progress_until(Clock::time_point deadline, Done&& done) {
   Lock lock(*this);
+  StepAside step_aside;
   for (std::int64_t polls = 0; !done(); ++polls) {
-    progress();
+    if (progress()) step_aside.reset();
     if (Clock::now() > deadline) return;
-    step_aside(lock, polls);
+    let_others(lock, polls, step_aside);
   }
 }
 

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "base/step_aside.hpp"
 #include "transport/patience.hpp"
 #include "transport/transport.hpp"
 #include "transport/ucx/library.hpp"
@@ -93,8 +94,9 @@ class Engine {
     const Waiting waiting(*this);
     Deadline deadline(wait_deadline(context_.settings->timeout));
     auto next_question = Clock::now() + kPatience;
+    StepAside step_aside;
     for (std::int64_t polls = 0;; ++polls) {
-      progress();
+      if (progress()) step_aside.reset();
       if (ready()) return;
       if (peer.ended) throw_ended(peer, operation);
       if (polls % 64 == 63) {
@@ -105,16 +107,16 @@ class Engine {
           next_question = now + kPatience;
         }
       }
-      step_aside(lock, polls);
+      let_others(lock, polls, step_aside);
     }
   }
   /// Ends the peer where the world knows that it failed: UCX may not notice.
   void ask_world(Lock& lock, Peer& peer);
   /// Lets others have the lock and the core for a moment.
-  void step_aside(Lock& lock, std::int64_t polls);
+  void let_others(Lock& lock, std::int64_t polls, StepAside& step_aside);
   bool progress();
   /// The same by a PE that waits; where another thread has the lock, that one makes progress.
-  void drive() noexcept;
+  bool drive() noexcept;
   void end_peer(Peer& peer, std::string reason);
   /// Those that ended since their handshake. Takes the lock itself.
   std::span<const Transport::Ended> ended() noexcept;

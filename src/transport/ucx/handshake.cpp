@@ -210,8 +210,9 @@ void Engine::connect(Lock& lock, std::span<const std::vector<std::byte>> address
   }
   Deadline deadline(Clock::now() + context_.timeout);
   auto next_check = Clock::now();
+  StepAside step_aside;
   for (std::int64_t polls = 0;; ++polls) {
-    progress();
+    if (progress()) step_aside.reset();
     for (const auto& greeting : greetings_) advance(*greeting);
     if (std::all_of(greetings_.begin(), greetings_.end(), [](const auto& greeting) { return greeting->over(); })) break;
     const auto now = Clock::now();
@@ -225,7 +226,7 @@ void Engine::connect(Lock& lock, std::span<const std::vector<std::byte>> address
       } const again{lock};
       context_.check();
     }
-    step_aside(lock, polls);
+    let_others(lock, polls, step_aside);
   }
   for (const auto& greeting : greetings_) {
     Peer& peer = greeting->peer;

@@ -48,9 +48,7 @@ class UcxTransport final : public Transport {
                   SignalOp op, std::uint64_t value) override;
   void fence(Pe pe) override;
   void quiet() override;
-  void progress() noexcept override {
-    if (engine_) engine_->drive();
-  }
+  bool progress() noexcept override { return engine_ && engine_->drive(); }
   std::span<const Ended> ended() noexcept override;
 
  private:
