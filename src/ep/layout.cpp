@@ -142,10 +142,11 @@ GroupLayout::GroupLayout(const Shape& shape) {
   answer_stride =
       align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);  // LogFMT keeps its ranges before the row
   answers = cursor.take(2 * shape.local_experts * shape.low_latency_rows() * answer_stride, kPage);
-  far_slots_bytes = align_up(tokens * slot_bytes, kLine) + tokens * outbox_bytes;
+  far_slots_bytes = align_up(tokens * far_header_bytes(true, shape), kLine) + tokens * outbox_bytes;
   const std::size_t far_bytes = 2 * shape.far() * far_slots_bytes;
   far_out = cursor.take(far_bytes, kPage);
   far_in = cursor.take(far_bytes, kPage);
+  far_sums = cursor.take(2 * shape.far() * tokens * answer_stride, kPage);
   far_answers = cursor.take(2 * shape.far() * shape.max_answers() * answer_stride, kPage);
   total = align_up(cursor.at, kPage);
 }

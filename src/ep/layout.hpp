@@ -94,18 +94,24 @@ enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
 struct SlotNotice {
   std::uint64_t epoch;
   std::uint32_t quantize;
-  std::int32_t count;  ///< of slots
+  std::int32_t count;         ///< of slots
+  std::uint32_t has_weights;  ///< whether the weights of the tokens travel along, to members of other nodes
 };
+
+/// How the answers of one member to low-latency combine come: a weighted sum over its experts per token, in bfloat16; a
+/// row per expert in bfloat16; a row per expert in LogFMT-10.
+enum class AnswerForm : std::uint32_t { sums, rows, log_fmt };
 
 /// What an owner of answers tells a member; followed by int32 first rows [local_experts] of that member's tokens.
 struct AnswerNotice {
   std::uint64_t epoch;
   std::uint64_t dispatch_epoch;  ///< whose rows are answered
-  std::uint64_t log_fmt;
+  AnswerForm form;
+  std::uint32_t exact;  ///< whether sums are rounded once
 };
 
 /// What a source tells a member about one token in low-latency mode; followed by int32 local experts [top_k] (-1:
-/// none).
+/// none); on other nodes, where weights travel, by float32 weights [top_k].
 struct SlotHeader {
   std::int32_t source_token;
 };
@@ -141,10 +147,11 @@ struct GroupLayout {
   std::size_t slots, slot_bytes;       ///< [2][ranks][low_latency_max_tokens] headers of tokens sent to this member
   std::size_t outbox, outbox_bytes;    ///< [2][low_latency_max_tokens] rows of this member's tokens
   std::size_t answers, answer_stride;  ///< [2][local_experts][low_latency_rows] rows of answer_stride bytes
-  // Between nodes nothing can be fetched, so it is brought: a slot and its row together, answers in the order of
-  // experts, then tokens.
+  // Between nodes nothing can be fetched, so it is brought: a slot and its row together; answers in the order of
+  // experts, then tokens, or a sum per token in the order in which the tokens came.
   std::size_t far_out, far_in, far_slots_bytes;  ///< [2][far] of low_latency_max_tokens headers, then as many rows
-  std::size_t far_answers;                       ///< [2][far][max_answers] of answer_stride
+  std::size_t far_sums;     ///< [2][far][low_latency_max_tokens] of answer_stride: sums on their way out
+  std::size_t far_answers;  ///< [2][far][max_answers] of answer_stride
   std::size_t total;
 
   explicit GroupLayout(const Shape& shape);
@@ -167,9 +174,16 @@ struct GroupLayout {
   std::size_t chunk(std::size_t ring, std::int32_t node, std::uint64_t number, const Shape& shape) const {
     return ring + (node * std::size_t{kRailSlots} + number % kRailSlots) * shape.chunk_bytes;
   }
+  /// Bytes of a slot's header on its way to another node.
+  std::size_t far_header_bytes(bool has_weights, const Shape& shape) const {
+    return slot_bytes + (has_weights ? align_up(shape.top_k * sizeof(float), 8) : 0);
+  }
   /// Where the slots lie that go to, or come from, member number `far` of other nodes.
   std::size_t far_slots(std::size_t area, std::uint64_t epoch, std::int32_t far, const Shape& shape) const {
     return area + ((epoch & 1) * shape.far() + far) * far_slots_bytes;
+  }
+  std::size_t far_sum(std::uint64_t epoch, std::int32_t far, std::int64_t token, const Shape& shape) const {
+    return far_sums + (((epoch & 1) * shape.far() + far) * shape.low_latency_max_tokens + token) * answer_stride;
   }
   std::size_t far_answer(std::uint64_t epoch, std::int32_t far, std::int64_t row, const Shape& shape) const {
     return far_answers + (((epoch & 1) * shape.far() + far) * shape.max_answers() + row) * answer_stride;

@@ -116,12 +116,31 @@ struct HandleState {
   std::int32_t lanes(std::int32_t top_k) const { return expert_alignment > 0 ? 1 : top_k; }  ///< beside a row
 };
 
+/// The tokens that a member of another node has sent with their weights: which answers make up the sum of each.
+struct FarTokens {
+  struct Part {
+    std::int32_t expert;
+    std::int32_t row;
+    float weight;
+  };
+  std::vector<std::int32_t> first{0};  ///< [tokens + 1]: where the parts of each token start, in the order they came in
+  std::vector<Part> parts;             ///< of a token by ascending lane
+
+  std::int64_t tokens() const { return static_cast<std::int64_t>(first.size()) - 1; }
+  std::span<const Part> parts_of(std::int64_t token) const {
+    return {parts.data() + first[token], static_cast<std::size_t>(first[token + 1] - first[token])};
+  }
+};
+
 struct LowLatencyHandleState {
   std::weak_ptr<const GroupState> group;  ///< which group made it
   std::uint64_t epoch = 0;
   std::shared_ptr<const RoutingState> routing;
-  std::vector<std::int32_t> first_row;  ///< [local_experts][ranks] of the rows received here
-  std::vector<std::int32_t> counts;     ///< [local_experts] rows received here
+  std::vector<std::int32_t> first_row;               ///< [local_experts][ranks] of the rows received here
+  std::vector<std::int32_t> counts;                  ///< [local_experts] rows received here
+  bool has_weights = false;                          ///< whether the weights were given to the dispatch
+  std::vector<float> weights;                        ///< [tokens, top_k] a copy of them; empty on GPUs
+  std::vector<std::optional<FarTokens>> far_tokens;  ///< [ranks]: of members of other nodes whose weights travelled
 };
 
 }  // namespace shoal::ep::detail

@@ -60,7 +60,8 @@ void check_ep(World& world) {
   ep::Group group(world.team(), options_for(c));
   for (c.seed = 1; c.seed <= 3; ++c.seed) {
     check_normal(group, c);
-    check_low_latency(group, c, ep::Reduction::per_rank, c.seed % 2 == 0);
+    for (const bool early_weights : {false, true})
+      check_low_latency(group, c, ep::Reduction::per_rank, c.seed % 2 == 0, early_weights);
     check_low_latency(group, c, ep::Reduction::exact, c.seed % 2 == 1);
     check_low_latency_fp8(group, c, ep::Quantize::fp8_ue8m0);
   }

@@ -212,11 +212,15 @@ void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLat
   }
 }
 
-void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy) {
+void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy, bool early_weights) {
   const std::int32_t me = group.team().my_pe();
   const Inputs in(c, me);
   const ep::LowLatencyReceived got =
-      group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
+      group
+          .low_latency_dispatch(in.x, in.topk_idx,
+                                {.quantize = ep::Quantize::none,
+                                 .weights = early_weights ? static_cast<const TensorView&>(in.weights) : TensorView{}})
+          .receive();
   expect(!got.scales.defined(), "bfloat16 rows came with scales");
   check_low_latency_received(c, me, got);
 

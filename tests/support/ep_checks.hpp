@@ -22,7 +22,9 @@ struct Inputs {
 void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& extra = {});
 
 /// Low-latency dispatch of bfloat16 rows, experts, combine; rows, their layout and the result compared bit by bit.
-void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy);
+/// early_weights: dispatch gets the weights too.
+void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy,
+                       bool early_weights = false);
 
 /// The same with float8 on the way: rows and scales against numeric/, the combined result against experts that
 /// dequantise with the scales they got.

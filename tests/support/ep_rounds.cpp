@@ -29,10 +29,12 @@ void NormalRound::run(ep::Group& group) const {
   expect_same("combined", back.x.data, combined_.data(), combined_.size() * 2, 2);
 }
 
-LowLatencyRound::LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction, std::vector<int> masked)
+LowLatencyRound::LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction, std::vector<int> masked,
+                                 bool early_weights)
     : case_(c),
       rank_(rank),
       reduction_(reduction),
+      early_weights_(early_weights),
       in_(c, rank),
       received_(expected_low_latency_dispatch(c, rank, masked)),
       combined_(expected_low_latency(c, rank, reduction, masked)),
@@ -51,7 +53,10 @@ void LowLatencyRound::run(ep::Group& group, bool zero_copy) const {
 }
 
 ep::PendingDispatch LowLatencyRound::send(ep::Group& group) const {
-  return group.low_latency_dispatch(in_.x, in_.topk_idx, {.quantize = ep::Quantize::none});
+  return group.low_latency_dispatch(
+      in_.x, in_.topk_idx,
+      {.quantize = ep::Quantize::none,
+       .weights = early_weights_ ? static_cast<const TensorView&>(in_.weights) : TensorView{}});
 }
 
 void LowLatencyRound::check(const ep::LowLatencyReceived& got) const {

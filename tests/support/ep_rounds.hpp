@@ -23,7 +23,9 @@ class NormalRound {
 /// Rounds of low-latency dispatch of bfloat16 rows, experts and combine.
 class LowLatencyRound {
  public:
-  LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction, std::vector<int> masked = {});
+  /// early_weights: dispatch gets the weights too.
+  LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction, std::vector<int> masked = {},
+                  bool early_weights = false);
   void run(ep::Group& group, bool zero_copy) const;
 
   // The parts of a round.
@@ -36,6 +38,7 @@ class LowLatencyRound {
   EpCase case_;
   std::int32_t rank_;
   ep::Reduction reduction_;
+  bool early_weights_;
   Inputs in_;
   ExpectedLowLatency received_;
   std::vector<std::vector<std::uint16_t>> x_;  ///< [local experts] of [rows, hidden]

@@ -9,6 +9,7 @@
 #include "support/ep_checks.hpp"
 #include "support/ep_expanded.hpp"
 #include "support/ep_rounds.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -75,7 +76,7 @@ TEST_P(EpNodes, NoTokensIdleMembersAndOneHotExpert) {
     run_case(c, [&](World&, ep::Group& group) {
       for (int twice = 0; twice < 2; ++twice) {
         check_normal(group, c);
-        check_low_latency(group, c, ep::Reduction::per_rank, false);
+        check_low_latency(group, c, ep::Reduction::per_rank, false, twice == 1);
       }
     });
   }
@@ -124,7 +125,8 @@ TEST_P(EpNodes, LowLatencyModeGivesTheBitsOfOneNode) {
   c.hidden = 384;
   run_case(c, [&](World&, ep::Group& group) {
     for (const auto reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
-      for (const bool zero_copy : {false, true}) check_low_latency(group, c, reduction, zero_copy);
+      for (const bool zero_copy : {false, true})
+        for (const bool early_weights : {false, true}) check_low_latency(group, c, reduction, zero_copy, early_weights);
     for (const auto quantize : {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
       check_low_latency_fp8(group, c, quantize);
   });
@@ -138,14 +140,66 @@ TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {  // A4, D8
       [&](World& world, ep::Group& group) {
         const NormalRound normal[] = {{one, world.my_pe()}, {other, world.my_pe()}};
         const LowLatencyRound fast[] = {{one, world.my_pe(), ep::Reduction::per_rank},
-                                        {other, world.my_pe(), ep::Reduction::exact}};
+                                        {other, world.my_pe(), ep::Reduction::exact},
+                                        {other, world.my_pe(), ep::Reduction::per_rank, {}, true}};
         for (int i = 0; i < 60; ++i) {
           if ((i * 7 + world.my_pe() * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(400));
           normal[i % 3 == 0].run(group);
-          fast[i % 4 == 0].run(group, i % 2 == 0);
+          fast[i % 3].run(group, i % 2 == 0);
         }
       },
       4096);
+}
+
+TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
+  EpCase c = small(GetParam(), 10);
+  c.hidden = 384;
+  const auto body = [&](World& world, ep::Group& group) {
+    const Inputs in(c, world.my_pe());
+    check_low_latency(group, c, ep::Reduction::per_rank, true, true);
+    const ep::LowLatencyReceived got =
+        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none, .weights = in.weights})
+            .receive();
+    Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
+    low_latency_answers_to(c, world.my_pe(), got, y);
+    const Tensor out = group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.log_fmt = true}).receive();
+    const auto wanted = expected_low_latency(c, world.my_pe(), ep::Reduction::per_rank, {},
+                                             {.to_experts = {}, .back = log_fmt_travel()});
+    expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
+  };
+  run_case(c, body, 0, 3);
+}
+
+TEST(EpNodesMode, MembersThatRoundAtDifferentPlacesAreToldApart) {  // they would read sums as rows
+  const EpCase c = small({4, 2}, 13);
+  run_case(c, [&](World& world, ep::Group& group) {
+    const Inputs in(c, world.my_pe());
+    const ep::LowLatencyReceived got =
+        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none, .weights = in.weights})
+            .receive();
+    const auto reduction = world.my_pe() == 1 ? ep::Reduction::exact : ep::Reduction::per_rank;
+    ep::PendingCombine sent =
+        group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle, {.reduction = reduction});
+    expect_error(Code::mismatch, "once (exact)", [&] { sent.receive(); });
+    check_low_latency(group, c, ep::Reduction::per_rank, false, true);
+  });
+}
+
+TEST(EpNodesMode, WeightsThatChangeBetweenDispatchAndCombineAreRefused) {
+  const EpCase c = small({4, 2}, 14);
+  run_case(c, [&](World& world, ep::Group& group) {
+    const Inputs in(c, world.my_pe());
+    const ep::LowLatencyReceived got =
+        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none, .weights = in.weights})
+            .receive();
+    Tensor other = Tensor::empty(DataType::float32, {c.tokens(world.my_pe()), c.top_k});
+    std::fill_n(other.as<float>(), other.size(), 9.0F);
+    if (other.size() > 0)
+      expect_error(Code::invalid_argument, "weights differ",
+                   [&] { group.low_latency_combine(got.x, in.topk_idx, other, got.handle); });
+    group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
+    check_low_latency(group, c, ep::Reduction::per_rank, false, true);
+  });
 }
 
 TEST(EpNodesMode, OperationsOnTheGroupsStream) {  // A11

@@ -207,8 +207,10 @@ struct LowLatencyDispatchOptions {
   Quantize quantize = Quantize::fp8;
   TensorView expert_counts{};  ///< int32 [E / R]; optional: rows received per expert are added to it
   TensorView wait_ns{};        ///< int64 [R]; optional: nanoseconds waited for each member are added to it
-  /// float32 [tokens, top_k]; optional: the weights that combine will be called with. They then travel with the rows,
-  /// and combine needs no exchange of its own. Must be unchanged at combine.
+  /// float32 [tokens, top_k]; optional: the weights that combine will be called with. They then travel with the rows:
+  /// on GPUs combine needs no exchange of its own, and between nodes it brings one row per (token, member) in place of
+  /// one per (token, expert), unless it is exact or log_fmt. Must be unchanged at combine; on the host other weights
+  /// are Error{invalid_argument}.
   TensorView weights{};
   /// false: the receive is queued at once behind the send, which on GPUs saves the time between two kernels; receive()
   /// then hands out the result; all earlier ones must have been received. true: it is queued by receive(), and in

@@ -59,7 +59,6 @@ struct DeviceHandle : detail::LowLatencyHandleState {
   std::shared_ptr<void> block;
   HandleView view{};
   std::uint64_t serial = 0;
-  bool has_weights = false;
 };
 
 struct DevicePendingDispatch : detail::PendingDispatchState {

@@ -52,8 +52,7 @@ struct SlotPacket {
   }
 };
 
-/// How answers travel; members must agree.
-enum class AnswerForm : std::uint32_t { sums, rows, log_fmt };
+using detail::AnswerForm;  // members must agree on it
 
 /// Epoch (low 32 bits), and what members must agree on: form, reduction, which dispatch is answered (24 bits of its
 /// epoch), and whether weights travelled with that. It is the flag of an answer, and the notice that a member sends at

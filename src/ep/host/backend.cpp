@@ -101,7 +101,7 @@ std::shared_ptr<PendingDispatchState> HostBackend::low_latency_dispatch(const Te
       detail::checked_topk(topk_idx, group_.shape, group_.shape.low_latency_max_tokens, "low_latency_dispatch"),
       group_.shape);
   pending->handle =
-      committed(group_, [&] { return low_latency_dispatch_send(group_, x, std::move(routing), options.quantize); });
+      committed(group_, [&] { return low_latency_dispatch_send(group_, x, std::move(routing), options); });
   ++group_.statistics.low_latency_dispatches;
   return pending;
 }
@@ -114,6 +114,9 @@ std::shared_ptr<PendingCombineState> HostBackend::low_latency_combine(
   pending->handle = handle;
   pending->options = options;
   pending->weights.assign(weights.as<float>(), weights.as<float>() + weights.size());
+  require(!handle->has_weights || pending->weights.empty() ||
+              std::memcmp(pending->weights.data(), handle->weights.data(), weights.bytes()) == 0,
+          Code::invalid_argument, "low_latency_combine: weights differ from those that were given to the dispatch");
   pending->epoch = committed(group_, [&] { return low_latency_combine_send(group_, y, *handle, options); });
   ++group_.statistics.low_latency_combines;
   return pending;

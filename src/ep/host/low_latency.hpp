@@ -16,6 +16,7 @@
 
 namespace shoal::ep::host {
 
+using detail::AnswerForm;
 using detail::LowLatencyHandleState;
 using detail::PendingCombineState;
 using detail::PendingDispatchState;
@@ -24,8 +25,8 @@ using detail::PendingDispatchState;
 struct FarSlots {
   std::size_t header_bytes, row_bytes;
 
-  FarSlots(const detail::Shape& shape, const detail::GroupLayout& layout, Quantize quantize)
-      : header_bytes(layout.slot_bytes),
+  FarSlots(const detail::Shape& shape, const detail::GroupLayout& layout, Quantize quantize, bool has_weights)
+      : header_bytes(layout.far_header_bytes(has_weights, shape)),
         row_bytes(detail::OutboxLayout(shape.hidden, quantize != Quantize::none).total) {}
   /// Where the rows start behind `count` headers.
   std::size_t rows(std::int64_t count) const { return detail::align_up(count * header_bytes, detail::kLine); }
@@ -34,10 +35,13 @@ struct FarSlots {
 /// Puts each token once into the outbox, quantised, and a header into a slot of every member that needs it.
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& group, const TensorView& x,
                                                                  std::shared_ptr<const detail::RoutingState> routing,
-                                                                 Quantize quantize);
+                                                                 const LowLatencyDispatchOptions& options);
 /// Waits for every member's slots and expands them to the rows of the local experts.
 LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending);
 
+/// How answers travel between two members. Within a node the reader fetches the rows of the experts; to another node
+/// goes one row per token, where the answering member has the weights.
+AnswerForm answer_form(const LowLatencyCombineOptions& options, bool far, bool has_weights);
 /// Waits until every member has fetched what the combine before last left in the half of the answer buffers that
 /// `epoch` uses.
 void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch);

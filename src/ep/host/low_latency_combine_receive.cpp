@@ -1,9 +1,10 @@
 // low_latency_combine_receive: the weighted sum of each token's answers, fetched from the members that hold its
 // experts.
 //
-// Reads one row per (token, lane), writes one per token. Lanes are grouped by member, members in the order of their
-// last lane, lanes ascending within a member; with per_rank each member's sum is rounded to bfloat16 before the members
-// are added up. Every backend uses this order, so results agree bit by bit.
+// Reads one row per (token, lane), or per token and member where that member has sent sums, writes one per token. Lanes
+// are grouped by member, members in the order of their last lane, lanes ascending within a member; with per_rank each
+// member's sum is rounded to bfloat16 before the members are added up. Every backend uses this order, so results agree
+// bit by bit.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -28,12 +29,12 @@ struct Answers {
 
 class AnswerFinder {
  public:
-  AnswerFinder(const PendingCombineState& pending, Reduction reduction)
+  explicit AnswerFinder(const PendingCombineState& pending)
       : group_(*pending.group),
         handle_(*pending.handle),
+        options_(pending.options),
         weights_(pending.weights),
-        epoch_(pending.epoch),
-        reduction_(reduction) {
+        epoch_(pending.epoch) {
     const auto& shape = group_.shape;
     for (std::int32_t expert = 0; expert < shape.experts; ++expert)
       before_expert_.push_back(expert % shape.local_experts == 0
@@ -44,16 +45,18 @@ class AnswerFinder {
   void find(std::int64_t token, Answers& answers) const {
     const auto& shape = group_.shape;
     const auto lanes = handle_.routing->lanes_of(token);
-    std::int32_t ranks[kMaxTopK];
-    const std::int32_t rank_count = detail::ranks_by_last_lane(lanes, shape.local_experts, ranks);
     answers.count = answers.levels = 0;
-    if (reduction_ == Reduction::exact) {
+    if (options_.reduction == Reduction::exact) {
       for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, lanes[k], answers);
       return;
     }
-    for (std::int32_t i = 0; i < rank_count; ++i) {
-      for (std::int32_t k = 0; k < shape.top_k; ++k)
-        if (lanes[k] >= 0 && lanes[k] / shape.local_experts == ranks[i]) add(token, k, lanes[k], answers);
+    for (const detail::Copy& copy : handle_.routing->copies_of(token)) {
+      if (form(copy.rank) == AnswerForm::sums) {
+        add_sum(copy, answers);
+      } else {
+        for (std::int32_t k = 0; k < shape.top_k; ++k)
+          if (lanes[k] >= 0 && lanes[k] / shape.local_experts == copy.rank) add(token, k, lanes[k], answers);
+      }
       const std::int32_t end = answers.levels == 0 ? 0 : answers.level_ends[answers.levels - 1];
       if (static_cast<std::int32_t>(answers.count) > end)  // a masked member adds nothing
         answers.level_ends[answers.levels++] = static_cast<std::int32_t>(answers.count);
@@ -80,13 +83,33 @@ class AnswerFinder {
     answers.weights[answers.count++] = weights_[token * shape.top_k + lane];
   }
 
+  AnswerForm form(std::int32_t rank) const {
+    return answer_form(options_, !group_.nodes.here(rank), handle_.has_weights);
+  }
+
+  void add_sum(const detail::Copy& copy, Answers& answers) const {
+    if (group_.host->masked[copy.rank]) return;
+    answers.rows[answers.count] =
+        group_.block + group_.host->layout.far_answer(epoch_, group_.nodes.far_index(group_.me, copy.rank),
+                                                      copy.ordinal, group_.shape);
+    answers.weights[answers.count++] = 1.0F;
+  }
+
   const GroupState& group_;
   const LowLatencyHandleState& handle_;
+  const LowLatencyCombineOptions& options_;
   const std::vector<float>& weights_;
   std::uint64_t epoch_;
-  Reduction reduction_;
   std::vector<std::int32_t> before_expert_;  // own tokens of the experts before, at the same member
 };
+
+std::string describe(AnswerForm form, bool exact) {
+  const char* kind = form == AnswerForm::sums      ? "sums"
+                     : form == AnswerForm::rows    ? "rows"
+                     : form == AnswerForm::log_fmt ? "log_fmt rows"
+                                                   : "an unknown form";
+  return fmt::format("{} that are rounded {}", kind, exact ? "once (exact)" : "once per PE (per_rank)");
+}
 
 /// weighted_sum_rows for LogFMT rows: decoded to float32 one at a time.
 void weighted_sum_log_fmt(std::uint16_t* target, const Answers& answers, std::int64_t hidden,
@@ -109,10 +132,10 @@ void weighted_sum_log_fmt(std::uint16_t* target, const Answers& answers, std::in
   for (std::int64_t c = 0; c < hidden; ++c) target[c] = numeric::to_bf16(total[c]).bits;
 }
 
-void sum_answers(const PendingCombineState& pending, const Tensor& out, Reduction reduction) {
+void sum_answers(const PendingCombineState& pending, const Tensor& out) {
   GroupState& group = *pending.group;
   const std::int64_t hidden = group.shape.hidden;
-  const AnswerFinder finder(pending, reduction);
+  const AnswerFinder finder(pending);
   group.host->workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
     Answers answers;
     std::vector<float> scratch;
@@ -145,11 +168,13 @@ void wait_for_answers(PendingCombineState& pending, const Step& step) {
       left_out(group, rank, step);
       continue;
     }
-    if (notice.dispatch_epoch != pending.handle->epoch || (notice.log_fmt != 0) != pending.options.log_fmt)
-      mismatch = fmt::format("PE {} answers dispatch {} {} log_fmt, PE {} dispatch {} {} log_fmt",
-                             group.team.world_pe(group.me), pending.handle->epoch,
-                             pending.options.log_fmt ? "with" : "without", group.team.world_pe(rank),
-                             notice.dispatch_epoch, notice.log_fmt != 0 ? "with" : "without");
+    const AnswerForm expected = answer_form(pending.options, !group.nodes.here(rank), pending.handle->has_weights);
+    const bool exact = pending.options.reduction == Reduction::exact;
+    if (notice.dispatch_epoch != pending.handle->epoch || notice.form != expected || (notice.exact != 0) != exact)
+      mismatch =
+          fmt::format("PE {} expects answers to dispatch {}, {}; PE {} answers dispatch {} with {}",
+                      group.team.world_pe(group.me), pending.handle->epoch, describe(expected, exact),
+                      group.team.world_pe(rank), notice.dispatch_epoch, describe(notice.form, notice.exact != 0));
   }
   if (!mismatch) return;
   raise_or_mask(group, group.host->layout.answers_read, step.epoch);  // stays in step: the answers count as fetched
@@ -167,7 +192,7 @@ Tensor low_latency_combine_receive(PendingCombineState& pending) {
   const TensorView& given = pending.options.out;
   Tensor out = given.defined() ? Tensor(given, nullptr)
                                : Tensor::empty(DataType::bfloat16, {pending.handle->routing->tokens, shape.hidden});
-  sum_answers(pending, out, pending.options.reduction == Reduction::exact ? Reduction::exact : Reduction::per_rank);
+  sum_answers(pending, out);
   raise_or_mask(group, group.host->layout.answers_read, pending.epoch);
   return out;
 }

@@ -53,6 +53,7 @@ Tensor scales_view(const LowLatencyResult& result, const detail::Shape& shape, Q
 struct Incoming {
   std::int32_t source;
   std::int32_t count;
+  bool has_weights;
 };
 
 /// The notice of one source; nullopt where it is masked, or has masked this member.
@@ -80,7 +81,7 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
   std::optional<std::pair<std::int32_t, std::uint32_t>> first, other;  // members that differ in quantize
   for (std::int32_t source = 0; source < group.shape.ranks; ++source) {
     const auto notice = wait_for_notice(pending, source, step);
-    incoming.push_back({source, notice ? notice->count : 0});
+    incoming.push_back({source, notice ? notice->count : 0, notice && notice->has_weights != 0});
     if (!notice) continue;
     if (!first) first = {source, notice->quantize};
     if (notice->quantize != first->second && !other) other = {source, notice->quantize};
@@ -103,10 +104,8 @@ class Expander {
         epoch_(epoch),
         quantize_(quantize),
         result_(result),
-        scales_(detail::OutboxLayout(shape_.hidden, true).scales),
-        far_(shape_, group.host->layout, quantize) {
-    for (const Incoming& from : incoming) counts_.push_back(from.count);
-  }
+        incoming_(incoming),
+        scales_(detail::OutboxLayout(shape_.hidden, true).scales) {}
 
   std::span<const std::int32_t> experts(std::int32_t source, std::int64_t index) const {
     return {reinterpret_cast<const std::int32_t*>(slot(source, index) + sizeof(detail::SlotHeader)),
@@ -117,6 +116,11 @@ class Expander {
     detail::SlotHeader header;
     std::memcpy(&header, slot(source, index), sizeof header);
     return header.source_token;
+  }
+
+  /// Of a slot from another node, with weights: [top_k].
+  const float* weights(std::int32_t source, std::int64_t index) const {
+    return reinterpret_cast<const float*>(slot(source, index) + group_.host->layout.slot_bytes);
   }
 
   /// Fetches the row of one slot to the next free row of each expert that it names; `next` counts rows per expert.
@@ -138,17 +142,21 @@ class Expander {
   }
 
  private:
+  FarSlots far(std::int32_t source) const {
+    return {shape_, group_.host->layout, quantize_, incoming_[source].has_weights};
+  }
   /// What the source on another node has sent: headers and rows.
   const std::byte* far_slots(std::int32_t source) const {
     const detail::GroupLayout& layout = group_.host->layout;
     return group_.block + layout.far_slots(layout.far_in, epoch_, group_.nodes.far_index(group_.me, source), shape_);
   }
   const std::byte* slot(std::int32_t source, std::int64_t index) const {
-    if (!group_.nodes.here(source)) return far_slots(source) + index * far_.header_bytes;
+    if (!group_.nodes.here(source)) return far_slots(source) + index * far(source).header_bytes;
     return group_.block + group_.host->layout.slot(epoch_, source, index, shape_);
   }
   const std::byte* row(std::int32_t source, std::int64_t index, std::int32_t token) const {
-    if (!group_.nodes.here(source)) return far_slots(source) + far_.rows(counts_[source]) + index * far_.row_bytes;
+    if (const FarSlots slots = far(source); !group_.nodes.here(source))
+      return far_slots(source) + slots.rows(incoming_[source].count) + index * slots.row_bytes;
     return group_.peers[source] + group_.host->layout.outbox_row(epoch_, token, shape_);
   }
 
@@ -172,9 +180,8 @@ class Expander {
   std::uint64_t epoch_;
   Quantize quantize_;
   LowLatencyResult& result_;
+  std::span<const Incoming> incoming_;  // by source
   std::size_t scales_;
-  FarSlots far_;
-  std::vector<std::int32_t> counts_;  // by source
 };
 
 /// Fills the layout of the result: where the rows of each (expert, source) start.
@@ -206,6 +213,26 @@ void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
   }
 }
 
+/// Keeps for combine what it needs to add up the answers to tokens of other nodes: their slots are granted again.
+void keep_far_tokens(const Expander& expander, const std::vector<Incoming>& incoming, const GroupState& group,
+                     LowLatencyHandleState& handle) {
+  handle.far_tokens.assign(group.shape.ranks, std::nullopt);
+  std::vector<std::int32_t> next(group.shape.local_experts);
+  for (const Incoming& from : incoming) {
+    if (!from.has_weights || group.nodes.here(from.source)) continue;
+    detail::FarTokens& tokens = handle.far_tokens[from.source].emplace();
+    for (std::int32_t e = 0; e < group.shape.local_experts; ++e)
+      next[e] = handle.first_row[static_cast<std::size_t>(e) * group.shape.ranks + from.source];
+    for (std::int64_t i = 0; i < from.count; ++i) {
+      const std::span<const std::int32_t> experts = expander.experts(from.source, i);
+      const float* weights = expander.weights(from.source, i);
+      for (std::size_t k = 0; k < experts.size(); ++k)
+        if (experts[k] >= 0) tokens.parts.push_back({experts[k], next[experts[k]]++, weights[k]});
+      tokens.first.push_back(static_cast<std::int32_t>(tokens.parts.size()));
+    }
+  }
+}
+
 }  // namespace
 
 LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
@@ -218,6 +245,7 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
   auto& result = result_arrays(group, handle.epoch, quantize);
   const Expander expander(group, handle.epoch, quantize, incoming, result);
   place_rows(expander, incoming, shape, result, handle);
+  keep_far_tokens(expander, incoming, group, handle);
 
   std::size_t rows = 0;
   for (const Incoming& from : incoming) rows += from.count;

@@ -1,6 +1,7 @@
 // low_latency_dispatch_send: each token goes once to this member's outbox, and a header per member that holds an expert
 // of it to a fixed slot there (source, ordinal); receivers fetch the rows.
-// Nothing can be fetched between nodes: there each member gets its headers, then its rows, in one message.
+// Nothing can be fetched between nodes: there each member gets its headers, with the weights where they are known, then
+// its rows, in one message.
 //
 // Bytes per token: the row, 2 B a channel, or 1 B a channel and 4 B a scale; per copy: 4 B and 4 B per top-k lane. On
 // one host a fetched row comes out of a cache that all members share, where a copy pushed to each of them would not
@@ -39,18 +40,22 @@ void write_header(std::byte* slot, std::int64_t token, std::span<const std::int6
 }
 
 /// Packs what a member of another node needs and sends it; its half was granted like all others.
-void send_far(GroupState& group, std::uint64_t epoch, const detail::RoutingState& routing, Quantize quantize,
-              std::int32_t to) {
+void send_far(GroupState& group, std::uint64_t epoch, const detail::RoutingState& routing,
+              const LowLatencyDispatchOptions& options, std::int32_t to) {
   const auto& shape = group.shape;
   const detail::GroupLayout& layout = group.host->layout;
-  const FarSlots slots(shape, layout, quantize);
+  const FarSlots slots(shape, layout, options.quantize, options.weights.defined());
   std::byte* const out =
       group.block + layout.far_slots(layout.far_out, epoch, group.nodes.far_index(group.me, to), shape);
   std::int32_t count = 0;
   for (std::int64_t token = 0; token < routing.tokens; ++token)
     for (const detail::Copy& copy : routing.copies_of(token)) {
       if (copy.rank != to) continue;
-      write_header(out + count * slots.header_bytes, token, routing.lanes_of(token), to, shape.local_experts);
+      std::byte* const header = out + count * slots.header_bytes;
+      write_header(header, token, routing.lanes_of(token), to, shape.local_experts);
+      if (options.weights.defined())
+        std::memcpy(header + layout.slot_bytes, options.weights.as<float>() + token * shape.top_k,
+                    shape.top_k * sizeof(float));
       std::memcpy(out + slots.rows(routing.tokens_per_rank[to]) + count * slots.row_bytes,
                   group.block + layout.outbox_row(epoch, token, shape), slots.row_bytes);
       ++count;
@@ -73,7 +78,8 @@ void wait_for_grant(GroupState& group, std::uint64_t epoch) {
 
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& group, const TensorView& x,
                                                                  std::shared_ptr<const detail::RoutingState> routing,
-                                                                 Quantize quantize) {
+                                                                 const LowLatencyDispatchOptions& options) {
+  const Quantize quantize = options.quantize;
   const auto& shape = group.shape;
   const std::uint64_t epoch = ++group.low_latency_dispatch_epoch;
   group.world->set_progress(Activity::low_latency_dispatch, epoch, "send");
@@ -94,9 +100,10 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& gro
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t rank = (group.me + 1 + i) % shape.ranks;
     if (group.host->masked[rank]) continue;
-    const detail::SlotNotice notice{epoch, static_cast<std::uint32_t>(quantize), routing->tokens_per_rank[rank]};
+    const detail::SlotNotice notice{epoch, static_cast<std::uint32_t>(quantize), routing->tokens_per_rank[rank],
+                                    options.weights.defined() ? 1U : 0U};
     tell_or_mask(group, rank, [&] {
-      if (!group.nodes.here(rank)) send_far(group, epoch, *routing, quantize, rank);
+      if (!group.nodes.here(rank)) send_far(group, epoch, *routing, options, rank);
       put(group, rank, group.host->layout.slot_notice(epoch, group.me, shape), &notice, sizeof notice);
     });
   }
@@ -107,6 +114,9 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& gro
   handle->group = group.weak_from_this();
   handle->epoch = epoch;
   handle->routing = std::move(routing);
+  handle->has_weights = options.weights.defined();
+  if (handle->has_weights)
+    handle->weights.assign(options.weights.as<float>(), options.weights.as<float>() + options.weights.size());
   return handle;
 }
 
