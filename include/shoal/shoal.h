@@ -120,6 +120,33 @@ SHOAL_API shoal_status shoal_get_nbi(shoal_world* world, void* target, const voi
 SHOAL_API shoal_status shoal_fence(shoal_world* world);
 SHOAL_API shoal_status shoal_quiet(shoal_world* world);
 
+enum {
+  SHOAL_ATOMIC_FETCH = 0,
+  SHOAL_ATOMIC_SET = 1,
+  SHOAL_ATOMIC_ADD = 2,
+  SHOAL_ATOMIC_AND = 3,
+  SHOAL_ATOMIC_OR = 4,
+  SHOAL_ATOMIC_XOR = 5,
+  SHOAL_ATOMIC_SWAP = 6,
+  SHOAL_ATOMIC_COMPARE_SWAP = 7
+};
+/// On `width` aligned bytes, 4 or 8; op: SHOAL_ATOMIC_*. compare: what COMPARE_SWAP expects. before: NULL, or the value
+/// before, of 4 bytes in the low half.
+SHOAL_API shoal_status shoal_atomic(shoal_world* world, int32_t op, void* target, size_t width, uint64_t operand,
+                                    uint64_t compare, int32_t pe, uint64_t* before);
+
+/// Memory of any allocator on this PE's GPU that all PEs share in one call (heap.hpp, share_buffer).
+typedef struct shoal_shared_buffer shoal_shared_buffer;
+/// Collective.
+SHOAL_API shoal_status shoal_share_buffer(shoal_world* world, const void* pointer, size_t bytes,
+                                          shoal_shared_buffer** buffer);
+/// Where the memory of `pe` lies for this PE's GPU; NULL where that shared no bytes or is out of reach.
+SHOAL_API shoal_status shoal_shared_buffer_pointer(const shoal_shared_buffer* buffer, int32_t pe, void** pointer);
+/// Collective, before the memory is freed. Frees the handle when it succeeds.
+SHOAL_API shoal_status shoal_unshare_buffer(shoal_world* world, shoal_shared_buffer* buffer);
+/// Frees the handle alone, of a world that is closed or failed.
+SHOAL_API shoal_status shoal_shared_buffer_destroy(shoal_shared_buffer* buffer);
+
 enum { SHOAL_SIGNAL_SET = 0, SHOAL_SIGNAL_ADD = 1 };
 enum {
   SHOAL_EQUAL = 0,
@@ -164,8 +191,38 @@ SHOAL_API shoal_status shoal_team_pe(const shoal_team* team, int32_t* pe);
 SHOAL_API shoal_status shoal_team_size(const shoal_team* team, int32_t* size);
 /// Member `pe` as numbered in the world.
 SHOAL_API shoal_status shoal_team_world_pe(const shoal_team* team, int32_t pe, int32_t* world_pe);
+
+// --- collectives: addresses in this PE's heap, at the same offset on every member but for all_to_all_v -------------
+
+enum {
+  SHOAL_SUM = 0,
+  SHOAL_PROD = 1,
+  SHOAL_MIN = 2,
+  SHOAL_MAX = 3,
+  SHOAL_BIT_AND = 4,
+  SHOAL_BIT_OR = 5,
+  SHOAL_BIT_XOR = 6
+};
+
 /// Completes this PE's operations, then waits for all members.
 SHOAL_API shoal_status shoal_barrier(const shoal_team* team);
+/// Waits for all members; operations stay outstanding.
+SHOAL_API shoal_status shoal_sync(const shoal_team* team);
+SHOAL_API shoal_status shoal_broadcast(const shoal_team* team, void* target, const void* source, size_t bytes,
+                                       int32_t root);
+/// `bytes` of each member.
+SHOAL_API shoal_status shoal_all_gather(const shoal_team* team, void* target, const void* source, size_t bytes);
+/// `bytes` for each pair.
+SHOAL_API shoal_status shoal_all_to_all(const shoal_team* team, void* target, const void* source, size_t bytes);
+/// Arrays of a number per member, in bytes.
+SHOAL_API shoal_status shoal_all_to_all_v(const shoal_team* team, void* target, const size_t* receive_bytes,
+                                          const size_t* receive_offsets, const void* source, const size_t* send_bytes,
+                                          const size_t* send_offsets);
+/// dtype: SHOAL_FLOAT32 and so on; op: SHOAL_SUM and so on. `count` elements; reduce_scatter: `count` for each member.
+SHOAL_API shoal_status shoal_reduce(const shoal_team* team, int32_t dtype, int32_t op, void* target, const void* source,
+                                    size_t count);
+SHOAL_API shoal_status shoal_reduce_scatter(const shoal_team* team, int32_t dtype, int32_t op, void* target,
+                                            const void* source, size_t count);
 
 // --- tensors -----------------------------------------------------------------------------------------------------
 
@@ -366,6 +423,30 @@ typedef struct shoal_ep_statistics {
   int64_t wait_ns;
 } shoal_ep_statistics;
 
+enum { SHOAL_GATE_SIGMOID = 0, SHOAL_GATE_SOFTMAX = 1 };
+
+/// As ep::GateOptions (ep/gate.hpp).
+typedef struct shoal_ep_gate_options {
+  size_t size;
+  int32_t experts;
+  int32_t groups;
+  int32_t groups_kept;
+  int32_t top_k;
+  int32_t score;  ///< SHOAL_GATE_*
+  int32_t normalize;
+  float routed_scaling;
+  int32_t reserved;  ///< 0
+} shoal_ep_gate_options;
+#define SHOAL_EP_GATE_OPTIONS_INIT {sizeof(shoal_ep_gate_options), 256, 1, 1, 8, SHOAL_GATE_SIGMOID, 1, 1.0F, 0}
+
+typedef struct shoal_ep_gated {
+  size_t size;
+  shoal_owner* owner;
+  shoal_tensor topk_idx;
+  shoal_tensor topk_weights;
+} shoal_ep_gated;
+#define SHOAL_EP_GATED_INIT {sizeof(shoal_ep_gated), NULL, SHOAL_TENSOR_NONE, SHOAL_TENSOR_NONE}
+
 #define SHOAL_TENSOR_NONE {NULL, {0, 0, 0, 0}, {0, 0, 0, 0}, SHOAL_NONE, 0, SHOAL_HOST, 0}
 #define SHOAL_EP_ROUTING_INIT \
   {sizeof(shoal_ep_routing), NULL, SHOAL_TENSOR_NONE, SHOAL_TENSOR_NONE, SHOAL_TENSOR_NONE, NULL, NULL, 0, 0, 0}
@@ -403,6 +484,12 @@ SHOAL_API shoal_status shoal_ep_routing_release(shoal_ep_routing* routing);
 SHOAL_API shoal_status shoal_ep_dispatched_release(shoal_ep_dispatched* dispatched);
 SHOAL_API shoal_status shoal_ep_combined_release(shoal_ep_combined* combined);
 SHOAL_API shoal_status shoal_ep_low_latency_received_release(shoal_ep_low_latency_received* received);
+SHOAL_API shoal_status shoal_ep_gated_release(shoal_ep_gated* gated);
+
+/// From router logits, float32 [tokens, experts] on the host, to experts and weights. bias: NULL, or float32 [experts].
+/// options: NULL for the defaults. Needs no world.
+SHOAL_API shoal_status shoal_ep_gate(const shoal_tensor* logits, const shoal_tensor* bias,
+                                     const shoal_ep_gate_options* options, shoal_ep_gated* gated);
 
 // --- expert parallelism: groups ----------------------------------------------------------------------------------
 

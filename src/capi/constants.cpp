@@ -1,6 +1,8 @@
 // The numbers of the header are part of the ABI; here they are held to those of C++.
 #include <string_view>
 
+#include "shoal/collective.hpp"
+#include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal/error.hpp"
 #include "shoal/operation.hpp"
@@ -32,6 +34,14 @@ static_assert(same(SHOAL_INVALID_ARGUMENT, Code::invalid_argument) && same(SHOAL
               same(SHOAL_MISMATCH, Code::mismatch) && same(SHOAL_UNSUPPORTED, Code::unsupported) &&
               same(SHOAL_SYSTEM, Code::system) && same(SHOAL_CLOSED, Code::closed));
 static_assert(same(SHOAL_SIGNAL_SET, SignalOp::set) && same(SHOAL_SIGNAL_ADD, SignalOp::add));
+static_assert(same(SHOAL_ATOMIC_FETCH, AtomicOp::fetch) && same(SHOAL_ATOMIC_SET, AtomicOp::set) &&
+              same(SHOAL_ATOMIC_ADD, AtomicOp::add) && same(SHOAL_ATOMIC_AND, AtomicOp::bit_and) &&
+              same(SHOAL_ATOMIC_OR, AtomicOp::bit_or) && same(SHOAL_ATOMIC_XOR, AtomicOp::bit_xor) &&
+              same(SHOAL_ATOMIC_SWAP, AtomicOp::swap) && same(SHOAL_ATOMIC_COMPARE_SWAP, AtomicOp::compare_swap));
+static_assert(same(SHOAL_SUM, ReduceOp::sum) && same(SHOAL_PROD, ReduceOp::prod) && same(SHOAL_MIN, ReduceOp::min) &&
+              same(SHOAL_MAX, ReduceOp::max) && same(SHOAL_BIT_AND, ReduceOp::bit_and) &&
+              same(SHOAL_BIT_OR, ReduceOp::bit_or) && same(SHOAL_BIT_XOR, ReduceOp::bit_xor));
+static_assert(same(SHOAL_GATE_SIGMOID, ep::GateScore::sigmoid) && same(SHOAL_GATE_SOFTMAX, ep::GateScore::softmax));
 static_assert(same(SHOAL_EQUAL, Compare::equal) && same(SHOAL_NOT_EQUAL, Compare::not_equal) &&
               same(SHOAL_GREATER, Compare::greater) && same(SHOAL_GREATER_EQUAL, Compare::greater_equal) &&
               same(SHOAL_LESS, Compare::less) && same(SHOAL_LESS_EQUAL, Compare::less_equal));

@@ -90,6 +90,52 @@ shoal_status shoal_quiet(shoal_world* world) {
   return guarded([&] { open_world(world, "shoal_quiet").quiet(); });
 }
 
+shoal_status shoal_atomic(shoal_world* world, int32_t op, void* target, size_t width, uint64_t operand,
+                          uint64_t compare, int32_t pe, uint64_t* before) {
+  const char* call = "shoal_atomic";
+  return guarded([&] {
+    const shoal::World& opened = open_world(world, call);
+    shoal::require(width == 4 || width == 8, shoal::Code::invalid_argument, "{}: width is {}; allowed: 4 or 8", call,
+                   width);
+    const std::uint64_t found = opened.atomic_word(enumeration(op, shoal::AtomicOp::compare_swap, call, "op"),
+                                                   remote(opened, target, pe), operand, compare, width);
+    if (before != nullptr) *before = width == 8 ? found : found & 0xffff'ffffu;
+  });
+}
+
+shoal_status shoal_share_buffer(shoal_world* world, const void* pointer, size_t bytes, shoal_shared_buffer** buffer) {
+  const char* call = "shoal_share_buffer";
+  return guarded([&] {
+    shoal_shared_buffer*& out = required(buffer, call, "buffer");
+    const shoal::World& opened = open_world(world, call);
+    out = new shoal_shared_buffer{opened.heap().share_buffer(pointer, bytes), opened.n_pes()};
+  });
+}
+
+shoal_status shoal_shared_buffer_pointer(const shoal_shared_buffer* buffer, int32_t pe, void** pointer) {
+  const char* call = "shoal_shared_buffer_pointer";
+  return guarded([&] {
+    void*& out = required(pointer, call, "pointer");
+    const shoal_shared_buffer& shared = required(buffer, call, "buffer");
+    shoal::require(pe >= 0 && pe < shared.n_pes, shoal::Code::invalid_argument, "{}: pe is {}; allowed: 0 to {}", call,
+                   pe, shared.n_pes - 1);
+    out = shared.value.on(pe);
+  });
+}
+
+shoal_status shoal_unshare_buffer(shoal_world* world, shoal_shared_buffer* buffer) {
+  const char* call = "shoal_unshare_buffer";
+  return guarded([&] {
+    open_world(world, call).heap().unshare_buffer(required(buffer, call, "buffer").value);
+    delete buffer;
+  });
+}
+
+shoal_status shoal_shared_buffer_destroy(shoal_shared_buffer* buffer) {
+  delete buffer;
+  return SHOAL_OK;
+}
+
 shoal_status shoal_signal(shoal_world* world, uint64_t* flag, int32_t op, uint64_t value, int32_t pe) {
   const char* call = "shoal_signal";
   return guarded([&] {

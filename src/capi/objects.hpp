@@ -18,6 +18,10 @@ struct shoal_unique_id {
 struct shoal_world {
   shoal::World value;
 };
+struct shoal_shared_buffer {
+  shoal::SharedBuffer value;
+  shoal::Pe n_pes;
+};
 struct shoal_team {
   shoal::Team value;
   bool predefined = false;

@@ -1,5 +1,4 @@
 #include "capi/objects.hpp"
-#include "shoal/collective.hpp"
 
 namespace shoal::capi {
 namespace {
@@ -76,8 +75,4 @@ shoal_status shoal_team_size(const shoal_team* team, int32_t* size) {
 shoal_status shoal_team_world_pe(const shoal_team* team, int32_t pe, int32_t* world_pe) {
   const char* call = "shoal_team_world_pe";
   return guarded([&] { required(world_pe, call, "world_pe") = required(team, call, "team").value.world_pe(pe); });
-}
-
-shoal_status shoal_barrier(const shoal_team* team) {
-  return guarded([&] { shoal::barrier(required(team, "shoal_barrier", "team").value); });
 }

@@ -70,6 +70,96 @@ TEST(CApiWorld, PutGetAndSignalsGoAroundTheRing) {
   });
 }
 
+TEST(CApiWorld, AtomicsOfBothWidths) {
+  run_pes(3, [](shoal_world* world) {
+    const int32_t me = pe_of(world), n = n_pes_of(world);
+    void* memory = nullptr;
+    ok(shoal_calloc(world, 4, sizeof(std::uint64_t), &memory));
+    auto* words = static_cast<std::uint64_t*>(memory);
+    auto* narrow = reinterpret_cast<std::uint32_t*>(words + 1);
+    shoal_team* team = nullptr;
+    ok(shoal_world_team(world, SHOAL_TEAM_WORLD, &team));
+
+    std::uint64_t before = 99;
+    ok(shoal_atomic(world, SHOAL_ATOMIC_ADD, &words[0], 8, 10, 0, 0, &before));
+    EXPECT_LT(before, 10u * n);
+    EXPECT_EQ(before % 10, 0u);
+    ok(shoal_atomic(world, SHOAL_ATOMIC_OR, narrow, 4, 1U << me, 0, 1, nullptr));
+    ok(shoal_barrier(team));
+    ok(shoal_atomic(world, SHOAL_ATOMIC_FETCH, &words[0], 8, 0, 0, 0, &before));
+    EXPECT_EQ(before, 10u * n);
+    ok(shoal_atomic(world, SHOAL_ATOMIC_FETCH, narrow, 4, 0, 0, 1, &before));
+    EXPECT_EQ(before, 7u);
+    ok(shoal_sync(team));
+
+    // Exactly one PE finds 30.
+    ok(shoal_atomic(world, SHOAL_ATOMIC_COMPARE_SWAP, &words[0], 8, 1000 + me, 30, 0, &before));
+    EXPECT_TRUE(before == 30 || (before >= 1000 && before < 1003)) << before;
+    ok(shoal_barrier(team));
+    ok(shoal_atomic(world, SHOAL_ATOMIC_FETCH, &words[0], 8, 0, 0, 0, &before));
+    EXPECT_TRUE(before >= 1000 && before < 1003) << before;
+
+    EXPECT_EQ(shoal_atomic(world, SHOAL_ATOMIC_ADD, &words[0], 2, 1, 0, 0, nullptr), SHOAL_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(shoal_last_error()).find("width is 2; allowed: 4 or 8"), std::string::npos);
+    EXPECT_EQ(shoal_atomic(world, 8, &words[0], 8, 1, 0, 0, nullptr), SHOAL_INVALID_ARGUMENT);
+    shoal_shared_buffer* buffer = nullptr;
+    EXPECT_EQ(shoal_share_buffer(world, words, 8, &buffer), SHOAL_UNSUPPORTED) << "the heap is on the host";
+    EXPECT_EQ(buffer, nullptr);
+    ok(shoal_shared_buffer_destroy(nullptr));
+    ok(shoal_barrier(team));
+    ok(shoal_team_destroy(team));
+    ok(shoal_free(world, words));
+  });
+}
+
+TEST(CApiWorld, Collectives) {
+  run_pes(3, [](shoal_world* world) {
+    const int32_t me = pe_of(world), n = n_pes_of(world);
+    shoal_team* team = nullptr;
+    ok(shoal_world_team(world, SHOAL_TEAM_WORLD, &team));
+    void* memory = nullptr;
+    ok(shoal_calloc(world, 64, sizeof(std::int64_t), &memory));
+    auto* source = static_cast<std::int64_t*>(memory);
+    auto* target = source + 32;
+    for (int32_t i = 0; i < n; ++i) source[i] = 100 * me + i;
+    ok(shoal_sync(team));
+
+    ok(shoal_broadcast(team, target, source, 8, 2));
+    EXPECT_EQ(target[0], 200);
+    ok(shoal_all_gather(team, target, source, 8));
+    for (int32_t i = 0; i < n; ++i) EXPECT_EQ(target[i], 100 * i);
+    ok(shoal_all_to_all(team, target, source, 8));
+    for (int32_t i = 0; i < n; ++i) EXPECT_EQ(target[i], 100 * i + me);
+    ok(shoal_reduce(team, SHOAL_INT64, SHOAL_SUM, target, source, 3));
+    for (int32_t i = 0; i < n; ++i) EXPECT_EQ(target[i], 300 + 3 * i);
+    ok(shoal_reduce_scatter(team, SHOAL_INT64, SHOAL_MAX, target, source, 1));
+    EXPECT_EQ(target[0], 200 + me);
+
+    // Member i sends i + 1 words to each; they land by sender, the last one first.
+    std::vector<std::size_t> send(n, 8 * (me + 1)), send_at(n, 0), receive(n), receive_at(n);
+    std::size_t at = 0;
+    for (int32_t i = n - 1; i >= 0; --i) {
+      receive[i] = 8 * (i + 1);
+      receive_at[i] = at;
+      at += receive[i];
+    }
+    ok(shoal_all_to_all_v(team, target, receive.data(), receive_at.data(), source, send.data(), send_at.data()));
+    const std::int64_t wanted[] = {200, 201, 202, 100, 101, 0};
+    EXPECT_EQ(std::memcmp(target, wanted, sizeof wanted), 0);
+
+    EXPECT_EQ(shoal_broadcast(team, target, source, 8, 3), SHOAL_INVALID_ARGUMENT);
+    EXPECT_EQ(shoal_reduce(team, SHOAL_INT64, 7, target, source, 1), SHOAL_INVALID_ARGUMENT);
+    EXPECT_EQ(shoal_reduce(team, SHOAL_FLOAT8_E4M3, SHOAL_SUM, target, source, 1), SHOAL_INVALID_ARGUMENT);
+    EXPECT_EQ(shoal_all_to_all_v(team, target, nullptr, receive_at.data(), source, send.data(), send_at.data()),
+              SHOAL_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(shoal_last_error()).find("receive_bytes is NULL"), std::string::npos);
+    EXPECT_EQ(shoal_sync(nullptr), SHOAL_INVALID_ARGUMENT);
+    ok(shoal_barrier(team));
+    ok(shoal_team_destroy(team));
+    ok(shoal_free(world, source));
+  });
+}
+
 TEST(CApiWorld, TeamsAreHandles) {
   run_pes(4, [](shoal_world* world) {
     const int32_t me = pe_of(world);

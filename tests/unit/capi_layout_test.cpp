@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal/shoal.h"
 
@@ -156,6 +157,23 @@ EXPECT_MEMBER(shoal_ep_statistics, low_latency_dispatch_ns, 72, int64_t);
 EXPECT_MEMBER(shoal_ep_statistics, low_latency_combine_ns, 80, int64_t);
 EXPECT_MEMBER(shoal_ep_statistics, wait_ns, 88, int64_t);
 
+EXPECT_STRUCT(shoal_ep_gate_options, 40);
+EXPECT_MEMBER(shoal_ep_gate_options, size, 0, size_t);
+EXPECT_MEMBER(shoal_ep_gate_options, experts, 8, int32_t);
+EXPECT_MEMBER(shoal_ep_gate_options, groups, 12, int32_t);
+EXPECT_MEMBER(shoal_ep_gate_options, groups_kept, 16, int32_t);
+EXPECT_MEMBER(shoal_ep_gate_options, top_k, 20, int32_t);
+EXPECT_MEMBER(shoal_ep_gate_options, score, 24, int32_t);
+EXPECT_MEMBER(shoal_ep_gate_options, normalize, 28, int32_t);
+EXPECT_MEMBER(shoal_ep_gate_options, routed_scaling, 32, float);
+EXPECT_MEMBER(shoal_ep_gate_options, reserved, 36, int32_t);
+
+EXPECT_STRUCT(shoal_ep_gated, 192);
+EXPECT_MEMBER(shoal_ep_gated, size, 0, size_t);
+EXPECT_MEMBER(shoal_ep_gated, owner, 8, shoal_owner*);
+EXPECT_MEMBER(shoal_ep_gated, topk_idx, 16, shoal_tensor);
+EXPECT_MEMBER(shoal_ep_gated, topk_weights, 104, shoal_tensor);
+
 /// No padding: a member that is appended later must not lie where an older program has whatever was in its padding.
 /// The compiler counts: a struct without padding is exactly as long as its members.
 static_assert(std::has_unique_object_representations_v<shoal_tensor> &&
@@ -170,6 +188,7 @@ static_assert(std::has_unique_object_representations_v<shoal_tensor> &&
               std::has_unique_object_representations_v<shoal_ep_combined> &&
               std::has_unique_object_representations_v<shoal_ep_low_latency_received> &&
               std::has_unique_object_representations_v<shoal_ep_sizes> &&
+              std::has_unique_object_representations_v<shoal_ep_gated> &&
               std::has_unique_object_representations_v<shoal_ep_statistics>);
 
 TEST(CApiLayout, InitMacrosSetTheSize){
@@ -188,7 +207,9 @@ TEST(CApiLayout, InitMacrosSetTheSize){
                                 EXPECT_SIZE(shoal_ep_combined, SHOAL_EP_COMBINED_INIT)
                                     EXPECT_SIZE(shoal_ep_low_latency_received, SHOAL_EP_LOW_LATENCY_RECEIVED_INIT)
                                         EXPECT_SIZE(shoal_ep_sizes, SHOAL_EP_SIZES_INIT)
-                                            EXPECT_SIZE(shoal_ep_statistics, SHOAL_EP_STATISTICS_INIT)}
+                                            EXPECT_SIZE(shoal_ep_statistics, SHOAL_EP_STATISTICS_INIT)
+                                                EXPECT_SIZE(shoal_ep_gate_options, SHOAL_EP_GATE_OPTIONS_INIT)
+                                                    EXPECT_SIZE(shoal_ep_gated, SHOAL_EP_GATED_INIT)}
 
 /// The defaults are those of C++.
 TEST(CApiLayout, InitMacrosHaveTheDefaults) {
@@ -212,6 +233,15 @@ TEST(CApiLayout, InitMacrosHaveTheDefaults) {
   EXPECT_EQ(answer.defer_receive != 0, ep::LowLatencyCombineOptions().defer_receive);
   EXPECT_EQ(answer.log_fmt != 0, ep::LowLatencyCombineOptions().log_fmt);
   EXPECT_EQ(answer.zero_copy != 0, ep::LowLatencyCombineOptions().zero_copy);
+  const shoal_ep_gate_options gate = SHOAL_EP_GATE_OPTIONS_INIT;
+  const ep::GateOptions chosen;
+  EXPECT_EQ(gate.experts, chosen.experts);
+  EXPECT_EQ(gate.groups, chosen.groups);
+  EXPECT_EQ(gate.groups_kept, chosen.groups_kept);
+  EXPECT_EQ(gate.top_k, chosen.top_k);
+  EXPECT_EQ(gate.score, static_cast<int>(chosen.score));
+  EXPECT_EQ(gate.normalize != 0, chosen.normalize);
+  EXPECT_EQ(gate.routed_scaling, chosen.routed_scaling);
 }
 
 }  // namespace

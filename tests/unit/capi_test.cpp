@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal/error.hpp"
 #include "support/capi.hpp"
@@ -146,6 +147,41 @@ std::uint64_t total_of(const shoal_ep_group_options* options) {
   ok(shoal_ep_size_hint(options, 4, SHOAL_HOST, &sizes));
   EXPECT_EQ(sizes.total, sizes.control + sizes.normal + sizes.low_latency);
   return sizes.total;
+}
+
+TEST(CApiGate, ChoosesAsTheCppGate) {
+  std::vector<float> logits(3 * 8), bias(8);
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>((i * 7) % 11) * 0.25F - 1;
+  for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i % 3) * 0.1F;
+  const std::int64_t shape[] = {3, 8};
+  shoal_tensor c_logits, c_bias;
+  ASSERT_EQ(shoal_tensor_init(&c_logits, logits.data(), SHOAL_FLOAT32, 2, shape), SHOAL_OK);
+  ASSERT_EQ(shoal_tensor_init(&c_bias, bias.data(), SHOAL_FLOAT32, 1, shape + 1), SHOAL_OK);
+  shoal_ep_gate_options options = SHOAL_EP_GATE_OPTIONS_INIT;
+  options.experts = 8;
+  options.groups = 4;
+  options.groups_kept = 2;
+  options.top_k = 3;
+  options.routed_scaling = 2.5F;
+  shoal_ep_gated gated = SHOAL_EP_GATED_INIT;
+  ASSERT_EQ(shoal_ep_gate(&c_logits, &c_bias, &options, &gated), SHOAL_OK) << shoal_last_error();
+  const ep::Gated wanted =
+      ep::gate(TensorView(logits.data(), DataType::float32, {3, 8}), TensorView(bias.data(), DataType::float32, {8}),
+               {.experts = 8, .groups = 4, .groups_kept = 2, .top_k = 3, .routed_scaling = 2.5F});
+  ASSERT_EQ(gated.topk_idx.shape[1], 3);
+  EXPECT_EQ(std::memcmp(gated.topk_idx.data, wanted.topk_idx.data, 3 * 3 * 8), 0);
+  EXPECT_EQ(std::memcmp(gated.topk_weights.data, wanted.topk_weights.data, 3 * 3 * 4), 0);
+  EXPECT_EQ(shoal_ep_gate(&c_logits, &c_bias, &options, &gated), SHOAL_INVALID_ARGUMENT) << "it holds a result";
+  EXPECT_EQ(shoal_ep_gated_release(&gated), SHOAL_OK);
+  EXPECT_EQ(gated.topk_idx.dtype, SHOAL_NONE);
+
+  options.score = 2;
+  EXPECT_EQ(shoal_ep_gate(&c_logits, nullptr, &options, &gated), SHOAL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(shoal_last_error()).find("shoal_ep_gate_options.score is 2"), std::string::npos);
+  options.score = SHOAL_GATE_SOFTMAX;
+  options.groups = 3;
+  EXPECT_EQ(shoal_ep_gate(&c_logits, nullptr, &options, &gated), SHOAL_INVALID_ARGUMENT);
+  EXPECT_EQ(shoal_ep_gate(nullptr, nullptr, nullptr, &gated), SHOAL_INVALID_ARGUMENT);
 }
 
 TEST(CApiStructs, OptionsReachTheLibrary) {
