@@ -78,7 +78,7 @@ def test_every_struct_and_member_is_frozen():
     """A struct that is not in the table of the layout test could change unseen."""
     table = (ROOT / "tests/unit/capi_layout_test.cpp").read_text()
     structs = re.findall(r"typedef struct (\w+) \{\n(.*?)\n\} \1;", HEADER.read_text(), re.DOTALL)
-    assert len(structs) == 13
+    assert len(structs) == 15
     for name, body in structs:
         assert f"EXPECT_STRUCT({name}, " in table, name
         assert f"has_unique_object_representations_v<{name}>" in table, name
