@@ -81,7 +81,14 @@ def test_every_struct_and_member_is_frozen():
     assert len(structs) == 15
     for name, body in structs:
         assert f"EXPECT_STRUCT({name}, " in table, name
-        assert f"has_unique_object_representations_v<{name}>" in table, name
+        if "float " in body:  # has no unique representation: count here what the compiler counts for the others
+            end = 0
+            for offset, kind in re.findall(rf"EXPECT_MEMBER\({name}, \w+, (\d+), (\w+)\)", table):
+                assert int(offset) == end, name
+                end += {"size_t": 8, "int32_t": 4, "float": 4}[kind]
+            assert f"EXPECT_STRUCT({name}, {end})" in table, name
+        else:
+            assert f"has_unique_object_representations_v<{name}>" in table, name
         members = re.findall(r"^  [^/\n]*?(\w+)(?:\[\d+\])?;", body, re.MULTILINE)
         assert re.findall(rf"EXPECT_MEMBER\({name}, (\w+), ", table) == members, name
 
