@@ -8,7 +8,6 @@
 #include "shoal/world.hpp"
 #include "support/ep_checks.hpp"
 #include "support/ep_expanded.hpp"
-#include "support/rounds.hpp"
 
 namespace shoal::test {
 namespace {
@@ -84,7 +83,7 @@ TEST(EpExpandedMode, RandomShapes) {
   const auto pick = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
   };
-  for (int round = 0; round < rounds(24); ++round) {
+  for (int round = 0; round < 24; ++round) {
     EpCase c;
     c.seed = static_cast<std::uint64_t>(pick(1, 1 << 20));
     c.ranks = static_cast<std::int32_t>(pick(1, 7));

@@ -10,7 +10,6 @@
 #include "support/ep_expanded.hpp"
 #include "support/ep_rounds.hpp"
 #include "support/expect_error.hpp"
-#include "support/rounds.hpp"
 
 namespace shoal::test {
 namespace {
@@ -59,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Grids, EpNodes,
                                            Grid{5, 5}));
 
 TEST_P(EpNodes, NormalModeMatchesTheReference) {
-  for (int seed = 1; seed <= rounds(3); ++seed)
+  for (std::uint64_t seed = 1; seed <= 3; ++seed)
     run_case(small(GetParam(), seed), [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
 }
 
@@ -143,7 +142,7 @@ TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {  // A4, D8
         const LowLatencyRound fast[] = {{one, world.my_pe(), ep::Reduction::per_rank},
                                         {other, world.my_pe(), ep::Reduction::exact},
                                         {other, world.my_pe(), ep::Reduction::per_rank, {}, true}};
-        for (int i = 0; i < rounds(60); ++i) {
+        for (int i = 0; i < 60; ++i) {
           if ((i * 7 + world.my_pe() * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(400));
           normal[i % 3 == 0].run(group);
           fast[i % 3].run(group, i % 2 == 0);
