@@ -69,6 +69,10 @@ void Progress::run() {
       continue;
     }
     nap = kShortNap;
+    if (engine_.lock().busy()) {  // the lock is not fair: who wants it goes first
+      pause_core();
+      continue;
+    }
     if (engine_.lock().try_lock()) {
       const std::lock_guard guard(engine_.lock(), std::adopt_lock);
       progress = engine_.poll();
