@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "shoal/error.hpp"
@@ -16,11 +17,22 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Throws Error{code} with the formatted message unless `condition` holds.
+/// The argument itself, or what it returns where it is a function: texts that have to be made are given as functions,
+/// so that only an error makes them.
+template <typename Arg>
+auto made(const Arg& arg) {
+  if constexpr (std::is_invocable_v<const Arg&>)
+    return arg();
+  else
+    return arg;
+}
+
+/// Throws Error{code} with the formatted message unless `condition` holds. Arguments may be functions (see made).
 template <typename... Args>
-void require(bool condition, Code code, fmt::format_string<Args...> format, Args&&... args) {
+void require(bool condition, Code code, fmt::format_string<decltype(made(std::declval<const Args&>()))...> format,
+             const Args&... args) {
   if (!condition) [[unlikely]]
-    fail(code, format, std::forward<Args>(args)...);
+    throw Error(code, fmt::format(format, made(args)...));
 }
 
 /// Throws Error{system} with the formatted message followed by the text of `errno`.

@@ -25,7 +25,9 @@ bool has_shape(const TensorView& tensor, std::initializer_list<std::int64_t> sha
 
 void check_device(const Device& home, const char* call, const char* name, const TensorView& tensor) {
   const auto where = [](const Device& device) {
-    return device.kind == DeviceKind::host ? std::string("on the host") : fmt::format("on GPU {}", device.index);
+    return [&device] {
+      return device.kind == DeviceKind::host ? std::string("on the host") : fmt::format("on GPU {}", device.index);
+    };
   };
   require(tensor.device == home, Code::invalid_argument, "{}: {} is {}; the memory of this group is {} (SHOAL_HEAP)",
           call, name, where(tensor.device), where(home));
@@ -34,8 +36,9 @@ void check_device(const Device& home, const char* call, const char* name, const 
 void check_tensor(const GroupState& group, const char* call, const char* name, const TensorView& tensor,
                   std::initializer_list<std::int64_t> shape, std::initializer_list<DataType> dtypes) {
   const bool dtype_allowed = std::find(dtypes.begin(), dtypes.end(), tensor.dtype) != dtypes.end();
-  require(has_shape(tensor, shape) && dtype_allowed, Code::invalid_argument, "{}: {} is {}; it must be {} [{}]", call,
-          name, tensor.describe(), names(dtypes), fmt::join(shape, ", "));
+  require(
+      has_shape(tensor, shape) && dtype_allowed, Code::invalid_argument, "{}: {} is {}; it must be {} [{}]", call, name,
+      [&] { return tensor.describe(); }, [&] { return names(dtypes); }, fmt::join(shape, ", "));
   require(tensor.contiguous(), Code::invalid_argument, "{}: {} is not contiguous: strides [{}]", call, name,
           fmt::join(tensor.strides.begin(), tensor.strides.begin() + tensor.rank, ", "));
   check_device(group.device, call, name, tensor);
@@ -187,8 +190,9 @@ void check_low_latency_combine(const GroupState& group, const TensorView& y, con
   const auto& shape = group.shape;
   const std::int64_t tokens = handle->routing->tokens;
   check_tensor(group, call, "weights", weights, {tokens, shape.top_k}, {DataType::float32});
-  require(topk_idx.rank == 2 && topk_idx.shape[0] == tokens && topk_idx.shape[1] == shape.top_k, Code::invalid_argument,
-          "{}: topk_idx is {}; the dispatch had [{}, {}]", call, topk_idx.describe(), tokens, shape.top_k);
+  require(
+      topk_idx.rank == 2 && topk_idx.shape[0] == tokens && topk_idx.shape[1] == shape.top_k, Code::invalid_argument,
+      "{}: topk_idx is {}; the dispatch had [{}, {}]", call, [&] { return topk_idx.describe(); }, tokens, shape.top_k);
   check_topk(topk_idx, shape, group.device, shape.low_latency_max_tokens, call);
   if (group.device.kind == DeviceKind::host) {
     const Tensor given = checked_topk(topk_idx, shape, shape.low_latency_max_tokens, call);

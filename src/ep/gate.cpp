@@ -102,11 +102,11 @@ class TokenGate {
 
 void check_inputs(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
   options.validate();
-  require(logits.dtype == DataType::float32 && logits.rank == 2 && logits.shape[1] == options.experts &&
-              logits.contiguous(),
-          Code::invalid_argument,
-          "gate: logits are {}; contiguous float32 [tokens, {}] is wanted (GateOptions::experts)", logits.describe(),
-          options.experts);
+  require(
+      logits.dtype == DataType::float32 && logits.rank == 2 && logits.shape[1] == options.experts &&
+          logits.contiguous(),
+      Code::invalid_argument, "gate: logits are {}; contiguous float32 [tokens, {}] is wanted (GateOptions::experts)",
+      [&] { return logits.describe(); }, options.experts);
   require(logits.device.kind == DeviceKind::host && bias.device.kind == DeviceKind::host, Code::unsupported,
           "gate: logits and bias must be in host memory");
   for (std::int64_t i = 0; i < logits.size(); ++i)
@@ -114,9 +114,10 @@ void check_inputs(const TensorView& logits, const TensorView& bias, const GateOp
             "gate: the logit of token {} for expert {} is {}; a finite number or -infinity is wanted",
             i / options.experts, i % options.experts, logits.as<float>()[i]);
   if (!bias.defined()) return;
-  require(bias.dtype == DataType::float32 && bias.rank == 1 && bias.shape[0] == options.experts && bias.contiguous(),
-          Code::invalid_argument, "gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
-          bias.describe(), options.experts);
+  require(
+      bias.dtype == DataType::float32 && bias.rank == 1 && bias.shape[0] == options.experts && bias.contiguous(),
+      Code::invalid_argument, "gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
+      [&] { return bias.describe(); }, options.experts);
   for (std::int64_t e = 0; e < bias.size(); ++e)
     require(std::isfinite(bias.as<float>()[e]), Code::invalid_argument,
             "gate: the bias of expert {} is {}; it must be finite", e, bias.as<float>()[e]);

@@ -30,10 +30,11 @@ std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_
 
 void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& device, std::int64_t max_tokens,
                 const char* call) {
-  require(topk_idx.rank == 2 && topk_idx.shape[1] == shape.top_k && topk_idx.contiguous() &&
-              (topk_idx.dtype == DataType::int64 || topk_idx.dtype == DataType::int32),
-          Code::invalid_argument, "{}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}]", call,
-          topk_idx.describe(), shape.top_k);
+  require(
+      topk_idx.rank == 2 && topk_idx.shape[1] == shape.top_k && topk_idx.contiguous() &&
+          (topk_idx.dtype == DataType::int64 || topk_idx.dtype == DataType::int32),
+      Code::invalid_argument, "{}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}]", call,
+      [&] { return topk_idx.describe(); }, shape.top_k);
   check_device(device, call, "topk_idx", topk_idx);
   const std::int64_t tokens = topk_idx.shape[0];
   require(tokens <= max_tokens, Code::invalid_argument,

@@ -60,8 +60,9 @@ HeapRoute WorldParts::heap_route(Pe pe, transport::Capabilities needed) const {
   if (!device_heap) return {route(pe), layout.bytes()};
   const auto i = static_cast<std::size_t>(pe);
   require((heap_connectivity.capabilities[i] & needed) == needed, Code::unsupported,
-          "PE {} cannot do {} on the heap of PE {} in GPU memory: {}", my_pe, transport::describe(needed), pe,
-          why_not(heap_connectivity, my_pe, my_pe, pe));
+          "PE {} cannot do {} on the heap of PE {} in GPU memory: {}", my_pe,
+          [&] { return transport::describe(needed); }, pe,
+          [&] { return why_not(heap_connectivity, my_pe, my_pe, pe); });
   device->activate();
   return {*heap_transports[heap_connectivity.transport_of[i]], 0};
 }

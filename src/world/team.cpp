@@ -104,9 +104,10 @@ std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<P
 
   std::shared_ptr<TeamState> mine;
   for (std::size_t g = 0; g < groups.size(); ++g)
-    require(indices[g].has_value(), Code::exhausted,
-            "{}: no team index is free on all {} members of a new team; SHOAL_MAX_TEAMS is {}",
-            describe({kind, arguments, 0, {}}), groups[g].size(), slots.count());
+    require(
+        indices[g].has_value(), Code::exhausted,
+        "{}: no team index is free on all {} members of a new team; SHOAL_MAX_TEAMS is {}",
+        [&] { return describe({kind, arguments, 0, {}}); }, groups[g].size(), slots.count());
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (std::find(groups[g].begin(), groups[g].end(), parent.my_pe) == groups[g].end()) continue;
     std::vector<Pe> members;

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/half.hpp"
+#include "support/made_up.hpp"
 
 namespace shoal::test {
 namespace {
@@ -81,22 +82,19 @@ bool is_bit_operation(ReduceOp op) {
 }
 
 Bytes random_bytes(std::size_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
   Bytes bytes(count);
   for (std::size_t i = 0; i < count; i += 8) {
-    const std::uint64_t word = random();
+    const std::uint64_t word = mix(mix(seed) + i);
     std::memcpy(bytes.data() + i, &word, std::min<std::size_t>(8, count - i));
   }
   return bytes;
 }
 
 Bytes random_elements(DataType dtype, std::size_t count, std::uint64_t seed) {
-  Bytes bytes = random_bytes(count * size_of(dtype), seed);
-  if (is_integer(dtype)) return bytes;
-  std::mt19937_64 random(seed);
-  std::uniform_real_distribution<float> mantissa(-2.0f, 2.0f);
+  if (is_integer(dtype)) return random_bytes(count * size_of(dtype), seed);
+  Bytes bytes(count * size_of(dtype));
   for (std::size_t i = 0; i < count; ++i) {
-    const float value = std::ldexp(mantissa(random), static_cast<int>(random() % 7) - 3);
+    const float value = 8 * made_up(mix(mix(seed) + i));
     if (dtype == DataType::float32) set_element(bytes, i, value);
     if (dtype == DataType::float64) set_element(bytes, i, static_cast<double>(value) * 1.0000001);
     if (dtype == DataType::bfloat16) set_element(bytes, i, bfloat16_from_float(value));

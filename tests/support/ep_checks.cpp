@@ -149,7 +149,7 @@ void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowL
       numeric::quantize_row(as_numeric(row), rounding_of(quantize), codes, inverse);
       expect_same("float8 row", got.x.as<std::uint8_t>() + (e * rows + i) * c.hidden, codes.data(), c.hidden, 1);
       for (std::int64_t g = 0; g < groups; ++g)
-        expect(scale_at(s, e, i, g) == inverse[g], "a scale differs (" + c.describe() + ")");
+        expect(scale_at(s, e, i, g) == inverse[g], [&] { return "a scale differs (" + c.describe() + ")"; });
       // Bytes of a packed word that no group fills are 0.
       for (std::int64_t g = groups; packed && g < 4 * n; ++g)
         expect(numeric::encode_ue8m0(scale_at(s, e, i, g)) == 0, "a byte without a group is not 0");
@@ -189,7 +189,7 @@ void check_low_latency_received(const EpCase& c, std::int32_t rank, const ep::Lo
       if (got.x.dtype != DataType::bfloat16) continue;
       const std::uint16_t* x = got.x.as<std::uint16_t>() + (e * rows + i) * c.hidden;
       for (std::int64_t ch = 0; ch < c.hidden; ++ch)
-        expect(x[ch] == c.value(source, token, ch), "a low-latency row differs (" + c.describe() + ")");
+        expect(x[ch] == c.value(source, token, ch), [&] { return "a low-latency row differs (" + c.describe() + ")"; });
     }
   }
 }

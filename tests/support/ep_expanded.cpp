@@ -260,9 +260,10 @@ class Round {
           }
         }
         const std::uint32_t wanted = encode(call_.answer, sum);
-        expect(std::memcmp(x.as<std::byte>() + (t * case_.hidden + ch) * element, &wanted, element) == 0,
-               fmt::format("combined token {}, channel {} differs ({}, alignment {})", t, ch, case_.describe(),
-                           call_.alignment));
+        expect(std::memcmp(x.as<std::byte>() + (t * case_.hidden + ch) * element, &wanted, element) == 0, [&] {
+          return fmt::format("combined token {}, channel {} differs ({}, alignment {})", t, ch, case_.describe(),
+                             call_.alignment);
+        });
       }
     expect(combined.topk_weights.defined() == call_.weights, "combined weights");
     if (!call_.weights) return;
@@ -270,7 +271,7 @@ class Round {
     const auto given = case_.weights(me_);
     for (std::size_t i = 0; i < given.size(); ++i)
       expect(weights.as<float>()[i] == (lanes[i] >= 0 ? given[i] : 0.0F),
-             fmt::format("combined weight {} differs ({})", i, case_.describe()));
+             [&] { return fmt::format("combined weight {} differs ({})", i, case_.describe()); });
   }
 
   ep::Group& group_;

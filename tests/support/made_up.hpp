@@ -5,15 +5,22 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "base/half.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::test {
 
-/// For checks that run on PEs, whose threads GoogleTest does not watch.
-inline void expect(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
+/// For checks that run on PEs, whose threads GoogleTest does not watch. `what` is a text, or a function that makes one:
+/// where every element is checked, most of the time would go into texts that nobody sees.
+template <class What>
+void expect(bool condition, const What& what) {
+  if (condition) return;
+  if constexpr (std::is_invocable_v<const What&>)
+    throw std::runtime_error(what());
+  else
+    throw std::runtime_error(what);
 }
 
 inline std::uint64_t mix(std::uint64_t x) {  // splitmix64 finaliser

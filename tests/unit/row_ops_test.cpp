@@ -6,11 +6,11 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "ep/numeric/numeric.hpp"
 #include "ep/numeric/rows.hpp"
+#include "support/made_up.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -55,27 +55,38 @@ class Patterns {
                                                   0xffc1, 0x0001, 0x807f, 0x7f7f, 0xff7f};
     if (specials_ && random_() % 16 == 0) return kSpecials[random_() % std::size(kSpecials)];
     if (specials_ && random_() % 4 == 0) return static_cast<std::uint16_t>(random_());
-    return numeric::to_bf16(normal_(random_)).bits;
+    return numeric::to_bf16(ordinary()).bits;
   }
   std::uint16_t float16() {
     static constexpr std::uint16_t kSpecials[] = {0x0000, 0x8000, 0x7c00, 0xfc00, 0x7e00,
                                                   0xfe01, 0x0001, 0x83ff, 0x7bff, 0xfbff};
     if (specials_ && random_() % 16 == 0) return kSpecials[random_() % std::size(kSpecials)];
     if (specials_ && random_() % 4 == 0) return static_cast<std::uint16_t>(random_());
-    return numeric::to_fp16(normal_(random_)).bits;
+    return numeric::to_fp16(ordinary()).bits;
   }
   float float32() {
-    return specials_ && random_() % 4 == 0 ? numeric::float_of(static_cast<std::uint32_t>(random_()))
-                                           : normal_(random_);
+    return specials_ && random_() % 4 == 0 ? numeric::float_of(static_cast<std::uint32_t>(random_())) : ordinary();
   }
-  float weight() { return uniform_(random_); }
+  float weight() { return fraction(random_()); }
   std::size_t below(std::size_t limit) { return random_() % limit; }
 
  private:
+  /// Of 24 bits, in [-1, 1).
+  static float fraction(std::uint64_t bits) {
+    return static_cast<float>(static_cast<std::int64_t>(bits >> 40) - (1 << 23)) / (1 << 23);
+  }
+  float ordinary() {  // up to 8, of several magnitudes
+    const std::uint64_t bits = random_();
+    return 8 * fraction(bits) / static_cast<float>(1 << (bits % 8));
+  }
+
+  struct Random {  // cheaper than the standard library's, which took most of this test's time
+    std::uint64_t state = 20;
+    std::uint64_t operator()() { return test::mix(++state); }
+  };
+
   bool specials_;
-  std::mt19937_64 random_{20};
-  std::normal_distribution<float> normal_{0, 3};
-  std::uniform_real_distribution<float> uniform_{-1, 1};
+  Random random_;
 };
 
 // Each format: element type, a random element, and the conversions of numeric/.

@@ -227,10 +227,11 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle, 
   const Call call = begin(given.launch);
   const detail::GroupLayout& layout = group_.host->layout;
   const std::size_t bytes = y.bytes();
-  require(bytes <= layout.staging_weights - layout.staging, Code::invalid_argument,
-          "combine: y is {}, {} bytes; there is room for {} on their way through the host. Raise "
-          "GroupOptions.max_tokens (now {}), and set combine_staging",
-          y.describe(), bytes, layout.staging_weights - layout.staging, group_.shape.max_tokens);
+  require(
+      bytes <= layout.staging_weights - layout.staging, Code::invalid_argument,
+      "combine: y is {}, {} bytes; there is room for {} on their way through the host. Raise "
+      "GroupOptions.max_tokens (now {}), and set combine_staging",
+      [&] { return y.describe(); }, bytes, layout.staging_weights - layout.staging, group_.shape.max_tokens);
   TensorView answers(group_.block + layout.staging, y.dtype, {y.shape[0], y.shape[1]});
   call.fetch(answers.data, y);  // members of this node fetch them from here
   const Tensor weights = call.fetch(given.weights);

@@ -1,8 +1,8 @@
 // The GPU of a PE. Several PEs of one process may use one GPU: they share its primary context, not the stream.
 #include <cstring>
-#include <thread>
 
 #include "base/check.hpp"
+#include "base/step_aside.hpp"
 #include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/peers.hpp"
@@ -39,7 +39,8 @@ class CudaDevice final : public Device {
   void activate() const override {
     CUcontext current = nullptr;
     if (driver_.get_current(&current) == CUDA_SUCCESS && current == context) return;
-    check(driver_, driver_.set_current(context), fmt::format("cannot use the context of GPU {}", device));
+    check(driver_, driver_.set_current(context),
+          [&] { return fmt::format("cannot use the context of GPU {}", device); });
   }
   void synchronize(const char* what) const override;
   void zero(void* target, std::size_t bytes) const override {
@@ -106,6 +107,7 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
 
 void CudaDevice::synchronize(const char* what) const {
   const auto start = std::chrono::steady_clock::now();
+  StepAside step_aside;
   for (int polls = 0;; ++polls) {
     const CUresult result = driver_.stream_query(stream);
     if (result == CUDA_SUCCESS) return;
@@ -114,7 +116,7 @@ void CudaDevice::synchronize(const char* what) const {
     require(std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
             "{} timed out after {} ms: GPU {} does not get to it, other work occupies it; Setting: SHOAL_TIMEOUT_MS.",
             what, timeout_.count(), device);
-    std::this_thread::yield();
+    step_aside();
   }
 }
 

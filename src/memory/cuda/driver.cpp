@@ -76,8 +76,7 @@ std::string describe(const Driver& driver, CUresult result) {
   return fmt::format("{}: {}", name, text);
 }
 
-void check(const Driver& driver, CUresult result, const std::string& what) {
-  if (result == CUDA_SUCCESS) return;
+void fail_driver(const Driver& driver, CUresult result, const std::string& what) {
   fail(result == CUDA_ERROR_OUT_OF_MEMORY ? Code::exhausted : Code::system, "{}: {}", what, describe(driver, result));
 }
 

@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "shoal/error.hpp"
+#include "base/check.hpp"
 
 namespace shoal::memory::cuda {
 
@@ -81,9 +81,15 @@ void replace_driver(const Driver* table);
 /// "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
 std::string describe(const Driver& driver, CUresult result);
 
+[[noreturn]] void fail_driver(const Driver& driver, CUresult result, const std::string& what);
 /// Throws Error{code} "<what>: <name>: <text>" unless `result` is success. The code is exhausted for
 /// CUDA_ERROR_OUT_OF_MEMORY, else system.
-void check(const Driver& driver, CUresult result, const std::string& what);
+/// `what` may be a function that returns the text.
+template <typename What>
+void check(const Driver& driver, CUresult result, const What& what) {
+  if (result != CUDA_SUCCESS) [[unlikely]]
+    fail_driver(driver, result, made(what));
+}
 
 inline CUdeviceptr address(const void* pointer) {
   return reinterpret_cast<CUdeviceptr>(pointer);

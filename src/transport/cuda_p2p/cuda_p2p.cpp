@@ -26,7 +26,8 @@ class CudaP2pTransport final : public Transport {
                            context.node_of[static_cast<std::size_t>(my_pe_)]);
     device_.activate();
     void* word = nullptr;
-    check(driver_.host_alloc(&word, sizeof *result_, CU_MEMHOSTALLOC_PORTABLE), "cannot pin host memory");
+    memory::cuda::check(driver_, driver_.host_alloc(&word, sizeof *result_, CU_MEMHOSTALLOC_PORTABLE),
+                        "cannot pin host memory");
     result_ = static_cast<std::uint64_t*>(word);
   }
   ~CudaP2pTransport() override {
@@ -90,7 +91,6 @@ class CudaP2pTransport final : public Transport {
 
  private:
   std::byte* at(Pe pe, std::size_t offset) const { return heap_->base(pe) + offset; }
-  void check(CUresult result, const std::string& what) const { memory::cuda::check(driver_, result, what); }
   void started(const char* failure, const char* what) const {
     require(failure == nullptr, Code::system, "{} failed to start on GPU {}: {}", what, device_.device,
             failure == nullptr ? "" : failure);
@@ -140,8 +140,9 @@ void CudaP2pTransport::put_nbi(Pe pe, std::size_t offset, const void* source, st
 
 void CudaP2pTransport::copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe) const {
   if (bytes == 0 || target == source) return;
-  check(driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, device_.stream),
-        fmt::format("{} of {} bytes with PE {}", what, bytes, pe));
+  memory::cuda::check(driver_,
+                      driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, device_.stream),
+                      [&] { return fmt::format("{} of {} bytes with PE {}", what, bytes, pe); });
 }
 
 void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, const void* source,
@@ -167,8 +168,9 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
   rows.dstPitch = target_stride;
   rows.WidthInBytes = element;
   rows.Height = count;
-  check(driver_.copy_2d(&rows, device_.stream),
-        fmt::format("{} of {} elements of {} bytes with PE {}", what, count, element, pe));
+  memory::cuda::check(driver_, driver_.copy_2d(&rows, device_.stream), [&] {
+    return fmt::format("{} of {} elements of {} bytes with PE {}", what, count, element, pe);
+  });
 }
 
 }  // namespace
