@@ -71,7 +71,7 @@ struct Settings {
   std::int64_t local_size = 0;
 
   // Expert parallelism.
-  std::int64_t ep_threads = 1;
+  std::int64_t ep_threads = 0;
   std::int64_t ep_sms = 0;
   std::string ep_tuning;
   std::size_t ep_chunk = std::size_t{512} << 10;

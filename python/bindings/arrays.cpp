@@ -101,7 +101,7 @@ TensorView to_view(const nb::dlpack::dltensor& from, const char* what, const std
           from.ndim, TensorView::kMaxRank);
   const auto known = dtype ? named_type(what, *dtype, from.dtype.bits) : from_dlpack(from.dtype);
   require(known.has_value(), Code::invalid_argument,
-          "{} has elements of {}, which Shoal does not know; see dtype=", what, describe(from.dtype));
+          "{} has elements of {}, which Shoal does not know; see dtype=", what, [&] { return describe(from.dtype); });
   TensorView view;
   view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
   view.dtype = *known;

@@ -204,6 +204,7 @@ namespace {
 
 /// A number, or that of one of torch's objects.
 std::uintptr_t number_of(nb::handle value, const char* attribute) {
+  if (PyLong_Check(value.ptr())) return nb::cast<std::uintptr_t>(value);  // to ask for an attribute in vain costs more
   return nb::cast<std::uintptr_t>(nb::hasattr(value, attribute) ? nb::object(value.attr(attribute))
                                                                 : nb::borrow(value));
 }

@@ -11,9 +11,22 @@
 namespace shoal::python {
 namespace {
 
-struct Received {
-  nb::object x, scales, counts, source_token, layout;
-  ep::LowLatencyHandle handle;
+/// A dispatch's result. Its arrays are made when they are asked for: callers that know where they lie need none.
+class Received {
+ public:
+  Received(ep::LowLatencyReceived result, nb::object group, void* stream)
+      : result_(std::move(result)), group_(std::move(group)), stream_(stream) {}
+
+  template <Tensor ep::LowLatencyReceived::* kTensor>
+  nb::object array() const {
+    return nb::cast<const Group&>(group_).output(result_.*kTensor, stream_);
+  }
+  const ep::LowLatencyHandle& handle() const { return result_.handle; }
+
+ private:
+  ep::LowLatencyReceived result_;
+  nb::object group_;
+  void* stream_;
 };
 
 /// A phase that is sent; what it reads and who gets the result.
@@ -116,10 +129,7 @@ Received receive_dispatch(PendingDispatch& phase) {
     nb::gil_scoped_release released;
     result = phase.pending.receive();
   }
-  const auto& group = nb::cast<const Group&>(phase.group);
-  const auto give = [&](Tensor& tensor) { return group.output(std::move(tensor), phase.stream); };
-  return {give(result.x),      give(result.scales), give(result.counts), give(result.source_token),
-          give(result.layout), result.handle};
+  return {std::move(result), phase.group, phase.stream};
 }
 
 nb::object receive_combine(PendingCombine& phase) {
@@ -149,19 +159,20 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
   nb::class_<Received>(
       module, "LowLatencyReceived",
       "What one low-latency dispatch received. The arrays are overwritten by the receive after next."_doc)
-      .def_ro(
-          "x", &Received::x,
+      .def_prop_ro(
+          "x", &Received::array<&ep::LowLatencyReceived::x>,
           "float8_e4m3 or bfloat16 [local experts, members * max tokens, hidden]; counts[e] rows of expert e are valid."_doc)
-      .def_ro(
-          "scales", &Received::scales,
+      .def_prop_ro(
+          "scales", &Received::array<&ep::LowLatencyReceived::scales>,
           "float32 [local experts, rows, hidden / 128], or int32 [.., .., hidden / 512] packed UE8M0; in memory the "
           "row index runs fastest. None for bfloat16."_doc)
-      .def_ro("counts", &Received::counts, "int32 [local experts]."_doc)
-      .def_ro("source_token", &Received::source_token,
-              "int32 [local experts, rows]: index of the token at its source."_doc)
-      .def_ro("layout", &Received::layout, "int64 [local experts, members]: (first row << 32) | rows."_doc)
+      .def_prop_ro("counts", &Received::array<&ep::LowLatencyReceived::counts>, "int32 [local experts]."_doc)
+      .def_prop_ro("source_token", &Received::array<&ep::LowLatencyReceived::source_token>,
+                   "int32 [local experts, rows]: index of the token at its source."_doc)
+      .def_prop_ro("layout", &Received::array<&ep::LowLatencyReceived::layout>,
+                   "int64 [local experts, members]: (first row << 32) | rows."_doc)
       .def_prop_ro(
-          "handle", [](const Received& self) { return self.handle; }, nb::rv_policy::move,
+          "handle", [](const Received& self) { return self.handle(); }, nb::rv_policy::move,
           "For the combine."_doc);  // a copy: it must not keep the rows
   nb::class_<PendingDispatch>(module, "PendingDispatch", "A low-latency dispatch that is sent."_doc)
       .def(

@@ -111,7 +111,7 @@ const std::vector<SettingInfo>& table() {
        {"host", "cuda"}},
       {"SHOAL_DEVICE", "", "world", &Settings::device,
        "GPU of this PE where SHOAL_HEAP is cuda, as CUDA numbers them; several PEs may share one. -1: the index of the "
-       "PE on its node, modulo the number of GPUs.",
+       "PE on its host, modulo the number of GPUs.",
        -1, 1023},
       {"SHOAL_CUDA_HANDLE",
        "",
@@ -189,7 +189,9 @@ const std::vector<SettingInfo>& table() {
        "there.",
        0, 1'000'000},
       {"SHOAL_EP_THREADS", "", "ep", &Settings::ep_threads,
-       "Threads of each PE that move and sum token rows on the host backend.", 1, 1024},
+       "Threads of each PE that move and sum token rows on the host backend. 0: automatic: 1, or where rows of GPUs go "
+       "through the host the cores of a PE, at most 8.",
+       0, 1024},
       {"SHOAL_EP_SMS", "", "ep", &Settings::ep_sms,
        "Thread blocks (SMs) of a normal-mode kernel on the GPU backend; 0: automatic.", 0, 1024},
       {"SHOAL_EP_TUNING", "", "ep", &Settings::ep_tuning,

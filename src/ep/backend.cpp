@@ -1,11 +1,13 @@
 #include "ep/backend.hpp"
 
 #include <algorithm>
+#include <thread>
 
 #include "base/check.hpp"
 #include "ep/device_layout.hpp"
 #include "ep/host/backend.hpp"
 #include "ep/host/group.hpp"
+#include "world/parts.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/backend.hpp"
 #endif
@@ -53,6 +55,20 @@ bool on_host(const GroupState& group) {
   return group.device.kind == DeviceKind::host || group.staged;
 }
 
+/// Of this member on the host backend. Where the caller's own experts run on the host, cores are theirs to give; those
+/// of a PE that has a GPU have nothing else to do while its rows go through the host.
+std::int32_t threads_of(const GroupState& group) {
+  if (group.options.threads > 0) return group.options.threads;
+  if (const std::int64_t wanted = group.world->settings().ep_threads; wanted > 0)
+    return static_cast<std::int32_t>(wanted);
+  if (!group.staged) return 1;
+  constexpr std::int64_t kMost = 8;  // memory is no faster with more
+  const auto& hosts = group.world->parts().placement.host_of;
+  const std::int64_t here =
+      std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(group.world->my_pe())]);
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
+}
+
 }  // namespace
 
 GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
@@ -69,8 +85,7 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
       arena(on_host(*this) ? GroupLayout(shape).arena_bytes : DeviceLayout(shape).arena_bytes,
             on_host(*this) ? 0 : shape.live_results) {
   if (on_host(*this)) {
-    host = std::make_unique<host::HostGroup>(
-        shape, options.threads > 0 ? options.threads : static_cast<std::int32_t>(world->settings().ep_threads));
+    host = std::make_unique<host::HostGroup>(shape, threads_of(*this));
     backend = host::make_backend(*this);
     if (!staged) return;
   }

@@ -64,7 +64,7 @@ class Device {
 
 struct DeviceRequest {
   std::int64_t ordinal = -1;  ///< SHOAL_DEVICE
-  std::int64_t index = 0;     ///< of this PE on its node: chooses the GPU where ordinal is -1
+  std::int64_t index = 0;     ///< of this PE on its host: chooses the GPU where ordinal is -1
   bool probe_fabric = false;  ///< whether to find out if fabric handles work, which takes an allocation
   std::chrono::milliseconds timeout{30'000};
 };

@@ -67,6 +67,7 @@ Placement place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
   result.pes_per_node = static_cast<std::int32_t>(per_node);
   result.node_of.resize(hosts.size());
   result.index_on_node.resize(hosts.size());
+  result.index_on_host.resize(hosts.size());
   for (const std::vector<Pe>& pes : pes_of_host) {
     for (std::size_t i = 0; i < pes.size(); ++i) {
       const auto index = static_cast<Pe>(i % static_cast<std::size_t>(per_node));
@@ -74,6 +75,7 @@ Placement place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
       const auto pe = static_cast<std::size_t>(pes[i]);
       result.node_of[pe] = static_cast<std::int32_t>(result.nodes.size()) - 1;
       result.index_on_node[pe] = index;
+      result.index_on_host[pe] = static_cast<Pe>(i);
       result.nodes.back().push_back(pes[i]);
     }
   }

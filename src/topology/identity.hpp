@@ -26,6 +26,7 @@ struct Placement {
   std::vector<std::int32_t> host_of;   ///< host number of each PE, numbered by first appearance
   std::vector<std::int32_t> node_of;   ///< node number of each PE
   std::vector<Pe> index_on_node;       ///< index of each PE on its node, in ascending PE order
+  std::vector<Pe> index_on_host;       ///< the same on its host: what hosts have is dealt by it, however they are split
   std::vector<std::vector<Pe>> nodes;  ///< PEs of each node, ascending
   std::int32_t pes_per_node = 0;       ///< equal on all nodes
 };

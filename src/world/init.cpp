@@ -244,7 +244,7 @@ void Opening::open_device(BlobWriter& mine) {
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](auto host) { return host == hosts.front(); });
   memory::DeviceRequest request;
   request.ordinal = parts_.settings.device;
-  request.index = parts_.placement.index_on_node[static_cast<std::size_t>(parts_.my_pe)];
+  request.index = parts_.placement.index_on_host[static_cast<std::size_t>(parts_.my_pe)];
   request.probe_fabric =
       parts_.settings.cuda_handle == "fabric" || (parts_.settings.cuda_handle == "automatic" && !one_host);
   request.timeout = parts_.settings.timeout;
@@ -398,8 +398,7 @@ void Opening::choose_nics(BlobWriter&) {
   const auto& host_of = parts_.placement.host_of;
   const Settings& settings = parts_.settings;
   const auto on_host = static_cast<std::int32_t>(std::count(host_of.begin(), host_of.end(), host_of[me]));
-  const auto index = static_cast<std::int32_t>(
-      std::count(host_of.begin(), host_of.begin() + static_cast<std::ptrdiff_t>(me), host_of[me]));
+  const Pe index = parts_.placement.index_on_host[me];
   const topology::Machine machine = topology::read_machine();
   const auto seats =
       topology::host_seats(machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);

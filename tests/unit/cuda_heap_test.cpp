@@ -57,6 +57,17 @@ TEST_P(CudaHeap, DoesEverythingBetweenEmulatedNodes) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
+// PEs are dealt over the GPUs of their host, however many nodes it stands for.
+TEST(CudaWorld, EmulatedNodesShareTheGpusOfTheirHost) {
+  const FakeCuda fake({.gpus = 4});
+  Settings settings = cuda_settings();
+  settings.node_size = 1;
+  run_threads(4, settings, [](World& world) {
+    EXPECT_EQ(world.state().cuda()->device, world.my_pe());
+    EXPECT_EQ(world.my_pe_on_node(), 0);
+  });
+}
+
 // The collectives on the host move and reduce heaps in GPU memory as well.
 TEST_P(CudaHeap, MovesAndReducesCollectively) {
   const FakeCuda fake({.gpus = 4});

@@ -78,7 +78,7 @@ TEST(Settings, SetByHandAreValidated) {
   } cases[] = {
       {[](Settings& s) { s.max_teams = 7; }, "SHOAL_MAX_TEAMS is \"7\"; allowed: an integer from 8 to"},
       {[](Settings& s) { s.spin = -1; }, "SHOAL_SPIN is \"-1\""},
-      {[](Settings& s) { s.ep_threads = 0; }, "SHOAL_EP_THREADS is \"0\""},
+      {[](Settings& s) { s.ep_threads = -1; }, "SHOAL_EP_THREADS is \"-1\""},
       {[](Settings& s) { s.node_size = -2; }, "SHOAL_NODE_SIZE is \"-2\""},
       {[](Settings& s) { s.pe = -2; }, "SHOAL_PE is \"-2\""},
       {[](Settings& s) { s.symmetric_size = 4096; }, "SHOAL_SYMMETRIC_SIZE is \"4096\"; allowed: bytes"},

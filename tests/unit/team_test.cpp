@@ -38,6 +38,8 @@ TEST(Placement, FollowsTheHostsInAnyOrder) {
 TEST(Placement, SplitsHostsIntoEmulatedNodes) {
   const Placement split = topology::place(hosts("abababab"), 2);
   EXPECT_EQ(split.nodes, (std::vector<std::vector<Pe>>{{0, 2}, {4, 6}, {1, 3}, {5, 7}}));
+  EXPECT_EQ(split.index_on_node, (std::vector<Pe>{0, 0, 1, 1, 0, 0, 1, 1}));
+  EXPECT_EQ(split.index_on_host, (std::vector<Pe>{0, 0, 1, 1, 2, 2, 3, 3}));
   EXPECT_EQ(split.host_of, (std::vector<std::int32_t>{0, 1, 0, 1, 0, 1, 0, 1}));
   EXPECT_EQ(split.node_of, (std::vector<std::int32_t>{0, 2, 0, 2, 1, 3, 1, 3}));
 }

@@ -16,7 +16,7 @@ from ..utils.envs import (
     get_physical_domain_size,
 )
 from ..utils.event import EventHandle, EventOverlap
-from ..utils.semantic import native_assert, value_or
+from ..utils.semantic import native_assert, native_fail, value_or
 from . import elastic_layout as layout
 from .checks import describe, expect, require_tensor
 from .elastic_sizes import PAGE
@@ -360,7 +360,8 @@ class ElasticBuffer(ElasticTransfers):
         return tuple(one for one in biases if one is not None)
 
     def _open(self, call: str) -> Runtime:
-        native_assert(self.runtime is not None, f"{call}: this buffer has been destroyed")
+        if self.runtime is None:
+            native_fail(f"{call}: this buffer has been destroyed")
         return self.runtime
 
     def _operation(self, call: str, previous: Any, before_epilogue: Any, asynchronous: bool) -> Operation:

@@ -12,7 +12,7 @@ from .. import config as sizes
 from ..config import Config, topk_idx_t
 from ..utils.envs import check_nvlink_connections, check_torch_deterministic
 from ..utils.event import EventHandle, EventOverlap
-from ..utils.semantic import native_assert
+from ..utils.semantic import native_assert, native_fail
 from .checks import describe, expect, require_tensor
 from .groups import GroupShape, NormalGroup, Received
 from .handles import NormalHandle
@@ -342,7 +342,8 @@ class Buffer(LowLatencyCalls):
     # --- private ------------------------------------------------------------------------------------------------------
 
     def _open(self, call: str) -> Runtime:
-        native_assert(self.runtime is not None, f"{call}: this buffer has been destroyed")
+        if self.runtime is None:
+            native_fail(f"{call}: this buffer has been destroyed")
         return self.runtime
 
     def _launch(self, operation: Operation, config: Config | None) -> dict[str, int]:

@@ -9,7 +9,7 @@ import torch
 
 import shoal.ep
 
-from ..utils.semantic import native_assert
+from ..utils.semantic import native_fail
 from .groups import GroupShape, detached, to_torch
 from .handles import LowLatencyHandle
 
@@ -40,6 +40,8 @@ class LowLatencyGroup:
     def __init__(self, team: Any, shape: GroupShape, max_tokens: int, mask_failed: bool, device: torch.device):
         self.shape, self.max_tokens, self.ranks = shape, max_tokens, team.size
         self.group = shoal.ep.Group(team, **shape._asdict(), low_latency_max_tokens=max_tokens, mask_failed=mask_failed)
+        # [local experts, ranks * max tokens, hidden]
+        self.result_shape = (shape.experts // self.ranks, self.ranks * max_tokens, shape.hidden)
         self.combine_buffer: torch.Tensor | None = None
         self._sent = 0
         x = torch.empty((0, shape.hidden), dtype=torch.bfloat16, device=device)
@@ -47,11 +49,6 @@ class LowLatencyGroup:
         self._slots: dict[str, list[Slot]] = {}
         for kind in _KINDS:
             self._slots[kind] = [self._receive_empty(x, topk_idx, kind) for _ in range(2)]
-
-    @property
-    def result_shape(self) -> tuple[int, int, int]:
-        """[local experts, ranks * max tokens, hidden]."""
-        return self.shape.experts // self.ranks, self.ranks * self.max_tokens, self.shape.hidden
 
     def dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, quantize: str, options: dict[str, Any]
@@ -68,10 +65,8 @@ class LowLatencyGroup:
         def receive() -> None:
             received = pending.receive()
             handle.shoal = received.handle
-            native_assert(
-                received.x.data_ptr == slot.x.data_ptr(),
-                "low_latency_dispatch: shoal has put a result where none of the two before it was",
-            )
+            if received.x.data_ptr != slot.x.data_ptr():
+                native_fail("low_latency_dispatch: shoal has put a result where none of the two before it was")
 
         return slot, handle, receive
 
@@ -82,18 +77,14 @@ class LowLatencyGroup:
         weights: torch.Tensor,
         handle: Any,
         out: torch.Tensor,
-        **options: Any,
-    ) -> Callable[[], None]:
+        options: dict[str, Any],
+    ) -> Callable[[], object]:
         """Sends the answers; returns what waits for the sums and puts them into ``out``."""
         pending = self.group.low_latency_combine(
             detached(x), topk_idx, detached(weights), handle.shoal, out=out, **options
         )
         self.combine_buffer = None
-
-        def receive() -> None:
-            pending.receive()
-
-        return receive
+        return pending.receive
 
     def next_combine_buffer(self) -> torch.Tensor:
         """Where the answers of the next combine may be written so that they are not copied."""
@@ -110,24 +101,26 @@ class LowLatencyPool:
 
     def __init__(self, team: Any, device: torch.device, mask_failed: bool):
         self._team, self._device, self._mask_failed = team, device, mask_failed
-        self._groups: dict[tuple[GroupShape, int], LowLatencyGroup] = {}
+        self._groups: dict[tuple[int, int, int, int], LowLatencyGroup] = {}
         self._masked: set[int] = set()
 
-    def get(self, shape: GroupShape, max_tokens: int) -> LowLatencyGroup:
+    def get(self, hidden: int, top_k: int, experts: int, max_tokens: int) -> LowLatencyGroup:
         """The group of this shape. Collective when it is the first call of the shape."""
-        key = (shape, max_tokens)
-        if key not in self._groups:
-            self._groups[key] = LowLatencyGroup(self._team, shape, max_tokens, self._mask_failed, self._device)
+        key = (hidden, top_k, experts, max_tokens)
+        group = self._groups.get(key)
+        if group is None:
+            shape = GroupShape(hidden, top_k, experts)
+            group = self._groups[key] = LowLatencyGroup(self._team, shape, max_tokens, self._mask_failed, self._device)
             for rank in self._masked:
-                self._groups[key].group.set_mask(rank, True)
-        return self._groups[key]
+                group.group.set_mask(rank, True)
+        return group
 
     def of_handle(self, call: str, handle: Any) -> LowLatencyGroup:
         """The group that made a handle."""
-        native_assert(
-            isinstance(handle, LowLatencyHandle) and handle.group is not None,
-            f"{call}: handle is a {type(handle).__name__}; allowed: what low_latency_dispatch returned, unchanged",
-        )
+        if not isinstance(handle, LowLatencyHandle) or handle.group is None:
+            native_fail(
+                f"{call}: handle is a {type(handle).__name__}; allowed: what low_latency_dispatch returned, unchanged"
+            )
         return handle.group
 
     def set_mask(self, rank: int, masked: bool) -> None:

@@ -11,11 +11,10 @@ import torch
 from .. import config as sizes
 from ..config import topk_idx_t
 from ..utils.event import EventOverlap
-from ..utils.semantic import native_assert
+from ..utils.semantic import native_assert, native_fail
 from .checks import describe, require_tensor
-from .groups import GroupShape
 from .low_latency import LowLatencyPool
-from .runtime import Operation, Runtime
+from .runtime import Runtime
 
 
 class LowLatencyCalls(abc.ABC):
@@ -63,33 +62,34 @@ class LowLatencyCalls(abc.ABC):
         """
         call = "low_latency_dispatch"
         n = num_max_dispatch_tokens_per_rank
-        require_tensor(call, "x", x, (torch.bfloat16,), (None, None), self._open(call).device)
-        runtime = self._check_low_latency(call, n, x.shape[1], num_experts)
-        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (x.shape[0], None), runtime.device)
-        native_assert(x.shape[0] <= n, f"{call}: {x.shape[0]} tokens; at most num_max_dispatch_tokens_per_rank = {n}")
-        native_assert(not use_ue8m0 or round_scale, f"{call}: use_ue8m0=True needs round_scale=True")
-        native_assert(
-            not (async_finish and return_recv_hook), f"{call}: async_finish and return_recv_hook exclude each other"
-        )
-        self._check_stats(call, cumulative_local_expert_recv_stats, num_experts, dispatch_wait_recv_cost_stats)
+        runtime = self._open(call)
+        device = runtime.device
+        require_tensor(call, "x", x, (torch.bfloat16,), (None, None), device)
+        tokens, hidden = x.shape
+        if (n, hidden, num_experts) not in self._checked:
+            self._check_low_latency(call, n, hidden, num_experts)
+        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (tokens, None), device)
+        if tokens > n:
+            native_fail(f"{call}: {tokens} tokens; at most num_max_dispatch_tokens_per_rank = {n}")
+        if use_ue8m0 and not round_scale:
+            native_fail(f"{call}: use_ue8m0=True needs round_scale=True")
+        if async_finish and return_recv_hook:
+            native_fail(f"{call}: async_finish and return_recv_hook exclude each other")
+        options: dict[str, Any] = {"defer_receive": return_recv_hook}
+        if cumulative_local_expert_recv_stats is not None or dispatch_wait_recv_cost_stats is not None:
+            self._check_stats(call, cumulative_local_expert_recv_stats, num_experts, dispatch_wait_recv_cost_stats)
+            options["expert_counts"] = cumulative_local_expert_recv_stats
+            options["wait_ns"] = dispatch_wait_recv_cost_stats
         quantize = "none" if not use_fp8 else "fp8_ue8m0" if use_ue8m0 else "fp8_power_of_two" if round_scale else "fp8"
-        group = self._low_latency.get(GroupShape(x.shape[1], topk_idx.shape[1], num_experts), n)
-
-        def send(operation: Operation | None) -> Any:
-            options = {
-                "expert_counts": cumulative_local_expert_recv_stats,
-                "wait_ns": dispatch_wait_recv_cost_stats,
-                "defer_receive": return_recv_hook,
-                **({"stream": runtime.current_stream()} if operation is None else operation.launch),
-            }
-            return group.dispatch(x, topk_idx, quantize, options)
+        group = self._low_latency.get(hidden, topk_idx.shape[1], num_experts, n)
 
         if return_recv_hook:
-            slot, handle, hook = send(None)
+            options["stream"] = runtime.current_stream()
+            slot, handle, hook = group.dispatch(x, topk_idx, quantize, options)
             overlap = EventOverlap()
         else:
             with runtime.operation(call, None, async_finish) as operation:
-                slot, handle, receive = send(operation)
+                slot, handle, receive = group.dispatch(x, topk_idx, quantize, {**options, **operation.launch})
                 receive()
             hook = None
             overlap = operation.overlap((x, topk_idx), ())
@@ -116,51 +116,41 @@ class LowLatencyCalls(abc.ABC):
         """
         call = "low_latency_combine"
         runtime = self._open(call)
+        device = runtime.device
         group = self._low_latency.of_handle(call, handle)
-        native_assert(handle.shoal is not None, f"{call}: the hook of this handle's dispatch has not been called")
-        tokens = topk_idx.shape[0]
-        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, group.shape.top_k), runtime.device)
-        require_tensor(call, "topk_weights", topk_weights, (torch.float32,), tuple(topk_idx.shape), runtime.device)
-        native_assert(not (zero_copy and use_logfmt), f"{call}: zero_copy and use_logfmt exclude each other")
-        native_assert(
-            not (async_finish and return_recv_hook), f"{call}: async_finish and return_recv_hook exclude each other"
-        )
-        self._check_stats(call, None, 0, combine_wait_recv_cost_stats)
+        if handle.shoal is None:
+            native_fail(f"{call}: the hook of this handle's dispatch has not been called")
+        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, group.shape.top_k), device)
+        lanes = topk_idx.shape
+        require_tensor(call, "topk_weights", topk_weights, (torch.float32,), lanes, device)
+        if zero_copy and use_logfmt:
+            native_fail(f"{call}: zero_copy and use_logfmt exclude each other")
+        if async_finish and return_recv_hook:
+            native_fail(f"{call}: async_finish and return_recv_hook exclude each other")
+        options = {"log_fmt": use_logfmt, "zero_copy": zero_copy, "defer_receive": return_recv_hook}
+        if combine_wait_recv_cost_stats is not None:
+            self._check_stats(call, None, 0, combine_wait_recv_cost_stats)
+            options["wait_ns"] = combine_wait_recv_cost_stats
         if zero_copy:
-            native_assert(
-                group.combine_buffer is not None,
-                f"{call}: zero_copy=True without a get_next_low_latency_combine_buffer before it",
-            )
-            native_assert(
-                tuple(x.shape) == group.result_shape, f"{call}: x is {describe(x)}; allowed: {list(group.result_shape)}"
-            )
+            if group.combine_buffer is None:
+                native_fail(f"{call}: zero_copy=True without a get_next_low_latency_combine_buffer before it")
+            if tuple(x.shape) != group.result_shape:
+                native_fail(f"{call}: x is {describe(x)}; allowed: {list(group.result_shape)}")
             answers = group.combine_buffer
         else:
-            require_tensor(call, "x", x, (torch.bfloat16,), group.result_shape, runtime.device)
+            require_tensor(call, "x", x, (torch.bfloat16,), group.result_shape, device)
             answers = x
+        sums = (lanes[0], group.shape.hidden)
         if out is None:
-            out = torch.empty((tokens, group.shape.hidden), dtype=torch.bfloat16, device=runtime.device)
-        require_tensor(call, "out", out, (torch.bfloat16,), (tokens, group.shape.hidden), runtime.device)
-
-        def send(operation: Operation | None) -> Callable[[], None]:
-            launch = {"stream": runtime.current_stream()} if operation is None else operation.launch
-            return group.combine(
-                answers,
-                topk_idx,
-                topk_weights,
-                handle,
-                out,
-                log_fmt=use_logfmt,
-                zero_copy=zero_copy,
-                wait_ns=combine_wait_recv_cost_stats,
-                defer_receive=return_recv_hook,
-                **launch,
-            )
+            out = torch.empty(sums, dtype=torch.bfloat16, device=device)
+        else:
+            require_tensor(call, "out", out, (torch.bfloat16,), sums, device)
 
         if return_recv_hook:
-            return out, EventOverlap(), send(None)
+            options["stream"] = runtime.current_stream()
+            return out, EventOverlap(), group.combine(answers, topk_idx, topk_weights, handle, out, options)
         with runtime.operation(call, None, async_finish) as operation:
-            send(operation)()
+            group.combine(answers, topk_idx, topk_weights, handle, out, {**options, **operation.launch})()
         return out, operation.overlap((answers, topk_idx, topk_weights, out), ()), None
 
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:

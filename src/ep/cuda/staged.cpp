@@ -1,6 +1,5 @@
 // staged.cpp: expert parallelism on tensors in GPU memory where no NVLink joins all members: rows go through host
-// memory and the host backend, which knows nodes. That memory is not pinned: a group's block is mostly room for the
-// worst case, whose pages cost nothing until they are touched.
+// memory and the host backend, which knows nodes.
 //
 // Copies per operation: every input once to the host, every output once to the GPU; answers go straight to where the
 // host backend fetches them. Calls wait: between nodes a host has to drive the network anyway. They keep the order of
@@ -13,6 +12,7 @@
 #include "ep/checks.hpp"
 #include "ep/cuda/backend.hpp"
 #include "ep/cuda/group.hpp"
+#include "ep/cuda/host_memory.hpp"
 #include "ep/host/group.hpp"
 #include "ep/pending.hpp"
 #include "ep/routing.hpp"
@@ -31,17 +31,24 @@ struct StagedDispatch final : PendingDispatchState {
 };
 struct StagedCombine final : PendingCombineState {
   std::shared_ptr<PendingCombineState> host;
-  Tensor wait_ns;
+  Tensor sums, wait_ns;
+};
+
+/// What the copies of a group's calls use.
+struct Staging {
+  std::shared_ptr<Resources> gpu;
+  std::shared_ptr<PinnedPool> pool;
+  std::optional<PinnedBlock> block;  ///< once the group has its memory
 };
 
 /// One call: its stream, what it copies, and its events.
 class Call {
  public:
-  Call(const GroupState& group, const std::shared_ptr<Resources>& resources, const Launch& launch)
+  Call(const GroupState& group, Staging& staging, const Launch& launch)
       : group_(group),
-        resources_(resources),
+        staging_(staging),
         launch_(launch),
-        stream_(launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : resources->stream) {
+        stream_(launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : staging.gpu->stream) {
     group.world->cuda()->activate();
     cudaStreamCaptureStatus capture{};
     check(cudaStreamIsCapturing(stream_, &capture), "state of a stream");
@@ -57,16 +64,25 @@ class Call {
     const std::size_t element = size_of(from.dtype);
     if (from.rank == 2 && from.shape[1] > 1 && from.strides[1] != 1) return fetch_columns(target, from);
     const std::size_t columns = from.rank == 1 ? 1 : from.shape[1];
-    check(cudaMemcpy2DAsync(target, columns * element, from.data, from.strides[0] * element, columns * element,
-                            from.shape[0], cudaMemcpyDeviceToHost, stream_),
-          "copy to the host");
+    fetch_rows({static_cast<std::byte*>(target), columns * element}, {from.as<std::byte>(), from.strides[0] * element},
+               columns * element, from.shape[0]);
   }
   Tensor fetch(const TensorView& from) const {
     if (!from.defined()) return {};
-    Tensor copy = from.rank == 1 ? Tensor::empty(from.dtype, {from.shape[0]})
-                                 : Tensor::empty(from.dtype, {from.shape[0], from.shape[1]});
+    Tensor copy =
+        from.rank == 1 ? on_host(from.dtype, {from.shape[0]}) : on_host(from.dtype, {from.shape[0], from.shape[1]});
     fetch(copy.data, from);
     return copy;
+  }
+  void fetch_rows(Rows target, Rows source, std::size_t bytes, std::size_t count) const {
+    staging_.block->copy(target, source, bytes, count, cudaMemcpyDeviceToHost, stream_);
+  }
+  /// An uninitialised tensor in pinned memory.
+  Tensor on_host(DataType dtype, std::initializer_list<std::int64_t> extents) const {
+    TensorView view(nullptr, dtype, extents);
+    auto memory = staging_.pool->take(view.bytes());
+    view.data = memory.get();
+    return Tensor(view, std::move(memory));
   }
   /// What was fetched is there.
   void fetched() const { check(cudaStreamSynchronize(stream_), "copies to the host"); }
@@ -75,7 +91,7 @@ class Call {
   Tensor make(const TensorView& like) const {
     if (!like.defined()) return {};
     auto memory =
-        resources_->allocate(std::max<std::size_t>(like.size() * size_of(like.dtype), 1), stream_, resources_);
+        staging_.gpu->allocate(std::max<std::size_t>(like.size() * size_of(like.dtype), 1), stream_, staging_.gpu);
     TensorView view = like;
     view.data = memory.get();
     view.device = group_.device;
@@ -88,14 +104,14 @@ class Call {
     return copy;
   }
   void give(void* target, const void* source, std::size_t bytes) const {
-    if (bytes > 0) check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, stream_), "copy to the GPU");
+    give_rows(target, bytes, source, bytes, bytes, 1);
   }
   /// Rows of `bytes` bytes, apart by these pitches.
   void give_rows(void* target, std::size_t target_pitch, const void* source, std::size_t source_pitch,
                  std::size_t bytes, std::size_t rows) const {
-    if (rows > 0 && bytes > 0)
-      check(cudaMemcpy2DAsync(target, target_pitch, source, source_pitch, bytes, rows, cudaMemcpyHostToDevice, stream_),
-            "copy to the GPU");
+    staging_.block->copy({static_cast<std::byte*>(target), target_pitch},
+                         {static_cast<std::byte*>(const_cast<void*>(source)), source_pitch}, bytes, rows,
+                         cudaMemcpyHostToDevice, stream_);
   }
   /// Everything given is there: host memory may go.
   void finish() const {
@@ -117,7 +133,7 @@ class Call {
   }
 
   const GroupState& group_;
-  const std::shared_ptr<Resources> resources_;
+  Staging& staging_;
   const Launch launch_;
   cudaStream_t stream_;
 };
@@ -125,7 +141,11 @@ class Call {
 class StagedBackend final : public detail::Backend {
  public:
   StagedBackend(GroupState& group, std::unique_ptr<detail::Backend> host)
-      : group_(group), host_(std::move(host)), resources_(std::make_shared<Resources>(group.device.index)) {
+      : group_(group),
+        host_(std::move(host)),
+        staging_{.gpu = std::make_shared<Resources>(group.device.index),
+                 .pool = std::make_shared<PinnedPool>(),
+                 .block = {}} {
     for (std::int32_t member = 0; member < group.shape.ranks; ++member)
       if (const Pe pe = group.team.world_pe(member); group.world->peer_base(pe) == nullptr) {
         log::info("PE {}: rows of this ep::Group go through host memory: the heap of PE {} is out of reach: {}",
@@ -134,7 +154,10 @@ class StagedBackend final : public detail::Backend {
       }
   }
 
-  void open() override { host_->open(); }
+  void open() override {
+    host_->open();
+    staging_.block.emplace(group_.block, group_.heap_bytes);
+  }
   std::optional<std::int32_t> failed_member() const override { return host_->failed_member(); }
 
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
@@ -161,20 +184,23 @@ class StagedBackend final : public detail::Backend {
   void set_mask(std::int32_t member, bool masked) override { host_->set_mask(member, masked); }
   void clear_masks() override { host_->clear_masks(); }
   void warmup(Group& group) override;
-  void* stream() const override { return resources_->stream; }
+  void* stream() const override { return staging_.gpu->stream; }
   void synchronize() override {
     group_.world->cuda()->activate();
-    check(cudaStreamSynchronize(resources_->stream), "the group's stream");
+    check(cudaStreamSynchronize(staging_.gpu->stream), "the group's stream");
   }
-  void drain() override { synchronize(); }
+  void drain() override {
+    synchronize();
+    staging_.block->unpin();  // its memory may be given back next
+  }
 
  private:
-  Call begin(const Launch& launch) const { return {group_, resources_, launch}; }
-  Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from) const;
+  Call begin(const Launch& launch) { return {group_, staging_, launch}; }
+  Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from);
 
   GroupState& group_;
   std::unique_ptr<detail::Backend> host_;
-  std::shared_ptr<Resources> resources_;
+  Staging staging_;
   Tensor answers_[2];  // of next_combine_buffer, used in turn
 };
 
@@ -241,7 +267,8 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle, 
   CombineOptions options = given;
   options.weights = weights;
   options.bias.assign(biases.begin(), biases.end());
-  options.out = {};
+  const Tensor sums = call.on_host(y.dtype, {handle.routing->tokens, y.shape[1]});
+  options.out = sums;
   const Combined on_host = host_->combine(answers, handle, options);
   Combined combined;
   combined.topk_weights = call.give(on_host.topk_weights);
@@ -331,23 +358,22 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
   Tensor plain;
   TensorView answers;
   if (given.log_fmt)
-    answers = plain = Tensor::empty(DataType::bfloat16, {shape.local_experts, shape.low_latency_rows(), shape.hidden});
+    answers = plain = call.on_host(DataType::bfloat16, {shape.local_experts, shape.low_latency_rows(), shape.hidden});
   else
     answers = host_->next_combine_buffer();
   for (std::int64_t expert = 0; expert < shape.local_experts; ++expert) {
     TensorView from(y.as<std::byte>() + expert * y.strides[0] * 2, DataType::bfloat16,
                     {handle->counts[expert], shape.hidden});
     from.strides[0] = y.strides[1];
-    if (from.bytes() > 0)
-      check(cudaMemcpy2DAsync(answers.as<std::byte>() + expert * answers.strides[0] * 2, answers.strides[1] * 2,
-                              from.data, from.strides[0] * 2, shape.hidden * 2, from.shape[0], cudaMemcpyDeviceToHost,
-                              call.stream()),
-            "copy of answers to the host");
+    call.fetch_rows(
+        {answers.as<std::byte>() + expert * answers.strides[0] * 2, static_cast<std::size_t>(answers.strides[1]) * 2},
+        {from.as<std::byte>(), static_cast<std::size_t>(from.strides[0]) * 2}, shape.hidden * 2, from.shape[0]);
   }
   call.fetched();
   LowLatencyCombineOptions options = given;
   options.zero_copy = !given.log_fmt;
-  options.out = {};
+  const Tensor sums = call.on_host(DataType::bfloat16, {handle->routing->tokens, shape.hidden});
+  options.out = pending->sums = sums;
   options.wait_ns = pending->wait_ns;
   pending->host = host_->low_latency_combine(answers, topk_idx, host_weights, handle, options);
   pending->epoch = pending->host->epoch;
@@ -369,7 +395,7 @@ Tensor StagedBackend::receive(PendingCombineState& state) {
   return out;
 }
 
-Tensor StagedBackend::on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from) const {
+Tensor StagedBackend::on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from) {
   const Call call = begin({});
   Tensor out = call.make(TensorView(nullptr, dtype, extents));
   if (from != nullptr)

@@ -1,18 +1,21 @@
 #include "transport/staged/agent.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/step_aside.hpp"
 #include "memory/device_heap.hpp"
 
 namespace shoal::transport::staged {
 namespace {
 
-constexpr int kPollsBeforeSleep = 100;
+using Clock = std::chrono::steady_clock;
+
+/// A PE that has asked asks again soon, most likely: until then a sleep would be most of what it waits for.
+constexpr std::chrono::milliseconds kAttentive{2};
 constexpr std::chrono::microseconds kSleep{50};
 
 /// Whether its data are in a chunk, so that it may be worked on together with others.
@@ -70,13 +73,17 @@ void Agent::run() {
   } catch (const std::exception& error) {
     log::warn("PE {}: the thread of transport staged cannot use the GPU: {}", my_pe_, error.what());
   }
-  for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
+  StepAside step_aside;
+  for (auto last = Clock::now(); !stop_.load(std::memory_order_acquire);) {
     bool served = false;
     for (Peer& peer : peers_) served |= serve(peer);
-    idle = served ? 0 : idle + 1;
-    if (served || spin_) continue;
-    if (idle < kPollsBeforeSleep) {
-      sched_yield();
+    if (spin_) continue;
+    const auto now = Clock::now();
+    if (served) {
+      last = now;
+      step_aside.reset();
+    } else if (now - last < kAttentive) {
+      step_aside();
     } else {
       std::this_thread::sleep_for(kSleep);
     }
