@@ -49,9 +49,11 @@ class Device {
   /// Makes the context current on the calling thread; cheap when it already is. Throws Error{system}.
   virtual void activate() const = 0;
 
-  /// Returns when everything on `stream` is complete. Polls, so that it ends by SHOAL_TIMEOUT_MS whatever runs on the
-  /// GPU: Error{timeout} naming `what`. Other errors: Error{system} with the name and text of CUDA's.
-  virtual void synchronize(const char* what) const = 0;
+  /// Returns when everything on a stream is complete. Polls, so that it ends by SHOAL_TIMEOUT_MS whatever runs on the
+  /// GPU: Error{timeout} naming `what`. Other errors: Error{system} with the name and text of CUDA's. To be used by one
+  /// thread at a time: while another one keeps adding to the stream, it never gets complete.
+  virtual void synchronize(CUstream_st* on, const char* what) const = 0;
+  void synchronize(const char* what) const { synchronize(stream, what); }
 
   /// Starts setting `bytes` bytes of GPU memory to zero, on `stream`.
   virtual void zero(void* target, std::size_t bytes) const = 0;

@@ -11,7 +11,7 @@ namespace shoal::transport {
 namespace {
 
 std::unique_ptr<Transport> make_staged_over_p2p(const Context& context) {
-  return make_staged(context, make_cuda_p2p(context));
+  return make_staged(context, make_cuda_p2p_for_another_thread(context));
 }
 
 }  // namespace

@@ -244,7 +244,9 @@ TEST(StreamOperations, GuideExampleSmall) {
 
 TEST(StreamOperations, LocalMemoryMustBeTheGpus) {
   SHOAL_NEEDS_GPU();
-  run_gpu_pes(2, [](World& world, const TestStream& stream) {
+  int gpus = 0;
+  check_cuda(cudaGetDeviceCount(&gpus));
+  run_gpu_pes(2 * gpus, [](World& world, const TestStream& stream) {
     const StreamOperations on(world, stream);
     const auto words = world.heap().allocate<int>(8);
     const std::vector<int> pageable(8, 3);

@@ -42,7 +42,8 @@ class CudaDevice final : public Device {
     check(driver_, driver_.set_current(context),
           [&] { return fmt::format("cannot use the context of GPU {}", device); });
   }
-  void synchronize(const char* what) const override;
+  using Device::synchronize;
+  void synchronize(CUstream on, const char* what) const override;
   void zero(void* target, std::size_t bytes) const override {
     check(driver_, driver_.set_bytes(address(target), 0, bytes, stream),
           fmt::format("cannot set {} bytes of GPU {} to zero", bytes, device));
@@ -105,11 +106,11 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
   description_.granularity = granularity;
 }
 
-void CudaDevice::synchronize(const char* what) const {
+void CudaDevice::synchronize(CUstream on, const char* what) const {
   const auto start = std::chrono::steady_clock::now();
   StepAside step_aside;
   for (int polls = 0;; ++polls) {
-    const CUresult result = driver_.stream_query(stream);
+    const CUresult result = driver_.stream_query(on);
     if (result == CUDA_SUCCESS) return;
     if (result != CUDA_ERROR_NOT_READY) check(driver_, result, fmt::format("{} failed on GPU {}", what, device));
     if (polls < 1000) continue;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "base/check.hpp"
@@ -141,8 +142,12 @@ void CudaSharedBuffers::grant(const void* base, std::size_t bytes, Pe pe) const 
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device_->device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  // One PE of this process at a time: of two that ask for the same GPU at once, the driver was seen to refuse one with
+  // CUDA_ERROR_ALREADY_MAPPED, and access was missing afterwards.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   check(driver_, driver_.mem_set_access(address(base), bytes, &access, 1),
-        fmt::format("GPU {} gets no access to the buffer of PE {}", device_->device, pe));
+        [&] { return fmt::format("GPU {} gets no access to the buffer of PE {}", device_->device, pe); });
 }
 
 void CudaSharedBuffers::import_piece(Pe pe, std::uint64_t id, const ExportedPiece& piece, const FileDescriptor& fd) {

@@ -15,11 +15,12 @@ using memory::cuda::Driver;
 
 class CudaP2pTransport final : public Transport {
  public:
-  explicit CudaP2pTransport(const Context& context)
+  CudaP2pTransport(const Context& context, bool for_another_thread)
       : driver_(memory::cuda::driver()),
         kernels_(word_kernels()),
         heap_(context.device_heap),
         device_(heap_->device()),
+        stream_(for_another_thread ? nullptr : device_.stream),
         my_pe_(context.my_pe) {
     for (Pe pe = 0; pe < context.n_pes; ++pe)
       same_node_.push_back(context.node_of[static_cast<std::size_t>(pe)] ==
@@ -31,7 +32,9 @@ class CudaP2pTransport final : public Transport {
     result_ = static_cast<std::uint64_t*>(word);
   }
   ~CudaP2pTransport() override {
-    if (driver_.set_current(device_.context) == CUDA_SUCCESS) driver_.host_free(result_);
+    if (driver_.set_current(device_.context) != CUDA_SUCCESS) return;
+    driver_.host_free(result_);
+    if (stream_ != nullptr && stream_ != device_.stream) driver_.stream_destroy(stream_);
   }
 
   std::string_view name() const noexcept override { return "cuda_p2p"; }
@@ -67,7 +70,7 @@ class CudaP2pTransport final : public Transport {
 
   std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
                        std::size_t width) override {
-    started(kernels_.atomic(device_.stream, at(pe, offset), op, operand, compare, width, result_), "atomic");
+    started(kernels_.atomic(stream(), at(pe, offset), op, operand, compare, width, result_), "atomic");
     wait("atomic");
     return *result_;
   }
@@ -95,10 +98,18 @@ class CudaP2pTransport final : public Transport {
     require(failure == nullptr, Code::system, "{} failed to start on GPU {}: {}", what, device_.device,
             failure == nullptr ? "" : failure);
   }
-  void wait(const char* what) const { device_.synchronize(what); }
-  void start_signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) const {
+  void wait(const char* what) { device_.synchronize(stream(), what); }
+  CUstream stream() {
+    if (stream_ != nullptr) return stream_;
+    int least = 0, greatest = 0;
+    memory::cuda::check(driver_, driver_.priority_range(&least, &greatest), "cannot read the priorities of streams");
+    memory::cuda::check(driver_, driver_.stream_create(&stream_, CU_STREAM_NON_BLOCKING, greatest),
+                        [&] { return fmt::format("cannot create a stream on GPU {}", device_.device); });
+    return stream_;
+  }
+  void start_signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
     auto* const word = reinterpret_cast<std::uint64_t*>(at(pe, offset));
-    started(kernels_.signal(device_.stream, word, op, value), "signal");
+    started(kernels_.signal(stream(), word, op, value), "signal");
   }
   /// Whether the host can read what lies at `pointer` directly.
   bool on_host(const void* pointer) const {
@@ -107,14 +118,15 @@ class CudaP2pTransport final : public Transport {
         driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory::cuda::address(pointer));
     return result != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE;  // ordinary memory is unknown to the driver
   }
-  void copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe) const;
+  void copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe);
   void copy_strided(void* target, std::size_t target_stride, const void* source, std::size_t source_stride,
-                    std::size_t element, std::size_t count, const char* what, Pe pe) const;
+                    std::size_t element, std::size_t count, const char* what, Pe pe);
 
   const Driver& driver_;
   const WordKernels& kernels_;
   std::shared_ptr<memory::DeviceHeap> heap_;
   const memory::Device& device_;
+  CUstream stream_;  ///< the device's, or its own, made when it is needed, for a thread beside the PE's
   Pe my_pe_;
   std::vector<bool> same_node_;  // by PE
   std::uint64_t* result_ = nullptr;
@@ -133,21 +145,21 @@ void CudaP2pTransport::put_nbi(Pe pe, std::size_t offset, const void* source, st
   if ((bytes == 4 || bytes == 8) && offset % bytes == 0 && on_host(source)) {
     std::uint64_t value = 0;
     std::memcpy(&value, source, bytes);
-    return started(kernels_.store(device_.stream, target, value, bytes), "put");
+    return started(kernels_.store(stream(), target, value, bytes), "put");
   }
   copy(target, source, bytes, "put", pe);
 }
 
-void CudaP2pTransport::copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe) const {
+void CudaP2pTransport::copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe) {
   if (bytes == 0 || target == source) return;
   memory::cuda::check(driver_,
-                      driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, device_.stream),
+                      driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, stream()),
                       [&] { return fmt::format("{} of {} bytes with PE {}", what, bytes, pe); });
 }
 
 void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, const void* source,
                                     std::size_t source_stride, std::size_t element, std::size_t count, const char* what,
-                                    Pe pe) const {
+                                    Pe pe) {
   if (element == 0 || count == 0) return;
   constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;
   if (target_stride < element || source_stride < element || target_stride > kLargestPitch ||
@@ -168,7 +180,7 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
   rows.dstPitch = target_stride;
   rows.WidthInBytes = element;
   rows.Height = count;
-  memory::cuda::check(driver_, driver_.copy_2d(&rows, device_.stream), [&] {
+  memory::cuda::check(driver_, driver_.copy_2d(&rows, stream()), [&] {
     return fmt::format("{} of {} elements of {} bytes with PE {}", what, count, element, pe);
   });
 }
@@ -176,7 +188,11 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
 }  // namespace
 
 std::unique_ptr<Transport> make_cuda_p2p(const Context& context) {
-  return std::make_unique<CudaP2pTransport>(context);
+  return std::make_unique<CudaP2pTransport>(context, false);
+}
+
+std::unique_ptr<Transport> make_cuda_p2p_for_another_thread(const Context& context) {
+  return std::make_unique<CudaP2pTransport>(context, true);
 }
 
 }  // namespace shoal::transport
