@@ -109,7 +109,7 @@ void TcpBootstrap::barrier(std::string_view step) {
   collective({Call::Kind::barrier, limit_, std::string(step), {}});
 }
 
-Bytes TcpBootstrap::collective(Call call) {
+Bytes TcpBootstrap::collective(const Call& call) {
   require(!closed_, Code::closed, "the bootstrap of PE {} is closed: \"{}\" cannot be called", pe_, call.step);
   throw_if_failed();
   const Clock::time_point deadline = Clock::now() + limit_ + kVerdict;

@@ -42,7 +42,7 @@ class TcpBootstrap final : public Bootstrap {
  private:
   void connect(const RootAddress& where, Clock::time_point deadline);
   void greet(const RootAddress& where, const Key& key, Clock::time_point deadline);
-  Bytes collective(Call call);
+  Bytes collective(const Call& call);
   void send(MessageType type, std::uint64_t sequence, Bytes payload, Clock::time_point deadline);
   std::optional<Frame> receive(Clock::time_point deadline);
   /// Keeps a failure that the root reports; false for any other frame.
