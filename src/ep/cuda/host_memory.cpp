@@ -69,9 +69,10 @@ void PinnedBlock::copy(Rows target, Rows source, std::size_t bytes, std::size_t 
   const Rows host = kind == cudaMemcpyDeviceToHost ? target : source;
   const bool inside = host.start >= start_ && host.start < start_ + bytes_;
   const auto start = [&](std::size_t row, std::size_t byte, std::size_t width, std::size_t rows) {
-    check(cudaMemcpy2DAsync(target.start + row * target.pitch + byte, rows == 1 ? width : target.pitch,
-                            source.start + row * source.pitch + byte, rows == 1 ? width : source.pitch, width, rows,
-                            kind, stream),
+    std::byte* const to = target.start + row * target.pitch + byte;
+    const std::byte* const from = source.start + row * source.pitch + byte;
+    check(rows == 1 ? cudaMemcpyAsync(to, from, width, kind, stream)  // pitches are bounded, lengths are not
+                    : cudaMemcpy2DAsync(to, target.pitch, from, source.pitch, width, rows, kind, stream),
           "copy between GPU and host");
   };
   for (std::size_t row = 0; row < count;) {

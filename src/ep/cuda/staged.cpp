@@ -191,7 +191,7 @@ class StagedBackend final : public detail::Backend {
   }
   void drain() override {
     synchronize();
-    staging_.block->unpin();  // its memory may be given back next
+    if (staging_.block) staging_.block->unpin();  // its memory may be given back next
   }
 
  private:
