@@ -33,7 +33,9 @@ class LowLatencyCalls(abc.ABC):
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Checks the sizes. There is nothing to clean: Shoal's modes share no memory, and signals carry epochs."""
-        self._check_low_latency("clean_low_latency_buffer", num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        call = "clean_low_latency_buffer"
+        self._open(call)
+        self._check_low_latency(call, num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     def low_latency_dispatch(
         self,
@@ -191,10 +193,7 @@ class LowLatencyCalls(abc.ABC):
 
     # --- private ------------------------------------------------------------------------------------------------------
 
-    def _check_low_latency(self, call: str, max_tokens: int, hidden: int, num_experts: int) -> Runtime:
-        runtime = self._open(call)
-        if (max_tokens, hidden, num_experts) in self._checked:
-            return runtime
+    def _check_low_latency(self, call: str, max_tokens: int, hidden: int, num_experts: int) -> None:
         native_assert(self.low_latency_mode, f"{call}: this buffer was made without low_latency_mode=True")
         native_assert(
             max_tokens > 0, f"{call}: num_max_dispatch_tokens_per_rank is {max_tokens}; at least 1 is allowed"
@@ -210,7 +209,6 @@ class LowLatencyCalls(abc.ABC):
             f"{call}: num_rdma_bytes is {self.num_rdma_bytes}; these sizes need {needed} (see the size hint)",
         )
         self._checked.add((max_tokens, hidden, num_experts))
-        return runtime
 
     def _check_stats(self, call: str, counts: Any, num_experts: int, waits: Any) -> None:
         device = self.runtime.device
