@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "memory/cuda/driver.hpp"
+#include "memory/cuda/stream_pool.hpp"
 #include "transport/cuda_p2p/word_kernels.hpp"
 
 namespace shoal::test {
@@ -256,18 +257,18 @@ CUresult priority_range(int* least, int* greatest) {
   *greatest = -5;
   return Call("priority_range", true).result;
 }
-CUresult stream_create(CUstream* stream, unsigned flags, int) {
+CUresult stream_create(CUstream* stream, unsigned flags, int priority) {
   const Call call("stream_create", true);
   if (!call) return call.result;
   if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-  *stream = reinterpret_cast<CUstream>(new char);
+  *stream = reinterpret_cast<CUstream>(new FakeStream{device_of(current), priority});
   state().streams.insert(*stream);
   return CUDA_SUCCESS;
 }
 CUresult stream_destroy(CUstream stream) {
   const Call call("stream_destroy");
   if (state().streams.erase(stream) == 0) return CUDA_ERROR_INVALID_HANDLE;
-  delete reinterpret_cast<char*>(stream);
+  delete reinterpret_cast<FakeStream*>(stream);
   return call.result;
 }
 CUresult stream_query(CUstream stream) {
@@ -558,6 +559,7 @@ constexpr Driver kDriver = [] {
 }  // namespace
 
 FakeCuda::FakeCuda(FakeCudaOptions options) {
+  memory::cuda::destroy_free_streams(kDriver);
   {
     const std::lock_guard lock(state().mutex);
     state().options = std::move(options);
@@ -575,18 +577,16 @@ FakeCuda::~FakeCuda() {
 }
 
 std::string FakeCuda::leaks() {
+  memory::cuda::destroy_free_streams(kDriver);
   const std::lock_guard lock(state().mutex);
   const State& now = state();
   std::string text;
-  const auto count = [&](std::size_t number, const char* what) {
+  const std::pair<std::size_t, const char*> left[] = {
+      {now.allocations.size(), "allocations"}, {now.mappings.size(), "mappings"},
+      {now.reserved.size(), "reservations"},   {now.streams.size(), "streams"},
+      {now.pinned.size(), "pinned blocks"},    {now.registered.size(), "registered blocks"}};
+  for (const auto& [number, what] : left)
     if (number != 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", number, what);
-  };
-  count(now.allocations.size(), "allocations");
-  count(now.mappings.size(), "mappings");
-  count(now.reserved.size(), "reservations");
-  count(now.streams.size(), "streams");
-  count(now.pinned.size(), "pinned blocks");
-  count(now.registered.size(), "registered blocks");
   return text;
 }
 

@@ -26,7 +26,14 @@ struct FakeCudaOptions {
   CUresult failure = CUDA_ERROR_UNKNOWN;
 };
 
-/// Puts the fake driver and the fake word kernels in the place of the real ones while it lives. One at a time.
+/// What a CUstream of the fake driver points to.
+struct FakeStream {
+  int device = 0;
+  int priority = 0;
+};
+
+/// Puts the fake driver and the fake word kernels in the place of the real ones while it lives, with no stream in the
+/// pool (memory/cuda/stream_pool.hpp). One at a time.
 class FakeCuda {
  public:
   explicit FakeCuda(FakeCudaOptions options = {});
@@ -34,7 +41,8 @@ class FakeCuda {
   FakeCuda(const FakeCuda&) = delete;
   FakeCuda& operator=(const FakeCuda&) = delete;
 
-  /// What was taken and not given back: "2 mappings, 1 stream"; empty when nothing.
+  /// What was taken and not given back: "2 mappings, 1 streams"; empty when nothing. Streams are given back to the
+  /// pool, which this empties.
   static std::string leaks();
   /// Calls of a function so far.
   static int calls(const std::string& function);

@@ -6,6 +6,7 @@
 #include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/peers.hpp"
+#include "memory/cuda/stream_pool.hpp"
 #include "memory/cuda/window.hpp"
 
 namespace shoal::memory::cuda {
@@ -30,11 +31,6 @@ bool fabric_works(const Driver& driver, int device, std::size_t granularity) {
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(const DeviceRequest& request);
-  ~CudaDevice() override {
-    if (stream == nullptr) return;
-    driver_.set_current(context);
-    driver_.stream_destroy(stream);
-  }
 
   void activate() const override {
     CUcontext current = nullptr;
@@ -57,6 +53,7 @@ class CudaDevice final : public Device {
   CUdevice handle_ = 0;
   DeviceDescription description_;
   std::chrono::milliseconds timeout_;
+  std::shared_ptr<CUstream_st> taken_stream_;  // what `stream` is
 };
 
 CudaDevice::CudaDevice(const DeviceRequest& request) : driver_(driver()), timeout_(request.timeout) {
@@ -76,11 +73,8 @@ CudaDevice::CudaDevice(const DeviceRequest& request) : driver_(driver()), timeou
   context = primary_context(driver_, handle_);
   activate();
   describe_self(request);
-  int least = 0, greatest = 0;
-  check(driver_, driver_.priority_range(&least, &greatest), "cannot read the priorities of streams");
-  // Non-blocking: another PE's kernel on the null stream may be waiting for what this stream does.
-  check(driver_, driver_.stream_create(&stream, CU_STREAM_NON_BLOCKING, greatest),
-        fmt::format("cannot create a stream on GPU {}", device));
+  taken_stream_ = take_stream(*this, StreamPriority::highest);
+  stream = taken_stream_.get();
 }
 
 void CudaDevice::describe_self(const DeviceRequest& request) {

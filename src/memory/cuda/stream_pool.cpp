@@ -1,0 +1,83 @@
+#include "memory/cuda/stream_pool.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <list>
+#include <mutex>
+
+#include "base/check.hpp"
+#include "memory/cuda/driver.hpp"
+
+namespace shoal::memory::cuda {
+namespace {
+
+/// What streams must have in common to stand in for each other. A stream dies with its context; the contexts here live
+/// as long as the process (primary_context retains them and never releases them), so that the streams may as well.
+/// Only a reset of the device would end them before, with all other memory of Shoal's there.
+struct Kind {
+  const Driver* driver;  // tests have one of their own
+  CUcontext context;
+  int priority;
+  bool operator==(const Kind&) const = default;
+};
+
+struct Entry {
+  Entry(const Kind& of, CUstream made) : kind(of), stream(made) {}
+  const Kind kind;
+  const CUstream stream;
+  std::atomic<bool> taken{true};
+};
+
+struct Pool {
+  std::mutex mutex;
+  std::list<Entry> entries;  // in the order in which they were made; their addresses stay
+  static Pool& instance() {
+    static auto* pool = new Pool;  // never destroyed: worlds and groups may outlive static objects
+    return *pool;
+  }
+};
+
+Entry* take_free(const Kind& kind) {
+  Pool& pool = Pool::instance();
+  const std::lock_guard lock(pool.mutex);
+  const auto found = std::find_if(pool.entries.begin(), pool.entries.end(), [&](const Entry& entry) {
+    return entry.kind == kind && !entry.taken && kind.driver->stream_query(entry.stream) == CUDA_SUCCESS;
+  });
+  if (found == pool.entries.end()) return nullptr;
+  found->taken = true;
+  return &*found;
+}
+
+/// Outside the lock: the driver may take its time where kernels run.
+Entry* make(const Kind& kind, int device) {
+  CUstream stream = nullptr;
+  // Non-blocking: another PE's kernel on the null stream may be waiting for what this stream does.
+  check(*kind.driver, kind.driver->stream_create(&stream, CU_STREAM_NON_BLOCKING, kind.priority),
+        [&] { return fmt::format("cannot create a stream on GPU {}", device); });
+  Pool& pool = Pool::instance();
+  const std::lock_guard lock(pool.mutex);
+  return &pool.entries.emplace_back(kind, stream);
+}
+
+}  // namespace
+
+std::shared_ptr<CUstream_st> take_stream(const Device& device, StreamPriority priority) {
+  const Driver& table = driver();
+  device.activate();
+  int least = 0, greatest = 0;
+  check(table, table.priority_range(&least, &greatest), "cannot read the priorities of streams");
+  const Kind kind{&table, device.context, priority == StreamPriority::highest ? greatest : least};
+  Entry* entry = take_free(kind);
+  if (entry == nullptr) entry = make(kind, device.device);
+  return {entry->stream, [entry](CUstream) { entry->taken = false; }};
+}
+
+void destroy_free_streams(const Driver& driver) {
+  Pool& pool = Pool::instance();
+  const std::lock_guard lock(pool.mutex);
+  pool.entries.remove_if([&](const Entry& entry) {
+    return entry.kind.driver == &driver && !entry.taken && driver.stream_destroy(entry.stream) == CUDA_SUCCESS;
+  });
+}
+
+}  // namespace shoal::memory::cuda
