@@ -55,7 +55,7 @@ std::optional<std::string> take_failure(const shoal::World& world);
 struct LaunchContext {
   int device = 0;             ///< ordinal of this PE's GPU in this process
   int pes_on_device = 1;      ///< PEs of the world that share this GPU
-  Stream priority = nullptr;  ///< a stream of the highest priority that belongs to this PE of the world
+  Stream priority = nullptr;  ///< a stream of the highest priority that belongs to this PE while the world is open
 };
 LaunchContext launch_context(const shoal::World& world);
 /// Lets `after` continue only after what is queued on `before` now. Capturable.

@@ -1,7 +1,9 @@
 // Operations on CUDA streams (requirement D15): values, order on the stream, deadlines, graphs, several PEs on one GPU.
 #include <gtest/gtest.h>
 
+#include <mutex>
 #include <numeric>
+#include <set>
 
 #include "device_world.hpp"
 #include "shoal/collective.hpp"
@@ -240,6 +242,24 @@ TEST(StreamOperations, GuideExampleSmall) {
     EXPECT_EQ(fetch(world, in), std::vector<float>(1024, 1.0F + static_cast<float>(left(world))));
     barrier(world.team());
   });
+}
+
+// Shoal's own streams stay: those that come and go come to share hardware queues (docs/device.md).
+TEST(StreamOperations, FindTheSameStreamsInEveryWorld) {
+  SHOAL_NEEDS_GPU();
+  constexpr int kWorlds = 20;
+  std::mutex mutex;
+  std::set<cuda::Stream> seen;
+  for (int number = 0; number < kWorlds; ++number)
+    run_gpu_pes(2, [&](World& world, const TestStream&) {
+      const cuda::Stream stream = cuda::launch_context(world).priority;
+      const StreamOperations on(world, stream);
+      for (int turn = 0; turn < 5; ++turn) on.barrier(world.team());  // kernels that wait for each other
+      check_cuda(cudaStreamSynchronize(stream));
+      const std::lock_guard lock(mutex);
+      seen.insert(stream);
+    });
+  EXPECT_LE(seen.size(), 4U) << "each PE has two";
 }
 
 TEST(StreamOperations, LocalMemoryMustBeTheGpus) {

@@ -10,8 +10,12 @@
 #include <vector>
 
 #include "memory/cuda/stream_pool.hpp"
+#include "shoal/collective.hpp"
+#include "shoal/cuda.hpp"
 #include "support/expect_error.hpp"
 #include "support/fake_cuda.hpp"
+#include "support/worlds.hpp"
+#include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
@@ -131,6 +135,61 @@ TEST(StreamPool, GivesAStreamToOneThreadAtATime) {
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_LE(FakeCuda::calls("stream_create"), 2 * kThreads);
+  EXPECT_EQ(FakeCuda::leaks(), "");
+}
+
+Settings heap_settings() {
+  Settings settings = world_settings();
+  settings.heap = "cuda";
+  settings.symmetric_size = std::size_t{8} << 20;
+  settings.max_teams = 10;
+  return settings;
+}
+
+constexpr int kWorlds = 20;
+
+TEST(StreamPool, MakesNoStreamsForLaterWorlds) {
+  const FakeCuda fake({.gpus = 2});
+  std::mutex mutex;
+  std::set<CUstream> seen;
+  for (int number = 0; number < kWorlds; ++number)
+    run_threads(4, heap_settings(), [&](World& world) {
+      const std::lock_guard lock(mutex);
+      seen.insert(world.state().cuda()->stream);
+      seen.insert(cuda::launch_context(world).priority);
+    });
+  EXPECT_EQ(seen.size(), 8u) << "two for each PE";
+  EXPECT_EQ(FakeCuda::calls("stream_create"), 8);
+  EXPECT_EQ(FakeCuda::calls("stream_destroy"), 0);
+  EXPECT_EQ(FakeCuda::leaks(), "");
+}
+
+TEST(StreamPool, MakesNoStreamsForLaterStagedWorlds) {
+  const FakeCuda fake({.gpus = 1});
+  Settings settings = heap_settings();
+  settings.transport_inside = "staged";
+  int most = 0;
+  for (int number = 0; number < kWorlds; ++number)
+    run_threads(2, settings, [&](World& world) {
+      const auto box = world.heap().allocate<int>(1);
+      world.atomic_fetch_add(box.on(1 - world.my_pe())[0], 1);  // by the other PE's agent, on a stream of its own
+      barrier(world.team());
+      const int made = FakeCuda::calls("stream_create");
+      if (number == 0 && world.my_pe() == 0) most = made;
+      barrier(world.team());
+    });
+  EXPECT_EQ(most, 6) << "three for each PE";
+  EXPECT_EQ(FakeCuda::calls("stream_create"), most);
+  EXPECT_EQ(FakeCuda::calls("stream_destroy"), 0);
+  EXPECT_EQ(FakeCuda::leaks(), "");
+}
+
+// The streams of PEs whose world did not open are there for the next one.
+TEST(StreamPool, GetsStreamsBackFromWorldsThatFail) {
+  const FakeCuda fake({.gpus = 1, .failing_function = "host_alloc", .failures = 1000});
+  for (int number = 0; number < 5; ++number)
+    expect_error(Code::system, "cannot pin host memory", [] { run_threads(2, heap_settings(), [](World&) {}); });
+  EXPECT_LE(FakeCuda::calls("stream_create"), 4);
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "memory/cuda/driver.hpp"
+#include "memory/cuda/stream_pool.hpp"
 #include "memory/device_heap.hpp"
 #include "transport/cuda_p2p/word_kernels.hpp"
 
@@ -32,9 +33,7 @@ class CudaP2pTransport final : public Transport {
     result_ = static_cast<std::uint64_t*>(word);
   }
   ~CudaP2pTransport() override {
-    if (driver_.set_current(device_.context) != CUDA_SUCCESS) return;
-    driver_.host_free(result_);
-    if (stream_ != nullptr && stream_ != device_.stream) driver_.stream_destroy(stream_);
+    if (driver_.set_current(device_.context) == CUDA_SUCCESS) driver_.host_free(result_);
   }
 
   std::string_view name() const noexcept override { return "cuda_p2p"; }
@@ -101,11 +100,8 @@ class CudaP2pTransport final : public Transport {
   void wait(const char* what) { device_.synchronize(stream(), what); }
   CUstream stream() {
     if (stream_ != nullptr) return stream_;
-    int least = 0, greatest = 0;
-    memory::cuda::check(driver_, driver_.priority_range(&least, &greatest), "cannot read the priorities of streams");
-    memory::cuda::check(driver_, driver_.stream_create(&stream_, CU_STREAM_NON_BLOCKING, greatest),
-                        [&] { return fmt::format("cannot create a stream on GPU {}", device_.device); });
-    return stream_;
+    own_stream_ = memory::cuda::take_stream(device_, memory::cuda::StreamPriority::highest);
+    return stream_ = own_stream_.get();
   }
   void start_signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
     auto* const word = reinterpret_cast<std::uint64_t*>(at(pe, offset));
@@ -126,7 +122,8 @@ class CudaP2pTransport final : public Transport {
   const WordKernels& kernels_;
   std::shared_ptr<memory::DeviceHeap> heap_;
   const memory::Device& device_;
-  CUstream stream_;  ///< the device's, or its own, made when it is needed, for a thread beside the PE's
+  CUstream stream_;  ///< the device's, or its own, taken when it is needed, for a thread beside the PE's
+  std::shared_ptr<CUstream_st> own_stream_;
   Pe my_pe_;
   std::vector<bool> same_node_;  // by PE
   std::uint64_t* result_ = nullptr;

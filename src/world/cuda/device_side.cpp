@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "memory/cuda/driver.hpp"
+#include "memory/cuda/stream_pool.hpp"
 #include "world/cuda/make_device_side.hpp"
 #include "world/cuda/stream_kernels.hpp"
 #include "world/parts.hpp"
@@ -81,8 +82,9 @@ class CudaDeviceSide final : public DeviceSide {
 
   const memory::cuda::Driver& driver_;
   std::shared_ptr<memory::Device> device_;
-  const char* unusable_ = nullptr;          // why kernels could not be loaded
-  mutable cudaEvent_t ordering_ = nullptr;  // made at its first use
+  std::shared_ptr<CUstream_st> launch_stream_;  // what launch_.priority is
+  const char* unusable_ = nullptr;              // why kernels could not be loaded
+  mutable cudaEvent_t ordering_ = nullptr;      // made at its first use
 };
 
 CudaDeviceSide::CudaDeviceSide(WorldParts& world) : driver_(memory::cuda::driver()), device_(world.device) {
@@ -100,23 +102,17 @@ CudaDeviceSide::CudaDeviceSide(WorldParts& world) : driver_(memory::cuda::driver
   // Kernels that cannot be loaded are the failure of who starts one: the heap can be used without them.
   unusable_ = kernels::load();
 
-  int least = 0, greatest = 0;
-  check(driver_, driver_.priority_range(&least, &greatest), "cannot read the priorities of streams");
-  check(driver_, driver_.stream_create(&launch_.priority, CU_STREAM_NON_BLOCKING, greatest),
-        "cannot create a stream of high priority");
+  launch_stream_ = memory::cuda::take_stream(*device_, memory::cuda::StreamPriority::highest);
+  launch_.priority = launch_stream_.get();
   void* report = nullptr;
-  if (const CUresult result = driver_.host_alloc(&report, sizeof(FailureReport), CU_MEMHOSTALLOC_PORTABLE);
-      result != CUDA_SUCCESS) {
-    driver_.stream_destroy(launch_.priority);
-    check(driver_, result, "cannot pin host memory for failure reports");
-  }
+  check(driver_, driver_.host_alloc(&report, sizeof(FailureReport), CU_MEMHOSTALLOC_PORTABLE),
+        "cannot pin host memory for failure reports");
   world_.failure = new (report) FailureReport{};
 }
 
 CudaDeviceSide::~CudaDeviceSide() {
   if (driver_.set_current(device_->context) != CUDA_SUCCESS) return;
   if (ordering_ != nullptr) cudaEventDestroy(ordering_);
-  driver_.stream_destroy(launch_.priority);
   driver_.host_free(world_.failure);
 }
 
