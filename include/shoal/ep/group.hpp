@@ -355,7 +355,8 @@ class Group {
 
   Statistics statistics() const;
 
-  /// cudaStream_t of the group, of high priority, for calls that name none; nullptr on the host.
+  /// cudaStream_t of the group, of high priority, for calls that name none; nullptr on the host. It is another one's
+  /// once the group and its tensors are gone.
   void* stream() const;
   /// Waits until the group's work on the GPU is done, and throws what went wrong there: Error{timeout} with who waited
   /// for whom in which phase, Error{invalid_argument} for indices that route found out of range, Error{mismatch}. Calls

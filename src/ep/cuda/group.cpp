@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/log.hpp"
+#include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 
 namespace shoal::ep::cuda {
@@ -18,13 +19,11 @@ void check(cudaError_t status, const char* what) {
 
 // --- memory and streams
 
-Resources::Resources(int device) {
-  int lowest = 0, highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities of streams");
-  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "stream of an ep::Group");
+Resources::Resources(const memory::Device& gpu)
+    : taken_stream(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::highest)), stream(taken_stream.get()) {
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypePinned;
-  properties.location = {cudaMemLocationTypeDevice, device};
+  properties.location = {cudaMemLocationTypeDevice, gpu.device};
   check(cudaMemPoolCreate(&pool, &properties), "memory pool of an ep::Group");
   std::uint64_t all = ~std::uint64_t{0};  // memory that results leave is kept for the next ones
   check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), "memory pool of an ep::Group");
@@ -32,7 +31,6 @@ Resources::Resources(int device) {
 
 Resources::~Resources() {
   (void)cudaMemPoolDestroy(pool);
-  (void)cudaStreamDestroy(stream);
 }
 
 std::shared_ptr<void> Resources::allocate(std::size_t bytes, cudaStream_t on,
@@ -186,7 +184,7 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
   multiprocessors = gpu.multiprocessors;
   require(state.shape.ranks <= kMaxDeviceRanks, Code::unsupported,
           "an ep::Group on GPUs has at most {} members; this team has {}", kMaxDeviceRanks, state.shape.ranks);
-  resources = std::make_shared<Resources>(gpu.device);
+  resources = std::make_shared<Resources>(gpu);
   stream = resources->stream;
   last_stream = stream;
   check(cudaEventCreateWithFlags(&between_, cudaEventDisableTiming), "event of an ep::Group");

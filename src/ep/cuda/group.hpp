@@ -20,15 +20,16 @@ using detail::GroupState;
 void check(cudaError_t status, const char* what);
 
 /// A stream of high priority that does not synchronise with the null stream, and the group's own pool of device memory;
-/// they live as long as memory of the pool. Nothing here ever synchronises the device: other PEs on this GPU may be
-/// waiting for this one.
+/// the group has them as long as there is memory of the pool. Nothing here ever synchronises the device: other PEs on
+/// this GPU may be waiting for this one.
 ///
 /// The pool is the group's own because its memory is used on the streams of calls, which are ordered one behind the
 /// other (CudaGroup::begin), whatever stream it is freed on.
 struct Resources {
-  cudaStream_t stream = nullptr;
+  std::shared_ptr<CUstream_st> taken_stream;
+  cudaStream_t stream;  ///< the same
   cudaMemPool_t pool = nullptr;
-  explicit Resources(int device);
+  explicit Resources(const memory::Device& gpu);
   ~Resources();
   Resources(const Resources&) = delete;
   Resources& operator=(const Resources&) = delete;

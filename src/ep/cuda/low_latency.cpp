@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "ep/cuda/low_latency_kernels.cuh"
 #include "ep/cursor.hpp"
+#include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 
 namespace shoal::ep::cuda {
@@ -250,9 +251,7 @@ LowLatency::LowLatency(CudaGroup& group) : group_(group) {
   parts_->machine.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
   parts_->machine.dependent_launch = gpu.compute_capability >= 90;
   parts_->masked.assign(shape.ranks, 0);
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream of low-latency mode");
-  parts_->probe_stream = {stream, [](cudaStream_t owned) { (void)cudaStreamDestroy(owned); }};
+  parts_->probe_stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
   // The driver may wait for all kernels on this GPU when it loads one, those of other PEs that wait for this one
   // included: it does so now, before there are any.
   parts_->load_kernels();

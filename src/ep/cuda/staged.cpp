@@ -143,7 +143,7 @@ class StagedBackend final : public detail::Backend {
   StagedBackend(GroupState& group, std::unique_ptr<detail::Backend> host)
       : group_(group),
         host_(std::move(host)),
-        staging_{.gpu = std::make_shared<Resources>(group.device.index),
+        staging_{.gpu = std::make_shared<Resources>(*group.world->cuda()),
                  .pool = std::make_shared<PinnedPool>(),
                  .block = {}} {
     for (std::int32_t member = 0; member < group.shape.ranks; ++member)
