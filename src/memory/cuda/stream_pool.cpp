@@ -24,7 +24,7 @@ struct Kind {
 struct Entry {
   Entry(const Kind& of, CUstream made) : kind(of), stream(made) {}
   const Kind kind;
-  const CUstream stream;
+  CUstream_st* const stream;
   std::atomic<bool> taken{true};
 };
 
