@@ -19,7 +19,7 @@ namespace shoal::ep::detail {
 inline constexpr std::int32_t kMaxDeviceRanks = 128;
 
 /// Low latency: what a packet of a slot's header holds.
-inline constexpr std::size_t kPacketBytes = 16, kLanesPerPacket = 5;
+inline constexpr std::size_t kPacketBytes = 16, kLanesPerPacket = 2;
 
 SHOAL_HOST_DEVICE constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -68,21 +68,24 @@ struct DeviceNotice {
 struct DeviceLayout {
   // Signals: a line per member, holding the epoch of the last operation for which that member did so. Only `finished`
   // counts the blocks of that member that have written or fetched their rows, over all operations.
-  std::size_t entered, finished;         ///< normal mode
-  std::size_t slots_read, answers_read;  ///< low latency: half granted again
-  std::size_t weights_ready;             ///< low-latency combine: the weights of that member's tokens are here
-  std::size_t failed;                    ///< not 0 once the group of that member has failed
-  std::size_t notices, notice_bytes;     ///< [2][ranks] DeviceNotice records
+  std::size_t entered, finished;  ///< normal mode
+  /// Low latency: half granted again. A second word on the line holds the epoch of the last send that has begun.
+  std::size_t slots_read, answers_read;
+  std::size_t failed;                 ///< not 0 once the group of that member has failed
+  std::size_t notices, notice_bytes;  ///< [2][ranks] DeviceNotice records
   /// [2][ranks] lines: a word of the low-latency dispatch of that parity, a word of the combine; see
   /// cuda/low_latency_kernels.cuh.
   std::size_t slot_notices;
-  /// [2][ranks][tokens][packets] of 16 bytes that are written and read whole: epoch, the member's place among those
-  /// that answer the token, and its local experts of five lanes.
+  /// [2][ranks][tokens][packets] of 16 bytes that are written and read whole: SlotPacket.
   std::size_t slot_headers, packets;
-  std::size_t slot_ready;  ///< [2][ranks][tokens] words: epoch of the row, where the token has an expert here
+  std::size_t slot_counts;  ///< [2][ranks][local_experts] words: epoch (low 32 bits), rows of a source for an expert
+  /// [2][ranks][tokens] words: epoch of the row, where the token has an expert here and its row does not tell of
+  /// itself.
+  std::size_t slot_ready;
   /// Answers of a token, and how many of them each member has to itself; 0: they are packed (mask_failed is false).
   std::size_t token_answers, member_answers;
-  std::size_t answer_flags;  ///< [2][tokens][token_answers] words: epoch of the answer
+  std::size_t
+      answer_flags;  ///< [2][tokens][token_answers] words: AnswerNotice, where the answer does not tell of itself
   std::size_t control_end;
   // Normal mode.
   std::size_t arena, arena_bytes;
@@ -93,7 +96,7 @@ struct DeviceLayout {
   std::size_t slot_weights;           ///< [2][ranks][tokens][top_k] float32
   std::size_t slots, slot_bytes;      ///< [2][ranks][tokens]: a row as it travels
   std::size_t slot_scales;            ///< offset of the float32 scales in a slot
-  std::size_t combine_weights;        ///< [2][ranks][tokens][top_k] float32, where combine brings them
+  std::size_t combine_weights;        ///< [2][ranks][tokens][top_k] words: epoch (low 32 bits), float32 weight
   std::size_t answers, answer_bytes;  ///< [2][tokens][token_answers] rows
   std::size_t total;
 

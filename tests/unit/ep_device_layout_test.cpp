@@ -41,11 +41,11 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
           {"finished", layout.finished, lines, 64},
           {"slots_read", layout.slots_read, lines, 64},
           {"answers_read", layout.answers_read, lines, 64},
-          {"weights_ready", layout.weights_ready, lines, 64},
           {"failed", layout.failed, lines, 64},
           {"notices", layout.notices, (2 * ranks - 1) * layout.notice_bytes + notice, 8},
           {"slot_notices", layout.slot_notices, 2 * lines, 8},
           {"slot_headers", layout.slot_headers, 2 * ranks * tokens * layout.packets * detail::kPacketBytes, 16},
+          {"slot_counts", layout.slot_counts, tokens > 0 ? 2 * ranks * shape.local_experts * 8 : 0, 8},
           {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
           {"answer_flags", layout.answer_flags, 2 * tokens * layout.token_answers * 8, 8},
           {"arena", layout.arena, layout.arena_bytes, 4096},
@@ -53,7 +53,7 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
           {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
           {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
           {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},
-          {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 4, 16},
+          {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 8, 16},
           {"answers", layout.answers, 2 * tokens * layout.token_answers * layout.answer_bytes, 128}};
 }
 

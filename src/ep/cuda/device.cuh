@@ -76,6 +76,9 @@ struct Memory {
   std::uint64_t answers_sent, answers_received;  ///< low-latency combines
   std::uint64_t finished[kMaxDeviceRanks];  ///< blocks of each member that earlier normal operations have waited for
   std::uint32_t aborted;                    ///< the group has failed: kernels end at once
+  /// Low latency, by parity: the operation whose half may hold what nobody took, because members did not agree; 0:
+  /// none.
+  std::uint64_t dirty_slots[2], dirty_answers[2];
   Counters counters[static_cast<std::uint32_t>(Kernel::count)];
   std::uint32_t masked[kMaxDeviceRanks];  ///< left out of low-latency operations
 };

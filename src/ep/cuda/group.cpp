@@ -219,6 +219,10 @@ void CudaGroup::open() {
   device.top_k = state.shape.top_k;
   device.mask_failed = state.options.mask_failed ? 1 : 0;
   check(cudaMemsetAsync(state.block, 0, device.layout.control_end, stream), "signals of an ep::Group");
+  // Rows of low-latency mode: kUnwritten.
+  check(cudaMemsetAsync(state.block + device.layout.normal_end, 0xff, device.layout.total - device.layout.normal_end,
+                        stream),
+        "slots of an ep::Group");
   check(cudaMemsetAsync(device.memory, 0, sizeof(Memory), stream), "memory of an ep::Group");
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
   const auto& mine = state.world->cuda()->description().uuid;

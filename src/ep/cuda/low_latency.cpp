@@ -305,6 +305,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(const TensorV
   call.weights = group_.elements<float>(options.weights);
   call.tokens = static_cast<std::int32_t>(topk_idx.shape[0]);
   call.quantize = static_cast<std::uint32_t>(options.quantize);
+  call.flags = options.defer_receive || group_.device.mask_failed != 0 ? 1 : 0;
   call.handle = handle->view;
   call.serial = handle->serial;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
@@ -378,6 +379,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
   call.longest_wait = parts_->waits_of(false);
   call.handle = handle.view;
+  call.grants = behind_send ? 0 : 1;
   call.chained = behind_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch, "receive queued");
   launch_slots_receive(call, parts_->machine_for(launch), on);
@@ -431,6 +433,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.form = form;
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
+  call.flags = options.defer_receive || group_.device.mask_failed != 0 || form == AnswerForm::log_fmt ? 1 : 0;
   call.handle = handle.view;
   call.pending = pending->view;
   call.serial = pending->serial;
@@ -482,6 +485,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   call.longest_wait = parts_->waits_of(true);
   call.handle = handle.view;
   call.pending = pending.view;
+  call.grants = behind_send ? 0 : 1;
   // Other forms read what the send keeps for them.
   call.chained =
       behind_send && call.form == AnswerForm::sums && parts_->machine.dependent_launch && group_.members_on_gpu == 1

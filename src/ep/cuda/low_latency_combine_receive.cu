@@ -4,27 +4,31 @@
 // reduction grouped by member and rounded to bfloat16 a member, as if the member had done it. Sums start at +0. The
 // order is that of every backend, so results agree bit by bit.
 //
-// Reads the answers from this GPU's own memory, 2 B a channel and answer, writes one row per token. A block a token;
-// all its warps look at the flags by themselves, so that none has to wait for another.
+// Reads the answers from this GPU's own memory, 2 B a channel and answer, writes one row per token. A block a token, a
+// thread a chunk of the row, which waits for nothing but that chunk of the answers. The first block has no token where
+// others can take them: it makes sure that all members answer in the same way.
 //
-// Waits: the flags of the answers to a token (acquire at system scope). Acknowledges the half (answers_read) when all
-// of it has been read.
+// Waits: the words of the answers to a token (low_latency_kernels.cuh: rows tell of themselves); of LogFMT-10, and in
+// groups that leave members out, their flags (acquire at system scope). The half is granted by the next send, or
+// at the end where the receive does not lie behind its own.
 #include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_logfmt.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
-constexpr std::uint32_t kThreads = 1024;       // of a block that adds up rows; a 16-byte chunk a thread
+/// Of a block that adds up rows, one of which fits beside a block of the send that it is chained to.
+constexpr std::uint32_t kThreads = 448;
 constexpr std::uint32_t kDecodeThreads = 256;  // that decodes
 constexpr std::uint32_t kWindow = 4096;        // channels that it decodes at a time: blocks of 512 or 1024
 constexpr std::uint32_t kWindowGroups = kWindow / numeric::kGroupChannels, kWindowBlocks = kWindow / 512;
 
 struct Answer {
   Lane lane;
-  std::uint32_t arrived;  ///< lanes whose answer is there: of each member the last one, where members send sums
+  std::uint32_t
+      arrived;  ///< lanes whose answer is there or will be: of each member the last one, where members send sums
   float weight;
-  const std::byte* row;
+  std::uint32_t row;  ///< of this lane's answer, in chunks of 16 bytes from the first answer
 };
 
 class Collector {
@@ -46,23 +50,31 @@ class Collector {
     answer.lane = make_lane(in_row ? call_.handle.topk[at] : -1, group_.local_experts);
     const bool sums = call_.form == AnswerForm::sums;
     answer.weight = !sums && in_row ? call_.pending.weights[at] : 0;
-    answer.row = nullptr;
+    answer.row = 0;
     bool arrived = false;
     if ((sums ? answer.lane.last : answer.lane.member >= 0) && !masked_[answer.lane.member]) {
       const Lane& lane = answer.lane;
       const std::int32_t slot = sums ? answer_slot(group_, lane.member, lane.place, 0)
                                      : answer_slot(group_, lane.member, static_cast<std::int32_t>(me), lane.own);
       const std::size_t index = answer_index(group_, call_.sizes, epoch_, token, slot);
-      arrived = wait_answer(answer.lane.member, answer_flag_at(group_, group_.me, index));
-      answer.row = answer_row(group_, group_.me, index);
+      answer.row = static_cast<std::uint32_t>(index * (group_.layout.answer_bytes / sizeof(uint4)));
+      arrived = tells() ? measure(lane.member, answer.row)
+                        : wait_answer(lane.member, answer_flag_at(group_, group_.me, index));
     }
     answer.arrived = __ballot_sync(kWarp, arrived);
     return answer;
   }
 
-  __device__ static const std::byte* row_of(const Answer& answer, int lane) {
-    return reinterpret_cast<const std::byte*>(
-        __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(answer.row), lane));
+  /// Whether answers tell of themselves.
+  __device__ bool tells() const { return rows_tell(group_) && call_.form != AnswerForm::log_fmt; }
+
+  __device__ RowsOf about_rows() const { return rows_of_answers(group_, Phase::answer_rows, epoch_); }
+
+  __device__ uint4* chunk_at(std::uint32_t row, std::uint32_t chunk) const {
+    return reinterpret_cast<uint4*>(group_.block[group_.me] + group_.layout.answers) + row + chunk;
+  }
+  __device__ const std::byte* row_of(const Answer& answer, int lane) const {
+    return reinterpret_cast<const std::byte*>(chunk_at(__shfl_sync(kWarp, answer.row, lane), 0));
   }
 
   __device__ uint4* out_row(std::int32_t token) const {
@@ -70,9 +82,9 @@ class Collector {
   }
 
   __device__ void end() const {
-    end_kernel(group_, Kernel::answers_receive, [&] {
+    end_kernel(group_, Kernel::answers_receive, call_.grants != 0 || call_.wait_ns != nullptr, [&] {
       for (auto member = static_cast<std::int32_t>(lane_id()); member < group_.ranks; member += 32) {
-        raise_signal(group_, group_.layout.answers_read, member, epoch_);
+        if (call_.grants != 0) grant_at_end(group_, answers_reading(group_), member, epoch_);
         if (call_.wait_ns == nullptr) continue;
         call_.wait_ns[member] += static_cast<std::int64_t>(call_.longest_wait[member]);
         call_.longest_wait[member] = 0;
@@ -81,7 +93,52 @@ class Collector {
     });
   }
 
+  /// Nobody may go on waiting for, or leave behind, answers of a member that answers otherwise.
+  __device__ void check_agreement() const {
+    const auto member = static_cast<std::int32_t>(threadIdx.x);
+    if (!rows_tell(group_) || member >= group_.ranks) return;
+    const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, member);
+    std::uint64_t said = 0;
+    const bool came = wait_or_mask(
+        group_, member, Phase::answer_rows, kCombineOperation, epoch_,
+        [&] { return ahead_of(said = load_relaxed(notice), epoch_) >= 0; }, notice, nullptr);
+    if (!came || said == expected_) return;
+    group_.memory->dirty_answers[epoch_ & 1] = epoch_;
+    report_fault(group_, Fault::mismatch, Phase::answer_rows, kCombineOperation, member, epoch_, said, 0, 0, 0, false);
+  }
+
+  /// After a row that told of itself by a flag.
+  __device__ void clear_rows(const Answer& answer) const {
+    if (!rows_tell(group_)) return;
+    const auto chunks = static_cast<std::uint32_t>(group_.layout.answer_bytes / sizeof(uint4));
+    for (std::uint32_t left = answer.arrived; left != 0; left &= left - 1) {
+      const std::uint32_t row = __shfl_sync(kWarp, answer.row, __ffs(left) - 1);
+      for (std::uint32_t chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x)
+        *chunk_at(row, chunk) = uint4{kUnwritten, kUnwritten, kUnwritten, kUnwritten};
+    }
+  }
+
  private:
+  /// For the statistics: how long the last word of an answer takes. One warp measures.
+  __device__ bool measure(std::int32_t member, std::uint32_t row) const {
+    if (call_.wait_ns == nullptr || threadIdx.x >= 32) return true;
+    const auto* const word = reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) + call_.sizes.hidden / 2 - 1;
+    const RowsOf rows = about_rows();
+    std::uint64_t waited = 0;
+    wait_or_mask(
+        group_, member, rows.phase, rows.operation, epoch_,
+        [&] { return fresh_word(word) != kUnwritten || disagreed(rows); },
+        signal_at(group_, group_.me, group_.layout.failed, member), &waited);
+    note_wait(member, waited);
+    return true;
+  }
+
+  __device__ void note_wait(std::int32_t member, std::uint64_t waited) const {
+    if (waited != 0)
+      atomicMax(reinterpret_cast<unsigned long long*>(call_.longest_wait + member),
+                static_cast<unsigned long long>(waited));
+  }
+
   __device__ bool wait_answer(std::int32_t member, const std::uint64_t* flag) const {
     const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, member);
     std::uint64_t said = 0, waited = 0;
@@ -95,9 +152,7 @@ class Collector {
           return here || (ahead_of(said, epoch_) >= 0 && said != expected_);
         },
         flag, call_.wait_ns != nullptr ? &waited : nullptr);
-    if (waited != 0)
-      atomicMax(reinterpret_cast<unsigned long long*>(call_.longest_wait + member),
-                static_cast<unsigned long long>(waited));
+    note_wait(member, waited);
     if (!came || here) return came;
     if (is_epoch(said, epoch_) && (said & AnswerNotice::kLeftOut) == 0)
       report_fault(group_, Fault::mismatch, Phase::answer_rows, kCombineOperation, member, epoch_, said, 0, 0, 0,
@@ -159,21 +214,33 @@ __device__ void for_answers(const Answer& answer, bool levels, F&& f, End&& end)
 
 /// Rows as bfloat16, several in flight.
 template <AnswerForm kForm>
-__device__ void add_rows(const AnswersReceive& call, const Answer& answer, uint4* out) {
-  constexpr int kAhead = 8;
+__device__ void add_rows(const Collector& collector, const AnswersReceive& call, const Answer& answer, uint4* out) {
+  constexpr int kAhead = 8, kMemberBits = 8;
+  static_assert(kMaxDeviceRanks <= 1 << kMemberBits && kAhead * kMemberBits <= 64);
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
   for (std::uint32_t first = threadIdx.x / 32 * 32; first < chunks; first += blockDim.x) {
     const std::uint32_t chunk = first + lane_id();
     Sum sum;
+    bool came = true;
     for (std::uint32_t left = answer.arrived; left != 0;) {
-      uint4 data[kAhead];
-      std::uint32_t ahead = left;
+      std::uint32_t rows[kAhead], wanted = 0, ahead = left;
+      std::uint64_t members = 0;  // a wait of one lane cannot ask another
 #pragma unroll
       for (int i = 0; i < kAhead; ++i, ahead &= ahead - 1) {
         if (ahead == 0) continue;
-        const auto* const row = reinterpret_cast<const uint4*>(Collector::row_of(answer, __ffs(ahead) - 1));
-        data[i] = chunk < chunks ? load_row(row + chunk) : uint4{};
+        const int lane = __ffs(ahead) - 1;
+        rows[i] = __shfl_sync(kWarp, answer.row, lane);
+        members |= static_cast<std::uint64_t>(__shfl_sync(kWarp, answer.lane.member, lane)) << (i * kMemberBits);
+        if (chunk < chunks) wanted |= 1u << i;
       }
+      uint4 data[kAhead];
+      const auto at = [&](int i) { return collector.chunk_at(rows[i], chunk); };
+      came = take(call.group, collector.about_rows(), wanted, data, at,
+                  [&](int i) {
+                    return static_cast<std::int32_t>(members >> (i * kMemberBits) & ((1u << kMemberBits) - 1));
+                  }) &&
+             came;
+      __syncwarp();
 #pragma unroll
       for (int i = 0; i < kAhead; ++i, left &= left - 1) {
         if (left == 0) continue;
@@ -185,7 +252,7 @@ __device__ void add_rows(const AnswersReceive& call, const Answer& answer, uint4
           sum.add_weighted(values, __shfl_sync(kWarp, answer.weight, __ffs(left) - 1), false);
       }
     }
-    if (chunk < chunks) out[chunk] = narrow(sum.total);
+    if (chunk < chunks && came) out[chunk] = narrow(sum.total);
   }
 }
 
@@ -197,7 +264,8 @@ struct Window {
 };
 
 /// Rows as LogFMT-10, a window of channels at a time. Two threads share a unit of 16 values.
-__device__ void add_log_fmt(const AnswersReceive& call, const Answer& answer, Window& window, uint4* out) {
+__device__ void add_log_fmt(const Collector& collector, const AnswersReceive& call, const Answer& answer,
+                            Window& window, uint4* out) {
   constexpr std::uint32_t kCast = 1u << 31;
   const LogfmtRow shape(static_cast<std::uint32_t>(call.sizes.hidden));
   const bool levels = call.exact == 0;
@@ -214,7 +282,7 @@ __device__ void add_log_fmt(const AnswersReceive& call, const Answer& answer, Wi
     std::uint32_t number = 0;
     for (std::uint32_t left = answer.arrived; left != 0; left &= left - 1, ++number) {
       const int lane = __ffs(left) - 1;
-      const std::byte* const row = Collector::row_of(answer, lane);
+      const std::byte* const row = collector.row_of(answer, lane);
       if (number % warps != warp) continue;
       bool castable = true;
       if (me < groups) {
@@ -248,7 +316,7 @@ __device__ void add_log_fmt(const AnswersReceive& call, const Answer& answer, Wi
       for_answers(
           answer, levels,
           [&](int lane) {
-            const std::byte* const row = Collector::row_of(answer, lane);
+            const std::byte* const row = collector.row_of(answer, lane);
             const float weight = __shfl_sync(kWarp, answer.weight, lane);
             const std::uint32_t place = window.starts[lane][block];
             const std::byte* const bytes = row + (place & ~kCast);
@@ -299,15 +367,18 @@ __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads 
     masked[member] = is_masked(group, member);
   const Collector collector(call, masked);
   __syncthreads();
-  for (auto token = static_cast<std::int32_t>(blockIdx.x); token < call.tokens;
-       token += static_cast<std::int32_t>(gridDim.x)) {
+  if (blockIdx.x == 0) collector.check_agreement();
+  const auto blocks = static_cast<std::int32_t>(gridDim.x);
+  for (auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks; token < call.tokens;
+       token += blocks) {
     Answer answer = collector.wait(token);
     if (kForm == AnswerForm::log_fmt || group.mask_failed != 0) agree(answer);
     if constexpr (kForm == AnswerForm::log_fmt) {
       __shared__ Window window;
-      add_log_fmt(call, answer, window, collector.out_row(token));
+      add_log_fmt(collector, call, answer, window, collector.out_row(token));
+      collector.clear_rows(answer);
     } else {
-      add_rows<kForm>(call, answer, collector.out_row(token));
+      add_rows<kForm>(collector, call, answer, collector.out_row(token));
     }
   }
   collector.end();
@@ -318,7 +389,7 @@ __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads 
 
 void launch_answers_receive(const AnswersReceive& call, const Machine& machine, cudaStream_t stream) {
   const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 2 * machine.multiprocessors;
-  const auto blocks = static_cast<std::uint32_t>(std::max(1, std::min(call.tokens, most)));
+  const auto blocks = static_cast<std::uint32_t>(std::min(call.tokens + 1, most));
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
   // As few rounds of chunks as there must be, and as few threads as they then need.
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;

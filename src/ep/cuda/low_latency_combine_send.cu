@@ -4,12 +4,13 @@
 // row per (token, member) crosses the link, at the member's place among those that answer. rows: each expert's answer
 // as it is, at its lane. log_fmt: likewise, in LogFMT-10.
 //
-// Reads y where it lies, 2 B a channel and answer, writes one row per answer. A block a (source, token) at a time, from
-// the list that the dispatch left.
+// Reads y where it lies, 2 B a channel and answer, writes one row per answer. A block a (source, token) at a time, in
+// the order that the dispatch left them in.
 //
 // Waits: answers_read of the use before last of this half; with sums, where weights did not travel with the dispatch,
-// weights_ready of all members, after giving them this member's own. Publishes: the flag of each answer, behind its row
-// (release at system scope, behind a barrier of the block).
+// the stamped weights of each token, after giving this member's own to whoever sums with them. Publishes: grants, a
+// notice, the rows (low_latency_kernels.cuh: rows tell of themselves); with flags, behind each answer its flag (release
+// at system scope, behind a barrier of the block).
 #include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_logfmt.cuh"
 
@@ -29,7 +30,8 @@ struct Work {
   HandlePair pair;
   const std::uint16_t* row;  ///< of this lane's answer in y; nullptr: none
   float weight;
-  std::uint32_t lanes;  ///< with an answer
+  std::uint64_t stamped;  ///< the weight, where it comes with the combine: as it was there when this was loaded
+  std::uint32_t lanes;    ///< with an answer
 };
 
 class Sender {
@@ -46,8 +48,8 @@ class Sender {
   /// False when the group has failed.
   __device__ bool enter() {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
-    const bool exchanges = call_.form == AnswerForm::sums && call_.weights_travelled == 0;
-    if (exchanges && blockIdx.x == 0) give_weights();
+    if (blockIdx.x == 0 && threadIdx.x >= blockDim.x - 32) begin();
+    if (exchanges()) give_weights();
     bool usable = true;
     if (me < group_.ranks) {
       if (epoch_ > 2)
@@ -55,7 +57,6 @@ class Sender {
       if (blockIdx.x == 0)
         store_relaxed(answer_notice(group_, me, epoch_, group_.me),
                       flag() | (is_masked(group_, me) ? AnswerNotice::kLeftOut : 0));
-      if (exchanges) wait_weights(me);
       masked_[me] = is_masked(group_, me);
       usable = !aborted(group_);
     }
@@ -67,11 +68,15 @@ class Sender {
   __device__ Work load(std::int32_t number) const {
     Work work;
     work.pair = {};
-    if (number < pairs_) work.pair = call_.handle.pairs[number];
+    // Of the list more is loaded than there may be, so that its length need not be waited for.
+    if (static_cast<std::uint32_t>(number) < slots_) work.pair = call_.handle.pairs[number];
+    if (number >= pairs_) work.pair = {};
     const std::uint32_t me = lane_id();
     work.row = nullptr;
     work.weight = 0;
+    work.stamped = 0;
     if (work.pair.lanes >> me & 1) {
+      if (exchanges()) work.stamped = load_relaxed(weight_at(work.pair));
       const auto row = static_cast<std::uint32_t>(call_.handle.rows[lane_of(work.pair)]);
       // A row of a source that failed between the blocks of a receive may never have been numbered.
       if (row < slots_ * static_cast<std::uint32_t>(group_.local_experts))
@@ -83,15 +88,12 @@ class Sender {
 
   __device__ void load_weights(Work& work) const {
     if (call_.form != AnswerForm::sums || work.row == nullptr) return;
-    work.weight = call_.weights_travelled != 0
-                      ? call_.handle.weights[lane_of(work.pair)]
-                      : __ldcg(combine_weights(group_, call_.sizes, group_.me, epoch_, work.pair.source) +
-                               static_cast<std::size_t>(work.pair.token) * group_.top_k + lane_id());
+    work.weight = call_.weights_travelled != 0 ? call_.handle.weights[lane_of(work.pair)] : wait_weight(work);
   }
 
   __device__ std::int32_t pairs() const { return pairs_; }
 
-  __device__ bool wanted(const Work& work) const { return !masked_[work.pair.source]; }
+  __device__ bool wanted(const Work& work) const { return work.pair.lanes != 0 && !masked_[work.pair.source]; }
 
   /// As answer_slot, of a sum or of the answer of a lane.
   __device__ std::int32_t sum_slot(const Work& work) const {
@@ -159,7 +161,7 @@ class Sender {
   }
 
   __device__ void end() const {
-    end_kernel<false>(group_, Kernel::answers_send, [&] {
+    end_kernel(group_, Kernel::answers_send, false, [&] {
       if (lane_id() != 0) return;
       group_.memory->answers_sent = epoch_;
       call_.pending.header->epoch = epoch_;
@@ -178,32 +180,54 @@ class Sender {
     return AnswerNotice{call_.form, call_.exact != 0, call_.weights_travelled != 0, dispatch_epoch_}.word(epoch_);
   }
 
-  /// A member that answers otherwise gives none: its receive will say so.
-  __device__ void wait_weights(std::int32_t member) const {
-    if (is_masked(group_, member)) return;
-    const std::uint64_t* const word = signal_at(group_, group_.me, group_.layout.weights_ready, member);
-    const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, member);
-    wait_or_mask(
-        group_, member, Phase::weights, kCombineOperation, epoch_,
-        [&] {
-          const std::uint64_t said = load_relaxed(notice);
-          return load_acquire(word) >= epoch_ || (ahead_of(said, epoch_) >= 0 && said != flag());
-        },
-        word, nullptr);
+  __device__ bool exchanges() const { return call_.form == AnswerForm::sums && call_.weights_travelled == 0; }
+
+  /// What a member tells all others; a warp of the first block calls.
+  __device__ void begin() const {
+    const RowsOf send = rows_of_answers(group_, Phase::answer_grant, epoch_);
+    begin_send(group_, answers_reading(group_), slots_reading(group_), send, [&](std::uint64_t left) {
+      fill_unwritten(
+          answer_row(group_, group_.me, answer_index(group_, call_.sizes, left, 0, 0)),
+          static_cast<std::size_t>(call_.sizes.max_tokens) * group_.layout.token_answers * group_.layout.answer_bytes);
+    });
   }
 
-  /// This member's weights to all members. One block does it, because all blocks wait for it. The half is free: all
-  /// answers that needed the weights of the use before last have come.
+  /// A weight of this member's tokens goes to the member that sums with it. The half is free: all answers that needed
+  /// the weights of the use before last have come.
   __device__ void give_weights() const {
     const std::int32_t count = call_.tokens * group_.top_k;
-    for (auto w = static_cast<std::int32_t>(threadIdx.x); w < count; w += kThreads) {
-      const float weight = call_.weights[w];
-      for (std::int32_t i = 1; i <= group_.ranks; ++i)
-        combine_weights(group_, call_.sizes, (group_.me + i) % group_.ranks, epoch_, group_.me)[w] = weight;
+    for (auto w = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); w < count;
+         w += static_cast<std::int32_t>(gridDim.x * blockDim.x)) {
+      const std::int32_t expert = call_.handle.topk[w];
+      if (expert < 0) continue;
+      store_relaxed(combine_weights(group_, call_.sizes, expert / group_.local_experts, epoch_, group_.me) + w,
+                    stamped_weight(call_.weights[w], epoch_));
     }
-    __syncthreads();
-    if (threadIdx.x < static_cast<std::uint32_t>(group_.ranks))
-      raise_signal(group_, group_.layout.weights_ready, static_cast<std::int32_t>(threadIdx.x), epoch_);
+  }
+
+  __device__ const std::uint64_t* weight_at(const HandlePair& pair) const {  // of this lane
+    return combine_weights(group_, call_.sizes, group_.me, epoch_, pair.source) +
+           static_cast<std::size_t>(pair.token) * group_.top_k + lane_id();
+  }
+
+  /// A member that answers otherwise gives none: its receive will say so.
+  __device__ float wait_weight(const Work& work) const {
+    const HandlePair& pair = work.pair;
+    if (is_epoch(work.stamped, epoch_)) return weight_of(work.stamped);
+    const std::uint64_t* const at = weight_at(pair);
+    std::uint64_t word = load_relaxed(at);
+    if (is_epoch(word, epoch_)) return weight_of(word);
+    if (masked_[pair.source]) return 0;
+    const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, pair.source);
+    wait_or_mask(
+        group_, pair.source, Phase::weights, kCombineOperation, epoch_,
+        [&] {
+          const std::uint64_t said = load_relaxed(notice);
+          word = load_relaxed(at);
+          return is_epoch(word, epoch_) || (ahead_of(said, epoch_) >= 0 && said != flag());
+        },
+        at, nullptr);
+    return weight_of(word);
   }
 
   __device__ void keep_weights() const {
@@ -226,7 +250,7 @@ class Sender {
 #pragma unroll
     for (std::uint32_t i = 0; i < kAhead; ++i) {
       const std::uint32_t chunk = first + i * kThreads + threadIdx.x;
-      if (chunk < chunks) row[chunk] = data[i];
+      if (chunk < chunks) store_row(row + chunk, data[i]);
     }
   }
   __device__ static void add(float (&sums)[8], const uint4& vector, float weight) {
@@ -372,7 +396,7 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
   __shared__ bool masked[kMaxDeviceRanks];
   Sender sender(call, masked);
   const auto step = static_cast<std::int32_t>(gridDim.x);
-  auto i = static_cast<std::int32_t>(blockIdx.x);
+  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x);  // the first block has more to do
   Work work = sender.load(i);  // ahead of the waits, and then of the answer before
   if (sender.enter()) {
     RowsDone done;
@@ -388,13 +412,14 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
         }
       } else {
         if (threadIdx.x >= kThreads) {
+          if (call.flags == 0) break;
           done.wait();
           if (sender.wanted(work)) sender.send_flags(work);
         } else {
           if (sender.wanted(work)) kForm == AnswerForm::sums ? sender.send_sum(work) : sender.send_rows(work);
-          done.arrive();
+          if (call.flags != 0) done.arrive();
         }
-        done.next();
+        if (call.flags != 0) done.next();
       }
       work = next;
     }

@@ -1,5 +1,5 @@
 // low_latency_device.cuh: what the kernels of low-latency mode share: addresses of slots and answers, who answers a
-// token, waits that mask members, the end of a launch.
+// token, waits that mask members, rows that tell of themselves, grants, the end of a launch.
 #pragma once
 
 #include "ep/cuda/low_latency_kernels.cuh"
@@ -21,6 +21,11 @@ __device__ inline std::size_t slot_index(const DeviceGroup& group, const Sizes& 
 __device__ inline std::byte* slot_header(const DeviceGroup& group, std::int32_t member, std::size_t slot) {
   return group.block[member] + group.layout.slot_headers + slot * group.layout.packets * detail::kPacketBytes;
 }
+__device__ inline std::uint64_t* slot_counts(const DeviceGroup& group, std::int32_t member, std::uint64_t epoch,
+                                             std::int32_t source) {
+  return reinterpret_cast<std::uint64_t*>(group.block[member] + group.layout.slot_counts) +
+         ((epoch & 1) * group.ranks + source) * static_cast<std::size_t>(group.local_experts);
+}
 __device__ inline std::uint64_t* slot_ready(const DeviceGroup& group, std::int32_t member, std::size_t slot) {
   return reinterpret_cast<std::uint64_t*>(group.block[member] + group.layout.slot_ready) + slot;
 }
@@ -39,10 +44,18 @@ __device__ inline std::uint64_t* answer_notice(const DeviceGroup& group, std::in
                                                std::int32_t source) {
   return slot_notice(group, member, epoch, source) + 1;
 }
-__device__ inline float* combine_weights(const DeviceGroup& group, const Sizes& sizes, std::int32_t member,
-                                         std::uint64_t epoch, std::int32_t source) {
-  return reinterpret_cast<float*>(group.block[member] + group.layout.combine_weights) +
+/// The weights of a source's tokens, [tokens][top_k], as a combine brings them: with the epoch in one word, so that
+/// they need no signal.
+__device__ inline std::uint64_t* combine_weights(const DeviceGroup& group, const Sizes& sizes, std::int32_t member,
+                                                 std::uint64_t epoch, std::int32_t source) {
+  return reinterpret_cast<std::uint64_t*>(group.block[member] + group.layout.combine_weights) +
          slot_index(group, sizes, epoch, source, 0) * group.top_k;
+}
+__device__ inline std::uint64_t stamped_weight(float weight, std::uint64_t epoch) {
+  return (epoch & 0xffff'ffffu) | std::uint64_t{__float_as_uint(weight)} << 32;
+}
+__device__ inline float weight_of(std::uint64_t stamped) {
+  return __uint_as_float(static_cast<std::uint32_t>(stamped >> 32));
 }
 /// Which of its token's an answer is. `packed`: its lane, or for sums the place of the member. `own`: its number among
 /// those of `member` to the token.
@@ -65,12 +78,22 @@ __device__ inline std::byte* answer_row(const DeviceGroup& group, std::int32_t m
 
 // --- loads and stores
 
-/// From the second-level cache: rows that other GPUs wrote must not come out of the first.
-__device__ inline uint4 load_row(const void* at) {
-  return __ldcg(static_cast<const uint4*>(at));
+/// Four words, of which each is there or not by itself; not through the first-level cache.
+__device__ inline uint4 load_row(const uint4* at) {
+  uint4 data;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
+               : "l"(at)
+               : "memory");
+  return data;
 }
 __device__ inline std::uint32_t load_word(const void* at) {
   return __ldcg(static_cast<const unsigned int*>(at));
+}
+__device__ inline std::uint32_t fresh_word(const std::uint32_t* at) {
+  std::uint32_t word;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(at) : "memory");
+  return word;
 }
 
 __device__ inline void store_relaxed(std::uint64_t* at, std::uint64_t value) {
@@ -91,6 +114,30 @@ __device__ inline SlotPacket load_packet(const std::byte* at) {
                : "l"(at)
                : "memory");
   return packet;
+}
+
+// --- rows that tell of themselves (low_latency_kernels.cuh)
+
+__device__ inline bool rows_tell(const DeviceGroup& group) {
+  return group.mask_failed == 0;
+}
+
+__device__ inline bool is_written(const uint4& data) {
+  return max(max(data.x, data.y), max(data.z, data.w)) != kUnwritten;  // the largest of all words
+}
+
+/// Of all words of a row only two bfloat16 NaNs could look like kUnwritten (float8 codes and sums have one NaN each,
+/// which is another, and scales are finite): they become two other NaNs.
+__device__ inline std::uint32_t told(std::uint32_t word) {
+  return word == kUnwritten ? kUnwritten - 1 : word;
+}
+__device__ inline void store_row(uint4* at, const uint4& data) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(told(data.x)), "r"(told(data.y)),
+               "r"(told(data.z)), "r"(told(data.w))
+               : "memory");
+}
+__device__ inline void store_word(std::uint32_t* at, std::uint32_t word) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(told(word)) : "memory");
 }
 
 /// Every kernel starts so: the one before it on the stream has ended, and the next one may be set up. A receive that is
@@ -181,12 +228,148 @@ __device__ inline bool is_epoch(std::uint64_t word, std::uint64_t epoch) {
   return ahead_of(word, epoch) == 0;
 }
 
+// --- chunks of rows that tell of themselves
+
+/// What a wait for rows is about: of which operation, and where it stands that members did not agree on that one (then
+/// nobody waits for its rows).
+struct RowsOf {
+  Phase phase;
+  std::uint32_t operation;
+  std::uint64_t epoch;
+  const std::uint64_t* dirty;    ///< [2]
+  const std::uint64_t* notices;  ///< of its members, a line apart
+};
+
+__device__ inline RowsOf rows_of_slots(const DeviceGroup& group, Phase phase, std::uint64_t epoch) {
+  return {phase, kDispatchOperation, epoch, group.memory->dirty_slots, slot_notice(group, group.me, epoch, 0)};
+}
+__device__ inline RowsOf rows_of_answers(const DeviceGroup& group, Phase phase, std::uint64_t epoch) {
+  return {phase, kCombineOperation, epoch, group.memory->dirty_answers, answer_notice(group, group.me, epoch, 0)};
+}
+
+__device__ inline bool disagreed(const RowsOf& rows) {
+  return load_relaxed(rows.dirty + (rows.epoch & 1)) == rows.epoch;
+}
+
+/// Whether the wait for rows of `member` has failed; reports it where nobody else has. Out of line, and told nothing of
+/// the rows: they stay in registers.
+__device__ __noinline__ inline bool gives_up(const DeviceGroup& group, const RowsOf& rows, std::int32_t member,
+                                             std::uint64_t deadline) {
+  if (aborted(group) || disagreed(rows)) return true;
+  const bool failed = load_relaxed(signal_at(group, group.me, group.layout.failed, member)) != 0;
+  if (!failed && clock_ns() <= deadline) return false;
+  report_fault(group, failed ? Fault::peer_failed : Fault::timeout, rows.phase, rows.operation, member, rows.epoch,
+               static_cast<std::uint32_t>(load_relaxed(rows.notices + member * (kLine / sizeof(std::uint64_t)))));
+  return true;
+}
+
+/// Loads `data[i]` from at(i) for the bits of `wanted`, all of them at once, and where rows tell of themselves waits
+/// until they have come and puts kUnwritten in their place. member(i) sends them. False when the wait failed.
+template <int count, typename At, typename Member>
+__device__ bool take(const DeviceGroup& group, const RowsOf& rows, std::uint32_t wanted, uint4 (&data)[count], At&& at,
+                     Member&& member) {
+#pragma unroll
+  for (int i = 0; i < count; ++i)
+    if (wanted >> i & 1) data[i] = load_row(at(i));
+  if (!rows_tell(group)) return true;
+  std::uint32_t missing = 0;
+#pragma unroll
+  for (int i = 0; i < count; ++i)
+    if ((wanted >> i & 1) != 0 && !is_written(data[i])) missing |= 1u << i;
+  if (missing != 0) {
+    const std::uint64_t deadline = clock_ns() + group.timeout_ns;
+    for (std::uint32_t polls = 1; missing != 0; ++polls) {
+      __nanosleep(kPollNs);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if ((missing >> i & 1) == 0) continue;
+        data[i] = load_row(at(i));
+        if (is_written(data[i])) missing &= ~(1u << i);
+      }
+      if (polls % 64 == 0 && missing != 0 && gives_up(group, rows, member(__ffs(missing) - 1), deadline)) return false;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i)
+    if (wanted >> i & 1) *at(i) = uint4{kUnwritten, kUnwritten, kUnwritten, kUnwritten};
+  return true;
+}
+
+// --- grants
+
+/// What members have read of one kind of half, and what they did not agree on.
+struct Reading {
+  std::size_t signals;  ///< slots_read or answers_read
+  const std::uint64_t* received;
+  std::uint64_t* dirty;  ///< [2]: Memory::dirty_slots or dirty_answers
+};
+__device__ inline Reading slots_reading(const DeviceGroup& group) {
+  return {group.layout.slots_read, &group.memory->slots_received, group.memory->dirty_slots};
+}
+__device__ inline Reading answers_reading(const DeviceGroup& group) {
+  return {group.layout.answers_read, &group.memory->answers_received, group.memory->dirty_answers};
+}
+
+__device__ inline void fill_unwritten(std::byte* from, std::size_t bytes) {  // a warp's
+  for (std::size_t at = lane_id() * sizeof(uint4); at < bytes; at += 32 * sizeof(uint4))
+    *reinterpret_cast<uint4*>(from + at) = uint4{kUnwritten, kUnwritten, kUnwritten, kUnwritten};
+}
+
+/// Puts a half right that may hold words that nobody took. All that was sent into it is there once every member has
+/// begun a later send.
+template <typename Clear>
+__device__ void clean(const DeviceGroup& group, const Reading& reading, std::uint64_t* dirty, const RowsOf& send,
+                      Clear&& clear) {
+  const std::uint64_t left = load_relaxed(dirty);
+  if (left == 0) return;
+  bool all = true;
+  for (auto member = static_cast<std::int32_t>(lane_id()); member < group.ranks; member += 32) {
+    const std::uint64_t* const begun = signal_at(group, group.me, reading.signals, member) + 1;
+    all = wait_or_mask(
+              group, member, send.phase, send.operation, send.epoch, [&] { return load_acquire(begun) > left; }, begun,
+              nullptr) &&
+          all;
+  }
+  if (!__all_sync(kWarp, all)) return;
+  clear(left);
+  __threadfence_system();
+  __syncwarp();
+  if (lane_id() == 0) *dirty = 0;
+  __syncwarp();
+}
+
+/// Tells all members that this send has begun, and grants what this member's receives have read. What came before this
+/// launch on the stream has ended, so that one fence orders it for all; its own receive may run beside it, and does not
+/// count. A warp of the first block of every send calls, and waits for nothing before.
+/// clear(epoch) puts a half of `own` right.
+template <typename Clear>
+__device__ void begin_send(const DeviceGroup& group, const Reading& own, const Reading& other, const RowsOf& send,
+                           Clear&& clear) {
+  const auto tell = [&](std::size_t signals, std::size_t word, std::uint64_t value) {
+    for (auto member = static_cast<std::int32_t>(lane_id()); member < group.ranks; member += 32)
+      store_relaxed(signal_at(group, member, signals, group.me) + word, value);
+  };
+  __threadfence_system();
+  tell(own.signals, 1, send.epoch);
+  clean(group, own, own.dirty, send, clear);
+  clean(group, own, own.dirty + 1, send, clear);
+  tell(own.signals, 0, min(*own.received, send.epoch - 1));
+  if (other.dirty[0] == 0 && other.dirty[1] == 0) tell(other.signals, 0, *other.received);
+}
+
+/// What a receive that does not lie directly behind its send grants when it ends: the next send may be that of the use
+/// after next, which others would otherwise wait for. A lane calls for a member; what the launch wrote lies before.
+__device__ inline void grant_at_end(const DeviceGroup& group, const Reading& reading, std::int32_t member,
+                                    std::uint64_t epoch) {
+  if (reading.dirty[0] == 0 && reading.dirty[1] == 0) raise_signal(group, reading.signals, member, epoch);
+}
+
 // --- the end of a launch
 
 /// Ends a block; in the one that ends last, warp 0 calls `last`. All threads call. With `ordered`, the reads and writes
 /// of all blocks lie before; without, no more than that all of them have read the epoch.
-template <bool ordered = true, typename Last>
-__device__ void end_kernel(const DeviceGroup& group, Kernel kernel, Last&& last) {
+template <typename Last>
+__device__ void end_kernel(const DeviceGroup& group, Kernel kernel, bool ordered, Last&& last) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   std::uint32_t ends = 0;

@@ -1,13 +1,14 @@
 // low_latency_dispatch_send: each token goes once to every member that holds an expert of it, into a slot fixed by
 // (source, token); the receiver expands it to its experts.
 //
-// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 4 B a lane of weights where they travel; a
-// ready word of 8 B; and for every member a header of 16 B for each five lanes. A block a token: rows are loaded and
-// quantised in registers once and stored to each member from there, 16 B a thread.
+// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 4 B a lane of weights where they travel;
+// and for every member a header of 16 B for each five lanes. A block a token: rows are loaded and quantised in
+// registers once and stored to each member from there, 16 B a thread. The first block has no token where others can
+// take them.
 //
-// Waits: slots_read of the use before last of this half. Publishes: a notice to every member; for each token, first its
-// experts and its flag at every member, then its row and the ready word at those that get it (releases at system
-// scope).
+// Waits: slots_read of the use before last of this half. Publishes: grants and a notice to every member; for each token
+// its header at every member and its row at those that get it, in no order (low_latency_kernels.cuh: rows tell of
+// themselves); with flags, behind the row, a ready word (release at system scope).
 #include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_device.cuh"
 
@@ -48,6 +49,11 @@ __device__ std::uint32_t largest_magnitude(const uint4& a, const uint4& b) {
   return max(most & 0xffffu, most >> 16);
 }
 
+__device__ std::int64_t given_expert(const SlotsSend& call, std::int32_t at) {
+  return call.topk_is_64 != 0 ? static_cast<const std::int64_t*>(call.topk_idx)[at]
+                              : static_cast<const std::int32_t*>(call.topk_idx)[at];
+}
+
 /// One token as its warps know it: lane k has the k-th expert.
 struct Token {
   Lane lane;
@@ -78,15 +84,81 @@ __device__ Token load_token(const SlotsSend& call, std::int32_t token, bool repo
   Token t;
   t.weight = 0;
   if (token < call.tokens && me < static_cast<std::uint32_t>(group.top_k)) {
-    const std::int64_t i = static_cast<std::int64_t>(token) * group.top_k + me;
-    given = call.topk_is_64 != 0 ? static_cast<const std::int64_t*>(call.topk_idx)[i]
-                                 : static_cast<const std::int32_t*>(call.topk_idx)[i];
+    const std::int32_t i = token * group.top_k + static_cast<std::int32_t>(me);
+    given = given_expert(call, i);
     if (call.weights != nullptr) t.weight = call.weights[i];
   }
   t.lane = make_lane(checked_expert(call, token, given, report), group.local_experts);
   t.targets = 0;
   return t;
 }
+
+/// Whether the expert at `at` among the indices of all tokens stands in its row for the first time.
+__device__ bool is_first(const SlotsSend& call, std::int32_t at, std::int64_t expert) {
+#pragma unroll 1
+  for (std::int32_t i = at / call.group.top_k * call.group.top_k; i < at; ++i)
+    if (given_expert(call, i) == expert) return false;
+  return true;
+}
+
+/// Adds to numbers[k] the earlier tokens with the expert of lane k; all threads of the block call.
+__device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lane& lane, std::uint32_t* numbers) {
+  const std::int32_t count = min(token, call.tokens) * call.group.top_k;
+  std::uint32_t mine = 0;
+#pragma unroll 1
+  for (std::int32_t first = static_cast<std::int32_t>(threadIdx.x / 32 * 32); first < count;
+       first += static_cast<std::int32_t>(blockDim.x)) {
+    const std::int32_t at = first + static_cast<std::int32_t>(lane_id());
+    const std::int64_t given = at < count ? given_expert(call, at) : -1;
+#pragma unroll 1
+    for (std::int32_t k = 0; k < call.group.top_k; ++k) {
+      const std::int32_t expert = __shfl_sync(kWarp, lane.expert, k);
+      const std::uint32_t same = __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
+      if (lane_id() == static_cast<std::uint32_t>(k)) mine += __popc(same);
+    }
+  }
+  if (mine != 0) atomicAdd(numbers + lane_id(), mine);
+}
+
+/// How many rows each expert gets, kCounted experts at a time; all threads of a block call.
+class Counts {
+ public:
+  __device__ Counts(const SlotsSend& call, std::uint32_t* counts) : call_(call), counts_(counts) {}
+
+  static constexpr std::int32_t kCounted = 1024;
+
+  __device__ void count(std::int32_t from) const {
+    const DeviceGroup& group = call_.group;
+    for (std::int32_t e = me(); e < kCounted; e += threads()) counts_[e] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (std::int32_t at = me(); at < call_.tokens * group.top_k; at += threads()) {
+      const std::int64_t expert = given_expert(call_, at);
+      if (expert >= from && expert < min(from + kCounted, group.experts) && is_first(call_, at, expert))
+        atomicAdd(counts_ + (expert - from), 1u);
+    }
+    __syncthreads();
+  }
+
+  /// Each count to the expert's member, once `from` and the following have been counted.
+  __device__ void send(std::int32_t from, std::uint64_t epoch, const bool* masked) const {
+    const DeviceGroup& group = call_.group;
+#pragma unroll 1
+    for (std::int32_t e = from + me(); e < min(from + kCounted, group.experts); e += threads()) {
+      const std::int32_t member = e / group.local_experts;
+      if (!masked[member])
+        store_relaxed(slot_counts(group, member, epoch, group.me) + e % group.local_experts,
+                      (epoch & 0xffff'ffffu) | std::uint64_t{counts_[e - from]} << 32);
+    }
+  }
+
+ private:
+  __device__ static std::int32_t me() { return static_cast<std::int32_t>(threadIdx.x); }
+  __device__ static std::int32_t threads() { return static_cast<std::int32_t>(blockDim.x); }
+
+  const SlotsSend& call_;
+  std::uint32_t* const counts_;
+};
 
 __device__ const std::uint16_t* row_of(const SlotsSend& call, std::int32_t token) {
   return call.x + static_cast<std::size_t>(token) * call.sizes.hidden;
@@ -123,7 +195,7 @@ __device__ void send_row(const SlotsSend& call, const Token& t, const std::uint1
 #pragma unroll
       for (std::uint32_t i = 0; i < kAhead; ++i) {
         const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
-        if (chunk < chunks) target[chunk] = data[i];
+        if (chunk < chunks) store_row(target + chunk, data[i]);
       }
     });
   }
@@ -152,47 +224,52 @@ __device__ void send_float8_row(const SlotsSend& call, const Token& t, const std
     const numeric::Scale scale = numeric::scale_of(__uint_as_float(largest << 16), rounding);
     const uint2 a = encode(low, scale.quantize), b = encode(high, scale.quantize);
     const uint4 codes{a.x, a.y, b.x, b.y};
-    float4 inverse;
-    inverse.x = __shfl_sync(kWarp, scale.dequantize, 0);
-    inverse.y = __shfl_sync(kWarp, scale.dequantize, kThreadsPerGroup);
-    inverse.z = __shfl_sync(kWarp, scale.dequantize, 2 * kThreadsPerGroup);
-    inverse.w = __shfl_sync(kWarp, scale.dequantize, 3 * kThreadsPerGroup);
+    const std::uint32_t bits = __float_as_uint(scale.dequantize);
+    uint4 inverse;
+    inverse.x = __shfl_sync(kWarp, bits, 0);
+    inverse.y = __shfl_sync(kWarp, bits, kThreadsPerGroup);
+    inverse.z = __shfl_sync(kWarp, bits, 2 * kThreadsPerGroup);
+    inverse.w = __shfl_sync(kWarp, bits, 3 * kThreadsPerGroup);
     for_targets(t, [&](std::int32_t member) {
       std::byte* const target = slot_row(call.group, member, slot);
-      if (unit < units) reinterpret_cast<uint4*>(target)[unit] = codes;
+      if (unit < units) store_row(reinterpret_cast<uint4*>(target) + unit, codes);
       if (lane_id() == 0)  // a slot has room for scales up to a multiple of four
-        *reinterpret_cast<float4*>(target + call.group.layout.slot_scales + first / kThreadsPerGroup * sizeof(float)) =
-            inverse;
+        store_row(
+            reinterpret_cast<uint4*>(target + call.group.layout.slot_scales + first / kThreadsPerGroup * sizeof(float)),
+            inverse);
     });
   }
 }
 
 /// What a warp of its own sends while the others are at the row: the header of the token, to every member.
-__device__ void send_header(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot,
-                            const bool* masked) {
+__device__ void send_header(const SlotsSend& call, const Token& t, const std::uint32_t* numbers, std::uint64_t epoch,
+                            std::size_t slot, const bool* masked) {
   const auto packets = static_cast<std::int32_t>(call.group.layout.packets);
+  const std::uint32_t mine = numbers[lane_id()];
+#pragma unroll 1
   for (std::int32_t first = 0; first < call.group.ranks * packets; first += 32) {
-    const std::int32_t number = first + static_cast<std::int32_t>(lane_id());
-    const std::int32_t member = number / packets, packet = number % packets;
-    std::uint64_t place = 0;
+    const std::int32_t i = first + static_cast<std::int32_t>(lane_id());
+    const std::int32_t member = i / packets, packet = i % packets;
+    std::uint32_t place = 0;
+#pragma unroll 1
     for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
       const int lane = __ffs(left) - 1;
-      const std::int32_t place_there = __shfl_sync(kWarp, t.lane.place, lane);
-      if (__shfl_sync(kWarp, t.lane.member, lane) == member) place = 1 + static_cast<std::uint64_t>(place_there);
+      const auto place_there = static_cast<std::uint32_t>(__shfl_sync(kWarp, t.lane.place, lane));
+      if (__shfl_sync(kWarp, t.lane.member, lane) == member) place = 1 + place_there;
     }
-    std::uint64_t experts[detail::kLanesPerPacket];
+    std::int32_t experts[detail::kLanesPerPacket];
+    std::uint32_t number[detail::kLanesPerPacket];
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(detail::kLanesPerPacket); ++i) {
-      const int lane = packet * static_cast<int>(detail::kLanesPerPacket) + i;
+    for (int k = 0; k < static_cast<int>(detail::kLanesPerPacket); ++k) {
+      const int lane = packet * static_cast<int>(detail::kLanesPerPacket) + k;
       const std::int32_t expert = __shfl_sync(kWarp, t.lane.expert, lane % 32);
       const std::int32_t local = expert - member * call.group.local_experts;
-      const bool here = lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts;
-      experts[i] = here ? static_cast<std::uint64_t>(local) : 0xffffu;
+      number[k] = __shfl_sync(kWarp, mine, lane % 32);
+      experts[k] = lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts ? local : -1;
     }
-    if (number >= call.group.ranks * packets || masked[member]) continue;
-    store_packet(slot_header(call.group, member, slot) + packet * detail::kPacketBytes,
-                 {(epoch & 0xffff'ffffu) | place << 32 | experts[0] << 48,
-                  experts[1] | experts[2] << 16 | experts[3] << 32 | experts[4] << 48});
+    if (i < call.group.ranks * packets && !masked[member])
+      store_packet(slot_header(call.group, member, slot) + packet * detail::kPacketBytes,
+                   SlotPacket::of(epoch, place, experts, number));
   }
 }
 
@@ -200,7 +277,9 @@ __device__ void send_header(const SlotsSend& call, const Token& t, std::uint64_t
 __device__ void send_weights(const SlotsSend& call, const Token& t, std::size_t slot) {
   for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
     const std::int32_t member = __shfl_sync(kWarp, t.lane.member, __ffs(left) - 1);
-    if (t.lane.member == member) slot_weights(call.group, member, slot)[lane_id()] = t.weight;
+    if (t.lane.member == member)
+      store_word(reinterpret_cast<std::uint32_t*>(slot_weights(call.group, member, slot)) + lane_id(),
+                 __float_as_uint(t.weight));
   }
 }
 
@@ -208,11 +287,44 @@ __device__ void send_weights(const SlotsSend& call, const Token& t, std::size_t 
 __device__ void row_barrier(std::uint32_t threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
-
 /// Behind a barrier: the row is there, a member a lane.
 __device__ void send_ready(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot) {
   if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)
     store_release(slot_ready(call.group, t.lane.member, slot), epoch);
+}
+
+/// All but the header: of the threads that send rows.
+__device__ void send_token(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::uint64_t epoch,
+                           std::size_t slot, std::uint32_t row_threads) {
+  if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
+  if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
+    send_row(call, t, row, slot);
+  else
+    send_float8_row(call, t, row, slot);
+  if (call.flags == 0) return;
+  row_barrier(row_threads);
+  send_ready(call, t, epoch, slot);
+}
+
+/// What a member tells all others; a warp of the first block calls.
+__device__ void begin_dispatch(const SlotsSend& call, std::uint64_t epoch) {
+  const DeviceGroup& group = call.group;
+  const RowsOf send = rows_of_slots(group, Phase::slot_grant, epoch);
+  begin_send(group, slots_reading(group), answers_reading(group), send, [&](std::uint64_t left) {
+    const std::size_t slots = static_cast<std::size_t>(group.ranks) * call.sizes.max_tokens;
+    const std::size_t first = slot_index(group, call.sizes, left, 0, 0);
+    fill_unwritten(slot_row(group, group.me, first), slots * group.layout.slot_bytes);
+    fill_unwritten(reinterpret_cast<std::byte*>(slot_weights(group, group.me, first)),
+                   slots * group.top_k * sizeof(float));
+  });
+}
+
+__device__ void send_notices(const SlotsSend& call, std::uint64_t epoch, const bool* masked) {
+  const DeviceGroup& group = call.group;
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  if (me < group.ranks)
+    store_relaxed(slot_notice(group, me, epoch, group.me),
+                  SlotNotice{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(epoch));
 }
 
 __global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __grid_constant__ SlotsSend call) {
@@ -220,11 +332,22 @@ __global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __g
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->slots_sent + 1;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
+  const auto blocks = static_cast<std::int32_t>(gridDim.x);
   const std::uint32_t row_threads = blockDim.x - 32;
-  auto token = static_cast<std::int32_t>(blockIdx.x);
-  Token t = load_token(call, token, me < 32);  // ahead of the wait
-  prefetch_row(call, token);
+  auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
+  const bool sends_header = threadIdx.x >= row_threads;
   __shared__ bool masked[kMaxDeviceRanks];
+  __shared__ std::uint32_t numbers[32];  // of the rows of a token, by lane
+  __shared__ std::uint32_t count_of[Counts::kCounted];
+  const Counts counts(call, count_of);
+  // Ahead of the waits.
+  Token t = load_token(call, token, me < 32);
+  prefetch_row(call, token);
+  if (me < 32) numbers[me] = 0;
+  __syncthreads();
+  number_rows(call, token, t.lane, numbers);
+  if (blockIdx.x == 0) counts.count(0);
+  if (blockIdx.x == 0 && sends_header) begin_dispatch(call, epoch);
   bool usable = true;
   if (me < group.ranks) {
     if (epoch > 2)
@@ -233,32 +356,34 @@ __global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __g
     usable = !aborted(group);
   }
   if (__syncthreads_and(usable) != 0) {
-    if (blockIdx.x == 0 && me < group.ranks)
-      store_relaxed(slot_notice(group, me, epoch, group.me),
-                    SlotNotice{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(epoch));
+    if (blockIdx.x == 0) {
+      send_notices(call, epoch, masked);
+      counts.send(0, epoch, masked);
+      for (std::int32_t from = Counts::kCounted; from < group.experts; from += Counts::kCounted) {
+        __syncthreads();
+        counts.count(from);
+        counts.send(from, epoch, masked);
+      }
+    }
     while (token < call.tokens) {
       t.targets = __ballot_sync(kWarp, t.lane.last && !masked[t.lane.member]);
       const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
-      const std::uint16_t* const row = row_of(call, token);
-      if (threadIdx.x >= row_threads) {
-        send_header(call, t, epoch, slot, masked);
-        token += static_cast<std::int32_t>(gridDim.x);
-        t = load_token(call, token, false);
-        continue;
+      if (sends_header) {
+        send_header(call, t, numbers, epoch, slot, masked);
+        numbers[lane_id()] = 0;
+      } else {
+        send_token(call, t, row_of(call, token), epoch, slot, row_threads);
+        if (me < group.top_k) call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
       }
-      if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
-      if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
-        send_row(call, t, row, slot);
-      else
-        send_float8_row(call, t, row, slot);
-      if (me < group.top_k) call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
-      row_barrier(row_threads);
-      send_ready(call, t, epoch, slot);
-      token += static_cast<std::int32_t>(gridDim.x);
+      token += blocks;
+      if (token >= call.tokens) break;
       t = load_token(call, token, me < 32);
+      __syncthreads();
+      number_rows(call, token, t.lane, numbers);
+      __syncthreads();
     }
   }
-  end_kernel<false>(group, Kernel::slots_send, [&] {
+  end_kernel(group, Kernel::slots_send, false, [&] {
     if (lane_id() != 0) return;
     group.memory->slots_sent = epoch;
     call.handle.header->epoch = epoch;
@@ -273,7 +398,7 @@ void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream
   const auto units = (static_cast<std::uint32_t>(call.sizes.hidden) + kUnit - 1) / kUnit;
   const std::uint32_t threads = std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
   const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
-  const std::int32_t blocks = std::max(1, std::min(call.tokens, most));
+  const std::int32_t blocks = std::min(call.tokens + 1, most);
   launch(dispatch_send_impl, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine, stream);
 }
 

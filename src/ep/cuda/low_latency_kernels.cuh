@@ -3,11 +3,20 @@
 //   dispatch: slots_send | slots_receive      combine: answers_send | answers_receive
 //
 // Signals. A slot has a header that its source writes for every token and every member as soon as it knows the token's
-// experts, so that receivers find the place of every row while the rows are on their way. Its packets carry the epoch
-// and are written whole, so that nothing needs to be ordered behind them. A ready word lies behind the row; a notice
-// word (SlotNotice) says how many tokens there are. An answer has a flag word, and a member says at the start of a
-// combine how it answers (AnswerNotice). Halves of slots and answers are granted by the signals slots_read and
-// answers_read. All words carry the epoch, whose low bit chooses the half.
+// experts: for each the number of the row among those of the source. Beside the headers a source sends how many rows it
+// has for each expert, so that a receiver finds the place of every row by itself while the rows are on their way.
+// Packets and words carry the epoch and are written whole, so that nothing needs to be ordered behind them. A notice
+// word says how many tokens there are (SlotNotice), another at the start of a combine how its member answers
+// (AnswerNotice). The low bit of the epoch chooses the half.
+//
+// Rows tell of themselves: a word that is not kUnwritten has come. No flag, no fence and no barrier stands between the
+// stores of a row and who waits for it, and its beginning can be used while its end is on the way. Who has taken a word
+// puts kUnwritten back, which is what the grant of the half says. Two kinds of rows have a flag behind them instead
+// (slot_ready, answer_flags): LogFMT-10, whose bits may be anything, and those of groups that leave failed members out,
+// because nobody would take what such a member sends. A send whose receive is deferred raises flags too, for `ready`.
+//
+// Halves of slots and answers are granted by the signals slots_read and answers_read. A receive that lies directly
+// behind its send does not raise them: the next send does, when it begins, so that they cost the receive no fence.
 //
 // Epochs live in device memory: every kernel reads its own at the start, and its last block advances it.
 #pragma once
@@ -40,19 +49,33 @@ struct SlotNotice {
   }
 };
 
-/// Sixteen bytes of a slot's header.
+/// Sixteen bytes of a slot's header, about two top-k lanes.
 struct SlotPacket {
-  std::uint64_t low;   ///< epoch (its low 32 bits), 16 bits of 1 + place or 0, one local expert
-  std::uint64_t high;  ///< four local experts; 0xffff: elsewhere or none
+  std::uint64_t low;   ///< epoch (its low 32 bits), the local experts (16 bits each; 0xffff: elsewhere or none)
+  std::uint64_t high;  ///< the numbers of the rows (24 bits each); between them 8 bits of 1 + place, or 0
 
-  SHOAL_HOST_DEVICE constexpr std::uint32_t place() const { return static_cast<std::uint32_t>(low >> 32 & 0xffffu); }
-  /// The local expert of the i-th of five lanes; -1: elsewhere or none.
+  SHOAL_HOST_DEVICE static constexpr SlotPacket of(std::uint64_t epoch, std::uint32_t place,
+                                                   const std::int32_t (&expert)[2], const std::uint32_t (&number)[2]) {
+    return {(epoch & 0xffff'ffffu) | std::uint64_t{static_cast<std::uint16_t>(expert[0])} << 32 |
+                std::uint64_t{static_cast<std::uint16_t>(expert[1])} << 48,
+            number[0] | std::uint64_t{place} << 24 | std::uint64_t{number[1]} << 32};
+  }
+  /// 1 + the member's place among those that answer the token; 0: it has none of its experts.
+  SHOAL_HOST_DEVICE constexpr std::uint32_t place() const { return static_cast<std::uint32_t>(high >> 24 & 0xffu); }
   SHOAL_HOST_DEVICE constexpr std::int32_t expert(std::uint32_t i) const {
-    return static_cast<std::int16_t>(i == 0 ? low >> 48 : high >> (16 * (i - 1)));
+    return static_cast<std::int16_t>(low >> (32 + 16 * i));
+  }
+  /// Among the rows of the source for that expert.
+  SHOAL_HOST_DEVICE constexpr std::uint32_t number(std::uint32_t i) const {
+    return static_cast<std::uint32_t>(high >> (32 * i) & 0xff'ffffu);
   }
 };
+static_assert(detail::kLanesPerPacket == 2);
 
 using detail::AnswerForm;  // members must agree on it
+
+/// What a word of a row holds before it comes. Two bfloat16 NaNs with these bits travel as others (low_latency_device).
+inline constexpr std::uint32_t kUnwritten = 0xffff'ffffu;
 
 /// Epoch (low 32 bits), and what members must agree on: form, reduction, which dispatch is answered (24 bits of its
 /// epoch), and whether weights travelled with that. It is the flag of an answer, and the notice that a member sends at
@@ -70,23 +93,23 @@ struct AnswerNotice {
   }
 };
 
-/// One token of one source that has an expert on this member.
+/// One token of one source.
 struct alignas(16) HandlePair {
   std::int32_t source, token;
   std::int32_t place;   ///< of this member among those that answer the token
-  std::uint32_t lanes;  ///< top-k lanes whose experts are here, a bit each
+  std::uint32_t lanes;  ///< top-k lanes whose experts are here, a bit each; 0: the token has none here
 };
 
 struct HandleHeader {
   std::uint64_t epoch;   ///< of the dispatch
   std::uint64_t serial;  ///< of the call: written behind epoch, when its send is complete
-  std::int32_t pairs;
+  std::int32_t pairs;    ///< of those that have been sent
 };
 
 /// The arrays of a handle in device memory.
 struct HandleView {
   HandleHeader* header;
-  HandlePair* pairs;   ///< [ranks * tokens], those of one token of all sources together
+  HandlePair* pairs;   ///< [tokens][ranks]: of one token all sources together, from the one behind this member on
   std::int32_t* rows;  ///< [ranks][tokens][top_k]: index of the row among those of all local experts; where the pair
                        ///< has the lane
   float* weights;      ///< [ranks][tokens][top_k]: likewise; where weights travel with the dispatch
@@ -100,6 +123,23 @@ struct PendingHeader {
 struct PendingView {
   PendingHeader* header;
   float* weights;  ///< [tokens][top_k], copied: the caller's may go before receive
+};
+
+/// Division of numbers below 2^31 by one that the host knows: a multiplication (Granlund and Montgomery, 1994).
+struct Divisor {
+  std::uint32_t divisor = 1, multiplier = 1, shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(std::uint32_t by) : divisor(by) {
+    while ((std::uint64_t{1} << shift) < by) ++shift;
+    multiplier = static_cast<std::uint32_t>((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - by) / by + 1);
+  }
+#ifdef __CUDACC__
+  __device__ std::uint32_t quotient(std::uint32_t number) const {
+    return (__umulhi(number, multiplier) + number) >> shift;
+  }
+  __device__ std::uint32_t remainder(std::uint32_t number) const { return number - quotient(number) * divisor; }
+#endif
 };
 
 /// What every kernel needs to know of the group's sizes.
@@ -116,6 +156,7 @@ struct SlotsSend {
   const float* weights;  ///< or nullptr
   std::int32_t tokens;
   std::uint32_t quantize;
+  std::uint32_t flags;  ///< a ready word behind every row
   HandleView handle;
   std::uint64_t serial;
 };
@@ -133,8 +174,10 @@ struct SlotsReceive {
   std::int64_t* wait_ns;        ///< or nullptr
   std::uint64_t* longest_wait;  ///< [ranks], 0 between launches
   HandleView handle;
-  std::int32_t splits;    ///< blocks that share the rows of an expert
-  std::uint32_t chained;  ///< the kernel follows its send directly, and need not wait for its end to begin
+  Divisor by_tokens, by_slots;  ///< max_tokens, and that of all sources; set with the launch, as is what follows
+  std::uint32_t pieces;         ///< of a row, that warps copy
+  std::uint32_t grants;         ///< the kernel does not follow its send, and grants what it has read
+  std::uint32_t chained;        ///< the kernel follows its send directly, and need not wait for its end to begin
 };
 
 struct AnswersSend {
@@ -146,6 +189,7 @@ struct AnswersSend {
   std::int32_t tokens;
   AnswerForm form;
   std::uint32_t exact, weights_travelled;
+  std::uint32_t flags;  ///< a flag behind every answer
   HandleView handle;
   PendingView pending;
   std::uint64_t serial;
@@ -162,7 +206,7 @@ struct AnswersReceive {
   std::uint64_t* longest_wait;
   HandleView handle;
   PendingView pending;
-  std::uint32_t chained;  ///< as in SlotsReceive
+  std::uint32_t grants, chained;  ///< as in SlotsReceive
 };
 
 /// Asks whether a receive would wait; the answer is `sequence * 2 + (yes ? 1 : 0)` in host memory.
