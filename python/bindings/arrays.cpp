@@ -201,6 +201,24 @@ Input optional_input(nb::handle array, const char* what) {
   return array.is_none() ? Input{} : input(array, what);
 }
 
+bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dtype,
+                std::initializer_list<std::int64_t> shape) {
+  if (from.ndim != static_cast<std::int32_t>(shape.size()) || from.dtype != to_dlpack(dtype)) return false;
+  view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
+  view.dtype = dtype;
+  view.rank = from.ndim;
+  for (int i = 0; i < view.rank; ++i) {
+    view.shape[i] = from.shape[i];
+    if (shape.begin()[i] >= 0 && view.shape[i] != shape.begin()[i]) return false;
+  }
+  make_contiguous(view);
+  for (int i = 0; from.strides != nullptr && view.size() != 0 && i < view.rank; ++i)
+    if (view.shape[i] != 1 && from.strides[i] != view.strides[i]) return false;
+  const bool cuda = from.device.device_type == nb::device::cuda::value;
+  view.device = {cuda ? DeviceKind::cuda : DeviceKind::host, cuda ? from.device.device_id : 0};
+  return true;
+}
+
 nb::object output(Tensor tensor, std::uintptr_t stream) {
   return tensor.defined() ? nb::cast(Array{std::move(tensor), stream}) : nb::none();
 }

@@ -8,6 +8,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
@@ -47,6 +48,11 @@ Input input(nb::handle array, const char* what, const std::optional<std::string>
 Input writable_input(nb::handle array, const char* what);
 /// As input; an undefined view for None.
 Input optional_input(nb::handle array, const char* what);
+
+/// Whether an array is contiguous, of this element type and this shape (-1: any extent); then `view` is set. Its device
+/// is taken for one of Shoal's. For arrays whose faults are explained elsewhere.
+bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dtype,
+                std::initializer_list<std::int64_t> shape);
 
 /// The arrays of one call, kept until it is done.
 class Inputs {

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <string>
 
 #include "arrays.hpp"
 #include "shoal/ep/group.hpp"
@@ -47,8 +48,12 @@ ep::Launch launch_from(const nb::kwargs& options);
 /// behind what made its arguments. Nothing where that is not known (then it is the group's own) or on the host.
 void follow(ep::Launch& launch, const Group& group, const Input& main);
 
+/// "none" and so on. Throws Error{invalid_argument} with the names that exist.
+ep::Quantize quantize_from(const std::string& name);
+
 void bind_group(nb::module_& module);
 void bind_normal(nb::module_& module, nb::class_<Group>& group);
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group);
+void bind_hooked(nb::module_& module);
 
 }  // namespace shoal::python

@@ -323,6 +323,7 @@ void bind_group(nb::module_& module) {
           "Waits until the group's work on the GPU is done; raises what went wrong there. Nothing on the host."_doc);
   bind_normal(module, group);
   bind_low_latency(module, group);
+  bind_hooked(module);
 
   module.def("size_hint", &size_hint, nb::arg("ranks"), nb::arg("options"),
              nb::sig("def size_hint(ranks: int, *, heap: str = 'host', **options: typing.Any) -> dict[str, int]"),

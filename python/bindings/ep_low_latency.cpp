@@ -38,17 +38,10 @@ struct Phase {
   nb::object out;
   void* stream = nullptr;
 };
-using PendingDispatch = Phase<ep::PendingDispatch>;
+struct PendingDispatch : Phase<ep::PendingDispatch> {
+  ep::LowLatencyHandle handle;  ///< once it is received
+};
 using PendingCombine = Phase<ep::PendingCombine>;
-
-ep::Quantize quantize_from(const std::string& name) {
-  if (name == "fp8") return ep::Quantize::fp8;
-  if (name == "none") return ep::Quantize::none;
-  if (name == "fp8_power_of_two") return ep::Quantize::fp8_power_of_two;
-  require(name == "fp8_ue8m0", Code::invalid_argument,
-          "quantize \"{}\"; allowed: \"none\", \"fp8\", \"fp8_power_of_two\", \"fp8_ue8m0\"", name);
-  return ep::Quantize::fp8_ue8m0;
-}
 
 ep::Reduction reduction_from(const std::string& name) {
   if (name == "automatic") return ep::Reduction::automatic;
@@ -59,7 +52,7 @@ ep::Reduction reduction_from(const std::string& name) {
 }
 
 PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle topk_idx, const nb::kwargs& given) {
-  PendingDispatch phase{{}, nb::borrow(self), {}, {}, nullptr};
+  PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
   ep::LowLatencyDispatchOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
@@ -129,6 +122,9 @@ Received receive_dispatch(PendingDispatch& phase) {
     nb::gil_scoped_release released;
     result = phase.pending.receive();
   }
+  phase.handle = result.handle;
+  phase.pending = {};
+  phase.arrays = {};
   return {std::move(result), phase.group, phase.stream};
 }
 
@@ -152,6 +148,15 @@ nb::object next_buffer(Group& self) {
 }
 
 }  // namespace
+
+ep::Quantize quantize_from(const std::string& name) {
+  if (name == "fp8") return ep::Quantize::fp8;
+  if (name == "none") return ep::Quantize::none;
+  if (name == "fp8_power_of_two") return ep::Quantize::fp8_power_of_two;
+  require(name == "fp8_ue8m0", Code::invalid_argument,
+          "quantize \"{}\"; allowed: \"none\", \"fp8\", \"fp8_power_of_two\", \"fp8_ue8m0\"", name);
+  return ep::Quantize::fp8_ue8m0;
+}
 
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
   const nb::class_<ep::LowLatencyHandle> handle(module, "LowLatencyHandle",
@@ -178,6 +183,10 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
       .def(
           "ready", [](const PendingDispatch& self) { return self.pending.ready(); },
           nb::call_guard<nb::gil_scoped_release>(), "Whether receive would not wait."_doc)
+      .def_prop_ro(
+          "handle",
+          [](const PendingDispatch& self) { return self.handle.valid() ? nb::cast(self.handle) : nb::none(); },
+          nb::sig("def handle(self) -> LowLatencyHandle | None"), "For the combine; None before receive."_doc)
       .def("receive", &receive_dispatch, "Waits for the rows of all members; once."_doc);
   nb::class_<PendingCombine>(module, "PendingCombine", "A low-latency combine that is sent."_doc)
       .def(

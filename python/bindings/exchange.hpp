@@ -10,6 +10,18 @@
 
 namespace shoal::python {
 
+/// Functions of the table of one type of arrays; either may be null. They return 0, or else have set a Python error.
+struct Exchange {
+  int (*view)(void* object, nanobind::dlpack::dltensor* view) = nullptr;
+  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream) = nullptr;
+};
+
+/// Those of a type, looked up once.
+Exchange exchange_of(PyTypeObject* type);
+
+/// How the legacy default stream is written where 0 stands for no stream.
+inline constexpr std::uintptr_t kLegacyStream = 1;
+
 /// The view of an array whose type has the table; valid while the array lives and is not reshaped. nullopt for others.
 /// Throws python_error where the array refuses.
 std::optional<nanobind::dlpack::dltensor> exchange_view(nanobind::handle array);

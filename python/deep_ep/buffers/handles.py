@@ -104,9 +104,13 @@ def _between_nodes(
 class LowLatencyHandle(tuple):
     """``(src_info, layout_range, max tokens per rank, hidden, experts)`` of a low-latency dispatch.
 
-    Attributes: ``group``, the LowLatencyGroup, and ``shoal``, Shoal's handle, which is there once the rows are received
-    (None until the hook has run).
+    Attributes: ``group``, the LowLatencyGroup, ``sent``, what Shoal returned for the dispatch, and ``shoal``, Shoal's
+    handle, which is there once the rows are received (None until the hook has run).
     """
 
     group: Any = None
-    shoal: Any = None
+    sent: Any = None
+
+    @property
+    def shoal(self) -> Any:
+        return None if self.sent is None else self.sent.handle

@@ -19,7 +19,7 @@ from .handles import NormalHandle
 from .layout import count_tokens, ranks_as_experts
 from .low_latency import LowLatencyPool
 from .low_latency_calls import LowLatencyCalls
-from .runtime import Operation, Runtime
+from .runtime import Operation, Runtime, empty_strided
 
 _EXCHANGE_BYTES = 512
 
@@ -75,7 +75,8 @@ class Buffer(LowLatencyCalls):
         self.runtime = Runtime(group, comm, num_nvl_bytes + num_rdma_bytes)
         self.rank, self.group_size = self.runtime.rank, self.runtime.num_ranks
         self._low_latency = LowLatencyPool(self.runtime.team, self.runtime.device, enable_shrink)
-        self._checked = set()
+        self._checked, self._hooked = set(), {}
+        self._empty = empty_strided(self.runtime.device)
         self._local: dict[bool, torch.Tensor] = {}
 
     def __del__(self) -> None:
@@ -90,6 +91,7 @@ class Buffer(LowLatencyCalls):
         if self.runtime is not None:
             self.runtime.close()
             self.runtime = None
+            self._hooked.clear()
 
     # --- statics ------------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,18 @@ from typing import Any, NamedTuple
 import torch
 
 import shoal.ep
+from shoal._core.ep import HookedCalls
 
 from ..utils.semantic import native_fail
 from .groups import GroupShape, detached, to_torch
 from .handles import LowLatencyHandle
 
-_KINDS = ("none", "fp8", "fp8_ue8m0")  # "fp8_power_of_two" has the arrays of "fp8"
+_KINDS = ("none", "fp8", "fp8_ue8m0")
+
+
+def _kind(quantize: str) -> str:
+    """Which arrays rows of a form come into."""
+    return "fp8" if quantize == "fp8_power_of_two" else quantize
 
 
 class Slot(NamedTuple):
@@ -29,6 +35,11 @@ class Slot(NamedTuple):
     def of(cls, received: Any) -> Slot:
         return cls(*(to_torch(getattr(received, name)) for name in cls._fields))
 
+    @property
+    def rows(self) -> Any:
+        """As callers get them: the scales with the rows, where there are any."""
+        return self.x if self.scales is None else (self.x, self.scales)
+
 
 class LowLatencyGroup:
     """A shoal.ep.Group in low-latency mode whose results are known before they are received.
@@ -43,28 +54,40 @@ class LowLatencyGroup:
         # [local experts, ranks * max tokens, hidden]
         self.result_shape = (shape.experts // self.ranks, self.ranks * max_tokens, shape.hidden)
         self.combine_buffer: torch.Tensor | None = None
-        self._sent = 0
+        self.sent = 0  # dispatches
         x = torch.empty((0, shape.hidden), dtype=torch.bfloat16, device=device)
         topk_idx = torch.empty((0, shape.top_k), dtype=torch.int64, device=device)
-        self._slots: dict[str, list[Slot]] = {}
+        self.slots: dict[str, list[Slot]] = {}
         for kind in _KINDS:
-            self._slots[kind] = [self._receive_empty(x, topk_idx, kind) for _ in range(2)]
+            self.slots[kind] = [self._receive_empty(x, topk_idx, kind) for _ in range(2)]
+        self._hooked_calls: dict[str, HookedCalls] = {}
+        self.hooked_combine = self.hooked_calls("none").combine  # which does not depend on the form
+        self.sums_strides = (shape.hidden, 1)
+
+    def hooked_calls(self, quantize: str) -> HookedCalls:
+        """What takes calls with hooks the short way."""
+        calls = self._hooked_calls.get(quantize)
+        if calls is None:
+            slots = self.slots[_kind(quantize)]
+            calls = self._hooked_calls[quantize] = HookedCalls(self.group, quantize, slots[0].x, slots[1].x)
+        return calls
+
+    def entries(self, slot: Slot) -> tuple[Any, ...]:
+        """What the handle of a dispatch contains whose rows come into this slot."""
+        return (slot.source_token, slot.layout, self.max_tokens, self.shape.hidden, self.shape.experts)
 
     def dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, quantize: str, options: dict[str, Any]
     ) -> tuple[Slot, LowLatencyHandle, Callable[[], None]]:
         """Sends; returns where the rows will be, the handle, and what waits for them."""
         pending = self.group.low_latency_dispatch(detached(x), topk_idx, quantize=quantize, **options)
-        slot = self._slots["fp8" if quantize == "fp8_power_of_two" else quantize][self._sent & 1]
-        self._sent += 1
-        handle = LowLatencyHandle(
-            (slot.source_token, slot.layout, self.max_tokens, self.shape.hidden, self.shape.experts)
-        )
-        handle.group = self
+        slot = self.slots[_kind(quantize)][self.sent & 1]
+        self.sent += 1
+        handle = LowLatencyHandle(self.entries(slot))
+        handle.group, handle.sent = self, pending
 
         def receive() -> None:
             received = pending.receive()
-            handle.shoal = received.handle
             if received.x.data_ptr != slot.x.data_ptr():
                 native_fail("low_latency_dispatch: shoal has put a result where none of the two before it was")
 
@@ -92,8 +115,22 @@ class LowLatencyGroup:
         return self.combine_buffer
 
     def _receive_empty(self, x: torch.Tensor, topk_idx: torch.Tensor, kind: str) -> Slot:
-        self._sent += 1
+        self.sent += 1
         return Slot.of(self.group.low_latency_dispatch(x, topk_idx, quantize=kind).receive())
+
+
+class HookedPath:
+    """The short way of dispatches in one form whose receive is a hook: what Shoal takes, and what callers get, by turns.
+
+    Attributes: group; calls (shoal's HookedCalls); results (two of rows, counts and what a handle contains).
+    """
+
+    __slots__ = ("group", "calls", "results")
+
+    def __init__(self, group: LowLatencyGroup, quantize: str):
+        self.group = group
+        self.calls = group.hooked_calls(quantize)
+        self.results = [(slot.rows, slot.counts, group.entries(slot)) for slot in group.slots[_kind(quantize)]]
 
 
 class LowLatencyPool:

@@ -51,6 +51,10 @@ BlockPool::BlockPool(std::size_t bytes, std::shared_ptr<Resources> resources)
     : bytes_(bytes), blocks_(std::make_shared<Blocks>(std::move(resources))) {}
 
 void BlockPool::reserve(std::size_t blocks) {
+  {
+    const std::lock_guard lock(blocks_->mutex);
+    if (blocks_->free.size() >= blocks) return;  // nearly always: calls ask for this
+  }
   std::vector<std::shared_ptr<void>> taken;
   for (std::size_t i = 0; i < blocks; ++i) taken.push_back(take());
 }
@@ -235,7 +239,8 @@ void CudaGroup::open() {
 cudaStream_t CudaGroup::begin(const Launch& launch) {
   state.world->cuda()->activate();
   cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
-  if (!capturing(on)) {
+  begun_ = {on, capturing(on)};
+  if (!begun_.captured) {
     if (on != last_stream) {
       if (last_stream == stream) check(cudaEventRecord(between_, stream), "order of an ep::Group's calls");
       check(cudaStreamWaitEvent(on, between_, 0), "order of an ep::Group's calls");
@@ -250,7 +255,8 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
 void CudaGroup::end(const Launch& launch, cudaStream_t on) {
   check(cudaGetLastError(), "launch of a kernel");
   if (launch.done != nullptr) check(cudaEventRecord(static_cast<cudaEvent_t>(launch.done), on), "Launch.done");
-  if (on != stream && !capturing(on)) check(cudaEventRecord(between_, on), "order of an ep::Group's calls");
+  const bool captured = on == begun_.on ? begun_.captured : capturing(on);
+  if (on != stream && !captured) check(cudaEventRecord(between_, on), "order of an ep::Group's calls");
 }
 
 bool CudaGroup::capturing(cudaStream_t on) const {

@@ -109,6 +109,10 @@ struct CudaGroup {
 
  private:
   cudaEvent_t between_ = nullptr;  // recorded behind each call on a stream of the caller
+  struct {
+    cudaStream_t on = nullptr;
+    bool captured = false;
+  } begun_;  // the call that began last: the driver is asked once for whether its stream is captured
 };
 
 }  // namespace shoal::ep::cuda

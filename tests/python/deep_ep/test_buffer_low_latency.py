@@ -251,20 +251,135 @@ def check_async_finish(_):
     assert hook is None and close(sums, weighted(x, topk_idx, weights))
 
 
+def check_hooks_by_both_ways(_):
+    """Calls with hooks have a short way for plain tensors, and a general one for all others: the results are the same."""
+    buffer = the_buffer()
+    x, topk_idx, weights = make_inputs(11)
+    want = expected_rows(x, topk_idx)
+    ways = set()
+    for turn, (rows, gates) in enumerate(
+        (
+            (x, weights),
+            (x, weights),
+            (torch.nn.Parameter(x), weights),  # a subclass of Tensor
+            (x, torch.nn.Parameter(weights)),
+            (x.clone().requires_grad_(), weights.clone().requires_grad_()),
+        )
+    ):
+        stats, waits = torch.full((E // 4,), turn, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+        recv, count, handle, event, hook = buffer.low_latency_dispatch(
+            rows, topk_idx, N, E, stats, waits, use_fp8=False, return_recv_hook=True
+        )
+        ways.add(type(hook))
+        with pytest.raises(RuntimeError, match="hook"):
+            buffer.low_latency_combine(recv, topk_idx, gates, handle, return_recv_hook=True)
+        assert hook() is None and event.event is None
+        verify_received(recv, count, handle, want, as_received)
+        assert torch.equal(stats, turn + count) and waits.sum() > 0
+        with pytest.raises(RuntimeError, match="has been received"):
+            hook()
+        waits.zero_()
+        out = torch.full_like(x, 7) if turn % 2 else None
+        sums, event, hook = buffer.low_latency_combine(
+            recv, topk_idx, gates, handle, return_recv_hook=True, out=out, combine_wait_recv_cost_stats=waits
+        )
+        ways.add(type(hook))
+        hook()
+        assert event.event is None and not sums.requires_grad and (out is None or sums is out) and waits.sum() > 0
+        assert sums.shape == x.shape and sums.dtype == torch.bfloat16 and sums.is_contiguous()
+        assert close(sums, weighted(x, topk_idx, weights))
+        with pytest.raises(RuntimeError, match="has been received"):
+            hook()
+    assert len(ways) == 4  # two of each call
+
+
+def check_hooks_and_none_in_turn(_):
+    """A handle serves a combine with a hook or without, however its dispatch was made; results are of the caller."""
+    buffer = the_buffer()
+    kept = []
+    for seed, (with_hook, then) in enumerate(((True, False), (False, True), (True, True), (False, False), (True, True))):
+        x, topk_idx, weights = make_inputs(30 + seed)
+        recv, count, handle, _, hook = buffer.low_latency_dispatch(
+            x, topk_idx, N, E, use_fp8=False, return_recv_hook=with_hook
+        )
+        assert (hook is not None) == with_hook
+        if hook is not None:
+            hook()
+        verify_received(recv, count, handle, expected_rows(x, topk_idx), as_received)
+        sums, _, hook = buffer.low_latency_combine(
+            recv, topk_idx, weights, handle, use_logfmt=seed == 2, return_recv_hook=then
+        )
+        assert (hook is not None) == then
+        if hook is not None:
+            hook()
+        kept.append((sums, weighted(x, topk_idx, weights), seed == 2))
+    for sums, want, coarse in kept:
+        assert close(sums, want) or coarse and calc_diff(sums, want) < 1e-3
+
+
+def check_zero_copy_with_hooks(_):
+    """A combine of the short way takes the buffer back that the next one would have read, as every combine does."""
+    buffer = the_buffer()
+    x, topk_idx, weights = make_inputs(12)
+    for turn in range(4):
+        recv, _, handle, _, hook = buffer.low_latency_dispatch(
+            x, topk_idx, N, E, use_fp8=False, return_recv_hook=True
+        )
+        hook()
+        target = buffer.get_next_low_latency_combine_buffer(handle)
+        target[:] = recv
+        sums, _, hook = buffer.low_latency_combine(
+            recv, topk_idx, weights, handle, zero_copy=turn % 2 == 0, return_recv_hook=True
+        )
+        hook()
+        assert close(sums, weighted(x, topk_idx, weights))
+        with pytest.raises(RuntimeError, match="get_next"):
+            buffer.low_latency_combine(recv, topk_idx, weights, handle, zero_copy=True, return_recv_hook=True)
+
+
 def check_argument_errors(_):
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(9, tokens=6)
-    recv, _, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
+    for hooks in (False, True):  # with hooks there is a short way, open after one call of each form
+        for use_fp8 in (True, False, False):
+            recv, _, handle, _, hook = buffer.low_latency_dispatch(
+                x, topk_idx, N, E, use_fp8=use_fp8, return_recv_hook=hooks
+            )
+            if hooks:
+                hook()
+        verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle)
+        sums, _, hook = buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=hooks)
+        if hooks:
+            hook()
+        assert close(sums, weighted(x, topk_idx, weights))
+    buffer.destroy()
+    with pytest.raises(RuntimeError, match="has been destroyed"):
+        buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False, return_recv_hook=True)
+    with pytest.raises(RuntimeError, match="has been destroyed"):
+        buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=True)
 
+
+def verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle):
     def fails(match, call, *args, **kwargs):
         with pytest.raises(RuntimeError, match=match):
             call(*args, **kwargs)
 
-    dispatch, combine = buffer.low_latency_dispatch, buffer.low_latency_combine
+    def dispatch(*args, **kwargs):
+        buffer.low_latency_dispatch(*args, **{"return_recv_hook": hooks, **kwargs})
+
+    def combine(*args, **kwargs):
+        buffer.low_latency_combine(*args, **{"return_recv_hook": hooks, **kwargs})
+
     fails("x is float32", dispatch, x.float(), topk_idx, N, E)
+    fails("x is list", dispatch, [1.0], topk_idx, N, E)
+    fails("not contiguous", dispatch, x.t().contiguous().t(), topk_idx, N, E)
     fails("topk_idx is int32", dispatch, x, topk_idx.int(), N, E)
     fails("topk_idx is", dispatch, x, topk_idx[:3], N, E)
+    fails("topk_idx is .*not contiguous", dispatch, x, topk_idx.t().contiguous().t(), N, E)
+    fails("topk_idx is NoneType", dispatch, x, None, N, E)
     fails("at most num_max", dispatch, x, topk_idx, 4, E)
+    many = make_inputs(9, tokens=N + 1)
+    fails("at most num_max", dispatch, *many[:2], N, E, use_fp8=False)
     fails("num_experts", dispatch, x, topk_idx, N, 7)
     fails("hidden", dispatch, x[:, :120].contiguous(), topk_idx, N, E)
     fails("num_rdma_bytes", dispatch, x, topk_idx, 100 * N, E)
@@ -273,18 +388,29 @@ def check_argument_errors(_):
     fails("recv_stats", dispatch, x, topk_idx, N, E, torch.zeros(1, dtype=torch.int32))
     fails("cost_stats", dispatch, x, topk_idx, N, E, None, torch.zeros(4, 4, dtype=torch.int64))
     fails("x is", combine, recv[:, :-1], topk_idx, weights, handle)
+    fails("x is float32", combine, recv.float(), topk_idx, weights, handle)
     fails("topk_weights", combine, recv, topk_idx, weights.double(), handle)
+    fails("topk_weights", combine, recv, topk_idx, weights[:-1], handle)
     fails("topk_idx is", combine, recv, topk_idx[:, :1].contiguous(), weights, handle)
+    fails("weights", combine, recv, topk_idx[:-1], weights[:-1], handle)
     fails("handle", combine, recv, topk_idx, weights, tuple(handle))
     fails("exclude each other", combine, recv, topk_idx, weights, handle, use_logfmt=True, zero_copy=True)
+    fails("exclude each other", combine, recv, topk_idx, weights, handle, async_finish=True, return_recv_hook=True)
     fails("get_next", combine, recv, topk_idx, weights, handle, zero_copy=True)
     fails("out is", combine, recv, topk_idx, weights, handle, out=x.float())
+    fails("out is", combine, recv, topk_idx, weights, handle, out=x[:-1].clone())
+    fails(
+        "cost_stats",
+        combine,
+        recv,
+        topk_idx,
+        weights,
+        handle,
+        combine_wait_recv_cost_stats=torch.zeros(4, dtype=torch.int32),
+    )
     fails("differs", combine, recv, topk_idx.flip(1).contiguous(), weights, handle)
     fails("rank 9", buffer.low_latency_update_mask_buffer, 9, True)
     fails("mask_status", buffer.low_latency_query_mask_buffer, torch.zeros(4))
-    sums, *_ = combine(recv, topk_idx, weights, handle)
-    assert close(sums, weighted(x, topk_idx, weights))
-    the_buffer().destroy()
 
 
 CHECKS = names_of_checks(globals())

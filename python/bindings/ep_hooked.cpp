@@ -1,0 +1,216 @@
+// ep_hooked.cpp: low-latency calls whose receive is a hook, for callers that know where results lie: the short way of
+// the package deep_ep.
+//
+// Such a call costs its user host time twice a layer, so nothing is made here that only errors need: arguments are
+// compared with what they have to be, and where one is anything else the call says so (None) and has done nothing. The
+// caller then goes the general way (ep_low_latency.cpp), which takes more kinds of arrays and explains errors.
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <initializer_list>
+#include <stdexcept>
+
+#include "docs.hpp"
+#include "ep.hpp"
+#include "exchange.hpp"
+
+namespace shoal::python {
+namespace {
+
+/// What a phase reads and writes, kept until its receive is done, or queued on a GPU.
+using Kept = std::array<nb::object, 6>;
+
+/// A dispatch that is sent. Calling it receives.
+struct HookedDispatch {
+  ep::PendingDispatch pending;
+  Kept kept;
+  const void* place;  ///< of the rows
+  std::int64_t tokens;
+  ep::LowLatencyHandle handle;  ///< once it is received
+
+  void receive() {
+    ep::LowLatencyReceived result;
+    {
+      nb::gil_scoped_release released;
+      result = pending.receive();
+    }
+    handle = result.handle;
+    pending = {};
+    kept = {};
+    if (result.x.data != place)
+      throw std::runtime_error(
+          "Assertion exception (deep_ep): low_latency_dispatch: shoal has put a result where none of the two before it "
+          "was");
+  }
+};
+
+/// A combine that is sent. Calling it receives.
+struct HookedCombine {
+  ep::PendingCombine pending;
+  Kept kept;
+
+  void receive() {
+    {
+      nb::gil_scoped_release released;
+      (void)pending.receive();
+    }
+    pending = {};
+    kept = {};
+  }
+};
+
+/// The calls of one group and one way to quantise.
+class HookedCalls {
+ public:
+  /// rows: the two tensors that results lie in, by turns; arguments are of their type and on their device.
+  HookedCalls(nb::handle_t<Group> group, ep::Quantize quantize, nb::handle rows, nb::handle other_rows)
+      : keeper_(nb::borrow(group)),
+        group_(nb::cast<Group&>(group).group),
+        on_gpu_(nb::cast<Group&>(group).on_gpu),
+        type_(nb::borrow(rows.type())),
+        exchange_(exchange_of(Py_TYPE(rows.ptr()))),
+        quantize_(quantize),
+        hidden_(group_.options().hidden),
+        top_k_(group_.options().top_k),
+        max_tokens_(group_.options().low_latency_max_tokens),
+        local_experts_(group_.local_experts()),
+        ranks_(group_.team().size()) {
+    if (exchange_.view == nullptr || (on_gpu_ && exchange_.current_stream == nullptr)) return;
+    for (const auto& [half, tensor] : {std::pair{0, rows}, std::pair{1, other_rows}}) {
+      nb::dlpack::dltensor view;
+      if (exchange_.view(tensor.ptr(), &view) != 0) throw nb::python_error();
+      places_[half] = static_cast<std::byte*>(view.data) + view.byte_offset;
+      home_ = view.device;
+    }
+    usable_ = true;
+  }
+
+  nb::object dispatch(nb::handle x, nb::handle topk_idx, unsigned half, nb::handle expert_counts,
+                      nb::handle wait_ns) const {
+    TensorView rows, indices;
+    ep::LowLatencyDispatchOptions options;
+    options.quantize = quantize_;
+    if (!usable_ || !take(rows, x, DataType::bfloat16, {kAny, hidden_}) || rows.shape[0] > max_tokens_ ||
+        !take(indices, topk_idx, DataType::int64, {rows.shape[0], top_k_}) ||
+        !take_optional(options.expert_counts, expert_counts, DataType::int32, {local_experts_}) ||
+        !take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) || !follow(options.launch))
+      return nb::none();
+    HookedDispatch sent{{},
+                        {keeper_, nb::borrow(x), nb::borrow(topk_idx), nb::borrow(expert_counts), nb::borrow(wait_ns)},
+                        places_[half & 1],
+                        rows.shape[0],
+                        {}};
+    {
+      nb::gil_scoped_release released;
+      sent.pending = group_.low_latency_dispatch(rows, indices, options);
+    }
+    return nb::cast(std::move(sent));
+  }
+
+  nb::object combine(nb::handle y, nb::handle topk_idx, nb::handle topk_weights, nb::handle sent, nb::handle out,
+                     nb::handle wait_ns, nb::handle log_fmt) const {
+    if (!usable_ || !PyBool_Check(log_fmt.ptr()) || !nb::isinstance<HookedDispatch>(sent)) return nb::none();
+    const auto& dispatch = nb::cast<const HookedDispatch&>(sent);
+    TensorView rows, indices, weights;
+    ep::LowLatencyCombineOptions options;
+    options.log_fmt = log_fmt.is(Py_True);
+    if (!dispatch.handle.valid() || !take(indices, topk_idx, DataType::int64, {dispatch.tokens, top_k_}) ||
+        !take(weights, topk_weights, DataType::float32, {dispatch.tokens, top_k_}) ||
+        !take(rows, y, DataType::bfloat16, {local_experts_, ranks_ * max_tokens_, hidden_}) ||
+        !take(options.out, out, DataType::bfloat16, {dispatch.tokens, hidden_}) ||
+        !take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) || !follow(options.launch))
+      return nb::none();
+    HookedCombine hook{
+        {},
+        {keeper_, nb::borrow(y), nb::borrow(topk_idx), nb::borrow(topk_weights), nb::borrow(out), nb::borrow(wait_ns)}};
+    {
+      nb::gil_scoped_release released;
+      hook.pending = group_.low_latency_combine(rows, indices, weights, dispatch.handle, options);
+    }
+    return nb::cast(std::move(hook));
+  }
+
+ private:
+  static constexpr std::int64_t kAny = -1;  // the extent of a dimension that may have any
+
+  /// Whether the array is just what it has to be, then also as a view.
+  bool take(TensorView& view, nb::handle array, DataType dtype, std::initializer_list<std::int64_t> shape) const {
+    if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(type_.ptr())) return false;
+    nb::dlpack::dltensor from;
+    if (exchange_.view(array.ptr(), &from) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    if (from.device.device_type != home_.device_type || from.device.device_id != home_.device_id) return false;
+    return plain_view(view, from, dtype, shape);
+  }
+  bool take_optional(TensorView& view, nb::handle array, DataType dtype,
+                     std::initializer_list<std::int64_t> shape) const {
+    return array.is_none() || take(view, array, dtype, shape);
+  }
+
+  /// Puts the call on the stream that the arrays' library queues its work on now.
+  bool follow(ep::Launch& launch) const {
+    if (!on_gpu_) return true;
+    void* stream = nullptr;
+    if (exchange_.current_stream(home_.device_type, home_.device_id, &stream) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    launch.stream = stream == nullptr ? reinterpret_cast<void*>(kLegacyStream) : stream;
+    return true;
+  }
+
+  nb::object keeper_;
+  ep::Group& group_;
+  bool on_gpu_;
+  nb::object type_;
+  Exchange exchange_;
+  ep::Quantize quantize_;
+  std::int64_t hidden_, top_k_, max_tokens_, local_experts_, ranks_;
+  nb::dlpack::device home_{};
+  std::array<const void*, 2> places_{};
+  bool usable_ = false;
+};
+
+}  // namespace
+
+void bind_hooked(nb::module_& module) {
+  nb::class_<HookedDispatch>(module, "HookedDispatch", "A dispatch of HookedCalls that is sent."_doc)
+      .def("__call__", &HookedDispatch::receive, "Receives; once."_doc)
+      .def_ro("tokens", &HookedDispatch::tokens, "Tokens of this member."_doc)
+      .def_prop_ro(
+          "handle", [](const HookedDispatch& self) { return self.handle.valid() ? nb::cast(self.handle) : nb::none(); },
+          nb::sig("def handle(self) -> LowLatencyHandle | None"),
+          "For Group.low_latency_combine; None before it is received."_doc);
+  nb::class_<HookedCombine>(module, "HookedCombine", "A combine of HookedCalls that is sent."_doc)
+      .def("__call__", &HookedCombine::receive, "Receives; once."_doc);
+  nb::class_<HookedCalls>(
+      module, "HookedCalls",
+      "Low-latency calls of one group for a caller that knows where their results lie, with as little "
+      "host time as there can be. A call returns None, and has done nothing, where an argument is "
+      "not a contiguous tensor of the type, device, dtype and shape that Group's call documents: "
+      "make that call then, which says why."_doc)
+      .def(
+          "__init__",
+          [](HookedCalls* self, nb::handle_t<Group> group, const std::string& quantize, nb::handle rows,
+             nb::handle other_rows) { new (self) HookedCalls(group, quantize_from(quantize), rows, other_rows); },
+          nb::arg("group"), nb::arg("quantize"), nb::arg("rows"), nb::arg("other_rows"),
+          nb::sig("def __init__(self, group: Group, quantize: str, rows: typing.Any, other_rows: typing.Any) -> None"),
+          "rows, other_rows: the two tensors that the rows of dispatches lie in, by turns."_doc)
+      .def(
+          "dispatch", &HookedCalls::dispatch, nb::arg("x").none(), nb::arg("topk_idx").none(), nb::arg("half"),
+          nb::arg("expert_counts").none(), nb::arg("wait_ns").none(),
+          nb::sig("def dispatch(self, x: typing.Any, topk_idx: typing.Any, half: int, expert_counts: typing.Any, "
+                  "wait_ns: typing.Any) -> HookedDispatch | None"),
+          "As Group.low_latency_dispatch, with topk_idx of int64 only. half: 1 where the rows come into other_rows, else 0."_doc)
+      .def("combine", &HookedCalls::combine, nb::arg("y").none(), nb::arg("topk_idx").none(),
+           nb::arg("topk_weights").none(), nb::arg("sent").none(), nb::arg("out").none(), nb::arg("wait_ns").none(),
+           nb::arg("log_fmt").none(),
+           nb::sig(
+               "def combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, sent: "
+               "HookedDispatch | None, out: typing.Any, wait_ns: typing.Any, log_fmt: bool) -> HookedCombine | None"),
+           "As Group.low_latency_combine. sent: the dispatch, received."_doc);
+}
+
+}  // namespace shoal::python
