@@ -60,8 +60,9 @@ struct Report {
   volatile std::uint32_t masked[kMaxDeviceRanks];  ///< low latency: members that timed out and are left out
 };
 
-/// Tickets and completions of the blocks of one kind of kernel.
-struct Counters {
+/// Tickets and completions of the blocks of one kind of kernel. On a line of its own: all blocks add to it at the same
+/// time, and what they read beside would have to wait.
+struct alignas(128) Counters {
   std::uint32_t ticket, done;
   std::uint32_t work;  ///< items handed out, see take_work
 };

@@ -81,8 +81,10 @@ class Collector {
     return reinterpret_cast<uint4*>(call_.out + static_cast<std::size_t>(token) * call_.sizes.hidden);
   }
 
+  __device__ void pass() { passed_ = pass_epoch(group_, Kernel::answers_receive, ordered()); }
+
   __device__ void end() const {
-    end_kernel(group_, Kernel::answers_receive, call_.grants != 0 || call_.wait_ns != nullptr, [&] {
+    end_kernel(group_, Kernel::answers_receive, ordered(), passed_, [&] {
       for (auto member = static_cast<std::int32_t>(lane_id()); member < group_.ranks; member += 32) {
         if (call_.grants != 0) grant_at_end(group_, answers_reading(group_), member, epoch_);
         if (call_.wait_ns == nullptr) continue;
@@ -119,6 +121,8 @@ class Collector {
   }
 
  private:
+  __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
+
   /// For the statistics: how long the last word of an answer takes. One warp measures.
   __device__ bool measure(std::int32_t member, std::uint32_t row) const {
     if (call_.wait_ns == nullptr || threadIdx.x >= 32) return true;
@@ -167,6 +171,7 @@ class Collector {
   const DeviceGroup& group_;
   const bool* const masked_;
   const std::uint64_t epoch_, expected_;
+  std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
 /// The sum over answers of weight * row. With levels, lanes are grouped by member and each group is rounded to bfloat16
@@ -365,8 +370,9 @@ __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads 
   for (auto member = static_cast<std::int32_t>(threadIdx.x); member < group.ranks;
        member += static_cast<std::int32_t>(blockDim.x))
     masked[member] = is_masked(group, member);
-  const Collector collector(call, masked);
+  Collector collector(call, masked);
   __syncthreads();
+  collector.pass();
   if (blockIdx.x == 0) collector.check_agreement();
   const auto blocks = static_cast<std::int32_t>(gridDim.x);
   for (auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks; token < call.tokens;

@@ -21,7 +21,7 @@ constexpr std::uint32_t kThreads = 256;
 static_assert(kThreads >= kMaxDeviceRanks);
 /// By the registers that they need.
 constexpr std::int32_t blocks_per_multiprocessor(AnswerForm form) {
-  return form == AnswerForm::log_fmt ? 1 : 3;
+  return form == AnswerForm::log_fmt ? 1 : 2;
 }
 constexpr std::uint32_t kAhead = 4;  // 16-byte chunks of a row that a thread has in flight
 
@@ -61,7 +61,9 @@ class Sender {
       usable = !aborted(group_);
     }
     if (call_.form != AnswerForm::sums) keep_weights();
-    return __syncthreads_and(usable) != 0;
+    usable = __syncthreads_and(usable) != 0;
+    passed_ = pass_epoch(group_, Kernel::answers_send, call_.flags != 0);
+    return usable;
   }
 
   /// All but the weights, which may have to be waited for.
@@ -87,7 +89,7 @@ class Sender {
   }
 
   __device__ void load_weights(Work& work) const {
-    if (call_.form != AnswerForm::sums || work.row == nullptr) return;
+    if (work.row == nullptr) return;
     work.weight = call_.weights_travelled != 0 ? call_.handle.weights[lane_of(work.pair)] : wait_weight(work);
   }
 
@@ -112,17 +114,21 @@ class Sender {
         __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(work.row), lane));
   }
 
-  __device__ void send_sum(const Work& work) const {
+  /// The weights are waited for when the first row is on its way.
+  __device__ void send_sum(Work& work) const {
     const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
+    bool weighted = false;
     auto* const out = reinterpret_cast<uint4*>(target(work, sum_slot(work)));
     for (std::uint32_t first = 0; first < chunks; first += kAhead * kThreads) {
       float sums[kAhead][8] = {};
       for (std::uint32_t left = work.lanes; left != 0; left &= left - 1) {
         const int lane = __ffs(left) - 1;
         const auto* const row = reinterpret_cast<const uint4*>(row_of(work, lane));
-        const float weight = __shfl_sync(kWarp, work.weight, lane);
         uint4 data[kAhead];
         load_chunks(data, row, first, chunks);
+        if (!weighted) load_weights(work);
+        weighted = true;
+        const float weight = __shfl_sync(kWarp, work.weight, lane);
 #pragma unroll
         for (std::uint32_t i = 0; i < kAhead; ++i) add(sums[i], data[i], weight);
       }
@@ -161,7 +167,7 @@ class Sender {
   }
 
   __device__ void end() const {
-    end_kernel(group_, Kernel::answers_send, false, [&] {
+    end_kernel(group_, Kernel::answers_send, call_.flags != 0, passed_, [&] {
       if (lane_id() != 0) return;
       group_.memory->answers_sent = epoch_;
       call_.pending.header->epoch = epoch_;
@@ -266,6 +272,7 @@ class Sender {
   const std::uint64_t epoch_, dispatch_epoch_;
   const std::int32_t pairs_;
   const std::uint32_t slots_;
+  std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
 /// Rows are put together in shared memory, because their parts have sizes that depend on the values, and leave it in
@@ -401,7 +408,6 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
   if (sender.enter()) {
     RowsDone done;
     for (; i < sender.pairs(); i += step) {
-      sender.load_weights(work);
       const Work next = sender.load(i + step);
       if constexpr (kForm == AnswerForm::log_fmt) {
         if (sender.wanted(work)) {

@@ -190,10 +190,10 @@ __device__ inline void mask(const DeviceGroup& group, std::int32_t member) {
 __device__ inline void wait_failed(const DeviceGroup& group, Fault fault, Phase phase, std::uint32_t operation,
                                    std::int32_t member, std::uint64_t epoch, std::uint64_t seen) {
   if (fault == Fault::none) return;
-  if (group.mask_failed != 0)
-    mask(group, member);
-  else
-    report_fault(group, fault, phase, operation, member, epoch, seen);
+  if (group.mask_failed != 0) return mask(group, member);
+  report_fault(group, fault, phase, operation, member, epoch, seen);
+  // The waits of the others for this member end.
+  for (std::int32_t other = 0; other < group.ranks; ++other) raise_signal(group, group.layout.failed, other, 1);
 }
 
 /// Waits until `ready`, `member` is masked, or the wait has failed; true in the first case. Nanoseconds that it took
@@ -258,8 +258,8 @@ __device__ __noinline__ inline bool gives_up(const DeviceGroup& group, const Row
   if (aborted(group) || disagreed(rows)) return true;
   const bool failed = load_relaxed(signal_at(group, group.me, group.layout.failed, member)) != 0;
   if (!failed && clock_ns() <= deadline) return false;
-  report_fault(group, failed ? Fault::peer_failed : Fault::timeout, rows.phase, rows.operation, member, rows.epoch,
-               static_cast<std::uint32_t>(load_relaxed(rows.notices + member * (kLine / sizeof(std::uint64_t)))));
+  wait_failed(group, failed ? Fault::peer_failed : Fault::timeout, rows.phase, rows.operation, member, rows.epoch,
+              static_cast<std::uint32_t>(load_relaxed(rows.notices + member * (kLine / sizeof(std::uint64_t)))));
   return true;
 }
 
@@ -366,28 +366,34 @@ __device__ inline void grant_at_end(const DeviceGroup& group, const Reading& rea
 
 // --- the end of a launch
 
-/// Ends a block; in the one that ends last, warp 0 calls `last`. All threads call. With `ordered`, the reads and writes
-/// of all blocks lie before; without, no more than that all of them have read the epoch.
+/// To be called by all threads behind a barrier of the block, before which they have read the epoch: the number of
+/// blocks that have got there before (thread 0), for end_kernel.
+__device__ inline std::uint32_t pass_epoch(const DeviceGroup& group, Kernel kernel, bool ordered) {
+  if (ordered || threadIdx.x != 0) return 0;
+  return atomicAdd(&group.memory->counters[static_cast<std::uint32_t>(kernel)].done, 1u);
+}
+
+/// Ends a block; in one of them `last` is called, by warp 0 or its first thread. All threads call. With `ordered`, it
+/// is the block that ends last, and the reads and writes of all blocks lie before; without, all blocks have read the
+/// epoch, and nobody waits.
 template <typename Last>
-__device__ void end_kernel(const DeviceGroup& group, Kernel kernel, bool ordered, Last&& last) {
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  std::uint32_t ends = 0;
-  if (lane_id() == 0) {
-    Counters& counters = group.memory->counters[static_cast<std::uint32_t>(kernel)];
-    if (ordered) __threadfence();
-    ends = atomicAdd(&counters.done, 1u) == gridDim.x - 1 ? 1 : 0;
-    if (ordered) __threadfence();
-    if (ends != 0) counters = {};
+__device__ void end_kernel(const DeviceGroup& group, Kernel kernel, bool ordered, std::uint32_t passed, Last&& last) {
+  Counters& counters = group.memory->counters[static_cast<std::uint32_t>(kernel)];
+  std::uint32_t ends = threadIdx.x == 0 && passed == gridDim.x - 1 ? 1 : 0;
+  if (ordered) {
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    if (lane_id() == 0) {
+      __threadfence();
+      ends = atomicAdd(&counters.done, 1u) == gridDim.x - 1 ? 1 : 0;
+      __threadfence();
+    }
+    ends = __shfl_sync(kWarp, ends, 0);
+    __syncwarp();
   }
-  ends = __shfl_sync(kWarp, ends, 0);
-  __syncwarp();
   if (ends == 0) return;
+  if (threadIdx.x == 0) counters = {};
   last();
-  // A failed group tells the others, whose waits for this member end.
-  if (aborted(group))
-    for (auto member = static_cast<std::int32_t>(lane_id()); member < group.ranks; member += 32)
-      raise_signal(group, group.layout.failed, member, 1);
 }
 
 /// A launch that may be set up before the kernel before it has ended (begin_kernel).

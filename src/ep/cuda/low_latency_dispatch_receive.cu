@@ -118,8 +118,10 @@ class Receiver {
       copy(call_.by_slots.remainder(unit), call_.by_slots.quotient(unit));
   }
 
+  __device__ void pass() { passed_ = pass_epoch(group_, Kernel::slots_receive, ordered()); }
+
   __device__ void end() const {
-    end_kernel(group_, Kernel::slots_receive, call_.grants != 0 || call_.wait_ns != nullptr, [&] {
+    end_kernel(group_, Kernel::slots_receive, ordered(), passed_, [&] {
       for (auto member = static_cast<std::int32_t>(lane_id()); member < group_.ranks; member += 32) {
         if (call_.grants != 0) grant_at_end(group_, slots_reading(group_), member, epoch_);
         if (call_.wait_ns == nullptr) continue;
@@ -131,6 +133,7 @@ class Receiver {
   }
 
  private:
+  __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
   __device__ Wait wait_of(std::int32_t source) const { return {&call_, epoch_, source}; }
   __device__ RowsOf about_rows() const { return rows_of_slots(group_, Phase::slots, epoch_); }
   __device__ bool quantized() const { return call_.quantize != static_cast<std::uint32_t>(Quantize::none); }
@@ -349,6 +352,7 @@ class Receiver {
   const DeviceGroup& group_;
   const std::uint64_t epoch_;
   const std::uint32_t slots_;
+  std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
 // A block must fit beside one of the send that it is chained to: as many registers a thread as blocks of this size
@@ -358,7 +362,9 @@ static_assert(kBoundThreads >= kThreads);
 
 __global__ void __launch_bounds__(kBoundThreads, 1) dispatch_receive_impl(const __grid_constant__ SlotsReceive call) {
   begin_kernel(call.chained != 0);
-  const Receiver receiver(call);
+  Receiver receiver(call);
+  __syncthreads();
+  receiver.pass();
   receiver.run();
   receiver.end();
   end_chained(call.chained != 0);

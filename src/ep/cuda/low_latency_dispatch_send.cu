@@ -61,6 +61,10 @@ struct Token {
   std::uint32_t targets;  ///< lanes with `last` whose member is not left out
 };
 
+__device__ void report_index(const SlotsSend& call, Fault fault, std::int32_t token, std::int64_t given) {
+  report_fault(call.group, fault, Phase::slots, kDispatchOperation, 0, 0, 0, token, given, lane_id(), false);
+}
+
 /// Reports (where `report`) what is wrong with the indices of a token. Such lanes count as -1; of an expert that stands
 /// twice the first counts.
 __device__ std::int32_t checked_expert(const SlotsSend& call, std::int32_t token, std::int64_t given, bool report) {
@@ -69,10 +73,8 @@ __device__ std::int32_t checked_expert(const SlotsSend& call, std::int32_t token
   const std::int32_t expert = in_range ? static_cast<std::int32_t>(given) : -1;
   const std::uint32_t same = __match_any_sync(kWarp, expert);
   const bool twice = in_range && (same & ((1u << me) - 1)) != 0;
-  if (report && !in_range && given != -1)
-    report_fault(call.group, Fault::bad_index, Phase::slots, kDispatchOperation, 0, 0, 0, token, given, me, false);
-  if (report && twice)
-    report_fault(call.group, Fault::two_experts, Phase::slots, kDispatchOperation, 0, 0, 0, token, given, me, false);
+  if (report && !in_range && given != -1) report_index(call, Fault::bad_index, token, given);
+  if (report && twice) report_index(call, Fault::two_experts, token, given);
   return twice ? -1 : expert;
 }
 
@@ -120,31 +122,36 @@ __device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lan
   if (mine != 0) atomicAdd(numbers + lane_id(), mine);
 }
 
-/// How many rows each expert gets, kCounted experts at a time; all threads of a block call.
+/// Of the threads that send rows.
+__device__ void row_barrier(std::uint32_t threads) {
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+/// How many rows each expert gets, kCounted experts at a time; `threads` of a block call, those that send rows.
 class Counts {
  public:
-  __device__ Counts(const SlotsSend& call, std::uint32_t* counts) : call_(call), counts_(counts) {}
-
   static constexpr std::int32_t kCounted = 1024;
+
+  __device__ Counts(const SlotsSend& call, std::uint32_t threads, std::uint32_t* counts)
+      : call_(call), threads_(static_cast<std::int32_t>(threads)), counts_(counts) {}
 
   __device__ void count(std::int32_t from) const {
     const DeviceGroup& group = call_.group;
-    for (std::int32_t e = me(); e < kCounted; e += threads()) counts_[e] = 0;
-    __syncthreads();
+    for (std::int32_t e = me(); e < kCounted; e += threads_) counts_[e] = 0;
+    row_barrier(static_cast<std::uint32_t>(threads_));
 #pragma unroll 1
-    for (std::int32_t at = me(); at < call_.tokens * group.top_k; at += threads()) {
+    for (std::int32_t at = me(); at < call_.tokens * group.top_k; at += threads_) {
       const std::int64_t expert = given_expert(call_, at);
       if (expert >= from && expert < min(from + kCounted, group.experts) && is_first(call_, at, expert))
         atomicAdd(counts_ + (expert - from), 1u);
     }
-    __syncthreads();
+    row_barrier(static_cast<std::uint32_t>(threads_));
   }
 
   /// Each count to the expert's member, once `from` and the following have been counted.
   __device__ void send(std::int32_t from, std::uint64_t epoch, const bool* masked) const {
     const DeviceGroup& group = call_.group;
 #pragma unroll 1
-    for (std::int32_t e = from + me(); e < min(from + kCounted, group.experts); e += threads()) {
+    for (std::int32_t e = from + me(); e < min(from + kCounted, group.experts); e += threads_) {
       const std::int32_t member = e / group.local_experts;
       if (!masked[member])
         store_relaxed(slot_counts(group, member, epoch, group.me) + e % group.local_experts,
@@ -154,9 +161,9 @@ class Counts {
 
  private:
   __device__ static std::int32_t me() { return static_cast<std::int32_t>(threadIdx.x); }
-  __device__ static std::int32_t threads() { return static_cast<std::int32_t>(blockDim.x); }
 
   const SlotsSend& call_;
+  const std::int32_t threads_;
   std::uint32_t* const counts_;
 };
 
@@ -283,10 +290,6 @@ __device__ void send_weights(const SlotsSend& call, const Token& t, std::size_t 
   }
 }
 
-/// Of the threads that send rows.
-__device__ void row_barrier(std::uint32_t threads) {
-  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
-}
 /// Behind a barrier: the row is there, a member a lane.
 __device__ void send_ready(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot) {
   if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)
@@ -306,7 +309,17 @@ __device__ void send_token(const SlotsSend& call, const Token& t, const std::uin
   send_ready(call, t, epoch, slot);
 }
 
-/// What a member tells all others; a warp of the first block calls.
+/// Until the half is granted; false where the group has failed. Threads of a block from 0 on call, before a barrier.
+__device__ bool wait_grants(const DeviceGroup& group, std::uint64_t epoch, bool* masked) {
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  if (me >= group.ranks) return true;
+  if (epoch > 2)
+    wait_signal_or_mask(group, group.layout.slots_read, me, epoch - 2, Phase::slot_grant, kDispatchOperation);
+  masked[me] = is_masked(group, me);
+  return !aborted(group);
+}
+
+/// What a member tells all others that have begun before: a warp calls.
 __device__ void begin_dispatch(const SlotsSend& call, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const RowsOf send = rows_of_slots(group, Phase::slot_grant, epoch);
@@ -319,71 +332,75 @@ __device__ void begin_dispatch(const SlotsSend& call, std::uint64_t epoch) {
   });
 }
 
-__device__ void send_notices(const SlotsSend& call, std::uint64_t epoch, const bool* masked) {
+/// The first block: what there is once for a dispatch. All rows wait for the counts, so that nothing delays them.
+__device__ void tell_members(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads, bool* masked) {
+  __shared__ std::uint32_t count_of[Counts::kCounted];
   const DeviceGroup& group = call.group;
+  if (threadIdx.x >= row_threads) return begin_dispatch(call, epoch);
+  const Counts counts(call, row_threads, count_of);
+  counts.count(0);
+  wait_grants(group, epoch, masked);
+  row_barrier(row_threads);
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   if (me < group.ranks)
     store_relaxed(slot_notice(group, me, epoch, group.me),
                   SlotNotice{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(epoch));
+  counts.send(0, epoch, masked);
+  for (std::int32_t from = Counts::kCounted; from < group.experts; from += Counts::kCounted) {
+    row_barrier(row_threads);
+    counts.count(from);
+    counts.send(from, epoch, masked);
+  }
 }
 
-__global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __grid_constant__ SlotsSend call) {
-  begin_kernel();
-  const DeviceGroup& group = call.group;
-  const std::uint64_t epoch = group.memory->slots_sent + 1;
-  const auto me = static_cast<std::int32_t>(threadIdx.x);
-  const auto blocks = static_cast<std::int32_t>(gridDim.x);
-  const std::uint32_t row_threads = blockDim.x - 32;
-  auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
-  const bool sends_header = threadIdx.x >= row_threads;
-  __shared__ bool masked[kMaxDeviceRanks];
+/// The other blocks: tokens `token`, `token + step`, ..
+__device__ void send_tokens(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads, std::int32_t token,
+                            std::int32_t step, bool* masked) {
   __shared__ std::uint32_t numbers[32];  // of the rows of a token, by lane
-  __shared__ std::uint32_t count_of[Counts::kCounted];
-  const Counts counts(call, count_of);
-  // Ahead of the waits.
+  const DeviceGroup& group = call.group;
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  // Ahead of the wait.
   Token t = load_token(call, token, me < 32);
   prefetch_row(call, token);
   if (me < 32) numbers[me] = 0;
   __syncthreads();
   number_rows(call, token, t.lane, numbers);
-  if (blockIdx.x == 0) counts.count(0);
-  if (blockIdx.x == 0 && sends_header) begin_dispatch(call, epoch);
-  bool usable = true;
-  if (me < group.ranks) {
-    if (epoch > 2)
-      wait_signal_or_mask(group, group.layout.slots_read, me, epoch - 2, Phase::slot_grant, kDispatchOperation);
-    masked[me] = is_masked(group, me);
-    usable = !aborted(group);
-  }
-  if (__syncthreads_and(usable) != 0) {
-    if (blockIdx.x == 0) {
-      send_notices(call, epoch, masked);
-      counts.send(0, epoch, masked);
-      for (std::int32_t from = Counts::kCounted; from < group.experts; from += Counts::kCounted) {
-        __syncthreads();
-        counts.count(from);
-        counts.send(from, epoch, masked);
-      }
+  const bool usable = wait_grants(group, epoch, masked);
+  if (__syncthreads_and(usable) == 0) return;
+  while (token < call.tokens) {
+    t.targets = __ballot_sync(kWarp, t.lane.last && !masked[t.lane.member]);
+    const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
+    if (threadIdx.x >= row_threads) {
+      send_header(call, t, numbers, epoch, slot, masked);
+      numbers[lane_id()] = 0;
+    } else {
+      send_token(call, t, row_of(call, token), epoch, slot, row_threads);
+      if (me < group.top_k) call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
     }
-    while (token < call.tokens) {
-      t.targets = __ballot_sync(kWarp, t.lane.last && !masked[t.lane.member]);
-      const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
-      if (sends_header) {
-        send_header(call, t, numbers, epoch, slot, masked);
-        numbers[lane_id()] = 0;
-      } else {
-        send_token(call, t, row_of(call, token), epoch, slot, row_threads);
-        if (me < group.top_k) call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
-      }
-      token += blocks;
-      if (token >= call.tokens) break;
-      t = load_token(call, token, me < 32);
-      __syncthreads();
-      number_rows(call, token, t.lane, numbers);
-      __syncthreads();
-    }
+    token += step;
+    if (token >= call.tokens) return;
+    t = load_token(call, token, me < 32);
+    __syncthreads();
+    number_rows(call, token, t.lane, numbers);
+    __syncthreads();
   }
-  end_kernel(group, Kernel::slots_send, false, [&] {
+}
+
+__global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __grid_constant__ SlotsSend call) {
+  begin_kernel();
+  __shared__ bool masked[kMaxDeviceRanks];
+  const DeviceGroup& group = call.group;
+  const std::uint64_t epoch = group.memory->slots_sent + 1;
+  const std::uint32_t row_threads = blockDim.x - 32;
+  __syncthreads();
+  const bool ordered = call.flags != 0;  // who asks whether all has come asks first whether this has ended
+  const std::uint32_t passed = pass_epoch(group, Kernel::slots_send, ordered);
+  const auto block = static_cast<std::int32_t>(blockIdx.x), blocks = static_cast<std::int32_t>(gridDim.x);
+  if (block == 0)
+    tell_members(call, epoch, row_threads, masked);
+  else
+    send_tokens(call, epoch, row_threads, block - 1, blocks - 1, masked);
+  end_kernel(group, Kernel::slots_send, ordered, passed, [&] {
     if (lane_id() != 0) return;
     group.memory->slots_sent = epoch;
     call.handle.header->epoch = epoch;
@@ -398,7 +415,7 @@ void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream
   const auto units = (static_cast<std::uint32_t>(call.sizes.hidden) + kUnit - 1) / kUnit;
   const std::uint32_t threads = std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
   const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
-  const std::int32_t blocks = std::min(call.tokens + 1, most);
+  const std::int32_t blocks = std::max(2, std::min(call.tokens + 1, most));
   launch(dispatch_send_impl, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine, stream);
 }
 

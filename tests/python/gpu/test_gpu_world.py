@@ -14,15 +14,16 @@ import shoal.ep
 
 def test_arrays_of_the_heap_are_cuda_tensors_of_the_same_memory():
     def body(world):
-        assert world.heap_device == "cuda:0"
+        device = f"cuda:{world.my_pe % torch.cuda.device_count()}"
+        assert world.heap_device == device
         array = world.zeros((4, 6), "bfloat16")
         tensor = torch.from_dlpack(array.local)
         assert tensor.is_cuda and tensor.dtype == torch.bfloat16 and tensor.shape == (4, 6)
-        assert tensor.data_ptr() == array.local.data_ptr and array.local.device == "cuda:0"
+        assert tensor.data_ptr() == array.local.data_ptr and array.local.device == device
         tensor.fill_(world.my_pe + 1)
         again = torch.from_dlpack(array.local)
         assert again.data_ptr() == tensor.data_ptr() and bool((again == world.my_pe + 1).all())
-        with pytest.raises(shoal.InvalidArgumentError, match="lies on cuda:0"):
+        with pytest.raises(shoal.InvalidArgumentError, match=f"lies on {device}"):
             array.local.numpy()
         return True
 
@@ -124,10 +125,10 @@ def test_device_and_heap_have_to_match():
     def gpu_world(world):
         group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=2, max_tokens=4, dtype="float32")
         rows, indices = torch.ones(4, 16), torch.zeros(4, 1, dtype=torch.int64)
-        with pytest.raises(shoal.InvalidArgumentError, match=r"topk_idx is on the host; .* on GPU 0 \(SHOAL_HEAP\)"):
+        with pytest.raises(shoal.InvalidArgumentError, match=r"topk_idx is on the host; .* on GPU \d+ \(SHOAL_HEAP\)"):
             group.route(indices)
         routing = group.route(indices.cuda())
-        with pytest.raises(shoal.InvalidArgumentError, match=r"x is on the host; .* on GPU 0 \(SHOAL_HEAP\)"):
+        with pytest.raises(shoal.InvalidArgumentError, match=r"x is on the host; .* on GPU \d+ \(SHOAL_HEAP\)"):
             group.dispatch(rows, routing)
         with pytest.raises(shoal.InvalidArgumentError, match="the event does not exist yet"):
             group.dispatch(rows.cuda(), routing, done=torch.cuda.Event())
