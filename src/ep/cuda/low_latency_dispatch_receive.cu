@@ -381,7 +381,7 @@ void launch_slots_receive(SlotsReceive& call, const Machine& machine, cudaStream
   call.by_tokens = Divisor(tokens);
   call.by_slots = Divisor(slots);
   const auto most = static_cast<std::uint32_t>(machine.most_blocks > 0 ? machine.most_blocks : machine.multiprocessors);
-  const std::uint32_t blocks = std::min((slots * call.pieces + kWarps - 1) / kWarps + 1, most);
+  const std::uint32_t blocks = std::min(slots * call.pieces + 1, most);  // a few warps busy in each before all in one
   launch(dispatch_receive_impl, blocks, kThreads, 0, call, machine, stream);
 }
 
