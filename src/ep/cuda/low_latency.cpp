@@ -242,6 +242,13 @@ LowLatency::LowLatency(CudaGroup& group) : group_(group) {
   require(shape.local_experts * shape.low_latency_rows() < kMaxLowLatencyRows, Code::unsupported,
           "low-latency mode on GPUs has fewer than {} rows a member; experts * low_latency_max_tokens is {}",
           kMaxLowLatencyRows, shape.local_experts * shape.low_latency_rows());
+  const detail::DeviceLayout layout(shape);
+  require(2 * shape.low_latency_max_tokens * layout.token_answers * (layout.answer_bytes / sizeof(uint4)) <
+              kMaxAnswerChunks,
+          Code::unsupported,
+          "low-latency mode on GPUs has at most 64 GiB of answers; low_latency_max_tokens ({}) tokens with {} answers "
+          "of {} bytes, twice, are more",
+          shape.low_latency_max_tokens, layout.token_answers, layout.answer_bytes);
   require(shape.hidden < std::int64_t{1} << 30, Code::unsupported,
           "GroupOptions.hidden is {}; on GPUs at most 2^30 - 1", shape.hidden);
   const memory::Device& gpu = *group.state.world->cuda();
@@ -322,6 +329,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(const TensorV
 }
 
 bool LowLatency::ready(const detail::PendingDispatchState& pending) {
+  if (static_cast<const DevicePendingDispatch&>(pending).received_already) return true;
   const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
   group_.state.world->cuda()->activate();
   group_.throw_failed();
@@ -447,6 +455,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
 
 bool LowLatency::ready(const detail::PendingCombineState& base) {
   const auto& pending = static_cast<const DevicePendingCombine&>(base);
+  if (pending.received_already) return true;
   const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
   group_.state.world->cuda()->activate();
   group_.throw_failed();

@@ -47,7 +47,7 @@ class Collector {
     const bool in_row = me < static_cast<std::uint32_t>(group_.top_k);
     const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
     Answer answer;
-    answer.lane = make_lane(in_row ? call_.handle.topk[at] : -1, group_.local_experts);
+    answer.lane = make_lane(in_row ? known_expert(group_, call_.handle.topk[at]) : -1, group_.local_experts);
     const bool sums = call_.form == AnswerForm::sums;
     answer.weight = !sums && in_row ? call_.pending.weights[at] : 0;
     answer.row = 0;
@@ -97,16 +97,18 @@ class Collector {
 
   /// Nobody may go on waiting for, or leave behind, answers of a member that answers otherwise.
   __device__ void check_agreement() const {
-    const auto member = static_cast<std::int32_t>(threadIdx.x);
-    if (!rows_tell(group_) || member >= group_.ranks) return;
-    const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, member);
-    std::uint64_t said = 0;
-    const bool came = wait_or_mask(
-        group_, member, Phase::answer_rows, kCombineOperation, epoch_,
-        [&] { return ahead_of(said = load_relaxed(notice), epoch_) >= 0; }, notice, nullptr);
-    if (!came || said == expected_) return;
-    group_.memory->dirty_answers[epoch_ & 1] = epoch_;
-    report_fault(group_, Fault::mismatch, Phase::answer_rows, kCombineOperation, member, epoch_, said, 0, 0, 0, false);
+    for (auto member = static_cast<std::int32_t>(threadIdx.x); rows_tell(group_) && member < group_.ranks;
+         member += static_cast<std::int32_t>(blockDim.x)) {
+      const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, member);
+      std::uint64_t said = 0;
+      const bool came = wait_or_mask(
+          group_, member, Phase::answer_rows, kCombineOperation, epoch_,
+          [&] { return ahead_of(said = load_relaxed(notice), epoch_) >= 0; }, notice, nullptr);
+      if (!came || said == expected_) continue;
+      group_.memory->dirty_answers[epoch_ & 1] = epoch_;
+      report_fault(group_, Fault::mismatch, Phase::answer_rows, kCombineOperation, member, epoch_, said, 0, 0, 0,
+                   false);
+    }
   }
 
   /// After a row that told of itself by a flag.
@@ -378,7 +380,8 @@ __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads 
   for (auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks; token < call.tokens;
        token += blocks) {
     Answer answer = collector.wait(token);
-    if (kForm == AnswerForm::log_fmt || group.mask_failed != 0) agree(answer);
+    // Who measures has looked before the words are taken.
+    if (kForm == AnswerForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr) agree(answer);
     if constexpr (kForm == AnswerForm::log_fmt) {
       __shared__ Window window;
       add_log_fmt(collector, call, answer, window, collector.out_row(token));

@@ -119,7 +119,9 @@ class Sender {
     const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
     bool weighted = false;
     auto* const out = reinterpret_cast<uint4*>(target(work, sum_slot(work)));
-    for (std::uint32_t first = 0; first < chunks; first += kAhead * kThreads) {
+    // Not a warp without a chunk: nobody's answer would wait for what it waits for.
+    const std::uint32_t warp = threadIdx.x / 32 * 32;
+    for (std::uint32_t first = 0; first + warp < chunks; first += kAhead * kThreads) {
       float sums[kAhead][8] = {};
       for (std::uint32_t left = work.lanes; left != 0; left &= left - 1) {
         const int lane = __ffs(left) - 1;
@@ -199,12 +201,14 @@ class Sender {
   }
 
   /// A weight of this member's tokens goes to the member that sums with it. The half is free: all answers that needed
-  /// the weights of the use before last have come.
+  /// the weights of the use before last have come. The first blocks give them, because all wait for them.
   __device__ void give_weights() const {
+    constexpr std::uint32_t kGivers = 8;
     const std::int32_t count = call_.tokens * group_.top_k;
-    for (auto w = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); w < count;
-         w += static_cast<std::int32_t>(gridDim.x * blockDim.x)) {
-      const std::int32_t expert = call_.handle.topk[w];
+    const std::uint32_t givers = min(gridDim.x, kGivers);
+    for (auto w = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); blockIdx.x < givers && w < count;
+         w += static_cast<std::int32_t>(givers * blockDim.x)) {
+      const std::int32_t expert = known_expert(group_, call_.handle.topk[w]);
       if (expert < 0) continue;
       store_relaxed(combine_weights(group_, call_.sizes, expert / group_.local_experts, epoch_, group_.me) + w,
                     stamped_weight(call_.weights[w], epoch_));
@@ -230,7 +234,7 @@ class Sender {
         [&] {
           const std::uint64_t said = load_relaxed(notice);
           word = load_relaxed(at);
-          return is_epoch(word, epoch_) || (ahead_of(said, epoch_) >= 0 && said != flag());
+          return ahead_of(word, epoch_) >= 0 || (ahead_of(said, epoch_) >= 0 && said != flag());
         },
         at, nullptr);
     return weight_of(word);
@@ -238,8 +242,8 @@ class Sender {
 
   __device__ void keep_weights() const {
     const std::int32_t count = call_.tokens * group_.top_k;
-    for (auto w = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x); w < count;
-         w += static_cast<std::int32_t>(gridDim.x * kThreads))
+    for (auto w = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); w < count;
+         w += static_cast<std::int32_t>(gridDim.x * blockDim.x))
       call_.pending.weights[w] = call_.weights[w];
   }
 

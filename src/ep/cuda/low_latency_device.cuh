@@ -153,6 +153,11 @@ __device__ inline void end_chained(bool chained) {
 
 // --- who answers a token
 
+/// As the handle has it; -1 where nothing has been written, because the group had failed.
+__device__ inline std::int32_t known_expert(const DeviceGroup& group, std::int32_t expert) {
+  return expert < group.experts ? expert : -1;
+}
+
 /// What a lane of a warp knows of the top-k lane of its number.
 struct Lane {
   std::int32_t expert, member;  ///< -1: none
@@ -321,7 +326,7 @@ template <typename Clear>
 __device__ void clean(const DeviceGroup& group, const Reading& reading, std::uint64_t* dirty, const RowsOf& send,
                       Clear&& clear) {
   const std::uint64_t left = load_relaxed(dirty);
-  if (left == 0) return;
+  if (left == 0 || left >= send.epoch) return;  // the send's own receive may run beside it
   bool all = true;
   for (auto member = static_cast<std::int32_t>(lane_id()); member < group.ranks; member += 32) {
     const std::uint64_t* const begun = signal_at(group, group.me, reading.signals, member) + 1;
@@ -332,8 +337,8 @@ __device__ void clean(const DeviceGroup& group, const Reading& reading, std::uin
   }
   if (!__all_sync(kWarp, all)) return;
   clear(left);
-  __threadfence_system();
   __syncwarp();
+  __threadfence_system();
   if (lane_id() == 0) *dirty = 0;
   __syncwarp();
 }

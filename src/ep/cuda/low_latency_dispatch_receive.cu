@@ -101,11 +101,16 @@ __device__ __noinline__ std::uint32_t wait_word(const Wait& wait, const RowsOf& 
 
 class Receiver {
  public:
-  __device__ explicit Receiver(const SlotsReceive& call)
+  /// A barrier of the block has to follow.
+  __device__ Receiver(const SlotsReceive& call, bool* left_out)
       : call_(call),
         group_(call.group),
+        left_out_(left_out),
         epoch_(call.group.memory->slots_received + 1),
-        slots_(static_cast<std::uint32_t>(call.group.ranks) * static_cast<std::uint32_t>(call.sizes.max_tokens)) {}
+        slots_(static_cast<std::uint32_t>(call.group.ranks) * static_cast<std::uint32_t>(call.sizes.max_tokens)) {
+    const auto me = static_cast<std::int32_t>(threadIdx.x);
+    if (me < group_.ranks) left_out[me] = is_masked(group_, me);
+  }
 
   __device__ void run() const {
     if (blockIdx.x == 0) describe();
@@ -182,7 +187,7 @@ class Receiver {
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         words[i] = epoch_ & 0xffff'ffffu;
-        if (first + i < last && !is_masked(group_, first + i))
+        if (first + i < last && !left_out_[first + i])
           words[i] = load_relaxed(slot_counts(group_, group_.me, epoch_, first + i) + expert);
       }
       std::uint32_t missing = 0;
@@ -225,8 +230,8 @@ class Receiver {
         me < group_.layout.packets ? slot_header(group_, group_.me, row.slot) + me * detail::kPacketBytes : nullptr;
     SlotPacket packet{};
     if (at != nullptr) packet = load_packet(at);
-    bool used = !is_masked(group_, row.source);
-    if (__any_sync(kWarp, at != nullptr && !is_epoch(packet.low, epoch_)) != 0) {
+    bool used = !left_out_[row.source];
+    if (used && __any_sync(kWarp, at != nullptr && !is_epoch(packet.low, epoch_)) != 0) {
       used = __all_sync(kWarp, wait_header(wait_of(row.source), row.token, at)) != 0;
       if (used && at != nullptr) packet = load_packet(at);
     }
@@ -350,6 +355,9 @@ class Receiver {
 
   const SlotsReceive& call_;
   const DeviceGroup& group_;
+  /// Members that were masked when the block began: of one that fails later the counts that have come still count, or
+  /// warps would number rows differently.
+  const bool* const left_out_;
   const std::uint64_t epoch_;
   const std::uint32_t slots_;
   std::uint32_t passed_ = 0;  ///< pass_epoch
@@ -362,7 +370,8 @@ static_assert(kBoundThreads >= kThreads);
 
 __global__ void __launch_bounds__(kBoundThreads, 1) dispatch_receive_impl(const __grid_constant__ SlotsReceive call) {
   begin_kernel(call.chained != 0);
-  Receiver receiver(call);
+  __shared__ bool left_out[kMaxDeviceRanks];
+  Receiver receiver(call, left_out);
   __syncthreads();
   receiver.pass();
   receiver.run();

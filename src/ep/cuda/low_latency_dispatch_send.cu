@@ -2,9 +2,10 @@
 // (source, token); the receiver expands it to its experts.
 //
 // Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 4 B a lane of weights where they travel;
-// and for every member a header of 16 B for each five lanes. A block a token: rows are loaded and quantised in
-// registers once and stored to each member from there, 16 B a thread. The first block has no token where others can
-// take them.
+// for every member a header of 16 B for each two lanes, and once 8 B for each expert. The first block tells the members
+// what there is once, the counts of rows before all; the others have a token at a time: rows are loaded and quantised
+// in registers once and stored to each member from there, 16 B a thread, while a warp of its own sends the header. So
+// there are two blocks at least, also where a call is to hold one.
 //
 // Waits: slots_read of the use before last of this half. Publishes: grants and a notice to every member; for each token
 // its header at every member and its row at those that get it, in no order (low_latency_kernels.cuh: rows tell of

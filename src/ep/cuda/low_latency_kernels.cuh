@@ -13,12 +13,13 @@
 // stores of a row and who waits for it, and its beginning can be used while its end is on the way. Who has taken a word
 // puts kUnwritten back, which is what the grant of the half says. Two kinds of rows have a flag behind them instead
 // (slot_ready, answer_flags): LogFMT-10, whose bits may be anything, and those of groups that leave failed members out,
-// because nobody would take what such a member sends. A send whose receive is deferred raises flags too, for `ready`.
+// because nobody would take what such a member sends. A send whose receive is deferred raises flags too: the members
+// that get its rows may ask `ready`.
 //
 // Halves of slots and answers are granted by the signals slots_read and answers_read. A receive that lies directly
 // behind its send does not raise them: the next send does, when it begins, so that they cost the receive no fence.
 //
-// Epochs live in device memory: every kernel reads its own at the start, and its last block advances it.
+// Epochs live in device memory: every kernel reads its own at the start, and a block advances it when all have read it.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +33,7 @@ namespace shoal::ep::cuda {
 inline constexpr std::int64_t kMaxSlotTokens = 1 << 24;
 inline constexpr std::int64_t kMaxLowLatencyRows = std::int64_t{1} << 31;  ///< local experts * ranks * tokens, below
 inline constexpr std::int64_t kMaxLocalExperts = 1 << 15;                  ///< numbers of local experts are int16
+inline constexpr std::uint64_t kMaxAnswerChunks = std::uint64_t{1} << 32;  ///< of 16 bytes, in both halves, below
 
 /// Epoch (its low 32 bits), tokens, and what members must agree on. A member that has been masked is told so.
 struct SlotNotice {
@@ -174,7 +176,7 @@ struct SlotsReceive {
   std::int64_t* wait_ns;        ///< or nullptr
   std::uint64_t* longest_wait;  ///< [ranks], 0 between launches
   HandleView handle;
-  Divisor by_tokens, by_slots;  ///< max_tokens, and that of all sources; set with the launch, as is what follows
+  Divisor by_tokens, by_slots;  ///< max_tokens, and that of all sources; with pieces set by the launch
   std::uint32_t pieces;         ///< of a row, that warps copy
   std::uint32_t grants;         ///< the kernel does not follow its send, and grants what it has read
   std::uint32_t chained;        ///< the kernel follows its send directly, and need not wait for its end to begin
