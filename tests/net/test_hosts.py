@@ -42,6 +42,8 @@ for i in range(60): s.sendto(b"end", (sys.argv[1], 5000))
 RECEIVE_PACKETS = """
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+SO_RCVBUFFORCE = 33  # room for all of them, however late this program gets to run
+s.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
 s.bind((sys.argv[1], 5000))
 s.settimeout(10)
 print("listens", flush=True)
@@ -157,7 +159,7 @@ def is_running(pid):
     """Whether there is such a process, other than one that only waits to be reaped."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before and after the file is opened
         return False
 
 
