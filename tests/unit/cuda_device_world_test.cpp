@@ -8,18 +8,11 @@
 #include "shoal/cuda.hpp"
 #include "support/expect_error.hpp"
 #include "support/fake_cuda.hpp"
+#include "support/world_gpu.hpp"
 #include "support/worlds.hpp"
 
 namespace shoal::test {
 namespace {
-
-Settings heap_settings() {
-  Settings settings = world_settings();
-  settings.heap = "cuda";
-  settings.symmetric_size = std::size_t{8} << 20;
-  settings.max_teams = 10;
-  return settings;
-}
 
 /// As device::detail::base_of in kernels; the fake GPU's memory is the host's.
 std::byte* base_of(const device::World& world, Pe pe) {
@@ -47,7 +40,7 @@ void check_bases(World& world) {
 
 TEST(DeviceWorld, IsAWindowWhereAllHeapsAreMapped) {
   const FakeCuda fake({.gpus = 2});
-  run_threads(4, heap_settings(), [](World& world) {
+  run_threads(4, gpu_world_settings(), [](World& world) {
     check_bases(world);
     EXPECT_EQ(cuda::device_world(world).bases, nullptr);
     EXPECT_EQ(cuda::launch_context(world).pes_on_device, 2);
@@ -59,7 +52,7 @@ TEST(DeviceWorld, IsAWindowWhereAllHeapsAreMapped) {
 
 TEST(DeviceWorld, IsATableWhereSomeHeapIsOutOfReach) {
   const FakeCuda fake({.gpus = 4});
-  Settings settings = heap_settings();
+  Settings settings = gpu_world_settings();
   settings.node_size = 2;  // loads and stores do not cross emulated nodes
   run_threads(4, settings, [](World& world) {
     check_bases(world);
@@ -76,12 +69,12 @@ TEST(DeviceWorld, IsATableWhereSomeHeapIsOutOfReach) {
 
 TEST(DeviceWorld, OfOnePeIsItself) {
   const FakeCuda fake({.gpus = 1});
-  run_threads(1, heap_settings(), check_bases);
+  run_threads(1, gpu_world_settings(), check_bases);
 }
 
 TEST(DeviceWorld, RefusesMemoryThatNobodyAllocated) {
   const FakeCuda fake({.gpus = 1});
-  Settings settings = heap_settings();
+  Settings settings = gpu_world_settings();
   settings.symmetric_size = std::size_t{1} << 30;
   run_threads(2, settings, [](World& world) {
     const cuda::StreamOperations on(world, cuda::launch_context(world).priority);
@@ -92,7 +85,7 @@ TEST(DeviceWorld, RefusesMemoryThatNobodyAllocated) {
 
 TEST(DeviceWorld, CannotHoldMoreTeamsThanItsFirstMemory) {
   const FakeCuda fake({.gpus = 1});
-  Settings settings = heap_settings();
+  Settings settings = gpu_world_settings();
   settings.symmetric_size = std::size_t{1} << 20;
   settings.max_teams = 60'000;
   expect_error(Code::exhausted, "SHOAL_MAX_TEAMS", [&] { run_threads(8, settings, [](World&) {}); });
@@ -105,10 +98,10 @@ TEST(DeviceWorld, GivesEverythingBackWhenItsStartFails) {
     int calls = 0;
     {
       const FakeCuda fake({.gpus = 1});
-      run_threads(1, heap_settings(), [&](World&) { calls = FakeCuda::calls(function); });
+      run_threads(1, gpu_world_settings(), [&](World&) { calls = FakeCuda::calls(function); });
     }
     const FakeCuda fake({.gpus = 1, .failing_function = function, .failing_call = calls - 1});
-    expect_error(Code::system, "", [&] { run_threads(1, heap_settings(), [](World&) {}); });
+    expect_error(Code::system, "", [&] { run_threads(1, gpu_world_settings(), [](World&) {}); });
     EXPECT_EQ(FakeCuda::leaks(), "") << function;
   }
 }
@@ -118,7 +111,7 @@ TEST(DeviceWorld, SaysWhyAKernelDoesNotStart) {
   if (FILE* const file = std::fopen("/dev/nvidiactl", "r")) gpus = 1, std::fclose(file);
   if (gpus != 0) GTEST_SKIP() << "a GPU is there: kernels do start";
   const FakeCuda fake({.gpus = 1});
-  run_threads(1, heap_settings(), [](World& world) {
+  run_threads(1, gpu_world_settings(), [](World& world) {
     const auto word = world.heap().allocate<std::uint64_t>(1);
     const cuda::StreamOperations on(world, cuda::launch_context(world).priority);
     expect_error(Code::system, "signal did not start on GPU 0: ", [&] { on.signal(word.on(0), SignalOp::set, 1); });

@@ -6,6 +6,7 @@
 
 #include "shoal/collective.hpp"
 #include "support/fake_cuda.hpp"
+#include "support/world_gpu.hpp"
 #include "support/world_local.hpp"
 #include "support/world_share.hpp"
 #include "support/worlds.hpp"
@@ -17,14 +18,6 @@ namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-Settings heap_settings() {
-  Settings settings = world_settings();
-  settings.heap = "cuda";
-  settings.symmetric_size = 8 * kMiB;
-  settings.max_teams = 10;
-  return settings;
-}
-
 /// Id and start here of the range of `pe` around its buffer.
 void expect_range(const detail::SharedRanges& ranges, Pe pe, std::uint64_t id, const std::byte* base) {
   const auto found = ranges.of(pe);
@@ -35,7 +28,7 @@ void expect_range(const detail::SharedRanges& ranges, Pe pe, std::uint64_t id, c
 
 TEST(SharedRanges, AreFoundByAddressWhileTheyAreShared) {
   const FakeCuda fake({.gpus = 2});
-  run_threads(3, heap_settings(), [](World& world) {
+  run_threads(3, gpu_world_settings(), [](World& world) {
     const auto& ranges = detail::shared_ranges(world.state());
     const std::uint64_t before = ranges.version();
     const ForeignMemory mine(world, kMiB, ForeignMemory::Kind::malloc);
@@ -63,7 +56,7 @@ TEST(SharedRanges, AreFoundByAddressWhileTheyAreShared) {
 
 TEST(SharedRanges, HaveNumbersThatGrowForEachOwner) {
   const FakeCuda fake({.gpus = 2});
-  run_threads(2, heap_settings(), [](World& world) {
+  run_threads(2, gpu_world_settings(), [](World& world) {
     const auto& ranges = detail::shared_ranges(world.state());
     const ForeignMemory one(world, kMiB, ForeignMemory::Kind::malloc), two(world, kMiB, ForeignMemory::Kind::malloc);
     const bool first = world.my_pe() == 0;
@@ -85,7 +78,7 @@ TEST(SharedRanges, HaveNumbersThatGrowForEachOwner) {
 
 TEST(SharedRanges, OfMemoryThatHasGoneIsNotFound) {
   const FakeCuda fake({.gpus = 1});
-  run_threads(2, heap_settings(), [](World& world) {
+  run_threads(2, gpu_world_settings(), [](World& world) {
     const auto& ranges = detail::shared_ranges(world.state());
     SharedBuffer shared;
     const std::byte* was = nullptr;
@@ -102,7 +95,7 @@ TEST(SharedRanges, OfMemoryThatHasGoneIsNotFound) {
 
 TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows through the host: tests/gpu/ep_nodes_test
   const FakeCuda fake({.gpus = 2, .peer_access = [](int, int) { return false; }});
-  run_threads(2, heap_settings(), [](World& world) {
+  run_threads(2, gpu_world_settings(), [](World& world) {
     EXPECT_EQ(world.state().load_store_domains(), (std::vector<std::int32_t>{0, 1}));
     EXPECT_EQ(world.state().host_domains(), (std::vector<std::int32_t>{0, 0}));
     const std::string why = detail::why_out_of_reach(world.state(), 1 - world.my_pe());

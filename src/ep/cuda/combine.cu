@@ -314,14 +314,9 @@ class ChunkRing {
   Copy<kExpanded> copy_;
 };
 #else
-/// Not through the first-level cache: peers write these bytes.
 __device__ int4 load_vector(const std::byte* at) {
-  int4 v;
-  asm volatile("ld.relaxed.sys.global.v4.s32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at)
-               : "memory");
-  return v;
+  const uint4 v = load_fresh(reinterpret_cast<const uint4*>(at));
+  return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
 }
 
 template <class Format, bool kExpanded>

@@ -122,8 +122,22 @@ __device__ inline std::int32_t load_fresh(const std::int32_t* at) {
   asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
+__device__ inline std::uint32_t load_fresh(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
 __device__ inline std::uint64_t load_fresh(const std::uint64_t* at) {
   return load_relaxed(at);
+}
+/// Four words, each of which is what it was at some time by itself.
+__device__ inline uint4 load_fresh(const uint4* at) {
+  uint4 data;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
+               : "l"(at)
+               : "memory");
+  return data;
 }
 __device__ inline float load_fresh(const float* at) {
   float value;

@@ -133,7 +133,7 @@ class Collector {
     std::uint64_t waited = 0;
     wait_or_mask(
         group_, member, rows.phase, rows.operation, epoch_,
-        [&] { return fresh_word(word) != kUnwritten || disagreed(rows); },
+        [&] { return load_fresh(word) != kUnwritten || disagreed(rows); },
         signal_at(group_, group_.me, group_.layout.failed, member), &waited);
     note_wait(member, waited);
     return true;

@@ -78,24 +78,9 @@ __device__ inline std::byte* answer_row(const DeviceGroup& group, std::int32_t m
 
 // --- loads and stores
 
-/// Four words, of which each is there or not by itself; not through the first-level cache.
-__device__ inline uint4 load_row(const uint4* at) {
-  uint4 data;
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
-               : "l"(at)
-               : "memory");
-  return data;
-}
 __device__ inline std::uint32_t load_word(const void* at) {
   return __ldcg(static_cast<const unsigned int*>(at));
 }
-__device__ inline std::uint32_t fresh_word(const std::uint32_t* at) {
-  std::uint32_t word;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(at) : "memory");
-  return word;
-}
-
 __device__ inline void store_relaxed(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
@@ -275,7 +260,7 @@ __device__ bool take(const DeviceGroup& group, const RowsOf& rows, std::uint32_t
                      Member&& member) {
 #pragma unroll
   for (int i = 0; i < count; ++i)
-    if (wanted >> i & 1) data[i] = load_row(at(i));
+    if (wanted >> i & 1) data[i] = load_fresh(at(i));
   if (!rows_tell(group)) return true;
   std::uint32_t missing = 0;
 #pragma unroll
@@ -288,7 +273,7 @@ __device__ bool take(const DeviceGroup& group, const RowsOf& rows, std::uint32_t
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         if ((missing >> i & 1) == 0) continue;
-        data[i] = load_row(at(i));
+        data[i] = load_fresh(at(i));
         if (is_written(data[i])) missing &= ~(1u << i);
       }
       if (polls % 64 == 0 && missing != 0 && gives_up(group, rows, member(__ffs(missing) - 1), deadline)) return false;

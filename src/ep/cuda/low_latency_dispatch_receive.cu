@@ -95,7 +95,7 @@ __device__ __noinline__ bool wait_ready(const Wait& wait, const std::uint64_t* w
 /// A word of a row that was not there at the first look.
 __device__ __noinline__ std::uint32_t wait_word(const Wait& wait, const RowsOf& rows, const std::uint32_t* at) {
   std::uint32_t word = kUnwritten;
-  wait_for(wait, [&](std::uint64_t) { return (word = fresh_word(at)) != kUnwritten || disagreed(rows); });
+  wait_for(wait, [&](std::uint64_t) { return (word = load_fresh(at)) != kUnwritten || disagreed(rows); });
   return word;
 }
 
@@ -345,7 +345,7 @@ class Receiver {
   /// Of this lane: the half of the slots may be written again before the combine reads it.
   __device__ void keep_weight(const Row& row, std::uint32_t slot) const {
     auto* const from = reinterpret_cast<std::uint32_t*>(slot_weights(group_, group_.me, row.slot)) + lane_id();
-    std::uint32_t weight = fresh_word(from);
+    std::uint32_t weight = load_fresh(from);
     if (rows_tell(group_)) {
       if (weight == kUnwritten) weight = wait_word(wait_of(row.source), about_rows(), from);
       *from = kUnwritten;

@@ -14,6 +14,7 @@
 #include "shoal/cuda.hpp"
 #include "support/expect_error.hpp"
 #include "support/fake_cuda.hpp"
+#include "support/world_gpu.hpp"
 #include "support/worlds.hpp"
 #include "world/state.hpp"
 
@@ -138,14 +139,6 @@ TEST(StreamPool, GivesAStreamToOneThreadAtATime) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-Settings heap_settings() {
-  Settings settings = world_settings();
-  settings.heap = "cuda";
-  settings.symmetric_size = std::size_t{8} << 20;
-  settings.max_teams = 10;
-  return settings;
-}
-
 constexpr int kWorlds = 20;
 
 TEST(StreamPool, MakesNoStreamsForLaterWorlds) {
@@ -153,7 +146,7 @@ TEST(StreamPool, MakesNoStreamsForLaterWorlds) {
   std::mutex mutex;
   std::set<CUstream> seen;
   for (int number = 0; number < kWorlds; ++number)
-    run_threads(4, heap_settings(), [&](World& world) {
+    run_threads(4, gpu_world_settings(), [&](World& world) {
       const std::lock_guard lock(mutex);
       seen.insert(world.state().cuda()->stream);
       seen.insert(cuda::launch_context(world).priority);
@@ -166,7 +159,7 @@ TEST(StreamPool, MakesNoStreamsForLaterWorlds) {
 
 TEST(StreamPool, MakesNoStreamsForLaterStagedWorlds) {
   const FakeCuda fake({.gpus = 1});
-  Settings settings = heap_settings();
+  Settings settings = gpu_world_settings();
   settings.transport_inside = "staged";
   int most = 0;
   for (int number = 0; number < kWorlds; ++number)
@@ -188,7 +181,7 @@ TEST(StreamPool, MakesNoStreamsForLaterStagedWorlds) {
 TEST(StreamPool, GetsStreamsBackFromWorldsThatFail) {
   const FakeCuda fake({.gpus = 1, .failing_function = "host_alloc", .failures = 1000});
   for (int number = 0; number < 5; ++number)
-    expect_error(Code::system, "cannot pin host memory", [] { run_threads(2, heap_settings(), [](World&) {}); });
+    expect_error(Code::system, "cannot pin host memory", [] { run_threads(2, gpu_world_settings(), [](World&) {}); });
   EXPECT_LE(FakeCuda::calls("stream_create"), 4);
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
