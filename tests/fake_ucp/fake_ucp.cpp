@@ -254,7 +254,9 @@ unsigned ucp_worker_progress(ucp_worker_h handle) {
   bool any = false;
   {
     const std::lock_guard lock(mutex);
-    if (!worker.inbox.empty() && one_in(2)) {
+    // A message that is alone is mostly held back until there is one that it can be overtaken by, however slowly that
+    // comes on a busy machine.
+    if (!worker.inbox.empty() && one_in(worker.inbox.size() > 1 ? 2 : 64)) {
       const auto at = worker.inbox.begin() + static_cast<std::ptrdiff_t>(dice() % worker.inbox.size());
       found.delivery = std::move(*at);
       worker.inbox.erase(at);

@@ -108,8 +108,7 @@ class UcxOrder : public testing::TestWithParam<std::pair<std::int64_t, std::size
     EXPECT_LE(counts.most_flushes, 1u);
     // Its own window, answers to the other's, and an acknowledgement, a request for one and a goodbye.
     EXPECT_LE(counts.most_messages, 2 * static_cast<std::size_t>(depth) + 3);
-    // How often is a matter of how the threads get to run.
-    if (depth > 4) EXPECT_GE(counts.overtaken, 3u) << "the fake is not as adverse as it should be";
+    if (depth > 4) EXPECT_GT(counts.overtaken, 10u) << "the fake is not as adverse as it should be";
   }
 };
 
