@@ -76,6 +76,29 @@ TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
   });
 }
 
+TEST(EpGpuNodesMode, LowLatencyResultsLieInTwoPlacesInTurn) {  // deep_ep hands them out before they are received
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small({4, 2}, 4);
+  run_group(c, [&](GpuGroup& owner) {
+    std::vector<ep::LowLatencyReceived> received;
+    for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::fp8_ue8m0})
+      for (int half = 0; half < 2; ++half) {
+        GpuLowLatencyRound round(owner, c, {.quantize = quantize});
+        received.push_back(round.send().receive());
+        round.check(received.back());
+        round.poison(received.back());
+      }
+    EXPECT_NE(received[0].x.data, received[1].x.data);
+    for (std::size_t i = 2; i < received.size(); ++i) {
+      EXPECT_EQ(received[i].x.data, received[i - 2].x.data);
+      EXPECT_EQ(received[i].counts.data, received[i - 2].counts.data);
+      EXPECT_EQ(received[i].source_token.data, received[i - 2].source_token.data);
+      EXPECT_EQ(received[i].layout.data, received[i - 2].layout.data);
+      if (i >= 4) EXPECT_EQ(received[i].scales.data, received[i - 2].scales.data);
+    }
+  });
+}
+
 TEST(EpGpuNodesMode, WarmUpAndManyRounds) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 5);

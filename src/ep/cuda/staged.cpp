@@ -41,6 +41,12 @@ struct Staging {
   std::optional<PinnedBlock> block;  ///< once the group has its memory
 };
 
+/// One of the two sets of arrays that dispatches of low latency come into, in turn, as on every backend.
+struct ResultArrays {
+  Tensor x;  ///< room for bfloat16 rows, whatever the form
+  Tensor scales, counts, source_token, layout;
+};
+
 /// One call: its stream, what it copies, and its events.
 class Call {
  public:
@@ -96,6 +102,19 @@ class Call {
     view.data = memory.get();
     view.device = group_.device;
     return Tensor(view, std::move(memory));
+  }
+  /// A tensor like this one in memory that is kept from call to call, which the first of them makes. The later ones are
+  /// no larger, and none of their streams may use it before it is there.
+  Tensor keep(Tensor& memory, const TensorView& like, std::size_t bytes) const {
+    if (!like.defined()) return {};
+    if (!memory.defined()) {
+      memory = make(TensorView(nullptr, DataType::uint8, {static_cast<std::int64_t>(bytes)}));
+      check(cudaStreamSynchronize(stream_), "memory of results");
+    }
+    TensorView view = like;
+    view.data = memory.data;
+    view.device = group_.device;
+    return Tensor(view, memory.owner);
   }
   /// The same with the contents of a contiguous host tensor.
   Tensor give(const TensorView& from) const {
@@ -201,7 +220,8 @@ class StagedBackend final : public detail::Backend {
   GroupState& group_;
   std::unique_ptr<detail::Backend> host_;
   Staging staging_;
-  Tensor answers_[2];  // of next_combine_buffer, used in turn
+  ResultArrays results_[2];  // by the parity of the dispatch's epoch
+  Tensor answers_[2];        // of next_combine_buffer, used in turn
 };
 
 Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
@@ -304,14 +324,21 @@ LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
   const Launch launch{.stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
   const Call call = begin(launch);
   const LowLatencyReceived on_host = host_->receive(*pending.host);
+  const std::int64_t rows = on_host.x.shape[1], hidden = on_host.x.shape[2];
+  const std::size_t most_rows = group_.shape.local_experts * rows;
+  ResultArrays& arrays = results_[on_host.handle.state()->epoch & 1];
   LowLatencyReceived received;
   received.handle = on_host.handle;
-  received.counts = call.give(on_host.counts);
-  received.source_token = call.give(on_host.source_token);
-  received.layout = call.give(on_host.layout);
-  received.x = call.make(on_host.x);
-  received.scales = call.make(on_host.scales);
-  const std::int64_t rows = on_host.x.shape[1], hidden = on_host.x.shape[2];
+  received.x = call.keep(arrays.x, on_host.x, most_rows * hidden * size_of(DataType::bfloat16));
+  received.scales =
+      call.keep(arrays.scales, on_host.scales, most_rows * detail::scale_groups(hidden) * size_of(DataType::float32));
+  received.counts = call.keep(arrays.counts, on_host.counts, on_host.counts.bytes());
+  received.source_token = call.keep(arrays.source_token, on_host.source_token, on_host.source_token.bytes());
+  received.layout = call.keep(arrays.layout, on_host.layout, on_host.layout.bytes());
+  for (const auto& [to, from] : {std::pair<const TensorView*, const TensorView*>{&received.counts, &on_host.counts},
+                                 {&received.source_token, &on_host.source_token},
+                                 {&received.layout, &on_host.layout}})
+    call.give(to->data, from->data, from->bytes());
   const std::size_t row_bytes = hidden * size_of(on_host.x.dtype);
   const auto& counts = on_host.handle.state()->counts;
   for (std::int64_t expert = 0; expert < group_.shape.local_experts; ++expert) {
