@@ -39,15 +39,17 @@ class Results:
             pytest.fail("\n".join(failed), pytrace=False)
 
 
-def run_checks(n_ranks, module):
-    """Runs all checks of the module on each of `n_ranks` processes, in the order in which they are written."""
+def run_checks(n_ranks, module, device="cpu"):
+    """Runs all checks of the module on each of `n_ranks` processes, in the order in which they are written. device:
+    torch's default there; "cuda" deals the ranks over the GPUs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])  # imported once, not once a rank
     results, ranks = [], []
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(n_ranks):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(rank, n_ranks, module, os.path.join(folder, "store"), theirs))
+            arguments = (rank, n_ranks, module, device, os.path.join(folder, "store"), theirs, dict(os.environ))
+            process = context.Process(target=_rank, args=arguments)
             process.start()
             theirs.close()
             ranks.append((process, ours))
@@ -66,13 +68,17 @@ def run_checks(n_ranks, module):
     return Results(results)
 
 
-def _rank(rank, n_ranks, module, store, pipe):
+def _rank(rank, n_ranks, module, device, store, pipe, environment):
+    os.environ.update(environment)  # a forkserver's children inherit that of its own start
     import torch
     import torch.distributed as dist
 
     import shoal
 
     torch.set_num_threads(1)
+    torch.set_default_device(device)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     timeout = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks, timeout=timeout)
     namespace = vars(importlib.import_module(module))
@@ -81,12 +87,12 @@ def _rank(rank, n_ranks, module, store, pipe):
     name = names[0]
     try:
         # An exception leaves the world at once, which tells the other ranks; so no rank waits for one that has failed.
-        with shoal.World.from_torch(settings={"symmetric_size": "64M", "timeout": 20000}) as world:
+        with shoal.World.from_torch(settings={"heap": "cuda" if device == "cuda" else "host", "symmetric_size": "64M", "timeout": 20000}) as world:
             for name in names:
                 torch.manual_seed(rank)
                 namespace[name](world)
                 result[name] = ""
-    except Exception:
+    except BaseException:  # pytest's own among them
         result[name] = traceback.format_exc()
     pipe.send(result)
     dist.destroy_process_group()
@@ -94,11 +100,28 @@ def _rank(rank, n_ranks, module, store, pipe):
 
 def all_members(team, value):
     """Every member's `value`, an object that can be pickled, by member. Works for all teams of the world."""
+    everybody = of_all_ranks(value)
+    return [everybody[team.world_pe(member)] for member in range(team.size)]
+
+
+def of_all_ranks(value):
+    """Every rank's `value`, an object that can be pickled; its tensors come to the default device."""
+    import torch
     import torch.distributed as dist
+
+    def here(part):
+        return part.to(torch.get_default_device()) if isinstance(part, torch.Tensor) else part
 
     everybody = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, value)
-    return [everybody[team.world_pe(member)] for member in range(team.size)]
+    return torch.utils._pytree.tree_map(here, everybody)
+
+
+def seeded(seed):
+    """A generator of random numbers on the default device."""
+    import torch
+
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 def each_group(world, options):

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import names_of_checks, run_checks, seeded
 
 import deep_ep
 from deep_ep.utils import refs
@@ -30,7 +30,7 @@ def the_buffer():
 
 
 def make_inputs(tokens, top_k=K, seed=0, none=0.2):
-    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    generator = seeded(100 * seed + dist.get_rank())
     x = torch.randn((tokens, H), generator=generator).bfloat16()
     topk_idx = torch.rand((tokens, E), generator=generator).topk(top_k, dim=1).indices
     topk_idx[torch.rand((tokens, top_k), generator=generator) < none] = -1
@@ -88,7 +88,7 @@ def check_dispatch_and_combine(_):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     assert isinstance(handle, tuple) and len(handle) == 6
     prefix, channel_prefix, recv_channel_prefix, source, in_rank, send_head = handle
-    assert prefix.shape == (ranks, ranks) and torch.equal(prefix[:, rank], ref_counts.cumsum(0).int())
+    assert prefix.shape == (ranks, ranks) and prefix[:, rank].tolist() == ref_counts.cumsum(0).tolist()
     assert torch.equal(channel_prefix, layout["num_tokens_per_rank"][:, None])
     assert torch.equal(recv_channel_prefix, torch.zeros((ranks, 1), dtype=torch.int32))
     assert torch.equal(source, ref_source % MOST) and source.dtype == torch.int32
@@ -300,7 +300,8 @@ def check_argument_errors(_):
     fails(RuntimeError, "at most 2", buffer.combine, recv_x, handle, bias=(x, x, x))
     fails(RuntimeError, "config", buffer.combine, recv_x, handle, config=3)
     fails(RuntimeError, "num_experts", buffer.get_dispatch_layout, topk_idx, E + 1)
-    fails(RuntimeError, "topk_idx has values", buffer.get_dispatch_layout, topk_idx + E, E)
+    if not topk_idx.is_cuda:  # there, looking would make the host wait
+        fails(RuntimeError, "topk_idx has values", buffer.get_dispatch_layout, topk_idx + E, E)
     fails(RuntimeError, "topk_idx is", buffer.get_dispatch_layout, topk_idx[0], E)
     fails(RuntimeError, "low_latency_mode", buffer.clean_low_latency_buffer, 8, 128, E)
     fails(RuntimeError, "Shrink mode", buffer.low_latency_clean_mask_buffer)

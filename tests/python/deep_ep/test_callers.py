@@ -9,7 +9,7 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import names_of_checks, run_checks, seeded
 
 import deep_ep
 from deep_ep import Buffer, ElasticBuffer
@@ -19,7 +19,7 @@ H, K, E, N = 512, 3, 16, 8
 
 
 def make_inputs(tokens, seed):
-    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    generator = seeded(100 * seed + dist.get_rank())
     x = torch.randn((tokens, H), generator=generator).bfloat16()
     scores = torch.rand((tokens, E), generator=generator)
     topk_weights, topk_ids = scores.softmax(1).topk(K, dim=1)
@@ -27,7 +27,7 @@ def make_inputs(tokens, seed):
 
 
 def all_experts():
-    generator = torch.Generator().manual_seed(7)
+    generator = seeded(7)
     return torch.randn((E, H, H), generator=generator) / H**0.5
 
 
@@ -75,11 +75,11 @@ def check_vllm_high_throughput(_):
     configs = Buffer.get_dispatch_config(ranks), Buffer.get_combine_config(ranks)
     for asynchronous in (False, True):
         x, topk_ids, topk_weights = make_inputs(5 + rank, 1)
+        token_data = per_token_cast_to_fp8(x) if asynchronous else x
         previous = Buffer.capture()
         per_rank, per_rdma_rank, per_expert, in_rank, event = buffer.get_dispatch_layout(
             topk_idx=topk_ids, num_experts=E, previous_event=previous, async_finish=False, allocate_on_comm_stream=False
         )
-        token_data = per_token_cast_to_fp8(x) if asynchronous else x
         received, ids, weights, counts, handle, event = buffer.dispatch(
             x=token_data,
             handle=None,
@@ -110,7 +110,7 @@ def check_vllm_high_throughput(_):
             handle=handle,
             topk_weights=None,
             config=configs[1],
-            previous_event=previous,
+            previous_event=Buffer.capture(),
             async_finish=asynchronous,
             allocate_on_comm_stream=False,
         )
@@ -450,7 +450,7 @@ def check_megatron_training_step(_):
     dispatch, combine = megatron_functions(buffer)
     for asynchronous in (False, True):
         inputs = [make_inputs(6 + rank % 3, 30 + part) for part in range(2)]
-        weight = torch.randn(H, generator=torch.Generator().manual_seed(1))
+        weight = torch.randn(H, generator=seeded(1))
         # With Megatron's calls.
         experts = local_experts().requires_grad_()
         x = inputs[0][0].clone().requires_grad_()
