@@ -7,8 +7,18 @@ from .buffers import Buffer, ElasticBuffer, EPHandle
 from .config import Config, topk_idx_t
 from .utils.envs import get_logical_domain_size, get_physical_domain_size
 from .utils.event import EventHandle, EventOverlap
+from .utils.find_pkgs import find_cuda_home
 
 __version__ = "2.1.0+shoal"
+
+
+def check_nccl_so() -> None:
+    """Nothing to check, and never called: the package uses no NCCL of its own."""
+
+
+def init_jit() -> None:
+    """Nothing to prepare, and never called: kernels were compiled with the package."""
+
 
 __all__ = [
     "Buffer",
@@ -17,7 +27,10 @@ __all__ = [
     "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
+    "check_nccl_so",
+    "find_cuda_home",
     "get_logical_domain_size",
     "get_physical_domain_size",
+    "init_jit",
     "topk_idx_t",
 ]

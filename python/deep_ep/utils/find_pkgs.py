@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 
@@ -35,3 +36,15 @@ def find_nccl_root() -> str:
 def find_nvshmem_root() -> str:
     """Folder of NVSHMEM: EP_NVSHMEM_ROOT_DIR, NVSHMEM_DIR, the installed wheel; AssertionError where there is none."""
     return _require_root("nvidia.nvshmem", "EP_NVSHMEM_ROOT_DIR", "NVSHMEM_DIR")
+
+
+def find_cuda_home() -> str:
+    """Folder of the CUDA toolkit: CUDA_HOME, CUDA_PATH, that of the nvcc on PATH, /usr/local/cuda; AssertionError where
+    there is none."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if root := os.environ.get(name):
+            return root
+    nvcc = shutil.which("nvcc")
+    root = Path(nvcc).parent.parent if nvcc else Path("/usr/local/cuda")
+    assert root.is_dir(), "no CUDA toolkit found: install it, or set CUDA_HOME to its folder"
+    return str(root)

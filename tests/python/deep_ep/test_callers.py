@@ -544,6 +544,7 @@ def test_signatures(function):
 
 def test_exported_names():
     names = "Buffer ElasticBuffer EPHandle EventOverlap EventHandle Config topk_idx_t get_physical_domain_size"
-    for name in [*names.split(), "get_logical_domain_size", "__version__"]:
+    names += " get_logical_domain_size find_cuda_home check_nccl_so init_jit __version__"
+    for name in names.split():
         assert hasattr(deep_ep, name), name
     assert deep_ep.topk_idx_t is torch.int64 and Buffer.num_sms % 2 == 0 and Buffer.is_sm90_compiled()

@@ -253,6 +253,26 @@ def test_find_packages(monkeypatch, tmp_path):
         assert function() == "/first"
 
 
+def test_find_cuda_home(monkeypatch, tmp_path):
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.touch(0o755)
+    monkeypatch.setenv("PATH", str(nvcc.parent))
+    assert find_pkgs.find_cuda_home() == str(tmp_path)
+    monkeypatch.setenv("CUDA_PATH", "/second")
+    assert find_pkgs.find_cuda_home() == "/second"
+    monkeypatch.setenv("CUDA_HOME", "/first")
+    assert find_pkgs.find_cuda_home() == "/first"
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.delenv("CUDA_PATH")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(find_pkgs.Path, "is_dir", lambda _: False)
+    with pytest.raises(AssertionError, match="set CUDA_HOME"):
+        find_pkgs.find_cuda_home()
+
+
 def test_value_or():
     assert semantic.value_or(None, 3) == 3
     assert semantic.value_or(0, 3) == 0 and semantic.value_or(False, True) is False
