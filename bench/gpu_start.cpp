@@ -4,10 +4,15 @@
 // first call of a second group of the same kind, which finds the code loaded. Handshake and first touch: what is left
 // of that second group's first call over a steady one. Times are by the host's clock from a call to the end of its work
 // on the GPU, the slowest PE's counting; all PEs start each call together. Without --no-warmup the first group is
-// warmed up, and first / steady is what warm-up leaves over (B2).
+// warmed up, and first / steady is what warm-up leaves over (B2). Inputs and output are there before the group is, as a
+// model's are; the warm-up does not know them. A steady pair behind a pause says what of the first one is the pause
+// alone.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <thread>
 
 #include "base/check.hpp"
 #include "gpu_bench.hpp"
@@ -17,6 +22,7 @@ namespace shoal::bench::gpu {
 namespace {
 
 constexpr int kCalls = 40, kSteadyFrom = 20;
+constexpr auto kPause = std::chrono::milliseconds(300);
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -36,20 +42,22 @@ class StartBench {
   /// One group, made, called and closed; `which`: "first group" or "second group".
   void run(const std::string& which, bool low_latency) {
     const std::string name = std::string(low_latency ? "low latency, " : "normal, ") + which;
-    const double used = used_gigabytes();
     ep::GroupOptions group_options = low_latency ? low_latency_options(options_, shape_.low_latency_tokens)
                                                  : normal_options(options_, shape_.tokens);
     group_options.preinitialize = options_.preinitialize;
+    const std::int64_t tokens = low_latency ? shape_.low_latency_tokens : shape_.tokens;
+    const DeviceBatch batch = make_device_batch(shape_, tokens, peers_, 0, stream_.get());
+    const Tensor output = device_tensor(DataType::bfloat16, {tokens, shape_.hidden});
+    const double used = used_gigabytes();
     ep::Group group;
     step(name + ": group creation", [&] { group = ep::Group(world_.team(), group_options); });
     if (options_.warmup) step(name + ": warm-up", [&] { group.warmup(); });
     results_.note(name + ": GPU memory, GB", used_gigabytes() - used);
 
-    const std::int64_t tokens = low_latency ? shape_.low_latency_tokens : shape_.tokens;
-    const DeviceBatch batch = make_device_batch(shape_, tokens, peers_, 0, stream_.get());
-    const Tensor output = device_tensor(DataType::bfloat16, {tokens, shape_.hidden});
     std::vector<double> seconds;
     for (int call = 0; call < kCalls; ++call) seconds.push_back(time_pair(group, batch, output, low_latency));
+    std::this_thread::sleep_for(kPause);
+    const double paused = time_pair(group, batch, output, low_latency);
     group.close();
 
     double steady = 0;
@@ -60,7 +68,9 @@ class StartBench {
     results_.add_step(name + ": steady pair", steady);
     first_[which] = seconds[0];
     steady_ = steady;
+    results_.add_step(name + fmt::format(": pair behind {} ms of nothing", kPause.count()), paused);
     results_.note(name + ": first / steady", seconds[0] / steady);
+    results_.note(name + ": first / pair behind a pause", seconds[0] / paused);
   }
 
   /// After both groups.

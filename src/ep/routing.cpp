@@ -11,6 +11,8 @@ bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
   require(state != nullptr && token >= 0 && token < state->tokens && rank >= 0 && rank < state->shape.ranks,
           Code::invalid_argument, "is_token_in_rank(token {}, rank {}); this routing has {} tokens and {} ranks", token,
           rank, state ? state->tokens : 0, state ? state->shape.ranks : 0);
+  require(topk_idx.device.kind == DeviceKind::host, Code::unsupported,
+          "is_token_in_rank: this routing is in GPU memory, which the host does not read; use Routing::topk_idx there");
   const auto copies = state->copies_of(token);
   return std::any_of(copies.begin(), copies.end(), [rank](const detail::Copy& copy) { return copy.rank == rank; });
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/ep_gpu_checks.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -412,6 +413,20 @@ TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
       group.group.close();  // members' kernels may still be at it; the next group gets the same memory
     }
   });
+}
+
+TEST(EpGpuNormal, SmallRoutingsAreNotReadOnTheHost) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(2);
+  ep::GroupOptions options = options_for(c);
+  run_group(
+      c,
+      [&](GpuGroup& group) {
+        GpuRound round(group, c, {});
+        const ep::Routing routing = round.route();
+        expect_error(Code::unsupported, "in GPU memory", [&] { (void)routing.is_token_in_rank(0, 0); });
+      },
+      options);
 }
 
 }  // namespace

@@ -23,9 +23,11 @@ class CudaP2pTransport final : public Transport {
         device_(heap_->device()),
         stream_(for_another_thread ? nullptr : device_.stream),
         my_pe_(context.my_pe) {
-    for (Pe pe = 0; pe < context.n_pes; ++pe)
-      same_node_.push_back(context.node_of[static_cast<std::size_t>(pe)] ==
-                           context.node_of[static_cast<std::size_t>(my_pe_)]);
+    // What is mapped is reached, also on another host of an NVLink domain; only nodes that a host is split into for
+    // tests are kept apart.
+    const auto me = static_cast<std::size_t>(my_pe_);
+    for (std::size_t pe = 0; pe < context.node_of.size(); ++pe)
+      split_off_.push_back(context.host_of[pe] == context.host_of[me] && context.node_of[pe] != context.node_of[me]);
     device_.activate();
     void* word = nullptr;
     memory::cuda::check(driver_, driver_.host_alloc(&word, sizeof *result_, CU_MEMHOSTALLOC_PORTABLE),
@@ -41,7 +43,7 @@ class CudaP2pTransport final : public Transport {
   void connect(std::span<const std::vector<std::byte>>) override { started(kernels_.load(), "loading kernels"); }
   Reach reach(Pe pe) const override;
   std::byte* base(Pe pe) const noexcept override {
-    return same_node_[static_cast<std::size_t>(pe)] ? heap_->base(pe) : nullptr;
+    return split_off_[static_cast<std::size_t>(pe)] ? nullptr : heap_->base(pe);
   }
 
   void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override {
@@ -125,13 +127,13 @@ class CudaP2pTransport final : public Transport {
   CUstream stream_;  ///< the device's, or its own, taken when it is needed, for a thread beside the PE's
   std::shared_ptr<CUstream_st> own_stream_;
   Pe my_pe_;
-  std::vector<bool> same_node_;  // by PE
+  std::vector<bool> split_off_;  // by PE: on this host, but not on this node
   std::uint64_t* result_ = nullptr;
 };
 
 Reach CudaP2pTransport::reach(Pe pe) const {
   if (!heap_->obstacle(pe).empty()) return {0, heap_->obstacle(pe)};
-  const Capabilities near = same_node_[static_cast<std::size_t>(pe)] ? capability::load_store : 0;
+  const Capabilities near = split_off_[static_cast<std::size_t>(pe)] ? 0 : capability::load_store;
   if (!heap_->atomics(pe)) return {near | capability::put | capability::get, "no atomics between these GPUs"};
   return {near | capability::all_operations, ""};
 }
