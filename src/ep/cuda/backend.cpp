@@ -8,6 +8,7 @@
 #include "ep/cuda/normal.cuh"
 #include "ep/cuda/shares.hpp"
 #include "ep/cursor.hpp"
+#include "memory/cuda/stream_pool.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -555,13 +556,20 @@ void CudaBackend::warmup(Group& group) {
     const Tensor x = on_device(group_, DataType::bfloat16, {tokens, options.hidden}, nullptr);
     const Tensor weights = on_device(group_, DataType::float32, {tokens, options.top_k}, nullptr);
     low_latency_.preload();
+    // As calls come: on a stream of the caller's, with and without weights.
+    const auto callers = memory::cuda::take_stream(*state_.world->cuda(), memory::cuda::StreamPriority::highest);
+    const Launch launch{.stream = callers.get(), .after = nullptr, .done = nullptr, .sms = 0};
     for (const Quantize quantize : {Quantize::none, Quantize::fp8})
       for (int half = 0; half < 2; ++half) {  // each form in both halves of the buffers
         if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
-        const LowLatencyReceived received = group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
+        LowLatencyDispatchOptions dispatch{.quantize = quantize, .launch = launch};
+        if (half == 1) dispatch.weights = weights;
+        const LowLatencyReceived received = group.low_latency_dispatch(x, topk, dispatch).receive();
         const TensorView y = group.next_combine_buffer();
-        group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = true}).receive();
+        group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = true, .launch = launch}).receive();
       }
+    synchronize();
+    check(cudaStreamSynchronize(callers.get()), "warm-up");
   }
   synchronize();
 }
