@@ -75,13 +75,17 @@ DeviceKind heap_from(const std::string& name) {
 nb::dict size_hint(std::int32_t ranks, const nb::kwargs& given) {
   nb::kwargs options;
   DeviceKind heap = DeviceKind::host;
+  std::int32_t nodes = 1;
   for (const auto& [key, value] : given) {
-    if (nb::cast<std::string>(key) == "heap")
+    const std::string name = nb::cast<std::string>(key);
+    if (name == "heap")
       heap = heap_from(nb::cast<std::string>(value));
+    else if (name == "nodes")
+      nodes = nb::cast<std::int32_t>(value);
     else
       options[key] = value;
   }
-  const ep::SizeHint hint = ep::size_hint(options_from(options), ranks, heap);
+  const ep::SizeHint hint = ep::size_hint(options_from(options), ranks, heap, nodes);
   nb::dict parts;
   parts["control"] = hint.control;
   parts["normal"] = hint.normal;
@@ -261,7 +265,8 @@ void bind_group(nb::module_& module) {
             new (self) Group(team, options);
           },
           nb::arg("team"), nb::arg("options"),
-          nb::sig("def __init__(self, team: Team, *, hidden: int, top_k: int, experts: int, max_tokens: int = 0, "
+          nb::sig("def __init__(self, team: shoal._core.Team, *, hidden: int, top_k: int, experts: int, max_tokens: "
+                  "int = 0, "
                   "dtype: str "
                   "= 'bfloat16', max_scales: int = 0, live_results: int = 2, low_latency_max_tokens: int = 0, "
                   "preinitialize: "
@@ -326,7 +331,8 @@ void bind_group(nb::module_& module) {
   bind_hooked(module);
 
   module.def("size_hint", &size_hint, nb::arg("ranks"), nb::arg("options"),
-             nb::sig("def size_hint(ranks: int, *, heap: str = 'host', **options: typing.Any) -> dict[str, int]"),
+             nb::sig("def size_hint(ranks: int, *, heap: str = 'host', nodes: int = 1, **options: typing.Any) -> "
+                     "dict[str, int]"),
              "Bytes of the heap that a group of `ranks` members with Group's options takes on each of them: control, "
              "normal, low_latency and total."_doc);
   module.def(

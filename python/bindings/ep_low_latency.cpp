@@ -165,16 +165,20 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
       module, "LowLatencyReceived",
       "What one low-latency dispatch received. The arrays are overwritten by the receive after next."_doc)
       .def_prop_ro(
-          "x", &Received::array<&ep::LowLatencyReceived::x>,
+          "x", &Received::array<&ep::LowLatencyReceived::x>, nb::sig("def x(self) -> shoal._core.Array"),
           "float8_e4m3 or bfloat16 [local experts, members * max tokens, hidden]; counts[e] rows of expert e are valid."_doc)
       .def_prop_ro(
           "scales", &Received::array<&ep::LowLatencyReceived::scales>,
+          nb::sig("def scales(self) -> shoal._core.Array | None"),
           "float32 [local experts, rows, hidden / 128], or int32 [.., .., hidden / 512] packed UE8M0; in memory the "
           "row index runs fastest. None for bfloat16."_doc)
-      .def_prop_ro("counts", &Received::array<&ep::LowLatencyReceived::counts>, "int32 [local experts]."_doc)
+      .def_prop_ro("counts", &Received::array<&ep::LowLatencyReceived::counts>,
+                   nb::sig("def counts(self) -> shoal._core.Array"), "int32 [local experts]."_doc)
       .def_prop_ro("source_token", &Received::array<&ep::LowLatencyReceived::source_token>,
+                   nb::sig("def source_token(self) -> shoal._core.Array"),
                    "int32 [local experts, rows]: index of the token at its source."_doc)
       .def_prop_ro("layout", &Received::array<&ep::LowLatencyReceived::layout>,
+                   nb::sig("def layout(self) -> shoal._core.Array"),
                    "int64 [local experts, members]: (first row << 32) | rows."_doc)
       .def_prop_ro(
           "handle", [](const Received& self) { return self.handle(); }, nb::rv_policy::move,
@@ -192,7 +196,8 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
       .def(
           "ready", [](const PendingCombine& self) { return self.pending.ready(); },
           nb::call_guard<nb::gil_scoped_release>(), "Whether receive would not wait."_doc)
-      .def("receive", &receive_combine, "bfloat16 [tokens, hidden], or the array given as out=; once."_doc);
+      .def("receive", &receive_combine, nb::sig("def receive(self) -> shoal._core.Array | typing.Any"),
+           "bfloat16 [tokens, hidden], or the array given as out=; once."_doc);
   group
       .def(
           "low_latency_dispatch", &send_dispatch, nb::arg("x"), nb::arg("topk_idx"), nb::arg("options"),
@@ -221,7 +226,7 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
           "bits a channel. zero_copy: y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum "
           "of "
           "each member to bfloat16 first; exact rounds once."_doc)
-      .def("next_combine_buffer", &next_buffer,
+      .def("next_combine_buffer", &next_buffer, nb::sig("def next_combine_buffer(self) -> shoal._core.Array"),
            "Where experts may write the y of the next low_latency_combine for zero_copy: bfloat16 [local experts, "
            "members "
            "* max tokens, hidden], rows strided."_doc);

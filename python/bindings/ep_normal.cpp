@@ -4,6 +4,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -162,11 +163,23 @@ Combined combine(Group& self, nb::handle y, const ep::Handle& handle, const nb::
   return to_python(self, std::move(result), options.combine.launch.stream, out);
 }
 
+/// What asynchronous operations may wait for: set by any thread, once.
+struct HostEvent {
+  std::promise<void> promise;
+  ep::Event event = promise.get_future().share();
+  std::atomic<bool> is_set = false;
+
+  void set() {
+    if (!is_set.exchange(true)) promise.set_value();
+  }
+  ~HostEvent() { set(); }  // nobody can any more
+};
+
 /// An operation on the group's own stream, with everything that it reads until it is done.
 struct Future {
   std::function<bool(std::chrono::milliseconds)> wait;
   std::function<nb::object()> take;
-  nb::object group, input;
+  nb::object group, input, after;
   Options options;
   std::optional<Input> rows;
 
@@ -211,31 +224,56 @@ std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const
   return future;
 }
 
+/// What the host waits for before an operation starts; `rest` is what else was given.
+struct After {
+  ep::Event event;
+  nb::object holder = nb::none();
+  nb::kwargs rest;
+
+  explicit After(const nb::kwargs& given) {
+    for (const auto& [key, value] : given) {
+      if (nb::cast<std::string>(key) == "after" && nb::isinstance<HostEvent>(value)) {
+        holder = nb::borrow(value);
+        event = nb::cast<const HostEvent&>(value).event;
+      } else {
+        rest[key] = value;
+      }
+    }
+  }
+};
+
 std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, nb::handle layout,
                                        const nb::kwargs& given) {
   const Routing* const routing = routing_of(layout);
-  return begin(
-      self, x, "x", dispatch_options(given), [](Options& options) -> ep::Launch& { return options.dispatch.launch; },
+  const After after(given);
+  auto future = begin(
+      self, x, "x", dispatch_options(after.rest),
+      [](Options& options) -> ep::Launch& { return options.dispatch.launch; },
       [&](ep::Group& group, const TensorView& view, const Options& call) {
         require(routing != nullptr, Code::invalid_argument, "dispatch_async goes by a Routing, got a Handle");
-        return group.dispatch_async(view, routing->routing, call.dispatch);
+        return group.dispatch_async(view, routing->routing, call.dispatch, after.event);
       },
       [](const Group& group, ep::Dispatched result, void* stream) {
         return to_python(group, std::move(result), stream);
       });
+  future->after = after.holder;
+  return future;
 }
 
 std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y, const ep::Handle& handle,
                                       const nb::kwargs& given) {
   nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
-  return begin(
-      self, y, "y", combine_options(given), [](Options& options) -> ep::Launch& { return options.combine.launch; },
+  const After after(given);
+  auto future = begin(
+      self, y, "y", combine_options(after.rest), [](Options& options) -> ep::Launch& { return options.combine.launch; },
       [&](ep::Group& group, const TensorView& view, const Options& call) {
-        return group.combine_async(view, handle, call.combine);
+        return group.combine_async(view, handle, call.combine, after.event);
       },
       [out](const Group& group, ep::Combined result, void* stream) {
         return to_python(group, std::move(result), stream, out);
       });
+  future->after = after.holder;
+  return future;
 }
 
 }  // namespace
@@ -247,7 +285,8 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       .def_prop_ro("received_rows", &ep::Handle::received_rows,
                    "Rows that the dispatch received, as Dispatched.rows."_doc);
   nb::class_<Routing>(module, "Routing", "Where the tokens of this member go; good for any number of dispatches."_doc)
-      .def_ro("topk_idx", &Routing::topk_idx, "int64 [tokens, top_k], a copy; -1: no expert."_doc)
+      .def_ro("topk_idx", &Routing::topk_idx, nb::for_getter(nb::sig("def topk_idx(self) -> shoal._core.Array")),
+              "int64 [tokens, top_k], a copy; -1: no expert."_doc)
       .def_prop_ro(
           "tokens", [](const Routing& self) { return self.routing.tokens(); }, "Number of tokens."_doc)
       .def_prop_ro(
@@ -256,8 +295,12 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       .def_prop_ro(
           "tokens_per_expert", [](const Routing& self) { return self.routing.tokens_per_expert; },
           "[experts]; empty on GPUs."_doc)
-      .def_ro("rank_counts", &Routing::rank_counts, "tokens_per_rank in GPU memory (int32), else None."_doc)
-      .def_ro("expert_counts", &Routing::expert_counts, "tokens_per_expert in GPU memory (int32), else None."_doc)
+      .def_ro("rank_counts", &Routing::rank_counts,
+              nb::for_getter(nb::sig("def rank_counts(self) -> shoal._core.Array | None")),
+              "tokens_per_rank in GPU memory (int32), else None."_doc)
+      .def_ro("expert_counts", &Routing::expert_counts,
+              nb::for_getter(nb::sig("def expert_counts(self) -> shoal._core.Array | None")),
+              "tokens_per_expert in GPU memory (int32), else None."_doc)
       .def(
           "is_token_in_rank",
           [](const Routing& self, std::int64_t token, std::int32_t rank) {
@@ -265,27 +308,41 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
           },
           nb::arg("token"), nb::arg("rank"), "Whether a token goes to a member."_doc);
   nb::class_<Dispatched>(module, "Dispatched", "What one dispatch received."_doc)
-      .def_ro("x", &Dispatched::x, "[rows, hidden]: ordered by source member, then by token; expanded: by expert."_doc)
-      .def_ro("scales", &Dispatched::scales, "[rows, n], or None where none were sent."_doc)
+      .def_ro("x", &Dispatched::x, nb::for_getter(nb::sig("def x(self) -> shoal._core.Array")),
+              "[rows, hidden]: ordered by source member, then by token; expanded: by expert."_doc)
+      .def_ro("scales", &Dispatched::scales, nb::for_getter(nb::sig("def scales(self) -> shoal._core.Array | None")),
+              "[rows, n], or None where none were sent."_doc)
       .def_ro("topk_idx", &Dispatched::topk_idx,
+              nb::for_getter(nb::sig("def topk_idx(self) -> shoal._core.Array | None")),
               "int64 [rows, top_k]: experts of this member from 0 on; -1: elsewhere. Expanded: [rows, 1]."_doc)
       .def_ro("topk_weights", &Dispatched::topk_weights,
+              nb::for_getter(nb::sig("def topk_weights(self) -> shoal._core.Array | None")),
               "float32, as topk_idx; 0 where that is -1; None without weights."_doc)
-      .def_ro("source_token", &Dispatched::source_token, "int32 [rows]: index of the token at its source."_doc)
-      .def_ro("expert_first_row", &Dispatched::expert_first_row, "int32 [local experts + 1], expanded only."_doc)
+      .def_ro("source_token", &Dispatched::source_token,
+              nb::for_getter(nb::sig("def source_token(self) -> shoal._core.Array | None")),
+              "int32 [rows]: index of the token at its source."_doc)
+      .def_ro("expert_first_row", &Dispatched::expert_first_row,
+              nb::for_getter(nb::sig("def expert_first_row(self) -> shoal._core.Array | None")),
+              "int32 [local experts + 1], expanded only."_doc)
       .def_ro("rows_per_source", &Dispatched::rows_per_source, "[members]."_doc)
       .def_ro("tokens_per_expert", &Dispatched::tokens_per_expert,
               "[local experts], rounded up to expert_alignment."_doc)
       .def_ro("rows", &Dispatched::rows, "Rows that hold tokens; -1 on GPUs with worst_case_rows."_doc)
-      .def_ro("row_count", &Dispatched::row_count, "The same in GPU memory (int32 [1]), else None."_doc)
+      .def_ro("row_count", &Dispatched::row_count,
+              nb::for_getter(nb::sig("def row_count(self) -> shoal._core.Array | None")),
+              "The same in GPU memory (int32 [1]), else None."_doc)
       .def_ro("expert_counts", &Dispatched::expert_counts,
+              nb::for_getter(nb::sig("def expert_counts(self) -> shoal._core.Array | None")),
               "int32 [local experts] in GPU memory, not aligned, else None."_doc)
       .def_prop_ro(
           "handle", [](const Dispatched& self) { return self.handle; }, nb::rv_policy::move,
           "For the combine, and for dispatches of the same layout."_doc);  // a copy: it must not keep the rows
   nb::class_<Combined>(module, "Combined", "The sums of one combine."_doc)
-      .def_ro("x", &Combined::x, "[tokens, hidden], dtype of the answers; the array given as out=."_doc)
-      .def_ro("topk_weights", &Combined::topk_weights, "float32 [tokens, top_k], or None without weights."_doc);
+      .def_ro("x", &Combined::x, nb::for_getter(nb::sig("def x(self) -> shoal._core.Array")),
+              "[tokens, hidden], dtype of the answers; the array given as out=."_doc)
+      .def_ro("topk_weights", &Combined::topk_weights,
+              nb::for_getter(nb::sig("def topk_weights(self) -> shoal._core.Array | None")),
+              "float32 [tokens, top_k], or None without weights."_doc);
 
   static const char* const kDispatchText =
       "Sends each token to the members that hold its experts. Collective.\n\nx: bfloat16, float16, float32 or "
@@ -298,9 +355,15 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       "current stream of torch for its tensors, else what the array is ready on, else Group.stream), events to wait "
       "for "
       "and to record (cudaEvent_t or torch.cuda.Event), and the SMs to use."_doc;
+  nb::class_<HostEvent>(module, "HostEvent",
+                        "What dispatch_async and combine_async may wait for (after=): set once, by any thread."_doc)
+      .def(nb::init<>(), "Not set."_doc)
+      .def("set", &HostEvent::set, "Lets what waits for it go on; a second time does nothing."_doc)
+      .def_prop_ro("is_set", [](const HostEvent& self) { return self.is_set.load(); }, "Whether it is set."_doc);
   nb::class_<Future>(module, "Future", "An operation on the group's own stream."_doc)
       .def("done", &Future::done, "Whether result() would not wait."_doc)
-      .def("result", &Future::result, "What the call returns, once; raises what went wrong."_doc);
+      .def("result", &Future::result, nb::sig("def result(self) -> Dispatched | Combined"),
+           "What the call returns, once; raises what went wrong."_doc);
   group
       .def(
           "route", &route, nb::arg("topk_idx"), nb::arg("launch"),
@@ -333,7 +396,7 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       .def("dispatch_async", &dispatch_async, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
            nb::sig("def dispatch_async(self, x: typing.Any, routing: Routing, **options: typing.Any) -> Future"),
            "As dispatch, on the group's own stream; operations run there one after another, and arrays must stay "
-           "unchanged until the Future is done."_doc)
+           "unchanged until the Future is done. after: also a HostEvent, before which it does not start."_doc)
       .def("combine_async", &combine_async, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
            nb::sig("def combine_async(self, y: typing.Any, handle: Handle, **options: typing.Any) -> Future"),
            "As combine, on the group's own stream."_doc);

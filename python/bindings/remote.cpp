@@ -98,7 +98,10 @@ void put_signal(const World& world, const RemoteArray& target, nb::handle source
 }
 
 void signal(const World& world, const RemoteArray& flag, std::int64_t value, const std::string& op) {
-  world.signal(flag_of(flag, "signal"), choose(kSignals, op, "op"), static_cast<std::uint64_t>(value));
+  const auto remote_flag = flag_of(flag, "signal");
+  const SignalOp kind = choose(kSignals, op, "op");
+  nb::gil_scoped_release released;
+  world.signal(remote_flag, kind, static_cast<std::uint64_t>(value));
 }
 
 /// The element of this PE that others write. Throws Error{invalid_argument} for other dtypes and indices.
@@ -172,7 +175,8 @@ void bind_remote(nb::class_<World>& world) {
       .def("atomic", &atomic, nb::arg("op"), nb::arg("target"), nb::arg("operand") = 0, nb::arg("compare") = 0,
            "One of fetch, set, add, and, or, xor, swap, compare_swap on one int32 or int64 element; returns the value "
            "before."_doc)
-      .def("fence", &World::fence, "Orders earlier puts and atomics before later ones, for each target."_doc)
+      .def("fence", &World::fence, nb::call_guard<nb::gil_scoped_release>(),
+           "Orders earlier puts and atomics before later ones, for each target."_doc)
       .def("quiet", &World::quiet, nb::call_guard<nb::gil_scoped_release>(),
            "Returns when all earlier operations of this PE are complete and visible at their targets."_doc);
 }

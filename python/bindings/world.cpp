@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdlib>
@@ -172,7 +173,42 @@ RemoteArray element(const RemoteArray& array, std::int64_t index) {
   return {array.pe, array.offset + static_cast<std::size_t>(index) * size_of(array.dtype), 1, array.dtype};
 }
 
+/// Arrays of all PEs in memory of any allocator, while they are shared.
+struct SharedArrays {
+  World world;
+  SharedBuffer buffer;
+  nb::object mine;
+};
+
+std::unique_ptr<SharedArrays> share(const World& world, nb::handle array) {
+  const Input given = optional_input(array, "share_buffer");
+  require(!given.view.defined() || given.view.contiguous(), Code::invalid_argument,
+          "share_buffer: a contiguous array, got {}", given.view.describe());
+  auto shared = std::make_unique<SharedArrays>(SharedArrays{world, {}, nb::borrow(array)});
+  nb::gil_scoped_release released;
+  shared->buffer = world.heap().share_buffer(given.view.data, given.view.defined() ? given.view.bytes() : 0);
+  return shared;
+}
+
+void unshare(SharedArrays& shared) {
+  {
+    nb::gil_scoped_release released;
+    shared.world.heap().unshare_buffer(shared.buffer);
+  }
+  shared.mine = nb::none();
+}
+
 void bind_symmetric_arrays(nb::module_& module) {
+  nb::class_<SharedArrays>(module, "SharedBuffer", "What PEs share by World.share_buffer, until unshare."_doc)
+      .def(
+          "bytes", [](const SharedArrays& self, Pe pe) { return self.buffer.bytes(pe); }, nb::arg("pe"),
+          "Bytes that PE `pe` shares."_doc)
+      .def(
+          "address",
+          [](const SharedArrays& self, Pe pe) { return reinterpret_cast<std::uintptr_t>(self.buffer.on(pe)); },
+          nb::arg("pe"), "Where they lie for this PE's GPU; 0: out of its reach, or none."_doc)
+      .def("unshare", &unshare,
+           "Ends it. Collective over the world, in the same order as other calls, before the memory goes."_doc);
   nb::class_<SymmetricArray>(module, "SymmetricArray",
                              "An array that lies at the same place of every PE's heap; made by World.zeros."_doc)
       .def_prop_ro(
@@ -232,7 +268,7 @@ void bind_world(nb::module_& module) {
                        "everywhere."_doc)
       .def_static(
           "create", [](nb::handle settings) { return UniqueId::create(settings_from(settings)); },
-          nb::arg("settings") = nb::none())
+          nb::arg("settings") = nb::none(), "A new name, served by this process."_doc)
       .def("__str__", &UniqueId::to_string);
 
   nb::class_<World> world(
@@ -299,6 +335,11 @@ void bind_world(nb::module_& module) {
       .def("zeros", &allocate, nb::arg("shape"), nb::arg("dtype") = "float32",
            "An array of zeros on every PE. Collective: all PEs call with the same arguments, in the same order. Raises "
            "ExhaustedError when the heap is too small, naming SHOAL_SYMMETRIC_SIZE."_doc)
+      .def("share_buffer", &share, nb::arg("array").none(), nb::rv_policy::take_ownership,
+           "Lets the GPUs of all PEs read and write a contiguous CUDA array of this PE where it lies, whatever "
+           "allocated it; combine then fetches answers from there without a copy. Collective over the world; None: "
+           "this PE shares nothing. Raises UnsupportedError, on all PEs, where the heap is on the host and for memory "
+           "that cannot be passed on."_doc)
       .def("describe_transport", &World::describe_transport, nb::arg("pe"),
            "The transport to PE `pe` and what it can do, as text."_doc)
       .def_prop_ro(

@@ -19,6 +19,7 @@ from . import ep, errors
 from ._core import (
     Array,
     RemoteArray,
+    SharedBuffer,
     SymmetricArray,
     Team,
     UniqueId,
@@ -55,6 +56,7 @@ __all__ = [
     "MismatchError",
     "PeerFailedError",
     "RemoteArray",
+    "SharedBuffer",
     "SymmetricArray",
     "SystemFailureError",
     "Team",

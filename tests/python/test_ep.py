@@ -221,6 +221,58 @@ def test_results_hold_the_groups_memory(settings):
     assert all(with_group(body, settings))
 
 
+def test_asynchronous_calls_wait_for_events_of_the_host(settings):
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        first, second = shoal.ep.HostEvent(), shoal.ep.HostEvent()
+        future = group.dispatch_async(rows, group.route(indices), after=first)
+        time.sleep(0.05)
+        assert not future.done() and not first.is_set
+        first.set()
+        first.set()
+        received = future.result()
+        assert first.is_set and np.array_equal(received.x.numpy(), expected_dispatch(pe)[0])
+        combining = group.combine_async(received.x, received.handle, after=second)
+        del first
+        assert not combining.done()
+        second.set()
+        assert combining.result().x.numpy().shape == rows.shape
+        return True
+
+    assert with_group(body, settings) == [True] * PES
+
+
+def test_groups_that_are_prepared(settings):
+    """preinitialize, warmup, threads and sms change no result; ready() says when receive would not wait."""
+    torch = pytest.importorskip("torch")
+
+    def body(group, pe):
+        group.warmup()
+        rows, indices, weights = tokens_of(pe)
+        received = group.dispatch(rows, group.route(indices, sms=2), sms=2)
+        assert np.array_equal(received.x.numpy(), expected_dispatch(pe)[0])
+        assert group.options["preinitialize"] and group.options["threads"] == 2
+        for defer in (True, False):
+            pending = group.low_latency_dispatch(torch.from_numpy(rows).bfloat16(), indices, quantize="none", defer_receive=defer)
+            deadline = time.monotonic() + 20
+            while not pending.ready():
+                assert time.monotonic() < deadline
+            got = pending.receive()
+            y = group.next_combine_buffer()
+            answered = group.low_latency_combine(y, indices, weights, got.handle, zero_copy=True, defer_receive=defer)
+            assert torch.from_dlpack(answered.receive()).shape == rows.shape
+        return True
+
+    options = {"preinitialize": True, "threads": 2, "low_latency_max_tokens": TOKENS, "hidden": HIDDEN}
+    assert with_group(body, settings, **options) == [True] * PES
+
+
+def test_size_hints_of_several_nodes():
+    options = {"hidden": HIDDEN, "top_k": TOP_K, "experts": EXPERTS, "max_tokens": TOKENS}
+    alone, spread = shoal.ep.size_hint(8, **options), shoal.ep.size_hint(8, nodes=4, **options)
+    assert spread["normal"] != alone["normal"] and sum(list(spread.values())[:3]) == spread["total"]
+
+
 def test_size_hints_add_up():
     options = {"hidden": 7168, "top_k": 8, "experts": 256, "max_tokens": 4096}
     hint = shoal.ep.size_hint(8, **options)

@@ -250,4 +250,37 @@ def test_everything_public_is_documented():
             if isinstance(thing, type) and not issubclass(thing, Exception):
                 for member, value in vars(thing).items():
                     if not member.startswith("_"):
-                        assert value.__doc__, f"{name}.{member}"
+                        text = (value.__doc__ or "").splitlines()
+                        signature = bool(text) and text[0].startswith(member + "(")  # the first line of bound functions
+                        assert "".join(text[1:] if signature else text).strip(), f"{name}.{member}"
+
+
+def test_teams_and_facts_of_a_world(settings):
+    def body(world):
+        assert world.node_team.size == world.shared_team.size == world.pes_per_node == 4
+        assert world.same_index_team.size == 1 and world.self_team.world_pe(0) == world.my_pe == world.my_pe_on_node
+        ids = world.zeros((1,), "int64")
+        if world.my_pe == 0:
+            number = np.array([world.make_team_id()], np.uint64).view(np.int64)
+            for pe in range(world.n_pes):
+                world.put(ids.on(pe), number)
+        shoal.barrier(world.team)
+        reverse = world.make_team(int(ids.local.numpy().view(np.uint64)[0]), 4, 3 - world.my_pe)
+        assert reverse.my_pe == 3 - world.my_pe and reverse.world_pe(0) == 3
+        assert 0 < world.heap_used <= world.heap_size and world.heap_device == "cpu"
+        names = [name for name, seconds in world.init_phases if seconds >= 0]
+        assert names[0] == "settings" and names[-1] == "final barrier"
+        return True
+
+    assert shoal.run_threads(4, body, settings) == [True] * 4
+
+
+def test_buffers_of_a_heap_on_the_host_are_not_shared(settings):
+    def body(world):
+        with pytest.raises(shoal.UnsupportedError, match="SHOAL_HEAP is cuda"):
+            world.share_buffer(np.zeros(4, np.float32))
+        with pytest.raises(shoal.InvalidArgumentError, match="contiguous"):
+            world.share_buffer(np.zeros((4, 4), np.float32)[:, ::2])
+        return True
+
+    assert shoal.run_threads(2, body, settings) == [True] * 2

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_worlds import delay, fetch, settle, with_group
+from gpu_worlds import delay, fetch, on_gpu, settle, with_group
 
 import shoal
 import shoal.ep
@@ -85,6 +85,31 @@ def test_dispatch_and_combine():
         return group.statistics()["combines"]
 
     assert with_group(PES, body, **NORMAL) == [2] * PES
+
+
+def test_answers_in_memory_of_torch_are_fetched_from_there():
+    """Shared, they need no room for copies (combine_staging), which this group does not have."""
+
+    def on_world(world):
+        group = shoal.ep.Group(world.team, **NORMAL, combine_staging=False)
+        pe = world.my_pe
+        rows, indices, _ = tokens_of(pe)
+        received = group.dispatch(rows.cuda(), group.route(indices.cuda()))
+        y = take(received.x).clone()
+        settle()
+        shared = world.share_buffer(y if y.numel() > 0 else None)
+        assert [shared.bytes(other) for other in range(PES)] == [4 * expected_dispatch(p)[0].numel() for p in range(PES)]
+        assert y.numel() == 0 or shared.address(pe) == y.data_ptr()
+        combined = group.combine(y, received.handle)
+        good = same(take(combined.x), rows * members_of(indices))
+        group.synchronize()
+        shoal.barrier(world.team)
+        shared.unshare()
+        del received, combined
+        group.close()
+        return good
+
+    assert on_gpu(PES, on_world) == [True] * PES
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8])
