@@ -48,6 +48,8 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
   if (part == "normal")
     return slack + group(normal_options(options, most)) +
            static_cast<std::size_t>(most * pes) * options.shape.row_bytes();
+  if (part == "movement")
+    return slack + static_cast<std::size_t>(options.shape.tokens * (pes + 1)) * options.shape.row_bytes();
   if (part == "low-latency") return slack + group(low_latency_options(options, low_latency_group_size(most)));
   return slack + group(normal_options(options, options.shape.tokens)) +
          group(low_latency_options(options, options.shape.low_latency_tokens));
@@ -74,6 +76,7 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
   if (part == "normal") run_normal(world, peers, options);
   if (part == "low-latency") run_low_latency(world, peers, options);
   if (part == "nodes") run_nodes(world, peers, options);
+  if (part == "movement") run_movement(world, peers, options);
   if (part == "start") run_start(world, peers, options, seconds.count());
   world.close();
 }
@@ -123,6 +126,9 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   add_tokens(low_latency);
   CLI::App* const nodes = command("nodes", "two nodes, through host memory: pairs, put and get on heaps in GPU memory");
   nodes->add_option("--main-tokens", options.shape.tokens, "tokens per PE")->capture_default_str();
+  CLI::App* const movement = command("movement", "the rows of a dispatch alone, pushed by their sources and pulled");
+  movement->add_option("--main-tokens", options.shape.tokens, "tokens per PE")->capture_default_str();
+  movement->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
   CLI::App* const start = command("start", "the first call against the steady one, and what the difference is");
   start->add_option("--main-tokens", options.shape.tokens, "tokens per PE in normal mode")->capture_default_str();
   start->add_flag("!--no-warmup", options.warmup, "do not warm up groups");
@@ -130,8 +136,9 @@ void declare(CLI::App& app, Options& options, std::string& part) {
 }
 
 void prepare(Options& options, const std::string& part, const CLI::App& app) {
-  const bool sweeps = part != "start" && part != "nodes";
+  const bool sweeps = part == "normal" || part == "low-latency";
   const bool own_tokens = sweeps && app.get_subcommand(part)->count("--tokens") > 0;
+  if (part == "movement" && app.get_subcommand(part)->count("--sms") == 0) options.sms = {4, 8, 12, 16, 24, 32, 48, 64};
   if (part == "low-latency") {
     options.shape.tokens = 1;
     if (!own_tokens) options.tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512};

@@ -148,6 +148,8 @@ void run_normal(World& world, Peers& peers, const Options& options);
 void run_low_latency(World& world, Peers& peers, const Options& options);
 /// PEs on two nodes, emulated where SHOAL_NODE_SIZE does not say otherwise.
 void run_nodes(World& world, Peers& peers, const Options& options);
+/// Rows alone, pushed and pulled.
+void run_movement(World& world, Peers& peers, const Options& options);
 /// `world_seconds`: how long World::open took.
 void run_start(World& world, Peers& peers, const Options& options, double world_seconds);
 
