@@ -2,7 +2,8 @@
 # is empty without it.
 #
 # The CUDA runtime is linked statically and opens the driver library by itself, so that programs run on machines
-# without a GPU. No relocatable device code: kernels get their world as a parameter (DESIGN.md, idea 3).
+# without a GPU. Programs of tests share a library of it: a copy in each was a third of what ./run bundle makes. No
+# relocatable device code: kernels get their world as a parameter (DESIGN.md, idea 3).
 add_library(shoal_cuda INTERFACE)
 set(SHOAL_WITH_CUDA OFF)
 if(NOT SHOAL_CUDA STREQUAL "OFF")
@@ -30,7 +31,11 @@ if(SHOAL_WITH_CUDA)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   target_compile_definitions(shoal_cuda INTERFACE SHOAL_WITH_CUDA=1)
   target_include_directories(shoal_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
-  target_link_libraries(shoal_cuda INTERFACE CUDA::cudart_static)
+  if(TARGET CUDA::cudart)
+    target_link_libraries(shoal_cuda INTERFACE $<IF:$<BOOL:$<TARGET_PROPERTY:SHOAL_IS_TEST>>,CUDA::cudart,CUDA::cudart_static>)
+  else()
+    target_link_libraries(shoal_cuda INTERFACE CUDA::cudart_static)
+  endif()
   # -fmad=false: sums have the same bits as on the host (numeric/arithmetic.hpp).
   target_compile_options(shoal_cuda INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter;--expt-relaxed-constexpr>)

@@ -87,9 +87,22 @@ TEST(DeviceAtomics, EightPes) {
 
 constexpr std::size_t kWords = 700;
 
-/// Rounds of a ring: fill, send with a signal, wait, check. `flags` 0: round that arrived; 1: round that the receiver
+/// How a row is followed by its flag: by put_signal; by a signal; by put_value behind fence or quiet; likewise where
+/// the row is written through peer_pointer.
+enum class Sent { put_signal, signal, fence, quiet, pointers };
+
+/// signal_fetch until `round`, for ten seconds or so.
+__device__ bool fetched(const std::uint64_t* flag, std::uint64_t round) {
+  for (int polls = 0; polls < 1 << 23; ++polls) {
+    if (device::signal_fetch(flag) >= round) return true;
+    __nanosleep(1000);
+  }
+  return false;
+}
+
+/// Rounds of a ring: fill, send with a flag, wait, check. `flags` 0: round that arrived; 1: round that the receiver
 /// has checked. `data` [2, kWords]: what to send and what arrives. `wrong` counts words that are not of their round.
-template <typename S, bool kSeparate>
+template <typename S, Sent kSent>
 __global__ void ring(const __grid_constant__ device::World world, std::uint64_t* data, std::uint64_t* flags,
                      std::uint64_t* wrong, std::uint64_t rounds) {
   const S scope;
@@ -97,13 +110,23 @@ __global__ void ring(const __grid_constant__ device::World world, std::uint64_t*
   for (std::uint64_t round = 1; round <= rounds; ++round) {
     for (std::size_t i = scope.rank(); i < kWords; i += scope.size())
       data[i] = round * 1000 + static_cast<std::uint64_t>(world.my_pe) + i;
-    if (kSeparate) {
-      put(scope, world, data + kWords, data, kWords, next);
-      signal(scope, world, flags, SignalOp::add, 1, next);
-    } else {
+    if constexpr (kSent == Sent::put_signal) {
       put_signal(scope, world, data + kWords, data, kWords, flags, SignalOp::set, round, next);
+    } else if constexpr (kSent == Sent::pointers) {
+      for (std::size_t i = scope.rank(); i < kWords; i += scope.size())
+        *device::peer_pointer(world, data + kWords + i, next) = data[i];
+    } else {
+      put(scope, world, data + kWords, data, kWords, next);
     }
-    if (!wait_until(scope, world, flags, Compare::greater_equal, round)) return;
+    if constexpr (kSent == Sent::signal) signal(scope, world, flags, SignalOp::add, 1, next);
+    if constexpr (kSent == Sent::fence || kSent == Sent::pointers) fence(scope);
+    if constexpr (kSent == Sent::quiet) quiet(scope);
+    if constexpr (kSent == Sent::fence || kSent == Sent::quiet || kSent == Sent::pointers) {
+      if (scope.rank() == 0) put_value(world, flags, round, next);
+      if (!fetched(flags, round)) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), 1ULL << 32);
+    } else if (!wait_until(scope, world, flags, Compare::greater_equal, round)) {
+      return;
+    }
     std::uint64_t bad = 0;
     for (std::size_t i = scope.rank(); i < kWords; i += scope.size())
       bad += data[kWords + i] != round * 1000 + static_cast<std::uint64_t>(previous) + i;
@@ -113,17 +136,17 @@ __global__ void ring(const __grid_constant__ device::World world, std::uint64_t*
   }
 }
 
-template <typename S, bool kSeparate>
+template <typename S, Sent kSent>
 void check_ring(Pe n_pes, unsigned threads, std::uint64_t rounds) {
   run_gpu_pes(n_pes, [=](World& world, const TestStream& stream) {
     const auto data = world.heap().allocate<std::uint64_t>(2 * kWords);
     const auto flags = world.heap().allocate<std::uint64_t>(2);
     const auto wrong = world.heap().allocate<std::uint64_t>(1);
-    device::launch_collective(world, stream, {.grid = 1, .block = threads}, ring<S, kSeparate>,
-                              cuda::device_world(world), data.data(), flags.data(), wrong.data(), rounds);
+    device::launch_collective(world, stream, {.grid = 1, .block = threads}, ring<S, kSent>, cuda::device_world(world),
+                              data.data(), flags.data(), wrong.data(), rounds);
     stream.synchronize();
     cuda::check_failures(world);
-    EXPECT_EQ(fetch(world, wrong)[0], 0u);
+    EXPECT_EQ(fetch(world, wrong)[0], 0u) << "words of another round, and 2^32 for each flag that did not come";
     EXPECT_EQ(fetch(world, flags), (std::vector<std::uint64_t>{rounds, rounds}));
     barrier(world.team());
   });
@@ -131,14 +154,40 @@ void check_ring(Pe n_pes, unsigned threads, std::uint64_t rounds) {
 
 TEST(DeviceSignals, RingSmall) {
   SHOAL_NEEDS_GPU();
-  check_ring<Block, false>(2, 64, 3);
+  check_ring<Block, Sent::put_signal>(2, 64, 3);
 }
 TEST(DeviceSignals, CarryTheDataBeforeThem) {
   SHOAL_NEEDS_GPU();
-  check_ring<Thread, false>(8, 1, 20);
-  check_ring<Warp, false>(8, 32, 200);
-  check_ring<Block, false>(8, 256, 500);
-  check_ring<Block, true>(8, 224, 500);
+  check_ring<Thread, Sent::put_signal>(8, 1, 20);
+  check_ring<Warp, Sent::put_signal>(8, 32, 200);
+  check_ring<Block, Sent::put_signal>(8, 256, 500);
+  check_ring<Block, Sent::signal>(8, 224, 500);
+}
+
+template <Sent kSent>
+void check_order_in_every_scope() {
+  check_ring<Thread, kSent>(8, 1, 20);
+  check_ring<Warp, kSent>(8, 32, 200);
+  check_ring<Block, kSent>(8, 224, 500);
+}
+
+TEST(DeviceOrder, RingSmall) {
+  SHOAL_NEEDS_GPU();
+  check_ring<Block, Sent::fence>(2, 64, 3);
+  check_ring<Warp, Sent::quiet>(2, 32, 3);
+  check_ring<Block, Sent::pointers>(2, 96, 3);
+}
+TEST(DeviceOrder, FenceKeepsAPutBeforeTheFlag) {
+  SHOAL_NEEDS_GPU();
+  check_order_in_every_scope<Sent::fence>();
+}
+TEST(DeviceOrder, QuietCompletesAPutBeforeTheFlag) {
+  SHOAL_NEEDS_GPU();
+  check_order_in_every_scope<Sent::quiet>();
+}
+TEST(DeviceOrder, FenceKeepsStoresThroughPointersBeforeTheFlag) {
+  SHOAL_NEEDS_GPU();
+  check_order_in_every_scope<Sent::pointers>();
 }
 
 // --- several variables
@@ -296,6 +345,11 @@ __global__ void wait_for_team(const __grid_constant__ device::World world, const
 __global__ void use_bad_address(const __grid_constant__ device::World world, int* target, std::size_t count, Pe pe) {
   put(Block{}, world, target, target, count, pe);
 }
+/// got: 0 where there is no address, 1 where it is the one of this PE, 2 where it is another.
+__global__ void use_peer_pointer(const __grid_constant__ device::World world, int* local, Pe pe, int* got) {
+  int* const there = device::peer_pointer(world, local, pe);
+  *got = there == nullptr ? 0 : there == local ? 1 : 2;
+}
 
 TEST(DeviceFailures, DeadlinesSayWhoWaitedForWhat) {
   SHOAL_NEEDS_GPU();
@@ -350,6 +404,34 @@ TEST(DeviceFailures, BadAddressesDoNothingAndAreReported) {
     check(words.data(), SIZE_MAX / 2, 0, "which do not exist");
     check(reinterpret_cast<int*>(world.heap().base()) - 1, 1, 0, "4 bytes at heap offset -4 of PE 0");
     EXPECT_EQ(fetch(world, words), std::vector<int>(4));
+    barrier(world.team());
+  });
+}
+
+TEST(DeviceFailures, PointersToWhatDoesNotExistAreNullSmall) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(2, [](World& world, const TestStream& stream) {
+    const auto words = world.heap().allocate<int>(4);
+    const auto got = world.heap().allocate<int>(1);
+    const auto ask = [&](int* local, Pe pe) {
+      fill(world, got, {9});
+      device::launch_collective(world, stream, {.grid = 1, .block = 1}, use_peer_pointer, cuda::device_world(world),
+                                local, pe, got.data());
+      stream.synchronize();
+      return fetch(world, got)[0];
+    };
+    const auto refused = [&](int* local, Pe pe, const std::string& text) {
+      EXPECT_EQ(ask(local, pe), 0);
+      expect_error(Code::invalid_argument, text, [&] { cuda::check_failures(world); });
+    };
+    EXPECT_EQ(ask(words.data() + 3, right(world)), 2);
+    int* const mine = words.data();
+    EXPECT_NE(ask(mine, world.my_pe()), 0);
+    cuda::check_failures(world);
+    refused(mine, 2, "of PE 2, which do not exist");
+    refused(mine, -1, "of PE -1, which do not exist");
+    refused(reinterpret_cast<int*>(world.heap().base()) - 1, 1, "4 bytes at heap offset -4 of PE 1");
+    refused(reinterpret_cast<int*>(world.heap().base() + world.heap().size()), 0, "which do not exist");
     barrier(world.team());
   });
 }

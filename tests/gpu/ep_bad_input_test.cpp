@@ -1,6 +1,8 @@
-// What goes wrong in normal mode on GPUs: each mistake gives the error that the contract names, on the members that it
-// names, and the group works on afterwards.
+// What goes wrong on GPUs, most of it in normal mode: each mistake gives the error that the contract names, on the
+// members that it names, and the group works on afterwards.
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "shoal/collective.hpp"
 #include "support/ep_gpu_low_latency.hpp"
@@ -84,6 +86,108 @@ TEST(EpGpuBadInput, SmallArguments) {
     short_y.shape[0] += 1;
     bad_combine("y is", short_y, {});
     round.check(round.combine(got));  // the result is as good as it was
+  });
+}
+
+TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = small(2, 37);
+  while (std::min(c.tokens(0), c.tokens(1)) == 0) ++c.seed;  // an empty tensor needs no data
+  run_low_latency_group(c, [&](GpuGroup& g) {
+    GpuLowLatencyRound round(g, c, {});
+    const Inputs host(c, g.me);
+    const std::int64_t tokens = c.tokens(g.me), rows = c.ranks * c.max_tokens;
+    const Tensor narrow = g.tensors.empty(DataType::int64, {tokens, c.top_k - 1});
+    const Tensor longer = g.tensors.empty(DataType::bfloat16, {tokens + 1, c.hidden});
+    const Tensor other = g.tensors.empty(DataType::float32, {tokens, c.hidden});
+    const Tensor flat = g.tensors.empty(DataType::uint8, {rows * c.local_experts() * c.hidden * 2 + 16});
+    const auto misplaced = [&](std::initializer_list<std::int64_t> shape) {
+      TensorView view(flat.as<std::byte>() + 2, DataType::bfloat16, shape);
+      view.device = g.tensors.device();
+      return view;
+    };
+    const auto without_data = [](TensorView view) {
+      view.data = nullptr;
+      return view;
+    };
+
+    const auto bad_dispatch = [&](std::string_view text, const TensorView& x, const TensorView& topk,
+                                  const ep::LowLatencyDispatchOptions& options = {}) {
+      expect_error(Code::invalid_argument, text, [&] { g.group.low_latency_dispatch(x, topk, options); });
+    };
+    bad_dispatch("x is on the host", host.x, round.topk());
+    bad_dispatch("topk_idx is on the host", round.x(), host.topk_idx);
+    bad_dispatch("x is", other, round.topk());
+    bad_dispatch("x is", longer, round.topk());
+    bad_dispatch("topk_idx is", round.x(), narrow);
+    bad_dispatch("topk_idx is", round.x(), round.weights());
+    bad_dispatch("x has no data", without_data(round.x()), round.topk());
+    bad_dispatch("topk_idx has no data", round.x(), without_data(round.topk()));
+    bad_dispatch("16 bytes", misplaced({tokens, c.hidden}), round.topk());
+    bad_dispatch("unknown value", round.x(), round.topk(), {.quantize = static_cast<ep::Quantize>(9)});
+    bad_dispatch("expert_counts is", round.x(), round.topk(), {.expert_counts = other});
+    bad_dispatch("wait_ns is", round.x(), round.topk(), {.wait_ns = other});
+    bad_dispatch("weights is on the host", round.x(), round.topk(), {.weights = host.weights});
+    bad_dispatch("Launch.sms", round.x(), round.topk(), {.launch = {.sms = -1}});
+
+    const ep::LowLatencyReceived got = round.send().receive();
+    round.check(got);
+    round.write_answers();
+    const auto bad_combine = [&](std::string_view text, const TensorView& y, const TensorView& topk,
+                                 const TensorView& weights, const ep::LowLatencyCombineOptions& options = {}) {
+      expect_error(Code::invalid_argument, text,
+                   [&] { g.group.low_latency_combine(y, topk, weights, got.handle, options); });
+    };
+    const auto bad_options = [&](std::string_view text, const ep::LowLatencyCombineOptions& options) {
+      bad_combine(text, got.x, round.topk(), round.weights(), options);
+    };
+    const Tensor host_y = Tensor::empty(DataType::bfloat16, {c.local_experts(), rows, c.hidden});
+    bad_combine("y is on the host", host_y, round.topk(), round.weights());
+    bad_combine("y is", longer, round.topk(), round.weights());
+    bad_combine("y has no data", without_data(got.x), round.topk(), round.weights());
+    bad_combine("16 bytes", misplaced({c.local_experts(), rows, c.hidden}), round.topk(), round.weights());
+    bad_combine("topk_idx is", got.x, narrow, round.weights());
+    bad_combine("topk_idx is on the host", got.x, host.topk_idx, round.weights());
+    bad_combine("weights is", got.x, round.topk(), other);
+    bad_combine("weights is on the host", got.x, round.topk(), host.weights);
+    bad_options("choose one", {.log_fmt = true, .zero_copy = true});
+    bad_options("next_combine_buffer", {.zero_copy = true});
+    bad_options("unknown value", {.reduction = static_cast<ep::Reduction>(9)});
+    bad_options("out is", {.out = longer});
+    bad_options("out is on the host", {.out = host.x});
+    bad_options("16 bytes", {.out = misplaced({tokens, c.hidden})});
+    bad_options("wait_ns is", {.wait_ns = other});
+    bad_options("Launch.sms", {.launch = {.sms = 5000}});
+    TensorView elsewhere = g.group.next_combine_buffer();
+    elsewhere.data = elsewhere.as<std::byte>() + c.hidden * 2;
+    bad_combine("next_combine_buffer", elsewhere, round.topk(), round.weights(), {.zero_copy = true});
+    const auto of_handle = [&](const ep::LowLatencyHandle& handle) {
+      expect_error(Code::invalid_argument, "handle is not of",
+                   [&] { g.group.low_latency_combine(got.x, round.topk(), round.weights(), handle); });
+    };
+    of_handle({});
+    expect_error(Code::invalid_argument, "mask_failed", [&] { g.group.set_mask(1 - g.me, true); });
+    expect_error(Code::invalid_argument, "has been received", [] { ep::PendingDispatch{}.receive(); });
+    expect_error(Code::invalid_argument, "has been received", [] { ep::PendingCombine{}.receive(); });
+    round.check(round.answer(got).receive());  // the result is as good as it was
+
+    {
+      GpuGroup foreign(g.world, g.group.options());
+      GpuLowLatencyRound theirs(foreign, c, {});
+      const ep::LowLatencyReceived received = theirs.send().receive();
+      theirs.check(received);
+      of_handle(received.handle);
+      theirs.write_answers();
+      theirs.check(theirs.answer(received).receive());
+    }
+    for (const bool defer : {true, false})
+      for (const GpuLowLatencyCall& call : {GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .zero_copy = true},
+                                            GpuLowLatencyCall{.reduction = ep::Reduction::exact, .early_weights = true},
+                                            GpuLowLatencyCall{.log_fmt = true}}) {
+        GpuLowLatencyCall again = call;
+        again.defer_receive = defer;
+        GpuLowLatencyRound(g, c, again).run();
+      }
   });
 }
 

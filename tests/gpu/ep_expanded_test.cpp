@@ -5,18 +5,10 @@
 
 #include <random>
 
-#include "support/ep_expanded.hpp"
 #include "support/ep_gpu_checks.hpp"
 
 namespace shoal::test {
 namespace {
-
-TensorMover mover(GpuGroup& group) {
-  DeviceTensors& tensors = group.tensors;
-  return {.upload = [&tensors](const Tensor& tensor) { return tensors.upload(tensor); },
-          .download = [&tensors](const TensorView& view) { return tensors.download(view); },
-          .write = [&tensors](const TensorView& to, const Tensor& from) { tensors.write(to, from); }};
-}
 
 void run_group(const EpCase& c, const ep::GroupOptions& options, const std::function<void(GpuGroup&)>& body) {
   SCOPED_TRACE(c.describe());

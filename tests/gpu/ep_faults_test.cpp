@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "shoal/collective.hpp"
-#include "support/ep_gpu_checks.hpp"
+#include "support/ep_gpu_low_latency.hpp"
 #include "support/process.hpp"
 
 namespace shoal::test {
@@ -215,6 +215,143 @@ TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
     named += out.find("PE " + std::to_string(victim)) != std::string::npos;
   }
   EXPECT_GE(named, 1) << results[0].describe();
+}
+
+// --- processes in low-latency mode: the last one dies and owes the others its rows or its answers
+
+constexpr int kRoundsBefore = 4;
+constexpr Milliseconds kPatience{3000};  // of the group; processes start further apart
+
+/// "rows sums", "answers exact" and so on: what the one that dies has not sent, and how answers are added.
+struct Death {
+  explicit Death(const std::string& text) : owes_rows(text.starts_with("rows")), form{.early_weights = true} {
+    form.reduction = text.ends_with("exact") ? ep::Reduction::exact : ep::Reduction::per_rank;
+  }
+  bool owes_rows;
+  GpuLowLatencyCall form;  ///< with weights that travel early: nobody waits for those of the dead
+};
+
+PeOptions low_latency_processes(const std::string& death) {
+  return {.env = {{"SHOAL_HEAP", "cuda"}, {"SHOAL_SYMMETRIC_SIZE", "64M"}, {"SHOAL_TIMEOUT_MS", "20000"}},
+          .argument = death,
+          .limit = std::chrono::seconds(90)};
+}
+
+/// Not before what it has sent is complete, the last word of a barrier included.
+void die() {
+  std::this_thread::sleep_for(Milliseconds(50));
+  raise(SIGKILL);
+}
+
+/// A group of low-latency mode after a few rounds.
+template <typename Body>
+void run_until_death(const PeContext& pe, bool masks, Body&& body) {
+  gpu_count();  // sets what the driver must know
+  World world = World::open({pe.settings, nullptr});
+  const EpCase c = shape(world.n_pes());
+  ep::GroupOptions options = options_for(c);
+  options.max_tokens = 0;
+  options.mask_failed = masks;
+  options.timeout = kPatience;
+  GpuGroup group(world, options);
+  GpuLowLatencyRound round(group, c, Death(pe.argument).form);
+  for (int i = 0; i < kRoundsBefore; ++i) round.run();
+  group.group.synchronize();
+  sync(world.team());
+  body(group, c, round);
+}
+
+SHOAL_PE_BODY(low_latency_without_the_last) {
+  const Death death(pe.argument);
+  run_until_death(pe, true, [&](GpuGroup& group, const EpCase& c, GpuLowLatencyRound& full) {
+    const std::int32_t victim = c.ranks - 1;
+    std::vector<int> mask(c.ranks, 0);
+    mask[victim] = 1;
+    GpuLowLatencyCall masked = death.form;
+    masked.masked = mask;
+    GpuLowLatencyRound part(group, c, masked);
+    const auto start = Clock::now();
+    if (death.owes_rows) {
+      if (group.me == victim) die();
+      part.run();
+    } else {
+      const ep::LowLatencyReceived got = full.send().receive();
+      full.check(got);
+      full.write_answers();
+      group.group.synchronize();
+      if (group.me == victim) die();
+      part.check(full.answer(got).receive());
+    }
+    EXPECT_EQ(group.group.masked(), mask);
+    EXPECT_LT(Clock::now() - start, 3 * kPatience) << "one wait masks";
+    const auto after = Clock::now();
+    for (int i = 0; i < 6; ++i) part.run();
+    group.group.synchronize();
+    EXPECT_LT(Clock::now() - after, kPatience) << "a masked member is not waited for";
+    EXPECT_EQ(group.group.masked(), mask);
+    std::puts("went on");
+    std::fflush(stdout);
+    _exit(testing::UnitTest::GetInstance()->Failed() ? 1 : 0);  // the world cannot be closed in order
+  });
+}
+
+class EpGpuLowLatencyDeath : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Owing, EpGpuLowLatencyDeath,
+                         ::testing::Values("rows sums", "rows exact", "answers sums", "answers exact"),
+                         [](const auto& tested) {
+                           std::string name = tested.param;
+                           name[name.find(' ')] = '_';
+                           return name;
+                         });
+
+TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {  // E3: masks for failed ranks
+  SHOAL_SKIP_WITHOUT_GPU();
+  const auto results = run_pes(3, "low_latency_without_the_last", low_latency_processes(GetParam()));
+  EXPECT_EQ(results[2].signal, SIGKILL) << results[2].describe();
+  for (const int pe : {0, 1}) {
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("went on"), std::string::npos) << results[pe].describe();
+  }
+}
+
+SHOAL_PE_BODY(low_latency_with_the_last) {
+  const Death death(pe.argument);
+  try {
+    run_until_death(pe, false, [&](GpuGroup& group, const EpCase& c, GpuLowLatencyRound& round) {
+      const bool dies = group.me == c.ranks - 1;
+      if (dies && death.owes_rows) die();
+      const ep::LowLatencyReceived got = round.send().receive();
+      group.group.synchronize();
+      if (dies) die();
+      round.answer(got).receive();
+      group.group.synchronize();
+    });
+    std::puts("no error");
+  } catch (const Error& error) {
+    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
+  }
+  std::fflush(stdout);
+  _exit(0);
+}
+
+TEST_P(EpGpuLowLatencyDeath, IsReportedWithoutMasks) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const Death death(GetParam());
+  const auto start = Clock::now();
+  const auto results = run_pes(3, "low_latency_with_the_last", low_latency_processes(GetParam()));
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(60));
+  EXPECT_EQ(results[2].signal, SIGKILL) << results[2].describe();
+  const std::string operation = death.owes_rows ? "low_latency_dispatch" : "low_latency_combine";
+  const std::string epoch = std::to_string(kRoundsBefore + 1);
+  for (const int pe : {0, 1}) {
+    const std::string& out = results[pe].out;
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    for (const std::string& text :
+         {std::string("code=timeout"), operation + " (epoch " + epoch + ") timed out after 3000 ms",
+          std::string("waiting for ") + (death.owes_rows ? "rows" : "its answers") + " from PE 2",
+          "expected epoch " + epoch, std::string("phase receive"), std::string("GroupOptions.timeout")})
+      EXPECT_NE(out.find(text), std::string::npos) << "\"" << text << "\" in: " << results[pe].describe();
+  }
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 // Low-latency mode on GPUs where something comes late or is missing: answers of a member that has been masked already,
-// memory for a result, memory of tensors without elements (E3, E4).
+// that come later than those of others, or never, memory for a result, memory of tensors without elements (E3, E4).
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "shoal/collective.hpp"
 #include "support/ep_gpu_low_latency.hpp"
@@ -94,6 +96,150 @@ TEST(EpGpuLowLatencyLate, SmallRowsOfAMaskedMemberOverwriteNothing) {
 TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_late_answers_are_harmless({Reduction::per_rank, true});
+}
+
+// --- answers that come later than those of others
+
+/// Six tokens, each of which has experts on all of three members with three experts each.
+std::vector<std::int64_t> lanes_everywhere(const EpCase& c) {
+  std::vector<std::int64_t> lanes;
+  for (std::int64_t token = 0; token < 6; ++token)
+    for (std::int64_t lane = 0; lane < c.top_k; ++lane) lanes.push_back((token + 2 * lane) % c.experts);
+  return lanes;
+}
+
+enum class Waits { counted, of_nobody_else };
+
+/// wait_ns of both operations: the time goes to the member that comes late, and to nobody else. Weights travel early,
+/// because a send that waits for them is in no statistics.
+void expect_waits(const AnswersOf& form, bool defer, Waits expected) {
+  constexpr std::int32_t kLate = 1, kFirst = 0;
+  constexpr std::int64_t kRounds = 2;
+  constexpr std::chrono::milliseconds kDelay(60), kLittle(5);  // the others are waited for as well
+  const std::int64_t half = kRounds * std::chrono::nanoseconds(kDelay).count() / 2;
+  const EpCase c = small(3, 61);
+  run_low_latency_group(c, [&](GpuGroup& group) {
+    const PlainInputs in(group.tensors, c, lanes_everywhere(c));
+    const std::vector<std::int64_t> zeros(static_cast<std::size_t>(c.ranks), 0);
+    const Tensor waited = group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+    const Tensor waited_back = group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+    const auto begin = [&] {
+      group.tensors.settle();
+      sync(group.world.team());
+      if (group.me != kFirst) std::this_thread::sleep_for(group.me == kLate ? kDelay : kLittle);
+    };
+    for (std::int64_t i = 0; i < kRounds; ++i) {
+      begin();
+      const ep::LowLatencyReceived got =
+          group.group
+              .low_latency_dispatch(
+                  in.x, in.topk,
+                  {.quantize = ep::Quantize::none, .wait_ns = waited, .weights = in.weights, .defer_receive = defer})
+              .receive();
+      begin();
+      group.group
+          .low_latency_combine(
+              got.x, in.topk, in.weights, got.handle,
+              {.log_fmt = form.log_fmt, .reduction = form.reduction, .wait_ns = waited_back, .defer_receive = defer})
+          .receive();
+    }
+    group.group.synchronize();
+    const auto check = [&](const char* operation, const Tensor& counted) {
+      const Tensor host = group.tensors.download(counted);
+      for (std::int32_t member = 0; member < c.ranks; ++member) {
+        const std::int64_t ns = host.as<std::int64_t>()[member];
+        SCOPED_TRACE(std::string(operation) + ": PE " + std::to_string(group.me) + " waited " + std::to_string(ns) +
+                     " ns for PE " + std::to_string(member));
+        EXPECT_GE(ns, 0);
+        EXPECT_LT(ns, 20'000'000'000);
+        if (group.me == kLate) continue;
+        if (expected == Waits::counted && member == kLate) EXPECT_GT(ns, half);
+        if (expected == Waits::of_nobody_else && member != kLate) EXPECT_LT(ns, half);
+      }
+    };
+    check("dispatch", waited);
+    check("combine", waited_back);
+    sync(group.world.team());
+  });
+}
+
+class EpGpuLowLatencyWaits : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyWaits, ::testing::Bool(),
+                         [](const auto& tested) { return tested.param ? "deferred" : "immediate"; });
+
+TEST_P(EpGpuLowLatencyWaits, SmallForSumsAreCounted) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_waits({Reduction::per_rank, false}, GetParam(), Waits::counted);
+}
+
+TEST_P(EpGpuLowLatencyWaits, SmallForRowsAreCounted) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_waits({Reduction::exact, false}, GetParam(), Waits::counted);
+}
+
+TEST_P(EpGpuLowLatencyWaits, SmallForLogFmtRowsAreCounted) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_waits({Reduction::per_rank, true}, GetParam(), Waits::counted);
+}
+
+TEST_P(EpGpuLowLatencyWaits, SmallAreNotThoseForOthers) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_waits({Reduction::per_rank, false}, GetParam(), Waits::of_nobody_else);
+  expect_waits({Reduction::exact, false}, GetParam(), Waits::of_nobody_else);
+  expect_waits({Reduction::per_rank, true}, GetParam(), Waits::of_nobody_else);
+}
+
+// --- answers that never come
+
+/// A member takes part in the dispatch and not in its combine. The others wait for `awaited` of it.
+void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool defer, const std::string& awaited,
+                                const std::string& phase) {
+  constexpr std::int32_t kSilent = 1;
+  const EpCase c = small(3, 79);
+  run_low_latency_group(
+      c,
+      [&](GpuGroup& group) {
+        const PlainInputs in(group.tensors, c, lanes_everywhere(c));
+        ep::LowLatencyDispatchOptions options{.quantize = ep::Quantize::none, .defer_receive = defer};
+        if (early_weights) options.weights = in.weights;
+        const ep::LowLatencyReceived got = group.group.low_latency_dispatch(in.x, in.topk, options).receive();
+        group.group.synchronize();
+        sync(group.world.team());
+        if (group.me != kSilent) {
+          try {
+            group.group
+                .low_latency_combine(got.x, in.topk, in.weights, got.handle,
+                                     {.log_fmt = form.log_fmt, .reduction = form.reduction, .defer_receive = defer})
+                .receive();
+            group.group.synchronize();
+            ADD_FAILURE() << "did not time out";
+          } catch (const Error& error) {
+            const std::string text = error.what();
+            EXPECT_EQ(error.code(), Code::timeout) << text;
+            for (const std::string& part :
+                 {std::string("low_latency_combine (epoch 1) timed out after 300 ms"),
+                  "on PE " + std::to_string(group.me) + " of 3", "waiting for " + awaited + " from PE 1",
+                  std::string("expected epoch 1"), "phase " + phase, std::string("GroupOptions.timeout")})
+              EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in: " << text;
+          }
+          expect_error(Code::closed, "timed out", [&] { group.group.low_latency_dispatch(in.x, in.topk); });
+        }
+        sync(group.world.team());
+      },
+      [](ep::GroupOptions& options) { options.timeout = std::chrono::milliseconds(300); });
+}
+
+TEST_P(EpGpuLowLatencyWaits, ForAnswersThatNeverComeAreReported) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_silence_is_reported({Reduction::per_rank, false}, true, GetParam(), "its answers", "receive");
+  expect_silence_is_reported({Reduction::exact, false}, false, GetParam(), "its answers", "receive");
+  expect_silence_is_reported({Reduction::per_rank, true}, false, GetParam(), "its answers", "receive");
+}
+
+TEST(EpGpuLowLatencyLate, WeightsThatNeverComeAreReported) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  // Deferred: a receive that was queued with the send may be the first to report.
+  expect_silence_is_reported({Reduction::per_rank, false}, false, true, "its weights", "send");
 }
 
 // --- memory

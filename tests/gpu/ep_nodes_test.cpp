@@ -1,8 +1,10 @@
-// Groups of tensors in GPU memory whose members lie on several (emulated) nodes: rows go through the host (E2, E3
-// between nodes, staged). PEs are threads that share the GPUs there are.
+// Groups of tensors in GPU memory whose members lie on several (emulated) nodes, or on one where NVLink is turned off:
+// rows go through the host (E2, E3 between nodes, staged; B4). PEs are threads that share the GPUs there are.
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include "support/ep_gpu_low_latency.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -11,7 +13,7 @@ struct Grid {
   std::int32_t ranks, nodes;
 };
 void PrintTo(const Grid& grid, std::ostream* out) {
-  *out << grid.ranks << " ranks on " << grid.nodes << " nodes";
+  *out << grid.ranks << " ranks on " << grid.nodes << (grid.nodes == 1 ? " node without NVLink" : " nodes");
 }
 
 EpCase small(const Grid& grid, std::uint64_t seed = 1) {
@@ -29,7 +31,9 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body, Data
   Settings settings = gpu_settings();
   settings.node_size = c.ranks / c.nodes;
   settings.staging_size = std::size_t{1} << 30;
+  if (c.nodes == 1) settings.transport_inside = "staged";
   run_threads(c.ranks, settings, [&](World& world) {
+    if (c.nodes == 1) EXPECT_EQ(world.shared_team().size(), 1) << "nobody is reached by load and store";
     ep::GroupOptions options = options_for(c);
     options.dtype = widest;
     GpuGroup owner(world, options);
@@ -38,7 +42,8 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body, Data
 }
 
 class EpGpuNodes : public ::testing::TestWithParam<Grid> {};
-INSTANTIATE_TEST_SUITE_P(Grids, EpGpuNodes, ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{6, 3}, Grid{8, 2}));
+INSTANTIATE_TEST_SUITE_P(Grids, EpGpuNodes,
+                         ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{6, 3}, Grid{8, 2}, Grid{2, 1}, Grid{5, 1}));
 
 TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -73,6 +78,57 @@ TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
                                           GpuLowLatencyCall{.reduction = ep::Reduction::exact},
                                           GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
       GpuLowLatencyRound(owner, c, call).run();
+  });
+}
+
+TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = small(GetParam(), 6);
+  run_group(c, [&](GpuGroup& owner) {
+    EpCase few = c;  // up to three rows a token, in the room of a flat result
+    few.max_tokens = c.max_tokens / 4;
+    check_expanded(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
+  });
+}
+
+TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small({4, 2}, 7);
+  run_group(c, [&](GpuGroup& owner) {
+    GpuRound round(owner, c, {});
+    GpuLowLatencyRound quick(owner, c, {});
+    const ep::Routing routing = round.route();
+    const ep::Dispatched got = round.dispatch(routing);
+    round.check(got);
+    round.write_answers(got);
+    const ep::LowLatencyReceived received = quick.send().receive();
+    quick.check(received);
+    quick.write_answers();
+
+    const ep::Launch on{.stream = owner.tensors.new_stream()};
+    const auto refused = [&](const std::function<void()>& call) {
+      auto* const stream = static_cast<cudaStream_t>(on.stream);
+      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+      expect_error(Code::unsupported, "which a captured stream cannot", call);
+      cudaGraph_t graph = nullptr;
+      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << "the capture is as good as it was";
+      if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    };
+    refused([&] { round.route(on); });
+    refused([&] { owner.group.dispatch(round.x(), routing, {.launch = on}); });
+    refused([&] { owner.group.dispatch(round.x(), got.handle, {.launch = on}); });
+    refused([&] { owner.group.combine(round.y(), got.handle, {.launch = on}); });
+    refused([&] { owner.group.low_latency_dispatch(quick.x(), quick.topk(), {.launch = on}); });
+    refused([&] {
+      owner.group.low_latency_combine(received.x, quick.topk(), quick.weights(), received.handle, {.launch = on});
+    });
+
+    round.check(round.combine(got));
+    quick.check(quick.answer(received).receive());
+    for (int i = 0; i < 2; ++i) {
+      GpuRound(owner, c, {.dispatch = {.launch = on}, .combine = on}).run();
+      GpuLowLatencyRound(owner, c, {.launch = on}).run();
+    }
   });
 }
 

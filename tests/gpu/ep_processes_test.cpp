@@ -7,6 +7,7 @@
 
 #include "support/ep_gpu_low_latency.hpp"
 #include "support/process.hpp"
+#include "support/world_share.hpp"
 
 namespace shoal::test {
 namespace {
@@ -18,7 +19,8 @@ using ep::Reduction;
 constexpr Milliseconds kLimit{400'000};
 constexpr Milliseconds kTimeout{120'000};
 
-void run_member(const PeContext& pe, bool masks, const std::function<void(GpuGroup&, const EpCase&)>& body) {
+void run_member(const PeContext& pe, bool masks, const std::function<void(GpuGroup&, const EpCase&)>& body,
+                DataType widest = DataType::bfloat16) {
   Settings settings = pe.settings;
   settings.heap = "cuda";
   settings.symmetric_size = std::size_t{256} << 20;
@@ -29,6 +31,7 @@ void run_member(const PeContext& pe, bool masks, const std::function<void(GpuGro
   {
     ep::GroupOptions options = options_for(c);
     options.mask_failed = masks;
+    options.dtype = widest;
     GpuGroup group(world, options);
     body(group, c);
   }
@@ -40,32 +43,79 @@ EpCase reseeded(EpCase c, std::uint64_t by) {
   return c;
 }
 
-SHOAL_PE_BODY(normal_mode) {
-  run_member(pe, false, [](GpuGroup& group, const EpCase& c) {
-    for (const auto place : {AnswerPlace::staged, AnswerPlace::in_place, AnswerPlace::heap})
-      GpuRound(group, c, {.place = place, .biases = place == AnswerPlace::heap ? 2 : 0}).run();
-    GpuRound(group, reseeded(c, 1),
-             {.dtype = DataType::float8_e4m3, .scales = 3, .scale_order = ScaleOrder::columns, .int32_topk = true})
-        .run();
-    GpuRound(group, reseeded(c, 2), {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}, .out = true}).run();
-  });
+/// A new layout, then the same layout again.
+void run_with_cached_handle(GpuGroup& group, const EpCase& c) {
+  GpuRound round(group, c, {.place = AnswerPlace::in_place});
+  const ep::Dispatched first = round.dispatch(round.route());
+  round.check(first);
+  round.change_rows(c.seed + 100);
+  const ep::Dispatched again = round.dispatch(first.handle);
+  round.check(again, true);
+  round.write_answers(again);
+  round.check(round.combine(again));
 }
 
+/// Answers that are fetched from memory that Shoal did not allocate.
+void run_with_shared_answers(GpuGroup& group, const EpCase& c) {
+  const std::size_t bytes = static_cast<std::size_t>(c.ranks * c.max_tokens * c.hidden) * 2;
+  const ForeignMemory memory(group.world, bytes, ForeignMemory::Kind::mapped);
+  const SharedBuffer shared = group.world.heap().share_buffer(memory.data(), bytes);
+  {
+    GpuRound round(group, c, {.place = AnswerPlace::in_place});
+    const ep::Dispatched got = round.dispatch(round.route());
+    round.check(got);
+    round.write_answers(got);
+    TensorView y(memory.data(), DataType::bfloat16, {got.x.shape[0], c.hidden});
+    y.device = group.tensors.device();
+    if (y.bytes() > 0) {
+      group.tensors.write(y, group.tensors.download(round.y()));
+      group.tensors.poison(round.y());
+    }
+    ep::CombineOptions options;
+    options.weights = got.topk_weights;
+    round.check(group.group.combine(y, got.handle, options));
+  }
+  group.tensors.settle();
+  group.world.heap().unshare_buffer(shared);
+}
+
+void run_normal_forms(GpuGroup& group, const EpCase& c) {
+  for (const auto place : {AnswerPlace::staged, AnswerPlace::in_place, AnswerPlace::heap})
+    GpuRound(group, c, {.place = place, .biases = place == AnswerPlace::heap ? 2 : 0}).run();
+  GpuRound(group, reseeded(c, 1),
+           {.dtype = DataType::float8_e4m3, .scales = 3, .scale_order = ScaleOrder::columns, .int32_topk = true})
+      .run();
+  GpuRound(group, reseeded(c, 2), {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}, .out = true}).run();
+  GpuRound(group, reseeded(c, 3),
+           {.dtype = DataType::float32, .dispatch = {.copy_out = true}, .answer = DataType::float32})
+      .run();
+  run_with_cached_handle(group, reseeded(c, 4));
+  EpCase few = reseeded(c, 5);  // up to three rows a token, in the room of a flat result
+  few.max_tokens = c.max_tokens / 4;
+  check_expanded(group.group, few, {.alignment = 4, .cached = 1}, mover(group));
+  run_with_shared_answers(group, reseeded(c, 6));
+}
+
+SHOAL_PE_BODY(normal_mode) {
+  run_member(pe, false, run_normal_forms, DataType::float32);
+}
+
+/// Sums, rows and LogFMT rows, each with weights that travel early and late and with receives of both kinds; the other
+/// choices take turns.
 void run_low_latency_forms(GpuGroup& group, const EpCase& c) {
-  std::uint64_t seed = 0;
-  for (const bool defer : {true, false})
-    for (const Quantize quantize : {Quantize::none, Quantize::fp8, Quantize::fp8_ue8m0})
-      for (const Reduction reduction : {Reduction::per_rank, Reduction::exact}) {
-        ++seed;
-        GpuLowLatencyRound(group, reseeded(c, seed),
-                           {.quantize = quantize,
-                            .reduction = reduction,
-                            .log_fmt = seed % 3 == 0,
-                            .zero_copy = seed % 3 == 1,
-                            .early_weights = seed % 2 == 0,
-                            .defer_receive = defer})
-            .run();
-      }
+  constexpr Quantize kQuantize[] = {Quantize::none, Quantize::fp8, Quantize::fp8_ue8m0};
+  for (int turn = 0; turn < 4; ++turn)
+    for (int answers = 0; answers < 3; ++answers) {
+      const bool sums = answers == 0, log_fmt = answers == 2, even = turn == 0 || turn == 3;
+      GpuLowLatencyRound(group, reseeded(c, static_cast<std::uint64_t>(turn * 3 + answers)),
+                         {.quantize = kQuantize[(answers + turn) % 3],
+                          .reduction = sums || (log_fmt && even) ? Reduction::per_rank : Reduction::exact,
+                          .log_fmt = log_fmt,
+                          .zero_copy = !log_fmt && sums == even,
+                          .early_weights = turn % 2 == 1,
+                          .defer_receive = turn < 2})
+          .run();
+    }
 }
 
 SHOAL_PE_BODY(low_latency_mode) {

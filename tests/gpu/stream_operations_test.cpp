@@ -139,6 +139,46 @@ TEST(StreamOperations, SignalsCarryTheDataBeforeThem) {
   });
 }
 
+/// As check_ring, but flags are values, behind a fence in odd rounds and behind a quiet in even ones.
+void check_order(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds) {
+  const StreamOperations on(world, stream);
+  const auto rows = world.heap().allocate<std::uint32_t>(rounds * count);
+  const auto inbox = world.heap().allocate<std::uint32_t>(count);
+  const auto log = world.heap().allocate<std::uint32_t>(rounds * count);
+  const auto flags = world.heap().allocate<std::uint64_t>(2);
+  fill(world, rows, row(world.my_pe(), rounds * count));
+  barrier(world.team());
+  const auto order = [&](std::uint64_t round) { round % 2 == 1 ? on.fence() : on.quiet(); };
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
+    const std::size_t first = (round - 1) * count;
+    on.put(inbox.on(right(world)), std::span<const std::uint32_t>(rows.data() + first, count));
+    order(round);
+    on.put_value(flags.on(right(world))[0], round);
+    on.wait_until(flags.data(), Compare::equal, round);
+    on.put(log.on(world.my_pe()).subspan(first, count), std::span<const std::uint32_t>(inbox.data(), count));
+    order(round);
+    on.put_value(flags.on(left(world))[1], round);
+    on.wait_until(flags.data() + 1, Compare::equal, round);
+  }
+  stream.synchronize();
+  cuda::check_failures(world);
+  EXPECT_EQ(fetch(world, log), row(left(world), rounds * count));
+  barrier(world.team());
+}
+
+TEST(StreamOperations, FenceAndQuietKeepRowsBeforeTheirFlagsSmall) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(2, [](World& world, const TestStream& stream) { check_order(world, stream, 64, 4); });
+}
+TEST(StreamOperations, FenceAndQuietKeepRowsBeforeTheirFlags) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(8, [](World& world, const TestStream& stream) {
+    check_order(world, stream, 100, 50);
+    check_order(world, stream, 10'001, 20);
+    check_order(world, stream, 100'000, 10);  // by the copy engine
+  });
+}
+
 TEST(StreamOperations, BarriersOfTeams) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(8, [](World& world, const TestStream& stream) {
@@ -194,6 +234,8 @@ TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
     const auto counter = world.heap().allocate<std::uint64_t>(1);
     const auto large = world.heap().allocate<std::uint8_t>(std::size_t{1} << 20);
     const auto sum = world.heap().allocate<std::uint64_t>(1);
+    const auto landed = world.heap().allocate<std::uint64_t>(1);
+    const auto landings = world.heap().allocate<std::uint64_t>(1);
     const auto landing = world.heap().allocate<std::uint8_t>(large.size());
     fill(world, large, std::vector<std::uint8_t>(large.size(), static_cast<std::uint8_t>(world.my_pe() + 1)));
     barrier(world.team());
@@ -202,7 +244,11 @@ TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
     on.barrier(world.team());
     on.atomic(AtomicOp::add, counter.on(right(world)), 2, nullptr);
     on.put(landing.on(right(world)), std::span<const std::uint8_t>(large.data(), large.size()));
+    on.fence();
+    on.atomic(AtomicOp::add, landed.on(right(world)), 1, nullptr);
+    on.quiet();
     on.barrier(world.team());
+    on.get(landings.span(), landed.on(world.my_pe()));
     on.get(sum.span(), counter.on(world.my_pe()));
     cudaGraph_t graph = nullptr;
     check_cuda(cudaStreamEndCapture(stream, &graph));
@@ -213,6 +259,7 @@ TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
       stream.synchronize();
       cuda::check_failures(world);
       ASSERT_EQ(fetch(world, sum)[0], 2 * replay);
+      ASSERT_EQ(fetch(world, landings)[0], replay);
     }
     EXPECT_EQ(fetch(world, landing),
               std::vector<std::uint8_t>(large.size(), static_cast<std::uint8_t>(left(world) + 1)));

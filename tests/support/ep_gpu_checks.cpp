@@ -115,6 +115,13 @@ GpuGroup::~GpuGroup() {
   }
 }
 
+TensorMover mover(GpuGroup& group) {
+  DeviceTensors& tensors = group.tensors;
+  return {.upload = [&tensors](const Tensor& tensor) { return tensors.upload(tensor); },
+          .download = [&tensors](const TensorView& view) { return tensors.download(view); },
+          .write = [&tensors](const TensorView& to, const Tensor& from) { tensors.write(to, from); }};
+}
+
 GpuRound::GpuRound(GpuGroup& owner, const EpCase& c, const GpuCall& call)
     : owner_(owner),
       case_(c),

@@ -6,6 +6,7 @@
 
 #include "support/device_tensors.hpp"
 #include "support/ep_checks.hpp"
+#include "support/ep_expanded.hpp"
 
 namespace shoal::test {
 
@@ -28,6 +29,9 @@ class GpuGroup {
  private:
   void* const stream_;
 };
+
+/// For check_expanded of a group on GPUs.
+TensorMover mover(GpuGroup& group);
 
 /// How scales lie in memory: one token after another; with a gap between tokens; one scale of all tokens after another.
 enum class ScaleOrder { contiguous, padded, columns };
