@@ -72,6 +72,18 @@ def own_answers(tokens):
     return refs.generate_pre_combine_data(torch.arange(first, first + tokens), M, K, H)
 
 
+def combined(answers, topk_idx, bias=None, in_local=True):
+    """What combine gives, of [T, K, H]: between nodes a node's sum is rounded before it crosses, whatever the options."""
+    nodes, per_node = the_buffer().get_physical_domain_size()
+    return refs.combine(answers, topk_idx, nodes, per_node, E, bias, in_local, nodes > 1)
+
+
+def answers_of_ranks(want):
+    """The made-up answers to received rows, summed as the experts of a rank do in the flat form."""
+    answers = refs.generate_pre_combine_data(want.source, M, K, H)
+    return refs.ordered_accumulate(answers.masked_fill((want.idx < 0)[..., None], 0))
+
+
 def verify_handle(handle, want, topk_idx, expanded):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     rows = want.idx.shape[0]
@@ -113,13 +125,11 @@ def check_flat(_):
         assert stats.tolist() == [2 + count for count in want.counts] and event.event is None
         verify_handle(handle, want, topk_idx, expanded=False)
 
-        answers = refs.generate_pre_combine_data(want.source, M, K, H)
-        here = answers.masked_fill((want.idx < 0)[..., None], 0)
-        y = refs.ordered_accumulate(here)
+        y = answers_of_ranks(want)
         bias = (torch.randn_like(x), torch.randn_like(x))
         for biases in (None, bias[0], bias):
             sums, back, _ = buffer.combine(y, handle, recv_weights, biases)
-            assert torch.equal(sums, refs.combine(own_answers(len(x)), topk_idx, 1, 4, E, biases, True, False))
+            assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, biases))
             assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
 
 
@@ -146,8 +156,7 @@ def check_expanded(_):
             bias = (torch.randn_like(x), torch.randn_like(x))
             for biases in (None, bias[0], bias):
                 sums, none, _ = buffer.combine(y, handle, bias=biases)
-                reference = refs.combine(own_answers(len(x)), topk_idx, 1, 4, E, biases, multiple, False)
-                assert torch.equal(sums, reference) and none is None
+                assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, biases, multiple)) and none is None
             if multiple:
                 _, back, _ = buffer.combine(y, handle, recv_weights)
                 assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
@@ -157,13 +166,14 @@ def check_expanded(_):
 
 
 def check_reduction_orders_differ(_):
-    """The two orders give different bits for these inputs, so the checks above can tell them apart."""
+    """All recipes give different bits for these inputs, so the checks above can tell them apart."""
     x, topk_idx, _ = make_inputs(2, tokens=M, none=0)
-    answers = own_answers(M)
-    assert not torch.equal(
-        refs.combine(answers, topk_idx, 1, 4, E, None, True, False),
-        refs.combine(answers, topk_idx, 1, 4, E, None, False, False),
-    )
+    sums = [
+        refs.combine(own_answers(M), topk_idx, 2, 2, E, None, in_local, in_node)
+        for in_local in (True, False)
+        for in_node in (True, False)
+    ]
+    assert not any(torch.equal(one, other) for i, one in enumerate(sums) for other in sums[:i])
 
 
 def check_order_of_sums(_):
@@ -172,6 +182,7 @@ def check_order_of_sums(_):
     y = values[:, None].expand(5, 3, H).bfloat16()
     one_rank = (torch.arange(3) + 3 * ((rank + 1) % 4)).flip(0)  # lanes, not experts, give the order
     three_ranks = torch.tensor([7, 1, 4])
+    several_nodes = the_buffer().num_rdma_ranks > 1
     for experts in (one_rank, three_ranks):
         topk_idx = experts.expand(5, 3).contiguous()
         for multiple in (True, False):
@@ -185,8 +196,8 @@ def check_order_of_sums(_):
                 for row, lane in (idx >= 0).nonzero().tolist():
                     answers[lanes[row, lane]] = values[lane].bfloat16()
                 sums, *_ = the_buffer(multiple).combine(answers, handle)
-                want = refs.combine(y, topk_idx, 1, 4, E, None, multiple or not expand, False)
-                assert torch.equal(sums, want) and (sums == 0).all()
+                assert torch.equal(sums, combined(y, topk_idx, None, multiple or not expand))
+                assert (sums == (three_ranks is experts and several_nodes)).all()  # there one node has the 1 alone
 
 
 def check_without_cpu_sync(_):
@@ -208,7 +219,12 @@ def check_without_cpu_sync(_):
         verify_handle(handle, want, topk_idx, expanded=False)
         sums, *_ = buffer.combine(recv_x, handle)
         in_rank = torch.stack([(topk_idx >= 0) & (topk_idx // (E // 4) == r) for r in range(4)]).any(-1).sum(0)
-        assert torch.equal(sums, (x.float() * in_rank[:, None]).bfloat16())
+        if buffer.num_rdma_ranks == 1:  # else 1 + 2 times a row is rounded twice
+            assert torch.equal(sums, (x.float() * in_rank[:, None]).bfloat16())
+        y = torch.zeros_like(recv_x)
+        y[:rows] = answers_of_ranks(want)
+        sums, *_ = buffer.combine(y, handle)
+        assert torch.equal(sums, combined(own_answers(len(x)), topk_idx))
 
         recv_x, _, _, handle, _ = buffer.dispatch(x, topk_idx, weights, do_expand=True, do_zero_padding=True, **options)
         most = align(4 * M * min(K, E // 4) + 7 * (E // 4), 8)
@@ -218,7 +234,7 @@ def check_without_cpu_sync(_):
         verify_handle(handle, want, topk_idx, expanded=True)
         y = outputs_of_experts(want.source, want.lanes, most)
         sums, *_ = buffer.combine(y, handle)
-        assert torch.equal(sums, refs.combine(own_answers(len(x)), topk_idx, 1, 4, E, None, multiple, False))
+        assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, None, multiple))
 
 
 def check_cached(_):
@@ -240,6 +256,14 @@ def check_cached(_):
             assert torch.equal(recv_weights[:rows], want.weights)
         without, _, none, *_ = buffer.dispatch(2 * x, handle=handle, **options)
         assert none is None and torch.equal(without[: len(want.x)], recv_x[: len(want.x)])
+        y = torch.zeros_like(recv_x)
+        if options:
+            y = outputs_of_experts(want.source, want.lanes, len(recv_x))
+        else:
+            y[: len(want.x)] = answers_of_ranks(want)
+        for _ in range(2):  # a handle serves any number of combines
+            sums, *_ = buffer.combine(y, handle, None, x)
+            assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, x))
 
 
 def check_fp8_and_column_major_scales(_):
