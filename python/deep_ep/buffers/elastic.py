@@ -230,7 +230,7 @@ class ElasticBuffer(ElasticTransfers):
                     known.handle,
                     scales=payload,
                     worst_case_rows=known.worst_rows,
-                    own_memory=runtime.capturing(),
+                    captured=runtime.capturing(),
                     **launch,
                 )
             else:
@@ -250,7 +250,7 @@ class ElasticBuffer(ElasticTransfers):
                     scales=payload,
                     expert_alignment=alignment,
                     worst_case_rows=worst,
-                    own_memory=runtime.capturing(),
+                    captured=runtime.capturing(),
                     **launch,
                 )
                 handle = self._make_handle(
@@ -325,6 +325,7 @@ class ElasticBuffer(ElasticTransfers):
             sums, summed_weights = known.group.combine(
                 answers,
                 target,
+                handle.topk_idx.shape[0],
                 weights=weights,
                 bias=tuple(one.detach() for one in biases),
                 **self._launch(operation, num_sms or handle.num_sms),
@@ -530,13 +531,13 @@ class ElasticBuffer(ElasticTransfers):
         known: layout.ShoalLayout = handle.shoal
         if not known.expanded_handle:
             empty = torch.zeros((handle.topk_idx.shape[0], 16), dtype=torch.int8, device=handle.topk_idx.device)
-            made = known.group.group.dispatch(
+            made = known.group.dispatch(
                 empty,
                 known.routing,
+                captured=self.runtime.capturing(),
                 expert_alignment=handle.expert_alignment,
                 expanded=True,
                 worst_case_rows=handle.num_expanded_tokens if known.worst_rows else 0,
-                copy_out=True,
                 **operation.launch,
             )
             known.expanded_handle.append(made.handle)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
-from .envs import default_device
+from .envs import default_device, is_set
 
 _L2_BYTES = 256 << 20
 _SKEW_CYCLES = 20_000_000  # about 10 ms of a GPU's clock: longer than ranks differ in launching
@@ -107,10 +107,6 @@ def _align_ranks(barrier: Callable[[], object] | None) -> None:
         dist.all_reduce(torch.ones(1, dtype=torch.float32, device=default_device()))
 
 
-def _set(name: str) -> bool:
-    return os.environ.get(name, "0") not in ("", "0")
-
-
 def bench_kineto(
     fn: Callable[[], object],
     kernel_names: str | tuple[str, ...],
@@ -139,12 +135,12 @@ def bench_kineto(
         for _ in range(num_tests):
             if flush_l2:
                 flush_l2_cache()
-            if barrier_comm_profiling and not _set("EP_DISABLE_BARRIER_PROFILING"):
+            if barrier_comm_profiling and not is_set("EP_DISABLE_BARRIER_PROFILING"):
                 _align_ranks(barrier)
             fn()
         _synchronize()
 
-    if _set("EP_USE_NVIDIA_TOOLS"):
+    if is_set("EP_USE_NVIDIA_TOOLS"):
         run()
         times: list[Any] = [1.0 if period == 1 else [1.0] * period for _ in names]
     else:

@@ -1,5 +1,6 @@
 """Buffer in normal mode on four ranks of a gloo group, against plain torch on gathered inputs."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -223,6 +224,29 @@ def check_results_are_ordinary_tensors(_):
     want = held[0][1][1:]
     held.clear()
     assert torch.equal(view, want) and len(in_heap) == 1
+
+
+def check_results_are_copied_where_that_is_asked_for(_):
+    """EP_COPY_RECEIVED, read when a shape is first used: nothing of a caller's lies in the heap, and all else is equal."""
+    os.environ["EP_COPY_RECEIVED"] = "1"
+    try:
+        buffer, held = make_buffer(), []
+        for seed in range(3):
+            x, topk_idx, weights = make_inputs(16, seed=seed)
+            layout = layout_of(buffer, topk_idx)
+            recv_x, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
+                x, topk_idx=topk_idx, topk_weights=weights, **layout
+            )
+            again, *_ = buffer.dispatch(2 * x, handle=handle)
+            held.append((recv_x, again, refs.dispatch(x, topk_idx, None, MOST, E)[0]))
+            sums, summed_weights, _ = buffer.combine(recv_x, handle, topk_weights=recv_weights)
+            assert torch.equal(sums, plain_sum(x, layout["is_token_in_rank"]))
+            assert torch.equal(summed_weights, masked(weights, topk_idx))
+        assert [len(group._held) for group in buffer.runtime.groups] == [0]
+        assert all(torch.equal(got, want) and torch.equal(twice, 2 * want) for got, twice, want in held)
+        buffer.destroy()
+    finally:
+        del os.environ["EP_COPY_RECEIVED"]
 
 
 def check_events(_):
