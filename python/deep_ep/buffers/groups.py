@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import weakref
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,9 @@ import shoal
 import shoal.ep
 
 from ..utils.envs import is_set
+from ..utils.event import profiled
+
+_NOTHING = nullcontext()  # on GPUs kernels have the names
 
 
 class GroupShape(NamedTuple):
@@ -86,7 +90,8 @@ class NormalGroup:
             self._captured.append(routing_or_handle)  # a place in the heap that each replay writes to from now on
         stays = not self._captured and len(self._held) < self._stay
         on_gpu = rows.is_cuda
-        got = self.group.dispatch(rows, routing_or_handle, dtype=dtype, copy_out=not (stays or on_gpu), **options)
+        with _NOTHING if on_gpu else profiled("dispatch_impl"):
+            got = self.group.dispatch(rows, routing_or_handle, dtype=dtype, copy_out=not (stays or on_gpu), **options)
         if captured:
             self._captured.append(got.handle)
         received = to_torch(got.x)
@@ -112,7 +117,8 @@ class NormalGroup:
         """As shoal.ep.Group.combine of a dispatch of so many tokens, in tensors."""
         y = detached(y)
         if not y.is_cuda:
-            sums = self.group.combine(y, handle, **options)
+            with profiled("combine_impl"):
+                sums = self.group.combine(y, handle, **options)
             return to_torch(sums.x), to_torch(sums.topk_weights)
         out = torch.empty((tokens, self.shape.hidden), dtype=y.dtype, device=y.device)
         return out, to_own_memory(self.group.combine(y, handle, out=out, **options).topk_weights)
