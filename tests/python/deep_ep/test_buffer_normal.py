@@ -1,5 +1,8 @@
 """Buffer in normal mode on four ranks of a gloo group, against plain torch on gathered inputs."""
 
+import contextlib
+import gc
+import io
 import os
 import subprocess
 import sys
@@ -315,6 +318,10 @@ def check_argument_errors(_):
     fails(RuntimeError, "topk_idx is int16", buffer.dispatch, x, **{**topk, "topk_idx": topk_idx.short()}, **layout)
     fails(RuntimeError, "topk_weights", buffer.dispatch, x, **{**topk, "topk_weights": weights.double()}, **layout)
     fails(RuntimeError, "expert_alignment", buffer.dispatch, x, expert_alignment=0, **topk, **layout)
+    fails(RuntimeError, "num_worst_tokens is -1", buffer.dispatch, x, num_worst_tokens=-1, **topk, **layout)
+    if not topk_idx.is_cuda:  # there, counts do not reach the host
+        wrong = {**layout, "num_tokens_per_rank": layout["num_tokens_per_rank"] + 1}
+        fails(RuntimeError, "num_tokens_per_rank is .*, by topk_idx", buffer.dispatch, x, **topk, **wrong)
     fails(RuntimeError, "is_token_in_rank", buffer.dispatch, x, **topk, **{**layout, "is_token_in_rank": topk_idx})
     fails(RuntimeError, "handle", buffer.dispatch, x, handle=tuple(handle))
     fails(RuntimeError, "x is", buffer.combine, recv_x.float(), handle)
@@ -330,6 +337,8 @@ def check_argument_errors(_):
     fails(RuntimeError, "low_latency_mode", buffer.clean_low_latency_buffer, 8, 128, E)
     fails(RuntimeError, "Shrink mode", buffer.low_latency_clean_mask_buffer)
     fails(RuntimeError, "multiples of 128", deep_ep.Buffer, dist.group.WORLD, 100)
+    fails(RuntimeError, "num_rdma_bytes is -128", deep_ep.Buffer, dist.group.WORLD, 0, -128)
+    fails(AssertionError, "num_qps_per_rank is 0", deep_ep.Buffer, dist.group.WORLD, num_qps_per_rank=0)
     fails(ValueError, "group", deep_ep.Buffer, None)
     fails(AssertionError, "even", deep_ep.Buffer.set_num_sms, 3)
     fails(AssertionError, "Unsupported", deep_ep.Buffer.get_dispatch_config, 3)
@@ -359,6 +368,10 @@ def check_local_buffer(_):
     assert buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True).numel() == 0
     with pytest.raises(AssertionError, match="elements"):
         buffer.get_local_buffer_tensor(torch.int64, torch.Size((1 << 20,)))
+    for offset in (-4, 2, (1 << 20) + 4):
+        with pytest.raises(RuntimeError, match=rf"offset is {offset}; allowed: multiples of 4 up to {1 << 20}"):
+            buffer.get_local_buffer_tensor(torch.int32, offset=offset)
+    assert buffer.get_local_buffer_tensor(torch.int32, offset=1 << 20).numel() == 0
     buffer.get_comm_stream()
     buffer.destroy()
     buffer.destroy()
@@ -373,6 +386,20 @@ def check_destroy(_):
     with pytest.raises(AssertionError, match="explicitly_destroy"):
         buffer.destroy()
     the_buffer().destroy()
+
+
+def check_a_forgotten_destroy_is_told(_):
+    for make in (make_buffer, lambda: deep_ep.ElasticBuffer(dist.group.WORLD, 2 << 20, explicitly_destroy=True)):
+        for forgotten in (False, True):
+            buffer, said = make(), io.StringIO()
+            name = type(buffer).__name__
+            if not forgotten:
+                buffer.destroy()
+            with contextlib.redirect_stdout(said):
+                del buffer
+                gc.collect()
+            warning = f"WARNING: deep_ep.{name} was made with explicitly_destroy=True and went without destroy()\n"
+            assert said.getvalue() == warning * forgotten
 
 
 CHECKS = names_of_checks(globals())

@@ -422,8 +422,14 @@ def check_ring(_):
         buffer.pp_send(got, (rank + 2) % ranks)
     with pytest.raises(RuntimeError, match="up to 4096"):
         buffer.pp_send(torch.zeros(4097, dtype=torch.int8), following)
+    with pytest.raises(RuntimeError, match="up to 4096"):
+        buffer.pp_recv(torch.zeros((4, 4)).t()[1:], previous)  # not contiguous
     with pytest.raises(RuntimeError, match="num_bytes"):
         buffer.pp_set_config(MIB, 4)
+    with pytest.raises(RuntimeError, match="num_max_tensor_bytes is 0"):
+        buffer.pp_set_config(0, 4)
+    with pytest.raises(RuntimeError, match="num_max_inflight_tensors is 0"):
+        buffer.pp_set_config(4096, 0)
     buffer.destroy()
 
 
@@ -432,6 +438,11 @@ def check_gather_sessions(_):
     shapes = [(3, 5), (16,)]
     size = deep_ep.ElasticBuffer.get_agrs_num_max_session_bytes(group, shapes * 2, torch.bfloat16)
     buffer = make_buffer(num_bytes=deep_ep.ElasticBuffer.get_agrs_buffer_size_hint(group, size))
+    for wrong, match in (((0, 2), "num_max_session_bytes is 0"), ((size, 0), "is 0; allowed: 1 to 32"), ((size, 33), "33")):
+        with pytest.raises(RuntimeError, match=match):
+            buffer.agrs_set_config(*wrong)
+    with pytest.raises(RuntimeError, match="num_bytes is"):
+        buffer.agrs_set_config(buffer.num_bytes + 1, 2)
     buffer.agrs_set_config(size, 2)
 
     def part(source, session, i):
@@ -454,8 +465,16 @@ def check_gather_sessions(_):
                 assert torch.equal(gathered, torch.stack([part(source, session, i) for source in range(ranks)]))
             with pytest.raises(RuntimeError, match="agrs_set_config allows"):
                 buffer.all_gather(part(rank, session, 2))
+            for wrong in (torch.zeros(0), torch.zeros((4, 4)).t(), [part(rank, session, 2), torch.zeros(0)]):
+                with pytest.raises(RuntimeError, match="empty or not contiguous"):
+                    buffer.all_gather(wrong)
+            for again in (buffer.create_agrs_session, lambda: buffer.agrs_set_config(size, 2)):
+                with pytest.raises(RuntimeError, match="a session is active"):
+                    again()
         with pytest.raises(RuntimeError, match="in its session"):
             handle()
+    with pytest.raises(RuntimeError, match="no session is active"):
+        buffer.destroy_agrs_session()
     with buffer.agrs_new_session(enabled=False), pytest.raises(RuntimeError, match="no session"):
         buffer.all_gather(part(rank, 0, 0))
     buffer.destroy()
@@ -485,8 +504,25 @@ def check_engram(_):
         assert torch.equal(got_scales, scales[indices.long()].flatten(1))
     with pytest.raises(RuntimeError, match="out of 0 to 39"):
         buffer.engram_fetch(indices + 40)
+    with pytest.raises(AssertionError, match="num_qps is 1000"):
+        buffer.engram_fetch(indices, num_qps=1000)
+    for wrong in (indices.long(), indices.flatten()):
+        with pytest.raises(RuntimeError, match=r"allowed: int32 \[T, n\]"):
+            buffer.engram_fetch(wrong)
     with pytest.raises(RuntimeError, match="sf is given"):
         buffer.engram_write(data[:entries])
+    with pytest.raises(RuntimeError, match="sf is given"):
+        buffer.engram_write(full[:entries], scales)
+    mine = data[:entries].contiguous()
+    for wrong in (scales[1:].contiguous(), scales.half(), torch.ones((2, len(scales))).t(), scales[:, 0]):
+        with pytest.raises(RuntimeError, match="allowed: contiguous elements of four bytes"):
+            buffer.engram_write(mine, wrong)
+    for wrong in (full.float()[:entries], full[:entries].t(), full[0]):
+        with pytest.raises(RuntimeError, match="allowed: contiguous bfloat16 or float8_e4m3fn"):
+            buffer.engram_write(wrong)
+    with pytest.raises(RuntimeError, match="rank . has . entries in"):  # on all ranks
+        buffer.engram_write(full[: entries - 1 if rank == 2 else entries - 2].contiguous())
+    assert torch.equal(buffer.engram_fetch(indices)()[0].view(torch.uint8), got.view(torch.uint8))  # as before
     with pytest.raises(RuntimeError, match="num_cpu_bytes"):
         buffer.engram_write(torch.zeros((MIB, 2)).bfloat16())
     buffer.destroy()
