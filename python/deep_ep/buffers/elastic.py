@@ -106,7 +106,7 @@ class ElasticBuffer(ElasticTransfers):
             17 if not allow_hybrid_mode else 65 if check_fast_rdma_atomic_support() else 129
         )
         self.runtime: Runtime | None = None
-        self.runtime = Runtime(group, None, num_bytes, timeout=num_cpu_timeout_secs)
+        self.runtime = Runtime(group, None, num_bytes, timeout=num_cpu_timeout_secs, share_stream=True)
         self._ring = Ring(self.runtime)
         self._gather = GatherSessions(self.runtime)
         self._engram = Engram(self.runtime)
@@ -133,7 +133,7 @@ class ElasticBuffer(ElasticTransfers):
         return EventHandle()
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """The stream that operations run on; on the CPU a ``torch.Stream`` that orders nothing."""
+        """The stream that all elastic buffers of a GPU work on; on the CPU a ``torch.Stream`` that orders nothing."""
         stream = self._open("get_comm_stream").comm_stream
         return torch.Stream(device="cpu") if stream is None else stream
 

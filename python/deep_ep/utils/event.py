@@ -16,11 +16,13 @@ _NOTHING = nullcontext()
 
 
 def profiled(name: str) -> AbstractContextManager[object]:
-    """A range deep_ep::`name` in what a profiler records: for work that has no kernel of the name that scripts look for.
+    """A range deep_ep::`name` in what a profiler records, for work that has no kernel of the name that scripts look for.
 
     Nothing where no profiler is on, which costs 0.1 us.
     """
-    return torch.profiler.record_function(f"deep_ep::{name}") if torch.autograd.profiler._is_profiler_enabled else _NOTHING
+    if not torch.autograd.profiler._is_profiler_enabled:
+        return _NOTHING
+    return torch.profiler.record_function(f"deep_ep::{name}")
 
 
 class EventHandle:

@@ -230,7 +230,7 @@ def check_results_are_ordinary_tensors(_):
 
 
 def check_results_are_copied_where_that_is_asked_for(_):
-    """EP_COPY_RECEIVED, read when a shape is first used: nothing of a caller's lies in the heap, and all else is equal."""
+    """EP_COPY_RECEIVED, read when a shape is first used: no result stays in the heap, and all else is equal."""
     os.environ["EP_COPY_RECEIVED"] = "1"
     try:
         buffer, held = make_buffer(), []
@@ -311,6 +311,12 @@ def check_argument_errors(_):
     fails(AssertionError, "cached", buffer.dispatch, x, handle=handle, **topk)
     fails(AssertionError, "allocate_on_comm_stream", buffer.dispatch, x, handle=handle, allocate_on_comm_stream=True)
     fails(AssertionError, "allocate_on_comm_stream", buffer.combine, recv_x, handle, allocate_on_comm_stream=True)
+    torch.use_deterministic_algorithms(True)  # which fills new tensors
+    try:
+        fails(AssertionError, "fill_uninitialized_memory", buffer.dispatch, x, **topk, **layout)
+        fails(AssertionError, "fill_uninitialized_memory", buffer.combine, recv_x, handle)
+    finally:
+        torch.use_deterministic_algorithms(False)
     fails(RuntimeError, "x is float32", buffer.dispatch, x.float(), **topk, **layout)
     fails(RuntimeError, "not contiguous", buffer.dispatch, x.t().contiguous().t(), **topk, **layout)
     fails(RuntimeError, "16", buffer.dispatch, x[:, :4].contiguous(), **topk, **layout)

@@ -503,6 +503,9 @@ def check_elastic(_):
         explicitly_destroy=True,
     )
     assert buffer.runtime.device.type == "cuda"
+    other = ElasticBuffer(dist.group.WORLD, num_bytes=2 << 20, explicitly_destroy=True)
+    assert other.get_comm_stream() == buffer.get_comm_stream() != torch.cuda.current_stream()
+    other.destroy()
     x, topk_ids, topk_weights = make_inputs(rank, 9, 4)
     want = layer(x, topk_ids, topk_weights, all_experts().cuda())
     experts = local_experts(rank, ranks)
