@@ -15,7 +15,7 @@ from ..utils.envs import (
     check_torch_deterministic,
     get_physical_domain_size,
 )
-from ..utils.event import EventHandle, EventOverlap
+from ..utils.event import EventHandle, EventOverlap, profiled
 from ..utils.semantic import native_assert, native_fail, value_or
 from . import elastic_layout as layout
 from .checks import describe, expect, require_tensor
@@ -106,7 +106,7 @@ class ElasticBuffer(ElasticTransfers):
             17 if not allow_hybrid_mode else 65 if check_fast_rdma_atomic_support() else 129
         )
         self.runtime: Runtime | None = None
-        self.runtime = Runtime(group, None, num_bytes, timeout=num_cpu_timeout_secs)
+        self.runtime = Runtime(group, None, num_bytes, timeout=num_cpu_timeout_secs, share_stream=True)
         self._ring = Ring(self.runtime)
         self._gather = GatherSessions(self.runtime)
         self._engram = Engram(self.runtime)
@@ -133,20 +133,21 @@ class ElasticBuffer(ElasticTransfers):
         return EventHandle()
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """The stream that operations run on; on the CPU a ``torch.Stream`` that orders nothing."""
+        """The stream that all elastic buffers of a GPU work on; on the CPU a ``torch.Stream`` that orders nothing."""
         stream = self._open("get_comm_stream").comm_stream
         return torch.Stream(device="cpu") if stream is None else stream
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Waits for all ranks, and for what is queued on the stream here. Collective."""
         runtime = self._open("barrier")
-        if runtime.comm_stream is not None:
-            if use_comm_stream:
-                runtime.comm_stream.wait_stream(torch.cuda.current_stream())
-                runtime.comm_stream.synchronize()
-            else:
-                torch.cuda.current_stream().synchronize()
-        shoal.barrier(runtime.team)
+        with profiled("barrier_impl"):
+            if runtime.comm_stream is not None:
+                if use_comm_stream:
+                    runtime.comm_stream.wait_stream(torch.cuda.current_stream())
+                    runtime.comm_stream.synchronize()
+                else:
+                    torch.cuda.current_stream().synchronize()
+            shoal.barrier(runtime.team)
 
     # --- dispatch and combine -----------------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class ElasticBuffer(ElasticTransfers):
                     known.handle,
                     scales=payload,
                     worst_case_rows=known.worst_rows,
-                    own_memory=runtime.capturing(),
+                    captured=runtime.capturing(),
                     **launch,
                 )
             else:
@@ -250,22 +251,24 @@ class ElasticBuffer(ElasticTransfers):
                     scales=payload,
                     expert_alignment=alignment,
                     worst_case_rows=worst,
-                    own_memory=runtime.capturing(),
+                    captured=runtime.capturing(),
                     **launch,
                 )
-                handle = self._make_handle(
-                    received,
-                    group,
-                    routing,
-                    topk_idx.clone() if do_handle_copy else topk_idx,
-                    worst,
-                    (do_expand, num_experts, alignment, max_tokens, num_sms),
+            with profiled("dispatch_copy_epilogue_impl"):
+                if not cached:
+                    handle = self._make_handle(
+                        received,
+                        group,
+                        routing,
+                        topk_idx.clone() if do_handle_copy else topk_idx,
+                        worst,
+                        (do_expand, num_experts, alignment, max_tokens, num_sms),
+                    )
+                    if cumulative_local_expert_recv_stats is not None:
+                        cumulative_local_expert_recv_stats += handle.num_unaligned_recv_tokens_per_expert
+                outputs = self._outputs(
+                    received, handle, scales, topk_weights, do_zero_padding, use_tma_aligned_col_major_sf
                 )
-                if cumulative_local_expert_recv_stats is not None:
-                    cumulative_local_expert_recv_stats += handle.num_unaligned_recv_tokens_per_expert
-            outputs = self._outputs(
-                received, handle, scales, topk_weights, do_zero_padding, use_tma_aligned_col_major_sf
-            )
         recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
         overlap = operation.overlap(
             (rows, scales, topk_idx, topk_weights), (*outputs, received.x, *vars(handle).values())
@@ -317,14 +320,16 @@ class ElasticBuffer(ElasticTransfers):
             answers, weights, target = x.detach(), topk_weights, known.handle
             if lanes_apart:
                 target = self._expanded_handle(handle, operation)
-            elif handle.do_expand:
-                answers = layout.sum_lanes(answers, known.lane_rows)
-                weights = None if weights is None else layout.weights_by_lane(weights.detach(), known.lane_rows)
-            elif weights is not None:
-                weights = weights.detach().masked_fill(known.topk_idx < 0, 0)
+            with profiled("combine_reduce_epilogue_impl"):  # which is a prologue here
+                if handle.do_expand and not lanes_apart:
+                    answers = layout.sum_lanes(answers, known.lane_rows)
+                    weights = None if weights is None else layout.weights_by_lane(weights.detach(), known.lane_rows)
+                elif weights is not None:
+                    weights = weights.detach().masked_fill(known.topk_idx < 0, 0)
             sums, summed_weights = known.group.combine(
                 answers,
                 target,
+                handle.topk_idx.shape[0],
                 weights=weights,
                 bias=tuple(one.detach() for one in biases),
                 **self._launch(operation, num_sms or handle.num_sms),
@@ -530,13 +535,13 @@ class ElasticBuffer(ElasticTransfers):
         known: layout.ShoalLayout = handle.shoal
         if not known.expanded_handle:
             empty = torch.zeros((handle.topk_idx.shape[0], 16), dtype=torch.int8, device=handle.topk_idx.device)
-            made = known.group.group.dispatch(
+            made = known.group.dispatch(
                 empty,
                 known.routing,
+                captured=self.runtime.capturing(),
                 expert_alignment=handle.expert_alignment,
                 expanded=True,
                 worst_case_rows=handle.num_expanded_tokens if known.worst_rows else 0,
-                copy_out=True,
                 **operation.launch,
             )
             known.expanded_handle.append(made.handle)

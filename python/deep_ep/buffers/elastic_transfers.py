@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..utils.event import profiled
 from ..utils.semantic import native_assert
 from .checks import describe, expect
 from .elastic_sizes import ElasticSizes
@@ -43,12 +44,14 @@ class ElasticTransfers(ElasticSizes, abc.ABC):
     def pp_send(self, t: torch.Tensor, dst_rank_idx: int, num_sms: int = 0) -> None:
         """Sends a contiguous tensor to the next or previous rank of the ring; waits while all slots there are taken."""
         self._open("pp_send")
-        self._ring.send(t, dst_rank_idx)
+        with profiled("pp_send_impl"):
+            self._ring.send(t, dst_rank_idx)
 
     def pp_recv(self, t: torch.Tensor, src_rank_idx: int, num_sms: int = 0) -> None:
         """Receives the next tensor from the next or previous rank into ``t``, of as many bytes as were sent."""
         self._open("pp_recv")
-        self._ring.receive(t, src_rank_idx)
+        with profiled("pp_recv_impl"):
+            self._ring.receive(t, src_rank_idx)
 
     def agrs_set_config(self, num_max_session_bytes: int, num_max_all_gathers_per_session: int) -> None:
         """Makes room for gather sessions. Collective."""
@@ -115,4 +118,11 @@ class ElasticTransfers(ElasticSizes, abc.ABC):
         """
         self._open("engram_fetch")
         expect(num_qps <= self.num_allocated_qps, f"engram_fetch: num_qps is {num_qps} of {self.num_allocated_qps}")
-        return self._engram.fetch(indices, use_tma_aligned_col_major_sf)
+        with profiled("engram_fetch_impl"):
+            wait = self._engram.fetch(indices, use_tma_aligned_col_major_sf)
+
+        def profiled_wait() -> tuple[torch.Tensor, torch.Tensor | None]:
+            with profiled("engram_fetch_wait_impl"):
+                return wait()
+
+        return profiled_wait

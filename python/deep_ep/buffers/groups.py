@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import struct
 import weakref
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 import shoal
 import shoal.ep
+
+from ..utils.envs import is_set
+from ..utils.event import profiled
+
+_NOTHING = nullcontext()  # on GPUs kernels have the names
 
 
 class GroupShape(NamedTuple):
@@ -60,32 +66,40 @@ class NormalGroup:
     """A group in normal mode, and how many of its results are held.
 
     Results stay in the heap while room for one more is left; then they are copied out. So a caller may hold as many
-    as it likes, as it may with tensors of torch's own.
+    as it likes, as it may with tensors of torch's own. On GPUs copies and sums are in torch's own memory, whose
+    allocator knows streams and graphs. With EP_COPY_RECEIVED no result stays in the heap.
     """
 
-    LIVE_RESULTS = {"cpu": 8, "cuda": 2}  # on the host room is address space; on GPUs it is memory
+    LIVE_RESULTS = {"cpu": 7, "cuda": 1}  # in the heap; on the host room is address space, on GPUs it is memory
 
     def __init__(self, team: Any, shape: GroupShape, max_tokens: int, max_scales: int, device: torch.device):
         self.shape = shape
         self.max_tokens = max_tokens
         self.max_scales = max_scales
-        self._room = self.LIVE_RESULTS[device.type]
+        self._stay = 0 if is_set("EP_COPY_RECEIVED") else self.LIVE_RESULTS[device.type]
         self._held: set[object] = set()
+        self._captured: list[Any] = []
         self.group = shoal.ep.Group(
-            team, **shape._asdict(), max_tokens=max_tokens, max_scales=max_scales, live_results=self._room
+            team, **shape._asdict(), max_tokens=max_tokens, max_scales=max_scales, live_results=self._stay + 1
         )
 
-    def dispatch(
-        self, x: torch.Tensor, routing_or_handle: Any, *, own_memory: bool = False, **options: Any
-    ) -> Received:
-        """As shoal.ep.Group.dispatch, in tensors. ``own_memory``: results never stay in the heap."""
+    def dispatch(self, x: torch.Tensor, routing_or_handle: Any, *, captured: bool = False, **options: Any) -> Received:
+        """As shoal.ep.Group.dispatch, in tensors. ``captured``: by a CUDA graph."""
         rows, dtype = as_rows(x)
-        copy_out = own_memory or len(self._held) >= self._room - 1
-        got = self.group.dispatch(rows, routing_or_handle, dtype=dtype, copy_out=copy_out, **options)
+        if captured:
+            self._captured.append(routing_or_handle)  # a place in the heap that each replay writes to from now on
+        stays = not self._captured and len(self._held) < self._stay
+        on_gpu = rows.is_cuda
+        with _NOTHING if on_gpu else profiled("dispatch_impl"):
+            got = self.group.dispatch(rows, routing_or_handle, dtype=dtype, copy_out=not (stays or on_gpu), **options)
+        if captured:
+            self._captured.append(got.handle)
         received = to_torch(got.x)
-        if not copy_out:
+        if stays:
             self._hold(received)
-        small = to_torch if copy_out and received.device.type == "cpu" else to_own_memory
+        elif on_gpu:
+            received = received.clone()
+        small = to_own_memory if stays or on_gpu else to_torch
         return Received(
             received,
             small(got.scales),
@@ -97,21 +111,28 @@ class NormalGroup:
             got.handle,
         )
 
-    def combine(self, y: torch.Tensor, handle: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As shoal.ep.Group.combine, in tensors."""
-        sums = self.group.combine(detached(y), handle, **options)
-        return to_torch(sums.x), to_torch(sums.topk_weights)
+    def combine(
+        self, y: torch.Tensor, handle: Any, tokens: int, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As shoal.ep.Group.combine of a dispatch of so many tokens, in tensors."""
+        y = detached(y)
+        if not y.is_cuda:
+            with profiled("combine_impl"):
+                sums = self.group.combine(y, handle, **options)
+            return to_torch(sums.x), to_torch(sums.topk_weights)
+        out = torch.empty((tokens, self.shape.hidden), dtype=y.dtype, device=y.device)
+        return out, to_own_memory(self.group.combine(y, handle, out=out, **options).topk_weights)
 
     def _hold(self, tensor: torch.Tensor) -> None:
         token = object()
         self._held.add(token)
-        stream = torch.cuda.current_stream() if tensor.is_cuda else None
+        stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
 
         def release(held=self._held) -> None:
             held.discard(token)
             # The heap knows no streams: the next dispatch waits for whoever read this memory last.
             if stream is not None and not torch.cuda.is_current_stream_capturing():
-                stream.wait_stream(torch.cuda.current_stream())
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
 
         weakref.finalize(tensor.untyped_storage(), release).atexit = False
 

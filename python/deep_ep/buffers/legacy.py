@@ -221,7 +221,7 @@ class Buffer(LowLatencyCalls):
                     handle.shoal,
                     scales=scales,
                     worst_case_rows=handle.worst_rows,
-                    own_memory=runtime.capturing(),
+                    captured=runtime.capturing(),
                     **self._launch(operation, config),
                 )
                 result = (None, None, None, None)
@@ -283,6 +283,7 @@ class Buffer(LowLatencyCalls):
             sums, weights = handle.group.combine(
                 x,
                 handle.shoal,
+                handle.num_tokens,
                 weights=None if topk_weights is None else topk_weights.detach(),
                 bias=tuple(one.detach() for one in biases if one is not None),
                 **self._launch(operation, config),
@@ -417,7 +418,7 @@ class Buffer(LowLatencyCalls):
             scales=scales,
             expert_alignment=expert_alignment,
             worst_case_rows=worst_rows,
-            own_memory=runtime.capturing(),
+            captured=runtime.capturing(),
             **launch,
         )
         handle = NormalHandle.make(group, received, in_rank, self.rank, runtime.get_num_rdma_ranks(), worst_rows)

@@ -12,12 +12,16 @@ from shoal._core.ep import HookedDispatch
 
 from .. import config as sizes
 from ..config import topk_idx_t
+from ..utils.envs import check_torch_deterministic
 from ..utils.event import EventOverlap
 from ..utils.semantic import native_assert, native_fail
 from .checks import describe, require_tensor
 from .handles import LowLatencyHandle
 from .low_latency import HookedPath, LowLatencyPool
 from .runtime import Runtime
+
+
+_deterministic = torch._C._get_deterministic_algorithms  # torch's own function asks the same, in twice the time
 
 
 class LowLatencyCalls(abc.ABC):
@@ -67,6 +71,8 @@ class LowLatencyCalls(abc.ABC):
         shape, scales float32 [.., .., H / 128] or int32 [.., .., H / 512], column-major). Rows 0 to count[e] - 1 are
         valid. With return_recv_hook they are so after hook(), and until two more dispatches have been received.
         """
+        if _deterministic():
+            check_torch_deterministic()
         n = num_max_dispatch_tokens_per_rank
         form = (n, num_experts, use_fp8, round_scale, use_ue8m0)
         if return_recv_hook and not async_finish and (path := self._hooked.get(form)) is not None:
@@ -136,6 +142,8 @@ class LowLatencyCalls(abc.ABC):
         bits a channel on the way. zero_copy: the answers are in get_next_low_latency_combine_buffer(handle).
         Returns (bfloat16 [T, H], ``out`` where given; event; hook), valid after hook() with return_recv_hook.
         """
+        if _deterministic():
+            check_torch_deterministic()
         if return_recv_hook and not (async_finish or zero_copy) and type(handle) is LowLatencyHandle and self.runtime:
             # As below, for what it allows; nothing has happened where it returns None.
             group, sent = handle.group, handle.sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import weakref
@@ -39,15 +40,27 @@ def empty_strided(device: torch.device) -> Callable[[tuple[int, ...], tuple[int,
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
+def new_comm_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream whose kernels go before those of ordinary streams."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+@functools.cache
+def shared_comm_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of this process on which all elastic buffers of a GPU work, as callers of several expect."""
+    return new_comm_stream(device)
+
+
 class Runtime:
     """One World over the ranks of a torch group or mpi4py communicator. Collective.
 
     num_bytes: what the caller asked for. The heap reserves address space beyond it, since groups are sized by what
     calls need; memory is taken when it is used (SHOAL_SYMMETRIC_SIZE overrides the size).
     timeout: seconds that a wait for another rank may last (SHOAL_TIMEOUT_MS overrides it).
+    share_stream: operations run on shared_comm_stream, else on a stream of this object's own.
     """
 
-    def __init__(self, group: Any, comm: Any, num_bytes: int, timeout: float = 100.0):
+    def __init__(self, group: Any, comm: Any, num_bytes: int, timeout: float = 100.0, share_stream: bool = False):
         self.device = pick_device()
         settings: dict[str, Any] = {"heap": "cuda" if self.device.type == "cuda" else "host"}
         if self.device.type == "cuda":
@@ -66,7 +79,9 @@ class Runtime:
         self.team = self.world.team
         self.rank, self.num_ranks = self.world.my_pe, self.world.n_pes
         self.groups = GroupPool(self.team, self.device)
-        self.comm_stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
+        self.comm_stream: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            self.comm_stream = (shared_comm_stream if share_stream else new_comm_stream)(self.device)
 
     def is_available(self) -> bool:
         """Whether the ranks have met."""

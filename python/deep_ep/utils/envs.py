@@ -17,6 +17,11 @@ _global_seed = 0
 _local_seed = 0
 
 
+def is_set(name: str) -> bool:
+    """Whether an environment variable that switches something is there, and neither empty nor 0."""
+    return os.environ.get(name, "0") not in ("", "0")
+
+
 def default_device() -> torch.device:
     """The current GPU, or the CPU where there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
-from .envs import default_device
+from .envs import default_device, is_set
 
 _L2_BYTES = 256 << 20
 _SKEW_CYCLES = 20_000_000  # about 10 ms of a GPU's clock: longer than ranks differ in launching
@@ -107,10 +107,6 @@ def _align_ranks(barrier: Callable[[], object] | None) -> None:
         dist.all_reduce(torch.ones(1, dtype=torch.float32, device=default_device()))
 
 
-def _set(name: str) -> bool:
-    return os.environ.get(name, "0") not in ("", "0")
-
-
 def bench_kineto(
     fn: Callable[[], object],
     kernel_names: str | tuple[str, ...],
@@ -129,7 +125,9 @@ def bench_kineto(
     p such kernels (`::name`) a period, and each name gives a list of p averages in order of launch.
     `barrier_comm_profiling` starts each call on all ranks together through `barrier` (default: an all-reduce), unless
     EP_DISABLE_BARRIER_PROFILING is set. `trace_path`: where a Chrome trace goes.
-    Without a GPU, operators and ranges of the CPU (torch.profiler.record_function) are what is timed.
+    Names that no kernel has are looked for among ranges (torch.profiler.record_function) in a second round of calls:
+    the time of what they launched on the GPU, or that of the host where they launched nothing.
+    Without a GPU, operators and ranges of the CPU are what is timed.
     Under NVIDIA's own profilers (EP_USE_NVIDIA_TOOLS) fn() only runs, and every time is 1.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
@@ -139,36 +137,53 @@ def bench_kineto(
         for _ in range(num_tests):
             if flush_l2:
                 flush_l2_cache()
-            if barrier_comm_profiling and not _set("EP_DISABLE_BARRIER_PROFILING"):
+            if barrier_comm_profiling and not is_set("EP_DISABLE_BARRIER_PROFILING"):
                 _align_ranks(barrier)
             fn()
         _synchronize()
 
-    if _set("EP_USE_NVIDIA_TOOLS"):
+    if is_set("EP_USE_NVIDIA_TOOLS"):
         run()
         times: list[Any] = [1.0 if period == 1 else [1.0] * period for _ in names]
     else:
-        on_gpu = torch.cuda.is_available()
-        activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
         with suppress_stdout_stderr() if suppress_kineto_output else empty_suppress():
-            # The profiler's first round pays for its start.
-            schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
-            with torch.profiler.profile(activities=[activity], schedule=schedule, acc_events=True) as profiler:
-                for _ in range(2):
-                    run()
-                    profiler.step()
-            if trace_path is not None:
-                profiler.export_chrome_trace(trace_path)
-        device = DeviceType.CUDA if on_gpu else DeviceType.CPU
-        events = sorted(
-            (e for e in profiler.events() if e.device_type == device), key=lambda event: event.time_range.start
-        )
-        times = [_kernel_time([e for e in events if _matches(e.name, name, period)], name, period) for name in names]
+            found = _events_by_name(run, names, period, trace_path)
+        times = [_kernel_time(found[name], name, period) for name in names]
     return times[0] if isinstance(kernel_names, str) else tuple(times)
 
 
-def _matches(kernel: str, name: str, period: int) -> bool:
-    return (name if period == 1 else f"::{name}") in kernel
+def _profiled(run: Callable[[], None], activities: list[Any], trace_path: str | None = None) -> list[Any]:
+    """What the profiler saw of run(), in order of start."""
+    # The profiler's first round pays for its start.
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(activities=activities, schedule=schedule, acc_events=True) as profiler:
+        for _ in range(2):
+            run()
+            profiler.step()
+    if trace_path is not None:
+        profiler.export_chrome_trace(trace_path)
+    return sorted(profiler.events(), key=lambda event: event.time_range.start)
+
+
+def _events_by_name(
+    run: Callable[[], None], names: tuple[str, ...], period: int, trace_path: str | None
+) -> dict[str, list[Any]]:
+    """By name the events that count for it: kernels, else ranges; without a GPU whatever the host did."""
+    on_gpu = torch.cuda.is_available()
+    cpu, cuda = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA
+
+    def matching(events: list[Any], name: str, device: DeviceType) -> list[Any]:
+        part = name if period == 1 else f"::{name}"
+        return [event for event in events if event.device_type == device and part in event.name]
+
+    events = _profiled(run, [cuda if on_gpu else cpu], trace_path)
+    found = {name: matching(events, name, DeviceType.CUDA if on_gpu else DeviceType.CPU) for name in names}
+    missing = [name for name, kernels in found.items() if not kernels]
+    if on_gpu and missing:  # to look at the host as well would slow down the launches of kernels that wait for others
+        ranges = [event for event in _profiled(run, [cpu, cuda]) if event.is_user_annotation]
+        for name in missing:
+            found[name] = matching(ranges, name, DeviceType.CUDA) or matching(ranges, name, DeviceType.CPU)
+    return found
 
 
 def _kernel_time(events: list[Any], name: str, period: int) -> Any:

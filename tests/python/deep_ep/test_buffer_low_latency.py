@@ -369,6 +369,13 @@ def verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle):
     def combine(*args, **kwargs):
         buffer.low_latency_combine(*args, **{"return_recv_hook": hooks, **kwargs})
 
+    torch.use_deterministic_algorithms(True)  # which fills new tensors
+    try:
+        for call in (lambda: dispatch(x, topk_idx, N, E), lambda: combine(recv, topk_idx, weights, handle)):
+            with pytest.raises(AssertionError, match="fill_uninitialized_memory"):
+                call()
+    finally:
+        torch.use_deterministic_algorithms(False)
     fails("x is float32", dispatch, x.float(), topk_idx, N, E)
     fails("x is list", dispatch, [1.0], topk_idx, N, E)
     fails("not contiguous", dispatch, x.t().contiguous().t(), topk_idx, N, E)

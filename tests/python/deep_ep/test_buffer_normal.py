@@ -1,5 +1,9 @@
 """Buffer in normal mode on four ranks of a gloo group, against plain torch on gathered inputs."""
 
+import contextlib
+import gc
+import io
+import os
 import subprocess
 import sys
 import threading
@@ -225,6 +229,29 @@ def check_results_are_ordinary_tensors(_):
     assert torch.equal(view, want) and len(in_heap) == 1
 
 
+def check_results_are_copied_where_that_is_asked_for(_):
+    """EP_COPY_RECEIVED, read when a shape is first used: no result stays in the heap, and all else is equal."""
+    os.environ["EP_COPY_RECEIVED"] = "1"
+    try:
+        buffer, held = make_buffer(), []
+        for seed in range(3):
+            x, topk_idx, weights = make_inputs(16, seed=seed)
+            layout = layout_of(buffer, topk_idx)
+            recv_x, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
+                x, topk_idx=topk_idx, topk_weights=weights, **layout
+            )
+            again, *_ = buffer.dispatch(2 * x, handle=handle)
+            held.append((recv_x, again, refs.dispatch(x, topk_idx, None, MOST, E)[0]))
+            sums, summed_weights, _ = buffer.combine(recv_x, handle, topk_weights=recv_weights)
+            assert torch.equal(sums, plain_sum(x, layout["is_token_in_rank"]))
+            assert torch.equal(summed_weights, masked(weights, topk_idx))
+        assert [len(group._held) for group in buffer.runtime.groups] == [0]
+        assert all(torch.equal(got, want) and torch.equal(twice, 2 * want) for got, twice, want in held)
+        buffer.destroy()
+    finally:
+        del os.environ["EP_COPY_RECEIVED"]
+
+
 def check_events(_):
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(my_tokens(), seed=9)
@@ -284,6 +311,12 @@ def check_argument_errors(_):
     fails(AssertionError, "cached", buffer.dispatch, x, handle=handle, **topk)
     fails(AssertionError, "allocate_on_comm_stream", buffer.dispatch, x, handle=handle, allocate_on_comm_stream=True)
     fails(AssertionError, "allocate_on_comm_stream", buffer.combine, recv_x, handle, allocate_on_comm_stream=True)
+    torch.use_deterministic_algorithms(True)  # which fills new tensors
+    try:
+        fails(AssertionError, "fill_uninitialized_memory", buffer.dispatch, x, **topk, **layout)
+        fails(AssertionError, "fill_uninitialized_memory", buffer.combine, recv_x, handle)
+    finally:
+        torch.use_deterministic_algorithms(False)
     fails(RuntimeError, "x is float32", buffer.dispatch, x.float(), **topk, **layout)
     fails(RuntimeError, "not contiguous", buffer.dispatch, x.t().contiguous().t(), **topk, **layout)
     fails(RuntimeError, "16", buffer.dispatch, x[:, :4].contiguous(), **topk, **layout)
@@ -291,6 +324,10 @@ def check_argument_errors(_):
     fails(RuntimeError, "topk_idx is int16", buffer.dispatch, x, **{**topk, "topk_idx": topk_idx.short()}, **layout)
     fails(RuntimeError, "topk_weights", buffer.dispatch, x, **{**topk, "topk_weights": weights.double()}, **layout)
     fails(RuntimeError, "expert_alignment", buffer.dispatch, x, expert_alignment=0, **topk, **layout)
+    fails(RuntimeError, "num_worst_tokens is -1", buffer.dispatch, x, num_worst_tokens=-1, **topk, **layout)
+    if not topk_idx.is_cuda:  # there, counts do not reach the host
+        wrong = {**layout, "num_tokens_per_rank": layout["num_tokens_per_rank"] + 1}
+        fails(RuntimeError, "num_tokens_per_rank is .*, by topk_idx", buffer.dispatch, x, **topk, **wrong)
     fails(RuntimeError, "is_token_in_rank", buffer.dispatch, x, **topk, **{**layout, "is_token_in_rank": topk_idx})
     fails(RuntimeError, "handle", buffer.dispatch, x, handle=tuple(handle))
     fails(RuntimeError, "x is", buffer.combine, recv_x.float(), handle)
@@ -306,6 +343,8 @@ def check_argument_errors(_):
     fails(RuntimeError, "low_latency_mode", buffer.clean_low_latency_buffer, 8, 128, E)
     fails(RuntimeError, "Shrink mode", buffer.low_latency_clean_mask_buffer)
     fails(RuntimeError, "multiples of 128", deep_ep.Buffer, dist.group.WORLD, 100)
+    fails(RuntimeError, "num_rdma_bytes is -128", deep_ep.Buffer, dist.group.WORLD, 0, -128)
+    fails(AssertionError, "num_qps_per_rank is 0", deep_ep.Buffer, dist.group.WORLD, num_qps_per_rank=0)
     fails(ValueError, "group", deep_ep.Buffer, None)
     fails(AssertionError, "even", deep_ep.Buffer.set_num_sms, 3)
     fails(AssertionError, "Unsupported", deep_ep.Buffer.get_dispatch_config, 3)
@@ -335,6 +374,10 @@ def check_local_buffer(_):
     assert buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True).numel() == 0
     with pytest.raises(AssertionError, match="elements"):
         buffer.get_local_buffer_tensor(torch.int64, torch.Size((1 << 20,)))
+    for offset in (-4, 2, (1 << 20) + 4):
+        with pytest.raises(RuntimeError, match=rf"offset is {offset}; allowed: multiples of 4 up to {1 << 20}"):
+            buffer.get_local_buffer_tensor(torch.int32, offset=offset)
+    assert buffer.get_local_buffer_tensor(torch.int32, offset=1 << 20).numel() == 0
     buffer.get_comm_stream()
     buffer.destroy()
     buffer.destroy()
@@ -349,6 +392,20 @@ def check_destroy(_):
     with pytest.raises(AssertionError, match="explicitly_destroy"):
         buffer.destroy()
     the_buffer().destroy()
+
+
+def check_a_forgotten_destroy_is_told(_):
+    for make in (make_buffer, lambda: deep_ep.ElasticBuffer(dist.group.WORLD, 2 << 20, explicitly_destroy=True)):
+        for forgotten in (False, True):
+            buffer, said = make(), io.StringIO()
+            name = type(buffer).__name__
+            if not forgotten:
+                buffer.destroy()
+            with contextlib.redirect_stdout(said):
+                del buffer
+                gc.collect()
+            warning = f"WARNING: deep_ep.{name} was made with explicitly_destroy=True and went without destroy()\n"
+            assert said.getvalue() == warning * forgotten
 
 
 CHECKS = names_of_checks(globals())

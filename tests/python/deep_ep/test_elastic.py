@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch_ranks import names_of_checks, run_checks, seeded
 
 import deep_ep
-from deep_ep.utils import refs
+from deep_ep.utils import refs, testing
 from deep_ep.utils.math import align, per_token_cast_to_fp8
 
 H, K, E, M = 256, 4, 12, 32
@@ -72,6 +72,18 @@ def own_answers(tokens):
     return refs.generate_pre_combine_data(torch.arange(first, first + tokens), M, K, H)
 
 
+def combined(answers, topk_idx, bias=None, in_local=True):
+    """What combine gives, of [T, K, H]: between nodes a node's sum is rounded before it crosses, whatever options say."""
+    nodes, per_node = the_buffer().get_physical_domain_size()
+    return refs.combine(answers, topk_idx, nodes, per_node, E, bias, in_local, nodes > 1)
+
+
+def answers_of_ranks(want):
+    """The made-up answers to received rows, summed as the experts of a rank do in the flat form."""
+    answers = refs.generate_pre_combine_data(want.source, M, K, H)
+    return refs.ordered_accumulate(answers.masked_fill((want.idx < 0)[..., None], 0))
+
+
 def verify_handle(handle, want, topk_idx, expanded):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     rows = want.idx.shape[0]
@@ -113,13 +125,11 @@ def check_flat(_):
         assert stats.tolist() == [2 + count for count in want.counts] and event.event is None
         verify_handle(handle, want, topk_idx, expanded=False)
 
-        answers = refs.generate_pre_combine_data(want.source, M, K, H)
-        here = answers.masked_fill((want.idx < 0)[..., None], 0)
-        y = refs.ordered_accumulate(here)
+        y = answers_of_ranks(want)
         bias = (torch.randn_like(x), torch.randn_like(x))
         for biases in (None, bias[0], bias):
             sums, back, _ = buffer.combine(y, handle, recv_weights, biases)
-            assert torch.equal(sums, refs.combine(own_answers(len(x)), topk_idx, 1, 4, E, biases, True, False))
+            assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, biases))
             assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
 
 
@@ -146,8 +156,7 @@ def check_expanded(_):
             bias = (torch.randn_like(x), torch.randn_like(x))
             for biases in (None, bias[0], bias):
                 sums, none, _ = buffer.combine(y, handle, bias=biases)
-                reference = refs.combine(own_answers(len(x)), topk_idx, 1, 4, E, biases, multiple, False)
-                assert torch.equal(sums, reference) and none is None
+                assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, biases, multiple)) and none is None
             if multiple:
                 _, back, _ = buffer.combine(y, handle, recv_weights)
                 assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
@@ -157,13 +166,14 @@ def check_expanded(_):
 
 
 def check_reduction_orders_differ(_):
-    """The two orders give different bits for these inputs, so the checks above can tell them apart."""
+    """All recipes give different bits for these inputs, so the checks above can tell them apart."""
     x, topk_idx, _ = make_inputs(2, tokens=M, none=0)
-    answers = own_answers(M)
-    assert not torch.equal(
-        refs.combine(answers, topk_idx, 1, 4, E, None, True, False),
-        refs.combine(answers, topk_idx, 1, 4, E, None, False, False),
-    )
+    sums = [
+        refs.combine(own_answers(M), topk_idx, 2, 2, E, None, in_local, in_node)
+        for in_local in (True, False)
+        for in_node in (True, False)
+    ]
+    assert not any(torch.equal(one, other) for i, one in enumerate(sums) for other in sums[:i])
 
 
 def check_order_of_sums(_):
@@ -172,6 +182,7 @@ def check_order_of_sums(_):
     y = values[:, None].expand(5, 3, H).bfloat16()
     one_rank = (torch.arange(3) + 3 * ((rank + 1) % 4)).flip(0)  # lanes, not experts, give the order
     three_ranks = torch.tensor([7, 1, 4])
+    several_nodes = the_buffer().num_rdma_ranks > 1
     for experts in (one_rank, three_ranks):
         topk_idx = experts.expand(5, 3).contiguous()
         for multiple in (True, False):
@@ -185,8 +196,8 @@ def check_order_of_sums(_):
                 for row, lane in (idx >= 0).nonzero().tolist():
                     answers[lanes[row, lane]] = values[lane].bfloat16()
                 sums, *_ = the_buffer(multiple).combine(answers, handle)
-                want = refs.combine(y, topk_idx, 1, 4, E, None, multiple or not expand, False)
-                assert torch.equal(sums, want) and (sums == 0).all()
+                assert torch.equal(sums, combined(y, topk_idx, None, multiple or not expand))
+                assert (sums == (three_ranks is experts and several_nodes)).all()  # there one node has the 1 alone
 
 
 def check_without_cpu_sync(_):
@@ -208,7 +219,12 @@ def check_without_cpu_sync(_):
         verify_handle(handle, want, topk_idx, expanded=False)
         sums, *_ = buffer.combine(recv_x, handle)
         in_rank = torch.stack([(topk_idx >= 0) & (topk_idx // (E // 4) == r) for r in range(4)]).any(-1).sum(0)
-        assert torch.equal(sums, (x.float() * in_rank[:, None]).bfloat16())
+        if buffer.num_rdma_ranks == 1:  # else 1 + 2 times a row is rounded twice
+            assert torch.equal(sums, (x.float() * in_rank[:, None]).bfloat16())
+        y = torch.zeros_like(recv_x)
+        y[:rows] = answers_of_ranks(want)
+        sums, *_ = buffer.combine(y, handle)
+        assert torch.equal(sums, combined(own_answers(len(x)), topk_idx))
 
         recv_x, _, _, handle, _ = buffer.dispatch(x, topk_idx, weights, do_expand=True, do_zero_padding=True, **options)
         most = align(4 * M * min(K, E // 4) + 7 * (E // 4), 8)
@@ -218,7 +234,7 @@ def check_without_cpu_sync(_):
         verify_handle(handle, want, topk_idx, expanded=True)
         y = outputs_of_experts(want.source, want.lanes, most)
         sums, *_ = buffer.combine(y, handle)
-        assert torch.equal(sums, refs.combine(own_answers(len(x)), topk_idx, 1, 4, E, None, multiple, False))
+        assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, None, multiple))
 
 
 def check_cached(_):
@@ -240,6 +256,14 @@ def check_cached(_):
             assert torch.equal(recv_weights[:rows], want.weights)
         without, _, none, *_ = buffer.dispatch(2 * x, handle=handle, **options)
         assert none is None and torch.equal(without[: len(want.x)], recv_x[: len(want.x)])
+        y = torch.zeros_like(recv_x)
+        if options:
+            y = outputs_of_experts(want.source, want.lanes, len(recv_x))
+        else:
+            y[: len(want.x)] = answers_of_ranks(want)
+        for _ in range(2):  # a handle serves any number of combines
+            sums, *_ = buffer.combine(y, handle, None, x)
+            assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, x))
 
 
 def check_fp8_and_column_major_scales(_):
@@ -334,6 +358,12 @@ def check_argument_errors(_):
     fails(AssertionError, "num_max_tokens", dispatch, x, handle=handle, num_max_tokens_per_rank=M + 1)
     fails(AssertionError, "do_expand", dispatch, x, handle=handle, do_expand=True)
     fails(AssertionError, "topk_idx", dispatch, x, topk_idx, handle=handle)
+    torch.use_deterministic_algorithms(True)  # which fills new tensors
+    try:
+        fails(AssertionError, "fill_uninitialized_memory", dispatch, x, topk_idx, num_experts=E)
+        fails(AssertionError, "fill_uninitialized_memory", combine, recv_x, handle)
+    finally:
+        torch.use_deterministic_algorithms(False)
     fails(RuntimeError, "8", dispatch, x[:3].contiguous(), handle=handle)
     fails(RuntimeError, "x is float32", dispatch, x.float(), topk_idx, num_experts=E)
     fails(RuntimeError, "at most num_max", dispatch, x, topk_idx, num_experts=E, num_max_tokens_per_rank=7)
@@ -398,8 +428,14 @@ def check_ring(_):
         buffer.pp_send(got, (rank + 2) % ranks)
     with pytest.raises(RuntimeError, match="up to 4096"):
         buffer.pp_send(torch.zeros(4097, dtype=torch.int8), following)
+    with pytest.raises(RuntimeError, match="up to 4096"):
+        buffer.pp_recv(torch.zeros((4, 4)).t()[1:], previous)  # not contiguous
     with pytest.raises(RuntimeError, match="num_bytes"):
         buffer.pp_set_config(MIB, 4)
+    with pytest.raises(RuntimeError, match="num_max_tensor_bytes is 0"):
+        buffer.pp_set_config(0, 4)
+    with pytest.raises(RuntimeError, match="num_max_inflight_tensors is 0"):
+        buffer.pp_set_config(4096, 0)
     buffer.destroy()
 
 
@@ -408,6 +444,11 @@ def check_gather_sessions(_):
     shapes = [(3, 5), (16,)]
     size = deep_ep.ElasticBuffer.get_agrs_num_max_session_bytes(group, shapes * 2, torch.bfloat16)
     buffer = make_buffer(num_bytes=deep_ep.ElasticBuffer.get_agrs_buffer_size_hint(group, size))
+    for wrong, match in (((0, 2), "num_max_session_bytes is 0"), ((size, 0), "is 0; allowed: 1"), ((size, 33), "is 33")):
+        with pytest.raises(RuntimeError, match=match):
+            buffer.agrs_set_config(*wrong)
+    with pytest.raises(RuntimeError, match="num_bytes is"):
+        buffer.agrs_set_config(buffer.num_bytes + 1, 2)
     buffer.agrs_set_config(size, 2)
 
     def part(source, session, i):
@@ -430,8 +471,16 @@ def check_gather_sessions(_):
                 assert torch.equal(gathered, torch.stack([part(source, session, i) for source in range(ranks)]))
             with pytest.raises(RuntimeError, match="agrs_set_config allows"):
                 buffer.all_gather(part(rank, session, 2))
+            for wrong in (torch.zeros(0), torch.zeros((4, 4)).t(), [part(rank, session, 2), torch.zeros(0)]):
+                with pytest.raises(RuntimeError, match="empty or not contiguous"):
+                    buffer.all_gather(wrong)
+            for again in (buffer.create_agrs_session, lambda: buffer.agrs_set_config(size, 2)):
+                with pytest.raises(RuntimeError, match="a session is active"):
+                    again()
         with pytest.raises(RuntimeError, match="in its session"):
             handle()
+    with pytest.raises(RuntimeError, match="no session is active"):
+        buffer.destroy_agrs_session()
     with buffer.agrs_new_session(enabled=False), pytest.raises(RuntimeError, match="no session"):
         buffer.all_gather(part(rank, 0, 0))
     buffer.destroy()
@@ -461,10 +510,53 @@ def check_engram(_):
         assert torch.equal(got_scales, scales[indices.long()].flatten(1))
     with pytest.raises(RuntimeError, match="out of 0 to 39"):
         buffer.engram_fetch(indices + 40)
+    with pytest.raises(AssertionError, match="num_qps is 1000"):
+        buffer.engram_fetch(indices, num_qps=1000)
+    for wrong in (indices.long(), indices.flatten()):
+        with pytest.raises(RuntimeError, match=r"allowed: int32 \[T, n\]"):
+            buffer.engram_fetch(wrong)
     with pytest.raises(RuntimeError, match="sf is given"):
         buffer.engram_write(data[:entries])
+    with pytest.raises(RuntimeError, match="sf is given"):
+        buffer.engram_write(full[:entries], scales)
+    mine = data[:entries].contiguous()
+    for wrong in (scales[1:].contiguous(), scales.half(), torch.ones((2, len(scales))).t(), scales[:, 0]):
+        with pytest.raises(RuntimeError, match="allowed: contiguous elements of four bytes"):
+            buffer.engram_write(mine, wrong)
+    for wrong in (full.float()[:entries], full[:entries].t(), full[0]):
+        with pytest.raises(RuntimeError, match="allowed: contiguous bfloat16 or float8_e4m3fn"):
+            buffer.engram_write(wrong)
+    with pytest.raises(RuntimeError, match="rank . has . entries in"):  # on all ranks
+        buffer.engram_write(full[: entries - 1 if rank == 2 else entries - 2].contiguous())
+    assert torch.equal(buffer.engram_fetch(indices)()[0].view(torch.uint8), got.view(torch.uint8))  # as before
     with pytest.raises(RuntimeError, match="num_cpu_bytes"):
         buffer.engram_write(torch.zeros((MIB, 2)).bfloat16())
+    buffer.destroy()
+
+
+def check_profilers_find_every_name(_):
+    """The names that DeepEP's test programs look for; where Shoal has no such kernel a range has the name."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    buffer = make_buffer(num_bytes=8 * MIB, num_cpu_bytes=2 * MIB)
+    x, topk_idx, weights = make_inputs(11, tokens=8)
+    buffer.pp_set_config(4096, 2)
+    buffer.engram_write(x)
+    wanted = torch.tensor([[0, 8 * ranks - 1]], dtype=torch.int32)
+
+    def step():
+        for expand in (False, True):
+            recv_x, _, _, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=E, do_expand=expand)
+            buffer.combine(recv_x, handle)
+        buffer.pp_send(x, (rank + 1) % ranks)
+        buffer.pp_recv(torch.empty_like(x), (rank - 1) % ranks)
+        buffer.engram_fetch(wanted)()
+        buffer.barrier()
+
+    names = "dispatch_impl dispatch_copy_epilogue_impl combine_impl combine_reduce_epilogue_impl barrier "
+    names += "engram_fetch_impl engram_fetch_wait_impl send_impl recv_impl"
+    step()
+    times = testing.bench_kineto(step, tuple(names.split()), num_tests=2, flush_l2=False)
+    assert all(0 < time < 1 for time in times), dict(zip(names.split(), times))
     buffer.destroy()
 
 

@@ -21,6 +21,15 @@ from test_buffer_normal import (
     my_tokens,
     the_buffer,
 )
+from test_elastic import E, Expected, answers_of_ranks, combined, make_buffer, outputs_of_experts, own_answers
+from test_elastic import check_cached as check_elastic_cached
+from test_elastic import check_expanded as check_elastic_expanded
+from test_elastic import check_flat as check_elastic_flat
+from test_elastic import check_fp8_and_column_major_scales as check_elastic_fp8
+from test_elastic import check_order_of_sums as check_elastic_order_of_sums
+from test_elastic import check_reduction_orders_differ as check_elastic_reduction_orders_differ
+from test_elastic import check_without_cpu_sync as check_elastic_without_cpu_sync
+from test_elastic import make_inputs as make_elastic_inputs
 from torch_ranks import names_of_checks, run_checks
 
 if multiprocessing.parent_process() is not None:  # a rank, not the process that starts them
@@ -53,6 +62,21 @@ def check_sums_are_rounded_once_a_node(_):
                     level += (x[t].float() * (1.37 + rank)).bfloat16().float()
             total += level.bfloat16().float()
         assert torch.equal(sums[t], total.bfloat16()), f"token {t}"
+
+
+def check_elastic_without_hybrid_mode(_):
+    """The option changes what the buffer says of itself, not the sums: a node's are rounded all the same."""
+    for multiple in (True, False):
+        buffer = make_buffer(allow_hybrid_mode=False, allow_multiple_reduction=multiple)
+        assert buffer.get_physical_domain_size() == (2, 2) and buffer.get_logical_domain_size() == (1, 4)
+        x, topk_idx, weights = make_elastic_inputs(1)
+        want = Expected(x, topk_idx, weights)
+        for expand in (False, True):
+            *_, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=E, do_expand=expand)
+            y = outputs_of_experts(want.source, want.lanes, handle.num_expanded_tokens)
+            sums, *_ = buffer.combine(y if expand else answers_of_ranks(want), handle, None, x)
+            assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, x, multiple or not expand))
+        buffer.destroy()
 
 
 CHECKS = names_of_checks(globals())

@@ -4,10 +4,13 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from deep_ep.utils import testing
+from deep_ep.utils.event import profiled
+from torch.autograd import DeviceType
 
 on_host = pytest.mark.skipif(torch.cuda.is_available(), reason="how things are timed without a GPU")
 
@@ -74,6 +77,46 @@ def test_kineto_periods():
     assert 0.002 <= send < 0.006 <= receive < 0.02
     with pytest.raises(AssertionError, match="8 kernels contain '::dispatch', no multiple of the period 3"):
         testing.bench_kineto(Named("a::dispatch", "a::dispatch"), "dispatch", num_tests=4, num_kernels_per_period=3)
+
+
+def test_kineto_looks_for_ranges_where_no_kernel_has_the_name(monkeypatch):
+    """In a second round, since looking at the host delays launches; a range's time on the GPU comes before its own."""
+    rounds = []
+
+    def event(name, device, microseconds, is_user_annotation=True):
+        span = SimpleNamespace(start=0, elapsed_us=lambda: microseconds)
+        return SimpleNamespace(name=name, device_type=device, time_range=span, is_user_annotation=is_user_annotation)
+
+    def fake(run, activities, trace_path=None):
+        rounds.append([activity.name for activity in activities])
+        kernels = [event("shoal::dispatch_impl<1>", DeviceType.CUDA, 3, False)]
+        if len(rounds) == 1:
+            return kernels
+        return [
+            *kernels,
+            event("aten::barrier_impl", DeviceType.CPU, 900, False),
+            event("deep_ep::barrier_impl", DeviceType.CPU, 5),
+            event("deep_ep::dispatch_copy_epilogue_impl", DeviceType.CUDA, 7),
+            event("deep_ep::dispatch_copy_epilogue_impl", DeviceType.CPU, 800),
+        ]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(testing, "_profiled", fake)
+    names = ("dispatch_impl", "dispatch_copy_epilogue_impl", "barrier", "notify")
+    times = testing.bench_kineto(lambda: None, names, flush_l2=False)
+    assert times == pytest.approx((3e-6, 7e-6, 5e-6, 0)) and rounds == [["CUDA"], ["CPU", "CUDA"]]
+    rounds.clear()
+    assert testing.bench_kineto(lambda: None, "dispatch_impl") == pytest.approx(3e-6) and rounds == [["CUDA"]]
+
+
+def test_ranges_cost_nothing_without_a_profiler():
+    with profiled("one") as first, profiled("two") as second:
+        assert first is second is None
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], acc_events=True) as profiler:
+        with profiled("one"):
+            pass
+    assert [event.name for event in profiler.events() if "one" in event.name] == ["deep_ep::one"]
 
 
 def test_kineto_barrier_and_trace(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """deep_ep on CUDA tensors as vLLM, SGLang and Megatron-LM call it: ranks are threads that share one GPU and meet by a
-communicator like mpi4py's; ElasticBuffer, which takes a torch group, on two processes (tests/python/deep_ep has the same
-on the host)."""
+communicator like mpi4py's; ElasticBuffer, which takes a torch group, on two processes (tests/python/deep_ep has the
+same on the host)."""
 
 import threading
 
@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_worlds import fetch, on_threads, settle
+from gpu_worlds import delay, fetch, on_threads, settle
 from torch_ranks import names_of_checks, run_checks
 
 from deep_ep import Buffer, ElasticBuffer
@@ -74,6 +74,11 @@ def with_buffer(ranks, body, **options):
 
 
 # --- normal mode
+
+
+def layout_of(buffer, topk_ids):
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_ids, E)
+    return {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -156,6 +161,41 @@ def test_sglang_on_the_comm_stream_and_with_cached_handles():
     assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_received_rows_are_read_on_another_stream(copied, monkeypatch):
+    """Whoever frees them there needs nothing more; record_stream works where the rows are in torch's memory."""
+    if copied:
+        monkeypatch.setenv("EP_COPY_RECEIVED", "1")
+
+    def body(buffer, comm):
+        x, topk_ids, topk_weights = make_inputs(comm.Get_rank(), N, 11)
+        layout = layout_of(buffer, topk_ids)
+
+        def send(factor):
+            return buffer.dispatch(factor * x, topk_idx=topk_ids, topk_weights=topk_weights, **layout)[0]
+
+        for turn in range(3):
+            rows = send(1)
+            wanted, copy = fetch(rows), torch.empty_like(rows)
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                delay()
+                copy.copy_(rows)
+                if not copied:
+                    del rows
+            if copied:
+                rows.record_stream(side)
+                del rows
+            for factor in (2, 3):
+                send(factor)
+            torch.cuda.current_stream().wait_stream(side)
+            assert torch.equal(fetch(copy), wanted), turn
+        return True
+
+    assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
+
+
 # --- low latency
 
 
@@ -222,7 +262,21 @@ def test_low_latency_asynchronous_and_zero_copy():
     assert all(with_buffer(8, body, **low_latency(8)))
 
 
+# --- CUDA graphs
+
 _capturing = threading.Lock()
+
+
+def capture(work):
+    """A graph of work() and what it returned, captured on the current stream; calls of other threads do not end it."""
+    graph = torch.cuda.CUDAGraph()
+    with _capturing:
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            kept = work()
+        finally:
+            graph.capture_end()
+    return graph, kept
 
 
 def test_low_latency_in_a_graph():
@@ -248,11 +302,7 @@ def test_low_latency_in_a_graph():
             step()
         settle()
         comm.Barrier()
-        graph = torch.cuda.CUDAGraph()
-        with _capturing:
-            graph.capture_begin(capture_error_mode="thread_local")
-            step()
-            graph.capture_end()
+        graph, _ = capture(step)
         comm.Barrier()
         for seed in range(8, 12):
             for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, N, seed)):
@@ -265,6 +315,130 @@ def test_low_latency_in_a_graph():
         return True
 
     assert all(with_buffer(8, body, **low_latency(8)))
+
+
+def test_normal_mode_in_a_graph():
+    """Dispatch of a fixed size and combine, replayed with other tokens, between plain calls whose results are kept."""
+
+    def body(buffer, comm):
+        rank, ranks = comm.Get_rank(), comm.Get_size()
+        x, topk_ids, topk_weights = make_inputs(rank, N, 12)
+        experts, everybody, out = local_experts(rank, ranks), all_experts().cuda(), torch.empty_like(x)
+
+        def send():
+            return buffer.dispatch(
+                x,
+                topk_idx=topk_ids,
+                topk_weights=topk_weights,
+                num_worst_tokens=ranks * N,
+                **layout_of(buffer, topk_ids),
+            )
+
+        def step():
+            rows, ids, weights, counts, handle, _ = send()
+            assert counts == [] and len(rows) == ranks * N
+            out.copy_(buffer.combine(expert_answers(rows, ids, weights, experts), handle)[0])
+
+        for _ in range(2):
+            step()
+        settle()
+        comm.Barrier()  # nothing runs while graphs are made
+        graph, _ = capture(step)
+        comm.Barrier()
+        for seed in range(13, 17):
+            for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, N, seed)):
+                to.copy_(new)
+            # Neither rows nor layout of a plain call may lie where a replay writes.
+            rows, ids, weights, _, handle, _ = send()
+            before = fetch(rows[: int((fetch(ids) >= 0).any(1).sum())])
+            kept = layer(x, topk_ids, topk_weights, everybody)
+            for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, N, 10 + seed)):
+                to.copy_(new)
+            out.fill_(float("nan"))
+            graph.replay()
+            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), seed
+            assert torch.equal(fetch(rows[: len(before)]), before), seed
+            sums, *_ = buffer.combine(expert_answers(rows, ids, weights, experts), handle)
+            assert close(sums, kept, 2e-3), seed
+        settle()
+        comm.Barrier()
+        del graph
+        return True
+
+    assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
+
+
+def test_cached_dispatch_in_a_graph():
+    def body(buffer, comm):
+        rank, ranks = comm.Get_rank(), comm.Get_size()
+        x, topk_ids, topk_weights = make_inputs(rank, 3 + rank % 4, 14)
+        rows, ids, weights, _, handle, _ = buffer.dispatch(
+            x, topk_idx=topk_ids, topk_weights=topk_weights, **layout_of(buffer, topk_ids)
+        )
+        experts, again, out = local_experts(rank, ranks), torch.empty_like(rows), torch.empty_like(x)
+
+        def step():
+            again.copy_(buffer.dispatch(x, handle=handle)[0])
+            out.copy_(buffer.combine(expert_answers(again, ids, weights, experts), handle)[0])
+
+        for _ in range(2):
+            step()
+        first = fetch(rows)
+        del rows
+        settle()
+        comm.Barrier()
+        graph, _ = capture(step)
+        comm.Barrier()
+        for factor in (2, 0.5, 4):
+            x.mul_(factor)
+            graph.replay()
+            first = factor * first
+            assert torch.equal(fetch(again), first), factor
+            assert close(out, layer(x, topk_ids, topk_weights, all_experts().cuda()), 2e-3), factor
+        settle()
+        comm.Barrier()
+        del graph
+        return True
+
+    assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
+
+
+def test_what_a_graph_cannot_capture_is_told():
+    """The first call of a shape asks other ranks for sizes; a sum of weights has no place that outlives the graph."""
+
+    def body(buffer, comm):
+        x, topk_ids, topk_weights = make_inputs(comm.Get_rank(), N, 15)
+        layout = layout_of(buffer, topk_ids)
+        topk = {"topk_idx": topk_ids, "topk_weights": topk_weights, "num_worst_tokens": N * comm.Get_size()}
+
+        def refused(match, work):
+            def attempt():
+                with pytest.raises(RuntimeError, match=match):
+                    work()
+
+            settle()
+            comm.Barrier()
+            capture(attempt)
+            comm.Barrier()
+
+        refused("cannot capture the first call", lambda: buffer.dispatch(x, **topk, **layout))
+        rows, _, weights, _, handle, _ = buffer.dispatch(x, **topk, **layout)
+        more = torch.cat([x] * 9)  # 72 tokens, where there is room for 16
+        refused(
+            "cannot capture the first call",
+            lambda: buffer.dispatch(
+                more,
+                topk_idx=torch.cat([topk_ids] * 9),
+                topk_weights=torch.cat([topk_weights] * 9),
+                num_worst_tokens=9 * N * comm.Get_size(),
+                **{**layout, "is_token_in_rank": torch.cat([layout["is_token_in_rank"]] * 9)},
+            ),
+        )
+        refused("cannot combine weights", lambda: buffer.combine(rows, handle, topk_weights=weights))
+        sums, *_ = buffer.combine(rows, handle)
+        return close(sums, x.float() * layout["is_token_in_rank"].sum(1, keepdim=True), 2e-3)
+
+    assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 
 
 # --- profiling
@@ -329,6 +503,9 @@ def check_elastic(_):
         explicitly_destroy=True,
     )
     assert buffer.runtime.device.type == "cuda"
+    other = ElasticBuffer(dist.group.WORLD, num_bytes=2 << 20, explicitly_destroy=True)
+    assert other.get_comm_stream() == buffer.get_comm_stream() != torch.cuda.current_stream()
+    other.destroy()
     x, topk_ids, topk_weights = make_inputs(rank, 9, 4)
     want = layer(x, topk_ids, topk_weights, all_experts().cuda())
     experts = local_experts(rank, ranks)
@@ -359,6 +536,74 @@ def check_elastic(_):
             event.current_stream_wait()
         assert close(combined, want, 2e-3), (expand, sync)
     buffer.barrier()
+    buffer.destroy()
+
+
+def check_elastic_in_a_graph(_):
+    """Without CPU sync, flat and expanded, sums of an expert's rows here or at the source."""
+    with torch.cuda.stream(torch.cuda.Stream()):  # the default one cannot be captured
+        for multiple in (True, False):
+            replay_elastic(multiple)
+
+
+def replay_elastic(multiple):
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    experts, everybody = local_experts(rank, ranks), all_experts().cuda()
+    buffer = ElasticBuffer(
+        dist.group.WORLD,
+        num_max_tokens_per_rank=16,
+        hidden=H,
+        num_topk=K,
+        allow_multiple_reduction=multiple,
+        explicitly_destroy=True,
+    )
+    x, topk_ids, topk_weights = make_inputs(rank, 9, 5)
+    out = torch.empty_like(x)
+
+    def step(expand):
+        rows, ids, weights, handle, _ = buffer.dispatch(
+            x,
+            topk_ids,
+            topk_weights,
+            num_experts=E,
+            expert_alignment=8 if expand else 1,
+            do_expand=expand,
+            do_cpu_sync=False,
+        )
+        if expand:
+            ends = handle.psum_num_recv_tokens_per_expert
+            owner = torch.bucketize(torch.arange(len(rows), device="cuda", dtype=ends.dtype), ends, right=True)
+            factor = experts[owner.clamp(max=len(experts) - 1)] * weights
+            answers = (rows.float() * factor[:, None]).bfloat16()
+        else:
+            answers = expert_answers(rows, ids, weights, experts)
+        out.copy_(buffer.combine(answers, handle)[0])
+
+    def refused():
+        with pytest.raises(RuntimeError, match="cannot capture the first call"):
+            step(True)
+
+    capture(refused)
+    for expand in (False, True):
+        for _ in range(2):
+            step(expand)
+        settle()
+        buffer.barrier()
+        graph, _ = capture(lambda: step(expand))
+        buffer.barrier()
+        for seed in range(6, 9):
+            for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, 9, seed)):
+                to.copy_(new)
+            out.fill_(float("nan"))
+            graph.replay()
+            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (multiple, expand, seed)
+            step(expand)
+            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (multiple, expand, seed)
+        settle()
+        buffer.barrier()
+        del graph
     buffer.destroy()
 
 
