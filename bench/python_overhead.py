@@ -42,6 +42,10 @@ def subjects(device):
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(MAX_TOKENS, HIDDEN, 1, EXPERTS)
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True)
 
+    def without_hooks():
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False)
+        buffer.low_latency_combine(rows, topk_idx, weights, handle)
+
     def drop_in():
         rows, _, handle, _, hook = buffer.low_latency_dispatch(
             x, topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True
@@ -65,7 +69,7 @@ def subjects(device):
         world.close()
         buffer.destroy()
 
-    return {"deep_ep.Buffer": drop_in, "shoal.ep.Group": core}, end
+    return {"deep_ep.Buffer": drop_in, "without hooks": without_hooks, "shoal.ep.Group": core}, end
 
 
 def main():

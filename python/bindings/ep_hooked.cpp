@@ -85,11 +85,12 @@ class HookedCalls {
     usable_ = true;
   }
 
-  nb::object dispatch(nb::handle x, nb::handle topk_idx, unsigned half, nb::handle expert_counts,
-                      nb::handle wait_ns) const {
+  nb::object dispatch(nb::handle x, nb::handle topk_idx, unsigned half, nb::handle expert_counts, nb::handle wait_ns,
+                      bool defer_receive) const {
     TensorView rows, indices;
     ep::LowLatencyDispatchOptions options;
     options.quantize = quantize_;
+    options.defer_receive = defer_receive;
     if (!usable_ || !take(rows, x, DataType::bfloat16, {kAny, hidden_}) || rows.shape[0] > max_tokens_ ||
         !take(indices, topk_idx, DataType::int64, {rows.shape[0], top_k_}) ||
         !take_optional(options.expert_counts, expert_counts, DataType::int32, {local_experts_}) ||
@@ -108,12 +109,13 @@ class HookedCalls {
   }
 
   nb::object combine(nb::handle y, nb::handle topk_idx, nb::handle topk_weights, nb::handle sent, nb::handle out,
-                     nb::handle wait_ns, nb::handle log_fmt) const {
+                     nb::handle wait_ns, nb::handle log_fmt, bool defer_receive) const {
     if (!usable_ || !PyBool_Check(log_fmt.ptr()) || !nb::isinstance<HookedDispatch>(sent)) return nb::none();
     const auto& dispatch = nb::cast<const HookedDispatch&>(sent);
     TensorView rows, indices, weights;
     ep::LowLatencyCombineOptions options;
     options.log_fmt = log_fmt.is(Py_True);
+    options.defer_receive = defer_receive;
     if (!dispatch.handle.valid() || !take(indices, topk_idx, DataType::int64, {dispatch.tokens, top_k_}) ||
         !take(weights, topk_weights, DataType::float32, {dispatch.tokens, top_k_}) ||
         !take(rows, y, DataType::bfloat16, {local_experts_, ranks_ * max_tokens_, hidden_}) ||
@@ -200,16 +202,17 @@ void bind_hooked(nb::module_& module) {
           "rows, other_rows: the two tensors that the rows of dispatches lie in, by turns."_doc)
       .def(
           "dispatch", &HookedCalls::dispatch, nb::arg("x").none(), nb::arg("topk_idx").none(), nb::arg("half"),
-          nb::arg("expert_counts").none(), nb::arg("wait_ns").none(),
+          nb::arg("expert_counts").none(), nb::arg("wait_ns").none(), nb::arg("defer_receive"),
           nb::sig("def dispatch(self, x: typing.Any, topk_idx: typing.Any, half: int, expert_counts: typing.Any, "
-                  "wait_ns: typing.Any) -> HookedDispatch | None"),
+                  "wait_ns: typing.Any, defer_receive: bool) -> HookedDispatch | None"),
           "As Group.low_latency_dispatch, with topk_idx of int64 only. half: 1 where the rows come into other_rows, else 0."_doc)
       .def("combine", &HookedCalls::combine, nb::arg("y").none(), nb::arg("topk_idx").none(),
            nb::arg("topk_weights").none(), nb::arg("sent").none(), nb::arg("out").none(), nb::arg("wait_ns").none(),
-           nb::arg("log_fmt").none(),
+           nb::arg("log_fmt").none(), nb::arg("defer_receive"),
            nb::sig(
                "def combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, sent: "
-               "HookedDispatch | None, out: typing.Any, wait_ns: typing.Any, log_fmt: bool) -> HookedCombine | None"),
+               "HookedDispatch | None, out: typing.Any, wait_ns: typing.Any, log_fmt: bool, defer_receive: bool) -> "
+               "HookedCombine | None"),
            "As Group.low_latency_combine. sent: the dispatch, received."_doc);
 }
 

@@ -65,7 +65,7 @@ class LowLatencyGroup:
         self.sums_strides = (shape.hidden, 1)
 
     def hooked_calls(self, quantize: str) -> HookedCalls:
-        """What takes calls with hooks the short way."""
+        """What takes plain calls the short way."""
         calls = self._hooked_calls.get(quantize)
         if calls is None:
             slots = self.slots[_kind(quantize)]
@@ -120,7 +120,7 @@ class LowLatencyGroup:
 
 
 class HookedPath:
-    """The short way of dispatches in one form whose receive is a hook: what Shoal takes, and what callers get, by turns.
+    """The short way of dispatches in one form: what Shoal takes, and what callers get, by turns.
 
     Attributes: group; calls (shoal's HookedCalls); results (two of rows, counts and what a handle contains).
     """

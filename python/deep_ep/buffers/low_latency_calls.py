@@ -75,19 +75,26 @@ class LowLatencyCalls(abc.ABC):
             check_torch_deterministic()
         n = num_max_dispatch_tokens_per_rank
         form = (n, num_experts, use_fp8, round_scale, use_ue8m0)
-        if return_recv_hook and not async_finish and (path := self._hooked.get(form)) is not None:
+        if not async_finish and (path := self._hooked.get(form)) is not None:
             # As below, for arguments like those of a call before; nothing has happened where it returns None.
             group = path.group
             half = group.sent & 1
             sent = path.calls.dispatch(
-                x, topk_idx, half, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
+                x,
+                topk_idx,
+                half,
+                cumulative_local_expert_recv_stats,
+                dispatch_wait_recv_cost_stats,
+                return_recv_hook,
             )
             if sent is not None:
                 group.sent += 1
                 rows, counts, entries = path.results[half]
                 handle = LowLatencyHandle(entries)
                 handle.group, handle.sent = group, sent
-                return rows, counts, handle, EventOverlap(), sent
+                if not return_recv_hook:
+                    sent()
+                return rows, counts, handle, EventOverlap(), sent if return_recv_hook else None
         call = "low_latency_dispatch"
         runtime = self._open(call)
         device = runtime.device
@@ -110,8 +117,9 @@ class LowLatencyCalls(abc.ABC):
         quantize = "none" if not use_fp8 else "fp8_ue8m0" if use_ue8m0 else "fp8_power_of_two" if round_scale else "fp8"
         group = self._low_latency.get(hidden, topk_idx.shape[1], num_experts, n)
 
-        if return_recv_hook:
+        if not async_finish:
             self._hooked[form] = HookedPath(group, quantize)
+        if return_recv_hook:
             options["stream"] = runtime.current_stream()
             slot, handle, hook = group.dispatch(x, topk_idx, quantize, options)
             overlap = EventOverlap()
@@ -144,7 +152,7 @@ class LowLatencyCalls(abc.ABC):
         """
         if _deterministic():
             check_torch_deterministic()
-        if return_recv_hook and not (async_finish or zero_copy) and type(handle) is LowLatencyHandle and self.runtime:
+        if not (async_finish or zero_copy) and type(handle) is LowLatencyHandle and self.runtime:
             # As below, for what it allows; nothing has happened where it returns None.
             group, sent = handle.group, handle.sent
             if type(sent) is HookedDispatch:
@@ -152,11 +160,13 @@ class LowLatencyCalls(abc.ABC):
                 if sums is None:
                     sums = self._empty((sent.tokens, group.shape.hidden), group.sums_strides, torch.bfloat16)
                 hook = group.hooked_combine(
-                    x, topk_idx, topk_weights, sent, sums, combine_wait_recv_cost_stats, use_logfmt
+                    x, topk_idx, topk_weights, sent, sums, combine_wait_recv_cost_stats, use_logfmt, return_recv_hook
                 )
                 if hook is not None:
                     group.combine_buffer = None
-                    return sums, EventOverlap(), hook
+                    if not return_recv_hook:
+                        hook()
+                    return sums, EventOverlap(), hook if return_recv_hook else None
         call = "low_latency_combine"
         runtime = self._open(call)
         device = runtime.device
