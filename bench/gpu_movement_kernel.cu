@@ -10,9 +10,10 @@
 namespace shoal::bench::gpu {
 namespace {
 
-constexpr std::uint32_t kMaxWarps = 16, kMaxStages = 4, kSharedBytes = 224 << 10;
+constexpr std::uint32_t kMaxWarps = 16, kSharedBytes = 224 << 10;
+[[maybe_unused]] constexpr std::uint32_t kMaxStages = 4;
 
-__global__ void move_rows_kernel(Movement movement, std::uint32_t stages) {
+__global__ void move_rows_kernel([[maybe_unused]] Movement movement, [[maybe_unused]] std::uint32_t stages) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 shared[];
   __shared__ std::uint64_t barriers[kMaxWarps][kMaxStages];
