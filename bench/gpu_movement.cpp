@@ -162,6 +162,10 @@ class MovementBench {
 
 void run_movement(World& world, Peers& peers, const Options& options) {
   require(peers.count() <= 32, Code::invalid_argument, "movement is for up to 32 PEs, got {}", peers.count());
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "finding this PE's GPU");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for its generation");
+  require(major >= 9, Code::unsupported, "movement needs bulk copies, of GPUs from compute capability 9.0 on");
   Results results(peers, options, "movement");
   MovementBench bench(world, peers, options, results);
   bench.run("bf16", options.shape.hidden * 2);

@@ -206,14 +206,14 @@ void bind_hooked(nb::module_& module) {
           nb::sig("def dispatch(self, x: typing.Any, topk_idx: typing.Any, half: int, expert_counts: typing.Any, "
                   "wait_ns: typing.Any, defer_receive: bool) -> HookedDispatch | None"),
           "As Group.low_latency_dispatch, with topk_idx of int64 only. half: 1 where the rows come into other_rows, else 0."_doc)
-      .def("combine", &HookedCalls::combine, nb::arg("y").none(), nb::arg("topk_idx").none(),
-           nb::arg("topk_weights").none(), nb::arg("sent").none(), nb::arg("out").none(), nb::arg("wait_ns").none(),
-           nb::arg("log_fmt").none(), nb::arg("defer_receive"),
-           nb::sig(
-               "def combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, sent: "
-               "HookedDispatch | None, out: typing.Any, wait_ns: typing.Any, log_fmt: bool, defer_receive: bool) -> "
-               "HookedCombine | None"),
-           "As Group.low_latency_combine. sent: the dispatch, received."_doc);
+      .def(
+          "combine", &HookedCalls::combine, nb::arg("y").none(), nb::arg("topk_idx").none(),
+          nb::arg("topk_weights").none(), nb::arg("sent").none(), nb::arg("out").none(), nb::arg("wait_ns").none(),
+          nb::arg("log_fmt").none(), nb::arg("defer_receive"),
+          nb::sig("def combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, sent: "
+                  "HookedDispatch | None, out: typing.Any, wait_ns: typing.Any, log_fmt: bool, defer_receive: bool) -> "
+                  "HookedCombine | None"),
+          "As Group.low_latency_combine. sent: the dispatch, received."_doc);
 }
 
 }  // namespace shoal::python
