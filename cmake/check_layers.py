@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the rules of the source tree that a compiler does not: who may include whom, a README per folder, no file too long.
+"""Checks the rules of the source tree that a compiler does not: who may include whom, a README per folder, no file too long, no state of
+device code outside its parameters.
 
 Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when there is any, else 0.
 """
@@ -18,6 +19,14 @@ WITHOUT_README = ("tests/fuzz/corpus", "docs/data", "tests/data/doctor/")
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+# Kernels get their world as a parameter (DESIGN.md, idea 3): several worlds, and several libraries, live in one process, and a variable of
+# device code would be one for all of them, or need device linking.
+DEVICE_FOLDERS = ("include/", "src/")
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)  # and directives
+NO_END = re.compile(r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+")  # of a declaration, though it looks like one
+DEVICE_VARIABLE = re.compile(r"\b(?:__constant__|__managed__|__device__(?=[^;{}()=]*[;{=]))")
+CMAKE_FOLDERS = [*SOURCE_FOLDERS, "cmake", "examples", "python"]
+DEVICE_LINKING = re.compile(r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b")
 
 
 def layer_of(path):
@@ -60,9 +69,35 @@ def include_fault(root, file, target):
     return None
 
 
+def blanked(pattern, text):
+    """`text` with what matches as blanks: places stay where they were."""
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+
+
+def device_faults(name, text):
+    """Variables of device code: what begins like one and does not go on like a function."""
+    code = blanked(NO_END, blanked(COMMENT, text))
+    for match in DEVICE_VARIABLE.finditer(code):
+        yield f"{name}:{code.count(chr(10), 0, match.start()) + 1}: a {match.group()} variable; kernels get what they need as parameters"
+
+
+def cmake_faults(root):
+    folders = [file for folder in CMAKE_FOLDERS for file in (root / folder).rglob("*")]
+    for file in sorted([*root.glob("*"), *folders]):
+        if not file.is_file() or not (file.name in ("CMakeLists.txt", "CMakePresets.json") or file.suffix in (".cmake", ".in")):
+            continue
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            match = DEVICE_LINKING.search(" " + line.partition("#")[0])
+            if match:
+                yield f"{file.relative_to(root).as_posix()}:{number}: {match.group().strip()}: device code is not linked; each kernel is whole"
+
+
 def file_faults(root, file):
     name = file.relative_to(root).as_posix()
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = file.read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines()
+    if name.startswith(DEVICE_FOLDERS):
+        yield from device_faults(name, text)
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
         fault = include_fault(root, file, match.group(1)) if match else None
@@ -89,6 +124,7 @@ def faults(root):
         for file in sorted((root / folder).rglob("*")):
             if file.suffix in SUFFIXES and file.is_file():
                 yield from file_faults(root, file)
+    yield from cmake_faults(root)
     yield from readme_faults(root)
 
 

@@ -18,7 +18,7 @@ namespace shoal::test {
 namespace {
 
 constexpr int kOperations = 10'000;
-constexpr std::chrono::seconds kLongest{300};
+constexpr std::chrono::seconds kLongest{270};  // run-gpu-tests gives a program 300, and what was done is to be told
 
 EpCase soak_case(std::int32_t ranks, std::uint64_t seed) {
   EpCase c{.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 136, .max_tokens = 12, .seed = seed};
@@ -236,12 +236,8 @@ void soak(std::int32_t ranks, int operations) {
     group.group.synchronize();
   });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::printf("%d of %d operations on %d PEs in %.1f s%s\n", done.load(), operations, ranks, seconds,
-              out_of_time ? " (the time limit)" : "");
-  if (out_of_time)
-    EXPECT_GE(done, operations / 2) << "too slow for this to mean anything";
-  else
-    EXPECT_EQ(done, operations);
+  std::printf("%d of %d operations on %d PEs in %.1f s\n", done.load(), operations, ranks, seconds);
+  EXPECT_EQ(done, operations) << (out_of_time ? "stopped at the time limit" : "");
 }
 
 TEST(EpGpuSoak, SmallMixedOperations) {

@@ -70,3 +70,62 @@ def test_reports_files_above_600_lines(tmp_path, file):
     assert check(tmp_path, {file: "//\n" * 600}) == (0, [])
     status, lines = check(tmp_path, {file: "//\n" * 601})
     assert status == 1 and lines == [f"{file}:601: 601 lines; allowed: 600"]
+
+
+DEVICE_CODE = """// __device__ int in_a_comment;
+#define SHOAL_BOTH __host__ __device__
+template <typename T>
+__device__ T* function(const World& world, T* local);
+__device__ __forceinline__ std::uint32_t
+on_two_lines(int a = 3) { __shared__ int inside; return a; }
+__global__ void __launch_bounds__(256, 1) kernel(const __grid_constant__ World world) {}
+struct Row { __device__ Row() = default; __host__ __device__ bool operator==(const Row&) const = default; };
+constexpr int kBlocks = 4;
+"""
+
+
+@pytest.mark.parametrize("file", ["src/ep/cuda/a.cu", "src/ep/cuda/a.cuh", "include/shoal/device/a.cuh"])
+def test_accepts_device_code_without_variables(tmp_path, file):
+    assert check(tmp_path, {file: DEVICE_CODE}) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "__device__ int counter;",
+        "__device__ int counter = 3;",
+        "__device__ unsigned table[4]{};",
+        "static __device__ World* world;",
+        "__device__ __align__(16) char memory[64];",
+        "alignas(16) __device__ char memory[64];",
+        "__device__ volatile\nint flag;",
+        "__constant__ World world;",
+        "__managed__ int both;",
+        "inline __device__ constexpr float kHalf = 0.5F;",
+    ],
+)
+@pytest.mark.parametrize("file", ["src/ep/cuda/a.cu", "include/shoal/device/a.cuh"])
+def test_reports_variables_of_device_code(tmp_path, file, variable):
+    status, lines = check(tmp_path, {file: DEVICE_CODE + variable + "\n"})
+    number = DEVICE_CODE.count("\n") + 1
+    assert status == 1 and len(lines) == 1 and lines[0].startswith(f"{file}:{number}: a __") and "variable" in lines[0]
+
+
+def test_leaves_variables_of_tests_alone(tmp_path):
+    assert check(tmp_path, {"tests/gpu/a_test.cu": "__device__ int counter;\n"}) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "set_target_properties(shoal PROPERTIES CUDA_SEPARABLE_COMPILATION ON)",
+        "target_compile_options(shoal PRIVATE -rdc=true)",
+        "target_compile_options(shoal PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--relocatable-device-code=true>)",
+        'set(CMAKE_CUDA_FLAGS "-dc")',
+        "set(CMAKE_CUDA_RESOLVE_DEVICE_SYMBOLS ON)",
+    ],
+)
+@pytest.mark.parametrize("file", ["CMakePresets.json", "cmake/cuda.cmake"])
+def test_reports_linking_of_device_code(tmp_path, file, text):
+    status, lines = check(tmp_path, {file: f"# -rdc in a comment\n{text}\n"})
+    assert status == 1 and len(lines) == 1 and lines[0].startswith(f"{file}:2: ")
