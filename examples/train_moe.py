@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import pathlib
 import tempfile
@@ -168,6 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=300, help="steps of training (default: 300)")
     parser.add_argument("--single", action="store_true", help="train in one process as well, and compare")
     parser.add_argument("--plot", metavar="PNG", help="draw the loss curves into this file")
+    parser.add_argument("--losses", metavar="JSON", help="write the loss of each step into this file")
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps is {options.steps}; at least 1 is allowed")
@@ -181,6 +183,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.single:
         difference = max(abs(a - b) for a, b in zip(*curves.values()))
         print(f"largest difference between the curves: {difference:.1e}, allowed: {TOLERANCE}")
+    if options.losses:
+        pathlib.Path(options.losses).write_text(json.dumps({n: [round(x, 8) for x in c] for n, c in curves.items()}))
+        print(f"losses: {options.losses}")
     if options.plot:
         plot(options.plot, curves)
         print(f"plot: {options.plot}")

@@ -44,25 +44,67 @@ def test_memory_outlives_the_world_and_the_array(settings):
     assert view.sum() == 499_500
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch", "shoal"])
+class OnlyDLPack:
+    """An array as CuPy's are: with the two methods of DLPack as they first were, and nothing else."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, stream=None):
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def maker_of(kind):
+    """What makes an array of this kind of a NumPy view."""
+    if kind == "numpy":
+        return lambda x: x
+    if kind == "dlpack":
+        return OnlyDLPack
+    if kind == "torch":
+        return pytest.importorskip("torch").from_numpy
+    jax = pytest.importorskip("jax")
+    return jax.numpy.asarray
+
+
+@pytest.mark.parametrize("kind", ["numpy", "dlpack", "torch", "jax", "shoal"])
 def test_offsets_and_strides_are_kept(kind, settings):
-    """torch hands out views by DLPack's C table, NumPy by a capsule, shoal.Array by itself."""
-    torch = pytest.importorskip("torch")
+    """torch hands out views by DLPack's C table, others by a capsule, shoal.Array by itself; JAX copies views."""
+    make = maker_of(kind) if kind != "shoal" else None
 
     def body(world):
         group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4, dtype="float32", max_scales=4)
         scales = np.arange(60, dtype=np.float32).reshape(5, 12)[1:4, 1:9:2]
         rows = np.arange(80, dtype=np.float32).reshape(5, 16)[2:5]
-        given = {"numpy": lambda x: x, "torch": torch.from_numpy}
         if kind == "shoal":
             array = world.zeros((3, 16), "float32")
             array.local.numpy()[:] = rows
             got = group.dispatch(array.local, group.route(np.zeros((3, 1), np.int64)), scales=scales)
         else:
-            got = group.dispatch(given[kind](rows), group.route(np.zeros((3, 1), np.int64)), scales=given[kind](scales))
+            got = group.dispatch(make(rows), group.route(make(np.zeros((3, 1), np.int32))), scales=make(scales))
         return np.array_equal(got.x.numpy(), rows), np.array_equal(got.scales.numpy(), scales)
 
     assert shoal.run_threads(1, body, settings) == [(True, True)]
+
+
+def test_jax_sees_the_same_memory(settings):
+    """Results of the core as JAX's arrays and back, bfloat16 among them, without copies where JAX takes the memory."""
+    jax = pytest.importorskip("jax")
+
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=64, top_k=1, experts=1, max_tokens=8)
+        x = jax.numpy.arange(6 * 64, dtype=jax.numpy.bfloat16).reshape(6, 64)[1:5]  # an array of its own
+        received = group.dispatch(x, group.route(jax.numpy.zeros((4, 1), jax.numpy.int32)))
+        rows = jax.dlpack.from_dlpack(received.x)
+        assert rows.dtype == jax.numpy.bfloat16 and bool((rows == x).all())
+        assert rows.unsafe_buffer_pointer() == received.x.data_ptr
+        combined = group.combine(rows + x, received.handle)
+        sums = jax.dlpack.from_dlpack(combined.x)
+        return bool((sums == 2 * x).all())
+
+    assert shoal.run_threads(1, body, settings) == [True]
 
 
 def test_tensors_that_need_gradients_are_read_as_they_are(settings):

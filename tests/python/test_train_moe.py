@@ -1,5 +1,6 @@
 """examples/train_moe.py: the same losses on four ranks, two and one as in one process without Shoal."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -27,8 +28,9 @@ def losses_of(output, name):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_loss_is_that_of_one_process(ranks, tmp_path):
-    plot = tmp_path / "loss.png"
-    result = run("--ranks", ranks, "--steps", 12, "--single", *(["--plot", plot] if ranks == 4 else []))
+    plot, losses = tmp_path / "loss.png", tmp_path / "loss.json"
+    files = ["--plot", plot, "--losses", losses] if ranks == 4 else []
+    result = run("--ranks", ranks, "--steps", 12, "--single", *files)
     assert result.returncode == 0, result.stderr
     first, last, steps = losses_of(result.stdout, f"{ranks} ranks")[-3:]
     assert steps == 12
@@ -38,6 +40,9 @@ def test_loss_is_that_of_one_process(ranks, tmp_path):
     assert float(line.split(":")[1].split(",")[0]) < 2e-4
     if ranks == 4:
         assert plot.read_bytes().startswith(b"\x89PNG")
+        curves = json.loads(losses.read_text())
+        assert list(curves) == ["4 ranks", "one process"] and {len(curve) for curve in curves.values()} == {12}
+        assert f"{curves['4 ranks'][-1]:.4f}" == f"{last:.4f}"
     assert "12/12" in result.stderr, "a progress bar"
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import subprocess
 import sys
+import textwrap
 import time
 
 import numpy as np
@@ -240,6 +241,27 @@ def test_importing_does_nothing():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.stdout.split(), done.stderr) == (["1", "True", "False", "1"], "")
+
+
+@pytest.mark.parametrize("module, needs", [("deep_ep", "torch"), ("shoal.torch", "torch"), ("shoal.jax", "jax")])
+def test_importing_does_nothing_beside_what_it_needs(module, needs):
+    """No thread, no environment, no output, no file, and CUDA as it was; deep_ep's original does some of these."""
+    pytest.importorskip(needs)
+    script = f"""
+        import os, sys, threading, {needs}
+        def state():
+            torch = sys.modules.get("torch")
+            used = torch is not None and torch.cuda.is_initialized()
+            tasks, files = (len(os.listdir("/proc/self/" + what)) for what in ("task", "fd"))
+            return dict(os.environ), threading.active_count(), tasks, files, used
+        before = state()
+        import {module}
+        names = "environment threads tasks files cuda".split()
+        print([name for name, was, now in zip(names, before, state()) if was != now])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_everything_public_is_documented():

@@ -117,7 +117,7 @@ class LowLatencyCalls(abc.ABC):
         quantize = "none" if not use_fp8 else "fp8_ue8m0" if use_ue8m0 else "fp8_power_of_two" if round_scale else "fp8"
         group = self._low_latency.get(hidden, topk_idx.shape[1], num_experts, n)
 
-        if not async_finish:
+        if not async_finish and topk_idx_t is torch.int64:  # the short way takes no others
             self._hooked[form] = HookedPath(group, quantize)
         if return_recv_hook:
             options["stream"] = runtime.current_stream()

@@ -16,7 +16,7 @@ _NOTHING = nullcontext()
 
 
 def profiled(name: str) -> AbstractContextManager[object]:
-    """A range deep_ep::`name` in what a profiler records, for work that has no kernel of the name that scripts look for.
+    """A range deep_ep::`name` in what a profiler records, for work without a kernel of the name that scripts look for.
 
     Nothing where no profiler is on, which costs 0.1 us.
     """

@@ -73,7 +73,7 @@ def own_answers(tokens):
 
 
 def combined(answers, topk_idx, bias=None, in_local=True):
-    """What combine gives, of [T, K, H]: between nodes a node's sum is rounded before it crosses, whatever options say."""
+    """What combine gives, of [T, K, H]: a node's sum is rounded before it crosses to another, whatever options say."""
     nodes, per_node = the_buffer().get_physical_domain_size()
     return refs.combine(answers, topk_idx, nodes, per_node, E, bias, in_local, nodes > 1)
 
@@ -444,7 +444,7 @@ def check_gather_sessions(_):
     shapes = [(3, 5), (16,)]
     size = deep_ep.ElasticBuffer.get_agrs_num_max_session_bytes(group, shapes * 2, torch.bfloat16)
     buffer = make_buffer(num_bytes=deep_ep.ElasticBuffer.get_agrs_buffer_size_hint(group, size))
-    for wrong, match in (((0, 2), "num_max_session_bytes is 0"), ((size, 0), "is 0; allowed: 1"), ((size, 33), "is 33")):
+    for wrong, match in (((0, 2), "session_bytes is 0"), ((size, 0), "is 0; allowed: 1"), ((size, 33), "is 33")):
         with pytest.raises(RuntimeError, match=match):
             buffer.agrs_set_config(*wrong)
     with pytest.raises(RuntimeError, match="num_bytes is"):

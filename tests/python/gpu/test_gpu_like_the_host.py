@@ -19,6 +19,7 @@ RANKS = {
     "deep_ep/test_buffer_low_latency": 4,
     "deep_ep/test_elastic": 4,
     "deep_ep/test_several_nodes": 4,
+    "deep_ep/test_int32_indices": 2,
     "deep_ep/test_callers": 8,
     "test_torch_autograd": 4,
     "test_torch_compile": 2,
