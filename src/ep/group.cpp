@@ -278,7 +278,9 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
   detail::check_low_latency_combine(state, y, topk_idx, weights, handle.state().get(), options);
   detail::require_half(call, state.low_latency_combine_epoch, state.low_latency_combine_received);
   const detail::Timer timer(state.statistics.low_latency_combine_time);
-  return PendingCombine(state.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options));
+  PendingCombine pending(state.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options));
+  state.combine_buffer = {};  // the next combine is answered from the other half
+  return pending;
 }
 
 bool PendingCombine::ready() const {

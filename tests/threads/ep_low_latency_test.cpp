@@ -8,6 +8,7 @@
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
 #include "support/ep_checks.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -128,6 +129,9 @@ TEST(EpLowLatencyMode,
     const auto wanted = expected_low_latency(c, world.my_pe(), ep::Reduction::exact);
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
     EXPECT_THROW(answers.receive(), Error);
+    // The view was for that combine; the next one is sent from elsewhere.
+    expect_error(Code::invalid_argument, "with zero_copy y must be the view that next_combine_buffer returned",
+                 combine);
     EXPECT_THROW(answers.ready(), Error);
   });
 }

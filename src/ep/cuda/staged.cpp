@@ -74,11 +74,14 @@ class Call {
                columns * element, from.shape[0]);
   }
   Tensor fetch(const TensorView& from) const {
-    if (!from.defined()) return {};
-    Tensor copy =
-        from.rank == 1 ? on_host(from.dtype, {from.shape[0]}) : on_host(from.dtype, {from.shape[0], from.shape[1]});
+    Tensor copy = place_for(from);
     fetch(copy.data, from);
     return copy;
+  }
+  /// Where a tensor can be fetched to: statistics are, when a call adds to them, since an earlier one may be open.
+  Tensor place_for(const TensorView& from) const {
+    if (!from.defined()) return {};
+    return from.rank == 1 ? on_host(from.dtype, {from.shape[0]}) : on_host(from.dtype, {from.shape[0], from.shape[1]});
   }
   void fetch_rows(Rows target, Rows source, std::size_t bytes, std::size_t count) const {
     staging_.block->copy(target, source, bytes, count, cudaMemcpyDeviceToHost, stream_);
@@ -306,8 +309,8 @@ std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(const 
   pending->group = group_.shared_from_this();
   pending->options = given;
   const Tensor rows = call.fetch(x), indices = call.fetch(topk_idx), weights = call.fetch(given.weights);
-  pending->expert_counts = call.fetch(given.expert_counts);
-  pending->wait_ns = call.fetch(given.wait_ns);
+  pending->expert_counts = call.place_for(given.expert_counts);
+  pending->wait_ns = call.place_for(given.wait_ns);
   call.fetched();
   LowLatencyDispatchOptions options = given;
   options.weights = weights;
@@ -323,6 +326,9 @@ LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
   auto& pending = static_cast<StagedDispatch&>(state);
   const Launch launch{.stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
   const Call call = begin(launch);
+  call.fetch(pending.expert_counts.data, pending.options.expert_counts);
+  call.fetch(pending.wait_ns.data, pending.options.wait_ns);
+  call.fetched();
   const LowLatencyReceived on_host = host_->receive(*pending.host);
   const std::int64_t rows = on_host.x.shape[1], hidden = on_host.x.shape[2];
   const std::size_t most_rows = group_.shape.local_experts * rows;
@@ -380,7 +386,7 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
   pending->options = given;
   pending->handle = handle;
   const Tensor host_weights = call.fetch(weights);
-  pending->wait_ns = call.fetch(given.wait_ns);
+  pending->wait_ns = call.place_for(given.wait_ns);
   // Straight to where others fetch them; LogFMT rows are encoded on the way there, so they come to ordinary memory.
   Tensor plain;
   TensorView answers;
@@ -412,6 +418,8 @@ Tensor StagedBackend::receive(PendingCombineState& state) {
   auto& pending = static_cast<StagedCombine&>(state);
   const Launch launch{.stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
   const Call call = begin(launch);
+  call.fetch(pending.wait_ns.data, pending.options.wait_ns);
+  call.fetched();
   const Tensor on_host = host_->receive(*pending.host);
   const TensorView& given = pending.options.out;
   Tensor out = given.defined() ? Tensor(given, nullptr) : call.make(on_host);
