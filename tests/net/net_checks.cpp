@@ -6,6 +6,8 @@
 //                               the checks of tests/support (D1 to D3, D6, D15; E2, E3)
 //   traffic                     some MiB to the PE with the same index on each other node (D13, D14)
 //   soak                        rounds of both modes of EP, PEs skewed (A4)
+//   masks                       low latency in a group that masks failed members, until all PEs of other nodes are
+//                               masked, and then without them (E3)
 //   fault-collective, fault-normal, fault-low-latency
 //                               the operation without end; an error is expected, and printed with its code
 //   again=FILE                  after the fault: waits for FILE, which holds the session id of a new world, and opens
@@ -18,6 +20,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -137,6 +140,52 @@ void fault_low_latency(World& world) {
   for_ever(world, [&] { round.run(group, true); });
 }
 
+/// Rounds with all members, with whoever is there while some are being masked, and with this node's members alone. Each
+/// tells the others of its node when it has masked all of the other nodes, so that all of them stop after the same one.
+void masks(World& world) {
+  const EpCase c = shape(world);
+  ep::GroupOptions options = options_for(c);
+  options.mask_failed = true;
+  options.timeout = std::chrono::milliseconds(1500);
+  ep::Group group(world.team(), options);
+  const Pe me = world.my_pe(), first = me - world.my_pe_on_node(), end = first + world.pes_per_node();
+  const std::vector<int> nobody(static_cast<std::size_t>(c.ranks), 0);
+  std::vector<int> others(nobody.size(), 1);
+  std::fill(others.begin() + first, others.begin() + end, 0);
+  const LowLatencyRound all(c, me, ep::Reduction::per_rank), here(c, me, ep::Reduction::per_rank, others);
+  const auto alone_since = world.heap().allocate<std::int64_t>(nobody.size());  // a round, by PE
+  const auto since = [&](Pe pe) { return std::atomic_ref(alone_since[static_cast<std::size_t>(pe)]).load(); };
+  Clock::time_point start;
+  for (std::int64_t i = 1, last = -1; i != last; ++i) {
+    if (since(me) != 0) {
+      here.run(group, i % 2 == 0);
+    } else {
+      const ep::LowLatencyReceived got = all.send(group).receive();
+      if (group.masked() == nobody) all.check(got);
+      const Tensor out = all.answer(group, got, i % 2 == 0).receive();
+      if (group.masked() == nobody) all.check(out);
+      if (group.masked() == others)
+        for (Pe pe = first; pe < end; ++pe) world.put_value(alone_since.on(pe)[static_cast<std::size_t>(me)], i);
+    }
+    if (i == 10) {
+      fmt::print("PE {} is running\n", me);
+      std::fflush(stdout);
+    }
+    std::int64_t slowest = 0, missing = 0;
+    for (Pe pe = first; pe < end; ++pe) {
+      slowest = std::max(slowest, since(pe));
+      missing += since(pe) == 0 ? 1 : 0;
+    }
+    if (missing != 0) continue;
+    if (i == slowest + 2) start = Clock::now();  // by then all of them know
+    last = slowest + 22;
+  }
+  EXPECT_EQ(group.masked(), others);
+  EXPECT_LT(Clock::now() - start, options.timeout) << "masked members are not waited for again";
+  fmt::print("PE {} has masked {}\n", me, fmt::join(group.masked(), " "));
+  std::fflush(stdout);
+}
+
 const std::map<std::string, void (*)(World&)> kChecks = {
     {"identity", check_identity},
     {"world", [](World& world) { check_everything(world); }},
@@ -144,6 +193,7 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"ep", check_ep},
     {"soak", soak},
     {"traffic", traffic},
+    {"masks", masks},
 };
 const std::map<std::string, void (*)(World&)> kFaults = {
     {"fault-collective", fault_collective},

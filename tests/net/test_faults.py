@@ -83,3 +83,18 @@ def test_a_host_that_dies_is_reported_by_the_others(running, fault):
     died = time.monotonic()
     network.hosts[1].die()
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)
+
+
+def test_low_latency_goes_on_without_a_host_that_died(make_network, net_checks, environment, needs):  # E3
+    needs("ofi")
+    network = make_network(hosts=2)
+    environment["SHOAL_TIMEOUT_MS"] = 30_000  # the group's own is what counts
+    job = by_hand(network, [net_checks, "masks"], 2, environment)
+    for program in job.programs:
+        assert program.wait_for("is running", 20), program.wait(0)
+    died = time.monotonic()
+    network.hosts[1].die()
+    for pe, program in enumerate(job.programs[:2]):
+        assert program.wait_for(f"PE {pe} has masked 0 0 1 1", max(0.1, died + 20 - time.monotonic())), f"{job.programs[0].err}\n{job.programs[1].err}"
+        assert "FAILED" not in program.out and "Failure" not in program.out, program.wait(0)
+    job.kill()  # leaving the world would wait for the others
