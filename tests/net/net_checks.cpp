@@ -5,6 +5,7 @@
 //   identity, world, collectives, ep
 //                               the checks of tests/support (D1 to D3, D6, D15; E2, E3)
 //   traffic                     some MiB to the PE with the same index on each other node (D13, D14)
+//   copies                      dispatch and combine with all experts on other nodes; prints what this host sent (E2)
 //   soak                        rounds of both modes of EP, PEs skewed (A4)
 //   masks                       low latency in a group that masks failed members, until all PEs of other nodes are
 //                               masked, and then without them (E3)
@@ -104,6 +105,56 @@ void traffic(World& world) {
   EXPECT_TRUE(world.n_pes() == per_node || std::equal(mine.begin(), mine.end(), room.data()));
 }
 
+/// Bytes that this host has sent on all rails so far.
+std::uint64_t sent_by_host() {
+  std::uint64_t sum = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/net")) {
+    std::uint64_t bytes = 0;
+    if (entry.path().filename().string().starts_with("rail"))
+      std::ifstream(entry.path() / "statistics/tx_bytes") >> bytes;
+    sum += bytes;
+  }
+  return sum;
+}
+
+/// Rows of 14 KiB, each to all experts of the other of two nodes: bytes sent by this host in each operation.
+void copies(World& world) {
+  constexpr std::int64_t kTokens = 128, kHidden = 7168;
+  const std::int32_t per_node = world.pes_per_node(), top_k = 8, experts = 2 * top_k;
+  ep::GroupOptions options;
+  options.max_tokens = kTokens;
+  options.hidden = kHidden;
+  options.top_k = top_k;
+  options.experts = experts;
+  ep::Group group(world.team(), options);
+  Tensor x = Tensor::empty(DataType::bfloat16, {kTokens, kHidden});
+  std::fill_n(x.as<std::uint16_t>(), x.size(), std::uint16_t{0x3f80});  // 1.0
+  Tensor topk_idx = Tensor::empty(DataType::int64, {kTokens, top_k});
+  const std::int64_t first = world.my_pe() < per_node ? top_k : 0;
+  for (std::int64_t i = 0; i < topk_idx.size(); ++i) topk_idx.as<std::int64_t>()[i] = first + i % top_k;
+  const ep::Routing routing = group.route(topk_idx);
+  group.warmup();
+
+  const auto start = [&] {
+    barrier(world.team());
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for acknowledgements
+    const std::uint64_t bytes = sent_by_host();
+    barrier(world.team());  // nobody goes on before all have looked
+    return bytes;
+  };
+  const std::uint64_t before = start();
+  const ep::Dispatched got = group.dispatch(x, routing);
+  const std::uint64_t between = start();
+  const ep::Combined back = group.combine(got.x, got.handle);
+  const std::uint64_t after = start();
+  EXPECT_EQ(got.rows, kTokens * per_node) << "every token of the other node is for each member here";
+  for (std::int64_t i = 0; i < back.x.size(); ++i)
+    if (back.x.as<std::uint16_t>()[i] != 0x4000) throw std::runtime_error("the sum of two rows of 1.0 is not 2.0");
+  if (world.my_pe_on_node() == 0)
+    fmt::print("{} sent {} bytes to dispatch and {} to combine {} bytes of tokens\n", host_name(), between - before,
+               after - between, kTokens * kHidden * 2 * per_node);
+}
+
 /// Calls `round` until it throws. Tells the test when it has begun, and what was thrown, before anything is cleaned up.
 void for_ever(World& world, const std::function<void()>& round) {
   try {
@@ -193,6 +244,7 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"ep", check_ep},
     {"soak", soak},
     {"traffic", traffic},
+    {"copies", copies},
     {"masks", masks},
 };
 const std::map<std::string, void (*)(World&)> kFaults = {

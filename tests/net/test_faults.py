@@ -17,12 +17,12 @@ FAULTS = ["fault-collective", "fault-normal", "fault-low-latency"]
 @pytest.fixture
 def running(make_network, net_checks, environment, needs):
     """running(transport, fault): a network of two hosts and a job with two PEs on each, all of them in the middle of the operation."""
-    def start(transport, fault):
+    def start(transport, fault, per_host=2):
         needs(transport)
         environment["SHOAL_TRANSPORT_BETWEEN"] = transport
         network = make_network(hosts=2)
         environment["SHOAL_TIMEOUT_MS"] = TIMEOUT_MS
-        job = by_hand(network, [net_checks, fault, f"again={SHARED}/again"], 2, environment)
+        job = by_hand(network, [net_checks, fault, f"again={SHARED}/again"], per_host, environment)
         for program in job.programs:
             assert program.wait_for("is running", 20), program.wait(0)
         return network, job
@@ -70,6 +70,14 @@ def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, fault):
 
 def test_one_cut_rail_is_reported(running):
     cut_in_the_middle(running, "ofi", "fault-normal", rails=[1])
+
+
+@pytest.mark.parametrize("rail", [0, 1])
+def test_one_cut_rail_of_a_pe_that_has_two_is_reported(running, rail):
+    network, job = running("ofi", "fault-normal", per_host=1)
+    cut = time.monotonic()
+    network.cut(network.hosts[1], rail)
+    expect_reported(dict(enumerate(job.programs)), cut, lambda pe: {1 - pe})
 
 
 def test_a_cut_link_is_reported_over_ucx(running):
