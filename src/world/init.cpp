@@ -464,6 +464,10 @@ void Opening::connect_network(const Blobs& all) {
 
 void Opening::use_connections() {
   choose_transports(parts_.connectivity, parts_.my_pe);
+  // A network that was dropped goes: its thread would poll for nobody, and what becomes of its connections is no news.
+  for (std::size_t t = 0; t < parts_.connectivity.dropped.size(); ++t)
+    if (const std::string& why = parts_.connectivity.dropped[t]; !why.empty())
+      parts_.transports[t] = transport::make_unavailable(parts_.connectivity.names[t], why);
   choose_heap_transports(parts_.heap_connectivity, parts_.my_pe);
   for (Pe pe = 0; pe < parts_.n_pes; ++pe) parts_.peer_base.push_back(peer_heap(pe));
   for (std::size_t t = 0; t < parts_.heap_transports.size(); ++t) {

@@ -6,6 +6,7 @@
 //                               the checks of tests/support (D1 to D3, D6, D15; E2, E3)
 //   traffic                     some MiB to the PE with the same index on each other node (D13, D14)
 //   copies                      dispatch and combine with all experts on other nodes; prints what this host sent (E2)
+//   threads                     says which networks have a thread here
 //   soak                        rounds of both modes of EP, PEs skewed (A4)
 //   masks                       low latency in a group that masks failed members, until all PEs of other nodes are
 //                               masked, and then without them (E3)
@@ -34,6 +35,7 @@
 #include "shoal/world.hpp"
 #include "support/collective_check.hpp"
 #include "support/ep_rounds.hpp"
+#include "support/threads_called.hpp"
 #include "support/worlds.hpp"
 
 namespace shoal::test {
@@ -245,6 +247,11 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"soak", soak},
     {"traffic", traffic},
     {"copies", copies},
+    {"threads",
+     [](World& world) {
+       fmt::print("PE {}: {} threads of ofi, {} of ucx\n", world.my_pe(), threads_called("shoal-ofi").size(),
+                  threads_called("shoal-ucx").size());
+     }},
     {"masks", masks},
 };
 const std::map<std::string, void (*)(World&)> kFaults = {
