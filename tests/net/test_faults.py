@@ -93,8 +93,10 @@ def test_a_host_that_dies_is_reported_by_the_others(running, fault):
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)
 
 
-def test_low_latency_goes_on_without_a_host_that_died(make_network, net_checks, environment, needs):  # E3
-    needs("ofi")
+@pytest.mark.parametrize("transport", ["ofi", "ucx"])
+def test_low_latency_goes_on_without_a_host_that_died(make_network, net_checks, environment, needs, transport):  # E3
+    needs(transport)
+    environment["SHOAL_TRANSPORT_BETWEEN"] = transport
     network = make_network(hosts=2)
     environment["SHOAL_TIMEOUT_MS"] = 30_000  # the group's own is what counts
     job = by_hand(network, [net_checks, "masks"], 2, environment)
