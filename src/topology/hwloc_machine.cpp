@@ -74,7 +74,9 @@ void add_ports(Machine& machine, const Nic& device, hwloc_obj_t object) {
     nic.port = port;
     nic.up = state.value_or(4) == 4;  // 4: active, as in the specification of InfiniBand
     nic.rate = number_info(object, prefix + "Rate").value_or(0);
-    nic.plane = number_info(object, prefix + "Plane").value_or(0);
+    const auto plane = number_info(object, prefix + "Plane");
+    nic.plane = plane.value_or(0);
+    if (plane) nic.network = fmt::format("plane {}", *plane);
     machine.nics.push_back(nic);
     if (device.kind != Nic::Kind::rdma) return;
   }

@@ -49,8 +49,9 @@ struct Nic {
   Kind kind = Kind::rdma;
   Location at;
   std::int32_t rate = 0;   ///< Gb/s; 0: not known
-  std::int32_t plane = 0;  ///< ports of different planes do not reach each other
+  std::int32_t plane = 0;  ///< ports of different planes do not reach each other; numbered within this machine
   bool up = true;
+  std::string network{};  ///< the plane by a name that means the same on other hosts; empty: not known
 
   /// "mlx5_0:1" for RDMA devices, else the name.
   std::string label() const;

@@ -207,18 +207,24 @@ std::vector<std::int32_t> planes_of(const Machine& machine, std::span<const NicU
   return {planes.begin(), planes.end()};
 }
 
-void check_rails(std::span<const HostIdentity> hosts,
-                 std::span<const std::vector<std::vector<std::int32_t>>> planes_on) {
-  for (std::size_t a = 0; a < planes_on.size(); ++a) {
-    for (std::size_t b = a + 1; b < planes_on.size(); ++b) {
-      for (std::size_t seat = 0; seat < std::min(planes_on[a].size(), planes_on[b].size()); ++seat) {
-        const auto& mine = planes_on[a][seat];
-        const auto& other = planes_on[b][seat];
-        require(
-            !in_both(mine, other).empty(), Code::unsupported,
-            "rail {} is cut: on host {} its NICs are on planes [{}], on host {} on [{}]; bind NICs of one plane with "
-            "SHOAL_NIC_LIST",
-            seat, hosts[a].name, fmt::join(mine, ", "), hosts[b].name, fmt::join(other, ", "));
+std::vector<std::string> networks_of(const Machine& machine, std::span<const NicUse> nics) {
+  std::set<std::string> networks;
+  for (const NicUse& use : nics) networks.insert(machine.nics[at(use.nic)].network);
+  if (networks.contains("")) return {};
+  return {networks.begin(), networks.end()};
+}
+
+void check_rails(std::span<const std::vector<Pe>> rails, std::span<const RailEnd> ends) {
+  for (std::size_t rail = 0; rail < rails.size(); ++rail) {
+    for (const Pe a : rails[rail]) {
+      for (const Pe b : rails[rail]) {
+        const RailEnd &mine = ends[at(a)], &other = ends[at(b)];
+        if (a >= b || mine.host == other.host || mine.networks.empty() || other.networks.empty()) continue;
+        require(std::ranges::find_first_of(mine.networks, other.networks) != mine.networks.end(), Code::unsupported,
+                "rail {} is cut: PE {} on host {} has {} on [{}], PE {} on host {} has {} on [{}], which do not reach "
+                "each other; bind NICs of one plane with SHOAL_NIC_LIST",
+                rail, a, mine.host_name, fmt::join(mine.nics, ", "), fmt::join(mine.networks, ", "), b, other.host_name,
+                fmt::join(other.nics, ", "), fmt::join(other.networks, ", "));
       }
     }
   }

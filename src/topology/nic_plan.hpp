@@ -65,9 +65,20 @@ std::vector<std::vector<Pe>> rails(const Placement& placement);
 /// The planes that the NICs of one seat are on, ascending, each once.
 std::vector<std::int32_t> planes_of(const Machine& machine, std::span<const NicUse> nics);
 
-/// `planes_on[h][s]` are the planes of seat s of host h. Throws Error{unsupported} naming host and seat when two hosts'
-/// equal seats have no plane in common, so that their rail is cut.
-void check_rails(std::span<const HostIdentity> hosts,
-                 std::span<const std::vector<std::vector<std::int32_t>>> planes_on);
+/// The networks (Nic::network) that some NICs are on, ascending, each once; empty when one of them is not known, since
+/// nothing can be said then about whom they reach.
+std::vector<std::string> networks_of(const Machine& machine, std::span<const NicUse> nics);
+
+/// The NICs of a PE, for its rail.
+struct RailEnd {
+  std::int32_t host = 0;              ///< as in Placement::host_of
+  std::string host_name;              ///< for messages
+  std::vector<std::string> nics;      ///< labels
+  std::vector<std::string> networks;  ///< as networks_of has them
+};
+
+/// `ends` is by PE. Throws Error{unsupported} naming the rail and two of its PEs on different hosts when their NICs
+/// have no network in common. Says nothing about PEs whose networks are not known.
+void check_rails(std::span<const std::vector<Pe>> rails, std::span<const RailEnd> ends);
 
 }  // namespace shoal::topology

@@ -99,8 +99,10 @@ void add_rdma(Machine& machine, const fs::path& root) {
   std::set<std::string> planes;
   for (const auto& [label, subnet] : subnets) planes.insert(subnet);
   for (Nic& nic : machine.nics)
-    if (const auto subnet = subnets.find(nic.label()); subnet != subnets.end())
+    if (const auto subnet = subnets.find(nic.label()); subnet != subnets.end()) {
       nic.plane = static_cast<std::int32_t>(std::distance(planes.begin(), planes.find(subnet->second)));
+      nic.network = subnet->second;
+    }
   for (const fs::path& device : entries(root / "class/cxi")) {
     Nic like;
     like.name = device.filename();

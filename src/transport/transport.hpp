@@ -122,6 +122,10 @@ class Transport {
   /// Whether something came of it.
   virtual bool progress() noexcept { return false; }
 
+  /// The most requests of one kind that were ever in flight to one PE, which SHOAL_NETWORK_DEPTH bounds; 0: not
+  /// counted.
+  virtual std::size_t most_in_flight() const noexcept { return 0; }
+
   /// A peer that this transport knows to have ended, in order or not.
   struct Ended {
     Pe pe;

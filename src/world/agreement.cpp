@@ -6,26 +6,28 @@
 
 namespace shoal::detail {
 
-std::vector<LayoutField> layout_fields(const Settings& settings, const ControlLayout& layout) {
+std::vector<SharedField> shared_fields(const Settings& settings, const ControlLayout& layout) {
   return {
-      {"the protocol version", kProtocolVersion},
-      {"SHOAL_SYMMETRIC_SIZE", heap_bytes(settings)},
-      {"SHOAL_HEAP (0: host, 1: cuda)", settings.heap == "cuda" ? 1U : 0U},
-      {"SHOAL_MAX_TEAMS", static_cast<std::uint64_t>(settings.max_teams)},
-      {"SHOAL_NODE_SIZE", static_cast<std::uint64_t>(settings.node_size)},
-      {"SHOAL_STAGING_SIZE", settings.staging_size},
-      {"SHOAL_STAGED_CHUNK", settings.staged_chunk},
-      {"SHOAL_EP_CHUNK", settings.ep_chunk},
-      {"the size of the control block", layout.bytes()},
+      {"the protocol version", std::to_string(kProtocolVersion)},
+      {"SHOAL_SYMMETRIC_SIZE", std::to_string(heap_bytes(settings))},
+      {"SHOAL_HEAP", settings.heap},
+      {"SHOAL_MAX_TEAMS", std::to_string(settings.max_teams)},
+      {"SHOAL_NODE_SIZE", std::to_string(settings.node_size)},
+      {"SHOAL_STAGING_SIZE", std::to_string(settings.staging_size)},
+      {"SHOAL_STAGED_CHUNK", std::to_string(settings.staged_chunk)},
+      {"SHOAL_EP_CHUNK", std::to_string(settings.ep_chunk)},
+      {"SHOAL_TRANSPORT_INSIDE", settings.transport_inside},
+      {"SHOAL_TRANSPORT_BETWEEN", settings.transport_between},
+      {"the size of the control block", std::to_string(layout.bytes())},
   };
 }
 
-void check_layouts(std::span<const LayoutField> fields, std::span<const std::vector<std::uint64_t>> values) {
+void check_shared(std::span<const SharedField> fields, std::span<const std::vector<std::string>> values) {
   std::vector<Pe> pes;
   for (std::size_t pe = 0; pe < values.size(); ++pe) pes.push_back(static_cast<Pe>(pe));
   for (std::size_t i = 0; i < fields.size(); ++i) {
     std::vector<std::string> texts;
-    for (const auto& of_pe : values) texts.push_back(i < of_pe.size() ? std::to_string(of_pe[i]) : "unknown to it");
+    for (const auto& of_pe : values) texts.push_back(i < of_pe.size() ? of_pe[i] : "unknown to it");
     const bool equal =
         std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts.front(); });
     require(equal, Code::mismatch, "PEs disagree about {}, which must be the same on all: {}", fields[i].name,

@@ -13,18 +13,18 @@
 
 namespace shoal::detail {
 
-/// A number that decides where things lie in memory.
-struct LayoutField {
+/// What decides where things lie in memory, or which way every PE takes to every other one.
+struct SharedField {
   std::string_view name;  ///< as the user knows it
-  std::uint64_t value;
+  std::string value;
 };
 
-/// The layout as this PE sees it; the protocol version first.
-std::vector<LayoutField> layout_fields(const Settings& settings, const ControlLayout& layout);
+/// These as this PE sees them; the protocol version first.
+std::vector<SharedField> shared_fields(const Settings& settings, const ControlLayout& layout);
 
 /// Throws Error{mismatch} naming the first field whose values differ, and who has which. `values` is by PE, in the
 /// order of `fields`.
-void check_layouts(std::span<const LayoutField> fields, std::span<const std::vector<std::uint64_t>> values);
+void check_shared(std::span<const SharedField> fields, std::span<const std::vector<std::string>> values);
 
 /// "PE 0, 2: x; PE 1: y": each distinct text once, with the PEs that have it. `pes` numbers the texts.
 std::string group_by_text(std::span<const std::string> texts, std::span<const Pe> pes);

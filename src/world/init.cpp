@@ -54,7 +54,7 @@ class Opening {
 
   void check_settings(BlobWriter&);
   void connect_bootstrap(BlobWriter& mine);
-  void compare_layouts(const Blobs& all);
+  void compare_settings(const Blobs& all);
   void identify(BlobWriter& mine);
   void place(const Blobs& all);
   void open_device(BlobWriter& mine);
@@ -65,7 +65,8 @@ class Opening {
   void connect_transports(const Blobs& all);
   void map_connections(BlobWriter& mine);
   void choose_connections(const Blobs& all);
-  void choose_nics(BlobWriter&);
+  void choose_nics(BlobWriter& mine);
+  void check_nics(const Blobs& all);
   void start_network(BlobWriter& mine);
   void connect_network(const Blobs& all);
   void use_connections();
@@ -85,13 +86,13 @@ class Opening {
 
 const Opening::Phase Opening::kPhases[] = {
     {"settings", &Opening::check_settings, nullptr},
-    {"bootstrap", &Opening::connect_bootstrap, &Opening::compare_layouts},
+    {"bootstrap", &Opening::connect_bootstrap, &Opening::compare_settings},
     {"identity", &Opening::identify, &Opening::place},
     {"device", &Opening::open_device, &Opening::know_devices, true},
     {"heap", &Opening::create_heap, &Opening::connect_heap},
     {"transports", &Opening::start_transports, &Opening::connect_transports},
     {"connectivity", &Opening::map_connections, &Opening::choose_connections},
-    {"NIC choice", &Opening::choose_nics, nullptr, false, true},
+    {"NIC choice", &Opening::choose_nics, &Opening::check_nics, false, true},
     {"network", &Opening::start_network, &Opening::connect_network, false, true},
     {"network map", &Opening::map_connections, &Opening::choose_connections, false, true},
     {"teams", &Opening::make_teams, &Opening::nothing},
@@ -208,19 +209,23 @@ void Opening::connect_bootstrap(BlobWriter& mine) {
   parts_.layout = ControlLayout(parts_.n_pes, parts_.settings.max_teams);
   parts_.token = memory::make_token();
   mine.value(parts_.token);
-  for (const LayoutField& field : layout_fields(parts_.settings, parts_.layout)) mine.value(field.value);
+  mine.value(kProtocolVersion);
+  for (const SharedField& field : shared_fields(parts_.settings, parts_.layout)) mine.text(field.value);
 }
 
-void Opening::compare_layouts(const Blobs& all) {
-  std::vector<std::vector<std::uint64_t>> values;
+void Opening::compare_settings(const Blobs& all) {
+  std::vector<std::vector<std::string>> values;
   for (std::size_t pe = 0; pe < all.size(); ++pe) {
     BlobReader reader(all[pe]);
     const auto token = reader.value<memory::Token>();
     if (pe == 0) parts_.token = token;
-    values.emplace_back();
-    while (!reader.at_end()) values.back().push_back(reader.value<std::uint64_t>());
+    const auto version = reader.value<std::uint64_t>();
+    std::vector<std::string>& of_pe = values.emplace_back(1, std::to_string(version));
+    if (version != kProtocolVersion) continue;  // what follows may look different
+    of_pe.clear();
+    while (!reader.at_end()) of_pe.push_back(reader.text());
   }
-  check_layouts(layout_fields(parts_.settings, parts_.layout), values);
+  check_shared(shared_fields(parts_.settings, parts_.layout), values);
 }
 
 void Opening::identify(BlobWriter& mine) {
@@ -392,7 +397,7 @@ void Opening::choose_connections(const Blobs& all) {
 }
 
 /// The NICs of this PE by the plan of its host, which all jobs on the host share (D14).
-void Opening::choose_nics(BlobWriter&) {
+void Opening::choose_nics(BlobWriter& mine) {
   if (parts_.nics) return;  // the second network uses the same
   const auto me = static_cast<std::size_t>(parts_.my_pe);
   const auto& host_of = parts_.placement.host_of;
@@ -412,9 +417,30 @@ void Opening::choose_nics(BlobWriter&) {
       topology::seat_of(machine, static_cast<std::int32_t>(seats.size()), gpu,
                         settings.local_index >= 0 ? static_cast<std::int32_t>(settings.local_index) : index);
   const topology::NicPlan plan = topology::plan_nics(machine, seats, topology::nic_binding(settings));
+  const std::vector<topology::NicUse>& uses = plan.of_seat[static_cast<std::size_t>(seat)];
   parts_.nics.emplace();
-  for (const topology::NicUse& use : plan.of_seat[static_cast<std::size_t>(seat)])
+  for (const topology::NicUse& use : uses)
     parts_.nics->push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
+  mine.text(topology::read_host_identity(settings.host_id).name);
+  for (const std::vector<std::string>& list : {*parts_.nics, topology::networks_of(machine, uses)}) {
+    mine.value<std::uint64_t>(list.size());
+    for (const std::string& text : list) mine.text(text);
+  }
+}
+
+/// NICs that cannot reach each other are named here, by rail: a network would only find that nobody answers, in time.
+void Opening::check_nics(const Blobs& all) {
+  std::vector<topology::RailEnd> ends;
+  for (const auto& blob : all) {
+    if (blob.empty()) return;  // checked in the round of the first network
+    BlobReader reader(blob);
+    topology::RailEnd& end = ends.emplace_back();
+    end.host = parts_.placement.host_of[ends.size() - 1];
+    end.host_name = reader.text();
+    for (auto* const list : {&end.nics, &end.networks})
+      for (auto left = reader.value<std::uint64_t>(); left > 0; --left) list->push_back(reader.text());
+  }
+  topology::check_rails(topology::rails(parts_.placement), ends);
 }
 
 void Opening::start_network(BlobWriter& mine) {
@@ -438,6 +464,10 @@ void Opening::connect_network(const Blobs& all) {
 
 void Opening::use_connections() {
   choose_transports(parts_.connectivity, parts_.my_pe);
+  // A network that was dropped goes: its thread would poll for nobody, and what becomes of its connections is no news.
+  for (std::size_t t = 0; t < parts_.connectivity.dropped.size(); ++t)
+    if (const std::string& why = parts_.connectivity.dropped[t]; !why.empty())
+      parts_.transports[t] = transport::make_unavailable(parts_.connectivity.names[t], why);
   choose_heap_transports(parts_.heap_connectivity, parts_.my_pe);
   for (Pe pe = 0; pe < parts_.n_pes; ++pe) parts_.peer_base.push_back(peer_heap(pe));
   for (std::size_t t = 0; t < parts_.heap_transports.size(); ++t) {

@@ -123,8 +123,7 @@ void WorldState::pause() noexcept {
 }
 
 WaitOutcome WorldState::check_health(bool late, Pe awaited) noexcept {
-  auto& record = *reinterpret_cast<ProgressRecord*>(parts_->control(parts_->layout.progress()));
-  std::atomic_ref(record.awaited).store(static_cast<std::uint64_t>(awaited) + 1, std::memory_order_relaxed);
+  set_awaited(awaited);
   {
     const std::lock_guard lock(parts_->health_mutex);
     parts_->health->update();
@@ -177,6 +176,23 @@ std::string WorldState::describe_progress(Pe pe) const {
     return read_progress(pe);
   } catch (const Error&) {
     return fmt::format("PE {} does not answer", pe);
+  }
+}
+
+void WorldState::set_awaited(Pe pe) noexcept {
+  auto& record = *reinterpret_cast<ProgressRecord*>(parts_->control(parts_->layout.progress()));
+  std::atomic_ref(record.awaited).store(static_cast<std::uint64_t>(pe) + 1, std::memory_order_relaxed);
+}
+
+Awaited WorldState::awaited_by(Pe pe) const {
+  if (!parts_->open) return {};
+  const transport::Patience patience(transport::kPatience);
+  try {
+    const std::size_t word = parts_->layout.progress() + offsetof(ProgressRecord, awaited);
+    const std::uint64_t awaited = parts_->route(pe).atomic(pe, AtomicOp::fetch, word, 0, 0, kWord);
+    return {true, awaited <= static_cast<std::uint64_t>(n_pes()) ? static_cast<Pe>(awaited) - 1 : -1};
+  } catch (const Error&) {
+    return {};
   }
 }
 

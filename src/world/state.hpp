@@ -43,6 +43,12 @@ enum class Activity : std::uint32_t {
 struct TeamState;
 struct WorldParts;
 
+/// What a PE says of its waiting.
+struct Awaited {
+  bool answers = false;
+  Pe pe = -1;  ///< negative: it waits for nobody in particular
+};
+
 class WorldState : public std::enable_shared_from_this<WorldState> {
  public:
   WorldState();
@@ -107,6 +113,10 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   void set_progress(Activity activity, std::uint64_t epoch, const char* phase) noexcept;
   /// "PE 6 last reported combine 1840, phase send", as far as it is known here.
   std::string describe_progress(Pe pe) const;
+  /// Publishes whom this PE depends on now; waits do that themselves.
+  void set_awaited(Pe pe) noexcept;
+  /// Whom `pe` waits for, by its own word.
+  Awaited awaited_by(Pe pe) const;
 
   /// The team of all PEs.
   TeamState& world_team() noexcept;

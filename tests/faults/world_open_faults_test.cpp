@@ -22,15 +22,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using When = StepBootstrap::When;
 
-/// The all-gathers of World::open, and the middle of the phase in which PEs
+/// The all-gathers of World::open, and the middle of the phases in which PEs
 /// wait for each other elsewhere: inside the transports' connect.
 constexpr const char* kSteps[] = {"bootstrap",    "identity", "heap",         "transports",
                                   "connectivity", "teams",    "final barrier"};
-constexpr const char* kInConnect = "after transports";
+constexpr const char* kNetworkSteps[] = {"NIC choice", "network", "network map"};  // of a world that wants one
 
 std::vector<std::string> places() {
-  std::vector<std::string> all{kInConnect};
+  std::vector<std::string> all{"after transports"};
   for (const char* step : kSteps) all.push_back(std::string("before ") + step);
+#ifdef SHOAL_WITH_OFI
+  all.emplace_back("after network");
+  for (const char* step : kNetworkSteps) all.push_back(std::string("before ") + step);
+#endif
   return all;
 }
 
@@ -40,8 +44,13 @@ std::string name_of_place(const testing::TestParamInfo<std::string>& info) {
   return name;
 }
 
-Environment environment() {
-  return {{"SHOAL_SYMMETRIC_SIZE", "4M"}, {"SHOAL_TIMEOUT_MS", "30000"}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}};
+Environment environment(const std::string& place) {
+  Environment environment{
+      {"SHOAL_SYMMETRIC_SIZE", "4M"}, {"SHOAL_TIMEOUT_MS", "30000"}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}};
+  for (const char* step : kNetworkSteps)
+    if (place.ends_with(step))
+      environment.insert({{"SHOAL_TRANSPORT_INSIDE", "ofi"}, {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}});
+  return environment;
 }
 
 /// The settings' bootstrap; on PE 1 that does `what` at the place that the
@@ -90,7 +99,7 @@ class KilledWhileOpening : public testing::TestWithParam<std::string> {};
 class FailsWhileOpening : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(KilledWhileOpening, IsNamedByAll) {
-  PeGroup group = start_pes(3, "stop_while_opening", {.env = environment(), .argument = GetParam()});
+  PeGroup group = start_pes(3, "stop_while_opening", {.env = environment(GetParam()), .argument = GetParam()});
   ASSERT_TRUE(group.pes[1].wait_for_output("stopped")) << group.pes[1].err();
   const auto start = Clock::now();
   group.pes[1].send(SIGKILL);
@@ -108,7 +117,7 @@ TEST_P(KilledWhileOpening, IsNamedByAll) {
 TEST_P(FailsWhileOpening, TellsAllWhy) {
   const auto& [place, body] = GetParam();
   const auto start = Clock::now();
-  const auto results = run_pes(3, body, {.env = environment(), .argument = place});
+  const auto results = run_pes(3, body, {.env = environment(place), .argument = place});
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10)) << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
   for (std::size_t pe = 0; pe < results.size(); ++pe) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();

@@ -49,11 +49,11 @@ def _seats(network, per_host):
     return list(enumerate(host for host in network.hosts for _ in range(per_host)))
 
 
-def by_hand(network, command, per_host, env=None):
-    """Each PE is told its number and the session."""
+def by_hand(network, command, per_host, env=None, own=None):
+    """Each PE is told its number and the session; `own` has what single PEs are told besides, as {pe: {...}}."""
     seats = _seats(network, per_host)
     common = {"SHOAL_N_PES": len(seats), "SHOAL_SESSION_ID": session(network), **(env or {})}
-    return Job([host.popen(command, {**common, "SHOAL_PE": pe}) for pe, host in seats])
+    return Job([host.popen(command, {**common, "SHOAL_PE": pe, **(own or {}).get(pe, {})}) for pe, host in seats])
 
 
 def with_torch_variables(network, command, per_host, env=None):

@@ -5,7 +5,11 @@
 //   identity, world, collectives, ep
 //                               the checks of tests/support (D1 to D3, D6, D15; E2, E3)
 //   traffic                     some MiB to the PE with the same index on each other node (D13, D14)
+//   copies                      dispatch and combine with all experts on other nodes; prints what this host sent (E2)
+//   threads                     says which networks have a thread here
 //   soak                        rounds of both modes of EP, PEs skewed (A4)
+//   masks                       low latency in a group that masks failed members, until all PEs of other nodes are
+//                               masked, and then without them (E3)
 //   fault-collective, fault-normal, fault-low-latency
 //                               the operation without end; an error is expected, and printed with its code
 //   again=FILE                  after the fault: waits for FILE, which holds the session id of a new world, and opens
@@ -18,6 +22,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -30,6 +35,7 @@
 #include "shoal/world.hpp"
 #include "support/collective_check.hpp"
 #include "support/ep_rounds.hpp"
+#include "support/threads_called.hpp"
 #include "support/worlds.hpp"
 
 namespace shoal::test {
@@ -101,6 +107,56 @@ void traffic(World& world) {
   EXPECT_TRUE(world.n_pes() == per_node || std::equal(mine.begin(), mine.end(), room.data()));
 }
 
+/// Bytes that this host has sent on all rails so far.
+std::uint64_t sent_by_host() {
+  std::uint64_t sum = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/net")) {
+    std::uint64_t bytes = 0;
+    if (entry.path().filename().string().starts_with("rail"))
+      std::ifstream(entry.path() / "statistics/tx_bytes") >> bytes;
+    sum += bytes;
+  }
+  return sum;
+}
+
+/// Rows of 14 KiB, each to all experts of the other of two nodes: bytes sent by this host in each operation.
+void copies(World& world) {
+  constexpr std::int64_t kTokens = 128, kHidden = 7168;
+  const std::int32_t per_node = world.pes_per_node(), top_k = 8, experts = 2 * top_k;
+  ep::GroupOptions options;
+  options.max_tokens = kTokens;
+  options.hidden = kHidden;
+  options.top_k = top_k;
+  options.experts = experts;
+  ep::Group group(world.team(), options);
+  Tensor x = Tensor::empty(DataType::bfloat16, {kTokens, kHidden});
+  std::fill_n(x.as<std::uint16_t>(), x.size(), std::uint16_t{0x3f80});  // 1.0
+  Tensor topk_idx = Tensor::empty(DataType::int64, {kTokens, top_k});
+  const std::int64_t first = world.my_pe() < per_node ? top_k : 0;
+  for (std::int64_t i = 0; i < topk_idx.size(); ++i) topk_idx.as<std::int64_t>()[i] = first + i % top_k;
+  const ep::Routing routing = group.route(topk_idx);
+  group.warmup();
+
+  const auto start = [&] {
+    barrier(world.team());
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for acknowledgements
+    const std::uint64_t bytes = sent_by_host();
+    barrier(world.team());  // nobody goes on before all have looked
+    return bytes;
+  };
+  const std::uint64_t before = start();
+  const ep::Dispatched got = group.dispatch(x, routing);
+  const std::uint64_t between = start();
+  const ep::Combined back = group.combine(got.x, got.handle);
+  const std::uint64_t after = start();
+  EXPECT_EQ(got.rows, kTokens * per_node) << "every token of the other node is for each member here";
+  for (std::int64_t i = 0; i < back.x.size(); ++i)
+    if (back.x.as<std::uint16_t>()[i] != 0x4000) throw std::runtime_error("the sum of two rows of 1.0 is not 2.0");
+  if (world.my_pe_on_node() == 0)
+    fmt::print("{} sent {} bytes to dispatch and {} to combine {} bytes of tokens\n", host_name(), between - before,
+               after - between, kTokens * kHidden * 2 * per_node);
+}
+
 /// Calls `round` until it throws. Tells the test when it has begun, and what was thrown, before anything is cleaned up.
 void for_ever(World& world, const std::function<void()>& round) {
   try {
@@ -137,6 +193,52 @@ void fault_low_latency(World& world) {
   for_ever(world, [&] { round.run(group, true); });
 }
 
+/// Rounds with all members, with whoever is there while some are being masked, and with this node's members alone. Each
+/// tells the others of its node when it has masked all of the other nodes, so that all of them stop after the same one.
+void masks(World& world) {
+  const EpCase c = shape(world);
+  ep::GroupOptions options = options_for(c);
+  options.mask_failed = true;
+  options.timeout = std::chrono::milliseconds(1500);
+  ep::Group group(world.team(), options);
+  const Pe me = world.my_pe(), first = me - world.my_pe_on_node(), end = first + world.pes_per_node();
+  const std::vector<int> nobody(static_cast<std::size_t>(c.ranks), 0);
+  std::vector<int> others(nobody.size(), 1);
+  std::fill(others.begin() + first, others.begin() + end, 0);
+  const LowLatencyRound all(c, me, ep::Reduction::per_rank), here(c, me, ep::Reduction::per_rank, others);
+  const auto alone_since = world.heap().allocate<std::int64_t>(nobody.size());  // a round, by PE
+  const auto since = [&](Pe pe) { return std::atomic_ref(alone_since[static_cast<std::size_t>(pe)]).load(); };
+  Clock::time_point start;
+  for (std::int64_t i = 1, last = -1; i != last; ++i) {
+    if (since(me) != 0) {
+      here.run(group, i % 2 == 0);
+    } else {
+      const ep::LowLatencyReceived got = all.send(group).receive();
+      if (group.masked() == nobody) all.check(got);
+      const Tensor out = all.answer(group, got, i % 2 == 0).receive();
+      if (group.masked() == nobody) all.check(out);
+      if (group.masked() == others)
+        for (Pe pe = first; pe < end; ++pe) world.put_value(alone_since.on(pe)[static_cast<std::size_t>(me)], i);
+    }
+    if (i == 10) {
+      fmt::print("PE {} is running\n", me);
+      std::fflush(stdout);
+    }
+    std::int64_t slowest = 0, missing = 0;
+    for (Pe pe = first; pe < end; ++pe) {
+      slowest = std::max(slowest, since(pe));
+      missing += since(pe) == 0 ? 1 : 0;
+    }
+    if (missing != 0) continue;
+    if (i == slowest + 2) start = Clock::now();  // by then all of them know
+    last = slowest + 22;
+  }
+  EXPECT_EQ(group.masked(), others);
+  EXPECT_LT(Clock::now() - start, options.timeout) << "masked members are not waited for again";
+  fmt::print("PE {} has masked {}\n", me, fmt::join(group.masked(), " "));
+  std::fflush(stdout);
+}
+
 const std::map<std::string, void (*)(World&)> kChecks = {
     {"identity", check_identity},
     {"world", [](World& world) { check_everything(world); }},
@@ -144,6 +246,13 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"ep", check_ep},
     {"soak", soak},
     {"traffic", traffic},
+    {"copies", copies},
+    {"threads",
+     [](World& world) {
+       fmt::print("PE {}: {} threads of ofi, {} of ucx\n", world.my_pe(), threads_called("shoal-ofi").size(),
+                  threads_called("shoal-ucx").size());
+     }},
+    {"masks", masks},
 };
 const std::map<std::string, void (*)(World&)> kFaults = {
     {"fault-collective", fault_collective},

@@ -17,12 +17,12 @@ FAULTS = ["fault-collective", "fault-normal", "fault-low-latency"]
 @pytest.fixture
 def running(make_network, net_checks, environment, needs):
     """running(transport, fault): a network of two hosts and a job with two PEs on each, all of them in the middle of the operation."""
-    def start(transport, fault):
+    def start(transport, fault, per_host=2):
         needs(transport)
         environment["SHOAL_TRANSPORT_BETWEEN"] = transport
         network = make_network(hosts=2)
         environment["SHOAL_TIMEOUT_MS"] = TIMEOUT_MS
-        job = by_hand(network, [net_checks, fault, f"again={SHARED}/again"], 2, environment)
+        job = by_hand(network, [net_checks, fault, f"again={SHARED}/again"], per_host, environment)
         for program in job.programs:
             assert program.wait_for("is running", 20), program.wait(0)
         return network, job
@@ -72,6 +72,14 @@ def test_one_cut_rail_is_reported(running):
     cut_in_the_middle(running, "ofi", "fault-normal", rails=[1])
 
 
+@pytest.mark.parametrize("rail", [0, 1])
+def test_one_cut_rail_of_a_pe_that_has_two_is_reported(running, rail):
+    network, job = running("ofi", "fault-normal", per_host=1)
+    cut = time.monotonic()
+    network.cut(network.hosts[1], rail)
+    expect_reported(dict(enumerate(job.programs)), cut, lambda pe: {1 - pe})
+
+
 def test_a_cut_link_is_reported_over_ucx(running):
     # No new world here: now and then UCX 1.13 aborts the process while it leaves a world whose TCP connections have broken.
     cut_in_the_middle(running, "ucx", "fault-normal")
@@ -83,3 +91,20 @@ def test_a_host_that_dies_is_reported_by_the_others(running, fault):
     died = time.monotonic()
     network.hosts[1].die()
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)
+
+
+@pytest.mark.parametrize("transport", ["ofi", "ucx"])
+def test_low_latency_goes_on_without_a_host_that_died(make_network, net_checks, environment, needs, transport):  # E3
+    needs(transport)
+    environment["SHOAL_TRANSPORT_BETWEEN"] = transport
+    network = make_network(hosts=2)
+    environment["SHOAL_TIMEOUT_MS"] = 30_000  # the group's own is what counts
+    job = by_hand(network, [net_checks, "masks"], 2, environment)
+    for program in job.programs:
+        assert program.wait_for("is running", 20), program.wait(0)
+    died = time.monotonic()
+    network.hosts[1].die()
+    for pe, program in enumerate(job.programs[:2]):
+        assert program.wait_for(f"PE {pe} has masked 0 0 1 1", max(0.1, died + 20 - time.monotonic())), f"{job.programs[0].err}\n{job.programs[1].err}"
+        assert "FAILED" not in program.out and "Failure" not in program.out, program.wait(0)
+    job.kill()  # leaving the world would wait for the others

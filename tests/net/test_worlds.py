@@ -1,5 +1,7 @@
 """Worlds, collectives and EP between hosts, over every network transport of the build (D4, D6, D12, D15, E2, E3)."""
 
+import re
+
 import pytest
 from launchers import by_hand
 
@@ -65,6 +67,38 @@ def test_pes_of_a_host_use_different_rails(make_network, net_checks, environment
     network = make_network(hosts=2)
     for rails in grown(network, lambda: by_hand(network, [net_checks, "traffic"], 2, environment)):
         assert min(rails) > 2 * TRAFFIC_BYTES, "a PE's own traffic, and that of its like"
+
+
+def test_a_pe_alone_uses_both_rails(make_network, net_checks, environment, needs):  # D13
+    needs("ofi")
+    network = make_network(hosts=2)
+    for rails in grown(network, lambda: by_hand(network, [net_checks, "traffic"], 1, environment)):
+        assert sum(rails) > 2 * TRAFFIC_BYTES
+        assert min(rails) > sum(rails) / 4
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_pe_that_is_given_one_rail_leaves_the_other_alone(make_network, net_checks, environment, needs, index):  # D5
+    needs("ofi")
+    network = make_network(hosts=2)
+    environment["SHOAL_NIC_LIST"] = f"rail{index}"
+    for rails in grown(network, lambda: by_hand(network, [net_checks, "traffic"], 1, environment)):
+        assert rails[index] > 2 * TRAFFIC_BYTES
+        assert rails[1 - index] < BOOTSTRAP_BYTES
+
+
+@pytest.mark.parametrize("transport", ["ofi", "ucx"])
+def test_a_token_crosses_once_and_one_row_comes_back(make_network, net_checks, environment, needs, transport):  # E2
+    needs(transport)
+    environment |= {"SHOAL_TRANSPORT_BETWEEN": transport, "SHOAL_SYMMETRIC_SIZE": "1G"}
+    results = by_hand(make_network(hosts=2), [net_checks, "copies"], 2, environment).wait(60)
+    assert all(result.ok for result in results), "\n".join(map(str, results))
+    text = "".join(result.out for result in results)
+    sent = re.findall(r"host\d sent (\d+) bytes to dispatch and (\d+) to combine (\d+) bytes of tokens", text)
+    assert len(sent) == 2
+    for dispatched, combined, tokens in sent:
+        assert int(tokens) <= int(dispatched) <= 1.3 * int(tokens)
+        assert int(tokens) <= int(combined) <= 1.3 * int(tokens)
 
 
 def test_jobs_that_share_hosts_use_different_nics(make_network, net_checks, environment, needs):  # D14

@@ -9,12 +9,14 @@
 namespace shoal::test {
 namespace {
 
-EpCase small(std::uint64_t seed) {
-  return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 384, .max_tokens = 12, .seed = seed};
+EpCase small(std::uint64_t seed, std::int32_t nodes) {
+  return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 384, .max_tokens = 12, .seed = seed, .nodes = nodes};
 }
 
 void run_case(const EpCase& c, std::chrono::milliseconds timeout, const std::function<void(World&, ep::Group&)>& body) {
-  run_threads(c.ranks, ep_settings(), [&](World& world) {
+  Settings settings = ep_settings();
+  settings.node_size = c.ranks / c.nodes;
+  run_threads(c.ranks, settings, [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.mask_failed = true;
     options.timeout = timeout;
@@ -23,8 +25,12 @@ void run_case(const EpCase& c, std::chrono::milliseconds timeout, const std::fun
   });
 }
 
-TEST(EpMask, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
-  const EpCase c = small(12);
+/// The argument: on how many nodes the members lie.
+class EpMask : public testing::TestWithParam<std::int32_t> {};
+INSTANTIATE_TEST_SUITE_P(Nodes, EpMask, testing::Values(1, 2, 4));
+
+TEST_P(EpMask, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
+  const EpCase c = small(12, GetParam());
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(800);
   run_case(c, kTimeout, [&](World& world, ep::Group& group) {
@@ -50,8 +56,24 @@ TEST(EpMask, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
   });
 }
 
-TEST(EpMask, ALiveMemberIsLeftOutAndComesBack) {
-  const EpCase c = small(13);
+// A node that is gone: its members are not waited for one after the other, or those that live would give each other up.
+TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
+  const EpCase c = small(15, GetParam());
+  constexpr std::chrono::milliseconds kTimeout(600);
+  run_case(c, kTimeout, [&](World& world, ep::Group& group) {
+    const std::vector<int> mask{0, 0, 1, 1};
+    check_low_latency(group, c, ep::Reduction::per_rank, false);
+    if (world.my_pe() < 2) {
+      const LowLatencyRound round(c, world.my_pe(), ep::Reduction::per_rank, mask);
+      for (int i = 0; i < 6; ++i) round.run(group, i % 2 == 0);
+      EXPECT_EQ(group.masked(), mask);
+    }
+    sync(world.team());
+  });
+}
+
+TEST_P(EpMask, ALiveMemberIsLeftOutAndComesBack) {
+  const EpCase c = small(13, GetParam());
   constexpr std::int32_t kOut = 2;
   run_case(c, std::chrono::seconds(20), [&](World& world, ep::Group& group) {
     const std::int32_t me = world.my_pe();
@@ -81,8 +103,8 @@ TEST(EpMask, ALiveMemberIsLeftOutAndComesBack) {
   });
 }
 
-TEST(EpMask, OnlyOtherMembersCanBeMasked) {
-  run_case(small(14), std::chrono::seconds(20), [&](World& world, ep::Group& group) {
+TEST_P(EpMask, OnlyOtherMembersCanBeMasked) {
+  run_case(small(14, GetParam()), std::chrono::seconds(20), [&](World& world, ep::Group& group) {
     for (const Pe member : {-1, 4, 99, world.my_pe()})
       expect_error(Code::invalid_argument, "allowed: 0 to 3", [&] { group.set_mask(member, true); });
     EXPECT_EQ(group.masked(), std::vector<int>(4, 0));

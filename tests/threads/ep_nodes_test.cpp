@@ -2,6 +2,7 @@
 // against the naive reference: the same results as on one node, but for the rounding of a node's sum.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -168,6 +169,39 @@ TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
   };
   run_case(c, body, 0, 3);
+}
+
+TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
+  EpCase c = small(GetParam(), 15);
+  c.hidden = 384;
+  run_case(c, [&](World& world, ep::Group& group) {
+    const Inputs in(c, world.my_pe());
+    std::vector<std::int32_t> counts(static_cast<std::size_t>(c.local_experts()));
+    std::vector<std::int64_t> waited(static_cast<std::size_t>(c.ranks)), waited_back = waited;
+    const auto statistics = [](auto& values, DataType type) {
+      return TensorView(values.data(), type, {static_cast<std::int64_t>(values.size())});
+    };
+    const Pe late = c.ranks - 1;  // on another node than PE 0
+    if (world.my_pe() == late) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+    for (int i = 0; i < 3; ++i) {
+      const ep::LowLatencyReceived got =
+          group
+              .low_latency_dispatch(in.x, in.topk_idx,
+                                    {.expert_counts = statistics(counts, DataType::int32),
+                                     .wait_ns = statistics(waited, DataType::int64)})
+              .receive();
+      ep::PendingCombine sent =
+          group.low_latency_combine(group.next_combine_buffer(), in.topk_idx, in.weights, got.handle,
+                                    {.zero_copy = true, .wait_ns = statistics(waited_back, DataType::int64)});
+      sent.receive();
+    }
+    const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
+    for (std::size_t e = 0; e < counts.size(); ++e) EXPECT_EQ(counts[e], 3 * wanted.tokens_per_expert[e]);
+    if (world.my_pe() == 0)
+      EXPECT_GT(waited[static_cast<std::size_t>(late)], 15'000'000) << "PE " << late << " came 40 ms late";
+    EXPECT_GE(*std::min_element(waited.begin(), waited.end()), 0);
+    EXPECT_GE(*std::min_element(waited_back.begin(), waited_back.end()), 0);
+  });
 }
 
 TEST(EpNodesMode, MembersThatRoundAtDifferentPlacesAreToldApart) {  // they would read sums as rows

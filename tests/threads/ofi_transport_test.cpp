@@ -2,6 +2,7 @@
 // tcp;ofi_rxm on the loopback interface.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -11,7 +12,9 @@
 #include "support/expect_error.hpp"
 #include "support/made_up.hpp"
 #include "support/ofi.hpp"
+#include "support/threads_called.hpp"
 #include "support/worlds.hpp"
+#include "world/parts.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -104,6 +107,11 @@ TEST_P(OfiTuning, MovesTransfersLongerThanAChunk) {
   });
 }
 
+std::size_t most_in_flight(World& world, Pe pe) {
+  const detail::WorldParts& parts = world.state().parts();
+  return parts.transports[parts.connectivity.transport_of[static_cast<std::size_t>(pe)]]->most_in_flight();
+}
+
 TEST_P(OfiTuning, KeepsManyRequestsInFlightBounded) {
   run_threads(2, tuned(), [](World& world) {
     constexpr std::size_t kCount = 3000, kBytes = 96;
@@ -128,6 +136,8 @@ TEST_P(OfiTuning, KeepsManyRequestsInFlightBounded) {
       world.get_nbi(std::span(copy.data() + i * kBytes, kBytes), box.on(other).subspan(i * kBytes, kBytes));
     world.quiet();
     expect(std::memcmp(copy.data(), mine.data(), mine.size()) == 0, "what came back");
+    const std::size_t most = most_in_flight(world, other), depth = static_cast<std::size_t>(GetParam().depth);
+    expect(most <= depth && most >= std::min<std::size_t>(depth, 4), fmt::format("{} were in flight at most", most));
     sync(world);
   });
 }
@@ -191,6 +201,12 @@ TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
   settings.progress_wait = "spin";
   settings.progress_core = 0;
   run_threads(2, settings, [](World& world) {
+    if (cores_of(0).contains(0) && cores_of(0).contains(1)) {
+      std::set<std::set<int>> cores;
+      for (const pid_t thread : threads_called("shoal-ofi")) cores.insert(cores_of(thread));
+      expect(cores == std::set<std::set<int>>{{0}, {1}}, "a core for the progress thread of each PE, from core 0 on");
+    }
+    sync(world);
     const auto box = world.heap().allocate<std::byte>(5000);
     const auto flag = world.heap().allocate<std::uint64_t>(1);
     std::vector<std::byte> data(box.size());
@@ -203,6 +219,26 @@ TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
       sync(world);
     }
   });
+}
+
+TEST(OfiProgress, WaitsAsItIsTold) {
+  SHOAL_SKIP_WITHOUT_OFI();
+  const auto idle = [](const char* wait) {
+    Settings settings = ofi_settings();
+    settings.progress_wait = wait;
+    std::chrono::nanoseconds taken{};
+    run_threads(2, settings, [&](World& world) {
+      sync(world);
+      if (world.my_pe() == 0)
+        taken = idle_time("shoal-ofi", std::chrono::milliseconds(300));
+      else
+        std::this_thread::sleep_for(std::chrono::milliseconds(320));
+      sync(world);
+    });
+    return std::chrono::duration_cast<std::chrono::milliseconds>(taken).count();
+  };
+  const auto asleep = idle("sleep"), spinning = idle("spin");
+  EXPECT_GT(spinning, 2 * asleep) << "milliseconds of processor time of two threads in 300 ms";
 }
 
 // A fence orders what the provider's write order does not: two puts of different places, seen without a signal.
@@ -273,7 +309,36 @@ TEST(OfiMixed, SharesWordsWithSharedMemory) {
   });
 }
 
-TEST(OfiProvider, ThatDoesNotExistIsNamed) {
+// Others than the default differ in how memory is registered and addressed, and in what they order.
+class OfiProvider : public testing::TestWithParam<const char*> {};
+
+TEST_P(OfiProvider, DoesEveryOperation) {
+  SHOAL_SKIP_WITHOUT_OFI();
+  Settings settings = ofi_settings();
+  settings.max_teams = 40;
+  settings.ofi_provider = GetParam();
+  try {
+    run_threads(3, settings, [](World&) {});
+  } catch (const Error& error) {
+    if (error.code() != Code::unsupported) throw;
+    GTEST_SKIP() << "no " << GetParam() << " here: " << error.what();
+  }
+  run_threads(3, settings, [](World& world) {
+    for (Pe pe = 0; pe < world.n_pes(); ++pe)
+      if (pe != world.my_pe()) expect(world.describe_transport(pe).starts_with("ofi: "), world.describe_transport(pe));
+    check_everything(world);
+    run_random_collectives(world, 10, 5);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Others, OfiProvider, testing::Values("net;ofi_rxm", "net", "shm", "udp;ofi_rxd"),
+                         [](const auto& parameter) {
+                           std::string name = parameter.param;
+                           std::replace(name.begin(), name.end(), ';', '_');
+                           return name;
+                         });
+
+TEST(OfiChoiceOfProvider, ThatDoesNotExistIsNamed) {
   SHOAL_SKIP_WITHOUT_OFI();
   Settings settings = ofi_settings();
   settings.ofi_provider = "no_such_provider";

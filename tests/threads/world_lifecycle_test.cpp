@@ -9,30 +9,12 @@
 #include <mutex>
 #include <thread>
 
+#include "support/world_errors.hpp"
 #include "support/worlds.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
-
-/// Runs `body` as PE i of n on threads of its own; what each threw, by PE.
-std::vector<std::string> errors_of(Pe n_pes, const Settings& common,
-                                   const std::function<void(Pe, std::shared_ptr<Bootstrap>)>& body) {
-  auto bootstraps = thread_bootstraps(n_pes, common);
-  std::vector<std::string> errors(static_cast<std::size_t>(n_pes));
-  std::vector<std::thread> threads;
-  for (Pe pe = 0; pe < n_pes; ++pe)
-    threads.emplace_back(
-        [&, pe, bootstrap = std::shared_ptr<Bootstrap>(std::move(bootstraps[static_cast<std::size_t>(pe)]))] {
-          try {
-            body(pe, bootstrap);
-          } catch (const Error& error) {
-            errors[static_cast<std::size_t>(pe)] = std::string(name_of(error.code())) + ": " + error.what();
-          }
-        });
-  for (std::thread& thread : threads) thread.join();
-  return errors;
-}
 
 std::size_t open_descriptors() {
   std::size_t count = 0;
@@ -47,10 +29,6 @@ std::size_t heap_mappings() {
   std::size_t count = 0;
   for (std::string line; std::getline(maps, line);) count += line.find("shoal-heap") != std::string::npos ? 1 : 0;
   return count;
-}
-
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
 }
 
 // Beyond 32 members, sync and exchange take rounds instead of one hop.
@@ -190,7 +168,7 @@ TEST(WorldOpen, OneWithoutMemoryFailsAll) {
 }
 
 // A2, A7: what must be equal is compared, and named.
-TEST(WorldOpen, ComparesLayouts) {
+TEST(WorldOpen, ComparesWhatMustBeEqual) {
   const struct {
     void (*change)(Settings&);
     const char* text;
@@ -201,6 +179,10 @@ TEST(WorldOpen, ComparesLayouts) {
        "SHOAL_MAX_TEAMS, which must be the same on all: PE 0, 2: 128; PE 1: 99"},
       {[](Settings& settings) { settings.node_size = 1; },
        "SHOAL_NODE_SIZE, which must be the same on all: PE 0, 2: 0; PE 1: 1"},
+      {[](Settings& settings) { settings.transport_inside = "ofi"; },
+       "SHOAL_TRANSPORT_INSIDE, which must be the same on all: PE 0, 2: automatic; PE 1: ofi"},
+      {[](Settings& settings) { settings.transport_between = "ucx,ofi"; },
+       "SHOAL_TRANSPORT_BETWEEN, which must be the same on all: PE 0, 2: automatic; PE 1: ucx,ofi"},
   };
   for (const auto& [change, text] : cases) {
     const auto errors = errors_of(3, world_settings(), [change = change](Pe pe, auto bootstrap) {

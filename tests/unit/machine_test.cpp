@@ -195,6 +195,10 @@ TEST_F(Sysfs, SaysWhatHwlocDoesNotKnow) {
   EXPECT_EQ(nic_called(machine, "mlx5_0:1").plane, 0);
   EXPECT_EQ(nic_called(machine, "mlx5_1:1").plane, 1);
   EXPECT_EQ(nic_called(machine, "mlx5_2:1").plane, 0) << "same subnet as mlx5_0";
+  EXPECT_EQ(nic_called(machine, "mlx5_2:1").network, nic_called(machine, "mlx5_0:1").network);
+  EXPECT_TRUE(nic_called(machine, "mlx5_0:1").network.starts_with("InfiniBand fe80:"))
+      << nic_called(machine, "mlx5_0:1").network;
+  EXPECT_EQ(nic_called(machine, "veth0").network, "") << "a cable says nothing of where it leads";
   EXPECT_EQ(nic_called(machine, "eth0").at.path, (std::vector<std::string>{"pci0000:00", "0000:00:03.0"}));
   EXPECT_EQ(nic_called(machine, "eth0").rate, 25);
   EXPECT_EQ(nic_called(machine, "veth0").kind, Nic::Kind::software);

@@ -201,21 +201,48 @@ TEST(Rails, JoinEqualIndices) {
   EXPECT_TRUE(rails({}).empty());
 }
 
-TEST(Rails, NeedACommonPlane) {
+TEST(Rails, NeedACommonNetwork) {
   const Machine machine = described("two_planes");
-  const auto planes = [&](const NicBinding& binding) {
-    std::vector<std::vector<std::int32_t>> result;
-    for (const auto& nics : plan_nics(machine, host_seats(machine, 0), binding).of_seat)
-      result.push_back(planes_of(machine, nics));
+  const auto seats = host_seats(machine, 0);
+  const auto end = [&](std::int32_t host, std::size_t seat, const NicBinding& binding) {
+    const NicPlan plan = plan_nics(machine, seats, binding);
+    RailEnd result{host, host == 0 ? "first" : "second", {}, networks_of(machine, plan.of_seat[seat])};
+    for (const NicUse& use : plan.of_seat[seat])
+      result.nics.push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
     return result;
   };
-  const std::vector<HostIdentity> hosts{{"1", "first"}, {"2", "second"}};
-  EXPECT_EQ(planes({})[5], (std::vector<std::int32_t>{0, 1}));
-  EXPECT_NO_THROW(check_rails(hosts, std::vector{planes({}), planes({"mlx5_0,mlx5_2", false, ""})}));
+  const NicBinding all, even{"mlx5_0,mlx5_2", false, ""}, odd{"mlx5_1,mlx5_3", false, ""};
+  EXPECT_EQ(end(0, 5, all).networks, (std::vector<std::string>{"plane 0", "plane 1"}));
+  const std::vector<std::vector<Pe>> two_rails{{0, 2}, {1, 3}};
+  EXPECT_NO_THROW(check_rails(two_rails, std::vector{end(0, 0, all), end(0, 1, all), end(1, 0, even), end(1, 1, odd)}));
   test::expect_error(
-      Code::unsupported, "rail 0 is cut: on host first its NICs are on planes [0], on host second on [1]", [&] {
-        check_rails(hosts, std::vector{planes({"mlx5_0,mlx5_2", false, ""}), planes({"mlx5_1,mlx5_3", false, ""})});
-      });
+      Code::unsupported,
+      "rail 1 is cut: PE 1 on host first has mlx5_0:1 on [plane 0], PE 3 on host second has mlx5_1:1 on [plane 1]",
+      [&] { check_rails(two_rails, std::vector{end(0, 0, even), end(0, 1, even), end(1, 0, even), end(1, 1, odd)}); });
+  // PEs of one host are no rail, and of what is not known nothing is said.
+  EXPECT_NO_THROW(check_rails(std::vector<std::vector<Pe>>{{0, 1}}, std::vector{end(0, 0, even), end(0, 0, odd)}));
+  RailEnd unknown = end(1, 0, odd);
+  unknown.networks.clear();
+  EXPECT_NO_THROW(check_rails(std::vector<std::vector<Pe>>{{0, 1}}, std::vector{end(0, 0, even), unknown}));
+}
+
+// A number of a plane counts the planes that one host has up: only names can be compared between hosts.
+TEST(Rails, CompareNamesAndNotNumbersOfPlanes) {
+  const auto port = [](const char* name, std::int32_t plane, const char* network) {
+    return Nic{name, 1, Nic::Kind::rdma, {}, 0, plane, true, network};
+  };
+  Machine whole, half;
+  whole.nics = {port("a", 0, "InfiniBand x"), port("b", 1, "InfiniBand y")};
+  half.nics = {port("b", 0, "InfiniBand y")};
+  const std::vector<NicUse> second{{1, Distance::pix}}, first{{0, Distance::pix}};
+  const std::vector<std::vector<Pe>> rail{{0, 1}};
+  EXPECT_NO_THROW(check_rails(rail, std::vector<RailEnd>{{0, "h0", {"b"}, networks_of(whole, second)},
+                                                         {1, "h1", {"b"}, networks_of(half, first)}}));
+  EXPECT_THROW(check_rails(rail, std::vector<RailEnd>{{0, "h0", {"a"}, networks_of(whole, first)},
+                                                      {1, "h1", {"b"}, networks_of(half, first)}}),
+               Error);
+  half.nics[0].network.clear();
+  EXPECT_TRUE(networks_of(half, first).empty());
 }
 
 }  // namespace

@@ -43,8 +43,13 @@ class HostBackend final : public detail::Backend {
   TensorView next_combine_buffer() override;
 
   std::vector<int> masked() const override { return {group_.host->masked.begin(), group_.host->masked.end()}; }
-  void set_mask(std::int32_t member, bool masked) override { group_.host->masked[member] = masked ? 1 : 0; }
-  void clear_masks() override { std::fill(group_.host->masked.begin(), group_.host->masked.end(), 0); }
+  void set_mask(std::int32_t member, bool masked) override {
+    group_.host->masked[member] = masked ? 1 : 0;
+    group_.host->out_of_reach[member] = 0;
+  }
+  void clear_masks() override {
+    for (std::int32_t member = 0; member < group_.shape.ranks; ++member) set_mask(member, false);
+  }
 
   void warmup(Group& group) override;
 

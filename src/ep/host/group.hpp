@@ -20,12 +20,14 @@ struct HostGroup {
       : layout(shape),
         workers(threads),
         masked(static_cast<std::size_t>(shape.ranks), 0),
+        out_of_reach(static_cast<std::size_t>(shape.ranks), 0),
         chunks_sent(static_cast<std::size_t>(shape.nodes), 0),
         chunks_read(static_cast<std::size_t>(shape.nodes), 0) {}
 
   const detail::GroupLayout layout;
   WorkerPool workers;
   std::vector<char> masked;                                ///< [ranks]: left out of low-latency operations
+  std::vector<char> out_of_reach;                          ///< [ranks]: masked, and could not be told of it either
   std::vector<std::uint64_t> chunks_sent, chunks_read;     ///< [nodes]: to and from the rail peer there; Rail
   std::optional<LowLatencyResult> low_latency_results[2];  ///< used in turn
 };

@@ -31,6 +31,8 @@ void mask_unreachable(GroupState& group, std::int32_t to) {
     throw;
   } catch (const Error& error) {
     if (!group.options.mask_failed || (error.code() != Code::peer_failed && error.code() != Code::timeout)) throw;
+    group.host->out_of_reach[to] = 1;
+    if (group.host->masked[to]) return;
     group.host->masked[to] = 1;
     log::warn("PE {} cannot be reached and is masked from now on: {}", group.team.world_pe(to), error.what());
   }

@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "ep/host/group.hpp"
+#include "transport/patience.hpp"
 
 namespace shoal::ep::host {
 
@@ -19,8 +21,8 @@ void put_far(const GroupState& group, std::int32_t to, std::size_t offset, const
 /// Sets a 64-bit word of member `to`'s block after everything that this member has put there before.
 void signal(const GroupState& group, std::int32_t to, std::size_t offset, std::uint64_t value);
 
-/// Runs `tell`, which writes to member `to`. Where the group masks failed members one that cannot be reached is masked,
-/// and false is returned.
+/// Runs `tell`, which writes to member `to`. Where the group masks failed members one that cannot be reached within the
+/// group's timeout is masked, and false is returned; one that is masked already is not told again once that has failed.
 template <typename Tell>
 bool tell_or_mask(GroupState& group, std::int32_t to, Tell&& tell);
 
@@ -30,7 +32,14 @@ void mask_unreachable(GroupState& group, std::int32_t to);
 
 template <typename Tell>
 bool tell_or_mask(GroupState& group, std::int32_t to, Tell&& tell) {
+  if (group.host->out_of_reach[to]) return false;
   try {
+    // A network holds back what an unreachable member has not taken: for a masked one that is no reason to wait.
+    std::optional<transport::Patience> patience;
+    if (group.options.mask_failed && !group.nodes.here(to)) {
+      patience.emplace(group.host->masked[to] ? std::chrono::milliseconds(0) : group.timeout);
+      group.world->set_awaited(group.team.world_pe(to));
+    }
     tell();
     return true;
   } catch (const Error&) {

@@ -60,6 +60,27 @@ std::string report(GroupState& group, std::int32_t from, const std::string& seen
   return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
 }
 
+/// Whether `from`, which has not come in time, is itself kept by a member that is gone or masked: it waits for that
+/// one, or for one that does. Members that live would mask each other otherwise, since whoever waits for a dead one is
+/// as late for the others.
+bool kept_by_another(const GroupState& group, std::int32_t from) {
+  const Pe first = group.team.world_pe(from);
+  const auto masked = [&](Pe pe) {
+    for (std::int32_t member = 0; member < group.shape.ranks; ++member)
+      if (group.host->masked[member] && group.team.world_pe(member) == pe) return true;
+    return false;
+  };
+  Pe pe = first;
+  for (Pe links = 0; links < group.world->n_pes(); ++links) {
+    const shoal::detail::Awaited next = group.world->awaited_by(pe);
+    if (!next.answers) return pe != first;
+    if (next.pe < 0 || next.pe == first || next.pe == group.team.world_pe(group.me)) return false;
+    pe = next.pe;
+    if (masked(pe) || group.world->has_failed(pe)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to, std::uint64_t epoch) {
@@ -149,7 +170,11 @@ bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std
     wait_signal(group, signals, from, epoch, step);
     return true;
   }
-  const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
+  WaitOutcome outcome = poll_signal(group, signals, from, epoch);
+  for (std::int32_t more = 1; more < group.shape.ranks && outcome == WaitOutcome::timeout; ++more) {
+    if (!kept_by_another(group, from)) break;
+    outcome = poll_signal(group, signals, from, epoch);
+  }
   if (outcome == WaitOutcome::ready) return true;
   group.host->masked[from] = 1;
   log::warn("{} PE {} is masked from now on", report(group, from, seen(group, signals, from, epoch), step, outcome),

@@ -71,6 +71,7 @@ class Engine {
   void quiet();
 
   std::span<const Transport::Ended> ended() noexcept;
+  std::size_t most_in_flight() const noexcept { return most_in_flight_.load(std::memory_order_relaxed); }
 
  private:
   friend class Handshake;
@@ -142,6 +143,10 @@ class Engine {
   /// Without the lock: asks the world and the provider whether who is waited for (negative: anybody) lives.
   void suspect(Pe pe);
 
+  void count_in_flight(std::uint32_t now) noexcept {
+    if (now > most_in_flight_.load(std::memory_order_relaxed)) most_in_flight_.store(now, std::memory_order_relaxed);
+  }
+
   // rma.cpp
   void transfer(Transfer transfer, Pe pe, std::size_t offset, std::byte* local, std::size_t bytes);
   bool usable(const void* local, std::size_t bytes) const;
@@ -189,6 +194,7 @@ class Engine {
   std::vector<Line> lines_;               ///< after the memory that they use
   std::vector<Transport::Ended> failed_;  ///< as found, under the lock
   std::atomic<std::size_t> failures_{0};
+  std::atomic<std::size_t> most_in_flight_{0};
   std::vector<Transport::Ended> ended_;  ///< as told; of the thread that asks
 };
 

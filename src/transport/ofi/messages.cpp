@@ -34,6 +34,7 @@ bool Engine::try_request(Peer& peer, Message message, const void* payload, void*
   const std::size_t bytes = message.kind == Kind::data ? message.compare : 0;
   if (post_message(peer, peer.home, message, payload, bytes) != 0) return false;
   ++peer.sent;
+  count_in_flight(peer.sent - peer.acknowledged);
   peer.written = false;  // its acknowledgement covers the writes before it
   if (message.kind == Kind::fetch) {
     peer.fetches[message.sequence % peer.window] = {true, message.width, target, batch};

@@ -57,6 +57,7 @@ class OfiTransport final : public Transport {
     if (engine_) engine_->quiet();
   }
   bool progress() noexcept override { return engine_ && engine_->drive(); }
+  std::size_t most_in_flight() const noexcept override { return engine_ ? engine_->most_in_flight() : 0; }
   std::span<const Ended> ended() noexcept override { return engine_ ? engine_->ended() : std::span<const Ended>(); }
 
  private:

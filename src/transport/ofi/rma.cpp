@@ -73,6 +73,7 @@ bool Engine::try_rma(Transfer& transfer, Peer& peer, std::size_t rail, std::size
   } else {
     ++peer.reads;
   }
+  count_in_flight(peer.writes + peer.reads);
   return true;
 }
 
