@@ -172,10 +172,10 @@ def test_received_rows_are_read_on_another_stream(copied, monkeypatch):
         def send(factor):
             return buffer.dispatch(factor * x, topk_idx=topk_ids, topk_weights=topk_weights, **layout)[0]
 
+        side = torch.cuda.Stream()
         for turn in range(3):
             rows = send(1)
             wanted, copy = fetch(rows), torch.empty_like(rows)
-            side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 delay()
