@@ -42,8 +42,9 @@ def dispatch(
     gradients, collective as well, so all members must run it, whether they have received rows or not.
 
     worst_case_rows: results have exactly so many rows, at most members * max_tokens; those without a token are 0 and
-    have topk_idx -1. Then sizes are known before the call, as torch.compile likes it and CUDA graphs need it. With 0
-    the number of rows is what was received; compiled code sees a size that depends on data.
+    have topk_idx -1. Then sizes are known before the call, as torch.compile likes it and CUDA graphs need it (which
+    capture forward only, and need what this returns, without copy_out, to live as long as they do). With 0 the number
+    of rows is what was received; compiled code sees a size that depends on data.
     copy_out: received rows, and the gradients that backward brings here, lie in ordinary memory in place of the
     group's, which has room for a few results only (`live_results`). For rows that are kept, until backward for example.
 

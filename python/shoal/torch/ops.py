@@ -75,6 +75,16 @@ def _tensor(array: Any) -> Tensor:
     return torch.from_dlpack(array)
 
 
+def _own(array: Any) -> Tensor:
+    """A copy in torch's memory, whose allocator knows the streams and graphs that use it; Shoal's knows its own."""
+    return _tensor(array).clone(memory_format=torch.contiguous_format)
+
+
+def _result(array: Any, copy_out: bool) -> Tensor:
+    """What a dispatch has brought; on the host it is already where it shall be."""
+    return _own(array) if copy_out and array.device != "cpu" else _tensor(array)
+
+
 def _given(tensor: Tensor) -> Tensor:
     if tensor.numel() == 0:  # contiguous() leaves its strides as they are
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -107,19 +117,16 @@ def dispatch(
         routing,
         weights=_given(topk_weights),
         worst_case_rows=worst_case_rows,
-        copy_out=copy_out,
+        copy_out=copy_out and not x.is_cuda,
         stream=stream,
     )
     rows: int | Tensor = received.rows
     if received.rows < 0:
-        rows = _tensor(received.row_count).clone()
+        rows = _own(received.row_count)
     # What is small is copied, so that keeping it does not keep the rows, for which the group has little room.
-    idx, lanes, source = (
-        _tensor(array).clone(memory_format=torch.contiguous_format)
-        for array in (received.topk_idx, received.topk_weights, received.source_token)
-    )
+    idx, lanes, source = (_own(array) for array in (received.topk_idx, received.topk_weights, received.source_token))
     layout = _Layout(received.handle, worst_case_rows, copy_out, rows, idx < 0)
-    return _clear_unused(_tensor(received.x), layout), idx, lanes, source, _keep(layout)
+    return _clear_unused(_result(received.x, copy_out), layout), idx, lanes, source, _keep(layout)
 
 
 @dispatch.register_fake
@@ -145,11 +152,14 @@ def redispatch(x: Tensor, weights: Tensor | None, handle: Tensor, group: int, ro
         layout.handle,
         weights=None if weights is None else _given(weights),
         worst_case_rows=layout.worst_case_rows,
-        copy_out=layout.copy_out,
+        copy_out=layout.copy_out and not x.is_cuda,
         stream=_stream(x),
     )
-    lanes = x.new_empty((0, 0), dtype=torch.float32) if weights is None else _tensor(received.topk_weights)
-    return _clear_unused(_tensor(received.x), layout), lanes
+    if weights is None:
+        lanes = x.new_empty((0, 0), dtype=torch.float32)
+    else:
+        lanes = _result(received.topk_weights, layout.copy_out)
+    return _clear_unused(_result(received.x, layout.copy_out), layout), lanes
 
 
 @redispatch.register_fake
@@ -167,9 +177,13 @@ def combine(y: Tensor, weights: Tensor | None, handle: Tensor, group: int, token
     layout = _layout(handle)
     if weights is not None:
         weights = _given(weights).masked_fill(layout.elsewhere, 0)
-    combined = _group(group).combine(_given(y), layout.handle, weights=weights, stream=_stream(y))
-    lanes = y.new_empty((0, 0), dtype=torch.float32) if weights is None else _tensor(combined.topk_weights)
-    return _tensor(combined.x), lanes
+    out = y.new_empty((tokens, y.shape[1])) if y.is_cuda else None
+    combined = _group(group).combine(_given(y), layout.handle, weights=weights, out=out, stream=_stream(y))
+    if weights is None:
+        lanes = y.new_empty((0, 0), dtype=torch.float32)
+    else:
+        lanes = _tensor(combined.topk_weights) if out is None else _own(combined.topk_weights)
+    return _tensor(combined.x) if out is None else out, lanes
 
 
 @combine.register_fake

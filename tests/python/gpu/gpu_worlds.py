@@ -77,6 +77,21 @@ def delay(milliseconds=20):
     torch.cuda._sleep(int(milliseconds * 1.5e6))
 
 
+_capturing = threading.Lock()  # torch's random generators, which captures note, are shared by all threads
+
+
+def capture(work):
+    """A graph of work() and what it returned, captured on the current stream; calls of other threads do not end it."""
+    graph = torch.cuda.CUDAGraph()
+    with _capturing:
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            kept = work()
+        finally:
+            graph.capture_end()
+    return graph, kept
+
+
 class Meeting:
     """What mpi4py's communicators do, for PEs that are threads: see `comms`."""
 

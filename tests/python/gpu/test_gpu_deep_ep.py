@@ -2,13 +2,11 @@
 communicator like mpi4py's; ElasticBuffer, which takes a torch group, on two processes (tests/python/deep_ep has the
 same on the host)."""
 
-import threading
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_worlds import delay, fetch, on_threads, settle
+from gpu_worlds import capture, delay, fetch, on_threads, settle
 from torch_ranks import names_of_checks, run_checks
 
 from deep_ep import Buffer, ElasticBuffer
@@ -174,10 +172,10 @@ def test_received_rows_are_read_on_another_stream(copied, monkeypatch):
         def send(factor):
             return buffer.dispatch(factor * x, topk_idx=topk_ids, topk_weights=topk_weights, **layout)[0]
 
+        side = torch.cuda.Stream()
         for turn in range(3):
             rows = send(1)
             wanted, copy = fetch(rows), torch.empty_like(rows)
-            side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 delay()
@@ -263,21 +261,6 @@ def test_low_latency_asynchronous_and_zero_copy():
 
 
 # --- CUDA graphs
-
-_capturing = threading.Lock()
-
-
-def capture(work):
-    """A graph of work() and what it returned, captured on the current stream; calls of other threads do not end it."""
-    graph = torch.cuda.CUDAGraph()
-    with _capturing:
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            kept = work()
-        finally:
-            graph.capture_end()
-    return graph, kept
-
 
 def test_low_latency_in_a_graph():
     """As vLLM's decode: captured once, replayed with other tokens."""

@@ -1,13 +1,11 @@
 """ep.Group on CUDA tensors, eight members on one GPU, against torch on the host: normal and low-latency mode, streams,
 events, graphs (E1 to E5, A9)."""
 
-import threading
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_worlds import delay, fetch, on_gpu, settle, with_group
+from gpu_worlds import capture, delay, fetch, on_gpu, settle, with_group
 
 import shoal
 import shoal.ep
@@ -347,21 +345,6 @@ def test_two_low_latency_operations_overlap_with_work_between():
 
 
 # --- CUDA graphs
-
-_capturing = threading.Lock()  # torch's random generators, which captures note, are shared by all threads
-
-
-def capture(work):
-    """A graph of work(), captured on the current stream; another thread's calls do not end it."""
-    graph = torch.cuda.CUDAGraph()
-    with _capturing:
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            kept = work()
-        finally:
-            graph.capture_end()
-    return graph, kept
-
 
 @pytest.mark.parametrize("early_weights", [False, True])
 def test_low_latency_in_a_graph(early_weights):

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
-from gpu_worlds import SETTINGS, delay, fetch, settle, with_group
+from gpu_worlds import SETTINGS, capture, delay, fetch, settle, with_group
 
 import shoal
 import shoal.ep
@@ -136,6 +136,41 @@ def test_operators_run_on_the_current_stream():
             close(result, fetch(x * members[:, None]))
             del received, out
         torch.cuda.current_stream().wait_stream(side)
+        return True
+
+    assert all(with_group(PES, body, **OPTIONS))
+
+
+def test_the_operators_in_a_graph():
+    """Of a fixed size, without gradients, replayed with other tokens; what dispatch returned is kept as long."""
+
+    def body(group, pe):
+        x = torch.zeros(MAX_TOKENS, HIDDEN, device="cuda")
+        idx = torch.full((MAX_TOKENS, TOP_K), -1, dtype=torch.int64, device="cuda")
+        weights, out = torch.zeros(MAX_TOKENS, TOP_K, device="cuda"), torch.empty_like(x)
+
+        @torch.no_grad()
+        def layer():
+            received = shoal.torch.dispatch(group, x, idx, weights, worst_case_rows=PES * MAX_TOKENS)
+            y = received.x * received.topk_weights.sum(dim=1, keepdim=True)
+            out.copy_(shoal.torch.combine(group, y, received))
+            return received
+
+        for _ in range(2):
+            layer()
+        settle()
+        shoal.barrier(group.team)  # nothing runs while graphs are made
+        graph, kept = capture(layer)
+        shoal.barrier(group.team)
+        for factor in (1, 2, 3):
+            rows, indices, lanes = tokens_of(pe)
+            x[: len(rows)].copy_(factor * rows), idx[: len(rows)].copy_(indices), weights[: len(rows)].copy_(lanes)
+            out.fill_(float("nan"))
+            graph.replay()
+            close(out[: len(rows)], factor * rows * torch.where(indices < 0, 0, lanes).sum(1, keepdim=True))
+        settle()
+        shoal.barrier(group.team)
+        del graph, kept
         return True
 
     assert all(with_group(PES, body, **OPTIONS))
