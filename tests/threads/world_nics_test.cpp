@@ -19,7 +19,7 @@ struct DescribedMachine {
 };
 
 std::vector<std::string> errors_with_nics(const char* first, const char* second) {
-  return errors_of(2, world_settings(), [&](Pe pe, auto bootstrap) {
+  return errors_of(2, world_settings(), [&](Pe pe, const auto& bootstrap) {
     Settings settings = world_settings();
     settings.host_id = pe == 1 ? "b" : "a";
     settings.transport_between = "ofi";
