@@ -50,6 +50,10 @@ Environment environment(const std::string& place) {
   for (const char* step : kNetworkSteps)
     if (place.ends_with(step))
       environment.insert({{"SHOAL_TRANSPORT_INSIDE", "ofi"}, {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}});
+#ifdef __SANITIZE_ADDRESS__
+  // Now and then libfabric 1.17 forgets a connection that is being made when its endpoint is closed.
+  if (place == "after network") environment.insert({"ASAN_OPTIONS", "detect_leaks=0"});
+#endif
   return environment;
 }
 

@@ -314,6 +314,10 @@ class OfiProvider : public testing::TestWithParam<const char*> {};
 
 TEST_P(OfiProvider, DoesEveryOperation) {
   SHOAL_SKIP_WITHOUT_OFI();
+#ifdef __SANITIZE_ADDRESS__
+  if (std::string_view(GetParam()).starts_with("net"))
+    GTEST_SKIP() << "libfabric's net provider does not free all that it takes";
+#endif
   Settings settings = ofi_settings();
   settings.max_teams = 40;
   settings.ofi_provider = GetParam();
