@@ -2,8 +2,6 @@
 // pushed by the sources, which load a row once and store it to every member that gets it, or pulled by the members,
 // which load it from its source and store it here. The same rows, addresses, kernel and number of SMs; no protocol.
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 #include <random>
 #include <vector>
 
@@ -14,20 +12,15 @@
 namespace shoal::bench::gpu {
 namespace {
 
-constexpr std::int64_t kTag = sizeof(std::uint64_t);
+constexpr std::int64_t kTagBytes = sizeof(std::uint64_t);
 
 /// By token, the members that get it, as bits.
 std::vector<std::uint32_t> members_of_tokens(const Shape& shape, std::int32_t pe, std::int32_t pes) {
-  std::mt19937_64 random(shape.seed * 1000 + static_cast<std::uint64_t>(pe));
-  std::vector<std::int64_t> experts(static_cast<std::size_t>(shape.experts));
-  std::iota(experts.begin(), experts.end(), 0);
+  const Batch batch = make_routing(shape, shape.tokens, pe, 0);
   std::vector<std::uint32_t> members(static_cast<std::size_t>(shape.tokens));
-  for (std::uint32_t& of_token : members)
-    for (std::int64_t k = 0; k < shape.top_k; ++k) {
-      const auto other = k + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(shape.experts - k));
-      std::swap(experts[static_cast<std::size_t>(k)], experts[static_cast<std::size_t>(other)]);
-      of_token |= 1U << (experts[static_cast<std::size_t>(k)] * pes / shape.experts);
-    }
+  for (std::int64_t i = 0; i < batch.topk_idx.size(); ++i)
+    members[static_cast<std::size_t>(i / shape.top_k)] |=
+        1U << (batch.topk_idx.as<std::int64_t>()[i] * pes / shape.experts);
   return members;
 }
 
@@ -139,9 +132,9 @@ class MovementBench {
   /// The first and the last word of every row.
   void verify(const Lists& lists, const std::byte* target, std::int64_t row_bytes) const {
     std::vector<std::uint64_t> seen(lists.tags().size());
-    for (const std::int64_t offset : {std::int64_t{0}, row_bytes - kTag}) {
-      check(cudaMemcpy2D(seen.data(), kTag, target + offset, static_cast<std::size_t>(row_bytes), kTag, seen.size(),
-                         cudaMemcpyDeviceToHost),
+    for (const std::int64_t offset : {std::int64_t{0}, row_bytes - kTagBytes}) {
+      check(cudaMemcpy2D(seen.data(), kTagBytes, target + offset, static_cast<std::size_t>(row_bytes), kTagBytes,
+                         seen.size(), cudaMemcpyDeviceToHost),
             "looking at rows");
       for (std::size_t row = 0; row < seen.size(); ++row)
         require(seen[row] == lists.tags()[row], Code::mismatch, "row {} is that of {:#x}, expected {:#x}", row,

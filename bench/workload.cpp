@@ -61,6 +61,19 @@ void fill_routing(Batch& batch, const Shape& shape, Random& random) {
   }
 }
 
+Random random_of(const Shape& shape, std::int32_t pe, std::int32_t set) {
+  return Random(shape.seed * 1'000'003 + static_cast<std::uint64_t>(pe) * 1009 + static_cast<std::uint64_t>(set));
+}
+
+Batch make_routing(const Shape& shape, std::int64_t tokens, Random& random) {
+  Batch batch;
+  batch.tokens = tokens;
+  batch.topk_idx = Tensor::empty(DataType::int64, {tokens, shape.top_k});
+  batch.weights = Tensor::empty(DataType::float32, {tokens, shape.top_k});
+  fill_routing(batch, shape, random);
+  return batch;
+}
+
 float widen(std::uint16_t value) {
   return ep::numeric::to_float(ep::numeric::Bf16{value});
 }
@@ -81,14 +94,15 @@ void Shape::validate(std::int32_t pes) const {
           "--top-k is {}; allowed: 1 to 32, and at most the {} experts", top_k, experts);
 }
 
+Batch make_routing(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set) {
+  Random random = random_of(shape, pe, set);
+  return make_routing(shape, tokens, random);
+}
+
 Batch make_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set) {
-  Random random(shape.seed * 1'000'003 + static_cast<std::uint64_t>(pe) * 1009 + static_cast<std::uint64_t>(set));
-  Batch batch;
-  batch.tokens = tokens;
+  Random random = random_of(shape, pe, set);
+  Batch batch = make_routing(shape, tokens, random);
   batch.x = Tensor::empty(DataType::bfloat16, {tokens, shape.hidden});
-  batch.topk_idx = Tensor::empty(DataType::int64, {tokens, shape.top_k});
-  batch.weights = Tensor::empty(DataType::float32, {tokens, shape.top_k});
-  fill_routing(batch, shape, random);
   auto* const words = batch.x.as<std::uint64_t>();
   for (std::size_t i = 0; i < batch.x.bytes() / 8; ++i) words[i] = random_values(random.next());
   return batch;

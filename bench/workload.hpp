@@ -39,6 +39,8 @@ struct Batch {
   const std::uint16_t* row(std::int64_t token) const { return x.as<std::uint16_t>() + token * x.shape[1]; }
 };
 Batch make_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set);
+/// The same without x: where the tokens go.
+Batch make_routing(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set);
 
 /// Chains rotate through so many batches, so that no cache holds their inputs.
 inline constexpr std::int32_t kBatches = 3;

@@ -119,7 +119,12 @@ class Call {
     view.device = group_.device;
     return Tensor(view, memory.owner);
   }
-  /// The same with the contents of a contiguous host tensor.
+  Tensor give_kept(Tensor& memory, const TensorView& from) const {
+    Tensor copy = keep(memory, from, from.bytes());
+    give(copy.data, from.data, from.bytes());
+    return copy;
+  }
+  /// A tensor of this GPU with the contents of a contiguous host tensor.
   Tensor give(const TensorView& from) const {
     Tensor copy = make(from);
     if (from.defined()) give(copy.data, from.data, from.bytes());
@@ -338,13 +343,9 @@ LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
   received.x = call.keep(arrays.x, on_host.x, most_rows * hidden * size_of(DataType::bfloat16));
   received.scales =
       call.keep(arrays.scales, on_host.scales, most_rows * detail::scale_groups(hidden) * size_of(DataType::float32));
-  received.counts = call.keep(arrays.counts, on_host.counts, on_host.counts.bytes());
-  received.source_token = call.keep(arrays.source_token, on_host.source_token, on_host.source_token.bytes());
-  received.layout = call.keep(arrays.layout, on_host.layout, on_host.layout.bytes());
-  for (const auto& [to, from] : {std::pair<const TensorView*, const TensorView*>{&received.counts, &on_host.counts},
-                                 {&received.source_token, &on_host.source_token},
-                                 {&received.layout, &on_host.layout}})
-    call.give(to->data, from->data, from->bytes());
+  received.counts = call.give_kept(arrays.counts, on_host.counts);
+  received.source_token = call.give_kept(arrays.source_token, on_host.source_token);
+  received.layout = call.give_kept(arrays.layout, on_host.layout);
   const std::size_t row_bytes = hidden * size_of(on_host.x.dtype);
   const auto& counts = on_host.handle.state()->counts;
   for (std::int64_t expert = 0; expert < group_.shape.local_experts; ++expert) {
