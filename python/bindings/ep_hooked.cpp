@@ -1,5 +1,5 @@
-// ep_hooked.cpp: low-latency calls whose receive is a hook, for callers that know where results lie: the short way of
-// the package deep_ep.
+// ep_hooked.cpp: low-latency calls for callers that know where results lie, which receive in a hook: the short way of
+// the package deep_ep, for its calls with and without hooks.
 //
 // Such a call costs its user host time twice a layer, so nothing is made here that only errors need: arguments are
 // compared with what they have to be, and where one is anything else the call says so (None) and has done nothing. The

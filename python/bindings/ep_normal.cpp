@@ -179,18 +179,19 @@ struct HostEvent {
 struct Future {
   std::function<bool(std::chrono::milliseconds)> wait;
   std::function<nb::object()> take;
-  nb::object group, input, after;
+  nb::object group, input;
   Options options;
   std::optional<Input> rows;
 
   bool done() const { return !take || wait(std::chrono::milliseconds(0)); }
   nb::object result() {
     require(static_cast<bool>(take), Code::invalid_argument, "result() of a Future is taken once");
-    {
+    const auto done_soon = [&] {
       nb::gil_scoped_release released;
-      while (!wait(std::chrono::milliseconds(100))) {  // ends: every wait inside has its deadline
-      }
-    }
+      return wait(std::chrono::milliseconds(100));
+    };
+    while (!done_soon())  // ends, once it has started: every wait inside has its deadline
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
     require(static_cast<bool>(take), Code::invalid_argument, "result() of a Future is taken once");
     return std::exchange(take, nullptr)();
   }
@@ -224,16 +225,15 @@ std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const
   return future;
 }
 
-/// What the host waits for before an operation starts; `rest` is what else was given.
+/// What the host waits for before an operation starts; `rest` is what else was given. The HostEvent itself is not kept:
+/// an operation whose event nobody can set any more starts.
 struct After {
   ep::Event event;
-  nb::object holder = nb::none();
   nb::kwargs rest;
 
   explicit After(const nb::kwargs& given) {
     for (const auto& [key, value] : given) {
       if (nb::cast<std::string>(key) == "after" && nb::isinstance<HostEvent>(value)) {
-        holder = nb::borrow(value);
         event = nb::cast<const HostEvent&>(value).event;
       } else {
         rest[key] = value;
@@ -246,7 +246,7 @@ std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, n
                                        const nb::kwargs& given) {
   const Routing* const routing = routing_of(layout);
   const After after(given);
-  auto future = begin(
+  return begin(
       self, x, "x", dispatch_options(after.rest),
       [](Options& options) -> ep::Launch& { return options.dispatch.launch; },
       [&](ep::Group& group, const TensorView& view, const Options& call) {
@@ -256,15 +256,13 @@ std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, n
       [](const Group& group, ep::Dispatched result, void* stream) {
         return to_python(group, std::move(result), stream);
       });
-  future->after = after.holder;
-  return future;
 }
 
 std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y, const ep::Handle& handle,
                                       const nb::kwargs& given) {
   nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
   const After after(given);
-  auto future = begin(
+  return begin(
       self, y, "y", combine_options(after.rest), [](Options& options) -> ep::Launch& { return options.combine.launch; },
       [&](ep::Group& group, const TensorView& view, const Options& call) {
         return group.combine_async(view, handle, call.combine, after.event);
@@ -272,8 +270,6 @@ std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y, co
       [out](const Group& group, ep::Combined result, void* stream) {
         return to_python(group, std::move(result), stream, out);
       });
-  future->after = after.holder;
-  return future;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """ep.Group of Python against plain NumPy: dispatch and combine, their options, and what they refuse (E1 to E4)."""
 
 import gc
+import signal
 import time
 
 import numpy as np
@@ -240,6 +241,38 @@ def test_asynchronous_calls_wait_for_events_of_the_host(settings):
         return True
 
     assert with_group(body, settings) == [True] * PES
+
+
+def test_an_event_that_is_gone_holds_nothing_back(settings):
+    def body(group, pe):
+        rows, indices, _ = tokens_of(pe)
+        future = group.dispatch_async(rows, group.route(indices), after=shoal.ep.HostEvent())
+        return np.array_equal(future.result().x.numpy(), expected_dispatch(pe)[0])
+
+    assert with_group(body, settings) == [True] * PES
+
+
+def test_waiting_for_a_result_can_be_interrupted(settings):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with shoal.World.from_unique_id(str(shoal.UniqueId.create()), 0, 1, settings) as world:
+            group = shoal.ep.Group(world.team, hidden=HIDDEN, top_k=1, experts=1, max_tokens=2, dtype="float32")
+            rows, event = np.ones((2, HIDDEN), np.float32), shoal.ep.HostEvent()
+            future = group.dispatch_async(rows, group.route(np.zeros((2, 1), np.int64)), after=event)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                future.result()
+            event.set()  # the operation is still there
+            received = future.result()
+            assert np.array_equal(received.x.numpy(), rows)
+            del received, future
+            gc.collect()
+            group.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_groups_that_are_prepared(settings):

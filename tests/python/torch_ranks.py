@@ -69,7 +69,8 @@ def run_checks(n_ranks, module, device="cpu"):
 
 
 def _rank(rank, n_ranks, module, device, store, pipe, environment):
-    os.environ.update(environment)  # a forkserver's children inherit that of its own start
+    os.environ.clear()  # a forkserver's children inherit that of its own start
+    os.environ.update(environment)
     import torch
     import torch.distributed as dist
 
@@ -85,9 +86,10 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
     names = names_of_checks(namespace)
     result = dict.fromkeys(names, NOT_RUN)
     name = names[0]
+    settings = {"heap": "cuda" if device == "cuda" else "host", "symmetric_size": "64M", "timeout": 20000}
     try:
         # An exception leaves the world at once, which tells the other ranks; so no rank waits for one that has failed.
-        with shoal.World.from_torch(settings={"heap": "cuda" if device == "cuda" else "host", "symmetric_size": "64M", "timeout": 20000}) as world:
+        with shoal.World.from_torch(settings=settings) as world:
             for name in names:
                 torch.manual_seed(rank)
                 namespace[name](world)

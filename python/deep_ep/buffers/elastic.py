@@ -533,16 +533,19 @@ class ElasticBuffer(ElasticTransfers):
     def _expanded_handle(self, handle: EPHandle, operation: Operation) -> Any:
         """The handle of Shoal's own expanded form of the same layout, made once by a dispatch of rows of 16 bytes."""
         known: layout.ShoalLayout = handle.shoal
-        if not known.expanded_handle:
-            empty = torch.zeros((handle.topk_idx.shape[0], 16), dtype=torch.int8, device=handle.topk_idx.device)
-            made = known.group.dispatch(
-                empty,
-                known.routing,
-                captured=self.runtime.capturing(),
-                expert_alignment=handle.expert_alignment,
-                expanded=True,
-                worst_case_rows=handle.num_expanded_tokens if known.worst_rows else 0,
-                **operation.launch,
-            )
+        if known.expanded_handle:
+            return known.expanded_handle[0]
+        captured = self.runtime.capturing()
+        empty = torch.zeros((handle.topk_idx.shape[0], 16), dtype=torch.int8, device=handle.topk_idx.device)
+        made = known.group.dispatch(
+            empty,
+            known.routing,
+            captured=captured,
+            expert_alignment=handle.expert_alignment,
+            expanded=True,
+            worst_case_rows=handle.num_expanded_tokens if known.worst_rows else 0,
+            **operation.launch,
+        )
+        if not captured:  # what a graph makes is there when it is replayed
             known.expanded_handle.append(made.handle)
-        return known.expanded_handle[0]
+        return made.handle

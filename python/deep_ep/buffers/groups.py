@@ -15,8 +15,6 @@ import shoal.ep
 from ..utils.envs import is_set
 from ..utils.event import profiled
 
-_NOTHING = nullcontext()  # on GPUs kernels have the names
-
 
 class GroupShape(NamedTuple):
     """What cannot change within a group."""
@@ -86,14 +84,12 @@ class NormalGroup:
     def dispatch(self, x: torch.Tensor, routing_or_handle: Any, *, captured: bool = False, **options: Any) -> Received:
         """As shoal.ep.Group.dispatch, in tensors. ``captured``: by a CUDA graph."""
         rows, dtype = as_rows(x)
-        if captured:
-            self._captured.append(routing_or_handle)  # a place in the heap that each replay writes to from now on
-        stays = not self._captured and len(self._held) < self._stay
+        stays = not (captured or self._captured) and len(self._held) < self._stay
         on_gpu = rows.is_cuda
-        with _NOTHING if on_gpu else profiled("dispatch_impl"):
+        with nullcontext() if on_gpu else profiled("dispatch_impl"):  # on GPUs kernels have the names
             got = self.group.dispatch(rows, routing_or_handle, dtype=dtype, copy_out=not (stays or on_gpu), **options)
         if captured:
-            self._captured.append(got.handle)
+            self._captured += (routing_or_handle, got.handle)  # each replay writes to their places in the heap
         received = to_torch(got.x)
         if stays:
             self._hold(received)

@@ -33,7 +33,7 @@ class LowLatencyCalls(abc.ABC):
     enable_shrink: bool
     _low_latency: LowLatencyPool
     _checked: set[tuple[int, int, int]]  # sizes of earlier calls
-    _hooked: dict[tuple[int, int, bool, bool, bool], HookedPath]  # the last of these arguments
+    _hooked: dict[tuple[int, int, bool, bool, bool], HookedPath]  # the short way, by what calls differ in
     _empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]  # of a shape and strides
 
     @abc.abstractmethod

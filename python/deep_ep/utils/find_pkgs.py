@@ -41,10 +41,9 @@ def find_nvshmem_root() -> str:
 def find_cuda_home() -> str:
     """Folder of the CUDA toolkit: CUDA_HOME, CUDA_PATH, that of the nvcc on PATH, /usr/local/cuda; AssertionError where
     there is none."""
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if root := os.environ.get(name):
-            return root
+    if given := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return given
     nvcc = shutil.which("nvcc")
-    root = Path(nvcc).parent.parent if nvcc else Path("/usr/local/cuda")
+    root = Path(nvcc).resolve().parent.parent if nvcc else Path("/usr/local/cuda")
     assert root.is_dir(), "no CUDA toolkit found: install it, or set CUDA_HOME to its folder"
     return str(root)

@@ -121,8 +121,9 @@ def bench_kineto(
     """Average seconds of the kernels of fn() whose name contains `kernel_names` (a tuple gives a tuple); 0: none ran.
 
     AssertionError where two different kernels contain the same name, but for the send and the receive of a low-latency
-    call, which count as one kernel, from the start of the first to the end of the second. With num_kernels_per_period = p > 1, fn() launches
-    p such kernels (`::name`) a period, and each name gives a list of p averages in order of launch.
+    call, which count as one kernel, from the start of the first to the end of the second. With
+    num_kernels_per_period = p > 1, fn() launches p such kernels (`::name`) a period, and each name gives a list of p
+    averages in order of launch.
     `barrier_comm_profiling` starts each call on all ranks together through `barrier` (default: an all-reduce), unless
     EP_DISABLE_BARRIER_PROFILING is set. `trace_path`: where a Chrome trace goes.
     Names that no kernel has are looked for among ranges (torch.profiler.record_function) in a second round of calls:
@@ -179,11 +180,21 @@ def _events_by_name(
     events = _profiled(run, [cuda if on_gpu else cpu], trace_path)
     found = {name: matching(events, name, DeviceType.CUDA if on_gpu else DeviceType.CPU) for name in names}
     missing = [name for name, kernels in found.items() if not kernels]
-    if on_gpu and missing:  # to look at the host as well would slow down the launches of kernels that wait for others
+    if on_gpu and _on_any_rank(bool(missing)):  # fn() may need all of them
+        # To look at the host as well would slow down the launches of kernels that wait for others.
         ranges = [event for event in _profiled(run, [cpu, cuda]) if event.is_user_annotation]
         for name in missing:
             found[name] = matching(ranges, name, DeviceType.CUDA) or matching(ranges, name, DeviceType.CPU)
     return found
+
+
+def _on_any_rank(here: bool) -> bool:
+    """Whether it is so on this rank or another one. Collective, where ranks are initialised."""
+    if not dist.is_initialized():
+        return here
+    answer = torch.tensor(float(here), device=default_device())
+    dist.all_reduce(answer, dist.ReduceOp.MAX)
+    return bool(answer)
 
 
 def _kernel_time(events: list[Any], name: str, period: int) -> Any:

@@ -260,7 +260,7 @@ def test_find_cuda_home(monkeypatch, tmp_path):
     nvcc.parent.mkdir()
     nvcc.touch(0o755)
     monkeypatch.setenv("PATH", str(nvcc.parent))
-    assert find_pkgs.find_cuda_home() == str(tmp_path)
+    assert find_pkgs.find_cuda_home() == str(tmp_path.resolve())
     monkeypatch.setenv("CUDA_PATH", "/second")
     assert find_pkgs.find_cuda_home() == "/second"
     monkeypatch.setenv("CUDA_HOME", "/first")

@@ -1,15 +1,13 @@
 """deep_ep on CUDA tensors as vLLM, SGLang and Megatron-LM call it: ranks are threads that share one GPU and meet by a
-communicator like mpi4py's; ElasticBuffer, which takes a torch group, on two processes (tests/python/deep_ep has the
-same on the host)."""
+communicator like mpi4py's (tests/python/deep_ep has the same on the host)."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from gpu_worlds import capture, delay, fetch, on_threads, settle
-from torch_ranks import names_of_checks, run_checks
 
-from deep_ep import Buffer, ElasticBuffer
+from deep_ep import Buffer
 from deep_ep.utils import testing
 from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
 
@@ -262,6 +260,7 @@ def test_low_latency_asynchronous_and_zero_copy():
 
 # --- CUDA graphs
 
+
 def test_low_latency_in_a_graph():
     """As vLLM's decode: captured once, replayed with other tokens."""
 
@@ -468,165 +467,3 @@ def test_profilers_find_the_kernels():
     (dispatch, combine), (whole_dispatch, whole_combine), (normal_dispatch, _) = found
     times = [*dispatch, *combine, whole_dispatch, whole_combine, normal_dispatch]
     assert len(dispatch) == len(combine) == 2 and all(0 < time < 1e-2 for time in times), found
-
-
-# --- two processes
-
-
-def check_elastic(_):
-    import torch.distributed as dist
-
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    buffer = ElasticBuffer(
-        dist.group.WORLD,
-        num_max_tokens_per_rank=16,
-        hidden=H,
-        num_topk=K,
-        allow_hybrid_mode=False,
-        explicitly_destroy=True,
-    )
-    assert buffer.runtime.device.type == "cuda"
-    other = ElasticBuffer(dist.group.WORLD, num_bytes=2 << 20, explicitly_destroy=True)
-    assert other.get_comm_stream() == buffer.get_comm_stream() != torch.cuda.current_stream()
-    other.destroy()
-    x, topk_ids, topk_weights = make_inputs(rank, 9, 4)
-    want = layer(x, topk_ids, topk_weights, all_experts().cuda())
-    experts = local_experts(rank, ranks)
-    for expand, sync, asynchronous in ((False, True, True), (False, False, False), (True, True, True), (True, False, False)):
-        received, ids, weights, handle, event = buffer.dispatch(
-            x=x,
-            topk_idx=topk_ids,
-            topk_weights=topk_weights,
-            num_experts=E,
-            num_max_tokens_per_rank=16,
-            expert_alignment=8 if expand else 1,
-            do_expand=expand,
-            do_cpu_sync=sync,
-            async_with_compute_stream=asynchronous,
-        )
-        if asynchronous:
-            event.current_stream_wait()
-        answers = torch.zeros_like(received)
-        if expand:
-            for e, end in enumerate(handle.psum_num_recv_tokens_per_expert.tolist()):
-                block = slice(end - int(handle.num_unaligned_recv_tokens_per_expert[e]), end)
-                answers[block] = (received[block].float() * experts[e] * weights[block, None]).bfloat16()
-        else:
-            rows = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
-            answers[:rows] = expert_answers(received[:rows], ids[:rows], weights[:rows], experts)
-        combined, _, event = buffer.combine(x=answers, handle=handle, async_with_compute_stream=asynchronous)
-        if asynchronous:
-            event.current_stream_wait()
-        assert close(combined, want, 2e-3), (expand, sync)
-    buffer.barrier()
-    buffer.destroy()
-
-
-def check_elastic_in_a_graph(_):
-    """Without CPU sync, flat and expanded, sums of an expert's rows here or at the source."""
-    with torch.cuda.stream(torch.cuda.Stream()):  # the default one cannot be captured
-        for multiple in (True, False):
-            replay_elastic(multiple)
-
-
-def replay_elastic(multiple):
-    import torch.distributed as dist
-
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    experts, everybody = local_experts(rank, ranks), all_experts().cuda()
-    buffer = ElasticBuffer(
-        dist.group.WORLD,
-        num_max_tokens_per_rank=16,
-        hidden=H,
-        num_topk=K,
-        allow_multiple_reduction=multiple,
-        explicitly_destroy=True,
-    )
-    x, topk_ids, topk_weights = make_inputs(rank, 9, 5)
-    out = torch.empty_like(x)
-
-    def step(expand):
-        rows, ids, weights, handle, _ = buffer.dispatch(
-            x,
-            topk_ids,
-            topk_weights,
-            num_experts=E,
-            expert_alignment=8 if expand else 1,
-            do_expand=expand,
-            do_cpu_sync=False,
-        )
-        if expand:
-            ends = handle.psum_num_recv_tokens_per_expert
-            owner = torch.bucketize(torch.arange(len(rows), device="cuda", dtype=ends.dtype), ends, right=True)
-            factor = experts[owner.clamp(max=len(experts) - 1)] * weights
-            answers = (rows.float() * factor[:, None]).bfloat16()
-        else:
-            answers = expert_answers(rows, ids, weights, experts)
-        out.copy_(buffer.combine(answers, handle)[0])
-
-    def refused():
-        with pytest.raises(RuntimeError, match="cannot capture the first call"):
-            step(True)
-
-    capture(refused)
-    for expand in (False, True):
-        for _ in range(2):
-            step(expand)
-        settle()
-        buffer.barrier()
-        graph, _ = capture(lambda: step(expand))
-        buffer.barrier()
-        for seed in range(6, 9):
-            for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, 9, seed)):
-                to.copy_(new)
-            out.fill_(float("nan"))
-            graph.replay()
-            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (multiple, expand, seed)
-            step(expand)
-            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (multiple, expand, seed)
-        settle()
-        buffer.barrier()
-        del graph
-    buffer.destroy()
-
-
-def check_elastic_transfers(_):
-    """Ring, gather session and engram entries on CUDA tensors."""
-    import torch.distributed as dist
-
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    buffer = ElasticBuffer(dist.group.WORLD, num_bytes=8 << 20, num_cpu_bytes=2 << 20, explicitly_destroy=True)
-    buffer.pp_set_config(4096, 2)
-    sent = torch.full((64,), float(rank), device="cuda")
-    buffer.pp_send(sent, (rank + 1) % ranks)
-    got = torch.empty_like(sent)
-    buffer.pp_recv(got, (rank - 1) % ranks)
-    assert bool((got == (rank - 1) % ranks).all())
-    buffer.agrs_set_config(1 << 20, 2)
-    with buffer.agrs_new_session():
-        gathered, wait = buffer.all_gather(torch.full((5,), float(rank), device="cuda"))
-        wait()
-        assert gathered.is_cuda and gathered[:, 0].tolist() == list(range(ranks))
-    entries = torch.arange(4, device="cuda").view(4, 1).expand(4, H).bfloat16().contiguous() + 10 * rank
-    buffer.engram_write(entries)
-    wanted = torch.tensor([[0, 4 * (ranks - 1) + 2]], dtype=torch.int32, device="cuda")
-    data, _ = buffer.engram_fetch(wanted)()
-    assert data.view(2, H)[:, 0].tolist() == [0, 10 * (ranks - 1) + 2]
-    buffer.barrier()
-    buffer.destroy()
-
-
-CHECKS = names_of_checks(globals())
-
-
-@pytest.fixture(scope="module")
-def results():
-    with pytest.MonkeyPatch.context() as patch:  # what the ranks inherit
-        patch.setenv("SHOAL_SYMMETRIC_SIZE", "1G")
-        patch.setenv("SHOAL_TIMEOUT_MS", "30000")
-        return run_checks(2, __name__)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_processes(results, name):
-    results.verify(name)
