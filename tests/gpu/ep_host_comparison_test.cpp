@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <ranges>
 
 #include "support/ep_gpu_checks.hpp"
 #include "support/made_up.hpp"
@@ -259,10 +260,14 @@ void expect_same_bits(const EpCase& c, const ep::GroupOptions& options, const Bo
                 GpuGroup owner(world, options);
                 gpu[static_cast<std::size_t>(world.my_pe())] = body(owner);
               });
+  const auto names = [](const Delivered& all) {
+    const auto keys = std::views::keys(all);
+    return std::vector<std::string>(keys.begin(), keys.end());
+  };
   for (std::size_t pe = 0; pe < host.size(); ++pe) {
-    ASSERT_EQ(host[pe].size(), gpu[pe].size());
+    ASSERT_EQ(names(host[pe]), names(gpu[pe])) << "PE " << pe;
     for (const auto& [name, bytes] : host[pe]) {
-      const Bytes& other = gpu[pe][name];
+      const Bytes& other = gpu[pe].at(name);
       ASSERT_EQ(bytes.size(), other.size()) << name << " of PE " << pe;
       const auto differs = std::mismatch(bytes.begin(), bytes.end(), other.begin());
       ASSERT_EQ(differs.first - bytes.begin(), static_cast<std::ptrdiff_t>(bytes.size()))
