@@ -169,7 +169,6 @@ TEST(EpGpuFaults, AMemberThatIsLateButInTimeIsWaitedFor) {
 // --- processes
 
 SHOAL_PE_BODY(normal_for_ever_on_gpus) {
-  gpu_count();  // sets what the driver must know
   try {
     World world = World::open({pe.settings, nullptr});
     const EpCase c = shape(world.n_pes());
@@ -246,7 +245,6 @@ void die() {
 /// A group of low-latency mode after a few rounds.
 template <typename Body>
 void run_until_death(const PeContext& pe, bool masks, Body&& body) {
-  gpu_count();  // sets what the driver must know
   World world = World::open({pe.settings, nullptr});
   const EpCase c = shape(world.n_pes());
   ep::GroupOptions options = options_for(c);
