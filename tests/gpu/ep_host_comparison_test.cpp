@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <random>
 #include <ranges>
 
+#include "support/draws.hpp"
 #include "support/ep_gpu_checks.hpp"
 #include "support/made_up.hpp"
 
@@ -277,9 +277,9 @@ void expect_same_bits(const EpCase& c, const ep::GroupOptions& options, const Bo
 }
 
 /// Small shapes of a plain load, and those of any size and load.
-class Draw {
+class Draw : Draws {
  public:
-  explicit Draw(std::uint64_t seed) : random_(seed), seed_(seed) {}
+  explicit Draw(std::uint64_t seed) : Draws(seed), seed_(seed) {}
 
   EpCase small() {
     EpCase c;
@@ -327,22 +327,6 @@ class Draw {
   }
 
  private:
-  std::int64_t pick(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(high - low + 1));
-  }
-  /// Small values as likely as large ones.
-  std::int64_t log_pick(std::int64_t low, std::int64_t high) {
-    std::int64_t limit = low;
-    while (limit < high && pick(0, 5) > 0) limit *= 2;
-    return pick(low, std::min(limit, high));
-  }
-  template <typename T, typename... Rest>
-  T one_of(T first, Rest... rest) {
-    const T values[] = {first, rest...};
-    return values[pick(0, static_cast<std::int64_t>(sizeof...(rest)))];
-  }
-
-  std::mt19937_64 random_;
   std::uint64_t seed_;
 };
 
