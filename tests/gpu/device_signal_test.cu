@@ -105,6 +105,7 @@ __device__ bool fetched(const std::uint64_t* flag, std::uint64_t round) {
 template <typename S, Sent kSent>
 __global__ void ring(const __grid_constant__ device::World world, std::uint64_t* data, std::uint64_t* flags,
                      std::uint64_t* wrong, std::uint64_t rounds) {
+  constexpr bool kIsValue = kSent == Sent::fence || kSent == Sent::quiet || kSent == Sent::pointers;
   const S scope;
   const Pe next = (world.my_pe + 1) % world.n_pes, previous = (world.my_pe + world.n_pes - 1) % world.n_pes;
   for (std::uint64_t round = 1; round <= rounds; ++round) {
@@ -121,9 +122,12 @@ __global__ void ring(const __grid_constant__ device::World world, std::uint64_t*
     if constexpr (kSent == Sent::signal) signal(scope, world, flags, SignalOp::add, 1, next);
     if constexpr (kSent == Sent::fence || kSent == Sent::pointers) fence(scope);
     if constexpr (kSent == Sent::quiet) quiet(scope);
-    if constexpr (kSent == Sent::fence || kSent == Sent::quiet || kSent == Sent::pointers) {
+    if constexpr (kIsValue) {
       if (scope.rank() == 0) put_value(world, flags, round, next);
-      if (!fetched(flags, round)) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), 1ULL << 32);
+      if (!fetched(flags, round)) {
+        atomicAdd(reinterpret_cast<unsigned long long*>(wrong), 1ULL << 32);
+        return;
+      }
     } else if (!wait_until(scope, world, flags, Compare::greater_equal, round)) {
       return;
     }
@@ -146,7 +150,7 @@ void check_ring(Pe n_pes, unsigned threads, std::uint64_t rounds) {
                               data.data(), flags.data(), wrong.data(), rounds);
     stream.synchronize();
     cuda::check_failures(world);
-    EXPECT_EQ(fetch(world, wrong)[0], 0u) << "words of another round, and 2^32 for each flag that did not come";
+    EXPECT_EQ(fetch(world, wrong)[0], 0u) << "words of another round, and 2^32 for each thread that missed a flag";
     EXPECT_EQ(fetch(world, flags), (std::vector<std::uint64_t>{rounds, rounds}));
     barrier(world.team());
   });

@@ -115,13 +115,13 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
                                   const ep::LowLatencyDispatchOptions& options = {}) {
       expect_error(Code::invalid_argument, text, [&] { g.group.low_latency_dispatch(x, topk, options); });
     };
-    bad_dispatch("x is on the host", host.x, round.topk());
+    bad_dispatch(": x is on the host", host.x, round.topk());
     bad_dispatch("topk_idx is on the host", round.x(), host.topk_idx);
-    bad_dispatch("x is", other, round.topk());
-    bad_dispatch("x is", longer, round.topk());
+    bad_dispatch(": x is", other, round.topk());
+    bad_dispatch(": x is", longer, round.topk());
     bad_dispatch("topk_idx is", round.x(), narrow);
     bad_dispatch("topk_idx is", round.x(), round.weights());
-    bad_dispatch("x has no data", without_data(round.x()), round.topk());
+    bad_dispatch(": x has no data", without_data(round.x()), round.topk());
     bad_dispatch("topk_idx has no data", round.x(), without_data(round.topk()));
     bad_dispatch("16 bytes", misplaced({tokens, c.hidden}), round.topk());
     bad_dispatch("unknown value", round.x(), round.topk(), {.quantize = static_cast<ep::Quantize>(9)});

@@ -10,6 +10,7 @@
 
 #include "shoal/collective.hpp"
 #include "support/ep_gpu_low_latency.hpp"
+#include "support/expect_error.hpp"
 #include "support/process.hpp"
 
 namespace shoal::test {
@@ -69,9 +70,7 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
       EXPECT_LT(took, kTimeout + std::chrono::seconds(3)) << message;
       if (code == Code::timeout) {
         EXPECT_GE(took, kTimeout - std::chrono::milliseconds(50)) << message;
-        for (const std::string& text : {std::string("PE 2"), "phase " + phase, wanted, std::string("500 ms"),
-                                        std::string("GroupOptions.timeout"), std::string("epoch")})
-          EXPECT_NE(message.find(text), std::string::npos) << "\"" << text << "\" in: " << message;
+        expect_parts(message, {"PE 2", "phase " + phase, wanted, "500 ms", "GroupOptions.timeout", "epoch"});
       }
       const auto again = Clock::now();
       const std::string after = caught([&] { round.dispatch(round.route()); }, code);
@@ -169,7 +168,6 @@ TEST(EpGpuFaults, AMemberThatIsLateButInTimeIsWaitedFor) {
 // --- processes
 
 SHOAL_PE_BODY(normal_for_ever_on_gpus) {
-  gpu_count();  // sets what the driver must know
   try {
     World world = World::open({pe.settings, nullptr});
     const EpCase c = shape(world.n_pes());
@@ -246,7 +244,6 @@ void die() {
 /// A group of low-latency mode after a few rounds.
 template <typename Body>
 void run_until_death(const PeContext& pe, bool masks, Body&& body) {
-  gpu_count();  // sets what the driver must know
   World world = World::open({pe.settings, nullptr});
   const EpCase c = shape(world.n_pes());
   ep::GroupOptions options = options_for(c);
@@ -344,13 +341,12 @@ TEST_P(EpGpuLowLatencyDeath, IsReportedWithoutMasks) {
   const std::string operation = death.owes_rows ? "low_latency_dispatch" : "low_latency_combine";
   const std::string epoch = std::to_string(kRoundsBefore + 1);
   for (const int pe : {0, 1}) {
-    const std::string& out = results[pe].out;
-    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
-    for (const std::string& text :
-         {std::string("code=timeout"), operation + " (epoch " + epoch + ") timed out after 3000 ms",
-          std::string("waiting for ") + (death.owes_rows ? "rows" : "its answers") + " from PE 2",
-          "expected epoch " + epoch, std::string("phase receive"), std::string("GroupOptions.timeout")})
-      EXPECT_NE(out.find(text), std::string::npos) << "\"" << text << "\" in: " << results[pe].describe();
+    SCOPED_TRACE(results[pe].describe());
+    EXPECT_TRUE(results[pe].ok());
+    expect_parts(results[pe].out,
+                 {"code=timeout", operation + " (epoch " + epoch + ") timed out after 3000 ms",
+                  std::string("waiting for ") + (death.owes_rows ? "rows" : "its answers") + " from PE 2",
+                  "expected epoch " + epoch, "phase receive", "GroupOptions.timeout"});
   }
 }
 

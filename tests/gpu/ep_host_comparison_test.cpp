@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <random>
+#include <ranges>
 
+#include "support/draws.hpp"
 #include "support/ep_gpu_checks.hpp"
 #include "support/made_up.hpp"
 
@@ -259,10 +260,14 @@ void expect_same_bits(const EpCase& c, const ep::GroupOptions& options, const Bo
                 GpuGroup owner(world, options);
                 gpu[static_cast<std::size_t>(world.my_pe())] = body(owner);
               });
+  const auto names = [](const Delivered& all) {
+    const auto keys = std::views::keys(all);
+    return std::vector<std::string>(keys.begin(), keys.end());
+  };
   for (std::size_t pe = 0; pe < host.size(); ++pe) {
-    ASSERT_EQ(host[pe].size(), gpu[pe].size());
+    ASSERT_EQ(names(host[pe]), names(gpu[pe])) << "PE " << pe;
     for (const auto& [name, bytes] : host[pe]) {
-      const Bytes& other = gpu[pe][name];
+      const Bytes& other = gpu[pe].at(name);
       ASSERT_EQ(bytes.size(), other.size()) << name << " of PE " << pe;
       const auto differs = std::mismatch(bytes.begin(), bytes.end(), other.begin());
       ASSERT_EQ(differs.first - bytes.begin(), static_cast<std::ptrdiff_t>(bytes.size()))
@@ -272,9 +277,9 @@ void expect_same_bits(const EpCase& c, const ep::GroupOptions& options, const Bo
 }
 
 /// Small shapes of a plain load, and those of any size and load.
-class Draw {
+class Draw : Draws {
  public:
-  explicit Draw(std::uint64_t seed) : random_(seed), seed_(seed) {}
+  explicit Draw(std::uint64_t seed) : Draws(seed), seed_(seed) {}
 
   EpCase small() {
     EpCase c;
@@ -322,22 +327,6 @@ class Draw {
   }
 
  private:
-  std::int64_t pick(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(high - low + 1));
-  }
-  /// Small values as likely as large ones.
-  std::int64_t log_pick(std::int64_t low, std::int64_t high) {
-    std::int64_t limit = low;
-    while (limit < high && pick(0, 5) > 0) limit *= 2;
-    return pick(low, std::min(limit, high));
-  }
-  template <typename T, typename... Rest>
-  T one_of(T first, Rest... rest) {
-    const T values[] = {first, rest...};
-    return values[pick(0, static_cast<std::int64_t>(sizeof...(rest)))];
-  }
-
-  std::mt19937_64 random_;
   std::uint64_t seed_;
 };
 

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 
+#include "support/draws.hpp"
 #include "support/ep_gpu_low_latency.hpp"
 
 namespace shoal::test {
@@ -29,9 +29,9 @@ struct Drawn {
   std::vector<Step> steps;
 };
 
-class Draw {
+class Draw : Draws {
  public:
-  explicit Draw(std::uint64_t seed) : random_(seed * 104729 + 7), seed_(seed) {}
+  explicit Draw(std::uint64_t seed) : Draws(seed * 104729 + 7, 8), seed_(seed) {}
 
   Drawn all() {
     Drawn drawn;
@@ -94,22 +94,6 @@ class Draw {
     return call;
   }
 
-  std::int64_t pick(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(high - low + 1));
-  }
-  /// Small values as likely as large ones.
-  std::int64_t log_pick(std::int64_t low, std::int64_t high) {
-    std::int64_t limit = low;
-    while (limit < high && pick(0, 7) > 0) limit *= 2;
-    return pick(low, std::min(limit, high));
-  }
-  template <typename T, typename... Rest>
-  T one_of(T first, Rest... rest) {
-    const T values[] = {first, rest...};
-    return values[pick(0, static_cast<std::int64_t>(sizeof...(rest)))];
-  }
-
-  std::mt19937_64 random_;
   std::uint64_t seed_;
 };
 

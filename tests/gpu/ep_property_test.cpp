@@ -2,8 +2,9 @@
 // steps of 16, top-k 1 to 32, up to 1024 experts and 8192 tokens, skewed loads, every kind of row and every option.
 #include <gtest/gtest.h>
 
-#include <random>
+#include <algorithm>
 
+#include "support/draws.hpp"
 #include "support/ep_gpu_checks.hpp"
 
 namespace shoal::test {
@@ -19,9 +20,9 @@ struct Drawn {
   std::string text;
 };
 
-class Draw {
+class Draw : Draws {
  public:
-  explicit Draw(std::uint64_t seed) : random_(seed * 7919 + 1), seed_(seed) {}
+  explicit Draw(std::uint64_t seed) : Draws(seed * 7919 + 1), seed_(seed) {}
 
   Drawn all() {
     Drawn drawn;
@@ -89,22 +90,6 @@ class Draw {
     return call;
   }
 
-  std::int64_t pick(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(high - low + 1));
-  }
-  /// Small values as likely as large ones.
-  std::int64_t log_pick(std::int64_t low, std::int64_t high) {
-    std::int64_t limit = low;
-    while (limit < high && pick(0, 5) > 0) limit *= 2;
-    return pick(low, std::min(std::max(limit, low), high));
-  }
-  template <typename T, typename... Rest>
-  T one_of(T first, Rest... rest) {
-    const T values[] = {first, rest...};
-    return values[pick(0, static_cast<std::int64_t>(sizeof...(rest)))];
-  }
-
-  std::mt19937_64 random_;
   std::uint64_t seed_;
 };
 

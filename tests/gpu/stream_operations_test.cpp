@@ -14,6 +14,8 @@ namespace {
 
 using cuda::StreamOperations;
 
+using Row = std::span<const std::uint32_t>;
+
 std::vector<std::uint32_t> row(Pe pe, std::size_t count) {
   std::vector<std::uint32_t> values(count);
   std::iota(values.begin(), values.end(), 1'000'000U * (static_cast<std::uint32_t>(pe) + 1));
@@ -101,8 +103,11 @@ TEST(StreamOperations, ValuesStridesAndAtomicsSmall) {
 }
 
 /// Rounds of a ring on streams alone: the host looks at the end only. Each round's row is checked by where it ends: the
-/// receiver copies it into its own log.
-void check_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds) {
+/// receiver copies it into its own log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the round,
+/// `answer(on, flag, round)` says that it was copied.
+template <typename Send, typename Answer>
+void run_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds, const Send& send,
+              const Answer& answer) {
   const StreamOperations on(world, stream);
   const auto rows = world.heap().allocate<std::uint32_t>(rounds * count);
   const auto inbox = world.heap().allocate<std::uint32_t>(count);
@@ -110,20 +115,28 @@ void check_ring(World& world, const TestStream& stream, std::size_t count, std::
   const auto flags = world.heap().allocate<std::uint64_t>(2);
   fill(world, rows, row(world.my_pe(), rounds * count));
   barrier(world.team());
-  const Pe me = world.my_pe();
   for (std::uint64_t round = 1; round <= rounds; ++round) {
     const std::size_t first = (round - 1) * count;
-    on.put_signal(inbox.on(right(world)), std::span<const std::uint32_t>(rows.data() + first, count),
-                  flags.on(right(world))[0], SignalOp::add, 1);
-    on.wait_until(flags.data(), Compare::greater_equal, round);
-    on.put(log.on(me).subspan(first, count), std::span<const std::uint32_t>(inbox.data(), count));
-    on.signal(flags.on(left(world))[1], SignalOp::set, round);
+    send(on, Row(rows.data() + first, count), inbox.on(right(world)), flags.on(right(world))[0], round);
+    on.wait_until(flags.data(), Compare::equal, round);
+    on.put(log.on(world.my_pe()).subspan(first, count), Row(inbox.data(), count));
+    answer(on, flags.on(left(world))[1], round);
     on.wait_until(flags.data() + 1, Compare::equal, round);
   }
   stream.synchronize();
   cuda::check_failures(world);
   EXPECT_EQ(fetch(world, log), row(left(world), rounds * count));
   barrier(world.team());
+}
+
+/// Flags are signals.
+void check_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds) {
+  run_ring(
+      world, stream, count, rounds,
+      [](const auto& on, Row row, auto inbox, auto flag, std::uint64_t) {
+        on.put_signal(inbox, row, flag, SignalOp::add, 1);
+      },
+      [](const auto& on, auto flag, std::uint64_t round) { on.signal(flag, SignalOp::set, round); });
 }
 
 TEST(StreamOperations, RingSmall) {
@@ -139,31 +152,17 @@ TEST(StreamOperations, SignalsCarryTheDataBeforeThem) {
   });
 }
 
-/// As check_ring, but flags are values, behind a fence in odd rounds and behind a quiet in even ones.
+/// Flags are values, behind a fence in odd rounds and behind a quiet in even ones.
 void check_order(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds) {
-  const StreamOperations on(world, stream);
-  const auto rows = world.heap().allocate<std::uint32_t>(rounds * count);
-  const auto inbox = world.heap().allocate<std::uint32_t>(count);
-  const auto log = world.heap().allocate<std::uint32_t>(rounds * count);
-  const auto flags = world.heap().allocate<std::uint64_t>(2);
-  fill(world, rows, row(world.my_pe(), rounds * count));
-  barrier(world.team());
-  const auto order = [&](std::uint64_t round) { round % 2 == 1 ? on.fence() : on.quiet(); };
-  for (std::uint64_t round = 1; round <= rounds; ++round) {
-    const std::size_t first = (round - 1) * count;
-    on.put(inbox.on(right(world)), std::span<const std::uint32_t>(rows.data() + first, count));
-    order(round);
-    on.put_value(flags.on(right(world))[0], round);
-    on.wait_until(flags.data(), Compare::equal, round);
-    on.put(log.on(world.my_pe()).subspan(first, count), std::span<const std::uint32_t>(inbox.data(), count));
-    order(round);
-    on.put_value(flags.on(left(world))[1], round);
-    on.wait_until(flags.data() + 1, Compare::equal, round);
-  }
-  stream.synchronize();
-  cuda::check_failures(world);
-  EXPECT_EQ(fetch(world, log), row(left(world), rounds * count));
-  barrier(world.team());
+  const auto raise = [](const auto& on, auto flag, std::uint64_t round) {
+    round % 2 == 1 ? on.fence() : on.quiet();
+    on.put_value(flag, round);
+  };
+  const auto send = [&](const auto& on, Row row, auto inbox, auto flag, std::uint64_t round) {
+    on.put(inbox, row);
+    raise(on, flag, round);
+  };
+  run_ring(world, stream, count, rounds, send, raise);
 }
 
 TEST(StreamOperations, FenceAndQuietKeepRowsBeforeTheirFlagsSmall) {

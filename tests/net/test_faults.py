@@ -34,7 +34,7 @@ def expect_reported(programs, since, others):
     """Each program has reported a failure within the limit that names one of the PEs in `others`, or a neighbour that has."""
     named = {}
     for pe, program in programs.items():
-        assert program.wait_for("has seen code", max(0.1, since + LIMIT_S - time.monotonic())), f"PE {pe} of 4: {program.wait(0)}"
+        assert program.wait_for("has seen code", max(0.1, since + LIMIT_S - time.monotonic())), f"PE {pe}: {program.wait(0)}"
         code, message = re.search(r"has seen code (\w+): (.*)", program.out).groups()
         assert code in ("timeout", "peer_failed"), program.out
         named[pe] = {int(other) for other in re.findall(r"PE (\d+)", message)} - {pe}

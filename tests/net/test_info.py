@@ -2,6 +2,7 @@
 
 import json
 
+from hosts import SHARED
 from launchers import by_hand
 
 LOOK = ["--connectivity", "--init-timeline", "--json"]
@@ -38,6 +39,14 @@ def chosen(document):
     return inside, list(used.values())
 
 
+def only(transport, host, bin_dir):
+    """What a PE on `host` is told that has this network alone."""
+    modules, name = SHARED / "modules", f"libshoal_transport_{transport}.so"
+    host.path(modules).mkdir()
+    (host.path(modules) / name).symlink_to(bin_dir.parent / "lib/shoal" / name)
+    return {"SHOAL_PLUGIN_DIR": modules}
+
+
 def test_shows_hosts_nics_transports_and_phases(make_network, bin_dir, environment, needs):
     needs("ofi")
     document, _ = look(make_network(hosts=2), bin_dir, environment)
@@ -54,11 +63,8 @@ def test_a_network_that_one_pe_lacks_is_dropped_for_all(make_network, bin_dir, e
     needs("ofi")
     needs("ucx")
     network = make_network(hosts=2)
-    modules = network.hosts[1].path("/run/shared/modules")
-    modules.mkdir()
-    (modules / "libshoal_transport_ucx.so").symlink_to(bin_dir.parent / "lib/shoal/libshoal_transport_ucx.so")
     environment |= {"SHOAL_LOG": "info", "SHOAL_TRANSPORT_BETWEEN": "ofi,ucx"}
-    document, results = look(network, bin_dir, environment, {3: {"SHOAL_PLUGIN_DIR": "/run/shared/modules"}})
+    document, results = look(network, bin_dir, environment, {3: only("ucx", network.hosts[1], bin_dir)})
     assert chosen(document) == ([["shm"]] * 2, [["ucx"]] * 4)
     for pair in ((0, 2), (0, 3), (1, 2), (1, 3)):
         assert "dropped for all, since between PE 0 and PE 3 it offers nothing" in verdicts(document)[pair]["ofi"]["why"]
@@ -71,11 +77,8 @@ def test_a_world_works_on_the_network_that_is_left(make_network, bin_dir, net_ch
     needs("ofi")
     needs("ucx")
     network = make_network(hosts=2)
-    modules = network.hosts[0].path("/run/shared/modules")
-    modules.mkdir()
-    (modules / "libshoal_transport_ofi.so").symlink_to(bin_dir.parent / "lib/shoal/libshoal_transport_ofi.so")
     environment["SHOAL_TRANSPORT_BETWEEN"] = "ucx,ofi"
-    own = {1: {"SHOAL_PLUGIN_DIR": "/run/shared/modules"}}
+    own = {1: only("ofi", network.hosts[0], bin_dir)}
     results = by_hand(network, [net_checks, "collectives", "ep", "threads"], 2, environment, own).wait(90)
     for pe, result in enumerate(results):
         assert result.ok, result

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "support/expect_error.hpp"
 #include "support/process.hpp"
 
 namespace shoal::test {
@@ -182,8 +183,7 @@ TEST(ShoalRun, CommandLine) {
   EXPECT_EQ(run_program({kShoalRun, "-n", "2", "--frobnicate", "true"}).exit_status, 125);
   const auto help = run_program({kShoalRun, "--help"});
   EXPECT_TRUE(help.ok());
-  for (const char* option : {"--nodes", "--timeout", "--grace", "--no-label", "Exit status"})
-    EXPECT_NE(help.out.find(option), std::string::npos) << option;
+  expect_parts(help.out, {"--nodes", "--timeout", "--grace", "--no-label", "Exit status"});
 }
 
 SHOAL_PE_BODY(meet) {

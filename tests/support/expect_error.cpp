@@ -10,9 +10,13 @@ void expect_error(Code code, std::string_view text, const std::function<void()>&
     ADD_FAILURE() << "no error; expected " << name_of(code) << " with \"" << text << "\"";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_NE(std::string_view(error.what()).find(text), std::string_view::npos)
-        << "\"" << text << "\" in: " << error.what();
+    expect_parts(error.what(), {text});
   }
+}
+
+void expect_parts(std::string_view text, std::initializer_list<std::string_view> parts) {
+  for (const std::string_view part : parts)
+    EXPECT_NE(text.find(part), std::string_view::npos) << "\"" << part << "\" in: " << text;
 }
 
 }  // namespace shoal::test

@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace shoal::test {
@@ -36,6 +37,13 @@ inline std::set<int> cores_of(pid_t thread) {
   return cores;
 }
 
+/// Those of each thread of this name.
+inline std::set<std::set<int>> cores_of(std::string_view name) {
+  std::set<std::set<int>> cores;
+  for (const pid_t thread : threads_called(name)) cores.insert(cores_of(thread));
+  return cores;
+}
+
 /// Processor time of a thread of this process so far.
 inline std::chrono::nanoseconds processor_time(pid_t thread) {
   constexpr int kOfOneThread = 4, kScheduled = 2;  // how Linux makes a clock of a thread
@@ -50,8 +58,7 @@ inline std::chrono::nanoseconds idle_time(std::string_view name, std::chrono::mi
   std::chrono::nanoseconds before{}, after{};
   const std::vector<pid_t> threads = threads_called(name);
   for (const pid_t thread : threads) before += processor_time(thread);
-  timespec pause{0, std::chrono::nanoseconds(during).count()};
-  nanosleep(&pause, nullptr);
+  std::this_thread::sleep_for(during);
   for (const pid_t thread : threads) after += processor_time(thread);
   return after - before;
 }

@@ -29,7 +29,7 @@ TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
 
     TensorView x = in.x;
     x.dtype = DataType::int32;
-    EXPECT_ERROR(bad, "x is int32", group.dispatch(x, routing));
+    EXPECT_ERROR(bad, ": x is int32", group.dispatch(x, routing));
     EXPECT_ERROR(bad, "it must be",
                  group.dispatch(TensorView(in.x.data, DataType::bfloat16, {tokens + 1, c.hidden}), routing));
     EXPECT_ERROR(bad, "it must be",
@@ -67,7 +67,7 @@ TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
     EXPECT_ERROR(bad, "CombineOptions.weights",
                  group.combine(y, got.handle, {.weights = in.weights.shape[0] == got.rows ? in.x : in.weights}));
 
-    EXPECT_ERROR(bad, "x is", group.low_latency_dispatch(in.weights, in.topk_idx));
+    EXPECT_ERROR(bad, ": x is", group.low_latency_dispatch(in.weights, in.topk_idx));
     EXPECT_ERROR(bad, "expert_counts", group.low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = in.x}));
     EXPECT_ERROR(bad, "wait_ns", group.low_latency_dispatch(in.x, in.topk_idx, {.wait_ns = in.x}));
     EXPECT_ERROR(bad, "unknown value",
@@ -122,11 +122,11 @@ TEST(EpBadInput, TensorsOfTheWrongRankAndWithoutData) {
     EXPECT_ERROR(bad, "topk_idx has no data", group.route(empty(in.topk_idx)));
     EXPECT_ERROR(bad, "topk_idx has no data", group.low_latency_dispatch(in.x, empty(in.topk_idx)));
     for (const TensorView& x : {flat(in.x), deep(in.x)}) {
-      EXPECT_ERROR(bad, "x is", group.dispatch(x, routing));
-      EXPECT_ERROR(bad, "x is", group.low_latency_dispatch(x, in.topk_idx));
+      EXPECT_ERROR(bad, ": x is", group.dispatch(x, routing));
+      EXPECT_ERROR(bad, ": x is", group.low_latency_dispatch(x, in.topk_idx));
     }
-    EXPECT_ERROR(bad, "x has no data", group.dispatch(empty(in.x), routing));
-    EXPECT_ERROR(bad, "x has no data", group.low_latency_dispatch(empty(in.x), in.topk_idx));
+    EXPECT_ERROR(bad, ": x has no data", group.dispatch(empty(in.x), routing));
+    EXPECT_ERROR(bad, ": x has no data", group.low_latency_dispatch(empty(in.x), in.topk_idx));
     for (const TensorView& weights : {flat(in.weights), deep(in.weights)})
       EXPECT_ERROR(bad, "weights is", group.dispatch(in.x, routing, {.weights = weights}));
     EXPECT_ERROR(bad, "weights has no data", group.dispatch(in.x, routing, {.weights = empty(in.weights)}));
@@ -213,7 +213,7 @@ TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {  // A11
     // stream makes this thread the last one.
     const auto let_stream_finish = [&] { (void)group.masked(); };
     let_stream_finish();
-    EXPECT_ERROR(bad, "x is float32", wrong_x.get());
+    EXPECT_ERROR(bad, ": x is float32", wrong_x.get());
     EXPECT_ERROR(bad, "not made by route()", wrong_routing.get());
     EXPECT_ERROR(bad, "expert_alignment is -1", wrong_alignment.get());
     EXPECT_ERROR(bad, "handle is not of a dispatch", wrong_handle.get());

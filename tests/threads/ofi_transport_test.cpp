@@ -1,17 +1,24 @@
 // The transport over libfabric (D4) with PEs as threads: every operation between two PEs goes through an endpoint of
 // tcp;ofi_rxm on the loopback interface.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
-#include <functional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include "shoal/collective.hpp"
 #include "support/collective_check.hpp"
 #include "support/expect_error.hpp"
 #include "support/made_up.hpp"
 #include "support/ofi.hpp"
+#include "support/progress_time.hpp"
 #include "support/threads_called.hpp"
 #include "support/worlds.hpp"
 #include "world/parts.hpp"
@@ -202,9 +209,8 @@ TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
   settings.progress_core = 0;
   run_threads(2, settings, [](World& world) {
     if (cores_of(0).contains(0) && cores_of(0).contains(1)) {
-      std::set<std::set<int>> cores;
-      for (const pid_t thread : threads_called("shoal-ofi")) cores.insert(cores_of(thread));
-      expect(cores == std::set<std::set<int>>{{0}, {1}}, "a core for the progress thread of each PE, from core 0 on");
+      expect(cores_of("shoal-ofi") == std::set<std::set<int>>{{0}, {1}},
+             "a core for the progress thread of each PE, from core 0 on");
     }
     sync(world);
     const auto box = world.heap().allocate<std::byte>(5000);
@@ -223,22 +229,7 @@ TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
 
 TEST(OfiProgress, WaitsAsItIsTold) {
   SHOAL_SKIP_WITHOUT_OFI();
-  const auto idle = [](const char* wait) {
-    Settings settings = ofi_settings();
-    settings.progress_wait = wait;
-    std::chrono::nanoseconds taken{};
-    run_threads(2, settings, [&](World& world) {
-      sync(world);
-      if (world.my_pe() == 0)
-        taken = idle_time("shoal-ofi", std::chrono::milliseconds(300));
-      else
-        std::this_thread::sleep_for(std::chrono::milliseconds(320));
-      sync(world);
-    });
-    return std::chrono::duration_cast<std::chrono::milliseconds>(taken).count();
-  };
-  const auto asleep = idle("sleep"), spinning = idle("spin");
-  EXPECT_GT(spinning, 2 * asleep) << "milliseconds of processor time of two threads in 300 ms";
+  expect_progress_waits_as_told(ofi_settings(), "shoal-ofi");
 }
 
 // A fence orders what the provider's write order does not: two puts of different places, seen without a signal.

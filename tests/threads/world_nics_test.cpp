@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "support/world_errors.hpp"
 #include "support/worlds.hpp"

@@ -4,14 +4,13 @@
 
 #ifdef SHOAL_WITH_CUDA
 
-#include <functional>
-#include <mutex>
-#include <thread>
+#include <string>
+#include <vector>
 
-#include "shoal/bootstrap.hpp"
 #include "shoal/collective.hpp"
 #include "support/fake_cuda.hpp"
 #include "support/ofi.hpp"
+#include "support/world_errors.hpp"
 #include "support/world_gpu.hpp"
 #include "support/world_local.hpp"
 #include "support/world_share.hpp"
@@ -110,46 +109,25 @@ TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows t
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-/// Two PEs as threads, said to be on hosts "a" and "b"; what they threw.
-std::string on_two_hosts(const Settings& common, const std::function<void(World&)>& body) {
-  auto bootstraps = thread_bootstraps(2, common);
-  std::string errors;
-  std::mutex mutex;
-  std::vector<std::thread> threads;
-  for (std::size_t pe = 0; pe < 2; ++pe)
-    threads.emplace_back([&, pe, bootstrap = std::shared_ptr<Bootstrap>(std::move(bootstraps[pe]))] {
-      try {
-        Settings settings = common;
-        settings.host_id = pe == 0 ? "a" : "b";
-        World world = World::open({settings, bootstrap});
-        body(world);
-        world.close();
-      } catch (const Error& error) {
-        const std::lock_guard lock(mutex);
-        errors += std::string(error.what()) + '\n';
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  return errors;
-}
-
 TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {  // B3
   SHOAL_SKIP_WITHOUT_OFI();                       // what is in host memory goes by a network
   const FakeCuda fake({.gpus = 2});
-  Settings settings = gpu_world_settings();
-  settings.cuda_handle = "fabric";
-  EXPECT_EQ(on_two_hosts(settings,
-                         [](World& world) {
-                           const Pe other = 1 - world.my_pe();
-                           EXPECT_EQ(world.state().load_store_domains(), (std::vector<std::int32_t>{0, 0}));
-                           EXPECT_EQ(world.state().host_domains(), (std::vector<std::int32_t>{0, 1}));
-                           const std::string how = world.describe_transport(other);
-                           EXPECT_TRUE(how.starts_with("cuda_p2p: load-store")) << how;
-                           EXPECT_NE(world.heap().peer_pointer(world.heap().base(), other), nullptr);
-                           EXPECT_EQ(world.shared_team().size(), 2);
-                           barrier(world.team());
-                         }),
-            "");
+  const auto errors = errors_of(2, gpu_world_settings(), [](Pe pe, const auto& bootstrap) {
+    Settings settings = gpu_world_settings();
+    settings.cuda_handle = "fabric";
+    settings.host_id = pe == 0 ? "a" : "b";
+    World world = World::open({settings, bootstrap});
+    const Pe other = 1 - pe;
+    EXPECT_EQ(world.state().load_store_domains(), (std::vector<std::int32_t>{0, 0}));
+    EXPECT_EQ(world.state().host_domains(), (std::vector<std::int32_t>{0, 1}));
+    const std::string how = world.describe_transport(other);
+    EXPECT_TRUE(how.starts_with("cuda_p2p: load-store")) << how;
+    EXPECT_NE(world.heap().peer_pointer(world.heap().base(), other), nullptr);
+    EXPECT_EQ(world.shared_team().size(), 2);
+    barrier(world.team());
+    world.close();
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
