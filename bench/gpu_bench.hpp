@@ -8,10 +8,12 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gpu_kernels.hpp"
+#include "gpu_links.hpp"
 #include "shoal/bootstrap.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal/world.hpp"
@@ -93,6 +95,7 @@ class Marks {
 struct Timing {
   double mean = 0;
   std::vector<double> samples;
+  std::optional<LinkBytes> links;  ///< of a chain, per operation
 };
 
 /// Enqueues the operations of a chain: `operation(i)` for i = 0, 1, ...; the first `dropped` are not timed.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <ctime>
 #include <fstream>
-#include <numeric>
 
 #include "base/check.hpp"
 #include "gpu_bench.hpp"
@@ -63,31 +62,37 @@ Results::Results(Peers& peers, const Options& options, const std::string& part)
                     {"dropped", options.shape.dropped}, {"input_sets", kSets},
                     {"seed", options.shape.seed}};
   json_["basis"] =
-      "logical: bytes of the rows that a PE receives, its own included; combine moves as many rows back. gb_per_s: "
-      "mean "
-      "bytes of the PEs over the time of the slowest";
+      "logical: bytes of the rows that a PE receives, its own included; combine moves as many rows back. "
+      "gb_per_s: mean bytes of the PEs over the time of the slowest. "
+      "link_bytes_per_pe: over the NVLinks of a PE's GPU per operation of the chain, by its counters; "
+      "raw: with headers, requests and answers";
   json_["results"] = nlohmann::ordered_json::array();
   if (peers.me() == 0)
-    fmt::print("{}: {} PEs on {} x {}\n{:<70} {:>10} {:>10} {:>10} {:>8} {:>9}\n", json_["program"].get<std::string>(),
-               peers.count(), json_["machine"]["gpus"].get<int>(), json_["machine"]["gpu"].get<std::string>(),
-               "operation", "mean us", "min us", "max us", "spread", "GB/s");
+    fmt::print("{}: {} PEs on {} x {}\n{:<70} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>9}\n",
+               json_["program"].get<std::string>(), peers.count(), json_["machine"]["gpus"].get<int>(),
+               json_["machine"]["gpu"].get<std::string>(), "operation", "mean us", "min us", "max us", "spread", "GB/s",
+               "link GB/s", "raw GB/s");
 }
 
 void Results::add(const Labels& labels, const Timing& timing, double bytes) {
-  std::vector<double> mine{timing.mean, bytes};
+  const LinkBytes links = timing.links.value_or(LinkBytes{});
+  std::vector<double> mine{timing.mean, bytes, links.sent, links.received, links.raw_sent, links.raw_received};
+  const auto fixed = static_cast<std::ptrdiff_t>(mine.size());
   mine.insert(mine.end(), timing.samples.begin(), timing.samples.end());
   const std::vector<std::vector<double>> all = peers_.gather(mine);
   if (peers_.me() != 0) return;
   std::vector<double> times, samples;
-  double total_bytes = 0;
   for (const std::vector<double>& pe : all) {
     times.push_back(pe[0]);
-    total_bytes += pe[1];
-    samples.insert(samples.end(), pe.begin() + 2, pe.end());
+    samples.insert(samples.end(), pe.begin() + fixed, pe.end());
   }
+  const auto mean_of = [&](std::size_t i) {
+    double sum = 0;
+    for (const std::vector<double>& pe : all) sum += pe[i];
+    return sum / static_cast<double>(all.size());
+  };
   const auto [least, most] = std::ranges::minmax(times);
-  const auto pes = static_cast<double>(all.size());
-  const double mean = std::accumulate(times.begin(), times.end(), 0.0) / pes, mean_bytes = total_bytes / pes;
+  const double mean = mean_of(0), mean_bytes = mean_of(1);
   nlohmann::ordered_json entry = labels;
   entry["seconds"] = {{"mean", mean}, {"min", least}, {"max", most}, {"spread", (most - least) / mean}};
   if (!samples.empty()) {
@@ -105,13 +110,19 @@ void Results::add(const Labels& labels, const Timing& timing, double bytes) {
     entry["gb_per_s"] = mean_bytes / most / 1e9;
     fmt::print(" {:>9.1f}", mean_bytes / most / 1e9);
   }
+  if (timing.links && peers_.count() <= json_["machine"]["gpus"].get<int>()) {  // else PEs share what is counted
+    entry["link_bytes_per_pe"] = {
+        {"sent", mean_of(2)}, {"received", mean_of(3)}, {"raw_sent", mean_of(4)}, {"raw_received", mean_of(5)}};
+    fmt::print("{:>{}} {:>9.1f} {:>9.1f}", "", mean_bytes > 0 ? 0 : 10, std::max(mean_of(2), mean_of(3)) / most / 1e9,
+               std::max(mean_of(4), mean_of(5)) / most / 1e9);
+  }
   fmt::print("\n");
   json_["results"].push_back(entry);
   save();
 }
 
 void Results::add_step(const std::string& name, double seconds) {
-  add({{"operation", name}}, {seconds, {}}, 0);
+  add({{"operation", name}}, {.mean = seconds, .samples = {}, .links = {}}, 0);
 }
 
 void Results::note(const std::string& name, const nlohmann::ordered_json& value) {

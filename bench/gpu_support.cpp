@@ -116,17 +116,31 @@ double Marks::seconds(std::size_t from, std::size_t to) const {
   return milliseconds * 1e-3;
 }
 
+namespace {
+
+/// Runs a chain of so many operations on all PEs together; what it put on the links, per operation.
+std::optional<LinkBytes> links_of_chain(Peers& peers, std::int64_t operations, const std::function<void()>& chain) {
+  const auto before = read_links();
+  peers.barrier();
+  chain();
+  peers.barrier();
+  return part_of_links(before, read_links(), 1 / static_cast<double>(operations));
+}
+
+}  // namespace
+
 Timing time_chain(Peers& peers, cudaStream_t stream, const Shape& shape, const Operation& operation,
                   const Finish& finish) {
   Marks marks;
   marks.reserve(2);
-  peers.barrier();
-  for (std::int64_t i = 0; i < shape.dropped; ++i) operation(i);
-  marks.mark(stream);
-  for (std::int64_t i = 0; i < shape.iterations; ++i) operation(shape.dropped + i);
-  marks.mark(stream);
-  finish();
-  return {marks.seconds(0, 1) / static_cast<double>(shape.iterations), {}};
+  const auto links = links_of_chain(peers, shape.dropped + shape.iterations, [&] {
+    for (std::int64_t i = 0; i < shape.dropped; ++i) operation(i);
+    marks.mark(stream);
+    for (std::int64_t i = 0; i < shape.iterations; ++i) operation(shape.dropped + i);
+    marks.mark(stream);
+    finish();
+  });
+  return {marks.seconds(0, 1) / static_cast<double>(shape.iterations), {}, links};
 }
 
 Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const Operation& operation,
@@ -147,13 +161,14 @@ Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const O
   marks.reserve(2);
   const auto replays = [](std::int64_t operations) { return (operations + kSets - 1) / kSets; };
   const auto launch = [&] { check(cudaGraphLaunch(replay, stream), "replaying a graph"); };
-  peers.barrier();
-  for (std::int64_t i = 0; i < replays(shape.dropped); ++i) launch();
-  marks.mark(stream);
-  for (std::int64_t i = 0; i < replays(shape.iterations); ++i) launch();
-  marks.mark(stream);
-  finish();
-  return {marks.seconds(0, 1) / static_cast<double>(kSets * replays(shape.iterations)), {}};
+  const auto links = links_of_chain(peers, kSets * (replays(shape.dropped) + replays(shape.iterations)), [&] {
+    for (std::int64_t i = 0; i < replays(shape.dropped); ++i) launch();
+    marks.mark(stream);
+    for (std::int64_t i = 0; i < replays(shape.iterations); ++i) launch();
+    marks.mark(stream);
+    finish();
+  });
+  return {marks.seconds(0, 1) / static_cast<double>(kSets * replays(shape.iterations)), {}, links};
 }
 
 void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor, const TensorView& size,
