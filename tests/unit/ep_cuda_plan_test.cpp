@@ -45,7 +45,7 @@ void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scale
 
 void expect_combine(std::int32_t blocks, std::uint32_t row, std::int32_t copies, const Tuning& tuning,
                     const Limits& limits = kHopper) {
-  const Plan plan = plan_combine(blocks, row, copies, limits, tuning);
+  const Plan plan = plan_combine(blocks, row, 100, copies, limits, tuning);
   const std::string what = "combine of " + std::to_string(copies) + " rows of " + std::to_string(row) + " bytes, " +
                            std::to_string(tuning.warps) + "x" + std::to_string(tuning.stages) + "x" +
                            std::to_string(tuning.chunk_bytes) + "x" + std::to_string(tuning.segment_chunks);
@@ -92,8 +92,20 @@ TEST(EpCudaPlan, EnoughBytesAreInFlight) {
   EXPECT_GE(bf16.warps * bf16.stages, 14) << "bytes in flight a block make the bandwidth";
   const Plan fp8 = plan_dispatch(0, 7168, 224, kHopper, {});
   EXPECT_GE(fp8.warps * fp8.stages, 28);
-  const Plan combine = plan_combine(0, 7168 * 2, 8, kHopper, {});
+  const Plan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper, {});
   EXPECT_GE(combine.warps * combine.stages * static_cast<std::int32_t>(combine.stage_bytes) * 8, 96 << 10);
+}
+
+TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
+  const auto expect_chunks = [](std::int32_t tokens, std::int32_t copies, std::uint32_t bytes, std::uint32_t count) {
+    const Plan plan = plan_combine(0, 7168 * 2, tokens, copies, kHopper, {});
+    EXPECT_EQ(plan.stage_bytes, bytes) << tokens << " tokens, " << copies << " copies";
+    EXPECT_EQ(plan.segment_chunks, count) << tokens << " tokens, " << copies << " copies";
+  };
+  expect_chunks(4096, 2, 2048, 2);
+  expect_chunks(128, 2, 2048, 1);  // else some warps have nothing to do
+  expect_chunks(4096, 4, 1024, 2);
+  expect_chunks(4096, 8, 512, 4);
 }
 
 TEST(EpCudaPlan, TuningIsReadByOperation) {

@@ -71,12 +71,16 @@ __device__ void get(S scope, const World& world, T* target, const std::type_iden
   get_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
 }
 
-/// One element, by each calling thread. Of 1, 2, 4 or 8 bytes: one access.
+/// One element, by each calling thread. Of 1, 2, 4 or 8 bytes: one access; a Word is what another PE may wait for.
 template <typename T>
 __device__ void put_value(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   T* const to = detail::resolve(world, target, sizeof(T), pe);
-  if (to != nullptr) *to = value;
+  if (to == nullptr) return;
+  if constexpr (Word<T>)
+    ptx::st_relaxed_sys(reinterpret_cast<detail::Bits<T>*>(to), static_cast<detail::Bits<T>>(value));
+  else
+    *to = value;
 }
 template <typename T>
 __device__ T get_value(const World& world, const T* source, Pe pe) {

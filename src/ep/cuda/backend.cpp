@@ -503,7 +503,7 @@ Combined CudaBackend::combine(const TensorView& y, const HandleState& state, con
     params.out_weights = combined.topk_weights.as<float>();
   }
   params.dtype = static_cast<std::uint32_t>(y.dtype);
-  const Plan plan = plan_combine(sms(options.launch), params.row_bytes, params.copies_per_token, limits_,
+  const Plan plan = plan_combine(sms(options.launch), params.row_bytes, params.tokens, params.copies_per_token, limits_,
                                  tuning_of(state_.world->settings().ep_tuning, "combine"));
   params.chunk_bytes = plan.stage_bytes;
   params.stages = static_cast<std::uint32_t>(plan.stages);

@@ -12,13 +12,13 @@
 // Waits: `entered` of all members (where their answers lie), then, in the last block, `finished` of all: this member's
 // answers have been fetched and may change. Publishes: notice and `entered`; `finished` after the last fetch.
 #include "ep/cuda/normal.cuh"
-#include "ep/numeric/arithmetic.hpp"
-#include "ep/numeric/float16.hpp"
+#include "ep/cuda/vectors.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
 constexpr std::uint32_t kCombine = static_cast<std::uint32_t>(detail::Operation::combine);
+constexpr std::uint32_t kStep = 512;  // bytes that a warp adds at a time
 
 struct Sources {
   const std::byte* rows[kMaxDeviceRanks];     // this member's first row at each member
@@ -26,69 +26,6 @@ struct Sources {
   std::uint32_t weight_stride[kMaxDeviceRanks];
   detail::DeviceNotice notice;
 };
-
-/// Sixteen bytes of elements as float32, and back.
-struct Float32 {
-  static constexpr int kCount = 4;
-  __device__ static void widen(const int4& in, float* out) {
-    out[0] = __int_as_float(in.x), out[1] = __int_as_float(in.y), out[2] = __int_as_float(in.z),
-    out[3] = __int_as_float(in.w);
-  }
-  __device__ static int4 narrow(const float* in) {
-    return {__float_as_int(in[0]), __float_as_int(in[1]), __float_as_int(in[2]), __float_as_int(in[3])};
-  }
-};
-
-struct Bfloat16 {
-  static constexpr int kCount = 8;
-  __device__ static void widen(const int4& in, float* out) {
-    const int words[4] = {in.x, in.y, in.z, in.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      out[2 * i] = __int_as_float(words[i] << 16);
-      out[2 * i + 1] = __int_as_float(words[i] & 0xffff0000);
-    }
-  }
-  __device__ static int4 narrow(const float* in) {
-    std::uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = numeric::to_bf16(in[2 * i]).bits | static_cast<std::uint32_t>(numeric::to_bf16(in[2 * i + 1]).bits)
-                                                        << 16;
-    return {static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
-            static_cast<int>(words[3])};
-  }
-};
-
-struct Float16 {
-  static constexpr int kCount = 8;
-  __device__ static void widen(const int4& in, float* out) {
-    const std::uint32_t words[4] = {static_cast<std::uint32_t>(in.x), static_cast<std::uint32_t>(in.y),
-                                    static_cast<std::uint32_t>(in.z), static_cast<std::uint32_t>(in.w)};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      out[2 * i] = numeric::to_float(numeric::Fp16{static_cast<std::uint16_t>(words[i])});
-      out[2 * i + 1] = numeric::to_float(numeric::Fp16{static_cast<std::uint16_t>(words[i] >> 16)});
-    }
-  }
-  __device__ static int4 narrow(const float* in) {
-    std::uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = numeric::to_fp16(in[2 * i]).bits | static_cast<std::uint32_t>(numeric::to_fp16(in[2 * i + 1]).bits)
-                                                        << 16;
-    return {static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
-            static_cast<int>(words[3])};
-  }
-};
-
-template <class Format>
-__device__ void add_vector(float* sum, const int4& vector) {
-  float values[Format::kCount];
-  Format::widen(vector, values);
-#pragma unroll
-  for (int i = 0; i < Format::kCount; ++i) sum[i] = numeric::add(sum[i], values[i]);
-}
 
 /// One row to be added: of a member in the flat layout (`copy`), or of a lane in the expert-major one.
 template <bool kExpanded>
@@ -202,45 +139,68 @@ __device__ void sum_weights(const CombineParams& params, const Sources& sources,
 }
 
 #if __CUDA_ARCH__ >= 900
-/// Sixteen bytes of the result at byte `at` of a token's row: biases, then `vectors(c)` of each copy.
-template <class Format, class Vectors>
-__device__ void sum_vector(const CombineParams& params, std::int64_t token, std::uint32_t at, std::uint32_t copies,
-                           Vectors&& vectors) {
-  float sum[Format::kCount] = {};
-  const std::int64_t offset = token * params.row_bytes + at;
+template <class Format>
+__device__ void add_biases(const CombineParams& params, std::int64_t offset, float (&sum)[Format::kCount]) {
+#pragma unroll 1  // so that it is jumped over where there is none
+  for (const std::byte* const bias : params.bias)
+    if (bias != nullptr) add_vector<Format>(sum, *reinterpret_cast<const uint4*>(bias + offset));
+}
+
+/// Parts of the result of sixteen bytes, kStep apart, the first at `offset` from its start: biases, then those of
+/// `copies` chunks, one behind another.
+template <class Format, int kParts>
+__device__ void sum_parts(const CombineParams& params, std::int64_t offset, SharedAddress from, std::uint32_t copies) {
+  float sums[kParts][Format::kCount] = {};
+  if (params.bias[0] != nullptr || params.bias[1] != nullptr)
+    for (int i = 0; i < kParts; ++i) add_biases<Format>(params, offset + i * kStep, sums[i]);
+#pragma unroll(4 / kParts)
+  for (std::uint32_t c = 0; c < copies; ++c) {
+    uint4 parts[kParts];
 #pragma unroll
-  for (int b = 0; b < 2; ++b)
-    if (params.bias[b] != nullptr) add_vector<Format>(sum, *reinterpret_cast<const int4*>(params.bias[b] + offset));
-#pragma unroll 4
-  for (std::uint32_t c = 0; c < copies; ++c) add_vector<Format>(sum, vectors(c));
-  __stcs(reinterpret_cast<int4*>(params.out + offset), Format::narrow(sum));
+    for (int i = 0; i < kParts; ++i) parts[i] = load_shared(from + c * params.chunk_bytes + i * kStep);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) add_vector<Format>(sums[i], parts[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kParts; ++i)
+    __stcs(reinterpret_cast<uint4*>(params.out + offset + i * kStep), Format::narrow(sums[i]));
 }
 
 /// The chunks of one warp's work, in order; each stage has a chunk of every copy. An item of work is a segment of a
-/// token, a few chunks: short enough for warps to end together. Items are taken one ahead.
+/// token, a few chunks: short enough for warps to end together. What the routing says of an item is asked for one item
+/// ahead, and its number two ahead.
+///
+/// Instructions are what limits it where SMs are few (docs/performance.md), so nothing is derived anew for each chunk.
 template <class Format, bool kExpanded>
 class ChunkRing {
  public:
   __device__ ChunkRing(const CombineParams& params, std::byte* shared)
       : params_(params),
+        stage_bytes_(params.chunk_bytes * params.copies_per_token),
         segment_bytes_(params.segment_chunks * params.chunk_bytes),
-        segments_((params.row_bytes + segment_bytes_ - 1) / segment_bytes_) {
+        segments_((params.row_bytes + segment_bytes_ - 1) / segment_bytes_),
+        reciprocal_(~0u / segments_) {
     const std::uint32_t warp = threadIdx.x / 32;
-    barriers_ = reinterpret_cast<std::uint64_t*>(shared) + warp * kMaxStages;
-    in_flight_ = reinterpret_cast<InFlight*>(shared + kBarrierBytes) + warp * kMaxStages;
-    stages_ = shared + 3 * kBarrierBytes + static_cast<std::size_t>(warp) * params.stages * stage_bytes();
+    auto* const barriers = reinterpret_cast<std::uint64_t*>(shared) + warp * kMaxStages;
+    const SharedAddress start = shared_address(shared);
+    barriers_ = kept(start + warp * kMaxStages * sizeof(std::uint64_t));
+    in_flight_ = kept(start + kBarrierBytes + warp * kMaxStages * sizeof(uint4));
+    stages_ = kept(start + 3 * kBarrierBytes + warp * params.stages * stage_bytes_);
     if (lane_id() == 0) {
-      for (std::uint32_t s = 0; s < params.stages; ++s) barrier_init(&barriers_[s], 1);
+      for (std::uint32_t s = 0; s < params.stages; ++s) barrier_init(&barriers[s], 1);
       barriers_ready();
     }
     __syncwarp();
     take();
-    next_item();
+    next_ = ask();
   }
 
   __device__ void run(const Sources& sources) {
     fence_proxy_async();  // what the members wrote is read by bulk copies
+    next_item();
+#pragma unroll 1
     for (std::uint32_t s = 0; s + 1 < params_.stages; ++s) load(sources);
+#pragma unroll 1
     while (summed_ != loaded_) {
       load(sources);
       sum(sources);
@@ -248,77 +208,93 @@ class ChunkRing {
   }
 
  private:
-  struct InFlight {
-    std::uint32_t token, copies, at, bytes;
+  struct Item {
+    std::uint32_t token = 0, at = 0;
+    Copy<kExpanded> copy;
   };
 
-  __device__ std::uint32_t stage_bytes() const { return params_.chunk_bytes * params_.copies_per_token; }
-  __device__ bool done() const { return token_ >= static_cast<std::uint32_t>(params_.tokens); }
+  __device__ bool exists(const Item& item) const { return item.token < static_cast<std::uint32_t>(params_.tokens); }
 
   __device__ void take() {
     if (lane_id() == 0) upcoming_ = take_work(params_.group, Kernel::normal);
   }
-  __device__ void next_item() {
-    const std::uint32_t item = __shfl_sync(~0u, upcoming_, 0);
-    token_ = item / segments_;
-    at_ = item % segments_ * segment_bytes_;
-    end_ = min(at_ + segment_bytes_, params_.row_bytes);
-    if (done()) return;
-    copy_ = load_copy<kExpanded>(params_, token_);
+  /// The item that was taken last; takes another.
+  __device__ Item ask() {
+    const std::uint32_t number = __shfl_sync(~0u, upcoming_, 0);
+    Item item;
+    item.token = __umulhi(number, reciprocal_);  // number / segments_, or one less
+    std::uint32_t segment = number - item.token * segments_;
+    if (segment >= segments_) segment -= segments_, ++item.token;
+    item.at = segment * segment_bytes_;
+    if (!exists(item)) return item;
+    item.copy = load_copy<kExpanded>(params_, item.token);
     take();
+    return item;
+  }
+  __device__ void next_item() {
+    item_ = next_;
+    is_new_ = true;
+    end_ = min(item_.at + segment_bytes_, params_.row_bytes);
+    if (exists(item_)) next_ = ask();
+  }
+
+  /// Where the copies of the item are, and where in a stage this lane's goes.
+  __device__ void look_up(const Sources& sources) {
+    const std::uint32_t votes = __ballot_sync(~0u, item_.copy.exists());
+    copies_ = __popc(votes);
+    // In the flat layout the lanes that have a row are the first ones.
+    mine_ = kExpanded ? item_.copy.exists() : lane_id() < copies_;
+    place_ = (kExpanded ? __popc(votes & ((1u << lane_id()) - 1)) : lane_id()) * params_.chunk_bytes;
+    if (mine_) from_ = row_of(params_, sources, item_.copy) + item_.at;
+    is_new_ = false;
   }
 
   __device__ void load(const Sources& sources) {
-    if (done()) return;
-    const std::uint32_t bytes = min(params_.chunk_bytes, end_ - at_);
-    const std::uint32_t votes = __ballot_sync(~0u, copy_.exists()), copies = __popc(votes);
-    std::uint64_t* const barrier = &barriers_[load_stage_];
+    if (!exists(item_)) return;
+    if (is_new_) look_up(sources);
+    const std::uint32_t bytes = min(params_.chunk_bytes, end_ - item_.at);
+    const SharedAddress barrier = barriers_ + load_stage_ * sizeof(std::uint64_t);
     if (lane_id() == 0) {
-      in_flight_[load_stage_] = {token_, copies, at_, bytes};
-      barrier_expect(barrier, bytes * copies);
+      store_shared(in_flight_ + load_stage_ * sizeof(uint4), {item_.token, copies_, item_.at, bytes});
+      barrier_expect(barrier, bytes * copies_);
     }
     __syncwarp();
-    // In the flat layout the lanes that have a row are the first ones.
-    const std::uint32_t place = kExpanded ? __popc(votes & ((1u << lane_id()) - 1)) : lane_id();
-    if (kExpanded ? copy_.exists() : lane_id() < copies)
-      bulk_load(stages_ + load_stage_ * stage_bytes() + place * params_.chunk_bytes,
-                row_of(params_, sources, copy_) + at_, bytes, barrier);
+    if (mine_) bulk_load(stages_ + load_stage_ * stage_bytes_ + place_, from_, bytes, barrier);
     if (++load_stage_ == params_.stages) load_stage_ = 0;
     ++loaded_;
-    at_ += bytes;
-    if (at_ == end_) next_item();
+    item_.at += bytes;
+    from_ += bytes;
+    if (item_.at == end_) next_item();
   }
 
   __device__ void sum(const Sources& sources) {
-    const auto [token, copies, at, bytes] = in_flight_[sum_stage_];
+    const auto [token, copies, at, bytes] = load_shared(in_flight_ + sum_stage_ * sizeof(uint4));
     if (at == 0 && params_.out_weights != nullptr)
       sum_weights(params_, sources, token, load_copy<kExpanded>(params_, token), copies);
-    barrier_wait(&barriers_[sum_stage_], sum_parity_);
-    const std::byte* const stage = stages_ + sum_stage_ * stage_bytes();
-    for (std::uint32_t v = lane_id() * 16; v < bytes; v += 512)
-      sum_vector<Format>(params_, token, at + v, copies, [&](std::uint32_t c) {
-        return *reinterpret_cast<const int4*>(stage + c * params_.chunk_bytes + v);
-      });
+    barrier_wait(barriers_ + sum_stage_ * sizeof(std::uint64_t), sum_parity_);
+    const std::int64_t start = static_cast<std::int64_t>(token) * params_.row_bytes + at;
+    const SharedAddress stage = stages_ + sum_stage_ * stage_bytes_;
+    std::uint32_t v = lane_id() * 16;
+#pragma unroll 1
+    for (; v + kStep < bytes; v += 2 * kStep) sum_parts<Format, 2>(params_, start + v, stage + v, copies);
+    if (v < bytes) sum_parts<Format, 1>(params_, start + v, stage + v, copies);
     __syncwarp();  // the stage may be written again
     if (++sum_stage_ == params_.stages) sum_stage_ = 0, sum_parity_ ^= 1;
     ++summed_;
   }
 
   const CombineParams& params_;
-  const std::uint32_t segment_bytes_, segments_;
-  std::byte* stages_;
-  std::uint64_t* barriers_;
-  InFlight* in_flight_;  // by stage
-  std::uint32_t upcoming_ = 0, token_ = 0, at_ = 0, end_ = 0, load_stage_ = 0, loaded_ = 0;
-  std::uint32_t sum_stage_ = 0, sum_parity_ = 0, summed_ = 0;
-  Copy<kExpanded> copy_;
+  const std::uint32_t stage_bytes_, segment_bytes_, segments_, reciprocal_;
+  SharedAddress barriers_, stages_;
+  SharedAddress in_flight_;  ///< by stage: token, copies, first byte, bytes
+  std::uint32_t load_stage_ = 0, loaded_ = 0, sum_stage_ = 0, sum_parity_ = 0, summed_ = 0;
+  std::uint32_t upcoming_ = 0;  ///< number of the item that was taken last, in lane 0
+  Item item_, next_;            ///< item_: that is being loaded, from `at` on
+  bool is_new_ = true, mine_ = false;
+  std::uint32_t end_ = 0, copies_ = 0, place_ = 0;
+  const std::byte* from_ = nullptr;
 };
 #else
-__device__ int4 load_vector(const std::byte* at) {
-  const uint4 v = load_fresh(reinterpret_cast<const uint4*>(at));
-  return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
-}
-
 template <class Format, bool kExpanded>
 class ChunkRing {
  public:
@@ -344,15 +320,15 @@ class ChunkRing {
                           const Copy<kExpanded>& copy, std::uint32_t copies) {
     float sum[Format::kCount] = {};
     const std::int64_t offset = token * params_.row_bytes + at;
-    for (int b = 0; inside && b < 2; ++b)
-      if (params_.bias[b] != nullptr) add_vector<Format>(sum, *reinterpret_cast<const int4*>(params_.bias[b] + offset));
+    for (const std::byte* const bias : params_.bias)
+      if (inside && bias != nullptr) add_vector<Format>(sum, *reinterpret_cast<const uint4*>(bias + offset));
     for (std::uint32_t c = 0; c < copies; ++c) {
       const Copy<kExpanded> from = copy.of_lane(c);
       if (kExpanded && !from.exists()) continue;
       const std::byte* const row = row_of(params_, sources, from);
-      if (inside) add_vector<Format>(sum, load_vector(row + at));
+      if (inside) add_vector<Format>(sum, load_fresh(reinterpret_cast<const uint4*>(row + at)));
     }
-    if (inside) *reinterpret_cast<int4*>(params_.out + offset) = Format::narrow(sum);
+    if (inside) *reinterpret_cast<uint4*>(params_.out + offset) = Format::narrow(sum);
   }
 
   const CombineParams& params_;

@@ -298,8 +298,29 @@ __device__ inline bool finish_block(const DeviceGroup& group, Kernel kernel) {
 // --- bulk copies (TMA), sm_90 and later
 
 #if __CUDA_ARCH__ >= 900
-__device__ inline std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+/// Of shared memory. Loops that keep such addresses save the instructions that derive them from pointers.
+using SharedAddress = std::uint32_t;
+
+__device__ inline SharedAddress shared_address(const void* pointer) {
+  return static_cast<SharedAddress>(__cvta_generic_to_shared(pointer));
+}
+/// Not computed anew at each use, as compilers like to do with what is cheap once.
+__device__ inline SharedAddress kept(SharedAddress address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
+__device__ inline uint4 load_shared(SharedAddress from) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
+}
+__device__ inline void store_shared(SharedAddress to, const uint4& value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
 }
 __device__ inline void barrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
@@ -308,11 +329,13 @@ __device__ inline void barrier_init(std::uint64_t* barrier, std::uint32_t arriva
 __device__ inline void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ inline void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
+__device__ inline void barrier_expect(SharedAddress barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+__device__ inline void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
+  barrier_expect(shared_address(barrier), bytes);
+}
+__device__ inline void barrier_wait(SharedAddress barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -321,16 +344,21 @@ __device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity
       "@done bra ready;\n"
       "bra again;\n"
       "ready:\n"
-      "}\n" ::"r"(shared_address(barrier)),
+      "}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
+__device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  barrier_wait(shared_address(barrier), parity);
+}
 /// `bytes` is a multiple of 16, as are both addresses.
-__device__ inline void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(shared)),
-               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+__device__ inline void bulk_load(SharedAddress shared, const void* global, std::uint32_t bytes, SharedAddress barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
+}
+__device__ inline void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
+  bulk_load(shared_address(shared), global, bytes, shared_address(barrier));
 }
 __device__ inline void bulk_store(void* global, const void* shared, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),

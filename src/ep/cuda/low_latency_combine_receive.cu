@@ -11,8 +11,8 @@
 // Waits: the words of the answers to a token (low_latency_kernels.cuh: rows tell of themselves); of LogFMT-10, and in
 // groups that leave members out, their flags (acquire at system scope). The half is granted by the next send, or
 // at the end where the receive does not lie behind its own.
-#include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_logfmt.cuh"
+#include "ep/cuda/vectors.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -195,11 +195,9 @@ struct Sum {
     }
   }
   __device__ void end_level() {
+    add_vector<Bfloat16>(total, Bfloat16::narrow(level));
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      total[i] = numeric::add(total[i], numeric::to_float(numeric::to_bf16(level[i])));
-      level[i] = 0;
-    }
+    for (float& value : level) value = 0;
   }
 };
 
@@ -252,14 +250,14 @@ __device__ void add_rows(const Collector& collector, const AnswersReceive& call,
       for (int i = 0; i < kAhead; ++i, left &= left - 1) {
         if (left == 0) continue;
         float values[8];
-        widen(data[i], values);
+        Bfloat16::widen(data[i], values);
         if constexpr (kForm == AnswerForm::sums)
           sum.add(values);
         else
           sum.add_weighted(values, __shfl_sync(kWarp, answer.weight, __ffs(left) - 1), false);
       }
     }
-    if (chunk < chunks && came) out[chunk] = narrow(sum.total);
+    if (chunk < chunks && came) out[chunk] = Bfloat16::narrow(sum.total);
   }
 }
 
@@ -330,7 +328,8 @@ __device__ void add_log_fmt(const Collector& collector, const AnswersReceive& ca
             float values[8];
             if ((place & kCast) == 0) {
               const std::byte* const from = bytes + in_block * 2;  // rows start at any multiple of 4 bytes
-              widen({load_word(from), load_word(from + 4), load_word(from + 8), load_word(from + 12)}, values);
+              Bfloat16::widen({load_word(from), load_word(from + 4), load_word(from + 8), load_word(from + 12)},
+                              values);
             } else {
               LogfmtBits bits;
               const std::byte* const from = bytes + numeric::logfmt_bytes(unit * kLogfmtUnit);
@@ -346,7 +345,7 @@ __device__ void add_log_fmt(const Collector& collector, const AnswersReceive& ca
             sum.add_weighted(values, weight, levels);
           },
           [&] { sum.end_level(); });
-      if (first + me < chunks) out[start / 8 + chunk] = narrow(sum.total);
+      if (first + me < chunks) out[start / 8 + chunk] = Bfloat16::narrow(sum.total);
     }
   }
   __syncthreads();

@@ -11,8 +11,8 @@
 // the stamped weights of each token, after giving this member's own to whoever sums with them. Publishes: grants, a
 // notice, the rows (low_latency_kernels.cuh: rows tell of themselves); with flags, behind each answer its flag (release
 // at system scope, behind a barrier of the block).
-#include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_logfmt.cuh"
+#include "ep/cuda/vectors.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -136,7 +136,7 @@ class Sender {
       }
       uint4 data[kAhead];
 #pragma unroll
-      for (std::uint32_t i = 0; i < kAhead; ++i) data[i] = narrow(sums[i]);
+      for (std::uint32_t i = 0; i < kAhead; ++i) data[i] = Bfloat16::narrow(sums[i]);
       store_chunks(out, data, first, chunks);
     }
   }
@@ -265,7 +265,7 @@ class Sender {
   }
   __device__ static void add(float (&sums)[8], const uint4& vector, float weight) {
     float values[8];
-    widen(vector, values);
+    Bfloat16::widen(vector, values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums[i] = numeric::accumulate(sums[i], weight, values[i]);
   }

@@ -10,8 +10,8 @@
 // Waits: slots_read of the use before last of this half. Publishes: grants and a notice to every member; for each token
 // its header at every member and its row at those that get it, in no order (low_latency_kernels.cuh: rows tell of
 // themselves); with flags, behind the row, a ready word (release at system scope).
-#include "ep/cuda/bfloat16.cuh"
 #include "ep/cuda/low_latency_device.cuh"
+#include "ep/cuda/vectors.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -33,7 +33,7 @@ __device__ std::uint32_t encode_pair(float first, float second) {
 
 __device__ uint2 encode(const uint4& vector, float scale) {
   float values[8];
-  widen(vector, values);
+  Bfloat16::widen(vector, values);
   std::uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)

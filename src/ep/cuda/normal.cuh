@@ -164,8 +164,9 @@ Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t s
 /// Whether a table leaves room for the two rows that a dispatch needs.
 bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const Limits& limits,
                      std::uint64_t table_bytes);
-Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t copies_per_token, const Limits& limits,
-                  const Tuning& tuning);
+/// A combine of so many tokens, the sums of at most `copies_per_token` rows each.
+Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens, std::int32_t copies_per_token,
+                  const Limits& limits, const Tuning& tuning);
 /// The longest row, scales included, of which two fit into shared memory.
 inline constexpr std::uint32_t kMaxRowBytes = 96 << 10;
 

@@ -68,8 +68,11 @@ Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t s
   return plan;
 }
 
-Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t copies_per_token, const Limits& limits,
-                  const Tuning& tuning) {
+Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens, std::int32_t copies_per_token,
+                  const Limits& limits, const Tuning& tuning) {
+  // Segments long enough to keep a warp's pipeline full, short enough for warps to end together: two chunks at least
+  // where a warp has many.
+  constexpr std::uint32_t kSegmentBytes = 2 << 10, kManyBytes = 32 << 10;
   Plan plan;
   plan.overlap_launches = limits.overlap_launches;
   plan.blocks = chosen_blocks(blocks, 16, limits);
@@ -84,18 +87,19 @@ Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t cop
   const std::uint32_t room = limits.shared_bytes - 3 * kBarrierBytes;  // barriers, and the chunks on their way
   plan.stages = std::clamp(chosen(tuning.stages, 3), 2, static_cast<std::int32_t>(kMaxStages));
   plan.warps = std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps));
-  // A multiple of what a warp adds at a time.
+  // Multiples of what a warp adds at a time. The longer, the fewer instructions a byte: as long as memory has room, but
+  // no longer than a segment.
   constexpr std::uint32_t kStep = 512, kLargestChunk = 8 << 10;
-  std::uint32_t chunk = static_cast<std::uint32_t>(chosen(tuning.chunk_bytes, 512));
+  std::uint32_t chunk = static_cast<std::uint32_t>(chosen<std::int32_t>(tuning.chunk_bytes, kSegmentBytes));
   chunk = std::clamp(chunk / kStep * kStep, kStep, kLargestChunk);
   chunk = std::min(chunk, static_cast<std::uint32_t>(detail::round_up(row_bytes, kStep)));
   const auto bytes = [&] { return static_cast<std::uint32_t>(plan.warps * plan.stages) * chunk * copies; };
   while (bytes() > room && chunk > kStep) chunk -= kStep;
   while (bytes() > room && plan.warps > 1) --plan.warps;
   plan.stage_bytes = chunk;
-  // Segments of 2 KiB: long enough to keep a warp's pipeline full, short enough for warps to end together.
-  plan.segment_chunks =
-      static_cast<std::uint32_t>(chosen(tuning.segment_chunks, static_cast<std::int32_t>(2048 / chunk)));
+  const std::int64_t bytes_of_warp = std::int64_t{tokens} * row_bytes / (plan.blocks * plan.warps);
+  const std::int32_t segment = std::max<std::int32_t>(kSegmentBytes / chunk, bytes_of_warp >= kManyBytes ? 2 : 1);
+  plan.segment_chunks = static_cast<std::uint32_t>(chosen(tuning.segment_chunks, segment));
   plan.segment_chunks = std::clamp(plan.segment_chunks, 1u, 64u);
   plan.shared_bytes = 3 * kBarrierBytes + bytes();
   return plan;

@@ -1,0 +1,85 @@
+// vectors.cuh: sixteen bytes of elements as float32, and back, rounded once to nearest, ties to even.
+//
+// narrow() takes results of arithmetic, whose NaNs are all the same on GPUs (PTX: 0x7fffffff), and gives the bits that
+// numeric/float16.hpp gives: the instructions for pairs drop sign and payload of a NaN, so that others would differ.
+// They are one for two elements where those functions are fourteen (docs/performance.md: combine).
+#pragma once
+
+#include <cstdint>
+
+#include "ep/numeric/arithmetic.hpp"
+#include "ep/numeric/float16.hpp"
+
+namespace shoal::ep::cuda {
+
+struct Float32 {
+  static constexpr int kCount = 4;
+  __device__ static void widen(const uint4& vector, float (&values)[kCount]) {
+    values[0] = __uint_as_float(vector.x), values[1] = __uint_as_float(vector.y);
+    values[2] = __uint_as_float(vector.z), values[3] = __uint_as_float(vector.w);
+  }
+  __device__ static uint4 narrow(const float (&values)[kCount]) {
+    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+            __float_as_uint(values[3])};
+  }
+};
+
+struct Bfloat16 {
+  static constexpr int kCount = 8;
+  __device__ static void widen(const uint4& vector, float (&values)[kCount]) {
+    const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      values[2 * i] = __uint_as_float(words[i] << 16);
+      values[2 * i + 1] = __uint_as_float(words[i] & 0xffff'0000u);
+    }
+  }
+  /// The first element is the lower half of a word.
+  __device__ static std::uint32_t narrow(float first, float second) {
+    std::uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+  }
+  __device__ static uint4 narrow(const float (&values)[kCount]) {
+    return {narrow(values[0], values[1]), narrow(values[2], values[3]), narrow(values[4], values[5]),
+            narrow(values[6], values[7])};
+  }
+};
+
+struct Float16 {
+  static constexpr int kCount = 8;
+  __device__ static void widen(const uint4& vector, float (&values)[kCount]) {
+    const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      values[2 * i] = widen(static_cast<std::uint16_t>(words[i]));
+      values[2 * i + 1] = widen(static_cast<std::uint16_t>(words[i] >> 16));
+    }
+  }
+  __device__ static uint4 narrow(const float (&values)[kCount]) {
+    return {narrow(values[0], values[1]), narrow(values[2], values[3]), narrow(values[4], values[5]),
+            narrow(values[6], values[7])};
+  }
+
+ private:
+  __device__ static float widen(std::uint16_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+  }
+  __device__ static std::uint32_t narrow(float first, float second) {
+    std::uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+  }
+};
+
+template <class Format>
+__device__ void add_vector(float (&sum)[Format::kCount], const uint4& vector) {
+  float values[Format::kCount];
+  Format::widen(vector, values);
+#pragma unroll
+  for (int i = 0; i < Format::kCount; ++i) sum[i] = numeric::add(sum[i], values[i]);
+}
+
+}  // namespace shoal::ep::cuda
