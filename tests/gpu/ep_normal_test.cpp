@@ -227,10 +227,13 @@ TEST(EpGpuNormal, RowsFrom16BytesTo64KiB) {
 TEST(EpGpuNormal, MoreTokensThanWarps) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(4, 41);
-  c.max_tokens = 3000;  // more than a block of route takes at once
-  c.hidden = 512;
   c.experts = 64;
-  run_rounds(c, {.place = AnswerPlace::in_place, .samples = 200});
+  // A block of route takes 1024 at once, and eight of them a member's: more than one, and more than one each.
+  for (const auto& [tokens, hidden] : {std::pair{3000, 512}, {9500, 64}}) {
+    c.max_tokens = tokens;
+    c.hidden = hidden;
+    run_rounds(c, {.place = AnswerPlace::in_place, .samples = 200});
+  }
 }
 
 TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {

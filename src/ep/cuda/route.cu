@@ -1,8 +1,9 @@
 // route: from top-k indices to the copies of each token (requirement E1).
 //
-// A block per member numbers the tokens that go there, in order; further blocks count the tokens of a few experts each,
-// and others check and copy the indices of a thousand tokens each. Members' and experts' blocks read all indices once,
-// from the second-level cache: tokens * top_k * 8 B. No waiting.
+// A few blocks per member number the tokens that go there, in order, each a part of them, behind those of earlier
+// parts, which it counts for itself: that is a tenth of the work. Further blocks count the tokens of a few experts
+// each, and others check and copy the indices of a thousand tokens each. All indices are read by each member's last
+// block and by the experts' blocks, from the second-level cache: tokens * top_k * 8 B. No waiting.
 //
 // number_lanes: a block for 8 experts; each warp counts, then numbers the lanes of its share of the tokens. Reads the
 // indices twice a block. Only for expert-major dispatches, once a routing.
@@ -13,6 +14,19 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr std::int32_t kExpertsPerBlock = 16;
+constexpr std::int32_t kMostParts = 8;  // of the tokens, for each member
+
+constexpr std::int32_t blocks_of(std::int32_t items, std::int32_t a_block) {
+  return (items + a_block - 1) / a_block;
+}
+/// Tiles of a part, but of the last.
+constexpr std::int32_t tiles_of_part(std::int32_t tokens) {
+  return blocks_of(blocks_of(tokens, kThreads), kMostParts);
+}
+/// One at least, which says that there are no tokens.
+constexpr std::int32_t parts_of(std::int32_t tokens) {
+  return tokens == 0 ? 1 : blocks_of(blocks_of(tokens, kThreads), tiles_of_part(tokens));
+}
 
 __device__ std::int64_t given_expert(const RouteParams& params, std::int64_t i) {
   return params.is_int64 ? static_cast<const std::int64_t*>(params.topk_idx)[i]
@@ -133,10 +147,34 @@ __device__ std::int32_t prefix(bool flag, std::int32_t& total) {
   return before + __popc(votes & ((1u << lane_id()) - 1));
 }
 
-__device__ void number_copies(const RouteParams& params, std::int32_t rank) {
+/// How many of the first `end` tokens go to member `rank`; all threads of the block call.
+__device__ std::int32_t count_tokens(const RouteParams& params, std::int32_t rank, std::int32_t end) {
+  __shared__ std::int32_t count;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  const std::int64_t first_expert = std::int64_t{rank} * params.group.local_experts;
+  std::int32_t mine = 0;
+  for (auto token = static_cast<std::int32_t>(threadIdx.x); token < end; token += kThreads) {
+    bool goes = false;
+#pragma unroll 8
+    for (std::int32_t k = 0; k < params.group.top_k; ++k) {
+      const std::int64_t local = given_expert(params, std::int64_t{token} * params.group.top_k + k) - first_expert;
+      goes |= static_cast<std::uint64_t>(local) < static_cast<std::uint64_t>(params.group.local_experts);
+    }
+    mine += goes ? 1 : 0;
+  }
+  mine = static_cast<std::int32_t>(__reduce_add_sync(~0u, static_cast<unsigned>(mine)));
+  if (lane_id() == 0) atomicAdd(&count, mine);
+  __syncthreads();
+  return count;
+}
+
+__device__ void number_copies(const RouteParams& params, std::int32_t rank, std::int32_t part) {
   Tile tile(params);
-  std::int32_t sent = 0;
-  for (std::int32_t first = 0; first < params.tokens; first += kThreads) {
+  const std::int32_t of_part = tiles_of_part(params.tokens) * kThreads;
+  const std::int32_t begin = part * of_part, end = min(begin + of_part, params.tokens);
+  std::int32_t sent = count_tokens(params, rank, begin);
+  for (std::int32_t first = begin; first < end; first += kThreads) {
     const auto token = static_cast<std::int32_t>(first + threadIdx.x);
     tile.load(first);
     Place place;
@@ -151,7 +189,7 @@ __device__ void number_copies(const RouteParams& params, std::int32_t rank) {
     if (fills_rest)
       for (std::int32_t c = place.members; c < params.copies_per_token; ++c) copies[c] = kNoCopy;
   }
-  if (threadIdx.x == 0) params.out.rank_counts[rank] = sent;
+  if (threadIdx.x == 0 && end == params.tokens) params.out.rank_counts[rank] = sent;
 }
 
 __device__ void count_experts(const RouteParams& params, std::int32_t first_expert) {
@@ -176,14 +214,11 @@ __device__ void count_experts(const RouteParams& params, std::int32_t first_expe
     params.out.expert_counts[first_expert + e] = counts[e];
 }
 
-constexpr std::int32_t blocks_of(std::int32_t items, std::int32_t a_block) {
-  return (items + a_block - 1) / a_block;
-}
-
 __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constant__ RouteParams params) {
   auto block = static_cast<std::int32_t>(blockIdx.x);
-  if (block < params.group.ranks) return number_copies(params, block);
-  block -= params.group.ranks;
+  const std::int32_t parts = parts_of(params.tokens);
+  if (block < params.group.ranks * parts) return number_copies(params, block / parts, block % parts);
+  block -= params.group.ranks * parts;
   const std::int32_t counting = blocks_of(params.group.experts, kExpertsPerBlock);
   if (block < counting) return count_experts(params, block * kExpertsPerBlock);
   copy_indices(params, (block - counting) * kThreads);
@@ -250,8 +285,8 @@ void launch_number_lanes(const NumberParams& params, cudaStream_t stream) {
 }
 
 void launch_route(const RouteParams& params, cudaStream_t stream) {
-  const std::int32_t blocks =
-      params.group.ranks + blocks_of(params.group.experts, kExpertsPerBlock) + blocks_of(params.tokens, kThreads);
+  const std::int32_t blocks = params.group.ranks * parts_of(params.tokens) +
+                              blocks_of(params.group.experts, kExpertsPerBlock) + blocks_of(params.tokens, kThreads);
   const std::size_t shared_bytes = kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t);
   route_kernel<<<blocks, kThreads, shared_bytes, stream>>>(params);
 }
