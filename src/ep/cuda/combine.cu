@@ -11,6 +11,8 @@
 //
 // Waits: `entered` of all members (where their answers lie), then, in the last block, `finished` of all: this member's
 // answers have been fetched and may change. Publishes: notice and `entered`; `finished` after the last fetch.
+#include <algorithm>
+
 #include "ep/cuda/normal.cuh"
 #include "ep/cuda/vectors.cuh"
 
@@ -177,9 +179,7 @@ class ChunkRing {
   __device__ ChunkRing(const CombineParams& params, std::byte* shared)
       : params_(params),
         stage_bytes_(params.chunk_bytes * params.copies_per_token),
-        segment_bytes_(params.segment_chunks * params.chunk_bytes),
-        segments_((params.row_bytes + segment_bytes_ - 1) / segment_bytes_),
-        reciprocal_(~0u / segments_) {
+        segment_bytes_(params.segment_chunks * params.chunk_bytes) {
     const std::uint32_t warp = threadIdx.x / 32;
     auto* const barriers = reinterpret_cast<std::uint64_t*>(shared) + warp * kMaxStages;
     const SharedAddress start = shared_address(shared);
@@ -222,10 +222,8 @@ class ChunkRing {
   __device__ Item ask() {
     const std::uint32_t number = __shfl_sync(~0u, upcoming_, 0);
     Item item;
-    item.token = __umulhi(number, reciprocal_);  // number / segments_, or one less
-    std::uint32_t segment = number - item.token * segments_;
-    if (segment >= segments_) segment -= segments_, ++item.token;
-    item.at = segment * segment_bytes_;
+    item.token = params_.by_segments.quotient(number);
+    item.at = (number - item.token * params_.by_segments.divisor) * segment_bytes_;
     if (!exists(item)) return item;
     item.copy = load_copy<kExpanded>(params_, item.token);
     take();
@@ -284,7 +282,7 @@ class ChunkRing {
   }
 
   const CombineParams& params_;
-  const std::uint32_t stage_bytes_, segment_bytes_, segments_, reciprocal_;
+  const std::uint32_t stage_bytes_, segment_bytes_;
   SharedAddress barriers_, stages_;
   SharedAddress in_flight_;  ///< by stage: token, copies, first byte, bytes
   std::uint32_t load_stage_ = 0, loaded_ = 0, sum_stage_ = 0, sum_parity_ = 0, summed_ = 0;
@@ -379,7 +377,9 @@ void preload(int shared_bytes) {
 }
 
 template <class Format>
-void launch_as(const CombineParams& params, const Plan& plan, cudaStream_t stream) {
+void launch_as(CombineParams params, const Plan& plan, cudaStream_t stream) {
+  const std::uint32_t segment = params.segment_chunks * params.chunk_bytes;
+  params.by_segments = Divisor(std::max(1U, (params.row_bytes + segment - 1) / segment));
   launch(params.expanded != 0 ? combine_impl<Format, true> : combine_impl<Format, false>, params, plan, stream);
 }
 

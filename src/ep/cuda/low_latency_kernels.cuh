@@ -25,6 +25,7 @@
 #include <algorithm>
 
 #include "ep/cuda/device.cuh"
+#include "ep/cuda/divisor.cuh"
 #include "shoal/ep/group.hpp"
 
 namespace shoal::ep::cuda {
@@ -125,23 +126,6 @@ struct PendingHeader {
 struct PendingView {
   PendingHeader* header;
   float* weights;  ///< [tokens][top_k], copied: the caller's may go before receive
-};
-
-/// Division of numbers below 2^31 by one that the host knows: a multiplication (Granlund and Montgomery, 1994).
-struct Divisor {
-  std::uint32_t divisor = 1, multiplier = 1, shift = 0;
-
-  Divisor() = default;
-  explicit Divisor(std::uint32_t by) : divisor(by) {
-    while ((std::uint64_t{1} << shift) < by) ++shift;
-    multiplier = static_cast<std::uint32_t>((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - by) / by + 1);
-  }
-#ifdef __CUDACC__
-  __device__ std::uint32_t quotient(std::uint32_t number) const {
-    return (__umulhi(number, multiplier) + number) >> shift;
-  }
-  __device__ std::uint32_t remainder(std::uint32_t number) const { return number - quotient(number) * divisor; }
-#endif
 };
 
 /// What every kernel needs to know of the group's sizes.

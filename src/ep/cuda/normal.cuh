@@ -17,6 +17,7 @@
 #include <string>
 
 #include "ep/cuda/device.cuh"
+#include "ep/cuda/divisor.cuh"
 #include "shoal/tensor.hpp"
 
 namespace shoal::ep::cuda {
@@ -67,6 +68,7 @@ struct RouteParams {
   std::int32_t is_int64;
   std::int32_t tokens, copies_per_token;
   RoutingArrays out;
+  Divisor by_top_k, by_local_experts;  ///< set by the launch
 };
 
 struct NumberParams {
@@ -128,6 +130,7 @@ struct CombineParams {
   std::uint32_t dtype;
   std::uint32_t chunk_bytes, stages, warps;
   std::uint32_t segment_chunks;  ///< chunks of a token that a warp sums at a time
+  Divisor by_segments;           ///< of a token; set by the launch
 };
 
 inline constexpr std::uint32_t kMaxWarps = 16, kMaxStages = 8;
@@ -186,7 +189,7 @@ void launch(void (*kernel)(Params), const Params& params, const Plan& plan, cuda
   (void)cudaLaunchKernelEx(&config, kernel, params);
 }
 
-void launch_route(const RouteParams& params, cudaStream_t stream);
+void launch_route(RouteParams params, cudaStream_t stream);
 void launch_number_lanes(const NumberParams& params, cudaStream_t stream);
 void launch_dispatch(const DispatchParams& params, const Plan& plan, cudaStream_t stream);
 void launch_combine(const CombineParams& params, const Plan& plan, cudaStream_t stream);

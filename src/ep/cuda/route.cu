@@ -1,7 +1,7 @@
 // route: from top-k indices to the copies of each token (requirement E1).
 //
 // A few blocks per member number the tokens that go there, in order, each a part of them, behind those of earlier
-// parts, which it counts for itself: that is a tenth of the work. Further blocks count the tokens of a few experts
+// parts, which it counts for itself: that is a fraction of the work. Further blocks count the tokens of a few experts
 // each, and others check and copy the indices of a thousand tokens each. All indices are read by each member's last
 // block and by the experts' blocks, from the second-level cache: tokens * top_k * 8 B. No waiting.
 //
@@ -33,30 +33,56 @@ __device__ std::int64_t given_expert(const RouteParams& params, std::int64_t i) 
                          : static_cast<const std::int32_t*>(params.topk_idx)[i];
 }
 
-__device__ std::int64_t lane_expert(const RouteParams& params, std::int64_t i) {
-  const std::int64_t expert = given_expert(params, i);
-  return expert >= 0 && expert < params.group.experts ? expert : -1;
+/// -1 where it is out of range.
+__device__ std::int64_t known_expert(const RouteParams& params, std::int64_t given) {
+  return given >= 0 && given < params.group.experts ? given : -1;
+}
+
+/// Calls visit(i, given) for the first `count` indices of the tokens from `first` on, i counting from there; the block
+/// shares them, with a few loads of each thread in flight.
+template <class Visit>
+__device__ void for_given(const RouteParams& params, std::int32_t first, std::int32_t count, Visit&& visit) {
+  constexpr int kBatch = 8;
+  const std::int64_t start = static_cast<std::int64_t>(first) * params.group.top_k;
+  for (auto base = static_cast<std::int32_t>(threadIdx.x); base < count; base += kThreads * kBatch) {
+    std::int64_t given[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      given[b] = base + b * kThreads < count ? given_expert(params, start + base + b * kThreads) : -1;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (base + b * kThreads < count) visit(base + b * kThreads, given[b]);
+  }
 }
 
 /// The experts of a thousand tokens, in shared memory: read in one sweep, a token's lanes one after another, with a gap
 /// so that threads with neighbouring tokens do not meet in a bank.
 class Tile {
  public:
-  __device__ explicit Tile(const RouteParams& params) : params_(params), stride_(params.group.top_k + 1) {}
+  __device__ explicit Tile(const RouteParams& params) : params_(params) {}
 
-  /// All threads of the block call, and have read what they need of the tile before.
+  /// The tokens from `first` on; visit(i, given) as for_given. All threads of the block call, and have read what they
+  /// need of the tile before.
+  template <class Visit>
+  __device__ void load(std::int32_t first, Visit&& visit) {
+    __syncthreads();
+    for_given(params_, first, min(kThreads, params_.tokens - first) * params_.group.top_k,
+              [&](std::int32_t i, std::int64_t given) {
+                words()[i + token_of(i)] = static_cast<std::int32_t>(known_expert(params_, given));
+                visit(i, given);
+              });
+    __syncthreads();
+  }
   __device__ void load(std::int32_t first) {
-    const std::int32_t top_k = params_.group.top_k;
-    const std::int32_t count = min(kThreads, params_.tokens - first) * top_k;
-    __syncthreads();
-    for (std::int32_t i = threadIdx.x; i < count; i += kThreads)
-      words()[i / top_k * stride_ + i % top_k] =
-          static_cast<std::int32_t>(lane_expert(params_, static_cast<std::int64_t>(first) * top_k + i));
-    __syncthreads();
+    load(first, [](std::int32_t, std::int64_t) {});
+  }
+  /// Of index i of the tile, counted from its first.
+  __device__ std::int32_t token_of(std::int32_t i) const {
+    return static_cast<std::int32_t>(params_.by_top_k.quotient(static_cast<std::uint32_t>(i)));
   }
   /// Of this thread's token; -1: none.
   __device__ std::int32_t expert(std::int32_t lane) const {
-    return words()[static_cast<std::int32_t>(threadIdx.x) * stride_ + lane];
+    return words()[static_cast<std::int32_t>(threadIdx.x) * (params_.group.top_k + 1) + lane];
   }
 
  private:
@@ -65,7 +91,6 @@ class Tile {
     return shared;
   }
   const RouteParams& params_;
-  const std::int32_t stride_;
 };
 
 /// Checks and copies the indices of the tokens from `first` on; reports the first token with an index out of range, or
@@ -73,17 +98,14 @@ class Tile {
 __device__ void copy_indices(const RouteParams& params, std::int32_t first) {
   __shared__ std::int32_t first_bad;
   if (threadIdx.x == 0) first_bad = params.tokens;
-  Tile tile(params);
-  tile.load(first);
   const std::int32_t top_k = params.group.top_k;
-  const std::int32_t count = min(kThreads, params.tokens - first);
-  for (std::int32_t i = threadIdx.x; i < count * top_k; i += kThreads) {
-    const std::int64_t at = static_cast<std::int64_t>(first) * top_k + i;
-    const std::int64_t given = given_expert(params, at);
-    params.out.topk_idx[at] = lane_expert(params, at);
-    if (given < -1 || given >= params.group.experts) atomicMin(&first_bad, first + i / top_k);
-  }
-  if (static_cast<std::int32_t>(threadIdx.x) < count)
+  const std::int64_t start = static_cast<std::int64_t>(first) * top_k;
+  Tile tile(params);
+  tile.load(first, [&](std::int32_t i, std::int64_t given) {
+    params.out.topk_idx[start + i] = known_expert(params, given);
+    if (given < -1 || given >= params.group.experts) atomicMin(&first_bad, first + tile.token_of(i));
+  });
+  if (static_cast<std::int32_t>(first + threadIdx.x) < params.tokens)
     for (std::int32_t k = 1; k < top_k; ++k)
       for (std::int32_t other = 0; other < k; ++other)
         if (tile.expert(k) >= 0 && tile.expert(other) == tile.expert(k))
@@ -113,7 +135,7 @@ __device__ Place place_of(const RouteParams& params, const Tile& tile, std::int3
   for (std::int32_t k = params.group.top_k; k-- > 0;) {
     const std::int32_t expert = tile.expert(k);
     if (expert < 0) continue;
-    const std::int32_t member = expert / params.group.local_experts;
+    const auto member = static_cast<std::int32_t>(params.by_local_experts.quotient(static_cast<std::uint32_t>(expert)));
     const std::uint64_t bit = 1ull << (member % 64);
     bool known = false;
 #pragma unroll
@@ -147,36 +169,28 @@ __device__ std::int32_t prefix(bool flag, std::int32_t& total) {
   return before + __popc(votes & ((1u << lane_id()) - 1));
 }
 
-/// How many of the first `end` tokens go to member `rank`; all threads of the block call.
-__device__ std::int32_t count_tokens(const RouteParams& params, std::int32_t rank, std::int32_t end) {
-  __shared__ std::int32_t count;
-  if (threadIdx.x == 0) count = 0;
-  __syncthreads();
-  const std::int64_t first_expert = std::int64_t{rank} * params.group.local_experts;
-  std::int32_t mine = 0;
-  for (auto token = static_cast<std::int32_t>(threadIdx.x); token < end; token += kThreads) {
-    bool goes = false;
-#pragma unroll 8
-    for (std::int32_t k = 0; k < params.group.top_k; ++k) {
-      const std::int64_t local = given_expert(params, std::int64_t{token} * params.group.top_k + k) - first_expert;
-      goes |= static_cast<std::uint64_t>(local) < static_cast<std::uint64_t>(params.group.local_experts);
-    }
-    mine += goes ? 1 : 0;
-  }
-  mine = static_cast<std::int32_t>(__reduce_add_sync(~0u, static_cast<unsigned>(mine)));
-  if (lane_id() == 0) atomicAdd(&count, mine);
-  __syncthreads();
-  return count;
+/// Whether the token of this thread goes to member `rank`.
+__device__ bool goes_to(const RouteParams& params, const Tile& tile, std::int32_t rank) {
+  const std::int32_t first_expert = rank * params.group.local_experts;
+  bool goes = false;
+  for (std::int32_t k = 0; k < params.group.top_k; ++k)
+    goes |= static_cast<std::uint32_t>(tile.expert(k) - first_expert) <
+            static_cast<std::uint32_t>(params.group.local_experts);
+  return goes;
 }
 
 __device__ void number_copies(const RouteParams& params, std::int32_t rank, std::int32_t part) {
   Tile tile(params);
   const std::int32_t of_part = tiles_of_part(params.tokens) * kThreads;
   const std::int32_t begin = part * of_part, end = min(begin + of_part, params.tokens);
-  std::int32_t sent = count_tokens(params, rank, begin);
-  for (std::int32_t first = begin; first < end; first += kThreads) {
+  std::int32_t sent = 0;
+  for (std::int32_t first = 0; first < end; first += kThreads) {
     const auto token = static_cast<std::int32_t>(first + threadIdx.x);
     tile.load(first);
+    if (first < begin) {  // an earlier part's
+      sent += __syncthreads_count(goes_to(params, tile, rank));
+      continue;
+    }
     Place place;
     if (token < params.tokens) place = place_of(params, tile, rank);
     std::int32_t total = 0;
@@ -284,7 +298,9 @@ void launch_number_lanes(const NumberParams& params, cudaStream_t stream) {
   number_lanes_kernel<<<blocks, kThreads, 0, stream>>>(params);
 }
 
-void launch_route(const RouteParams& params, cudaStream_t stream) {
+void launch_route(RouteParams params, cudaStream_t stream) {
+  params.by_top_k = Divisor(static_cast<std::uint32_t>(params.group.top_k));
+  params.by_local_experts = Divisor(static_cast<std::uint32_t>(params.group.local_experts));
   const std::int32_t blocks = params.group.ranks * parts_of(params.tokens) +
                               blocks_of(params.group.experts, kExpertsPerBlock) + blocks_of(params.tokens, kThreads);
   const std::size_t shared_bytes = kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t);
