@@ -46,6 +46,7 @@ struct Settings {
   std::string cuda_handle = "automatic";
   std::size_t staging_size = std::size_t{4} << 30;
   std::size_t staged_chunk = std::size_t{512} << 10;
+  std::int64_t staged_depth = 8;
   std::int64_t max_teams = 128;
 
   // Waiting.
@@ -75,6 +76,7 @@ struct Settings {
   std::int64_t ep_sms = 0;
   std::string ep_tuning;
   std::size_t ep_chunk = std::size_t{512} << 10;
+  std::int64_t ep_depth = 4;
 
   // Diagnosis.
   std::string log = "warn";

@@ -130,8 +130,12 @@ const std::vector<SettingInfo>& table() {
        1 << 20, std::int64_t{1} << 46},
       {"SHOAL_STAGED_CHUNK", "", "world", &Settings::staged_chunk,
        "Chunk of pinned host memory in which operations on heaps in GPU memory go where no GPU reaches the other's; "
-       "each PE has 16, taken when they are needed. The same on all PEs.",
+       "each PE has two for each request of SHOAL_STAGED_DEPTH, taken when they are needed. The same on all PEs.",
        4096, 1 << 30},
+      {"SHOAL_STAGED_DEPTH", "", "world", &Settings::staged_depth,
+       "Requests of that kind that a PE may have under way to one other PE, and chunks to all of them; further ones "
+       "wait in the call. The same on all PEs.",
+       1, 1024},
       {"SHOAL_MAX_TEAMS", "NVSHMEM_MAX_TEAMS", "world", &Settings::max_teams,
        "Teams that may exist at once, predefined ones included.", 8, 65'536},
       {"SHOAL_TIMEOUT_MS", "", "world", &Settings::timeout,
@@ -203,6 +207,10 @@ const std::vector<SettingInfo>& table() {
        "large "
        "ones cost less each.",
        4096, std::int64_t{1} << 30},
+      {"SHOAL_EP_DEPTH", "", "ep", &Settings::ep_depth,
+       "Chunks that a PE may have on their way to one other node in normal mode; the same on all PEs. With 4 one is "
+       "sent while another travels and a third is read.",
+       1, 1024},
       {"SHOAL_LOG",
        "NVSHMEM_DEBUG",
        "diagnosis",

@@ -79,7 +79,7 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
       device(device_of(*world)),
       staged(is_staged(owner, device)),
       nodes(nodes_of(owner, device, staged)),
-      shape(make_shape(wanted, owner.size(), nodes.count, world->settings().ep_chunk)),
+      shape(make_shape(wanted, owner.size(), nodes.count, world->settings())),
       timeout(wanted.timeout.count() > 0 ? wanted.timeout : owner.state().world->settings().timeout),
       heap_bytes(on_host(*this) ? GroupLayout(shape).total : DeviceLayout(shape).total),
       arena(on_host(*this) ? GroupLayout(shape).arena_bytes : DeviceLayout(shape).arena_bytes,

@@ -22,7 +22,7 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 
 }  // namespace
 
-Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes, std::size_t chunk) {
+Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes, const Settings& settings) {
   constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24, kMaxHidden = std::int64_t{1} << 20, kMaxExperts = 1 << 16;
   require_range("max_tokens", options.max_tokens, 0, kMaxTokens);
   require_range("low_latency_max_tokens", options.low_latency_max_tokens, 0, kMaxTokens);
@@ -75,7 +75,9 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   if (nodes > 1 && shape.max_tokens > 0) {
     const TokenMessage token(shape.max_row_bytes, shape.max_scales * 4, shape.top_k, true);
     const AnswerMessage answer(shape.max_answer_bytes, shape.top_k, true);
-    shape.chunk_bytes = align_up(std::max(chunk, sizeof(ChunkHeader) + std::max(token.total, answer.total)), kLine);
+    shape.chunk_depth = static_cast<std::uint64_t>(settings.ep_depth);
+    shape.chunk_bytes =
+        align_up(std::max(settings.ep_chunk, sizeof(ChunkHeader) + std::max(token.total, answer.total)), kLine);
   }
   return shape;
 }
@@ -128,7 +130,7 @@ GroupLayout::GroupLayout(const Shape& shape) {
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
   staging = cursor.take(staged * shape.max_answer_bytes, kPage);
   staging_weights = cursor.take(staged * shape.top_k * sizeof(float), kPage);
-  const std::size_t ring = shape.nodes > 1 ? shape.nodes * kRailSlots * shape.chunk_bytes : 0;
+  const std::size_t ring = shape.nodes > 1 ? shape.nodes * shape.chunk_depth * shape.chunk_bytes : 0;
   chunks_out = cursor.take(ring, kPage);
   chunks_in = cursor.take(ring, kPage);
   normal_end = align_up(cursor.at, kPage);
@@ -157,7 +159,7 @@ SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind h
   require(ranks >= 1, Code::invalid_argument, "size_hint for {} ranks; at least 1 is needed", ranks);
   require(nodes >= 1 && ranks % nodes == 0, Code::invalid_argument,
           "size_hint for {} ranks on {} nodes; they must be equally many on each", ranks, nodes);
-  const detail::Shape shape = detail::make_shape(options, ranks, nodes, Settings{}.ep_chunk);
+  const detail::Shape shape = detail::make_shape(options, ranks, nodes);
   if (heap == DeviceKind::cuda) {
     const detail::DeviceLayout layout(shape);
     return {layout.control_end, layout.normal_end - layout.control_end, layout.total - layout.normal_end};

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "shoal/ep/group.hpp"
+#include "shoal/settings.hpp"
 
 namespace shoal::ep::detail {
 
@@ -36,6 +37,7 @@ struct Shape {
   std::size_t max_row_bytes = 0;     ///< of the widest dispatch row of normal mode
   std::size_t max_answer_bytes = 0;  ///< of the widest combine row of normal mode
   std::size_t chunk_bytes = 0;       ///< of what travels between nodes at a time, header included
+  std::uint64_t chunk_depth = 0;     ///< chunks that may lie at a rail peer unread
 
   std::int32_t far() const noexcept { return ranks - ranks / nodes; }  ///< members on other nodes
   /// Answers of low-latency mode that one member can have for one source.
@@ -49,8 +51,10 @@ struct Shape {
   std::int64_t low_latency_rows() const noexcept { return ranks * low_latency_max_tokens; }  ///< per local expert
 };
 
-/// Throws Error{invalid_argument} for options outside their limits. `chunk` is SHOAL_EP_CHUNK; of several nodes only.
-Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes = 1, std::size_t chunk = 0);
+/// Throws Error{invalid_argument} for options outside their limits. `settings`: of chunks, where there are several
+/// nodes.
+Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes = 1,
+                 const Settings& settings = {});
 
 /// The arrays of one dispatch's result, one after another.
 struct ReceiveLayout {
@@ -122,9 +126,6 @@ struct OutboxLayout {
   OutboxLayout(std::int64_t hidden, bool quantized);
 };
 
-/// Chunks that may lie at a rail peer unread: enough to send one while another travels and a third is read.
-constexpr std::int32_t kRailSlots = 4;
-
 /// Offsets within the group's block of the heap.
 struct GroupLayout {
   // Signals: a line per member, holding the epoch of the last operation for which that member did so.
@@ -142,7 +143,8 @@ struct GroupLayout {
   std::size_t arena, arena_bytes;        ///< receive regions
   std::size_t largest_result;            ///< bytes that a result can always have while fewer than live_results are held
   std::size_t staging, staging_weights;  ///< y and weights of combine that lie outside the heap
-  std::size_t chunks_out, chunks_in;     ///< [nodes][kRailSlots] of Shape.chunk_bytes, where there are several nodes
+  std::size_t chunks_out,
+      chunks_in;  ///< [nodes][Shape.chunk_depth] of Shape.chunk_bytes, where there are several nodes
   std::size_t normal_end;
   std::size_t slots, slot_bytes;       ///< [2][ranks][low_latency_max_tokens] headers of tokens sent to this member
   std::size_t outbox, outbox_bytes;    ///< [2][low_latency_max_tokens] rows of this member's tokens
@@ -172,7 +174,7 @@ struct GroupLayout {
     return outbox + ((epoch & 1) * shape.low_latency_max_tokens + token) * outbox_bytes;
   }
   std::size_t chunk(std::size_t ring, std::int32_t node, std::uint64_t number, const Shape& shape) const {
-    return ring + (node * std::size_t{kRailSlots} + number % kRailSlots) * shape.chunk_bytes;
+    return ring + (node * shape.chunk_depth + number % shape.chunk_depth) * shape.chunk_bytes;
   }
   /// Bytes of a slot's header on its way to another node.
   std::size_t far_header_bytes(bool has_weights, const Shape& shape) const {

@@ -13,7 +13,7 @@
 namespace shoal::detail {
 
 /// Changes whenever PEs of different builds would misread each other.
-inline constexpr std::uint64_t kProtocolVersion = 2;
+inline constexpr std::uint64_t kProtocolVersion = 3;
 
 /// What a PE says about itself to all others.
 enum class PeerStatus : std::uint64_t { running = 0, closed, failed, left };

@@ -1,5 +1,6 @@
 #include "support/process.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -45,6 +46,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 int make_output() {
   const int fd = memfd_create("shoal-test-output", MFD_CLOEXEC);
   if (fd < 0) throw std::runtime_error("memfd_create failed");
+  // Several processes write: Linux keeps no lock on the position of such a file, so that one write could hide another.
+  if (fcntl(fd, F_SETFL, O_APPEND) != 0) throw std::runtime_error("fcntl failed");
   return fd;
 }
 

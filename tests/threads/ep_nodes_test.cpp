@@ -38,11 +38,18 @@ Settings settings_for(const EpCase& c) {
   return settings;
 }
 
-void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body, std::size_t chunk = 0,
+/// How what travels between nodes is cut.
+struct Chunks {
+  std::size_t bytes = Settings{}.ep_chunk;
+  std::int64_t depth = Settings{}.ep_depth;
+};
+
+void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body, const Chunks& chunks = {},
               std::int32_t threads = 0) {
   SCOPED_TRACE(c.describe());
   Settings settings = settings_for(c);
-  if (chunk > 0) settings.ep_chunk = chunk;
+  settings.ep_chunk = chunks.bytes;
+  settings.ep_depth = chunks.depth;
   run_threads(c.ranks, settings, [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.threads = threads;
@@ -66,8 +73,10 @@ TEST_P(EpNodes, NormalModeMatchesTheReference) {
 TEST_P(EpNodes, ChunksOfOneTokenAndSeveralThreads) {
   EpCase c = small(GetParam(), 4);
   c.hidden = 2048;
-  run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, 4096);
-  run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, 3 * 4096, 3);
+  run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, {.bytes = 4096});
+  run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, {.bytes = 3 * 4096}, 3);
+  for (const std::int64_t depth : {1, 9})
+    run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, {.bytes = 4096, .depth = depth});
 }
 
 TEST_P(EpNodes, NoTokensIdleMembersAndOneHotExpert) {
@@ -136,20 +145,19 @@ TEST_P(EpNodes, LowLatencyModeGivesTheBitsOfOneNode) {
 TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {  // A4, D8
   EpCase one = small(GetParam(), 11), other = small(GetParam(), 12);
   one.hidden = other.hidden = 64;
-  run_case(
-      one,
-      [&](World& world, ep::Group& group) {
-        const NormalRound normal[] = {{one, world.my_pe()}, {other, world.my_pe()}};
-        const LowLatencyRound fast[] = {{one, world.my_pe(), ep::Reduction::per_rank},
-                                        {other, world.my_pe(), ep::Reduction::exact},
-                                        {other, world.my_pe(), ep::Reduction::per_rank, {}, true}};
-        for (int i = 0; i < 60; ++i) {
-          if ((i * 7 + world.my_pe() * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(400));
-          normal[i % 3 == 0].run(group);
-          fast[i % 3].run(group, i % 2 == 0);
-        }
-      },
-      4096);
+  run_case(one,
+           [&](World& world, ep::Group& group) {
+             const NormalRound normal[] = {{one, world.my_pe()}, {other, world.my_pe()}};
+             const LowLatencyRound fast[] = {{one, world.my_pe(), ep::Reduction::per_rank},
+                                             {other, world.my_pe(), ep::Reduction::exact},
+                                             {other, world.my_pe(), ep::Reduction::per_rank, {}, true}};
+             for (int i = 0; i < 60; ++i) {
+               if ((i * 7 + world.my_pe() * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(400));
+               normal[i % 3 == 0].run(group);
+               fast[i % 3].run(group, i % 2 == 0);
+             }
+           },
+           {.bytes = 4096});
 }
 
 TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
@@ -168,7 +176,7 @@ TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
                                              {.to_experts = {}, .back = log_fmt_travel()});
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
   };
-  run_case(c, body, 0, 3);
+  run_case(c, body, {}, 3);
 }
 
 TEST_P(EpNodes, LowLatencyStatisticsAddUp) {

@@ -51,6 +51,15 @@ TEST(Staged, DoesEveryOperation) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
+TEST(Staged, WorksAtAnyDepth) {
+  for (const std::int64_t depth : {1, 2, 33}) {
+    const FakeCuda fake({.gpus = 2});
+    Settings settings = staged_settings(1);
+    settings.staged_depth = depth;
+    run_threads(2, settings, check_everything);
+  }
+}
+
 TEST(Staged, DoesEveryOperationOverANetwork) {
   SHOAL_SKIP_WITHOUT_OFI();
   const FakeCuda fake({.gpus = 2});
@@ -131,16 +140,20 @@ TEST(Staged, TellsWhatWentWrongAtTheOtherPe) {
 
 TEST(StagedLayout, HasRoomForAllAndNothingOverlaps) {
   using transport::staged::Layout;
-  const Layout layout(5, 10'000);
+  Settings settings;
+  settings.staged_chunk = 10'000;
+  settings.staged_depth = 3;
+  const Layout layout(5, settings);
+  EXPECT_EQ(layout.depth(), 3u);
   EXPECT_EQ(layout.chunk_bytes() % 4096, 0u);
   EXPECT_GE(layout.chunk_bytes(), 10'000u);
   std::vector<std::pair<std::size_t, std::size_t>> parts;
   for (Pe pe = 0; pe < 5; ++pe) {
-    for (std::uint64_t i = 1; i <= transport::staged::kDepth; ++i)
+    for (std::uint64_t i = 1; i <= layout.depth(); ++i)
       parts.emplace_back(layout.request(pe, i), sizeof(transport::staged::Request));
     parts.emplace_back(layout.reply(pe), sizeof(transport::staged::Reply));
   }
-  for (std::size_t i = 0; i < transport::staged::kChunks; ++i) {
+  for (std::size_t i = 0; i < layout.depth(); ++i) {
     parts.emplace_back(layout.own_chunk(i), layout.chunk_bytes());
     parts.emplace_back(layout.served_chunk(i), layout.chunk_bytes());
   }

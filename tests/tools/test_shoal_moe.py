@@ -197,6 +197,6 @@ def test_default_run_is_deepseek_v3_like_and_quick(run_program, tmp_path):
 
 
 def test_long_runs_show_progress(run_program):
-    result = run_program("shoal-moe", "--tokens-per-pe", "64", "--hidden", "2048", "--iterations", "400", "--no-check", pes=2)
+    result = run_program("shoal-moe", "--tokens-per-pe", "64", "--hidden", "1024", "--iterations", "250", "--no-check", pes=2)
     assert result.returncode == 0, result.stderr
     assert "iteration" in result.stderr, result.stderr

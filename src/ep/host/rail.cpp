@@ -14,7 +14,7 @@ Rail::Rail(GroupState& group)
 std::byte* Rail::room(std::int32_t node) const {
   const detail::GroupLayout& layout = group_.host->layout;
   const std::uint64_t read = read_signal(group_, layout.chunks_read, node);
-  if (sent_[node] >= read + detail::kRailSlots) return nullptr;
+  if (sent_[node] >= read + group_.shape.chunk_depth) return nullptr;
   return group_.block + layout.chunk(layout.chunks_out, node, sent_[node], group_.shape);
 }
 

@@ -1,8 +1,8 @@
 // rail.hpp: chunks between a member and its rail peers, the members with the same index on the other nodes.
 //
-// One ring of kRailSlots chunks per direction and pair. `chunks_sent` and `chunks_read` count the chunks of the group's
-// life and are never reset; chunk k is written when chunk k - kRailSlots has been read, which also says that the
-// sender's copy of it is free again. So neither side ever waits inside a call: the caller does what can be done and
+// One ring of Shape.chunk_depth chunks per direction and pair. `chunks_sent` and `chunks_read` count the chunks of the
+// group's life and are never reset; chunk k is written when chunk k - chunk_depth has been read, which also says that
+// the sender's copy of it is free again. So neither side ever waits inside a call: the caller does what can be done and
 // waits when nothing can.
 #pragma once
 

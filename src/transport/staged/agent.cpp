@@ -97,7 +97,7 @@ const Request& Agent::request(Pe from, std::uint64_t number) const noexcept {
 bool Agent::serve(Peer& peer) {
   if (peer.lost) return false;
   Requests together;
-  while (together.size() < kChunks) {
+  while (together.size() < layout_.depth()) {
     const std::uint64_t number = peer.done + together.size() + 1;
     const Request& next = request(peer.pe, number);
     if (std::atomic_ref(const_cast<std::uint64_t&>(next.number)).load(std::memory_order_acquire) != number) break;

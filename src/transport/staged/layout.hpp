@@ -6,18 +6,16 @@
 #include <cstdint>
 
 #include "shoal/heap.hpp"
+#include "shoal/settings.hpp"
 
 namespace shoal::transport::staged {
-
-inline constexpr std::uint64_t kDepth = 8;  ///< requests under way from one PE to one other
-inline constexpr std::size_t kChunks = 8;   ///< chunks under way from one PE, and those that it works on for others
 
 enum class Kind : std::uint32_t { put, put_strided, get, get_strided, atomic, signal };
 
 /// Written by the PE that asks, into a ring in the memory of the PE that does it. `number` comes last.
 struct Request {
   static constexpr std::size_t kPayload = 176;
-  std::uint64_t number;  ///< from 1, by pair of PEs; which place of the ring: number % kDepth
+  std::uint64_t number;  ///< from 1, by pair of PEs; which place of the ring: number % depth
   Kind kind;
   std::uint32_t op;             ///< AtomicOp or SignalOp
   std::uint32_t width;          ///< of the word, in bytes
@@ -44,27 +42,31 @@ static_assert(sizeof(Reply) == 256);
 /// Where they lie in the memory of every PE, from the start of the area.
 class Layout {
  public:
-  Layout(Pe n_pes, std::size_t chunk) noexcept
-      : n_pes_(static_cast<std::size_t>(n_pes)), chunk_((chunk + kPage - 1) / kPage * kPage) {
-    const std::size_t words = n_pes_ * (kDepth * sizeof(Request) + sizeof(Reply));
+  Layout(Pe n_pes, const Settings& settings) noexcept
+      : n_pes_(static_cast<std::size_t>(n_pes)),
+        depth_(static_cast<std::size_t>(settings.staged_depth)),
+        chunk_((settings.staged_chunk + kPage - 1) / kPage * kPage) {
+    const std::size_t words = n_pes_ * (depth_ * sizeof(Request) + sizeof(Reply));
     chunks_ = (words + kPage - 1) / kPage * kPage;
   }
 
   std::size_t request(Pe from, std::uint64_t number) const noexcept {
-    return (static_cast<std::size_t>(from) * kDepth + number % kDepth) * sizeof(Request);
+    return (static_cast<std::size_t>(from) * depth_ + number % depth_) * sizeof(Request);
   }
   std::size_t reply(Pe from) const noexcept {
-    return n_pes_ * kDepth * sizeof(Request) + static_cast<std::size_t>(from) * sizeof(Reply);
+    return n_pes_ * depth_ * sizeof(Request) + static_cast<std::size_t>(from) * sizeof(Reply);
   }
+  /// Requests under way from one PE to one other, chunks under way from one PE, and those that it works on for others.
+  std::size_t depth() const noexcept { return depth_; }
   std::size_t chunk_bytes() const noexcept { return chunk_; }
   std::size_t chunks() const noexcept { return chunks_; }  ///< of both kinds, one range of memory
   std::size_t own_chunk(std::size_t i) const noexcept { return chunks_ + i * chunk_; }  ///< of requests of this PE
-  std::size_t served_chunk(std::size_t i) const noexcept { return chunks_ + (kChunks + i) * chunk_; }
-  std::size_t bytes() const noexcept { return chunks_ + 2 * kChunks * chunk_; }
+  std::size_t served_chunk(std::size_t i) const noexcept { return chunks_ + (depth_ + i) * chunk_; }
+  std::size_t bytes() const noexcept { return chunks_ + 2 * depth_ * chunk_; }
 
  private:
   static constexpr std::size_t kPage = 4096;
-  std::size_t n_pes_, chunk_, chunks_;
+  std::size_t n_pes_, depth_, chunk_, chunks_;
 };
 
 }  // namespace shoal::transport::staged

@@ -30,7 +30,8 @@ Requester::Requester(const Context& context, const Layout& layout, Copies& copie
       timeout_(context.settings->timeout),
       host_route_(context.host_route),
       failure_(context.failure),
-      asked_(static_cast<std::size_t>(context.n_pes)) {}
+      asked_(static_cast<std::size_t>(context.n_pes)),
+      uses_(layout.depth()) {}
 
 const Reply& Requester::reply(Pe pe) const noexcept {
   return *reinterpret_cast<const Reply*>(at(layout_.reply(pe)));
@@ -140,7 +141,7 @@ void Requester::quiet() {
 /// A chunk that no request uses any more, in turn, so that the one which has been in use for longest is waited for.
 std::size_t Requester::take_chunk() {
   const std::size_t chunk = next_chunk_;
-  next_chunk_ = (next_chunk_ + 1) % kChunks;
+  next_chunk_ = (next_chunk_ + 1) % uses_.size();
   finish_chunk(uses_[chunk], chunk);
   return chunk;
 }
@@ -154,15 +155,15 @@ void Requester::finish_chunk(Use& use, std::size_t chunk) {
 }
 
 void Requester::finish_gets() {
-  for (std::size_t i = 0; i < kChunks; ++i) {
-    const std::size_t chunk = (next_chunk_ + i) % kChunks;  // in the order in which they were asked for
+  for (std::size_t i = 0; i < uses_.size(); ++i) {
+    const std::size_t chunk = (next_chunk_ + i) % uses_.size();  // in the order in which they were asked for
     if (uses_[chunk].target.start != nullptr) finish_chunk(uses_[chunk], chunk);
   }
 }
 
 void Requester::ask(Pe pe, const char* what, Request request) {
   const std::uint64_t number = asked_[static_cast<std::size_t>(pe)] + 1;
-  if (number > kDepth) await(pe, what, number - kDepth);
+  if (number > layout_.depth()) await(pe, what, number - layout_.depth());
   const std::size_t place = area_ + layout_.request(my_pe_, number);
   constexpr std::size_t kBehindNumber = sizeof request.number;
   const std::size_t bytes = request.kind == Kind::put && request.in_payload != 0

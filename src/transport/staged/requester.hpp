@@ -2,7 +2,6 @@
 // turns.
 #pragma once
 
-#include <array>
 #include <mutex>
 #include <vector>
 
@@ -59,7 +58,7 @@ class Requester {
 
   std::mutex mutex_;
   std::vector<std::uint64_t> asked_;  ///< by PE: number of the last request
-  std::array<Use, kChunks> uses_;
+  std::vector<Use> uses_;             ///< by chunk
   std::size_t next_chunk_ = 0;
 };
 

@@ -21,7 +21,7 @@ class StagedTransport final : public Transport {
   StagedTransport(const Context& context, std::unique_ptr<Transport> own)
       : context_(context),
         heap_(context.device_heap),
-        layout_(context.n_pes, context.settings->staged_chunk),
+        layout_(context.n_pes, *context.settings),
         copies_(heap_->device()),
         own_(std::move(own)),
         requester_(context, layout_, copies_) {}
@@ -99,7 +99,7 @@ class StagedTransport final : public Transport {
 }  // namespace
 
 std::size_t staged_bytes(Pe n_pes, const Settings& settings) {
-  return staged::Layout(n_pes, settings.staged_chunk).bytes();
+  return staged::Layout(n_pes, settings).bytes();
 }
 
 std::unique_ptr<Transport> make_staged(const Context& context, std::unique_ptr<Transport> own) {
