@@ -305,7 +305,7 @@ class ChunkRing {
       const Copy<kExpanded> copy = load_copy<kExpanded>(params_, token);
       const std::uint32_t copies = kExpanded ? params_.copies_per_token : __popc(__ballot_sync(~0u, copy.exists()));
       if (params_.out_weights != nullptr) sum_weights(params_, sources, token, copy, copies);
-      for (std::uint32_t v = 0; v < params_.row_bytes; v += 512) {
+      for (std::uint32_t v = 0; v < params_.row_bytes; v += kStep) {
         const std::uint32_t at = v + lane_id() * 16;
         const bool inside = at < params_.row_bytes;
         sum_all(sources, token, at, inside, copy, copies);
