@@ -9,7 +9,7 @@
 namespace shoal::transport {
 
 /// Changes with every change of Transport, Context or Settings: modules are built with the core, not apart from it.
-inline constexpr std::uint64_t kModuleVersion = 4;
+inline constexpr std::uint64_t kModuleVersion = 5;
 inline constexpr const char* kModuleSymbol = "shoal_transport_module";
 
 /// The table that a module exports as `extern "C" const shoal::transport::Module shoal_transport_module`.
