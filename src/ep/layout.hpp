@@ -143,8 +143,7 @@ struct GroupLayout {
   std::size_t arena, arena_bytes;        ///< receive regions
   std::size_t largest_result;            ///< bytes that a result can always have while fewer than live_results are held
   std::size_t staging, staging_weights;  ///< y and weights of combine that lie outside the heap
-  std::size_t chunks_out,
-      chunks_in;  ///< [nodes][Shape.chunk_depth] of Shape.chunk_bytes, where there are several nodes
+  std::size_t chunks_out, chunks_in;     ///< [nodes][chunk_depth] of chunk_bytes, where there are several nodes
   std::size_t normal_end;
   std::size_t slots, slot_bytes;       ///< [2][ranks][low_latency_max_tokens] headers of tokens sent to this member
   std::size_t outbox, outbox_bytes;    ///< [2][low_latency_max_tokens] rows of this member's tokens

@@ -298,7 +298,8 @@ __device__ inline bool finish_block(const DeviceGroup& group, Kernel kernel) {
 // --- bulk copies (TMA), sm_90 and later
 
 #if __CUDA_ARCH__ >= 900
-/// Of shared memory. Loops that keep such addresses save the instructions that derive them from pointers.
+/// An address in the shared window (PTX .shared), which is what shared-memory instructions take: a loop that keeps it
+/// need not derive it from a pointer.
 using SharedAddress = std::uint32_t;
 
 __device__ inline SharedAddress shared_address(const void* pointer) {

@@ -134,6 +134,7 @@ struct CombineParams {
 };
 
 inline constexpr std::uint32_t kMaxWarps = 16, kMaxStages = 8;
+inline constexpr std::uint32_t kCombineStep = 512;  ///< bytes of a row that a warp adds at a time; chunks are multiples
 /// Barriers lie before the stages: one a warp and stage.
 inline constexpr std::uint32_t kBarrierBytes = kMaxWarps * kMaxStages * 8;
 

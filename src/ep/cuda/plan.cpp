@@ -79,7 +79,7 @@ Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tok
   if (!limits.bulk_copies) {
     plan.warps = kWithoutBulkCopies;
     plan.stages = 1;
-    plan.stage_bytes = 512;
+    plan.stage_bytes = kCombineStep;
     plan.segment_chunks = 1;
     return plan;
   }
@@ -89,7 +89,7 @@ Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tok
   plan.warps = std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps));
   // Multiples of what a warp adds at a time. The longer, the fewer instructions a byte: as long as memory has room, but
   // no longer than a segment.
-  constexpr std::uint32_t kStep = 512, kLargestChunk = 8 << 10;
+  constexpr std::uint32_t kStep = kCombineStep, kLargestChunk = 8 << 10;
   std::uint32_t chunk = static_cast<std::uint32_t>(chosen<std::int32_t>(tuning.chunk_bytes, kSegmentBytes));
   chunk = std::clamp(chunk / kStep * kStep, kStep, kLargestChunk);
   chunk = std::min(chunk, static_cast<std::uint32_t>(detail::round_up(row_bytes, kStep)));
