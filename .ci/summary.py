@@ -18,7 +18,7 @@ for log in sorted(pathlib.Path(sys.argv[1]).iterdir()):
         failed += bad
         passed += total - bad
     # Each test in one line of ctest's: " 12/300 Test #12: gpu/Heap.Grows ....***Skipped   0.01 sec".
-    for name, result in re.findall(r"^ *\d+/\d+ Test +#\d+: (\S+).*?(?:\*\*\*|\. +)(\w+)(?:: \w+)? +[\d.]+ sec$", text, re.MULTILINE):
+    for name, result in re.findall(r"^ *\d+/\d+ Test +#\d+: (\S+).*?(?:\*\*\*|\. +)(\w+)(?:[: ][ \w():]*)? +[\d.]+ sec$", text, re.MULTILINE):
         if result == "Skipped":  # ctest counts it as passed
             skipped += 1
             passed -= 1
