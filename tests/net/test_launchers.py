@@ -1,4 +1,4 @@
-"""Each launcher starts PEs on hosts: they find each other, see which of them share a host, and do EP over the network (D7, D9, E2, E3). What
+"""Launchers start PEs on hosts (shoal-run through mpirun; through srun see test_bootstraps.py): they find each other, see which of them share a host, and do EP over the network (D7, D9, E2, E3). What
 bootstraps the launchers offer is test_bootstraps.py's."""
 
 import pytest

@@ -1,4 +1,4 @@
-"""shoal.jax under jit and grad, on two and four processes, against the same layer in NumPy and on one process."""
+"""shoal.jax under jit and grad, on four processes, against the same layer in NumPy and on one process."""
 
 import multiprocessing
 import traceback

@@ -66,6 +66,10 @@ def test_non_blocking_operations_end_with_quiet(settings):
         world.fence()
         world.quiet()
         shoal.sync(world.team)
+        back = np.zeros_like(source)
+        world.get_nbi(back, data.on(1 - world.my_pe))
+        world.quiet()
+        assert np.array_equal(back, source)
         return int(data.local.numpy()[0])
 
     assert shoal.run_threads(2, body, settings) == [1, 0]

@@ -11,6 +11,7 @@
 #include "support/ep_expanded.hpp"
 #include "support/ep_rounds.hpp"
 #include "support/expect_error.hpp"
+#include "support/ofi.hpp"
 
 namespace shoal::test {
 namespace {
@@ -271,6 +272,26 @@ TEST(EpNodesMode, SeveralGroupsOfDifferentMembers) {
     check_normal(big, all);
     check_low_latency(rail, pair, ep::Reduction::per_rank, true);
     check_normal(rail, pair);
+  });
+}
+
+TEST(EpNodesMode, EveryFormOverANetwork) {  // E2, E3: as above, where nothing else joins the nodes
+  SHOAL_SKIP_WITHOUT_OFI();
+  const EpCase c = small({4, 2}, 32);
+  Settings settings = settings_for(c);
+  settings.transport_between = "ofi";
+  run_threads(c.ranks, settings, [&](World& world) {
+    EXPECT_TRUE(world.describe_transport((world.my_pe() + 2) % 4).starts_with("ofi")) << world.my_pe();
+    ep::Group group(world.team(), options_for(c));
+    check_normal(group, c, {.expert_alignment = 16});
+    check_normal(group, c, {.worst_case_rows = c.ranks * c.max_tokens, .copy_out = true});
+    for (const bool early_weights : {false, true}) {
+      check_low_latency(group, c, ep::Reduction::per_rank, false, early_weights);
+      check_low_latency(group, c, ep::Reduction::per_rank, true, early_weights);
+    }
+    for (const auto quantize : {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
+      check_low_latency_fp8(group, c, quantize);
+    group.close();
   });
 }
 

@@ -95,8 +95,10 @@ TEST(Staged, TakesThePlaceOfNvlinkWhereItIsAskedFor) {  // B4
 
 TEST(Staged, MovesMoreThanItsChunksHold) {
   const FakeCuda fake({.gpus = 2});
-  run_threads(2, staged_settings(1), [](World& world) {
-    const std::size_t count = 3 * 16 * 8192 / sizeof(std::uint32_t) + 5;
+  const Settings settings = staged_settings(1);
+  run_threads(2, settings, [&](World& world) {
+    const std::size_t chunks = 2 * static_cast<std::size_t>(settings.staged_depth) * settings.staged_chunk;
+    const std::size_t count = 3 * chunks / sizeof(std::uint32_t) + 5;
     const auto array = world.heap().allocate<std::uint32_t>(count);
     const Pe peer = 1 - world.my_pe();
     std::vector<std::uint32_t> sent(count), seen(count);

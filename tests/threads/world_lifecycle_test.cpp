@@ -167,7 +167,7 @@ TEST(WorldOpen, OneWithoutMemoryFailsAll) {
   EXPECT_EQ(heap_mappings(), 0u);
 }
 
-// A2, A7: what must be equal is compared, and named.
+// A2, A7, A10: what must be equal is compared, and named.
 TEST(WorldOpen, ComparesWhatMustBeEqual) {
   const struct {
     void (*change)(Settings&);
@@ -183,6 +183,16 @@ TEST(WorldOpen, ComparesWhatMustBeEqual) {
        "SHOAL_TRANSPORT_INSIDE, which must be the same on all: PE 0, 2: automatic; PE 1: ofi"},
       {[](Settings& settings) { settings.transport_between = "ucx,ofi"; },
        "SHOAL_TRANSPORT_BETWEEN, which must be the same on all: PE 0, 2: automatic; PE 1: ucx,ofi"},
+      {[](Settings& settings) { settings.staging_size *= 2; },
+       "SHOAL_STAGING_SIZE, which must be the same on all: PE 0, 2: 4294967296; PE 1: 8589934592"},
+      {[](Settings& settings) { settings.staged_chunk = 8192; },
+       "SHOAL_STAGED_CHUNK, which must be the same on all: PE 0, 2: 524288; PE 1: 8192"},
+      {[](Settings& settings) { settings.staged_depth = 9; },
+       "SHOAL_STAGED_DEPTH, which must be the same on all: PE 0, 2: 8; PE 1: 9"},
+      {[](Settings& settings) { settings.ep_chunk = 8192; },
+       "SHOAL_EP_CHUNK, which must be the same on all: PE 0, 2: 524288; PE 1: 8192"},
+      {[](Settings& settings) { settings.ep_depth = 1; },
+       "SHOAL_EP_DEPTH, which must be the same on all: PE 0, 2: 4; PE 1: 1"},
   };
   for (const auto& [change, text] : cases) {
     const auto errors = errors_of(3, world_settings(), [change = change](Pe pe, auto bootstrap) {

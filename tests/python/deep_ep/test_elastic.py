@@ -313,11 +313,25 @@ def check_events_and_barrier(_):
     options = {"previous_event": buffer.capture(), "async_with_compute_stream": True, "allocate_on_comm_stream": True}
     recv_x, *_, handle, event = buffer.dispatch(x, topk_idx, weights, num_experts=E, **options)
     event.current_stream_wait()
-    _, _, event = buffer.combine(recv_x, handle, previous_event_before_epilogue=buffer.capture(), **options)
+    options["previous_event_before_epilogue"] = buffer.capture()
+    sums, _, event = buffer.combine(recv_x, handle, **options)
     with event:
         pass
+    assert torch.equal(sums, buffer.combine(recv_x, handle)[0])
     for arguments in ({}, {"use_comm_stream": False}, {"with_cpu_sync": True}, {"sequential": False}):
         buffer.barrier(**arguments)
+
+
+def check_deterministic(_):
+    """Changes nothing: results are the same bits always."""
+    x, topk_idx, weights = make_inputs(9)
+    results = []
+    for buffer in (the_buffer(), make_buffer(deterministic=True)):
+        rows, _, _, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=E)
+        results.append((rows, buffer.combine(rows, handle)[0]))
+    assert buffer.deterministic and all(torch.equal(a, b) for a, b in zip(*results))
+    del rows, handle
+    buffer.destroy()
 
 
 def check_hints(_):

@@ -1,5 +1,7 @@
 """deep_ep's ElasticBuffer, which takes a torch group, on CUDA tensors of two processes."""
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -25,8 +27,7 @@ def check_calls(_):
     x, topk_ids, topk_weights = make_inputs(rank, 9, 4)
     want = layer(x, topk_ids, topk_weights, all_experts().cuda())
     experts = local_experts(rank, ranks)
-    for expand, sync in ((False, True), (False, False), (True, True), (True, False)):
-        asynchronous = sync
+    for expand, sync in itertools.product((False, True), (True, False)):
         received, ids, weights, handle, event = buffer.dispatch(
             x=x,
             topk_idx=topk_ids,
@@ -36,9 +37,9 @@ def check_calls(_):
             expert_alignment=8 if expand else 1,
             do_expand=expand,
             do_cpu_sync=sync,
-            async_with_compute_stream=asynchronous,
+            async_with_compute_stream=sync,
         )
-        if asynchronous:
+        if sync:
             event.current_stream_wait()
         answers = torch.zeros_like(received)
         if expand:
@@ -48,8 +49,8 @@ def check_calls(_):
         else:
             rows = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
             answers[:rows] = expert_answers(received[:rows], ids[:rows], weights[:rows], experts)
-        combined, _, event = buffer.combine(x=answers, handle=handle, async_with_compute_stream=asynchronous)
-        if asynchronous:
+        combined, _, event = buffer.combine(x=answers, handle=handle, async_with_compute_stream=sync)
+        if sync:
             event.current_stream_wait()
         assert close(combined, want, 2e-3), (expand, sync)
     buffer.barrier()
