@@ -203,29 +203,26 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
           "low_latency_dispatch", &send_dispatch, nb::arg("x"), nb::arg("topk_idx"), nb::arg("options"),
           nb::sig("def low_latency_dispatch(self, x: typing.Any, topk_idx: typing.Any, *, quantize: str = 'fp8', "
                   "expert_counts: typing.Any = None, wait_ns: typing.Any = None, weights: typing.Any = None, "
-                  "defer_receive: "
-                  "bool = True, stream: int | None = None, after: int | None = None, done: int | None = None, sms: int "
-                  "= 0) "
-                  "-> PendingDispatch"),
+                  "defer_receive: bool = True, stream: typing.Any = None, after: typing.Any = None, done: typing.Any = "
+                  "None, sms: int = 0) -> PendingDispatch"),
           "Sends, without waiting for the rows of others. Collective.\n\nx: bfloat16 [tokens, hidden]. topk_idx: as "
           "route. "
           "quantize: how rows travel: none, fp8, fp8_power_of_two or fp8_ue8m0. expert_counts: int32 [local experts], "
           "rows received are added. wait_ns: int64 [members], nanoseconds waited are added. weights: float32 [tokens, "
           "top_k], those of the combine, which then saves an exchange. defer_receive: False queues the receive at once."_doc)
-      .def(
-          "low_latency_combine", &send_combine, nb::arg("y"), nb::arg("topk_idx"), nb::arg("topk_weights"),
-          nb::arg("handle"), nb::arg("options"),
-          nb::sig(
-              "def low_latency_combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: "
-              "LowLatencyHandle, *, log_fmt: bool = False, zero_copy: bool = False, reduction: str = 'automatic', out: "
-              "typing.Any = None, wait_ns: typing.Any = None, defer_receive: bool = True, stream: int | None = None, "
-              "after: int | None = None, done: int | None = None, sms: int = 0) -> PendingCombine"),
-          "Sends the experts' answers, bfloat16 [local experts, members * max tokens, hidden], to be summed with "
-          "topk_weights (float32 [tokens, top_k], of this member's tokens). Collective.\n\nlog_fmt: rows travel with "
-          "10 "
-          "bits a channel. zero_copy: y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum "
-          "of "
-          "each member to bfloat16 first; exact rounds once."_doc)
+      .def("low_latency_combine", &send_combine, nb::arg("y"), nb::arg("topk_idx"), nb::arg("topk_weights"),
+           nb::arg("handle"), nb::arg("options"),
+           nb::sig(
+               "def low_latency_combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: "
+               "LowLatencyHandle, *, log_fmt: bool = False, zero_copy: bool = False, reduction: str = 'automatic', "
+               "out: typing.Any = None, wait_ns: typing.Any = None, defer_receive: bool = True, stream: typing.Any = "
+               "None, after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> PendingCombine"),
+           "Sends the experts' answers, bfloat16 [local experts, members * max tokens, hidden], to be summed with "
+           "topk_weights (float32 [tokens, top_k], of this member's tokens). Collective.\n\nlog_fmt: rows travel with "
+           "10 "
+           "bits a channel. zero_copy: y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum "
+           "of "
+           "each member to bfloat16 first; exact rounds once."_doc)
       .def("next_combine_buffer", &next_buffer, nb::sig("def next_combine_buffer(self) -> shoal._core.Array"),
            "Where experts may write the y of the next low_latency_combine for zero_copy: bfloat16 [local experts, "
            "members "

@@ -361,29 +361,22 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       .def("result", &Future::result, nb::sig("def result(self) -> Dispatched | Combined"),
            "What the call returns, once; raises what went wrong."_doc);
   group
-      .def(
-          "route", &route, nb::arg("topk_idx"), nb::arg("launch"),
-          nb::sig(
-              "def route(self, topk_idx: typing.Any, *, stream: int | None = None, after: int | None = None, done: int "
-              "| None = None, sms: int = 0) -> Routing"),
-          "Where tokens go: int64 or int32 [tokens, top_k] of experts, -1: none. Local. Raises InvalidArgumentError "
-          "for "
-          "an index outside the experts or the same expert twice, naming the token."_doc)
-      .def(
-          "dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
-          nb::sig(
-              "def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: typing.Any = None, scales: "
-              "typing.Any = "
-              "None, dtype: str | None = None, expert_alignment: int = 1, expanded: bool = False, worst_case_rows: int "
-              "= 0, copy_out: bool = False, stream: int | None = None, after: int | None = None, done: int | None = "
-              "None, sms: int = 0) -> Dispatched"),
-          kDispatchText)
+      .def("route", &route, nb::arg("topk_idx"), nb::arg("launch"),
+           nb::sig("def route(self, topk_idx: typing.Any, *, stream: typing.Any = None, after: typing.Any = None, "
+                   "done: typing.Any = None, sms: int = 0) -> Routing"),
+           "Where tokens go: int64 or int32 [tokens, top_k] of experts, -1: none. Local. Raises InvalidArgumentError "
+           "for "
+           "an index outside the experts or the same expert twice, naming the token."_doc)
+      .def("dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
+           nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: typing.Any = None, "
+                   "scales: typing.Any = None, dtype: str | None = None, expert_alignment: int = 1, expanded: bool = "
+                   "False, worst_case_rows: int = 0, copy_out: bool = False, stream: typing.Any = None, after: "
+                   "typing.Any = None, done: typing.Any = None, sms: int = 0) -> Dispatched"),
+           kDispatchText)
       .def("combine", &combine, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
-           nb::sig(
-               "def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, bias: typing.Any = (), "
-               "dtype: str | None = None, out: typing.Any = None, stream: int | None = None, after: int | None = None, "
-               "done: int | None = None, "
-               "sms: int = 0) -> Combined"),
+           nb::sig("def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, bias: typing.Any = "
+                   "(), dtype: str | None = None, out: typing.Any = None, stream: typing.Any = None, after: typing.Any "
+                   "= None, done: typing.Any = None, sms: int = 0) -> Combined"),
            "Sums the answers to the rows of a dispatch, back at their sources. Collective.\n\ny: bfloat16, float16 or "
            "float32 [rows, hidden], contiguous; rows in the group's memory (Dispatched.x written in place) are fetched "
            "from there, others are copied first. weights: float32 [rows, top_k], summed back too. bias: up to two "
