@@ -71,7 +71,9 @@ struct DeviceLayout {
   std::size_t entered, finished;  ///< normal mode
   /// Low latency: half granted again. A second word on the line holds the epoch of the last send that has begun.
   std::size_t slots_read, answers_read;
-  std::size_t failed;                 ///< not 0 once the group of that member has failed
+  /// Not 0 once the group of that member has failed. Low latency, mask_failed: a second word on the line changes while
+  /// that member waits for another than this one.
+  std::size_t failed;
   std::size_t notices, notice_bytes;  ///< [2][ranks] DeviceNotice records
   /// [2][ranks] lines: a word of the low-latency dispatch of that parity, a word of the combine; see
   /// cuda/low_latency_kernels.cuh.

@@ -98,6 +98,58 @@ TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
   expect_late_answers_are_harmless({Reduction::per_rank, true});
 }
 
+// --- members that are late because they wait for another
+
+/// Member 2 stops behind a dispatch and owes its answer to member 1 alone, which begins to wait for it half a timeout
+/// after the others have gone on to the next dispatch. There member 0 gives it more than its own time: it has heard that
+/// member 1 lives. So both go on, and both leave out only the one that is missing.
+TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  constexpr std::int32_t kFirst = 0, kKept = 1, kGone = 2;
+  static constexpr std::chrono::milliseconds kTimeout(800);
+  const EpCase c = small(3, 89);
+  run_low_latency_group(
+      c,
+      [&](GpuGroup& group) {
+        const std::vector<std::vector<std::int64_t>> lanes = {{0, 3, 1, 4}, {3, 6, 4, 7}, {6, 7, 8, -1}};
+        const PlainInputs in(group.tensors, c, lanes[static_cast<std::size_t>(group.me)]);
+        const auto dispatch = [&] {
+          return group.group
+              .low_latency_dispatch(in.x, in.topk, {.quantize = ep::Quantize::none, .weights = in.weights})
+              .receive();
+        };
+        const auto answer = [&](const ep::LowLatencyReceived& got) {
+          return group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = true});
+        };
+        const auto expect_sums = [&](const Tensor& sums, float wanted, const char* of) {
+          const Tensor host = group.tensors.download(sums);
+          const auto* const bits = host.as<std::uint16_t>();
+          EXPECT_TRUE(std::all_of(bits, bits + host.size(), [&](auto value) { return value == bf16_of(wanted); }))
+              << of << " on PE " << group.me;
+        };
+        const ep::LowLatencyReceived got = dispatch();
+        group.group.synchronize();
+        sync(group.world.team());
+        if (group.me != kGone) {
+          const float wanted = group.me == kFirst ? 4 : 2;  // experts of a token that are not on the one that is gone
+          ep::PendingCombine pending = answer(got);
+          if (group.me == kKept) std::this_thread::sleep_for(kTimeout / 2);
+          expect_sums(pending.receive(), wanted, "the combine that it stopped in");
+          const auto start = std::chrono::steady_clock::now();
+          const ep::LowLatencyReceived next = dispatch();
+          group.group.synchronize();
+          if (group.me == kFirst) EXPECT_GT(std::chrono::steady_clock::now() - start, kTimeout * 5 / 4);
+          expect_sums(answer(next).receive(), wanted, "the next one");
+          EXPECT_EQ(group.group.masked(), (std::vector<int>{0, 0, 1})) << "on PE " << group.me;
+        }
+        sync(group.world.team());
+      },
+      [](ep::GroupOptions& options) {
+        options.mask_failed = true;
+        options.timeout = kTimeout;
+      });
+}
+
 // --- answers that come later than those of others
 
 /// Six tokens, each of which has experts on all of three members with three experts each.
@@ -110,9 +162,9 @@ std::vector<std::int64_t> lanes_everywhere(const EpCase& c) {
 
 enum class Waits { counted, of_nobody_else };
 
-/// wait_ns of both operations: the time goes to the member that comes late, and to nobody else. Weights travel early,
-/// because a send that waits for them is in no statistics.
-void expect_waits(const AnswersOf& form, bool defer, Waits expected) {
+/// wait_ns of both operations: the time goes to the member that comes late, and to nobody else. Without early weights
+/// it is the send of a combine that waits for it.
+void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_weights = true) {
   constexpr std::int32_t kLate = 1, kFirst = 0;
   constexpr std::int64_t kRounds = 2;
   constexpr std::chrono::milliseconds kDelay(60), kLittle(5);  // the others are waited for as well
@@ -128,14 +180,11 @@ void expect_waits(const AnswersOf& form, bool defer, Waits expected) {
       sync(group.world.team());
       if (group.me != kFirst) std::this_thread::sleep_for(group.me == kLate ? kDelay : kLittle);
     };
+    ep::LowLatencyDispatchOptions options{.quantize = ep::Quantize::none, .wait_ns = waited, .defer_receive = defer};
+    if (early_weights) options.weights = in.weights;
     for (std::int64_t i = 0; i < kRounds; ++i) {
       begin();
-      const ep::LowLatencyReceived got =
-          group.group
-              .low_latency_dispatch(
-                  in.x, in.topk,
-                  {.quantize = ep::Quantize::none, .wait_ns = waited, .weights = in.weights, .defer_receive = defer})
-              .receive();
+      const ep::LowLatencyReceived got = group.group.low_latency_dispatch(in.x, in.topk, options).receive();
       begin();
       group.group
           .low_latency_combine(
@@ -172,6 +221,11 @@ TEST_P(EpGpuLowLatencyWaits, SmallForSumsAreCounted) {
   expect_waits({Reduction::per_rank, false}, GetParam(), Waits::counted);
 }
 
+TEST_P(EpGpuLowLatencyWaits, SmallForWeightsAreCounted) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_waits({Reduction::per_rank, false}, GetParam(), Waits::counted, false);
+}
+
 TEST_P(EpGpuLowLatencyWaits, SmallForRowsAreCounted) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_waits({Reduction::exact, false}, GetParam(), Waits::counted);
@@ -184,7 +238,8 @@ TEST_P(EpGpuLowLatencyWaits, SmallForLogFmtRowsAreCounted) {
 
 TEST_P(EpGpuLowLatencyWaits, SmallAreNotThoseForOthers) {
   SHOAL_SKIP_WITHOUT_GPU();
-  expect_waits({Reduction::per_rank, false}, GetParam(), Waits::of_nobody_else);
+  for (const bool early_weights : {true, false})
+    expect_waits({Reduction::per_rank, false}, GetParam(), Waits::of_nobody_else, early_weights);
   expect_waits({Reduction::exact, false}, GetParam(), Waits::of_nobody_else);
   expect_waits({Reduction::per_rank, true}, GetParam(), Waits::of_nobody_else);
 }

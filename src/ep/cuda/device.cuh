@@ -234,12 +234,22 @@ __device__ inline void raise_signal(const DeviceGroup& group, std::size_t signal
 /// Between polls: many threads may be waiting, and what they read they take from those that move rows.
 inline constexpr std::uint32_t kPollNs = 40;
 
-/// Polls until `ready` is true; false when the group is aborted, `member` gave its group up, or the time is over. A
-/// wait that ends in time never reads the clock more than once.
-template <typename Ready>
+/// How long a wait for a member may take.
+class Deadline {
+ public:
+  __device__ Deadline(const DeviceGroup& group, std::int32_t) : at_(clock_ns() + group.timeout_ns) {}
+  __device__ bool is_over(std::uint32_t) const { return clock_ns() > at_; }
+
+ private:
+  const std::uint64_t at_;
+};
+
+/// Polls until `ready` is true; false when the group is aborted, `member` gave its group up, or the time is over, of
+/// which Limit is asked now and then. A wait that ends in time never reads the clock more than once.
+template <typename Limit = Deadline, typename Ready>
 __device__ bool poll(const DeviceGroup& group, std::int32_t member, Ready&& ready, Fault& fault) {
   if (ready()) return true;
-  const std::uint64_t deadline = clock_ns() + group.timeout_ns;
+  Limit limit(group, member);
   for (std::uint32_t polls = 1;; ++polls) {
     __nanosleep(kPollNs);
     if (ready()) return true;
@@ -249,7 +259,7 @@ __device__ bool poll(const DeviceGroup& group, std::int32_t member, Ready&& read
     fault = Fault::peer_failed;
     if (load_relaxed(signal_at(group, group.me, group.layout.failed, member)) != 0) return ready();
     fault = Fault::timeout;
-    if (clock_ns() > deadline) return false;
+    if (limit.is_over(polls)) return false;
   }
 }
 

@@ -96,7 +96,7 @@ struct LowLatency::Parts {
   CudaGroup& group;
   BlockPool handles, pendings;
   Halves results, float8_results, combine_buffers;
-  std::shared_ptr<void> longest_wait;  ///< [2][ranks]: dispatch, combine
+  std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, combines of even and of odd number
   Machine machine{};
   std::uint64_t serial = 0;
   std::uint64_t dispatches_received = 0, combines_received = 0;  ///< receives that are queued
@@ -163,7 +163,7 @@ struct LowLatency::Parts {
   /// What the first call of a group finds out; its memory and peers are not there before.
   void open() {
     if (longest_wait != nullptr) return;
-    const std::size_t bytes = 2 * shape().ranks * sizeof(std::uint64_t);
+    const std::size_t bytes = 3 * shape().ranks * sizeof(std::uint64_t);
     auto memory = allocate(bytes, "low-latency mode");
     check(cudaMemsetAsync(memory.get(), 0, bytes, group.resources->stream), "low-latency mode");
     check(cudaStreamSynchronize(group.resources->stream), "low-latency mode");
@@ -185,8 +185,10 @@ struct LowLatency::Parts {
     }
   }
 
-  std::uint64_t* waits_of(bool combine) const {
-    return static_cast<std::uint64_t*>(longest_wait.get()) + (combine ? shape().ranks : 0);
+  std::uint64_t* waits_of_dispatch() const { return static_cast<std::uint64_t*>(longest_wait.get()); }
+  /// Of two that are under way the later one may wait for weights already.
+  std::uint64_t* waits_of_combine(std::uint64_t epoch) const {
+    return waits_of_dispatch() + (1 + (epoch & 1)) * static_cast<std::size_t>(shape().ranks);
   }
 
   /// Tells of the members that kernels have masked.
@@ -385,7 +387,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.layout = received.layout.as<std::int64_t>();
   call.expert_counts = options.expert_counts.defined() ? options.expert_counts.as<std::int32_t>() : nullptr;
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
-  call.longest_wait = parts_->waits_of(false);
+  call.longest_wait = parts_->waits_of_dispatch();
   call.handle = handle.view;
   call.grants = behind_send ? 0 : 1;
   call.chained = behind_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
@@ -442,6 +444,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
   call.flags = options.defer_receive || group_.device.mask_failed != 0 || form == AnswerForm::log_fmt ? 1 : 0;
+  call.longest_wait = options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
   call.handle = handle.view;
   call.pending = pending->view;
   call.serial = pending->serial;
@@ -491,15 +494,14 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
-  call.longest_wait = parts_->waits_of(true);
+  call.longest_wait = parts_->waits_of_combine(pending.epoch);
   call.handle = handle.view;
   call.pending = pending.view;
   call.grants = behind_send ? 0 : 1;
-  // Other forms read what the send keeps for them.
+  // Other forms read what the send keeps for them, statistics how long it waited for weights.
+  const bool reads_of_send = call.form != AnswerForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
   call.chained =
-      behind_send && call.form == AnswerForm::sums && parts_->machine.dependent_launch && group_.members_on_gpu == 1
-          ? 1
-          : 0;
+      behind_send && !reads_of_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch, "receive queued");
   launch_answers_receive(call, parts_->machine_for(launch), on);
   ++parts_->combines_received;

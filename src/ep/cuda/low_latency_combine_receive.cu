@@ -135,14 +135,8 @@ class Collector {
         group_, member, rows.phase, rows.operation, epoch_,
         [&] { return load_fresh(word) != kUnwritten || disagreed(rows); },
         signal_at(group_, group_.me, group_.layout.failed, member), &waited);
-    note_wait(member, waited);
+    note_wait(call_.longest_wait, member, waited);
     return true;
-  }
-
-  __device__ void note_wait(std::int32_t member, std::uint64_t waited) const {
-    if (waited != 0)
-      atomicMax(reinterpret_cast<unsigned long long*>(call_.longest_wait + member),
-                static_cast<unsigned long long>(waited));
   }
 
   __device__ bool wait_answer(std::int32_t member, const std::uint64_t* flag) const {
@@ -158,7 +152,7 @@ class Collector {
           return here || (ahead_of(said, epoch_) >= 0 && said != expected_);
         },
         flag, call_.wait_ns != nullptr ? &waited : nullptr);
-    note_wait(member, waited);
+    note_wait(call_.longest_wait, member, waited);
     if (!came || here) return came;
     if (is_epoch(said, epoch_) && (said & AnswerNotice::kLeftOut) == 0)
       report_fault(group_, Fault::mismatch, Phase::answer_rows, kCombineOperation, member, epoch_, said, 0, 0, 0,

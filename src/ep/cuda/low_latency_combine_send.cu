@@ -229,6 +229,7 @@ class Sender {
     if (is_epoch(word, epoch_)) return weight_of(word);
     if (masked_[pair.source]) return 0;
     const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, pair.source);
+    std::uint64_t waited = 0;
     wait_or_mask(
         group_, pair.source, Phase::weights, kCombineOperation, epoch_,
         [&] {
@@ -236,7 +237,8 @@ class Sender {
           word = load_relaxed(at);
           return ahead_of(word, epoch_) >= 0 || (ahead_of(said, epoch_) >= 0 && said != flag());
         },
-        at, nullptr);
+        at, call_.longest_wait != nullptr ? &waited : nullptr);
+    note_wait(call_.longest_wait, pair.source, waited);
     return weight_of(word);
   }
 

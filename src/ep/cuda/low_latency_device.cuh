@@ -176,6 +176,46 @@ __device__ inline void mask(const DeviceGroup& group, std::int32_t member) {
   __threadfence_system();
 }
 
+/// How long a group that leaves members out waits for one of them. Who waits for a member that is gone is late for the
+/// others, which would leave it out as well: so whoever waits tells the others so now and then, and who has heard that
+/// of the member it waits for, while it waited, gives it as long again. As often as there may be others that are gone.
+class Patience {
+ public:
+  __device__ Patience(const DeviceGroup& group, std::int32_t member)
+      : group_(group), member_(member), at_(clock_ns() + group.timeout_ns), heard_(hear()) {}
+
+  __device__ bool is_over(std::uint32_t polls) {
+    constexpr std::uint32_t kPollsPerWord = 1024;  // a millisecond or less
+    if (group_.mask_failed != 0 && polls % kPollsPerWord == 0) tell_others();
+    if (clock_ns() <= at_) return false;
+    const std::uint32_t heard = hear();
+    if (group_.mask_failed == 0 || heard == heard_ || given_ == group_.ranks - 2) return true;
+    heard_ = heard;
+    ++given_;
+    at_ += group_.timeout_ns;
+    return false;
+  }
+
+ private:
+  /// At member `of`: changes while `owner` waits for another than `of`.
+  __device__ std::uint64_t* word(std::int32_t of, std::int32_t owner) const {
+    return signal_at(group_, of, group_.layout.failed, owner) + 1;
+  }
+  __device__ std::uint32_t hear() const {
+    return static_cast<std::uint32_t>(load_relaxed(word(group_.me, member_)));
+  }
+  __device__ void tell_others() const {
+    for (std::int32_t other = 0; other < group_.ranks; ++other)
+      if (other != member_ && other != group_.me) store_relaxed(word(other, group_.me), clock_ns());
+  }
+
+  const DeviceGroup& group_;
+  const std::int32_t member_;
+  std::uint64_t at_;
+  std::uint32_t heard_;
+  std::int32_t given_ = 0;
+};
+
 /// What to do about a wait for `member` that failed: the member is masked, or the group is given up.
 __device__ inline void wait_failed(const DeviceGroup& group, Fault fault, Phase phase, std::uint32_t operation,
                                    std::int32_t member, std::uint64_t epoch, std::uint64_t seen) {
@@ -195,10 +235,16 @@ __device__ bool wait_or_mask(const DeviceGroup& group, std::int32_t member, Phas
   const std::uint64_t start = waited != nullptr ? clock_ns() : 0;
   bool left_out = false;
   Fault fault;
-  const bool done = poll(group, member, [&] { return ready() || (left_out = is_masked(group, member)); }, fault);
+  const bool done = poll<Patience>(group, member, [&] { return ready() || (left_out = is_masked(group, member)); }, fault);
   if (waited != nullptr) *waited = clock_ns() - start;
   if (!done) wait_failed(group, fault, phase, operation, member, epoch, static_cast<std::uint32_t>(load_relaxed(word)));
   return done && !left_out;
+}
+
+/// For the statistics: of the waits of a launch for a member the longest one counts.
+__device__ inline void note_wait(std::uint64_t* longest, std::int32_t member, std::uint64_t waited) {
+  if (waited != 0)
+    atomicMax(reinterpret_cast<unsigned long long*>(longest + member), static_cast<unsigned long long>(waited));
 }
 
 /// Until the signal of `member` here has reached `epoch`; false where it is left out.

@@ -48,9 +48,7 @@ __device__ bool wait_for(const Wait& wait, Ready&& ready) {
                    ahead_of(said, wait.epoch) > 0 || (is_epoch(said, wait.epoch) && SlotNotice::of(said).left_out);
       },
       notice, wait.call->wait_ns != nullptr ? &waited : nullptr);
-  if (waited != 0)
-    atomicMax(reinterpret_cast<unsigned long long*>(wait.call->longest_wait + wait.source),
-              static_cast<unsigned long long>(waited));
+  note_wait(wait.call->longest_wait, wait.source, waited);
   if (left_out)
     wait_failed(group, Fault::peer_failed, Phase::slots, kDispatchOperation, wait.source, wait.epoch,
                 static_cast<std::uint32_t>(said));

@@ -175,7 +175,8 @@ struct AnswersSend {
   std::int32_t tokens;
   AnswerForm form;
   std::uint32_t exact, weights_travelled;
-  std::uint32_t flags;  ///< a flag behind every answer
+  std::uint32_t flags;          ///< a flag behind every answer
+  std::uint64_t* longest_wait;  ///< where waits for weights count: as the receive has it; or nullptr
   HandleView handle;
   PendingView pending;
   std::uint64_t serial;
