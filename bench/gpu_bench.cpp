@@ -124,6 +124,8 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   normal->add_flag("--cross", options.cross, "every SM count with every token count");
   CLI::App* const low_latency = command("low-latency", "low-latency dispatch and combine by tokens");
   add_tokens(low_latency);
+  low_latency->add_option("--load-of", options.shape.load_of,
+                          "members of a group whose load, for so many experts and tokens, the PEs carry");
   CLI::App* const nodes = command("nodes", "two nodes, through host memory: pairs, put and get on heaps in GPU memory");
   nodes->add_option("--main-tokens", options.shape.tokens, "tokens per PE")->capture_default_str();
   CLI::App* const movement = command("movement", "the rows of a dispatch alone, pushed by their sources and pulled");
@@ -135,7 +137,7 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   start->add_flag("!--no-preinitialize", options.preinitialize, "make groups without preinitialize");
 }
 
-void prepare(Options& options, const std::string& part, const CLI::App& app) {
+void prepare(Options& options, const std::string& part, const CLI::App& app, std::int32_t pes) {
   const bool sweeps = part == "normal" || part == "low-latency";
   const bool own_tokens = sweeps && app.get_subcommand(part)->count("--tokens") > 0;
   if (part == "movement" && app.get_subcommand(part)->count("--sms") == 0) options.sms = {4, 8, 12, 16, 24, 32, 48, 64};
@@ -146,6 +148,12 @@ void prepare(Options& options, const std::string& part, const CLI::App& app) {
   if (!sweeps) options.tokens = {options.shape.tokens};
   for (const std::int64_t tokens : options.tokens)
     require(tokens >= 1, Code::invalid_argument, "--tokens contains {}; allowed: 1 or more", tokens);
+  if (options.shape.load_of > 0) {
+    const Shape large = options.shape;
+    options.shape = folded_shape(large, pes);
+    for (std::int64_t& tokens : options.tokens) tokens = folded_tokens(large, tokens);
+  }
+  options.shape.validate(pes);
 }
 
 }  // namespace
@@ -160,10 +168,9 @@ int main(int argc, char** argv) {
   gpu::declare(app, options, part);
   CLI11_PARSE(app, argc, argv);
   try {
-    gpu::prepare(options, part, app);
     const shoal::Settings settings = shoal::Settings::from_environment();
     const bool launched = settings.n_pes > 0;
-    options.shape.validate(launched ? static_cast<std::int32_t>(settings.n_pes) : options.pes);
+    gpu::prepare(options, part, app, launched ? static_cast<std::int32_t>(settings.n_pes) : options.pes);
     if (launched)
       gpu::run_pe(options, part, shoal::make_bootstrap(settings));
     else

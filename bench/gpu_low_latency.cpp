@@ -3,7 +3,7 @@
 // Timed per point: free-running chains of pairs and of dispatches alone, plain and as replayed graphs; pairs with an
 // event after each operation; pairs whose two phases are apart (the receive hook), with a pause between them in which
 // the rows arrive, so that the receive phase is timed without waiting. The experts write into next_combine_buffer, so
-// nothing is staged; the weights travel with the dispatch.
+// nothing is staged; the weights come with the combine. --load-of: two GPUs carry what each of a larger group would.
 #include <fmt/format.h>
 
 #include <algorithm>

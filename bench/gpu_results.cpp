@@ -60,7 +60,7 @@ Results::Results(Peers& peers, const Options& options, const std::string& part)
   json_["setup"] = {{"hidden", options.shape.hidden},   {"top_k", options.shape.top_k},
                     {"experts", options.shape.experts}, {"iterations", options.shape.iterations},
                     {"dropped", options.shape.dropped}, {"input_sets", kSets},
-                    {"seed", options.shape.seed}};
+                    {"seed", options.shape.seed},       {"load_of", options.shape.load_of}};
   json_["basis"] =
       "logical: bytes of the rows that a PE receives, its own included; combine moves as many rows back. "
       "gb_per_s: mean bytes of the PEs over the time of the slowest. "

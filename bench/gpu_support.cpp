@@ -51,7 +51,8 @@ Tensor expert_factors(std::int64_t first, std::int64_t count) {
 
 DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers, std::int32_t set,
                               cudaStream_t stream) {
-  const Batch host = make_batch(shape, tokens, peers.me(), set);
+  const Batch host = shape.load_of > 0 ? make_folded_batch(shape, tokens, peers.me(), peers.count(), set)
+                                       : make_batch(shape, tokens, peers.me(), set);
   const Tensor factor = Tensor::empty(DataType::float32, {tokens}), size = Tensor::empty(DataType::float32, {tokens}),
                ranks = Tensor::empty(DataType::float32, {tokens});
   const std::int64_t local_experts = shape.experts / peers.count();
@@ -60,6 +61,7 @@ DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Pee
     std::set<std::int64_t> members;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
       const std::int64_t expert = host.topk_idx.as<std::int64_t>()[token * shape.top_k + k];
+      if (expert < 0) continue;
       const float term = host.weights.as<float>()[token * shape.top_k + k] * expert_factor(expert);
       sum += term;
       magnitude += std::abs(term);

@@ -1,5 +1,6 @@
 #include "workload.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <ctime>
@@ -74,6 +75,12 @@ Batch make_routing(const Shape& shape, std::int64_t tokens, Random& random) {
   return batch;
 }
 
+void fill_rows(Batch& batch, const Shape& shape, Random& random) {
+  batch.x = Tensor::empty(DataType::bfloat16, {batch.tokens, shape.hidden});
+  auto* const words = batch.x.as<std::uint64_t>();
+  for (std::size_t i = 0; i < batch.x.bytes() / 8; ++i) words[i] = random_values(random.next());
+}
+
 float widen(std::uint16_t value) {
   return ep::numeric::to_float(ep::numeric::Bf16{value});
 }
@@ -102,9 +109,59 @@ Batch make_routing(const Shape& shape, std::int64_t tokens, std::int32_t pe, std
 Batch make_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set) {
   Random random = random_of(shape, pe, set);
   Batch batch = make_routing(shape, tokens, random);
-  batch.x = Tensor::empty(DataType::bfloat16, {tokens, shape.hidden});
-  auto* const words = batch.x.as<std::uint64_t>();
-  for (std::size_t i = 0; i < batch.x.bytes() / 8; ++i) words[i] = random_values(random.next());
+  fill_rows(batch, shape, random);
+  return batch;
+}
+
+Shape folded_shape(const Shape& large, std::int32_t pes) {
+  require(pes >= 2 && large.load_of >= pes, Code::invalid_argument,
+          "--load-of is {}; allowed: at least the {} PEs, of which there must be 2", large.load_of, pes);
+  require(large.experts % large.load_of == 0, Code::invalid_argument,
+          "--experts is {}; allowed: multiples of the {} members whose load is carried (--load-of)", large.experts,
+          large.load_of);
+  Shape shape = large;
+  shape.experts = large.experts / large.load_of * pes;
+  return shape;
+}
+
+std::int64_t folded_tokens(const Shape& large, std::int64_t tokens) {
+  const std::int64_t local = large.experts / large.load_of;
+  double misses = 1;  // that none of a token's experts is on a given member
+  for (std::int64_t k = 0; k < large.top_k; ++k)
+    misses *= static_cast<double>(std::max<std::int64_t>(0, large.experts - local - k)) /
+              static_cast<double>(large.experts - k);
+  return std::llround(static_cast<double>(tokens * (large.load_of - 1)) * (1 - misses));
+}
+
+Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t pes, std::int32_t set) {
+  const std::int64_t local = shape.experts / pes;
+  Shape large = shape;
+  large.experts = local * shape.load_of;
+  Random random = random_of(shape, pe, set);
+  const Batch drawn = make_routing(large, tokens, random);  // more than are needed
+  Batch batch;
+  batch.tokens = tokens;
+  batch.topk_idx = Tensor::empty(DataType::int64, {tokens, shape.top_k});
+  batch.weights = Tensor::empty(DataType::float32, {tokens, shape.top_k});
+  std::fill_n(batch.topk_idx.as<std::int64_t>(), tokens * shape.top_k, -1);
+  std::fill_n(batch.weights.as<float>(), tokens * shape.top_k, 0.0f);
+  std::int64_t row = 0;
+  for (std::int64_t token = 0; row < tokens; token = (token + 1) % tokens) {
+    std::vector<std::int64_t> row_of(static_cast<std::size_t>(shape.load_of), -1);
+    const std::int64_t first = row;
+    for (std::int64_t k = 0; k < shape.top_k; ++k) {
+      const std::int64_t at = token * shape.top_k + k, expert = drawn.topk_idx.as<std::int64_t>()[at];
+      const std::int64_t member = expert / local;  // 0 stands for this PE, the others for the other PEs in turn
+      const std::int64_t to = member == 0 ? pe : (pe + 1 + (member - 1) % (pes - 1)) % pes;
+      std::int64_t& its_row = row_of[static_cast<std::size_t>(member)];
+      if (its_row < 0) its_row = member == 0 ? first : row++;
+      if (its_row >= tokens) continue;
+      batch.topk_idx.as<std::int64_t>()[its_row * shape.top_k + k] = to * local + expert % local;
+      batch.weights.as<float>()[its_row * shape.top_k + k] = drawn.weights.as<float>()[at];
+    }
+    row = std::max(row, first + 1);  // a token of its own experts alone
+  }
+  fill_rows(batch, shape, random);
   return batch;
 }
 

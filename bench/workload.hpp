@@ -22,6 +22,7 @@ struct Shape {
   std::int64_t iterations = 24;  ///< timed; normal mode. Low latency does eight times as many.
   std::int64_t dropped = 4;      ///< not timed, at the start of a chain
   std::uint64_t seed = 1;
+  std::int32_t load_of = 0;  ///< members of the group whose load the PEs carry (folded_shape); 0: of their own
 
   std::int64_t low_latency_iterations() const { return 8 * iterations; }
   std::size_t row_bytes() const { return static_cast<std::size_t>(hidden) * 2; }
@@ -33,14 +34,24 @@ struct Shape {
 struct Batch {
   std::int64_t tokens = 0;
   Tensor x;         ///< bfloat16 [tokens, hidden]
-  Tensor topk_idx;  ///< int64 [tokens, top_k], distinct experts in each row
-  Tensor weights;   ///< float32 [tokens, top_k], positive, each row sums to 1
+  Tensor topk_idx;  ///< int64 [tokens, top_k], distinct experts in each row; -1: none, in folded batches
+  Tensor weights;   ///< float32 [tokens, top_k], positive, each row sums to 1; in folded batches to less
 
   const std::uint16_t* row(std::int64_t token) const { return x.as<std::uint16_t>() + token * x.shape[1]; }
 };
 Batch make_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set);
 /// The same without x: where the tokens go.
 Batch make_routing(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set);
+
+/// The load of a group of `large.load_of` members on fewer: each sends to the others, and gets from them, the rows that
+/// a member of the larger group would, and has as many experts. A token of the larger group becomes a token for each
+/// other member that it goes to; its own experts go with the first of them. What differs: combine adds up fewer answers
+/// at a time, and writes more sums.
+Shape folded_shape(const Shape& large, std::int32_t pes);
+/// How many tokens so many of the larger group become, on average.
+std::int64_t folded_tokens(const Shape& large, std::int64_t tokens);
+/// As make_batch, of `shape` = folded_shape(..).
+Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t pes, std::int32_t set);
 
 /// Chains rotate through so many batches, so that no cache holds their inputs.
 inline constexpr std::int32_t kBatches = 3;

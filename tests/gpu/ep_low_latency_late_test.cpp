@@ -101,8 +101,8 @@ TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
 // --- members that are late because they wait for another
 
 /// Member 2 stops behind a dispatch and owes its answer to member 1 alone, which begins to wait for it half a timeout
-/// after the others have gone on to the next dispatch. There member 0 gives it more than its own time: it has heard that
-/// member 1 lives. So both go on, and both leave out only the one that is missing.
+/// after the others have gone on to the next dispatch. There member 0 gives it more than its own time: it has heard
+/// that member 1 lives. So both go on, and both leave out only the one that is missing.
 TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kFirst = 0, kKept = 1, kGone = 2;

@@ -96,7 +96,7 @@ class Collector {
   }
 
   /// Nobody may go on waiting for, or leave behind, answers of a member that answers otherwise.
-  __device__ void check_agreement() const {
+  __device__ __noinline__ void check_agreement() const {
     for (auto member = static_cast<std::int32_t>(threadIdx.x); rows_tell(group_) && member < group_.ranks;
          member += static_cast<std::int32_t>(blockDim.x)) {
       const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, member);
@@ -126,7 +126,7 @@ class Collector {
   __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
 
   /// For the statistics: how long the last word of an answer takes. One warp measures.
-  __device__ bool measure(std::int32_t member, std::uint32_t row) const {
+  __device__ __noinline__ bool measure(std::int32_t member, std::uint32_t row) const {
     if (call_.wait_ns == nullptr || threadIdx.x >= 32) return true;
     const auto* const word = reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) + call_.sizes.hidden / 2 - 1;
     const RowsOf rows = about_rows();
@@ -139,7 +139,7 @@ class Collector {
     return true;
   }
 
-  __device__ bool wait_answer(std::int32_t member, const std::uint64_t* flag) const {
+  __device__ __noinline__ bool wait_answer(std::int32_t member, const std::uint64_t* flag) const {
     const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, member);
     std::uint64_t said = 0, waited = 0;
     bool here = false;

@@ -191,7 +191,7 @@ class Patience {
     const std::uint32_t heard = hear();
     if (group_.mask_failed == 0 || heard == heard_ || given_ == group_.ranks - 2) return true;
     heard_ = heard;
-    ++given_;
+    given_ = given_ + 1;
     at_ += group_.timeout_ns;
     return false;
   }
@@ -201,9 +201,7 @@ class Patience {
   __device__ std::uint64_t* word(std::int32_t of, std::int32_t owner) const {
     return signal_at(group_, of, group_.layout.failed, owner) + 1;
   }
-  __device__ std::uint32_t hear() const {
-    return static_cast<std::uint32_t>(load_relaxed(word(group_.me, member_)));
-  }
+  __device__ std::uint32_t hear() const { return static_cast<std::uint32_t>(load_relaxed(word(group_.me, member_))); }
   __device__ void tell_others() const {
     for (std::int32_t other = 0; other < group_.ranks; ++other)
       if (other != member_ && other != group_.me) store_relaxed(word(other, group_.me), clock_ns());
@@ -212,8 +210,9 @@ class Patience {
   const DeviceGroup& group_;
   const std::int32_t member_;
   std::uint64_t at_;
-  std::uint32_t heard_;
-  std::int32_t given_ = 0;
+  // In local memory: registers are for the row that its thread has in flight.
+  volatile std::uint32_t heard_;
+  volatile std::int32_t given_ = 0;
 };
 
 /// What to do about a wait for `member` that failed: the member is masked, or the group is given up.
@@ -232,10 +231,12 @@ template <typename Ready>
 __device__ bool wait_or_mask(const DeviceGroup& group, std::int32_t member, Phase phase, std::uint32_t operation,
                              std::uint64_t epoch, Ready&& ready, const std::uint64_t* word, std::uint64_t* waited) {
   if (ready()) return true;
-  const std::uint64_t start = waited != nullptr ? clock_ns() : 0;
+  volatile std::uint64_t start = 0;  // in local memory, as what Patience keeps
+  if (waited != nullptr) start = clock_ns();
   bool left_out = false;
   Fault fault;
-  const bool done = poll<Patience>(group, member, [&] { return ready() || (left_out = is_masked(group, member)); }, fault);
+  const bool done =
+      poll<Patience>(group, member, [&] { return ready() || (left_out = is_masked(group, member)); }, fault);
   if (waited != nullptr) *waited = clock_ns() - start;
   if (!done) wait_failed(group, fault, phase, operation, member, epoch, static_cast<std::uint32_t>(load_relaxed(word)));
   return done && !left_out;
