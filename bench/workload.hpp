@@ -71,6 +71,8 @@ void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t ex
 /// What rounding may do to an answer, as a share of the sum of the magnitudes of its terms: every answer and partial
 /// sum was rounded to the 8 bits of bfloat16, a quantised row to the 4 of e4m3.
 inline constexpr float kTolerance = 0x1p-7f, kQuantizedTolerance = 0x1.4p-4f;
+/// Where a token may have a single expert, so that three roundings do not average out.
+inline constexpr float kFewTermsTolerance = 0x1.8p-7f;
 
 /// Whether `output` [tokens, hidden] is what the experts answer to `batch`, up to the rounding of bfloat16;
 /// `quantized`: rows went through FP8. Throws Error{mismatch} naming token and channel when not.

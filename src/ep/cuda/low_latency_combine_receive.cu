@@ -58,8 +58,8 @@ class Collector {
                                      : answer_slot(group_, lane.member, static_cast<std::int32_t>(me), lane.own);
       const std::size_t index = answer_index(group_, call_.sizes, epoch_, token, slot);
       answer.row = static_cast<std::uint32_t>(index * (group_.layout.answer_bytes / sizeof(uint4)));
-      arrived = tells() ? measure(lane.member, answer.row)
-                        : wait_answer(lane.member, answer_flag_at(group_, group_.me, index));
+      arrived = tells() || wait_answer(lane.member, answer_flag_at(group_, group_.me, index));
+      if (tells() && measures()) measure(lane.member, answer.row);
     }
     answer.arrived = __ballot_sync(kWarp, arrived);
     return answer;
@@ -126,8 +126,8 @@ class Collector {
   __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
 
   /// For the statistics: how long the last word of an answer takes. One warp measures.
-  __device__ __noinline__ bool measure(std::int32_t member, std::uint32_t row) const {
-    if (call_.wait_ns == nullptr || threadIdx.x >= 32) return true;
+  __device__ bool measures() const { return call_.wait_ns != nullptr && threadIdx.x < 32; }
+  __device__ __noinline__ void measure(std::int32_t member, std::uint32_t row) const {
     const auto* const word = reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) + call_.sizes.hidden / 2 - 1;
     const RowsOf rows = about_rows();
     std::uint64_t waited = 0;
@@ -136,7 +136,6 @@ class Collector {
         [&] { return load_fresh(word) != kUnwritten || disagreed(rows); },
         signal_at(group_, group_.me, group_.layout.failed, member), &waited);
     note_wait(call_.longest_wait, member, waited);
-    return true;
   }
 
   __device__ __noinline__ bool wait_answer(std::int32_t member, const std::uint64_t* flag) const {

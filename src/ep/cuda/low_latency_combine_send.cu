@@ -17,7 +17,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
 /// By the registers that they need.
 constexpr std::int32_t blocks_per_multiprocessor(AnswerForm form) {
