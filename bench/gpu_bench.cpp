@@ -133,19 +133,19 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   movement->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
   CLI::App* const start = command("start", "the first call against the steady one, and what the difference is");
   start->add_option("--main-tokens", options.shape.tokens, "tokens per PE in normal mode")->capture_default_str();
-  start->add_flag("!--no-warmup", options.warmup, "do not warm up groups");
-  start->add_flag("!--no-preinitialize", options.preinitialize, "make groups without preinitialize");
+  start->add_flag("!--no-warmup", options.warmup, "groups as they are made: no call of warmup, no preinitialize");
+  start->add_flag("!--no-preinitialize", options.preinitialize, "make groups without preinitialize, then warm them up");
 }
 
 void prepare(Options& options, const std::string& part, const CLI::App& app, std::int32_t pes) {
   const bool sweeps = part == "normal" || part == "low-latency";
   const bool own_tokens = sweeps && app.get_subcommand(part)->count("--tokens") > 0;
-  if (part == "movement" && app.get_subcommand(part)->count("--sms") == 0) options.sms = {4, 8, 12, 16, 24, 32, 48, 64};
   if (part == "low-latency") {
     options.shape.tokens = 1;
     if (!own_tokens) options.tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
   }
   if (!sweeps) options.tokens = {options.shape.tokens};
+  if (!options.warmup) options.preinitialize = false;  // preinitialize is a warm-up while the group is made
   for (const std::int64_t tokens : options.tokens)
     require(tokens >= 1, Code::invalid_argument, "--tokens contains {}; allowed: 1 or more", tokens);
   if (options.shape.load_of > 0) {

@@ -25,11 +25,11 @@ struct Options {
   Shape shape{.tokens = 4096, .iterations = 128, .dropped = 16};  ///< tokens: where SM counts are swept
   std::int32_t pes = 1;                                           ///< as threads; under shoal-run it says
   std::vector<std::int64_t> tokens{8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
-  std::vector<std::int32_t> sms{4, 8, 12, 16, 24, 32};
+  std::vector<std::int32_t> sms{4, 8, 12, 16, 24, 32, 48, 64};
   std::int32_t main_sms = 16;  ///< where token counts are swept
   bool cross = false;          ///< every SM count with every token count
-  bool warmup = true;          ///< start: call warmup before the first operation
-  bool preinitialize = true;   ///< start
+  bool warmup = true;          ///< start: call warmup before the first operation; false: preinitialize is so, too
+  bool preinitialize = true;   ///< start: GroupOptions.preinitialize
   std::string json_path;
 };
 

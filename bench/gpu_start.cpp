@@ -3,10 +3,10 @@
 // Resources: opening the world, by phase, and making a group. Code loading: the first call of the process less the
 // first call of a second group of the same kind, which finds the code loaded. Handshake and first touch: what is left
 // of that second group's first call over a steady one. Times are by the host's clock from a call to the end of its work
-// on the GPU, the slowest PE's counting; all PEs start each call together. Without --no-warmup the first group is
-// warmed up, and first / steady is what warm-up leaves over (B2). Inputs and output are there before the group is, as a
-// model's are; the warm-up does not know them. A steady pair behind a pause says what of the first one is the pause
-// alone.
+// on the GPU, the slowest PE's counting; all PEs start each call together. Without --no-warmup groups are made with
+// preinitialize and warmed up, and first / steady is what that leaves over (B2). Inputs and output are there before the
+// group is, as a model's are; the warm-up does not know them. A steady pair behind a pause says what of the first one
+// is the pause alone.
 #include <fmt/format.h>
 
 #include <algorithm>

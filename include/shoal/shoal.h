@@ -407,7 +407,8 @@ typedef struct shoal_ep_sizes {
   uint64_t total;
 } shoal_ep_sizes;
 
-/// Counters since the group was made; times in nanoseconds.
+/// Counters since the group was made; times in nanoseconds. On GPUs (ep::Statistics) rows_sent and wait_ns are 0,
+/// rows_received counts dispatches that fill rows_per_source.
 typedef struct shoal_ep_statistics {
   size_t size;
   uint64_t dispatches;

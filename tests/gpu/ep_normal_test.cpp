@@ -401,6 +401,40 @@ TEST(EpGpuNormal, GroupsOneAfterAnotherInTheSameMemory) {
   });
 }
 
+TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(3, 69);
+  run_group(
+      c,
+      [&](GpuGroup& group) {
+        GpuRound exact(group, c, {});
+        GpuRound worst(group, c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}});
+        const auto counted = [&] { return group.group.statistics(); };
+        ep::Dispatched got = exact.dispatch(exact.route());
+        const auto rows = static_cast<std::uint64_t>(got.rows);
+        EXPECT_EQ(counted().rows_received, rows);
+        ep::Handle handle = got.handle;
+        got = {};
+        exact.write_answers(got = exact.dispatch(handle));
+        EXPECT_EQ(counted().rows_received, 2 * rows) << "a cached handle knows the sizes";
+        exact.combine(got);
+        got = {};
+        got = worst.dispatch(worst.route());
+        handle = got.handle;
+        got = {};
+        got = worst.dispatch(handle);
+        group.group.synchronize();
+        EXPECT_EQ(counted().rows_received, 2 * rows) << "these sizes stay on the GPU";
+        EXPECT_EQ(counted().dispatches, 4U);
+        EXPECT_EQ(counted().combines, 1U);
+        EXPECT_EQ(counted().rows_sent, 0U);
+        EXPECT_EQ(counted().wait_time.count(), 0);
+        EXPECT_GT(counted().dispatch_time.count(), 0);
+        EXPECT_GT(counted().combine_time.count(), 0);
+      },
+      normal_options(c));
+}
+
 TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 71);

@@ -1,5 +1,7 @@
 """The bundle runs where it is moved to, and its scripts say what happened: nothing that was skipped counts as passed (issue of the GPU backend)."""
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import pathlib
@@ -22,8 +24,8 @@ def bundle(bin_dir, tmp_path_factory):
     return moved
 
 
-def run(*command):
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+def run(*command, first_path=None):
+    environment = {"PATH": os.pathsep.join(str(part) for part in (first_path, os.environ["PATH"]) if part), "HOME": "/nonexistent"}
     return subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -105,3 +107,64 @@ def test_a_hang_is_ended_and_named(bundle, tmp_path):
     assert result.returncode == 1
     assert "FAILED Case.Waits" in result.stdout and "killed at its deadline" in result.stdout and "still waiting" in result.stdout
     assert "still waiting" in (tmp_path / "gpu-tests.log").read_text()
+
+
+# As shoal-moe: the layer is right, but for one form; and as it answers where it cannot run.
+MOE = """for word in "$@"; do [ "$before" = --json ] && results=$word; before=$word; done
+case "$*" in *"--mode low-latency --dtype fp8"*) echo 'check: FAILED'; exit 1;; esac
+echo '{"check": {"worst_error": 0.5}}' > "$results" """
+MOE_WITHOUT_GPU = "echo 'shoal: --backend cuda is not possible here: none'; exit 2"
+
+
+@pytest.mark.parametrize("body, results", [(MOE, ["passed", "passed", "passed", "failed"]), (MOE_WITHOUT_GPU, ["skipped"] * 4)])
+def test_the_layer_is_a_step_of_the_gpu_tests(bundle, tmp_path, body, results):
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle, copy, ignore=shutil.ignore_patterns("*_test", "shoal-*"))
+    fake_test(copy, "shoal-moe", body)
+    result = run(copy / "run-gpu-tests", "shoal-moe", "--out", tmp_path)
+    assert result.returncode == 1, result.stdout + result.stderr
+    summary = json.loads((tmp_path / "gpu-tests-summary.json").read_text())
+    tests = summary["programs"][0]["tests"]
+    assert [test["result"] for test in tests] == results
+    assert [test["name"] for test in tests] == ["normal bf16", "normal fp8", "low-latency bf16", "low-latency fp8"]
+    assert tests[0]["check"] == ({"worst_error": 0.5} if results[0] == "passed" else None)
+    assert run(copy / "run-gpu-tests", "shoal-moe", "--gtest_filter=Case.*", "--out", tmp_path).returncode == 1  # nothing of that name in it
+
+
+SANITIZER = """case "$*" in *--version*) exit 0;; esac
+for word in "$@"; do case "$word" in --gtest_filter=*) echo "filter ${word#--gtest_filter=}";; esac; done
+case "$*" in *DISABLED_Control*) echo 'Invalid __global__ read of size 16'; echo 'ERROR SUMMARY: 1 error'; exit 86;; esac
+echo '[       OK ] Case.First (3 ms)'; echo 'ERROR SUMMARY: 0 errors'"""
+
+
+def script(bundle):
+    """run-gpu-tests as a module."""
+    sys.path.insert(0, str(bundle))
+    try:
+        loader = importlib.machinery.SourceFileLoader("run_gpu_tests", str(bundle / "run-gpu-tests"))
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+        loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(bundle))
+
+
+def test_the_sanitizer_takes_tests_that_exist(bundle, tmp_path):
+    wanted = script(bundle).SANITIZER_TESTS
+    programs = {path.name: path for path in (bundle / "bin").glob("gpu_*_test")}
+    if not wanted.keys() <= programs.keys():
+        pytest.skip("this build has no GPU tests (no CUDA compiler)")
+    for name, pattern in wanted.items():
+        listing = run(programs[name], "--gtest_list_tests", f"--gtest_filter={pattern}").stdout
+        assert any(line.startswith("  ") for line in listing.splitlines()), f"{name} has no test {pattern}"
+    tool = tmp_path / "tools" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\n{SANITIZER}\n")
+    tool.chmod(0o755)
+    result = run(bundle / "run-gpu-tests", "--sanitizer", "--out", tmp_path, first_path=tool.parent)
+    assert result.returncode == 0, result.stdout + result.stderr
+    runs = json.loads((tmp_path / "gpu-sanitizer-summary.json").read_text())["programs"]
+    assert sorted(run["program"] for run in runs) == sorted(
+        ["gpu_ep_processes_test control", *(f"{name} {tool}" for name in wanted for tool in ("memcheck", "racecheck"))])
+    log = (tmp_path / "gpu-sanitizer.log").read_text()
+    assert all(f"filter {pattern}\n" in log for pattern in wanted.values())

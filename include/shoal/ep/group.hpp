@@ -15,7 +15,9 @@
 //
 // A group lives where its world's heap lies (SHOAL_HEAP): on the host, or in GPU memory, where tensors are device
 // tensors and calls return when their kernels are queued on a stream (Launch). Numbers are the same on both. A dispatch
-// without worst_case_rows waits on the host for its sizes; every other call can be captured in a CUDA graph (E5).
+// without worst_case_rows or a cached handle waits on the host for its sizes. Other calls can be captured in a CUDA
+// graph (E5), but for combines without `out` or with CombineOptions::weights, low-latency calls before one of their
+// kind or warmup, and all calls of groups that pass rows through host memory (docs/gpu.md).
 //
 // Failure: bad arguments throw Error{invalid_argument} before anything is sent, and the group stays usable. Members
 // that pass different options throw Error{mismatch} on all members. A wait that lasts longer than the group's timeout
@@ -266,12 +268,14 @@ class PendingCombine {
   std::shared_ptr<detail::PendingCombineState> state_;
 };
 
-/// Counters since the group was made (B7). Times are of the calling thread, waits included.
+/// Counters since the group was made (B7). Times are of the calling thread, waits included. On GPUs calls count when
+/// they are queued or captured, replays do not, and groups that pass rows through host memory count as on the host.
 struct Statistics {
   std::uint64_t dispatches = 0, combines = 0, low_latency_dispatches = 0, low_latency_combines = 0;
-  std::uint64_t rows_sent = 0, rows_received = 0;
+  std::uint64_t rows_sent = 0;      ///< 0 on GPUs, where the host does not read routings
+  std::uint64_t rows_received = 0;  ///< on GPUs of dispatches that fill Dispatched::rows_per_source
   std::chrono::nanoseconds dispatch_time{}, combine_time{}, low_latency_dispatch_time{}, low_latency_combine_time{};
-  std::chrono::nanoseconds wait_time{};  ///< of these, spent waiting for other members
+  std::chrono::nanoseconds wait_time{};  ///< of these, spent waiting for other members; 0 on GPUs, where kernels wait
 };
 
 class Group {

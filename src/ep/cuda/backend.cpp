@@ -327,6 +327,8 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   if (waits) await_sizes(*handle, tokens_per_expert);
   if (!region) group_.synchronize();  // all members are told alike
   require_room();
+  for (const std::int64_t from_source : handle->rows_per_source)
+    state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
   Dispatched received = describe(call, handle, region, rows, on);
   if (call.options.copy_out) group_.end(launch, on);
   const std::int64_t alignment = call.options.expert_alignment;
@@ -360,8 +362,6 @@ void CudaBackend::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tok
   handle.received = handle.result_rows = message.received;
   handle.rows_per_source.assign(counts, counts + state_.shape.ranks);
   tokens_per_expert.assign(counts + state_.shape.ranks, counts + state_.shape.ranks + state_.shape.local_experts);
-  for (const std::int64_t from_source : handle.rows_per_source)
-    state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
 }
 
 Tensor CudaBackend::copied_out(const Tensor& tensor, cudaStream_t on) const {
