@@ -4,9 +4,9 @@
 // first call of a second group of the same kind, which finds the code loaded. Handshake and first touch: what is left
 // of that second group's first call over a steady one. Times are by the host's clock from a call to the end of its work
 // on the GPU, the slowest PE's counting; all PEs start each call together. Without --no-warmup groups are made with
-// preinitialize and warmed up, and first / steady is what that leaves over (B2). Inputs and output are there before the
-// group is, as a model's are; the warm-up does not know them. A steady pair behind a pause says what of the first one
-// is the pause alone.
+// preinitialize (or warmed up by a call), and first / steady is what that leaves over (B2). Inputs and output are there
+// before the group is, as a model's are; the warm-up does not know them. A steady pair behind a pause says what of the
+// first one is the pause alone.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ class StartBench {
     const double used = used_gigabytes();
     ep::Group group;
     step(name + ": group creation", [&] { group = ep::Group(world_.team(), group_options); });
-    if (options_.warmup) step(name + ": warm-up", [&] { group.warmup(); });
+    if (options_.warmup && !options_.preinitialize) step(name + ": warm-up", [&] { group.warmup(); });
     results_.note(name + ": GPU memory, GB", used_gigabytes() - used);
 
     std::vector<double> seconds;

@@ -7,6 +7,7 @@
 #include "ep/cuda/low_latency.hpp"
 #include "ep/cuda/normal.cuh"
 #include "ep/cuda/shares.hpp"
+#include "ep/cuda/warmup.hpp"
 #include "ep/cursor.hpp"
 #include "memory/cuda/stream_pool.hpp"
 
@@ -122,7 +123,7 @@ class CudaBackend final : public detail::Backend {
   void set_mask(std::int32_t member, bool masked) override { low_latency_.set_mask(member, masked); }
   void clear_masks() override { low_latency_.clear_masks(); }
 
-  void warmup(Group& group) override;
+  void warmup(Group& group) override { warm_up(group, group_, low_latency_); }
   void* stream() const override { return group_.stream; }
   void synchronize() override { group_.synchronize(); }
   void drain() override { group_.drain(); }
@@ -515,63 +516,6 @@ Combined CudaBackend::combine(const TensorView& y, const HandleState& state, con
   group_.end(options.launch, on);
   ++state_.statistics.combines;
   return combined;
-}
-
-// --- warm-up: real operations of the largest size on made-up tokens, so that code, memory and peers are those that
-// later calls use.
-
-/// A device tensor with the bytes of a host tensor, or zeros.
-Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::int64_t> shape, const Tensor* from) {
-  const TensorView extents(nullptr, dtype, shape);
-  Tensor out = group.tensor(group.allocate(extents.bytes()), 0, dtype, shape);
-  if (extents.bytes() == 0) return out;
-  if (from != nullptr)
-    check(cudaMemcpyAsync(out.data, from->data, extents.bytes(), cudaMemcpyHostToDevice, group.stream), "warm-up");
-  else
-    check(cudaMemsetAsync(out.data, 0, extents.bytes(), group.stream), "warm-up");
-  check(cudaStreamSynchronize(group.stream), "warm-up");
-  return out;
-}
-
-void CudaBackend::warmup(Group& group) {
-  const GroupOptions& options = state_.options;
-  group_.begin({});
-  if (options.max_tokens > 0) {
-    const Tensor host_topk = detail::even_topk(options.max_tokens, options.top_k, options.experts);
-    const Tensor topk = on_device(group_, DataType::int64, {options.max_tokens, options.top_k}, &host_topk);
-    const Tensor x = on_device(group_, options.dtype, {options.max_tokens, options.hidden}, nullptr);
-    Dispatched received = group.dispatch(x, group.route(topk));
-    if (options.dtype == DataType::float8_e4m3) {
-      if (options.combine_staging)
-        group.combine(on_device(group_, DataType::bfloat16, {received.x.shape[0], options.hidden}, nullptr),
-                      received.handle);
-    } else {
-      group.combine(received.x, received.handle);
-    }
-  }
-  if (options.low_latency_max_tokens > 0) {
-    const std::int64_t tokens = options.low_latency_max_tokens;
-    const Tensor host_topk = detail::even_topk(tokens, options.top_k, options.experts);
-    const Tensor topk = on_device(group_, DataType::int64, {tokens, options.top_k}, &host_topk);
-    const Tensor x = on_device(group_, DataType::bfloat16, {tokens, options.hidden}, nullptr);
-    const Tensor weights = on_device(group_, DataType::float32, {tokens, options.top_k}, nullptr);
-    low_latency_.preload();
-    // As calls come: on a stream of the caller's, with and without weights.
-    const auto callers = memory::cuda::take_stream(*state_.world->cuda(), memory::cuda::StreamPriority::highest);
-    const Launch launch{.stream = callers.get(), .after = nullptr, .done = nullptr, .sms = 0};
-    for (const Quantize quantize : {Quantize::none, Quantize::fp8})
-      for (int half = 0; half < 2; ++half) {  // each form in both halves of the buffers
-        if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
-        LowLatencyDispatchOptions dispatch{.quantize = quantize, .launch = launch};
-        if (half == 1) dispatch.weights = weights;
-        const LowLatencyReceived received = group.low_latency_dispatch(x, topk, dispatch).receive();
-        const TensorView y = group.next_combine_buffer();
-        group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = true, .launch = launch}).receive();
-      }
-    synchronize();
-    check(cudaStreamSynchronize(callers.get()), "warm-up");
-  }
-  synchronize();
 }
 
 }  // namespace
