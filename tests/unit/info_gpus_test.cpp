@@ -1,5 +1,5 @@
-// What shoal-info says about GPUs (requirements A1, D11), on a driver without a GPU: who reaches whom, what each can do,
-// several PEs on one.
+// What shoal-info says about GPUs (requirements A1, D11), on a driver without a GPU: who reaches whom, what each can
+// do, several PEs on one.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -46,8 +46,11 @@ TEST(InfoGpus, TellsAccessWithoutAtomics) {
 
 TEST(InfoGpus, SaysWhatEachCanDo) {
   const Gpus plain = gpus_of({.gpus = 1, .fabric = false});
-  expect_text(plain, "GPUs: 1, CUDA driver 13.0\n  GPU 0: Fake GPU, 0000:00:00.0, 1.0 GiB, 132 SMs, compute capability 9.0\n");
-  expect_text(plain, "virtual memory: yes; handles: fd yes, fabric no; 64-bit stream memory operations: no; NVLink multicast: no");
+  expect_text(plain,
+              "GPUs: 1, CUDA driver 13.0\n  GPU 0: Fake GPU, 0000:00:00.0, 1.0 GiB, 132 SMs, compute capability 9.0\n");
+  expect_text(
+      plain,
+      "virtual memory: yes; handles: fd yes, fabric no; 64-bit stream memory operations: no; NVLink multicast: no");
   EXPECT_EQ(to_json(plain)["gpus"][0]["nvlink_multicast"], false);
   EXPECT_EQ(to_json(plain)["gpus"][0]["stream_memory_operations"], false);
 
