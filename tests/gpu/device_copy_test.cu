@@ -1,6 +1,6 @@
 // put and get in kernels, by thread, warp and block (requirement D15): every size, alignment and stride against what
 // the host knows; nothing beside the range is touched. Heaps lie in one window, or are found by a table: where some are
-// out of reach, and by CUDA IPC (D1).
+// out of reach, and by CUDA IPC (D2).
 #include <gtest/gtest.h>
 
 #include "device_world.hpp"

@@ -1,6 +1,6 @@
 // Atomics, signals, waits and barriers in kernels (requirement D15): values, order of data and signal, deadlines and
 // what they report. Heaps lie in one window, or are found by a table: where some are out of reach, and by CUDA IPC
-// (D1).
+// (D2).
 #include <gtest/gtest.h>
 
 #include <string>

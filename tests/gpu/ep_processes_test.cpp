@@ -155,7 +155,7 @@ TEST_P(EpGpuProcesses, SmallLowLatencyModeWithMasks) {
   run("low_latency_mode_with_masks");
 }
 
-// The same groups where memory is passed by CUDA IPC (D1). Not under the sanitizer: the kernels are the same.
+// The same groups where memory is passed by CUDA IPC (D2). Not under the sanitizer: the kernels are the same.
 class EpGpuProcessesByCudaIpc : public testing::Test {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_GPU(); }

@@ -345,7 +345,7 @@ TEST(StreamOperationsAmongProcesses, ByTheUsualHandle) {
   SHOAL_NEEDS_GPU();
   run_gpu_processes("streams", "automatic");
 }
-TEST(StreamOperationsAmongProcesses, ByCudaIpc) {  // D1
+TEST(StreamOperationsAmongProcesses, ByCudaIpc) {  // D2
   SHOAL_NEEDS_GPU();
   run_gpu_processes("streams", "ipc");
 }

@@ -1,5 +1,5 @@
 // What groups in GPU memory ask the world, on a driver without a GPU: where buffers lie that are shared (requirement
-// D2), why a member is out of reach (D12), and when they warn of that (D1).
+// D2), why a member is out of reach, and when they warn of that (D12).
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
