@@ -4,9 +4,11 @@
 #include <thread>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "ep/device_layout.hpp"
 #include "ep/host/backend.hpp"
 #include "ep/host/group.hpp"
+#include "world/connectivity.hpp"
 #include "world/parts.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/backend.hpp"
@@ -69,7 +71,32 @@ std::int32_t threads_of(const GroupState& group) {
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
 }
 
+/// Whether the two are on one node, whose GPUs the settings allow to reach each other.
+bool should_reach(const shoal::detail::WorldParts& world, Pe pe) {
+  const auto& node_of = world.placement.node_of;
+  if (node_of[static_cast<std::size_t>(pe)] != node_of[static_cast<std::size_t>(world.my_pe)]) return false;
+  const auto& allowed = shoal::detail::order_of(world.heap_connectivity, world.my_pe, pe);
+  return std::find(allowed.begin(), allowed.end(), "cuda_p2p") != allowed.end();
+}
+
 }  // namespace
+
+void report_staging(const Team& team) {
+  const auto& world = *team.state().world;
+  std::optional<Pe> named;  // rather one that should be in reach
+  bool surprising = false;
+  for (Pe member = 0; member < team.size() && !surprising; ++member) {
+    const Pe pe = team.world_pe(member);
+    if (world.peer_base(pe) != nullptr) continue;
+    surprising = should_reach(world.parts(), pe);
+    if (surprising || !named) named = pe;
+  }
+  if (!named) return;  // those who do not reach each other say it
+  log::print(surprising ? log::Level::warn : log::Level::info,
+             "PE {}: rows of this ep::Group go through host memory, which is slower, and its calls cannot be captured "
+             "in graphs: the heap of PE {} is out of reach: {}",
+             world.my_pe(), *named, shoal::detail::why_out_of_reach(world, *named));
+}
 
 GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
     : team(owner),

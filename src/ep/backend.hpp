@@ -70,4 +70,8 @@ class Backend {
 
 std::unique_ptr<Backend> make_backend(GroupState& state);
 
+/// Says in the log why rows of a group of this team go through host memory, on a member that does not reach all others:
+/// a warning where the GPUs of a node should reach each other; information where nodes or the settings make it so.
+void report_staging(const Team& team);
+
 }  // namespace shoal::ep::detail

@@ -1,5 +1,6 @@
 // Atomics, signals, waits and barriers in kernels (requirement D15): values, order of data and signal, deadlines and
-// what they report.
+// what they report. Heaps lie in one window, or are found by a table: where some are out of reach, and by CUDA IPC
+// (D2).
 #include <gtest/gtest.h>
 
 #include <string>
@@ -43,43 +44,41 @@ __global__ void update(const __grid_constant__ device::World world, T* words) {
 }
 
 template <typename T>
-void check_atomics(Pe n_pes) {
-  run_gpu_pes(n_pes, [](World& world, const TestStream& stream) {
-    const Pe n = world.n_pes();
-    const auto words = world.heap().allocate<T>(8);
-    fill(world, words, {0, 0, 0, 0, static_cast<T>((T{1} << n) - 1), 0, 0, 0});
-    barrier(world.team());
-    constexpr int kThreads = 64;
-    device::launch_collective(world, stream, {.grid = 2, .block = kThreads}, update<T>, cuda::device_world(world),
-                              words.data());
-    stream.synchronize();
-    barrier(world.team());
-    const auto got = fetch(world, words);
-    EXPECT_EQ(got[7], static_cast<T>(left(world) - 100));
-    if (world.my_pe() == 0) {
-      const T threads = static_cast<T>(2 * kThreads * n);
-      EXPECT_EQ(got[0], static_cast<T>(30 * threads));
-      EXPECT_EQ(got[1], static_cast<T>((T{1} << n) - 1));
-      EXPECT_EQ(got[2], T{0});
-      EXPECT_EQ(got[3], static_cast<T>(2 * threads));
-      EXPECT_EQ(got[4], T{0});
-      // Two blocks of each PE put a token in; the last is still there.
-      EXPECT_EQ(static_cast<T>(got[5] + got[6]), static_cast<T>(n * (n + 1)));
-    }
-    barrier(world.team());
-  });
+void check_atomics(World& world, const TestStream& stream) {
+  const Pe n = world.n_pes();
+  const auto words = world.heap().allocate<T>(8);
+  fill(world, words, {0, 0, 0, 0, static_cast<T>((T{1} << n) - 1), 0, 0, 0});
+  barrier(world.team());
+  constexpr int kThreads = 64;
+  device::launch_collective(world, stream, {.grid = 2, .block = kThreads}, update<T>, cuda::device_world(world),
+                            words.data());
+  stream.synchronize();
+  barrier(world.team());
+  const auto got = fetch(world, words);
+  EXPECT_EQ(got[7], static_cast<T>(left(world) - 100));
+  if (world.my_pe() == 0) {
+    const T threads = static_cast<T>(2 * kThreads * n);
+    EXPECT_EQ(got[0], static_cast<T>(30 * threads));
+    EXPECT_EQ(got[1], static_cast<T>((T{1} << n) - 1));
+    EXPECT_EQ(got[2], T{0});
+    EXPECT_EQ(got[3], static_cast<T>(2 * threads));
+    EXPECT_EQ(got[4], T{0});
+    // Two blocks of each PE put a token in; the last is still there.
+    EXPECT_EQ(static_cast<T>(got[5] + got[6]), static_cast<T>(n * (n + 1)));
+  }
+  barrier(world.team());
 }
 
 TEST(DeviceAtomics, Int32Small) {
   SHOAL_NEEDS_GPU();
-  check_atomics<std::int32_t>(2);
+  run_gpu_pes(2, check_atomics<std::int32_t>);
 }
 TEST(DeviceAtomics, EightPes) {
   SHOAL_NEEDS_GPU();
-  check_atomics<std::int32_t>(8);
-  check_atomics<std::uint32_t>(8);
-  check_atomics<std::int64_t>(8);
-  check_atomics<std::uint64_t>(8);
+  run_gpu_pes(8, check_atomics<std::int32_t>);
+  run_gpu_pes(8, check_atomics<std::uint32_t>);
+  run_gpu_pes(8, check_atomics<std::int64_t>);
+  run_gpu_pes(8, check_atomics<std::uint64_t>);
 }
 
 // --- order of data and signals
@@ -104,10 +103,9 @@ __device__ bool fetched(const std::uint64_t* flag, std::uint64_t round) {
 /// has checked. `data` [2, kWords]: what to send and what arrives. `wrong` counts words that are not of their round.
 template <typename S, Sent kSent>
 __global__ void ring(const __grid_constant__ device::World world, std::uint64_t* data, std::uint64_t* flags,
-                     std::uint64_t* wrong, std::uint64_t rounds) {
+                     std::uint64_t* wrong, std::uint64_t rounds, Pe next, Pe previous) {
   constexpr bool kIsValue = kSent == Sent::fence || kSent == Sent::quiet || kSent == Sent::pointers;
   const S scope;
-  const Pe next = (world.my_pe + 1) % world.n_pes, previous = (world.my_pe + world.n_pes - 1) % world.n_pes;
   for (std::uint64_t round = 1; round <= rounds; ++round) {
     for (std::size_t i = scope.rank(); i < kWords; i += scope.size())
       data[i] = round * 1000 + static_cast<std::uint64_t>(world.my_pe) + i;
@@ -141,45 +139,49 @@ __global__ void ring(const __grid_constant__ device::World world, std::uint64_t*
 }
 
 template <typename S, Sent kSent>
-void check_ring(Pe n_pes, unsigned threads, std::uint64_t rounds) {
-  run_gpu_pes(n_pes, [=](World& world, const TestStream& stream) {
-    const auto data = world.heap().allocate<std::uint64_t>(2 * kWords);
-    const auto flags = world.heap().allocate<std::uint64_t>(2);
-    const auto wrong = world.heap().allocate<std::uint64_t>(1);
-    device::launch_collective(world, stream, {.grid = 1, .block = threads}, ring<S, kSent>, cuda::device_world(world),
-                              data.data(), flags.data(), wrong.data(), rounds);
-    stream.synchronize();
-    cuda::check_failures(world);
-    EXPECT_EQ(fetch(world, wrong)[0], 0u) << "words of another round, and 2^32 for each thread that missed a flag";
-    EXPECT_EQ(fetch(world, flags), (std::vector<std::uint64_t>{rounds, rounds}));
-    barrier(world.team());
-  });
+void check_ring(World& world, const TestStream& stream, unsigned threads, std::uint64_t rounds) {
+  const auto data = world.heap().allocate<std::uint64_t>(2 * kWords);
+  const auto flags = world.heap().allocate<std::uint64_t>(2);
+  const auto wrong = world.heap().allocate<std::uint64_t>(1);
+  device::launch_collective(world, stream, {.grid = 1, .block = threads}, ring<S, kSent>, cuda::device_world(world),
+                            data.data(), flags.data(), wrong.data(), rounds, right(world), left(world));
+  stream.synchronize();
+  cuda::check_failures(world);
+  EXPECT_EQ(fetch(world, wrong)[0], 0u) << "words of another round, and 2^32 for each thread that missed a flag";
+  EXPECT_EQ(fetch(world, flags), (std::vector<std::uint64_t>{rounds, rounds}));
+  barrier(world.team());
+}
+
+template <typename S, Sent kSent>
+void run_ring(Pe n_pes, unsigned threads, std::uint64_t rounds) {
+  run_gpu_pes(n_pes,
+              [=](World& world, const TestStream& stream) { check_ring<S, kSent>(world, stream, threads, rounds); });
 }
 
 TEST(DeviceSignals, RingSmall) {
   SHOAL_NEEDS_GPU();
-  check_ring<Block, Sent::put_signal>(2, 64, 3);
+  run_ring<Block, Sent::put_signal>(2, 64, 3);
 }
 TEST(DeviceSignals, CarryTheDataBeforeThem) {
   SHOAL_NEEDS_GPU();
-  check_ring<Thread, Sent::put_signal>(8, 1, 20);
-  check_ring<Warp, Sent::put_signal>(8, 32, 200);
-  check_ring<Block, Sent::put_signal>(8, 256, 500);
-  check_ring<Block, Sent::signal>(8, 224, 500);
+  run_ring<Thread, Sent::put_signal>(8, 1, 20);
+  run_ring<Warp, Sent::put_signal>(8, 32, 200);
+  run_ring<Block, Sent::put_signal>(8, 256, 500);
+  run_ring<Block, Sent::signal>(8, 224, 500);
 }
 
 template <Sent kSent>
 void check_order_in_every_scope() {
-  check_ring<Thread, kSent>(8, 1, 20);
-  check_ring<Warp, kSent>(8, 32, 200);
-  check_ring<Block, kSent>(8, 224, 500);
+  run_ring<Thread, kSent>(8, 1, 20);
+  run_ring<Warp, kSent>(8, 32, 200);
+  run_ring<Block, kSent>(8, 224, 500);
 }
 
 TEST(DeviceOrder, RingSmall) {
   SHOAL_NEEDS_GPU();
-  check_ring<Block, Sent::fence>(2, 64, 3);
-  check_ring<Warp, Sent::quiet>(2, 32, 3);
-  check_ring<Block, Sent::pointers>(2, 96, 3);
+  run_ring<Block, Sent::fence>(2, 64, 3);
+  run_ring<Warp, Sent::quiet>(2, 32, 3);
+  run_ring<Block, Sent::pointers>(2, 96, 3);
 }
 TEST(DeviceOrder, FenceKeepsAPutBeforeTheFlag) {
   SHOAL_NEEDS_GPU();
@@ -223,33 +225,36 @@ __global__ void gather(const __grid_constant__ device::World world, std::uint64_
 }
 
 template <typename S>
-void check_gather(Pe n_pes, unsigned threads) {
-  run_gpu_pes(n_pes, [=](World& world, const TestStream& stream) {
-    const auto n = static_cast<std::size_t>(world.n_pes());
-    const auto flags = world.heap().allocate<std::uint64_t>(n);
-    const auto taken = world.heap().allocate<int>(n);
-    const auto order = world.heap().allocate<std::int64_t>(n + 1);
-    device::launch_collective(world, stream, {.grid = 1, .block = threads}, gather<S>, cuda::device_world(world),
-                              flags.data(), taken.data(), order.data());
-    stream.synchronize();
-    cuda::check_failures(world);
-    const auto got = fetch(world, order);
-    for (std::size_t k = 0; k < n; ++k) EXPECT_EQ(got[k], static_cast<std::int64_t>(k)) << "the lowest first";
-    EXPECT_EQ(got[n], 31);
-    barrier(world.team());
-  });
+void check_gather(World& world, const TestStream& stream, unsigned threads) {
+  const auto n = static_cast<std::size_t>(world.n_pes());
+  const auto flags = world.heap().allocate<std::uint64_t>(n);
+  const auto taken = world.heap().allocate<int>(n);
+  const auto order = world.heap().allocate<std::int64_t>(n + 1);
+  device::launch_collective(world, stream, {.grid = 1, .block = threads}, gather<S>, cuda::device_world(world),
+                            flags.data(), taken.data(), order.data());
+  stream.synchronize();
+  cuda::check_failures(world);
+  const auto got = fetch(world, order);
+  for (std::size_t k = 0; k < n; ++k) EXPECT_EQ(got[k], static_cast<std::int64_t>(k)) << "the lowest first";
+  EXPECT_EQ(got[n], 31);
+  barrier(world.team());
+}
+
+template <typename S>
+void run_gather(Pe n_pes, unsigned threads) {
+  run_gpu_pes(n_pes, [=](World& world, const TestStream& stream) { check_gather<S>(world, stream, threads); });
 }
 
 TEST(DeviceWaits, SeveralVariablesSmall) {
   SHOAL_NEEDS_GPU();
-  check_gather<Warp>(2, 32);
+  run_gather<Warp>(2, 32);
 }
 TEST(DeviceWaits, SeveralVariablesInEveryScope) {
   SHOAL_NEEDS_GPU();
-  check_gather<Thread>(8, 1);
-  check_gather<Warp>(8, 32);
-  check_gather<Block>(8, 20);  // less than a warp
-  check_gather<Block>(8, 100);
+  run_gather<Thread>(8, 1);
+  run_gather<Warp>(8, 32);
+  run_gather<Block>(8, 20);  // less than a warp
+  run_gather<Block>(8, 100);
 }
 
 template <typename T>
@@ -329,6 +334,76 @@ TEST(DeviceBarrier, WorldAndTeamsOneAfterAnother) {
       barrier(world.team());
     }
   });
+}
+
+// A captured launch joins the capturing stream again, and its barriers count on from replay to replay.
+TEST(DeviceBarrier, IsCapturedAndReplayed) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(8, [](World& world, const TestStream& stream) {
+    const auto table = world.heap().allocate<std::uint64_t>(8);
+    const auto wrong = world.heap().allocate<std::uint64_t>(1);
+    device::resident_blocks(world, cross<Block>, 64, 0);  // loads it
+    barrier(world.team());
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    device::launch_collective(world, stream, {.grid = 1, .block = 64}, cross<Block>, cuda::device_world(world),
+                              cuda::device_team(world.team()), table.data(), wrong.data(), std::uint64_t{3});
+    check_cuda(cudaStreamEndCapture(stream, &graph));
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0));
+    for (int replay = 0; replay < 20; ++replay) check_cuda(cudaGraphLaunch(executable, stream));
+    stream.synchronize();
+    cuda::check_failures(world);
+    EXPECT_EQ(fetch(world, wrong)[0], 0u);
+    EXPECT_EQ(fetch(world, table)[static_cast<std::size_t>(world.my_pe())],
+              300u + static_cast<unsigned>(world.my_pe()));
+    check_cuda(cudaGraphExecDestroy(executable));
+    check_cuda(cudaGraphDestroy(graph));
+    barrier(world.team());
+  });
+}
+
+// --- heaps that are found by a table
+// -------------------------------------------------------------------------------------------------------------------
+
+TEST(DeviceTable, RingsAndBarriersOfANodeSmall) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(
+      4,
+      [](World& world, const TestStream& stream) {
+        ASSERT_NE(cuda::device_world(world).bases, nullptr);
+        check_ring<Block, Sent::put_signal>(world, stream, 64, 20);
+        check_ring<Warp, Sent::fence>(world, stream, 32, 20);
+        check_ring<Block, Sent::pointers>(world, stream, 96, 20);
+        check_barrier<Block>(world, stream, world.shared_team(), 64, 20);
+      },
+      settings_in_nodes());
+}
+
+SHOAL_PE_BODY(signals) {
+  run_gpu_process(pe, [](World& world, const TestStream& stream) {
+    check_atomics<std::int32_t>(world, stream);
+    check_atomics<std::uint64_t>(world, stream);
+    check_ring<Thread, Sent::quiet>(world, stream, 1, 5);
+    check_ring<Warp, Sent::put_signal>(world, stream, 32, 20);
+    check_ring<Block, Sent::signal>(world, stream, 224, 20);
+    check_ring<Block, Sent::pointers>(world, stream, 96, 20);
+    check_gather<Block>(world, stream, 100);
+    check_barrier<Block>(world, stream, world.team(), 64, 20);
+    Team odd = world.team().split_strided(1, 2, 2);
+    check_barrier<Warp>(world, stream, odd, 32, 10);
+    if (odd.valid()) odd.destroy();
+    barrier(world.team());
+  });
+}
+
+TEST(DeviceSignalsAmongProcesses, ByTheUsualHandle) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_processes("signals", "automatic");
+}
+TEST(DeviceSignalsAmongProcesses, ByCudaIpc) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_processes("signals", "ipc");
 }
 
 // --- failures
@@ -440,62 +515,50 @@ TEST(DeviceFailures, PointersToWhatDoesNotExistAreNullSmall) {
   });
 }
 
-// --- launches
-// -------------------------------------------------------------------------------------------------------------------
-
-__global__ void count_blocks(int* counter) {
-  if (threadIdx.x == 0) atomicAdd(counter, 1);
+/// Every kind of operation on a word of `pe`, which this GPU does not reach. got: what came back, all of it zero.
+__global__ void use_far_pe(const __grid_constant__ device::World world, std::uint64_t* words, std::uint64_t* got,
+                           Pe pe) {
+  const Block block;
+  put(block, world, words, got, 1, pe);
+  get(block, world, got, words, 1, pe);
+  put_signal(block, world, words, got, 1, words + 1, SignalOp::set, 5, pe);
+  signal(block, world, words + 1, SignalOp::add, 5, pe);
+  if (block.rank() != 0) return;
+  put_value(world, words, 5, pe);
+  got[0] += device::get_value(world, words, pe);
+  got[1] = atomic_fetch_add(world, words, 5, pe);
+  got[2] = device::peer_pointer(world, words, pe) == nullptr ? 0 : 1;
 }
 
-TEST(LaunchCollective, FillsTheGpuAndRefusesMore) {
+TEST(DeviceFailures, PesOutOfReachAreReportedSmall) {
   SHOAL_NEEDS_GPU();
-  run_gpu_pes(4, [](World& world, const TestStream& stream) {
-    const auto counter = world.heap().allocate<int>(1);
-    const int fitting = device::resident_blocks(world, count_blocks, 256, 0);
-    EXPECT_GE(fitting, 1);
-    device::launch_collective(world, stream, {.grid = 0, .block = 256}, count_blocks, counter.data());
-    stream.synchronize();
-    EXPECT_EQ(fetch(world, counter)[0], fitting);
-    const auto launch = [&](unsigned grid, unsigned block, std::size_t shared) {
-      device::launch_collective(world, stream, {.grid = grid, .block = block, .shared_bytes = shared}, count_blocks,
-                                counter.data());
-    };
-    expect_error(Code::invalid_argument, "at once fit 1 to " + std::to_string(fitting),
-                 [&] { launch(static_cast<unsigned>(fitting) + 1, 256, 0); });
-    expect_error(Code::invalid_argument, "this kernel allows 1 to", [&] { launch(1, 2048, 0); });
-    expect_error(Code::system, "dynamic shared memory", [&] { launch(1, 32, std::size_t{1} << 30); });
-    launch(1, 32, 0);  // what was refused left no error behind
-    stream.synchronize();
-    EXPECT_EQ(fetch(world, counter)[0], fitting + 1);
-    barrier(world.team());
-  });
-}
-
-// A captured launch joins the capturing stream again, and its barriers count on from replay to replay.
-TEST(LaunchCollective, IsCapturedAndReplayed) {
-  SHOAL_NEEDS_GPU();
-  run_gpu_pes(8, [](World& world, const TestStream& stream) {
-    const auto table = world.heap().allocate<std::uint64_t>(8);
-    const auto wrong = world.heap().allocate<std::uint64_t>(1);
-    device::resident_blocks(world, cross<Block>, 64, 0);  // loads it
-    barrier(world.team());
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    device::launch_collective(world, stream, {.grid = 1, .block = 64}, cross<Block>, cuda::device_world(world),
-                              cuda::device_team(world.team()), table.data(), wrong.data(), std::uint64_t{3});
-    check_cuda(cudaStreamEndCapture(stream, &graph));
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0));
-    for (int replay = 0; replay < 20; ++replay) check_cuda(cudaGraphLaunch(executable, stream));
-    stream.synchronize();
-    cuda::check_failures(world);
-    EXPECT_EQ(fetch(world, wrong)[0], 0u);
-    EXPECT_EQ(fetch(world, table)[static_cast<std::size_t>(world.my_pe())],
-              300u + static_cast<unsigned>(world.my_pe()));
-    check_cuda(cudaGraphExecDestroy(executable));
-    check_cuda(cudaGraphDestroy(graph));
-    barrier(world.team());
-  });
+  run_gpu_pes(
+      4,
+      [](World& world, const TestStream& stream) {
+        const auto words = world.heap().allocate<std::uint64_t>(2);
+        const auto got = world.heap().allocate<std::uint64_t>(3);
+        fill(world, words, {70, 71});
+        barrier(world.team());
+        const Pe far = (world.my_pe() + 2) % 4;
+        const std::string who = "an operation in a kernel of PE " + std::to_string(world.my_pe()) + " of 4 names PE " +
+                                std::to_string(far) + ", whose heap its GPU does not reach";
+        device::launch_collective(world, stream, {.grid = 1, .block = 64}, use_far_pe, cuda::device_world(world),
+                                  words.data(), got.data(), far);
+        stream.synchronize();
+        expect_error(Code::unsupported, who, [&] { cuda::check_failures(world); });
+        EXPECT_FALSE(cuda::take_failure(world).has_value()) << "the first alone is kept";
+        EXPECT_EQ(fetch(world, got), std::vector<std::uint64_t>(3));
+        // A barrier of both nodes ends at once.
+        device::launch_collective(world, stream, {.grid = 1, .block = 64}, wait_for_team, cuda::device_world(world),
+                                  cuda::device_team(world.team()));
+        stream.synchronize();
+        expect_error(Code::unsupported, "whose heap its GPU does not reach", [&] { cuda::check_failures(world); });
+        barrier(world.team());
+        EXPECT_EQ(fetch(world, words), (std::vector<std::uint64_t>{70, 71}));
+        // What is in reach still works.
+        check_ring<Block, Sent::put_signal>(world, stream, 64, 3);
+      },
+      settings_in_nodes());
 }
 
 }  // namespace

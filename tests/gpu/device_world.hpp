@@ -1,4 +1,5 @@
-// device_world.hpp: worlds of PEs as threads that share the GPUs of this machine, for tests of kernels and streams.
+// device_world.hpp: worlds of PEs that share the GPUs of this machine, as threads or as processes, for tests of kernels
+// and streams.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,8 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "shoal/collective.hpp"
 #include "shoal/cuda.hpp"
 #include "shoal/world.hpp"
+#include "support/process.hpp"
 
 namespace shoal::test {
 
@@ -83,6 +86,42 @@ inline void run_gpu_pes(Pe n_pes, const std::function<void(World&, const TestStr
   });
 }
 
+/// Four PEs on two (emulated) nodes, so that kernels find heaps by a table and half of them out of reach (D12).
+inline Settings settings_in_nodes() {
+  Settings settings = cuda_settings();
+  settings.node_size = 2;
+  return settings;
+}
+
+/// Runs the PE body `body` on four processes whose memory is passed by `handle` (SHOAL_CUDA_HANDLE). Processes on one
+/// GPU take turns, a millisecond each.
+inline void run_gpu_processes(const std::string& body, const std::string& handle) {
+  const Environment environment = {{"SHOAL_HEAP", "cuda"},
+                                   {"SHOAL_CUDA_HANDLE", handle},
+                                   {"SHOAL_SYMMETRIC_SIZE", "64M"},
+                                   {"SHOAL_TIMEOUT_MS", "60000"}};
+  expect_success(run_pes(4, body, {.env = environment, .limit = std::chrono::milliseconds(240'000)}));
+}
+
+/// What a PE body does: as run_gpu_pes in each of its threads. By CUDA IPC heaps lie where the driver puts them, so
+/// that some of four PEs find them by a table.
+inline void run_gpu_process(const PeContext& pe, const std::function<void(World&, const TestStream&)>& body) {
+  World world = World::open({pe.settings, nullptr});
+  {
+    const auto tables = world.heap().allocate<std::int32_t>(1);
+    if (cuda::device_world(world).bases != nullptr) world.atomic_fetch_add(tables.on(0)[0], 1);
+    barrier(world.team());
+    if (pe.settings.cuda_handle == "ipc")
+      EXPECT_GT(world.get_value(tables.on(0)[0]), 0) << "all heaps lie in one window";
+    const TestStream stream(world);
+    body(world, stream);
+    stream.synchronize();
+    cuda::check_failures(world);
+    barrier(world.team());
+  }
+  world.close();
+}
+
 /// This PE's copy.
 template <typename T>
 std::vector<T> fetch(const World& world, const SymmetricArray<T>& array) {
@@ -95,11 +134,14 @@ void fill(const World& world, const SymmetricArray<T>& array, const std::vector<
   world.put(array.on(world.my_pe()).subspan(0, values.size()), values);
 }
 
+/// The next PE and the one before, in a ring of those whose heaps this PE reaches by load and store.
 inline Pe right(const World& world) {
-  return (world.my_pe() + 1) % world.n_pes();
+  const Team near = world.shared_team();
+  return near.world_pe((near.my_pe() + 1) % near.size());
 }
 inline Pe left(const World& world) {
-  return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
+  const Team near = world.shared_team();
+  return near.world_pe((near.my_pe() + near.size() - 1) % near.size());
 }
 
 }  // namespace shoal::test

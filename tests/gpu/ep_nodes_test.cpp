@@ -132,6 +132,27 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
   });
 }
 
+TEST(EpGpuNodesMode, EachMemberSaysOnceThatRowsGoThroughTheHost) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small({4, 2}, 8);
+  Settings settings = gpu_settings();
+  settings.node_size = 2;
+  settings.staging_size = std::size_t{1} << 30;
+  settings.log = "info";  // between nodes it is no reason for a warning
+  testing::internal::CaptureStderr();
+  run_threads(c.ranks, settings, [&](World& world) {
+    GpuGroup owner(world, options_for(c));
+    for (int i = 0; i < 2; ++i) GpuRound(owner, c, {}).run();
+  });
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (int pe = 0; pe < c.ranks; ++pe) {
+    const std::string text = "PE " + std::to_string(pe) + ": rows of this ep::Group go through host memory";
+    const std::size_t first = said.find(text);
+    EXPECT_NE(first, std::string::npos) << said;
+    EXPECT_EQ(said.find(text, first + 1), std::string::npos) << said;
+  }
+}
+
 TEST(EpGpuNodesMode, LowLatencyResultsLieInTwoPlacesInTurn) {  // deep_ep hands them out before they are received
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 4);

@@ -155,6 +155,25 @@ TEST_P(EpGpuProcesses, SmallLowLatencyModeWithMasks) {
   run("low_latency_mode_with_masks");
 }
 
+// The same groups where memory is passed by CUDA IPC (D2). Not under the sanitizer: the kernels are the same.
+class EpGpuProcessesByCudaIpc : public testing::Test {
+ protected:
+  void SetUp() override { SHOAL_SKIP_WITHOUT_GPU(); }
+  void run(const std::string& body) {
+    expect_success(run_pes(3, body, {.env = {{"SHOAL_CUDA_HANDLE", "ipc"}}, .limit = kLimit}));
+  }
+};
+
+TEST_F(EpGpuProcessesByCudaIpc, NormalMode) {
+  run("normal_mode");
+}
+TEST_F(EpGpuProcessesByCudaIpc, LowLatencyMode) {
+  run("low_latency_mode");
+}
+TEST_F(EpGpuProcessesByCudaIpc, LowLatencyModeWithMasks) {
+  run("low_latency_mode_with_masks");
+}
+
 // For run-gpu-tests --sanitizer, which fails where the tool does not find this. Whatever becomes of the members.
 TEST(EpGpuSanitizer, DISABLED_Control) {
   SHOAL_SKIP_WITHOUT_GPU();

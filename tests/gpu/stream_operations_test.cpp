@@ -102,6 +102,69 @@ TEST(StreamOperations, ValuesStridesAndAtomicsSmall) {
   });
 }
 
+/// Every operation, alone on a word of the neighbour and by all PEs on words of PE 0. Values use all bits of the type.
+template <typename T>
+void check_stream_atomics(World& world, const TestStream& stream) {
+  struct Step {
+    AtomicOp op;
+    T operand, compare, after;  // after: what the word is then
+  };
+  const T start = static_cast<T>(0x9234'5678'8abc'def0), other = static_cast<T>(0x0f0f'8000'f0f0'0007);
+  const std::vector<Step> steps = {
+      {AtomicOp::set, start, 0, start},
+      {AtomicOp::fetch, 0, 0, start},
+      {AtomicOp::bit_and, other, 0, static_cast<T>(start & other)},
+      {AtomicOp::set, start, 0, start},
+      {AtomicOp::bit_or, other, 0, static_cast<T>(start | other)},
+      {AtomicOp::set, start, 0, start},
+      {AtomicOp::bit_xor, other, 0, static_cast<T>(start ^ other)},
+      {AtomicOp::bit_xor, other, 0, start},
+      {AtomicOp::compare_swap, 1, other, start},  // another value is there: it stays
+      {AtomicOp::compare_swap, other, start, other},
+      {AtomicOp::swap, start, 0, start},
+      {AtomicOp::add, static_cast<T>(~T{0}), 0, static_cast<T>(start - 1)},
+  };
+  const StreamOperations on(world, stream);
+  const Pe n = world.n_pes(), next = right(world);
+  const auto word = world.heap().allocate<T>(1);
+  const auto results = world.heap().allocate<T>(steps.size() + 1);
+  const auto shared = world.heap().allocate<T>(4);  // and, or, xor, add
+  const T all = static_cast<T>((T{1} << n) - 1), mine = static_cast<T>(T{1} << world.my_pe());
+  fill(world, shared, {all, 0, 0, 0});
+  on.barrier(world.team());
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    on.atomic(steps[i].op, word.on(next)[0], steps[i].operand, results.data() + i, steps[i].compare);
+  on.atomic(AtomicOp::fetch, word.on(next)[0], 0, results.data() + steps.size());
+  on.atomic(AtomicOp::bit_and, shared.on(0)[0], static_cast<T>(~mine), nullptr);
+  on.atomic(AtomicOp::bit_or, shared.on(0)[1], mine, nullptr);
+  for (int i = 0; i < 3; ++i) on.atomic(AtomicOp::bit_xor, shared.on(0)[2], mine, nullptr);
+  on.atomic(AtomicOp::add, shared.on(0)[3], mine, nullptr);
+  on.barrier(world.team());
+  stream.synchronize();
+  cuda::check_failures(world);
+
+  std::vector<T> before = {0};  // what each step finds
+  for (const Step& step : steps) before.push_back(step.after);
+  EXPECT_EQ(fetch(world, results), before);
+  EXPECT_EQ(fetch(world, word)[0], steps.back().after);
+  if (world.my_pe() == 0) EXPECT_EQ(fetch(world, shared), (std::vector<T>{0, all, all, all}));
+  barrier(world.team());
+}
+
+template <typename T>
+class StreamAtomics : public testing::Test {};
+using AtomicTypes = testing::Types<std::int32_t, std::uint32_t, std::int64_t, std::uint64_t>;
+TYPED_TEST_SUITE(StreamAtomics, AtomicTypes);
+
+TYPED_TEST(StreamAtomics, EveryOperationSmall) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(2, check_stream_atomics<TypeParam>);
+}
+TYPED_TEST(StreamAtomics, AmongEightPes) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(8, check_stream_atomics<TypeParam>);
+}
+
 /// Rounds of a ring on streams alone: the host looks at the end only. Each round's row is checked by where it ends: the
 /// receiver copies it into its own log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the round,
 /// `answer(on, flag, round)` says that it was copied.
@@ -266,6 +329,25 @@ TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
     check_cuda(cudaGraphDestroy(graph));
     barrier(world.team());
   });
+}
+
+SHOAL_PE_BODY(streams) {
+  run_gpu_process(pe, [](World& world, const TestStream& stream) {
+    for (const std::size_t count : {100, 10'001, 300'001}) check_put_get(world, stream, count);
+    check_ring(world, stream, 100, 10);
+    check_ring(world, stream, 100'000, 3);
+    check_order(world, stream, 100, 10);
+    check_stream_atomics<std::int64_t>(world, stream);
+  });
+}
+
+TEST(StreamOperationsAmongProcesses, ByTheUsualHandle) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_processes("streams", "automatic");
+}
+TEST(StreamOperationsAmongProcesses, ByCudaIpc) {  // D2
+  SHOAL_NEEDS_GPU();
+  run_gpu_processes("streams", "ipc");
 }
 
 // The example of docs/device.md.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # check.sh BUILD: installs a build into a temporary folder and builds three programs against it with find_package(shoal):
-# the README's example, the example in C, and one that links shoal::shoal alone.
+# the README's example, the example in C, and one that links shoal::shoal alone. Where there is nvcc, also kernels: as
+# docs/device.md says, they need the headers and nothing to link on the device.
 set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
@@ -46,4 +47,17 @@ for program in hello memory c_moe; do
   "$work/user/build/$program"
   "$work/prefix/bin/shoal-run" -n 2 "$work/user/build/$program"
 done
-echo "installed package: found, linked and ran"
+
+kernels="no CUDA compiler: no kernels"
+if command -v nvcc >/dev/null; then
+  nvcc -std=c++20 -arch=sm_80 -I "$work/prefix/include" "$source_dir/examples/device_ring.cu" -o "$work/user/device_ring" \
+    -L "$work/prefix/lib" -lshoal -Xlinker "-rpath=$work/prefix/lib"
+  status=0
+  "$work/user/device_ring" || status=$?
+  case $status in
+    0) kernels="kernels compiled and ran" ;;
+    77) kernels="kernels compiled; there is no GPU to run them" ;;
+    *) exit "$status" ;;
+  esac
+fi
+echo "installed package: found, linked and ran; $kernels"

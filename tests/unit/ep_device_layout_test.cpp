@@ -1,4 +1,4 @@
-// Where a group in GPU memory keeps everything (A8, A15, B6): pure functions of the options, without a GPU.
+// Where a group in GPU memory keeps everything (A8, A15): pure functions of the options, without a GPU.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -148,7 +148,7 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
   EXPECT_NEAR(static_cast<double>(one.normal), static_cast<double>(8 * 4096 * row), 64.0 * 1024);
 }
 
-TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {  // B6
+TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {  // A15
   GroupOptions options = deepseek();
   options.live_results = 1;
   EXPECT_LE(size_hint(options, 8, DeviceKind::cuda).total(), 1'200'000'000U);

@@ -1,12 +1,15 @@
 // What groups in GPU memory ask the world, on a driver without a GPU: where buffers lie that are shared (requirement
-// D2), and why a member is out of reach (D12).
+// D2), why a member is out of reach, and when they warn of that (D12).
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "base/plugin.hpp"
+#include "ep/backend.hpp"
 #include "shoal/collective.hpp"
 #include "support/fake_cuda.hpp"
 #include "support/ofi.hpp"
@@ -15,6 +18,7 @@
 #include "support/world_local.hpp"
 #include "support/world_share.hpp"
 #include "support/worlds.hpp"
+#include "transport/module.hpp"
 #include "world/connectivity.hpp"
 #include "world/shared_buffers.hpp"
 
@@ -109,8 +113,56 @@ TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows t
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
+/// What members say, one after another, of a group of these PEs.
+std::vector<std::string> said(Settings settings, Pe n_pes) {
+  std::vector<std::string> all(static_cast<std::size_t>(n_pes));
+  run_threads(n_pes, settings, [&](World& world) {
+    for (Pe pe = 0; pe < n_pes; ++pe) {
+      barrier(world.team());
+      if (pe != world.my_pe()) continue;
+      testing::internal::CaptureStderr();
+      ep::detail::report_staging(world.team());
+      all[static_cast<std::size_t>(pe)] = testing::internal::GetCapturedStderr();
+    }
+    barrier(world.team());
+  });
+  return all;
+}
+constexpr const char* kThroughTheHost = "rows of this ep::Group go through host memory";
+
+TEST(GroupsOnGpus, WarnOfPairsWithoutPeerAccess) {
+  // GPUs 0 and 1 do not reach each other; GPU 2 reaches both and has nothing to say.
+  const FakeCuda fake({.gpus = 3, .peer_access = [](int a, int b) { return a == 2 || b == 2; }});
+  const auto all = said(gpu_world_settings(), 3);
+  for (const std::size_t pe : {0U, 1U}) {
+    EXPECT_NE(all[pe].find(std::string("warning: PE ") + std::to_string(pe) + ": " + kThroughTheHost),
+              std::string::npos)
+        << all[pe];
+    EXPECT_NE(all[pe].find("the heap of PE " + std::to_string(1 - pe) + " is out of reach"), std::string::npos);
+    EXPECT_NE(all[pe].find("has no peer access to GPU"), std::string::npos) << all[pe];
+    EXPECT_EQ(std::count(all[pe].begin(), all[pe].end(), '\n'), 1) << all[pe];
+  }
+  EXPECT_EQ(all[2], "");
+}
+
+TEST(GroupsOnGpus, DoNotWarnOfWhatNodesAndSettingsMakeSo) {
+  const FakeCuda fake({.gpus = 2});
+  Settings nodes = gpu_world_settings(), asked = gpu_world_settings();
+  nodes.node_size = 1;
+  asked.transport_inside = "staged";
+  for (Settings settings : {nodes, asked}) {
+    EXPECT_EQ(said(settings, 2), std::vector<std::string>(2));
+    settings.log = "info";
+    for (const std::string& text : said(settings, 2)) EXPECT_NE(text.find(kThroughTheHost), std::string::npos) << text;
+  }
+  EXPECT_EQ(said(gpu_world_settings(), 2), std::vector<std::string>(2)) << "nothing to say, and the level is back";
+}
+
 TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {  // B3
   SHOAL_SKIP_WITHOUT_OFI();                       // what is in host memory goes by a network
+  if (const auto module = load_plugin(gpu_world_settings(), "transport_ofi", transport::kModuleSymbol);
+      module.symbol == nullptr)
+    GTEST_SKIP() << module.reason;  // a bundle for GPU machines has no networks
   const FakeCuda fake({.gpus = 2});
   const auto errors = errors_of(2, gpu_world_settings(), [](Pe pe, const auto& bootstrap) {
     Settings settings = gpu_world_settings();

@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "base/check.hpp"
-#include "base/log.hpp"
 #include "ep/checks.hpp"
 #include "ep/cuda/backend.hpp"
 #include "ep/cuda/group.hpp"
@@ -16,7 +15,6 @@
 #include "ep/host/group.hpp"
 #include "ep/pending.hpp"
 #include "ep/routing.hpp"
-#include "world/connectivity.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -173,12 +171,7 @@ class StagedBackend final : public detail::Backend {
         staging_{.gpu = std::make_shared<Resources>(*group.world->cuda()),
                  .pool = std::make_shared<PinnedPool>(),
                  .block = {}} {
-    for (std::int32_t member = 0; member < group.shape.ranks; ++member)
-      if (const Pe pe = group.team.world_pe(member); group.world->peer_base(pe) == nullptr) {
-        log::info("PE {}: rows of this ep::Group go through host memory: the heap of PE {} is out of reach: {}",
-                  group.team.world_pe(group.me), pe, shoal::detail::why_out_of_reach(*group.world, pe));
-        break;
-      }
+    detail::report_staging(group.team);
   }
 
   void open() override {
