@@ -57,6 +57,8 @@ class GpuLowLatencyRound {
 
   /// Other values at the same addresses, as a replayed graph takes them.
   void change(const EpCase& now);
+  /// Of the next send or answer.
+  void defer_receive(bool defer) { call_.defer_receive = defer; }
   /// Operations leave these members out from now on.
   void expect_masked(const std::vector<int>& masked) { call_.masked = masked; }
 
