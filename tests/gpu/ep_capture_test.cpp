@@ -167,6 +167,36 @@ TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
   });
 }
 
+TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureGoesOn) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(2, 5);
+  run_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    GpuCall call = captured_call(c, stream);
+    call.place = AnswerPlace::heap;
+    GpuRound round(g, c, call);
+    ep::Routing routing = round.route();
+    ep::Dispatched got = round.dispatch(routing);
+    round.write_answers(got);
+    round.check(round.combine(got));
+    got = {};
+    ep::DispatchOptions copied = round.dispatch_options();
+    copied.copy_out = true;
+    ep::Combined back;
+    const Graph graph(stream, [&] {
+      expect_error(Code::invalid_argument, "copy_out", [&] { g.group.dispatch(round.x(), routing, copied); });
+      got = round.dispatch(routing);
+      back = round.combine(got);
+    });
+    g.tensors.settle();
+    round.poison(got);
+    graph.replay();
+    round.check(got);
+    round.check(back);
+    g.group.synchronize();
+  });
+}
+
 /// Captures a graph whose calls hold more layouts than a group keeps memory for. Either the group finds memory while
 /// the stream is captured, or it says that it does not, and does once as many calls have been made before.
 std::unique_ptr<Graph> captured_or_after(GpuGroup& g, CUstream_st* stream, const std::function<void()>& calls,
