@@ -69,6 +69,11 @@ class Shapes : protected Draws {
     return pick(0, 1) == 1 ? pick(least, most) : log_pick(least, most);
   }
 
+  static void set_tokens(EpCase& c, std::int64_t most) {
+    c.max_tokens = most;
+    if (most < 4) c.full = true;  // so few are soon none at all
+  }
+
   std::uint64_t seed_;
 };
 
@@ -92,7 +97,7 @@ class Normal : Shapes {
     shrink(*this, sizes,
            [&] { return c.ranks * tokens * steps * step * std::max<std::int64_t>(element, 2) > kMostBytes; });
     c.hidden = steps * step;
-    c.max_tokens = tokens;
+    set_tokens(c, tokens);
     options.max_tokens = c.max_tokens;
     options.hidden = c.hidden;
     options.top_k = c.top_k;
@@ -146,7 +151,7 @@ class LowLatency : Shapes {
 
   LowLatencyDraw all() {
     constexpr std::int64_t kMostResult = std::int64_t{1} << 26;  // channels of the results of all members together
-    constexpr std::int64_t kMostSent = std::int64_t{1} << 25;    // channels that all members send at most
+    constexpr std::int64_t kMostSent = std::int64_t{1} << 24;    // channels that all members send at most
     LowLatencyDraw drawn;
     EpCase& c = drawn.c = shape();
     std::int64_t eighths = size(Kept::hidden, kShortestRow / 8, kLongestRow / 8),
@@ -161,7 +166,7 @@ class LowLatency : Shapes {
     if (pick(0, 1) == 1) eighths += eighths % 2;  // float8 takes multiples of 16 channels alone
     c.hidden = 8 * eighths;
     c.experts = c.ranks * static_cast<std::int32_t>(experts);
-    c.max_tokens = tokens;
+    set_tokens(c, tokens);
     for (int i = 0; i < 4; ++i) {
       LowLatencyDraw::Step step{call(c), call(c), pick(0, 1) == 1};
       // Receives are made in the order of the sends.
@@ -244,7 +249,7 @@ class Compared : Shapes {
     if (pick(0, 1) == 1) eighths += eighths % 2;  // float8 takes multiples of 16 channels alone
     c.hidden = 8 * eighths;
     c.experts = c.ranks * static_cast<std::int32_t>(experts);
-    c.max_tokens = tokens;
+    set_tokens(c, tokens);
   }
 
   /// At most: so that the gaps between the blocks of many experts do not take all the room.
