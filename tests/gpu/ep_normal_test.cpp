@@ -121,6 +121,23 @@ TEST(EpGpuNormal, SmallRowTypes) {
   }
 }
 
+/// Rows as NVFP4 has them: two channels a byte, opaque to a group, and a float8 scale for each 16 channels, four to an
+/// int32. Experts answer in bfloat16.
+TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  for (const std::int64_t hidden : {288, 2048, 7168}) {
+    EpCase c = small(4, 14 + static_cast<std::uint64_t>(hidden));
+    c.hidden = hidden;
+    GpuCall call{
+        .dtype = DataType::uint8, .columns = hidden / 2, .scale_dtype = DataType::int32, .scales = (hidden + 63) / 64};
+    for (const ScaleOrder order : {ScaleOrder::contiguous, ScaleOrder::columns}) {
+      call.scale_order = order;
+      call.dispatch.worst_case_rows = order == ScaleOrder::columns ? c.ranks * c.max_tokens : 0;
+      run_rounds(c, call);
+    }
+  }
+}
+
 TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndAnswers) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 15);

@@ -10,6 +10,7 @@
 #include "shoal/collective.hpp"
 #include "support/ep_gpu_checks.hpp"
 #include "support/expect_error.hpp"
+#include "support/graph.hpp"
 #include "support/world_share.hpp"
 
 namespace shoal::test {
@@ -179,6 +180,55 @@ TEST_P(EpGpuSharedBuffer, ExpertMajorAnswersAreFetchedLikewise) {
     const Tensor seen = sums(y);
     ASSERT_EQ(seen.bytes(), wanted.bytes());
     if (wanted.bytes() > 0) expect_same("sums of expert-major rows", seen.data, wanted.data, wanted.bytes(), 2);
+    buffer.unshare();
+  });
+}
+
+/// A captured combine reads the buffer as long as it is replayed (E5), whatever else is shared in between.
+TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(GetParam());
+  run_group(c, [&](GpuGroup& group) {
+    CUstream_st* const stream = group.tensors.new_stream();
+    Buffer buffer(group, c, Kind::malloc), other(group, c, Kind::mapped);
+    barrier(group.world.team());  // allocation may wait for kernels that wait for this PE
+    buffer.share();
+    GpuRound round(group, c,
+                   {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens, .launch = {.stream = stream}},
+                    .place = AnswerPlace::in_place,
+                    .combine_weights = false,
+                    .padded = true});
+    const Tensor out = group.tensors.empty(DataType::bfloat16, {c.max_tokens, c.hidden});
+    const ep::Routing routing = round.route();
+    ep::Dispatched got;
+    ep::Combined back;
+    TensorView y;
+    const auto write_answers = [&] {
+      round.write_answers(got);
+      y = buffer.take(round.y());
+      group.tensors.poison(round.y());
+    };
+    const auto combine = [&] { back = group.group.combine(y, got.handle, {.out = out, .launch = {.stream = stream}}); };
+    got = round.dispatch(routing);
+    write_answers();
+    combine();
+    got = {};
+    const Graph graph(stream, [&] {
+      got = round.dispatch(routing);
+      combine();
+    });
+    for (std::uint64_t replay = 0; replay < 6; ++replay) {
+      round.change_rows(100 + replay);
+      write_answers();
+      group.tensors.poison(out);
+      graph.replay();
+      round.check(got);  // the rows as they were sent: what is summed lies in the buffer
+      round.check(back);
+      if (replay == 1) other.share();
+      if (replay == 3) other.unshare();
+      if (replay % 2 == 1) check_round(group, small(GetParam(), 10 + replay), DataType::float16, buffer, everybody);
+    }
+    group.tensors.settle();
     buffer.unshare();
   });
 }

@@ -1,6 +1,6 @@
 // Ten thousand operations of a group on GPUs in random order, with random delays on every PE, each checked: dispatches
-// of all kinds, combines in any order, low-latency sends and receives in between. The order is the same on all members,
-// the delays are not.
+// of all kinds and layouts, combines in any order, low-latency sends and receives of every encoding in between. The
+// order is the same on all members, the delays are not.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,8 +11,7 @@
 #include <random>
 #include <thread>
 
-#include "support/ep_gpu_checks.hpp"
-#include "support/ep_rounds.hpp"
+#include "support/ep_gpu_low_latency.hpp"
 
 namespace shoal::test {
 namespace {
@@ -21,74 +20,50 @@ constexpr int kOperations = 10'000;
 constexpr std::chrono::seconds kLongest{270};  // run-gpu-tests gives a program 300, and what was done is to be told
 
 EpCase soak_case(std::int32_t ranks, std::uint64_t seed) {
-  EpCase c{.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 136, .max_tokens = 12, .seed = seed};
+  EpCase c{.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 144, .max_tokens = 12, .seed = seed};
+  c.mixed_magnitudes = true;
   c.load = seed % 5 == 4 ? Load::some_idle : Load::random;
   return c;
 }
 
-/// Low-latency rounds of bfloat16 rows on a GPU, compared with what LowLatencyRound expects on the host.
-class GpuLowLatencyRound {
- public:
-  GpuLowLatencyRound(GpuGroup& owner, const EpCase& c)
-      : owner_(owner),
-        case_(c),
-        wanted_(c, owner.me, ep::Reduction::per_rank),
-        in_(c, owner.me),
-        x_(owner.tensors.upload(in_.x)),
-        topk_(owner.tensors.upload(in_.topk_idx)),
-        weights_(owner.tensors.upload(in_.weights)) {}
+constexpr std::int32_t kMostAlignment = 8;
 
-  ep::PendingDispatch send(bool defer) {
-    return owner_.group.low_latency_dispatch(x_, topk_, {.quantize = ep::Quantize::none, .defer_receive = defer});
-  }
-  ep::LowLatencyReceived receive(ep::PendingDispatch& pending) {
-    ep::LowLatencyReceived got = pending.receive();
-    ep::LowLatencyReceived host;
-    host.x = owner_.tensors.download(got.x);
-    host.layout = owner_.tensors.download(got.layout);
-    host.counts = owner_.tensors.download(got.counts);
-    host.source_token = owner_.tensors.download(got.source_token);
-    wanted_.check(host);
-    check_low_latency_received(case_, owner_.me, host);
-    Tensor y = Tensor::empty(DataType::bfloat16, {case_.local_experts(), got.x.shape[1], case_.hidden});
-    std::fill_n(y.as<std::uint16_t>(), y.size(), std::uint16_t{0xffff});
-    low_latency_answers_to(case_, owner_.me, host, y);
-    answers_ = y;
-    return got;
-  }
-  ep::PendingCombine answer(const ep::LowLatencyReceived& got, bool zero_copy, bool defer) {
-    if (zero_copy) {
-      const TensorView y = owner_.group.next_combine_buffer();
-      owner_.tensors.write(y, answers_);
-      return owner_.group.low_latency_combine(y, topk_, weights_, got.handle,
-                                              {.zero_copy = true, .defer_receive = defer});
-    }
-    y_ = owner_.tensors.upload(answers_);
-    return owner_.group.low_latency_combine(y_, topk_, weights_, got.handle, {.defer_receive = defer});
-  }
-  void check(ep::PendingCombine& pending) { wanted_.check(owner_.tensors.download(pending.receive())); }
+const ExpandedCall kExpanded[] = {{.alignment = kMostAlignment},
+                                  {.scales = 2, .alignment = 4, .worst_case = true},
+                                  {.weights = false, .alignment = 3, .biases = 1, .in_place = true},
+                                  {.copy_out = true, .biases = 2}};
 
- private:
-  GpuGroup& owner_;
-  EpCase case_;
-  LowLatencyRound wanted_;
-  Inputs in_;
-  Tensor x_, topk_, weights_, y_, answers_;
-};
+std::vector<GpuLowLatencyCall> low_latency_calls() {
+  using ep::Quantize;
+  using ep::Reduction;
+  return {{},
+          {.zero_copy = true, .early_weights = true},
+          {.reduction = Reduction::exact, .zero_copy = true},
+          {.log_fmt = true},
+          {.reduction = Reduction::exact, .log_fmt = true, .early_weights = true},
+          {.quantize = Quantize::fp8, .zero_copy = true, .early_weights = true},
+          {.quantize = Quantize::fp8_power_of_two, .log_fmt = true},
+          {.quantize = Quantize::fp8_ue8m0, .reduction = Reduction::exact, .early_weights = true, .int32_topk = true}};
+}
 
 /// A random walk over the operations that are legal at each point.
 class Walk {
  public:
-  Walk(GpuGroup& group, const EpCase& first) : delays_(1000 + group.me) {
+  Walk(GpuGroup& group, const EpCase& first) : group_(group), delays_(1000 + group.me) {
     for (std::uint64_t i = 0; i < 4; ++i) {
       EpCase c = soak_case(first.ranks, first.seed + i);
       const std::int64_t most = c.ranks * c.max_tokens;
       normal_.push_back(std::make_unique<GpuRound>(group, c, GpuCall{.biases = static_cast<int>(i % 3)}));
       normal_.push_back(std::make_unique<GpuRound>(
           group, c, GpuCall{.scales = 2, .dispatch = {.worst_case_rows = most}, .place = AnswerPlace::in_place}));
-      low_latency_.push_back(std::make_unique<GpuLowLatencyRound>(group, c));
-      low_latency_.push_back(std::make_unique<GpuLowLatencyRound>(group, soak_case(first.ranks, first.seed + 50 + i)));
     }
+    std::uint64_t seed = first.seed + 50;
+    for (const ExpandedCall& call : kExpanded)
+      expanded_.push_back(
+          std::make_unique<ExpandedRound>(group.group, soak_case(first.ranks, ++seed), call, mover(group)));
+    for (int i = 0; i < 2; ++i)
+      for (const GpuLowLatencyCall& call : low_latency_calls())
+        low_latency_.push_back(std::make_unique<GpuLowLatencyRound>(group, soak_case(first.ranks, ++seed), call));
     for (const auto& round : normal_) routings_.push_back(round->route());
   }
 
@@ -135,9 +110,8 @@ class Walk {
 
  private:
   struct Held {
-    std::size_t round;
+    std::size_t round;  ///< of normal_, then of expanded_
     ep::Dispatched got;
-    bool cached;
   };
   template <typename T>
   struct LowLatencyStep {
@@ -152,25 +126,42 @@ class Walk {
     if (draw == 99) std::this_thread::sleep_for(std::chrono::milliseconds(delays_() % 8));
   }
   void combine_or_dispatch() { held_.empty() ? dispatch() : combine(); }
+  ExpandedRound* expanded(std::size_t round) {
+    return round < normal_.size() ? nullptr : expanded_[round - normal_.size()].get();
+  }
   void dispatch() {
-    const std::size_t i = order_() % normal_.size();
+    const std::size_t i = order_() % (normal_.size() + expanded_.size());
+    if (ExpandedRound* const round = expanded(i)) {
+      held_.push_back({i, round->dispatch()});
+      return;
+    }
     if (order_() % 4 == 0) routings_[i] = normal_[i]->route();
-    held_.push_back({i, normal_[i]->dispatch(routings_[i]), false});
+    held_.push_back({i, normal_[i]->dispatch(routings_[i])});
     normal_[i]->check(held_.back().got);
   }
   /// The layout of a result that is still held.
   void dispatch_again() {
-    const Held& first = held_.front();
-    const bool worst = first.round % 2 == 1;
-    held_.push_back({first.round, normal_[first.round]->dispatch(first.got.handle), true});
-    normal_[first.round]->check(held_.back().got, true, worst);
+    const std::size_t i = held_.front().round;
+    const ep::Handle layout = held_.front().got.handle;
+    if (ExpandedRound* const round = expanded(i)) {
+      held_.push_back({i, round->dispatch(layout)});
+      return;
+    }
+    const bool worst = i % 2 == 1;
+    held_.push_back({i, normal_[i]->dispatch(layout)});
+    normal_[i]->check(held_.back().got, true, worst);
   }
   void combine() {
     const auto at = held_.begin() + static_cast<std::ptrdiff_t>(order_() % held_.size());
-    GpuRound& round = *normal_[at->round];
-    round.write_answers(at->got);
-    round.check(round.combine(at->got));
-    round.poison(at->got);
+    if (ExpandedRound* const round = expanded(at->round)) {
+      round->combine(at->got);
+    } else {
+      normal_[at->round]->write_answers(at->got);
+      normal_[at->round]->check(normal_[at->round]->combine(at->got));
+    }
+    for (const Tensor* tensor :
+         {&at->got.x, &at->got.topk_idx, &at->got.topk_weights, &at->got.source_token, &at->got.scales})
+      if (tensor->defined()) group_.tensors.poison(*tensor);
     held_.erase(at);
   }
   /// Receives are made in the order of the sends: none is queued with its send while an earlier one is still to be.
@@ -181,28 +172,34 @@ class Walk {
   void low_latency_send() {
     const std::size_t i = order_() % low_latency_.size();
     const bool defer = must_defer(sent_) || order_() % 2 == 0;
-    sent_.push_back({i, low_latency_[i]->send(defer), defer});
+    low_latency_[i]->defer_receive(defer);
+    sent_.push_back({i, low_latency_[i]->send(), defer});
   }
   void low_latency_receive() {
     auto [round, pending, deferred] = std::move(sent_.front());
     sent_.pop_front();
-    received_.push_back({round, low_latency_[round]->receive(pending)});
+    received_.push_back({round, pending.receive()});
+    low_latency_[round]->check(received_.back().value);
   }
   void low_latency_answer() {
     const auto [round, got, deferred] = received_.front();
     received_.pop_front();
-    const bool zero_copy = order_() % 2 == 0, defer = must_defer(answered_) || order_() % 2 == 0;
-    answered_.push_back({round, low_latency_[round]->answer(got, zero_copy, defer), defer});
+    const bool defer = must_defer(answered_) || order_() % 2 == 0;
+    low_latency_[round]->write_answers();
+    low_latency_[round]->defer_receive(defer);
+    answered_.push_back({round, low_latency_[round]->answer(got), defer});
   }
   void low_latency_finish() {
     auto [round, pending, deferred] = std::move(answered_.front());
     answered_.pop_front();
-    low_latency_[round]->check(pending);
+    low_latency_[round]->check(pending.receive());
   }
 
+  GpuGroup& group_;
   std::mt19937_64 order_{12345};  // of all members
   std::mt19937_64 delays_;        // of this one
   std::vector<std::unique_ptr<GpuRound>> normal_;
+  std::vector<std::unique_ptr<ExpandedRound>> expanded_;
   std::vector<std::unique_ptr<GpuLowLatencyRound>> low_latency_;
   std::vector<ep::Routing> routings_;
   std::vector<Held> held_;
@@ -218,6 +215,7 @@ void soak(std::int32_t ranks, int operations) {
   run_threads(ranks, gpu_settings(), [&](World& world) {
     const EpCase c = soak_case(ranks, 1);
     ep::GroupOptions options = options_for(c);
+    options.max_tokens = expanded_options(c, {.alignment = kMostAlignment}).max_tokens;
     options.max_scales = 2;
     GpuGroup group(world, options);
     group.group.warmup();
@@ -247,7 +245,7 @@ TEST(EpGpuSoak, SmallMixedOperations) {
 
 TEST(EpGpuSoak, TenThousandOperationsWithRandomDelays) {
   SHOAL_SKIP_WITHOUT_GPU();
-  soak(4, kOperations);
+  soak(8, kOperations);
 }
 
 }  // namespace

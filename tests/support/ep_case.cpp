@@ -23,6 +23,7 @@ float float_of_bf16(std::uint16_t bits) {
 std::int64_t EpCase::tokens(std::int32_t rank) const {
   if (load == Load::none) return 0;
   if (load == Load::some_idle && rank % 2 == 0) return 0;
+  if (full) return max_tokens;
   return static_cast<std::int64_t>(mix(seed * 1000003 + rank) % (max_tokens + 1));
 }
 
@@ -68,8 +69,8 @@ std::vector<std::uint16_t> EpCase::rows(std::int32_t rank) const {
 }
 
 std::string EpCase::describe() const {
-  return fmt::format("ranks {} experts {} top_k {} hidden {} max_tokens {} load {} seed {}", ranks, experts, top_k,
-                     hidden, max_tokens, static_cast<int>(load), seed);
+  return fmt::format("ranks {} experts {} top_k {} hidden {} max_tokens {}{} load {} seed {}", ranks, experts, top_k,
+                     hidden, max_tokens, full ? " (all)" : "", static_cast<int>(load), seed);
 }
 
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes) {

@@ -27,7 +27,8 @@ struct EpCase {
   /// token of five is all zeros.
   bool mixed_magnitudes = false;
   std::int32_t nodes =
-      1;  ///< that the ranks lie on, in blocks; normal combine rounds once a node where there are several
+      1;              ///< that the ranks lie on, in blocks; normal combine rounds once a node where there are several
+  bool full = false;  ///< members that are not idle have max_tokens tokens
 
   std::int32_t local_experts() const { return experts / ranks; }
   std::int32_t node_of(std::int32_t rank) const { return rank / (ranks / nodes); }

@@ -25,14 +25,15 @@ Tensor zeros(DataType dtype, std::initializer_list<std::int64_t> shape) {
   return tensor;
 }
 
-/// One expanded dispatch and its combine.
-class Round {
+}  // namespace
+
+class ExpandedRound::Round {
  public:
-  Round(ep::Group& group, const EpCase& c, const ExpandedCall& call, const TensorMover& tensors)
+  Round(ep::Group& group, const EpCase& c, const ExpandedCall& call, TensorMover tensors)
       : group_(group),
         case_(c),
         call_(call),
-        tensors_(tensors),
+        tensors_(std::move(tensors)),
         me_(group.team().my_pe()),
         tokens_(c.tokens(me_)),
         wanted_(expected_expanded(c, me_, call.alignment)) {
@@ -41,24 +42,52 @@ class Round {
     std::copy(lanes.begin(), lanes.end(), host_topk_.as<std::int64_t>());
   }
 
-  void run() {
-    const Tensor topk = tensors_.upload(host_topk_);
-    ep::Dispatched first;
-    for (int i = 0; i <= call_.cached; ++i) {
-      salt_ = case_.seed * 131 + static_cast<std::uint64_t>(i);
-      const Inputs in = inputs();
-      const ep::DispatchOptions options = dispatch_options(in);
-      ep::Dispatched got;
-      if (i == 0) {
-        got = group_.dispatch(in.x, group_.route(topk), options);
-        check(got, false);
-      } else {
-        got = group_.dispatch(in.x, first.handle, options);
-        check(got, true);
+  ep::Dispatched dispatch(const ep::Handle& cached) {
+    const Inputs in = inputs();
+    const ep::DispatchOptions options = dispatch_options(in);
+    const ep::Dispatched got = cached.valid()
+                                   ? group_.dispatch(in.x, cached, options)
+                                   : group_.dispatch(in.x, group_.route(tensors_.upload(host_topk_)), options);
+    check(got, cached.valid());
+    return got;
+  }
+  void change_rows(std::uint64_t salt) { salt_ = salt; }
+
+  void combine(const ep::Dispatched& got) const {
+    const std::size_t element = size_of(call_.answer);
+    Tensor answers = Tensor::empty(call_.answer, {got.x.shape[0], case_.hidden});
+    if (answers.bytes() > 0) std::memset(answers.data, 0xff, answers.bytes());  // NaN, which must not be read
+    for (std::int64_t i = 0; i < wanted_.rows(); ++i)
+      for (std::int64_t ch = 0; wanted_.source_rank[i] >= 0 && ch < case_.hidden; ++ch) {
+        const std::uint32_t bits = answer_of(me_ * case_.local_experts() + wanted_.topk_idx[i], wanted_.source_rank[i],
+                                             wanted_.source_token[i], ch);
+        std::memcpy(answers.as<std::byte>() + (i * case_.hidden + ch) * element, &bits, element);
       }
-      combine(got);
-      if (i == 0) first = std::move(got);
+    TensorView y = answers;
+    Tensor uploaded;
+    if (call_.in_place) {
+      y = got.x;
+      y.dtype = call_.answer;
+      tensors_.write(y, answers);
+    } else {
+      uploaded = tensors_.upload(answers);
+      y = uploaded;
     }
+    ep::CombineOptions options;
+    options.launch.sms = call_.sms;
+    if (call_.weights) options.weights = got.topk_weights;
+    std::vector<Tensor> biases;
+    for (int b = 0; b < call_.biases; ++b) {
+      Tensor bias = zeros(call_.answer, {tokens_, case_.hidden});
+      for (std::int64_t t = 0; t < tokens_; ++t)
+        for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
+          const std::uint32_t bits = bias_of(b, t, ch);
+          std::memcpy(bias.as<std::byte>() + (t * case_.hidden + ch) * element, &bits, element);
+        }
+      biases.push_back(tensors_.upload(bias));
+      options.bias.push_back(biases.back());
+    }
+    check(group_.combine(y, got.handle, options));
   }
 
  private:
@@ -196,43 +225,6 @@ class Round {
                          values.as<T>()[static_cast<std::int64_t>(i) * stride], wanted[i]));
   }
 
-  void combine(const ep::Dispatched& got) const {
-    const std::size_t element = size_of(call_.answer);
-    Tensor answers = Tensor::empty(call_.answer, {got.x.shape[0], case_.hidden});
-    if (answers.bytes() > 0) std::memset(answers.data, 0xff, answers.bytes());  // NaN, which must not be read
-    for (std::int64_t i = 0; i < wanted_.rows(); ++i)
-      for (std::int64_t ch = 0; wanted_.source_rank[i] >= 0 && ch < case_.hidden; ++ch) {
-        const std::uint32_t bits = answer_of(me_ * case_.local_experts() + wanted_.topk_idx[i], wanted_.source_rank[i],
-                                             wanted_.source_token[i], ch);
-        std::memcpy(answers.as<std::byte>() + (i * case_.hidden + ch) * element, &bits, element);
-      }
-    TensorView y = answers;
-    Tensor uploaded;
-    if (call_.in_place) {
-      y = got.x;
-      y.dtype = call_.answer;
-      tensors_.write(y, answers);
-    } else {
-      uploaded = tensors_.upload(answers);
-      y = uploaded;
-    }
-    ep::CombineOptions options;
-    options.launch.sms = call_.sms;
-    if (call_.weights) options.weights = got.topk_weights;
-    std::vector<Tensor> biases;
-    for (int b = 0; b < call_.biases; ++b) {
-      Tensor bias = zeros(call_.answer, {tokens_, case_.hidden});
-      for (std::int64_t t = 0; t < tokens_; ++t)
-        for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
-          const std::uint32_t bits = bias_of(b, t, ch);
-          std::memcpy(bias.as<std::byte>() + (t * case_.hidden + ch) * element, &bits, element);
-        }
-      biases.push_back(tensors_.upload(bias));
-      options.bias.push_back(biases.back());
-    }
-    check(group_.combine(y, got.handle, options));
-  }
-
   void check(const ep::Combined& combined) const {
     group_.synchronize();
     const std::size_t element = size_of(call_.answer);
@@ -277,7 +269,7 @@ class Round {
   ep::Group& group_;
   const EpCase case_;
   const ExpandedCall call_;
-  const TensorMover& tensors_;
+  const TensorMover tensors_;
   const std::int32_t me_;
   const std::int64_t tokens_;
   const ExpectedExpanded wanted_;
@@ -285,7 +277,18 @@ class Round {
   std::uint64_t salt_ = 0;
 };
 
-}  // namespace
+ExpandedRound::ExpandedRound(ep::Group& group, const EpCase& c, const ExpandedCall& call, TensorMover tensors)
+    : round_(std::make_unique<Round>(group, c, call, std::move(tensors))) {}
+ExpandedRound::~ExpandedRound() = default;
+ep::Dispatched ExpandedRound::dispatch(const ep::Handle& cached) {
+  return round_->dispatch(cached);
+}
+void ExpandedRound::combine(const ep::Dispatched& got) {
+  round_->combine(got);
+}
+void ExpandedRound::change_rows(std::uint64_t salt) {
+  round_->change_rows(salt);
+}
 
 TensorMover host_tensors() {
   return {.upload = [](const Tensor& tensor) { return tensor; },
@@ -310,7 +313,17 @@ ep::GroupOptions expanded_options(const EpCase& c, const ExpandedCall& call) {
 }
 
 void check_expanded(ep::Group& group, const EpCase& c, const ExpandedCall& call, const TensorMover& tensors) {
-  Round(group, c, call, tensors).run();
+  ExpandedRound round(group, c, call, tensors);
+  ep::Handle layout;
+  ep::Dispatched first;
+  for (int i = 0; i <= call.cached; ++i) {
+    round.change_rows(c.seed * 131 + static_cast<std::uint64_t>(i));
+    ep::Dispatched got = round.dispatch(layout);
+    round.combine(got);
+    if (i > 0) continue;
+    first = std::move(got);
+    layout = first.handle;
+  }
 }
 
 }  // namespace shoal::test

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include "support/ep_case.hpp"
 
@@ -35,9 +36,28 @@ struct ExpandedCall {
 /// A group's options for which the results of the case fit, whatever is drawn.
 ep::GroupOptions expanded_options(const EpCase& c, const ExpandedCall& call);
 
-/// Route, dispatch, experts, combine. Rows are arbitrary bytes; what experts answer depends on expert, source, token
-/// and channel and differs in magnitude, so that the order of additions shows; rows between blocks are answered with
-/// NaN.
+/// Dispatches and combines, each compared bit by bit, with any calls between them. Rows are arbitrary bytes; what
+/// experts answer depends on expert, source, token and channel and differs in magnitude, so that the order of additions
+/// shows; rows between blocks are answered with NaN.
+class ExpandedRound {
+ public:
+  ExpandedRound(ep::Group& group, const EpCase& c, const ExpandedCall& call, TensorMover tensors);
+  ~ExpandedRound();
+  ExpandedRound(const ExpandedRound&) = delete;
+  ExpandedRound& operator=(const ExpandedRound&) = delete;
+
+  /// With a route of its own, or with the layout of an earlier dispatch of this round.
+  ep::Dispatched dispatch(const ep::Handle& cached = {});
+  void combine(const ep::Dispatched& got);
+  /// Other rows, scales, answers and biases from now on.
+  void change_rows(std::uint64_t salt);
+
+ private:
+  class Round;
+  std::unique_ptr<Round> round_;
+};
+
+/// Such a round as ExpandedCall says: a dispatch and those of its handle, each with its combine.
 void check_expanded(ep::Group& group, const EpCase& c, const ExpandedCall& call, const TensorMover& tensors);
 
 }  // namespace shoal::test

@@ -80,21 +80,25 @@ void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
   if (quantized && call_.masked.empty()) check_low_latency_scales(case_, owner_.me, host_, call_.quantize);
 }
 
-void GpuLowLatencyRound::write_answers() {
-  const std::int64_t rows = host_.x.shape[1];
-  const Tensor answers = Tensor::empty(DataType::bfloat16, {case_.local_experts(), rows, case_.hidden});
+Tensor GpuLowLatencyRound::answers_on_host() const {
+  Tensor answers = Tensor::empty(DataType::bfloat16, {case_.local_experts(), host_.x.shape[1], case_.hidden});
   std::memset(answers.data, 0xff, answers.bytes());
   low_latency_answers_to(case_, owner_.me, host_, answers);
+  return answers;
+}
+
+void GpuLowLatencyRound::write_answers() {
   if (call_.zero_copy) {
-    y_ = owner_.group.next_combine_buffer();
-    owner_.tensors.write(y_, answers);
-    return;
+    choose_buffer();
+    return write_answers_again();
   }
-  if (own_y_.defined())
-    owner_.tensors.write(own_y_, answers);  // a captured graph has the address
-  else
-    own_y_ = owner_.tensors.upload(answers);
+  if (own_y_.defined()) return write_answers_again();  // a captured graph has the address
+  own_y_ = owner_.tensors.upload(answers_on_host());
   y_ = own_y_;
+}
+
+void GpuLowLatencyRound::write_answers_again() {
+  owner_.tensors.write(y_, answers_on_host());
 }
 
 ep::PendingCombine GpuLowLatencyRound::answer(const ep::LowLatencyReceived& got) {

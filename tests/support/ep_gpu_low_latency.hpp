@@ -45,6 +45,10 @@ class GpuLowLatencyRound {
   void check(const ep::LowLatencyReceived& got);
   /// Behind check: puts the answers where they are sent from; rows that no token fills hold NaN.
   void write_answers();
+  /// The same for a combine that is captured: where write_answers has put them, or choose_buffer said.
+  void write_answers_again();
+  /// With zero_copy: the answers of the next combine lie in the group's buffer for it, which is not written yet.
+  void choose_buffer() { y_ = owner_.group.next_combine_buffer(); }
   ep::PendingCombine answer(const ep::LowLatencyReceived& got);
   void check(const Tensor& out);
   /// Fills a result with 0xff, so that the next one in its place must write everything.
@@ -53,6 +57,10 @@ class GpuLowLatencyRound {
 
   /// Other values at the same addresses, as a replayed graph takes them.
   void change(const EpCase& now);
+  /// Of the next send or answer.
+  void defer_receive(bool defer) { call_.defer_receive = defer; }
+  /// Operations leave these members out from now on.
+  void expect_masked(const std::vector<int>& masked) { call_.masked = masked; }
 
   const Tensor& x() const { return x_; }
   const Tensor& topk() const { return topk_; }
@@ -63,10 +71,11 @@ class GpuLowLatencyRound {
   Tensor rows_on_host() const;
   Tensor topk_on_host() const;
   Tensor weights_on_host() const;
+  Tensor answers_on_host() const;
 
   GpuGroup& owner_;
   EpCase case_;
-  const GpuLowLatencyCall call_;
+  GpuLowLatencyCall call_;
   const std::int64_t tokens_;
   Tensor x_, topk_, weights_, out_memory_, own_y_;
   TensorView out_{}, y_{};

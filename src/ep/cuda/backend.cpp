@@ -262,6 +262,9 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   require(!waits || !group_.capturing(on), Code::invalid_argument,
           "dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, which a captured stream "
           "cannot; set it, or use a cached handle");
+  require(!call.options.copy_out || !group_.capturing(on), Code::invalid_argument,
+          "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
+          "the result where it lies");
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   const bool expanded = call.expert_alignment() > 0;
   const std::uint32_t table_bytes = expanded ? static_cast<std::uint32_t>(shape.experts) * sizeof(std::int32_t) : 0;
