@@ -21,7 +21,7 @@ namespace shoal::bench::gpu {
 
 namespace {
 
-constexpr int kCalls = 40, kSteadyFrom = 20;
+constexpr int kCalls = 40, kSteadyFrom = 20, kMeetings = 100;
 constexpr std::chrono::milliseconds kPauses[] = {std::chrono::milliseconds(1), std::chrono::milliseconds(300)};
 
 double now_seconds() {
@@ -54,6 +54,8 @@ class StartBench {
     if (options_.warmup && !options_.preinitialize) step(name + ": warm-up", [&] { group.warmup(); });
     results_.note(name + ": GPU memory, GB", used_gigabytes() - used);
 
+    // Writing results has let threads sleep, on which what starts together depends.
+    for (int i = 0; i < kMeetings; ++i) peers_.barrier();
     std::vector<double> seconds;
     for (int call = 0; call < kCalls; ++call) seconds.push_back(time_pair(group, batch, output, low_latency));
     std::vector<double> behind_pauses;

@@ -125,11 +125,15 @@ struct LowLatency::Parts {
   /// that a capture after one call of a kind needs none.
   void make(Halves& halves, std::size_t bytes, const char* what, cudaStream_t on) {
     if (halves[0] != nullptr) return;
+    require_no_capture(what, on);
+    for (auto& half : halves) half = allocate(bytes, what);
+  }
+
+  void require_no_capture(const char* what, cudaStream_t on) const {
     require(!group.capturing(on), Code::invalid_argument,
             "{}: a captured stream cannot allocate memory for its results; make the same call once before (or "
             "Group::warmup)",
             what);
-    for (auto& half : halves) half = allocate(bytes, what);
   }
 
   std::shared_ptr<void> allocate(std::size_t bytes, const char* what) {
@@ -161,8 +165,9 @@ struct LowLatency::Parts {
   }
 
   /// What the first call of a group finds out; its memory and peers are not there before.
-  void open() {
+  void open(const char* what, cudaStream_t on) {
     if (longest_wait != nullptr) return;
+    require_no_capture(what, on);
     const std::size_t bytes = 3 * shape().ranks * sizeof(std::uint64_t);
     auto memory = allocate(bytes, "low-latency mode");
     check(cudaMemsetAsync(memory.get(), 0, bytes, group.resources->stream), "low-latency mode");
@@ -272,7 +277,7 @@ LowLatency::~LowLatency() = default;
 void LowLatency::preload() {
   const Shape& shape = group_.state.shape;
   if (shape.low_latency_max_tokens == 0) return;
-  parts_->open();
+  parts_->open("warm-up", group_.last_stream);
   constexpr std::size_t kOpenCalls = 4;  // two in flight and two whose results are in use
   parts_->handles.reserve(kOpenCalls + 2);
   parts_->pendings.reserve(kOpenCalls + 2);
@@ -284,7 +289,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(const TensorV
   GroupState& state = group_.state;
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
-  parts_->open();
+  parts_->open("low_latency_dispatch", on);
   parts_->note_masked();
   const std::uint64_t epoch = state.low_latency_dispatch_epoch + 1;
   require(options.defer_receive || parts_->dispatches_received + 1 == epoch, Code::invalid_argument,
@@ -410,7 +415,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
           "low_latency_combine: with defer_receive = false its receive would come before that of number {}, which has "
           "not been received; receive that first",
           parts_->combines_received + 1);
-  parts_->open();
+  parts_->open("low_latency_combine", on);
   require(options.out.defined() || !group_.capturing(on), Code::invalid_argument,
           "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
           "the graph");
