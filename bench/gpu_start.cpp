@@ -1,17 +1,16 @@
 // gpu_start.cpp: where the first call's time goes (requirement B1).
 //
 // Resources: opening the world, by phase, and making a group. Code loading: the first call of the process less the
-// first call of a second group of the same kind, which finds the code loaded. Handshake and first touch: what is left
-// of that second group's first call over a steady one. Times are by the host's clock from a call to the end of its work
+// first calls of later groups of the same kind (their median), which find the code loaded. Handshake and first touch:
+// what is left of those over a steady call. Times are by the host's clock from a call to the end of its work
 // on the GPU, the slowest PE's counting; all PEs start each call together. Without --no-warmup groups are made with
 // preinitialize (or warmed up by a call), and first / steady is what that leaves over (B2). Inputs and output are there
-// before the group is, as a model's are; the warm-up does not know them. A steady pair behind a pause says what of the
-// first one is the pause alone.
+// before the group is, as a model's are; the warm-up does not know them. The first pair comes at once behind the
+// warm-up; steady pairs behind a pause say what it would cost later.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <thread>
 
 #include "base/check.hpp"
@@ -21,11 +20,17 @@ namespace shoal::bench::gpu {
 
 namespace {
 
-constexpr int kCalls = 40, kSteadyFrom = 20, kMeetings = 100;
+constexpr int kGroups = 6, kCalls = 40, kSteadyFrom = 20;
 constexpr std::chrono::milliseconds kPauses[] = {std::chrono::milliseconds(1), std::chrono::milliseconds(300)};
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
 double used_gigabytes() {
@@ -39,9 +44,11 @@ class StartBench {
   StartBench(World& world, Peers& peers, const Options& options, Results& results)
       : world_(world), peers_(peers), options_(options), shape_(options.shape), results_(results) {}
 
-  /// One group, made, called and closed; `which`: "first group" or "second group".
-  void run(const std::string& which, bool low_latency) {
-    const std::string name = std::string(low_latency ? "low latency, " : "normal, ") + which;
+  static const char* mode_of(bool low_latency) { return low_latency ? "low latency" : "normal"; }
+
+  /// One group, made, called and closed; `which`: from 0.
+  void run(int which, bool low_latency) {
+    const std::string name = fmt::format("{}, group {}", mode_of(low_latency), which + 1);
     ep::GroupOptions group_options = low_latency ? low_latency_options(options_, shape_.low_latency_tokens)
                                                  : normal_options(options_, shape_.tokens);
     group_options.preinitialize = options_.preinitialize;
@@ -50,14 +57,15 @@ class StartBench {
     const Tensor output = device_tensor(DataType::bfloat16, {tokens, shape_.hidden});
     const double used = used_gigabytes();
     ep::Group group;
-    step(name + ": group creation", [&] { group = ep::Group(world_.team(), group_options); });
-    if (options_.warmup && !options_.preinitialize) step(name + ": warm-up", [&] { group.warmup(); });
-    results_.note(name + ": GPU memory, GB", used_gigabytes() - used);
-
-    // Writing results has let threads sleep, on which what starts together depends.
-    for (int i = 0; i < kMeetings; ++i) peers_.barrier();
+    const double creation = seconds_of([&] { group = ep::Group(world_.team(), group_options); });
+    double warmup = 0;
+    if (options_.warmup && !options_.preinitialize) warmup = seconds_of([&] { group.warmup(); });
+    // Nothing in between: behind a pause a pair takes longer, whichever it is.
     std::vector<double> seconds;
     for (int call = 0; call < kCalls; ++call) seconds.push_back(time_pair(group, batch, output, low_latency));
+    results_.add_step(name + ": group creation", creation);
+    if (warmup > 0) results_.add_step(name + ": warm-up", warmup);
+    results_.note(name + ": GPU memory, GB", used_gigabytes() - used);
     std::vector<double> behind_pauses;
     for (const std::chrono::milliseconds pause : kPauses) {
       std::this_thread::sleep_for(pause);
@@ -71,28 +79,35 @@ class StartBench {
     results_.add_step(name + ": first pair", seconds[0]);
     results_.add_step(name + ": second pair", seconds[1]);
     results_.add_step(name + ": steady pair", steady);
-    first_[which] = seconds[0];
+    if (which == 0) {
+      ratios_.clear();
+      firsts_.clear();
+    }
+    firsts_.push_back(seconds[0]);
+    ratios_.push_back(seconds[0] / steady);
     steady_ = steady;
     for (std::size_t i = 0; i < std::size(kPauses); ++i)
       results_.add_step(name + fmt::format(": pair behind {} ms of nothing", kPauses[i].count()), behind_pauses[i]);
     results_.note(name + ": first / steady", seconds[0] / steady);
   }
 
-  /// After both groups.
-  void split(const std::string& mode) {
-    results_.note(mode + ": split of the first pair, us",
-                  {{"code loading", 1e6 * (first_["first group"] - first_["second group"])},
-                   {"handshake and first touch", 1e6 * (first_["second group"] - steady_)},
-                   {"steady", 1e6 * steady_}});
+  /// After all groups of a mode.
+  void sum_up(const std::string& mode) {
+    const double of_others = median({firsts_.begin() + 1, firsts_.end()});
+    results_.note(mode + ": split of the first pair, us", {{"code loading", 1e6 * (firsts_[0] - of_others)},
+                                                           {"handshake and first touch", 1e6 * (of_others - steady_)},
+                                                           {"steady", 1e6 * steady_}});
+    results_.note(mode + ": first / steady, median of the groups", median(ratios_));
+    results_.add_step(mode + ": first pair, median of the groups", median(firsts_));
   }
 
  private:
-  void step(const std::string& name, const std::function<void()>& body) {
+  double seconds_of(const std::function<void()>& body) {
     peers_.barrier();
     const double start = now_seconds();
     body();
     check(cudaDeviceSynchronize(), "waiting for a step");
-    results_.add_step(name, now_seconds() - start);
+    return now_seconds() - start;
   }
 
   /// Of the slowest PE.
@@ -145,7 +160,7 @@ class StartBench {
   const Shape shape_;
   Results& results_;
   const Stream stream_;
-  std::map<std::string, double> first_;
+  std::vector<double> firsts_, ratios_;  ///< of the groups of a mode
   double steady_ = 0;
 };
 
@@ -160,8 +175,8 @@ void run_start(World& world, Peers& peers, const Options& options, double world_
     results.add_step("world open: " + phase.name, std::chrono::duration<double>(phase.duration).count());
   StartBench bench(world, peers, options, results);
   for (const bool low_latency : {false, true}) {
-    for (const char* which : {"first group", "second group"}) bench.run(which, low_latency);
-    bench.split(low_latency ? "low latency" : "normal");
+    for (int which = 0; which < kGroups; ++which) bench.run(which, low_latency);
+    bench.sum_up(StartBench::mode_of(low_latency));
   }
 }
 

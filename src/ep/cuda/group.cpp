@@ -241,11 +241,12 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
   cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
   begun_ = {on, capturing(on)};
   if (!begun_.captured) {
-    if (on != last_stream) {
+    if (on != last_stream && under_way_) {
       if (last_stream == stream) check(cudaEventRecord(between_, stream), "order of an ep::Group's calls");
       check(cudaStreamWaitEvent(on, between_, 0), "order of an ep::Group's calls");
     }
     last_stream = on;
+    under_way_ = true;
   }
   if (launch.after != nullptr)
     check(cudaStreamWaitEvent(on, static_cast<cudaEvent_t>(launch.after), 0), "Launch.after");
@@ -363,6 +364,7 @@ void CudaGroup::drain() {
     check(cudaStreamSynchronize(stream), "work of an ep::Group");
   else
     check(cudaEventSynchronize(between_), "work of an ep::Group");
+  under_way_ = false;
   throw_failed();
 }
 

@@ -109,6 +109,7 @@ struct CudaGroup {
 
  private:
   cudaEvent_t between_ = nullptr;  // recorded behind each call on a stream of the caller
+  bool under_way_ = true;          // calls, as far as is known: another stream would have to wait for them
   struct {
     cudaStream_t on = nullptr;
     bool captured = false;
