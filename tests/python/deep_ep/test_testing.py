@@ -121,15 +121,16 @@ def test_ranges_cost_nothing_without_a_profiler():
 
 def test_kineto_barrier_and_trace(tmp_path, monkeypatch):
     order = []
+    rounds = 2 if torch.cuda.is_available() else 1  # of nothing called "x" ranges are looked for, where there are kernels
     trace = tmp_path / "trace.json"
     arguments = dict(num_tests=2, barrier_comm_profiling=True, barrier=lambda: order.append("barrier"))
     testing.bench_kineto(lambda: order.append("call"), "x", trace_path=str(trace), **arguments)
-    assert order == ["barrier", "call"] * 4
+    assert order == ["barrier", "call"] * 4 * rounds
     assert "traceEvents" in json.loads(trace.read_text())
     order.clear()
     monkeypatch.setenv("EP_DISABLE_BARRIER_PROFILING", "1")
     testing.bench_kineto(lambda: order.append("call"), "x", **arguments)
-    assert order == ["call"] * 4
+    assert order == ["call"] * 4 * rounds
 
 
 def test_kineto_under_other_profilers(monkeypatch):
