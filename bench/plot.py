@@ -48,7 +48,7 @@ def collect(folder, part):
     """(setup with pes and gpu, {(operation, format, launch, tokens, sms): entry}) of one part; None where there is nothing."""
     points, setup = {}, None
     for document in documents(folder):
-        if document["program"] != f"shoal-bench-gpu {part}":
+        if document["program"] != f"shoal-bench-gpu {part}" or document["setup"].get("load_of"):  # another group's load is no group of these PEs
             continue
         mine = {**document["setup"], "pes": document["pes"], "gpu": document["machine"]["gpu"]}
         if setup and any(setup[key] != mine[key] for key in ("hidden", "top_k", "experts", "pes", "gpu")):
