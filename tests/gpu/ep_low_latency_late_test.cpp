@@ -106,7 +106,7 @@ TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
 TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kFirst = 0, kKept = 1, kGone = 2;
-  static constexpr std::chrono::milliseconds kTimeout(800);
+  static constexpr std::chrono::milliseconds kTimeout(1600);
   const EpCase c = small(3, 89);
   run_low_latency_group(
       c,

@@ -16,8 +16,8 @@
 // A group lives where its world's heap lies (SHOAL_HEAP): on the host, or in GPU memory, where tensors are device
 // tensors and calls return when their kernels are queued on a stream (Launch). Numbers are the same on both. A dispatch
 // without worst_case_rows or a cached handle waits on the host for its sizes. Other calls can be captured in a CUDA
-// graph (E5), but for combines without `out` or with CombineOptions::weights, low-latency calls before one of their
-// kind or warmup, and all calls of groups that pass rows through host memory (docs/gpu.md).
+// graph (E5), but for copy_out, combines without `out` or with CombineOptions::weights, low-latency calls before one of
+// their kind or warmup, and all calls of groups that pass rows through host memory (docs/gpu.md).
 //
 // Failure: bad arguments throw Error{invalid_argument} before anything is sent, and the group stays usable. Members
 // that pass different options throw Error{mismatch} on all members. A wait that lasts longer than the group's timeout
@@ -238,7 +238,7 @@ class PendingDispatch {
  public:
   PendingDispatch() = default;
   explicit PendingDispatch(std::shared_ptr<detail::PendingDispatchState> state) : state_(std::move(state)) {}
-  bool ready() const;            ///< whether receive() would not wait
+  bool ready() const;            ///< whether receive() would not wait, or the group's timeout is over
   LowLatencyReceived receive();  ///< once; throws Error{invalid_argument} a second time
 
  private:

@@ -324,7 +324,12 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
   if (expanded) number_lanes(routing, on);
   launch_dispatch(params, plan, on);
-  call.options.copy_out ? group_.end_first() : group_.end(launch, on);  // copies are part of the call
+  if (call.options.copy_out) {  // copies are part of the call
+    group_.end_first();
+    group_.record(on);
+  } else {
+    group_.end(launch, on);
+  }
   ++state_.statistics.dispatches;
 
   std::vector<std::int64_t> tokens_per_expert;
@@ -352,7 +357,9 @@ void CudaBackend::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tok
   };
   const auto ready = [&] { return message.sequence == sequence_ || refused(); };
   // The kernel keeps the deadline of the operation itself; this one is for a kernel that never starts.
-  const auto deadline = shoal::detail::Clock::now() + 2 * state_.timeout + std::chrono::seconds(1);
+  // Low-latency calls before it may wait longer where they leave out members (Patience).
+  const std::int32_t waits = state_.options.mask_failed ? std::max(2, state_.shape.ranks) : 2;
+  const auto deadline = shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);
   const auto outcome = state_.world->poll(ready, deadline);
   group_.throw_reported();
   if (outcome != shoal::detail::WaitOutcome::ready) {
@@ -447,6 +454,7 @@ std::uint64_t CudaBackend::reachable(const TensorView& data, std::size_t staging
   check(cudaMemcpy2DAsync(state_.block + staging, row_bytes, data.data, data.strides[0] * size_of(data.dtype),
                           row_bytes, data.shape[0], cudaMemcpyDeviceToDevice, on),
         "staging of the answers");
+  group_.record(on);
   return staging;
 }
 

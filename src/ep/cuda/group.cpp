@@ -241,7 +241,8 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
   cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
   begun_ = {on, capturing(on)};
   if (!begun_.captured) {
-    if (on != last_stream && under_way_) {
+    // On the group's own stream users may have work too, between calls.
+    if (on != last_stream && (under_way_ || last_stream == stream)) {
       if (last_stream == stream) check(cudaEventRecord(between_, stream), "order of an ep::Group's calls");
       check(cudaStreamWaitEvent(on, between_, 0), "order of an ep::Group's calls");
     }
@@ -256,6 +257,10 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
 void CudaGroup::end(const Launch& launch, cudaStream_t on) {
   check(cudaGetLastError(), "launch of a kernel");
   if (launch.done != nullptr) check(cudaEventRecord(static_cast<cudaEvent_t>(launch.done), on), "Launch.done");
+  record(on);
+}
+
+void CudaGroup::record(cudaStream_t on) const {
   const bool captured = on == begun_.on ? begun_.captured : capturing(on);
   if (on != stream && !captured) check(cudaEventRecord(between_, on), "order of an ep::Group's calls");
 }

@@ -77,9 +77,13 @@ struct CudaGroup {
   cudaStream_t begin(const Launch& launch);
   /// Records Launch::done. To be called last. The caller may destroy its stream from now on.
   void end(const Launch& launch, cudaStream_t on);
+  /// In a call that may still throw: later calls come behind what it has queued so far, whatever becomes of it.
+  void record(cudaStream_t on) const;
   /// After the first of two kernels of a call: nothing may stand between them.
   void end_first() { check(cudaGetLastError(), "launch of a kernel"); }
   bool capturing(cudaStream_t on) const;
+  /// Whether the last call was captured, and its stream still is.
+  bool last_call_captures() const { return begun_.captured && capturing(begun_.on); }
   /// Throws where the GPU has reported that the group is beyond use. Other reports are for calls that wait: a call that
   /// threw them before its kernel is queued would get this member out of step.
   void throw_failed();

@@ -123,14 +123,15 @@ struct LowLatency::Parts {
 
   /// Memory that lives as long as the group, because captured graphs know its address. Makes both halves at once, so
   /// that a capture after one call of a kind needs none.
-  void make(Halves& halves, std::size_t bytes, const char* what, cudaStream_t on) {
+  template <typename Captured>
+  void make(Halves& halves, std::size_t bytes, const char* what, Captured&& captured) {
     if (halves[0] != nullptr) return;
-    require_no_capture(what, on);
+    require_no_capture(what, captured());
     for (auto& half : halves) half = allocate(bytes, what);
   }
 
-  void require_no_capture(const char* what, cudaStream_t on) const {
-    require(!group.capturing(on), Code::invalid_argument,
+  static void require_no_capture(const char* what, bool captured) {
+    require(!captured, Code::invalid_argument,
             "{}: a captured stream cannot allocate memory for its results; make the same call once before (or "
             "Group::warmup)",
             what);
@@ -155,23 +156,24 @@ struct LowLatency::Parts {
 
   /// Where the rows of dispatch `epoch` go. Float8 results share the memory of bfloat16 ones where those exist.
   std::shared_ptr<void> result(std::uint64_t epoch, Quantize quantize, cudaStream_t on) {
+    const auto captured = [&] { return group.capturing(on); };
     if (quantize != Quantize::none && results[0] == nullptr) {
-      make(float8_results, ResultLayout(shape(), 1).total, "low_latency_dispatch", on);
+      make(float8_results, ResultLayout(shape(), 1).total, "low_latency_dispatch", captured);
       return float8_results[epoch & 1];
     }
     if (float8_results[0] != nullptr && quantize != Quantize::none) return float8_results[epoch & 1];
-    make(results, ResultLayout(shape(), 2).total, "low_latency_dispatch", on);
+    make(results, ResultLayout(shape(), 2).total, "low_latency_dispatch", captured);
     return results[epoch & 1];
   }
 
   /// What the first call of a group finds out; its memory and peers are not there before.
   void open(const char* what, cudaStream_t on) {
     if (longest_wait != nullptr) return;
-    require_no_capture(what, on);
+    require_no_capture(what, group.capturing(on));
     const std::size_t bytes = 3 * shape().ranks * sizeof(std::uint64_t);
     auto memory = allocate(bytes, "low-latency mode");
-    check(cudaMemsetAsync(memory.get(), 0, bytes, group.resources->stream), "low-latency mode");
-    check(cudaStreamSynchronize(group.resources->stream), "low-latency mode");
+    check(cudaMemsetAsync(memory.get(), 0, bytes, on), "low-latency mode");
+    group.record(on);
     longest_wait = std::move(memory);
     // Members that share a GPU leave each other room; of each, a second call may be there that has not begun.
     if (group.members_on_gpu > 1)
@@ -203,8 +205,9 @@ struct LowLatency::Parts {
       masked[member] = 1;
       const GroupState& state = group.state;
       log::warn(
-          "low-latency mode on PE {}: PE {} did not come within {} ms, or has left this PE out; it is masked from now "
-          "on",
+          "low-latency mode on PE {}: PE {} did not come within {} ms (longer where it waited for another), or has "
+          "left "
+          "this PE out; it is masked from now on",
           state.team.world_pe(state.me), state.team.world_pe(static_cast<Pe>(member)), state.timeout.count());
     }
   }
@@ -521,7 +524,7 @@ TensorView LowLatency::next_combine_buffer() {
   group_.throw_failed();
   const std::size_t bytes =
       static_cast<std::size_t>(shape.local_experts) * shape.low_latency_rows() * shape.hidden * sizeof(std::uint16_t);
-  parts_->make(parts_->combine_buffers, bytes, "next_combine_buffer", group_.last_stream);
+  parts_->make(parts_->combine_buffers, bytes, "next_combine_buffer", [&] { return group_.last_call_captures(); });
   return group_.tensor(parts_->combine_buffers[(group_.state.low_latency_combine_epoch + 1) & 1], 0, DataType::bfloat16,
                        {shape.local_experts, shape.low_latency_rows(), shape.hidden});
 }

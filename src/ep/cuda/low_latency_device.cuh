@@ -242,7 +242,7 @@ __device__ bool wait_or_mask(const DeviceGroup& group, std::int32_t member, Phas
   return done && !left_out;
 }
 
-/// For the statistics: of the waits of a launch for a member the longest one counts.
+/// For the statistics: of the waits of a call for a member the longest one counts.
 __device__ inline void note_wait(std::uint64_t* longest, std::int32_t member, std::uint64_t waited) {
   if (waited != 0)
     atomicMax(reinterpret_cast<unsigned long long*>(longest + member), static_cast<unsigned long long>(waited));

@@ -1,6 +1,7 @@
 #include "ep/cuda/warmup.hpp"
 
 #include <utility>
+#include <vector>
 
 #include "base/check.hpp"
 #include "ep/routing.hpp"
@@ -24,7 +25,7 @@ Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::in
   return out;
 }
 
-/// Twice: the second result lies where the first one does not, if two may live.
+/// Twice: the second result lies where the first one does not, if there is room for two.
 void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
   const GroupOptions& options = device.state.options;
   const Tensor host_topk = detail::even_topk(options.max_tokens, options.top_k, options.experts);
@@ -32,14 +33,17 @@ void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
   const Tensor x = on_device(device, options.dtype, {options.max_tokens, options.hidden}, nullptr);
   const bool quantized = options.dtype == DataType::float8_e4m3;
   Dispatched kept;
+  std::vector<Combined> sums;  // like all memory here, until the stream is done with it
+  std::vector<Tensor> answers;
   for (int round = 0; round < 2; ++round) {
     Dispatched received = group.dispatch(x, group.route(topk, launch), {.launch = launch});
-    if (!quantized)
-      group.combine(received.x, received.handle, {.launch = launch});
-    else if (options.combine_staging)
-      group.combine(on_device(device, DataType::bfloat16, {received.x.shape[0], options.hidden}, nullptr),
-                    received.handle, {.launch = launch});
-    if (options.live_results > 1) kept = std::move(received);
+    if (!quantized) {
+      sums.push_back(group.combine(received.x, received.handle, {.launch = launch}));
+    } else if (options.combine_staging) {
+      answers.push_back(on_device(device, DataType::bfloat16, {received.x.shape[0], options.hidden}, nullptr));
+      sums.push_back(group.combine(answers.back(), received.handle, {.launch = launch}));
+    }
+    if (options.live_results > 1 && device.state.arena.regions() == 1) kept = std::move(received);
   }
   device.synchronize();
 }
@@ -53,6 +57,7 @@ void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency, 
   const Tensor x = on_device(device, DataType::bfloat16, {tokens, options.hidden}, nullptr);
   const Tensor weights = on_device(device, DataType::float32, {tokens, options.top_k}, nullptr);
   low_latency.preload();
+  std::vector<Tensor> sums;  // until the stream is done with them
   for (const Quantize quantize : {Quantize::none, Quantize::fp8})
     for (int half = 0; half < 2; ++half) {
       if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
@@ -60,7 +65,8 @@ void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency, 
       if (half == 1) dispatch.weights = weights;
       const LowLatencyReceived received = group.low_latency_dispatch(x, topk, dispatch).receive();
       const TensorView y = group.next_combine_buffer();
-      group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = true, .launch = launch}).receive();
+      sums.push_back(group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = true, .launch = launch})
+                         .receive());
     }
   device.synchronize();
 }
