@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "shoal/collective.hpp"
 #include "shoal/world.hpp"
 #include "support/ep_checks.hpp"
 #include "support/ep_expanded.hpp"
@@ -191,8 +192,9 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
       return TensorView(values.data(), type, {static_cast<std::int64_t>(values.size())});
     };
     const Pe late = c.ranks - 1;  // on another node than PE 0
-    const auto be_late = [&] {
-      if (world.my_pe() == late) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+    const auto be_late = [&] {    // than the others, which start together: threads may have come 40 ms apart
+      sync(world.team());
+      if (world.my_pe() == late) std::this_thread::sleep_for(std::chrono::milliseconds(80));
     };
     for (int i = 0; i < 3; ++i) {
       if (i == 0) be_late();
@@ -211,8 +213,8 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
     const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
     for (std::size_t e = 0; e < counts.size(); ++e) EXPECT_EQ(counts[e], 3 * wanted.tokens_per_expert[e]);
     if (world.my_pe() == 0) {
-      EXPECT_GT(waited[static_cast<std::size_t>(late)], 15'000'000) << "PE " << late << " came 40 ms late";
-      EXPECT_GT(waited_back[static_cast<std::size_t>(late)], 15'000'000) << "PE " << late << " answered 40 ms late";
+      EXPECT_GT(waited[static_cast<std::size_t>(late)], 30'000'000) << "PE " << late << " came 80 ms late";
+      EXPECT_GT(waited_back[static_cast<std::size_t>(late)], 30'000'000) << "PE " << late << " answered 80 ms late";
     }
     EXPECT_GE(*std::min_element(waited.begin(), waited.end()), 0);
     EXPECT_GE(*std::min_element(waited_back.begin(), waited_back.end()), 0);
