@@ -5,7 +5,7 @@
 // and after it, on the group as the chain left it, they apply a function of their own id, and the result is checked.
 #include <algorithm>
 
-#include "ep/host/row_ops.hpp"
+#include "ep/host/rows/row_ops.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal_bench.hpp"

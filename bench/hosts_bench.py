@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """shoal-bench ep between two hosts made of namespaces, against the MPI baseline over TCP between the same hosts, in alternating rounds.
 
-Needs root, as tests/net does. Both use one link (rail 0) and the same cores. MPI's ranks yield while they wait, as Shoal's do.
+Needs root, as tests/hosts does. Both use one link (rail 0) and the same cores. MPI's ranks yield while they wait, as Shoal's do.
 """
 import argparse
 import json

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/check.hpp"
-#include "ep/host/row_ops.hpp"
+#include "ep/host/rows/row_ops.hpp"
 
 namespace shoal::bench {
 

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "ep/host/row_ops.hpp"
+#include "ep/host/rows/row_ops.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::bench {

@@ -13,7 +13,7 @@
 #include <numeric>
 
 #include "base/check.hpp"
-#include "ep/host/row_ops.hpp"
+#include "ep/host/rows/row_ops.hpp"
 #include "options.hpp"
 #include "report.hpp"
 

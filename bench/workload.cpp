@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ep/host/row_ops.hpp"
+#include "ep/host/rows/row_ops.hpp"
 #include "ep/numeric/numeric.hpp"
 
 namespace shoal::bench {

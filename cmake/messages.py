@@ -23,7 +23,7 @@ CALL = re.compile(r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|
 # Where calls are defined, not made.
 LEFT_OUT = {"src/base/check.hpp", "src/base/error.cpp", "src/base/log.cpp", "src/base/log.hpp"}
 INDIRECT = re.compile(r"^(?!\";)[\w…\"[].*(SHOAL_|allowed: |Setting)|^cannot ")
-NO_MESSAGES = {"src/base/settings.cpp", "src/world/agreement.cpp", "src/world/connectivity_report.cpp"}  # whose other texts are no messages
+NO_MESSAGES = {"src/base/settings.cpp", "src/world/startup/agreement.cpp", "src/world/fabric/connectivity_report.cpp"}  # whose other texts are no messages
 SHORTEST = 8  # characters of an entry besides fields, so that none stands for everything
 
 

@@ -19,7 +19,7 @@ SIZE_LIMIT = 40 << 20
 PROGRAMS = ["shoal-run", "shoal-info", "shoal-moe", "shoal-bench"]
 # Besides all tests of tests/gpu: examples, random shapes against references, and the host side of the GPU backend. They also show that the
 # moved libraries work.
-OTHERS = ["example_*", "property_*_test", "unit_*cuda*_test", "unit_ep_device_*_test", "unit_stream_pool_test"]
+OTHERS = ["example_*", "property_*_test", "unit_*cuda*_test", "unit_ep_device_*_test", "unit_memory_stream_pool_test"]
 # In every glibc system (libudev: with util-linux): taken from the target, which has to be no older than this machine.
 BASE_SYSTEM = re.compile(r"^(linux-vdso|ld-linux[-\w]*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libudev)\.so(\.|$)")
 # Come with the driver or the CUDA toolkit of the target, and are larger than all of this.

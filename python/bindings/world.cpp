@@ -15,7 +15,7 @@
 #include "base/check.hpp"
 #include "memory/device.hpp"
 #include "world/parts.hpp"
-#include "world/team.hpp"
+#include "world/teams/team.hpp"
 
 namespace shoal::python {
 namespace {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kOneDayMs = 24LL * 3600 * 1000;
 
-/// What launchers tell the processes that they start; bootstrap/launcher.cpp knows what it means.
+/// What launchers tell the processes that they start; bootstrap/launcher/launcher.cpp knows what it means.
 constexpr std::string_view kLauncherVariables[] = {
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",

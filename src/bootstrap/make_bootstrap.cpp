@@ -4,7 +4,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "bootstrap/launcher.hpp"
+#include "bootstrap/launcher/launcher.hpp"
 #include "bootstrap/plugin_bootstrap.hpp"
 #include "bootstrap/round.hpp"
 #include "shoal/bootstrap.hpp"

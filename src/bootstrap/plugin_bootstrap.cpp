@@ -12,7 +12,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/plugin.hpp"
-#include "bootstrap/wire.hpp"
+#include "bootstrap/tcp/wire.hpp"
 
 namespace shoal::bootstrap {
 namespace {

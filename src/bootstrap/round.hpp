@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/wire.hpp"
+#include "bootstrap/tcp/wire.hpp"
 
 namespace shoal::bootstrap {
 

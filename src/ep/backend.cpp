@@ -5,10 +5,10 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "ep/device_layout.hpp"
+#include "ep/cuda/layout.hpp"
 #include "ep/host/backend.hpp"
 #include "ep/host/group.hpp"
-#include "world/connectivity.hpp"
+#include "world/fabric/connectivity.hpp"
 #include "world/parts.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/backend.hpp"

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "ep/arena.hpp"
-#include "ep/layout.hpp"
-#include "ep/nodes.hpp"
-#include "ep/routing.hpp"
-#include "ep/stream.hpp"
+#include "ep/plan/arena.hpp"
+#include "ep/plan/layout.hpp"
+#include "ep/plan/nodes.hpp"
+#include "ep/plan/routing.hpp"
+#include "ep/work_queue.hpp"
 #include "shoal/ep/group.hpp"
 #include "world/state.hpp"
 
@@ -33,7 +33,7 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   const Pe me;
   const Device device;  ///< where the group's tensors lie
   /// A group of tensors in GPU memory whose members do not all reach each other: its memory is on the host, in the
-  /// world's staging, and rows are copied there and back (cuda/staged.cpp).
+  /// world's staging, and rows are copied there and back (cuda/staged/staged.cpp).
   const bool staged;
   const Nodes nodes;
   const Shape shape;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "memory/device.hpp"
-#include "memory/fd_exchange.hpp"
+#include "memory/host/fd_exchange.hpp"
 #include "shoal/heap.hpp"
 
 namespace shoal::memory {

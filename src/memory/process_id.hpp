@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "memory/segment.hpp"
+#include "memory/host/segment.hpp"
 
 namespace shoal::memory {
 

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "memory/segment.hpp"
+#include "memory/host/segment.hpp"
 #include "shoal/heap.hpp"
 #include "shoal/operation.hpp"
 #include "shoal/settings.hpp"

@@ -1,6 +1,6 @@
 #include "world/control.hpp"
 
-#include "memory/segment.hpp"
+#include "memory/host/segment.hpp"
 
 namespace shoal::detail {
 namespace {

@@ -10,16 +10,16 @@
 #include "memory/allocator.hpp"
 #include "memory/device_heap.hpp"
 #include "memory/registered_buffers.hpp"
-#include "memory/segment.hpp"
+#include "memory/host/segment.hpp"
 #include "shoal/world.hpp"
 #include "topology/identity.hpp"
 #include "transport/transport.hpp"
-#include "world/connectivity.hpp"
+#include "world/fabric/connectivity.hpp"
 #include "world/control.hpp"
-#include "world/health.hpp"
-#include "world/shared_buffers.hpp"
+#include "world/health/health.hpp"
+#include "world/memory/shared_buffers.hpp"
 #include "world/state.hpp"
-#include "world/team_slots.hpp"
+#include "world/teams/slots.hpp"
 
 namespace shoal::detail {
 

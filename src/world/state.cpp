@@ -6,8 +6,8 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "transport/patience.hpp"
-#include "world/outcome.hpp"
+#include "transport/scoped_timeout.hpp"
+#include "world/startup/outcome.hpp"
 #include "world/parts.hpp"
 
 namespace shoal::detail {

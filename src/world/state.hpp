@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/deadline.hpp"
-#include "base/step_aside.hpp"
+#include "base/backoff.hpp"
 #include "memory/device.hpp"
 #include "shoal/world.hpp"
 #include "world/control.hpp"
@@ -182,7 +182,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
   std::int64_t spin_ = 0;
   bool networked_ = false;  ///< some transport is a network, which a waiting PE moves along
-  friend class Opening;     // world/init.cpp
+  friend class Opening;     // world/startup/init.cpp
 };
 
 /// Members, and the signals that the team owns in every member's control block.

@@ -4,11 +4,11 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "memory/segment.hpp"
-#include "world/address_checks.hpp"
-#include "world/init.hpp"
+#include "memory/host/segment.hpp"
+#include "world/rma/address_checks.hpp"
+#include "world/startup/init.hpp"
 #include "world/parts.hpp"
-#include "world/team.hpp"
+#include "world/teams/team.hpp"
 
 namespace shoal {
 namespace {

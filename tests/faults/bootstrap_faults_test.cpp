@@ -11,9 +11,9 @@
 #include <iostream>
 #include <thread>
 
-#include "bootstrap/socket.hpp"
+#include "bootstrap/tcp/socket.hpp"
 #include "support/expect_error.hpp"
-#include "support/process.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal {
 namespace {

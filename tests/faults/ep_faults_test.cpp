@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "shoal/world.hpp"
-#include "support/ep_rounds.hpp"
-#include "support/process.hpp"
+#include "checks/ep/rounds.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {

@@ -7,8 +7,8 @@
 #include <iostream>
 
 #include "support/expect_error.hpp"
-#include "support/ofi.hpp"
-#include "support/process.hpp"
+#include "support/world/ofi.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {

@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "memory/segment.hpp"
+#include "memory/host/segment.hpp"
 #include "shoal/bootstrap.hpp"
-#include "support/process.hpp"
-#include "support/ucx.hpp"
+#include "support/process/process.hpp"
+#include "support/world/ucx.hpp"
 #include "transport/module.hpp"
 
 namespace shoal::test {

@@ -14,8 +14,8 @@
 
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
-#include "support/process.hpp"
-#include "support/worlds.hpp"
+#include "support/process/process.hpp"
+#include "checks/world/operations.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "support/expect_error.hpp"
-#include "support/process.hpp"
-#include "support/step_bootstrap.hpp"
-#include "support/worlds.hpp"
+#include "support/process/process.hpp"
+#include "support/world/step_bootstrap.hpp"
+#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {

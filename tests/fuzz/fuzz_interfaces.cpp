@@ -2,7 +2,7 @@
 // is of the family.
 #include <netinet/in.h>
 
-#include "bootstrap/interfaces.hpp"
+#include "bootstrap/tcp/interfaces.hpp"
 #include "fuzz.hpp"
 
 using namespace shoal::bootstrap;

@@ -1,5 +1,5 @@
 // The text form of a unique id: what is accepted prints as something that is read back the same.
-#include "bootstrap/socket.hpp"
+#include "bootstrap/tcp/socket.hpp"
 #include "fuzz.hpp"
 #include "shoal/bootstrap.hpp"
 

@@ -1,6 +1,6 @@
 // The parser of bootstrap messages: a stream cut anywhere gives the same frames, a frame encodes to what was parsed,
 // and no payload makes a decoder throw anything but Error.
-#include "bootstrap/wire.hpp"
+#include "bootstrap/tcp/wire.hpp"
 #include "fuzz.hpp"
 
 using namespace shoal::bootstrap;

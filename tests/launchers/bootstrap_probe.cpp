@@ -17,7 +17,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "bootstrap/launcher.hpp"
+#include "bootstrap/launcher/launcher.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-/* Bootstrap plug-ins with faults, and a good one: FAULT says which (tests/unit/bootstrap_plugin_test.cpp). */
+/* Bootstrap plug-ins with faults, and a good one: FAULT says which (tests/unit/bootstrap/plugin_test.cpp). */
 #include <shoal/bootstrap_plugin.h>
 #include <stdio.h>
 #include <stdlib.h>

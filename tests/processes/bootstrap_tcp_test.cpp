@@ -4,8 +4,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "bootstrap/socket.hpp"
-#include "support/process.hpp"
+#include "bootstrap/tcp/socket.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal {
 namespace {

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "shoal/world.hpp"
-#include "support/collective_check.hpp"
-#include "support/process.hpp"
+#include "checks/collective/reference.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal {
 namespace {

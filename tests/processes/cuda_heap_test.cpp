@@ -10,11 +10,11 @@
 
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
-#include "support/fake_cuda.hpp"
-#include "support/process.hpp"
-#include "support/world_local.hpp"
-#include "support/world_share.hpp"
-#include "support/worlds.hpp"
+#include "support/cuda/fake_cuda.hpp"
+#include "support/process/process.hpp"
+#include "support/world/world_local.hpp"
+#include "checks/world/share.hpp"
+#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {

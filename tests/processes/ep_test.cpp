@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "shoal/world.hpp"
-#include "support/ep_checks.hpp"
-#include "support/process.hpp"
+#include "checks/ep/normal.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "support/expect_error.hpp"
-#include "support/process.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {

@@ -5,8 +5,8 @@
 #include <chrono>
 #include <thread>
 
-#include "support/process.hpp"
-#include "support/worlds.hpp"
+#include "support/process/process.hpp"
+#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {

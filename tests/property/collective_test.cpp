@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "shoal/world.hpp"
-#include "support/collective_check.hpp"
+#include "checks/collective/reference.hpp"
 
 namespace shoal {
 namespace {

@@ -1,11 +1,11 @@
-// What the random shapes of tests/gpu reach (support/ep_draws.hpp): all that those tests say of themselves, whatever
+// What the random shapes of tests/gpu reach (checks/ep/draws.hpp): all that those tests say of themselves, whatever
 // becomes of the bounds that keep a seed short. Needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
 
-#include "support/ep_draws.hpp"
+#include "checks/ep/draws.hpp"
 
 namespace shoal::test {
 namespace {

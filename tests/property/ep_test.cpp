@@ -6,7 +6,7 @@
 #include <random>
 
 #include "shoal/world.hpp"
-#include "support/ep_checks.hpp"
+#include "checks/ep/normal.hpp"
 
 namespace shoal::test {
 namespace {
@@ -52,7 +52,7 @@ TEST_P(EpProperty, RandomShapesMatchTheReference) {
   check_rounds(random_case(GetParam()), 3);
 }
 
-// The sizes that tests/gpu compares with this backend (support/ep_draws.hpp), little of everything else.
+// The sizes that tests/gpu compares with this backend (checks/ep/draws.hpp), little of everything else.
 
 TEST(EpPropertyLimits, ManyExperts) {
   check_rounds({.ranks = 8, .experts = 1024, .top_k = 8, .hidden = 264, .max_tokens = 3, .seed = 51}, 1);

@@ -76,7 +76,7 @@ def test_only_names_of_shoal_are_exported(bin_dir):
 
 def test_every_struct_and_member_is_frozen():
     """A struct that is not in the table of the layout test could change unseen."""
-    table = (ROOT / "tests/unit/capi_layout_test.cpp").read_text()
+    table = (ROOT / "tests/unit/capi/layout_test.cpp").read_text()
     structs = re.findall(r"typedef struct (\w+) \{\n(.*?)\n\} \1;", HEADER.read_text(), re.DOTALL)
     assert len(structs) == 15
     for name, body in structs:

@@ -30,8 +30,8 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         "src/transport/factories.cpp": '#include "transport/shm/shm.hpp"\n#include "transport/transport.hpp"\n',
         "src/transport/shm/shm.hpp": "",
         "src/transport/shm/shm.cpp": '#include "transport/shm/shm.hpp"\n#include "shm.hpp"\n#include "transport/transport.hpp"\n',
-        "src/ep/host/send.cpp": '#include "ep/layout.hpp"\n#include "world/state.hpp"\n',
-        "tests/unit/x_test.cpp": '#include "ep/layout.hpp"\n#include "transport/shm/shm.hpp"\n',
+        "src/ep/host/send.cpp": '#include "ep/plan/layout.hpp"\n#include "world/state.hpp"\n',
+        "tests/unit/x_test.cpp": '#include "ep/plan/layout.hpp"\n#include "transport/shm/shm.hpp"\n',
     }
     assert check(tmp_path, files) == (0, [])
 
@@ -40,7 +40,7 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
     ("file", "include"),
     [
         ("src/base/log.cpp", "world/state.hpp"),
-        ("src/bootstrap/tcp.cpp", "memory/segment.hpp"),
+        ("src/bootstrap/tcp.cpp", "memory/host/segment.hpp"),
         ("src/collective/reduce.cpp", "ep/numeric/bf16.hpp"),
         ("src/world/rma.cpp", "transport/shm/shm.hpp"),
         ("src/transport/self/self.cpp", "transport/shm/shm.hpp"),
@@ -61,7 +61,7 @@ def test_sees_through_relative_includes(tmp_path):
 
 def test_reports_a_source_folder_without_readme(tmp_path):
     (tmp_path / "src/ep").mkdir(parents=True)
-    (tmp_path / "src/ep/layout.cpp").touch()
+    (tmp_path / "src/ep/plan/layout.cpp").touch()
     assert check(tmp_path, {})[1] == ["src/ep/README.md:1: missing; a folder says what lives in it"]
 
 

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCES = ["examples/device_ring.cu", "tests/gpu/stream_operations_test.cpp"]
+SOURCES = ["examples/device_ring.cu", "tests/gpu/world/stream_operations_test.cpp"]
 
 
 def marked_parts():

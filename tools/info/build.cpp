@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/plugin.hpp"
-#include "bootstrap/launcher.hpp"
+#include "bootstrap/launcher/launcher.hpp"
 #include "info/build_facts.hpp"
 #include "info/text.hpp"
 #include "transport/module.hpp"

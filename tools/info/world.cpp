@@ -1,6 +1,6 @@
 #include "info/world.hpp"
 
-#include "world/blob.hpp"
+#include "world/startup/blob.hpp"
 #include "world/parts.hpp"
 
 namespace shoal::info {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "shoal/world.hpp"
-#include "world/connectivity_report.hpp"
+#include "world/fabric/connectivity_report.hpp"
 
 namespace shoal::info {
 

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <thread>
 
-#include "ep/cuda/low_latency.hpp"
-#include "ep/cuda/normal.cuh"
+#include "ep/cuda/low_latency/low_latency.hpp"
+#include "ep/cuda/normal/normal.cuh"
 #include "ep/cuda/shares.hpp"
 #include "ep/cuda/warmup.hpp"
-#include "ep/cursor.hpp"
+#include "ep/plan/cursor.hpp"
 #include "memory/cuda/stream_pool.hpp"
 
 namespace shoal::ep::cuda {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ep/cuda/device.cuh"
+#include "ep/cuda/device/device.cuh"
 #include "ep/state.hpp"
 
 namespace shoal::ep::cuda {

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "ep/cuda/normal.cuh"
+#include "ep/cuda/normal/normal.cuh"
 #include "ep/state.hpp"
-#include "world/shared_buffers.hpp"
+#include "world/memory/shared_buffers.hpp"
 
 namespace shoal::ep::cuda {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ep/routing.hpp"
+#include "ep/plan/routing.hpp"
 #include "memory/cuda/stream_pool.hpp"
 
 namespace shoal::ep::cuda {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ep/cuda/group.hpp"
-#include "ep/cuda/low_latency.hpp"
+#include "ep/cuda/low_latency/low_latency.hpp"
 
 namespace shoal::ep::cuda {
 

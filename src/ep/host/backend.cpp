@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "ep/host/low_latency.hpp"
-#include "ep/host/normal.hpp"
+#include "ep/host/low_latency/low_latency.hpp"
+#include "ep/host/normal/normal.hpp"
 
 namespace shoal::ep::host {
 namespace {

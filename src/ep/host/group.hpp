@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
-#include "ep/host/worker_pool.hpp"
-#include "ep/layout.hpp"
+#include "ep/host/rows/worker_pool.hpp"
+#include "ep/plan/layout.hpp"
 #include "ep/state.hpp"
 
 namespace shoal::ep::host {

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "base/step_aside.hpp"
+#include "base/backoff.hpp"
 #include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/peers.hpp"

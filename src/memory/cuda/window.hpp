@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "memory/cuda/driver.hpp"
-#include "memory/segment.hpp"
+#include "memory/host/segment.hpp"
 #include "shoal/heap.hpp"
 
 namespace shoal::memory::cuda {

@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/deadline.hpp"
-#include "base/step_aside.hpp"
+#include "base/backoff.hpp"
 
 namespace shoal::transport::ofi {
 namespace {

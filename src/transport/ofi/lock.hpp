@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "base/step_aside.hpp"
+#include "base/backoff.hpp"
 
 namespace shoal::transport::ofi {
 

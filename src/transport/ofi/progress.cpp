@@ -8,7 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "base/step_aside.hpp"
+#include "base/backoff.hpp"
 
 namespace shoal::transport::ofi {
 namespace {

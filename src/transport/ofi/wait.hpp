@@ -6,9 +6,9 @@
 #include <mutex>
 
 #include "base/deadline.hpp"
-#include "base/step_aside.hpp"
+#include "base/backoff.hpp"
 #include "transport/ofi/engine.hpp"
-#include "transport/patience.hpp"
+#include "transport/scoped_timeout.hpp"
 
 namespace shoal::transport::ofi {
 

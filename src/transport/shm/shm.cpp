@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "base/check.hpp"
-#include "memory/fd_exchange.hpp"
+#include "memory/host/fd_exchange.hpp"
 #include "memory/process_id.hpp"
 #include "transport/mapped.hpp"
 

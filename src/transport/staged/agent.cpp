@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/log.hpp"
-#include "base/step_aside.hpp"
+#include "base/backoff.hpp"
 #include "memory/device_heap.hpp"
 
 namespace shoal::transport::staged {

@@ -6,8 +6,8 @@
 
 #include "base/check.hpp"
 #include "base/deadline.hpp"
-#include "base/step_aside.hpp"
-#include "transport/patience.hpp"
+#include "base/backoff.hpp"
+#include "transport/scoped_timeout.hpp"
 
 namespace shoal::transport::staged {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "base/step_aside.hpp"
+#include "base/backoff.hpp"
 #include "transport/ucx/message.hpp"
 
 namespace shoal::transport::ucx {

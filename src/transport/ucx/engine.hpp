@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "base/deadline.hpp"
-#include "base/step_aside.hpp"
-#include "transport/patience.hpp"
+#include "base/backoff.hpp"
+#include "transport/scoped_timeout.hpp"
 #include "transport/transport.hpp"
 #include "transport/ucx/library.hpp"
 #include "transport/ucx/peer.hpp"

@@ -1,0 +1,159 @@
+// bench.hpp: the parts of shoal-bench-gpu: options, what each PE holds, timing of chains, results.
+//
+// PEs are threads of one process or processes under shoal-run, dealt over the GPUs. A chain is a sequence of operations
+// enqueued without waiting on the host; times are of the GPU, between events of the stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gpu/kernels.hpp"
+#include "gpu/links.hpp"
+#include "shoal/bootstrap.hpp"
+#include "shoal/ep/group.hpp"
+#include "shoal/world.hpp"
+#include "workload.hpp"
+
+namespace shoal::bench::gpu {
+
+struct Options {
+  Shape shape{.tokens = 4096, .iterations = 128, .dropped = 16};  ///< tokens: where SM counts are swept
+  std::int32_t pes = 1;                                           ///< as threads; under shoal-run it says
+  std::vector<std::int64_t> tokens{8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
+  std::vector<std::int32_t> sms{4, 8, 12, 16, 24, 32, 48, 64};
+  std::int32_t main_sms = 16;  ///< where token counts are swept
+  bool cross = false;          ///< every SM count with every token count
+  bool warmup = true;          ///< start: call warmup before the first operation; false: preinitialize is so, too
+  bool preinitialize = true;   ///< start: GroupOptions.preinitialize
+  std::string json_path;
+};
+
+/// The control plane of the benchmark: the bootstrap's, which works whatever the heap is.
+class Peers {
+ public:
+  explicit Peers(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
+  std::int32_t me() const { return bootstrap_.pe(); }
+  std::int32_t count() const { return bootstrap_.n_pes(); }
+  void barrier() { bootstrap_.barrier("benchmark"); }
+  /// [PE][value]
+  std::vector<std::vector<double>> gather(const std::vector<double>& mine);
+
+ private:
+  Bootstrap& bootstrap_;
+};
+
+/// Device memory that is not symmetric.
+Tensor device_tensor(DataType dtype, std::initializer_list<std::int64_t> shape);
+Tensor upload(const TensorView& host);
+/// The first `tokens` rows of a tensor.
+TensorView first_rows(const TensorView& tensor, std::int64_t rows);
+
+/// The inputs of one operation in device memory, and what its output has to be.
+struct DeviceBatch {
+  Tensor x, quantized, scales, topk_idx, weights;
+  Tensor factor, size;  ///< float32 [tokens]: the output is x * factor, its terms add up to size
+  Tensor ranks;         ///< float32 [tokens]: on how many members the token's experts live
+};
+/// One set of inputs of this PE; hidden rows of bfloat16 and the same in FP8.
+DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers, std::int32_t set,
+                              cudaStream_t stream);
+inline constexpr std::int32_t kSets = 4;
+
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// An event per mark, in the order of the stream.
+class Marks {
+ public:
+  ~Marks();
+  void reserve(std::size_t count);
+  void mark(cudaStream_t stream);
+  double seconds(std::size_t from, std::size_t to) const;  ///< after the stream is idle
+  std::size_t count() const { return used_; }
+  void clear() { used_ = 0; }
+
+ private:
+  std::vector<cudaEvent_t> events_;
+  std::size_t used_ = 0;
+};
+
+/// Seconds per operation on this PE. `samples`: single operations, where they were timed one by one.
+struct Timing {
+  double mean = 0;
+  std::vector<double> samples;
+  std::optional<LinkBytes> links;  ///< of a chain, per operation
+};
+
+/// Enqueues the operations of a chain: `operation(i)` for i = 0, 1, ...; the first `dropped` are not timed.
+using Operation = std::function<void(std::int64_t)>;
+/// Waits for the GPU and throws what went wrong there.
+using Finish = std::function<void()>;
+Timing time_chain(Peers& peers, cudaStream_t stream, const Shape& shape, const Operation& operation,
+                  const Finish& finish);
+/// The same operations captured once, kSets of them, and replayed.
+Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const Operation& operation,
+                  const Finish& finish);
+
+/// What is measured, as name and value pairs of the JSON: {"operation", "dispatch"}, {"sms", 16}.
+using Labels = nlohmann::ordered_json;
+
+/// Collects results over the PEs; PE 0 prints each and rewrites the JSON file, so that an interrupted run leaves what
+/// it has.
+class Results {
+ public:
+  Results(Peers& peers, const Options& options, const std::string& part);
+  /// Collective. `bytes`: logical bytes of this PE and operation; 0: none.
+  void add(const Labels& labels, const Timing& timing, double bytes);
+  /// Collective: seconds of one step, such as creating a group.
+  void add_step(const std::string& name, double seconds);
+  /// PE 0's say.
+  void note(const std::string& name, const nlohmann::ordered_json& value);
+
+ private:
+  void save() const;
+
+  Peers& peers_;
+  const std::string path_;
+  nlohmann::ordered_json json_;
+};
+
+/// Throws Error{mismatch} naming token and channel when an output is wrong.
+void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor, const TensorView& size,
+                  float tolerance, cudaStream_t stream, const std::string& what);
+
+/// float32 [experts] of the factors of experts first .. first + count - 1 (workload.hpp).
+Tensor expert_factors(std::int64_t first, std::int64_t count);
+
+/// The settings of a world whose heap lies on the GPU and holds groups of these sizes.
+Settings gpu_settings(std::size_t heap_bytes);
+ep::GroupOptions normal_options(const Options& options, std::int64_t max_tokens);
+ep::GroupOptions low_latency_options(const Options& options, std::int64_t max_tokens);
+/// Low-latency groups are made for one of a few sizes, the smallest that fits: slots lie apart by a group's size.
+std::int64_t low_latency_group_size(std::int64_t tokens);
+/// Bytes of the symmetric heap that a part needs.
+std::size_t heap_bytes(const Options& options, const std::string& part, std::int32_t pes);
+
+void run_normal(World& world, Peers& peers, const Options& options);
+void run_low_latency(World& world, Peers& peers, const Options& options);
+/// PEs on two nodes, emulated where SHOAL_NODE_SIZE does not say otherwise.
+void run_nodes(World& world, Peers& peers, const Options& options);
+/// Rows alone, pushed and pulled.
+void run_movement(World& world, Peers& peers, const Options& options);
+/// `world_seconds`: how long World::open took.
+void run_start(World& world, Peers& peers, const Options& options, double world_seconds);
+
+}  // namespace shoal::bench::gpu

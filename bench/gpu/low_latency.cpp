@@ -1,0 +1,227 @@
+// low_latency.cpp: low-latency mode on GPUs: FP8 and BF16 dispatch, BF16 combine, by number of tokens.
+//
+// Timed per point: free-running chains of pairs and of dispatches alone, plain and as replayed graphs; pairs with an
+// event after each operation; pairs whose two phases are apart (the receive hook), with a pause between them in which
+// the rows arrive, so that the receive phase is timed without waiting. The experts write into next_combine_buffer, so
+// nothing is staged; the weights come with the combine. --load-of: two GPUs carry what each of a larger group would.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "gpu/bench.hpp"
+
+namespace shoal::bench::gpu {
+
+namespace {
+
+/// Longer than any exchange at these sizes: rows of all members are there when the receive phase starts.
+constexpr std::int64_t kGapNanoseconds = 300'000;
+
+class LowLatencyBench {
+ public:
+  LowLatencyBench(World& world, Peers& peers, const Options& options, Results& results, std::int64_t max_tokens)
+      : peers_(peers),
+        shape_(options.shape),
+        results_(results),
+        group_(world.team(), low_latency_options(options, max_tokens)),
+        factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
+        output_(device_tensor(DataType::bfloat16, {max_tokens, shape_.hidden})) {
+    for (std::int32_t set = 0; set < kSets; ++set)
+      batches_.push_back(make_device_batch(shape_, max_tokens, peers, set, stream_.get()));
+    group_.warmup();
+  }
+
+  void measure(std::int64_t tokens, ep::Quantize quantize) {
+    tokens_ = tokens;
+    quantize_ = quantize;
+    count_rows();
+    check_experts("before the chains");
+    time_chains();
+    time_marked_pairs();
+    deferred_ = true;  // phases of their own are what a deferred receive has
+    time_phases();
+    deferred_ = false;
+    check_experts("after the chains");
+  }
+
+  void close() { group_.close(); }
+
+ private:
+  bool fp8() const { return quantize_ == ep::Quantize::fp8; }
+  const DeviceBatch& batch(std::int64_t i) const { return batches_[static_cast<std::size_t>(i % kSets)]; }
+  TensorView output() const { return first_rows(output_, tokens_); }
+  ep::Launch launch() const { return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0}; }
+
+  ep::PendingDispatch send_dispatch(std::int64_t i) {
+    ep::LowLatencyDispatchOptions options;
+    options.quantize = quantize_;
+    options.defer_receive = deferred_;
+    options.launch = launch();
+    return group_.low_latency_dispatch(first_rows(batch(i).x, tokens_), first_rows(batch(i).topk_idx, tokens_),
+                                       options);
+  }
+  ep::PendingCombine send_combine(std::int64_t i, const ep::LowLatencyReceived& received, const TensorView& answers) {
+    ep::LowLatencyCombineOptions options;
+    options.zero_copy = true;
+    options.out = output();
+    options.defer_receive = deferred_;
+    options.launch = launch();
+    return group_.low_latency_combine(answers, first_rows(batch(i).topk_idx, tokens_),
+                                      first_rows(batch(i).weights, tokens_), received.handle, options);
+  }
+  void pair(std::int64_t i) {
+    const ep::LowLatencyReceived received = send_dispatch(i).receive();
+    send_combine(i, received, group_.next_combine_buffer()).receive();
+  }
+
+  void finish() {
+    group_.synchronize();
+    check(cudaStreamSynchronize(stream_.get()), "waiting for a chain");
+  }
+
+  /// Rows that this PE's experts get, mean of the sets.
+  void count_rows() {
+    rows_ = 0;
+    std::vector<std::int32_t> counts(static_cast<std::size_t>(group_.local_experts()));
+    for (std::int32_t set = 0; set < kSets; ++set) {
+      const ep::LowLatencyReceived received = send_dispatch(set).receive();
+      finish();
+      check(cudaMemcpy(counts.data(), received.counts.data, received.counts.bytes(), cudaMemcpyDeviceToHost),
+            "reading counts");
+      for (const std::int32_t count : counts) rows_ += static_cast<double>(count) / kSets;
+    }
+  }
+
+  double dispatch_bytes() const {
+    const double scales = static_cast<double>((shape_.hidden + 127) / 128 * 4);
+    return rows_ * (fp8() ? static_cast<double>(shape_.hidden) + scales : static_cast<double>(shape_.row_bytes()));
+  }
+  double combine_bytes() const { return rows_ * static_cast<double>(shape_.row_bytes()); }
+
+  void add(const char* operation, const char* how, const Timing& timing, double bytes) {
+    results_.add({{"operation", operation}, {"format", fp8() ? "fp8" : "bf16"}, {"launch", how}, {"tokens", tokens_}},
+                 timing, bytes);
+  }
+
+  void time_chains() {
+    const auto done = [this] { finish(); };
+    const auto time = [&](const char* name, const Operation& operation, double bytes) {
+      add(name, "plain", time_chain(peers_, stream_.get(), shape_, operation, done), bytes);
+      add(name, "graph", time_graph(peers_, stream_.get(), shape_, operation, done), bytes);
+    };
+    time("pair", [this](std::int64_t i) { pair(i); }, dispatch_bytes() + combine_bytes());
+    time("dispatch", [this](std::int64_t i) { send_dispatch(i).receive(); }, dispatch_bytes());
+  }
+
+  void time_marked_pairs() {
+    time_steps("in pair", {{"dispatch", dispatch_bytes()}, {"combine", combine_bytes()}},
+               [this](std::int64_t i, Marks& marks) {
+                 marks.mark(stream_.get());
+                 const ep::LowLatencyReceived received = send_dispatch(i).receive();
+                 marks.mark(stream_.get());
+                 marks.mark(stream_.get());
+                 send_combine(i, received, group_.next_combine_buffer()).receive();
+                 marks.mark(stream_.get());
+               });
+  }
+
+  void time_phases() {
+    const char* const names[] = {"dispatch send", "dispatch receive", "combine send", "combine receive"};
+    time_steps("hook", {{names[0], 0}, {names[1], 0}, {names[2], 0}, {names[3], 0}},
+               [this](std::int64_t i, Marks& marks) {
+                 const auto timed = [&](const auto& phase) {
+                   marks.mark(stream_.get());
+                   auto result = phase();
+                   marks.mark(stream_.get());
+                   return result;
+                 };
+                 auto dispatched = timed([&] { return send_dispatch(i); });
+                 pause(stream_.get(), kGapNanoseconds);
+                 const ep::LowLatencyReceived received = timed([&] { return dispatched.receive(); });
+                 const TensorView answers = group_.next_combine_buffer();
+                 auto combined = timed([&] { return send_combine(i, received, answers); });
+                 pause(stream_.get(), kGapNanoseconds);
+                 timed([&] { return combined.receive(); });
+               });
+  }
+
+  struct Step {
+    const char* name;
+    double bytes;
+  };
+  /// `round` marks the begin and the end of each step, in order.
+  void time_steps(const char* how, const std::vector<Step>& steps,
+                  const std::function<void(std::int64_t, Marks&)>& round) {
+    Marks marks;
+    marks.reserve(2 * steps.size() * static_cast<std::size_t>(shape_.iterations));
+    peers_.barrier();
+    for (std::int64_t i = 0; i < shape_.dropped + shape_.iterations; ++i) {
+      if (i == shape_.dropped) marks.clear();
+      round(i, marks);
+    }
+    finish();
+    for (std::size_t step = 0; step < steps.size(); ++step) {
+      Timing timing;
+      for (std::size_t first = 2 * step; first + 1 < marks.count(); first += 2 * steps.size())
+        timing.samples.push_back(marks.seconds(first, first + 1));
+      for (const double sample : timing.samples) timing.mean += sample / static_cast<double>(timing.samples.size());
+      add(steps[step].name, how, timing, steps[step].bytes);
+    }
+  }
+
+  void check_experts(const char* when) {
+    for (std::int32_t set = 0; set < kSets; ++set) {
+      const ep::LowLatencyReceived received = send_dispatch(set).receive();
+      const TensorView answers = group_.next_combine_buffer();
+      LowLatencyAnswer experts;
+      experts.x = received.x;
+      experts.scales = received.scales;
+      experts.counts = received.counts;
+      experts.factors = factors_;
+      experts.answers = answers;
+      answer(stream_.get(), experts);
+      send_combine(set, received, answers).receive();
+      finish();
+      const float tolerance = shape_.load_of > 0 ? kFewTermsTolerance : kTolerance;
+      check_output(batch(set), output(), batch(set).factor, batch(set).size, fp8() ? kQuantizedTolerance : tolerance,
+                   stream_.get(),
+                   fmt::format("low latency {} {} tokens, set {}, {}", fp8() ? "fp8" : "bf16", tokens_, set, when));
+    }
+  }
+
+  Peers& peers_;
+  const Shape shape_;
+  Results& results_;
+  const Stream stream_;
+  ep::Group group_;
+  const Tensor factors_, output_;
+  std::vector<DeviceBatch> batches_;
+  bool deferred_ = false;
+  std::int64_t tokens_ = 0;
+  ep::Quantize quantize_ = ep::Quantize::fp8;
+  double rows_ = 0;
+};
+
+}  // namespace
+
+std::int64_t low_latency_group_size(std::int64_t tokens) {
+  for (const std::int64_t size : {128, 512})
+    if (tokens <= size) return size;
+  return tokens;
+}
+
+void run_low_latency(World& world, Peers& peers, const Options& options) {
+  Results results(peers, options, "low-latency");
+  std::vector<std::int64_t> left = options.tokens;
+  std::ranges::sort(left);
+  while (!left.empty()) {
+    const std::int64_t size = low_latency_group_size(left.front());
+    LowLatencyBench bench(world, peers, options, results, size);
+    for (; !left.empty() && left.front() <= size; left.erase(left.begin()))
+      for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::none}) bench.measure(left.front(), quantize);
+    bench.close();
+  }
+}
+
+}  // namespace shoal::bench::gpu

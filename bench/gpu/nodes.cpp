@@ -1,0 +1,141 @@
+// nodes.cpp: GPUs on several (emulated) nodes, whose memory does not reach each other: groups that pass rows
+// through the host, and put, get and atomics on heaps through transport "staged".
+//
+// Calls wait for the network here, so times are of the host's clock, between barriers. "copies" is what any way through
+// the host has to pay at least: the rows of the pair once to pinned host memory and once back, alone.
+#include <chrono>
+
+#include "base/check.hpp"
+#include "gpu/bench.hpp"
+
+namespace shoal::bench::gpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+ep::GroupOptions staged_options(const Options& options) {
+  ep::GroupOptions group = normal_options(options, options.shape.tokens);
+  group.combine_staging = true;  // answers lie in GPU memory, which nobody else reaches
+  return group;
+}
+
+class NodesBench {
+ public:
+  NodesBench(World& world, Peers& peers, const Options& options, Results& results)
+      : world_(world),
+        peers_(peers),
+        shape_(options.shape),
+        results_(results),
+        group_(world.team(), staged_options(options)),
+        output_(device_tensor(DataType::bfloat16, {shape_.tokens, shape_.hidden})),
+        factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
+        batch_(make_device_batch(shape_, shape_.tokens, peers, 0, stream_.get())) {}
+
+  void run() {
+    const ep::Routing routing = group_.route(batch_.topk_idx, launch());
+    double rows = 0;
+    const auto pair = [&] {
+      ep::DispatchOptions options;
+      options.weights = batch_.weights;
+      options.launch = launch();
+      const ep::Dispatched received = group_.dispatch(batch_.x, routing, options);
+      rows = static_cast<double>(received.rows);
+      answer(received);
+      ep::CombineOptions back;
+      back.out = output_;
+      back.launch = launch();
+      group_.combine(received.x, received.handle, back);
+    };
+    pair();
+    check_output(batch_, output_, batch_.factor, batch_.size, kTolerance, stream_.get(), "pair between nodes");
+    const double bytes = 2 * rows * static_cast<double>(shape_.row_bytes());
+    time("pair", bytes, shape_.iterations, pair);
+    time_copies(static_cast<std::size_t>(bytes / 2));
+    time_operations();
+    group_.close();
+  }
+
+ private:
+  static constexpr float kTolerance = 0.02F;  // bfloat16 rows, sums and answers
+  static constexpr std::size_t kLong = std::size_t{64} << 20;
+
+  ep::Launch launch() const { return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0}; }
+
+  /// What the experts here say to each row, in place.
+  void answer(const ep::Dispatched& received) const {
+    NormalAnswer experts;
+    experts.x = received.x;
+    experts.topk_idx = received.topk_idx;
+    experts.weights = received.topk_weights;
+    experts.row_count = received.row_count;
+    experts.factors = factors_;
+    experts.answers = received.x;
+    gpu::answer(stream_.get(), experts);
+  }
+
+  template <typename Body>
+  void time(const char* operation, double bytes, std::int64_t count, Body&& body) {
+    Timing timing;
+    peers_.barrier();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto start = Clock::now();
+      body();
+      timing.samples.push_back(seconds_since(start));
+      timing.mean += timing.samples.back() / static_cast<double>(count);
+    }
+    peers_.barrier();
+    results_.add({{"operation", operation}, {"tokens", shape_.tokens}}, timing, bytes);
+  }
+
+  void time_copies(std::size_t bytes) {
+    void* host = nullptr;
+    check(cudaMallocHost(&host, bytes), "allocating pinned memory");
+    const Tensor gpu = device_tensor(DataType::uint8, {static_cast<std::int64_t>(bytes)});
+    time("copies", static_cast<double>(2 * bytes), shape_.iterations, [&] {
+      check(cudaMemcpyAsync(host, gpu.data, bytes, cudaMemcpyDeviceToHost, stream_.get()), "copy");
+      check(cudaMemcpyAsync(gpu.data, host, bytes, cudaMemcpyHostToDevice, stream_.get()), "copy");
+      check(cudaStreamSynchronize(stream_.get()), "copy");
+    });
+    check(cudaFreeHost(host), "freeing pinned memory");
+  }
+
+  void time_operations() {
+    const auto heap = world_.heap().allocate<std::byte>(kLong);
+    const auto word = world_.heap().allocate<std::uint64_t>(1);
+    const Tensor mine = device_tensor(DataType::uint8, {static_cast<std::int64_t>(kLong)});
+    const std::span<std::byte> local(mine.as<std::byte>(), kLong);
+    const Pe other = (peers_.me() + peers_.count() / 2) % peers_.count();
+    results_.note("transport to the other node", world_.describe_transport(other));
+    time("put 64 MiB", kLong, 16, [&] {
+      world_.put_nbi(heap.on(other), local);
+      world_.quiet();
+    });
+    time("get 64 MiB", kLong, 16, [&] { world_.get(local, heap.on(other)); });
+    time("put 8 B", 0, 1000, [&] { world_.put_value(word.on(other)[0], 1); });
+    time("atomic fetch_add", 0, 1000, [&] { world_.atomic_fetch_add(word.on(other)[0], 1); });
+  }
+
+  World& world_;
+  Peers& peers_;
+  const Shape shape_;
+  Results& results_;
+  Stream stream_;
+  ep::Group group_;
+  Tensor output_, factors_;
+  DeviceBatch batch_;
+};
+
+}  // namespace
+
+void run_nodes(World& world, Peers& peers, const Options& options) {
+  require(world.pes_per_node() < world.n_pes(), Code::invalid_argument,
+          "all {} PEs are on one node; this part is about several: set SHOAL_NODE_SIZE", world.n_pes());
+  Results results(peers, options, "nodes");
+  NodesBench(world, peers, options, results).run();
+}
+
+}  // namespace shoal::bench::gpu

@@ -1,0 +1,275 @@
+// normal.cpp: normal mode on GPUs: SM counts and token counts, FP8 and BF16 dispatch, BF16 combine.
+//
+// Every dispatch has worst_case_rows, so that no size reaches the host and a chain runs freely. Timed per point: chains
+// of pairs (route, dispatch, combine), the same with an event between the operations, and chains of one operation
+// alone: route, dispatch, dispatch with a cached handle, combine. Results are checked before and after with experts
+// that apply a function of their own id, and the last output of the free-running chain is checked as well.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "gpu/bench.hpp"
+
+namespace shoal::bench::gpu {
+
+namespace {
+
+enum class Format : std::uint8_t { bf16, fp8 };
+
+const char* name_of(Format format) {
+  return format == Format::bf16 ? "bf16" : "fp8";
+}
+
+struct Point {
+  Format format;
+  std::int64_t tokens;
+  std::int32_t sms;
+};
+
+class NormalBench {
+ public:
+  NormalBench(World& world, Peers& peers, const Options& options)
+      : peers_(peers),
+        options_(options),
+        shape_(options.shape),
+        max_tokens_(std::max(options.shape.tokens, std::ranges::max(options.tokens))),
+        // Before the group: answers need not be staged when they lie in the heap.
+        answers_(world.heap().allocate<std::uint16_t>(
+            static_cast<std::size_t>(max_tokens_ * peers.count() * shape_.hidden))),
+        group_(world.team(), normal_options(options, max_tokens_)),
+        factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
+        output_(device_tensor(DataType::bfloat16, {max_tokens_, shape_.hidden})),
+        results_(peers, options, "normal") {
+    for (std::int32_t set = 0; set < kSets; ++set)
+      batches_.push_back(make_device_batch(shape_, max_tokens_, peers, set, stream_.get()));
+    const std::size_t part = batches_[0].x.bytes();  // random answers: one part of the heap's buffer a member
+    for (std::int32_t pe = 0; pe < peers.count(); ++pe)
+      check(cudaMemcpy(reinterpret_cast<char*>(answers_.data()) + static_cast<std::size_t>(pe) * part,
+                       batches_[static_cast<std::size_t>(pe % kSets)].x.data, part, cudaMemcpyDeviceToDevice),
+            "filling the answers");
+    group_.warmup();
+  }
+
+  void run() {
+    for (const Point& point : points()) measure(point);
+    routings_.clear();
+    handles_.clear();
+    group_.close();
+  }
+
+ private:
+  std::vector<Point> points() const {
+    std::vector<Point> points;
+    const auto add = [&](std::int64_t tokens, std::int32_t sms) {
+      for (const Format format : {Format::fp8, Format::bf16}) {
+        const auto same = [&](const Point& p) { return p.format == format && p.tokens == tokens && p.sms == sms; };
+        if (std::ranges::none_of(points, same)) points.push_back({format, tokens, sms});
+      }
+    };
+    for (const std::int32_t sms : options_.sms) add(shape_.tokens, sms);
+    for (const std::int64_t tokens : options_.tokens) add(tokens, options_.main_sms);
+    if (options_.cross)
+      for (const std::int32_t sms : options_.sms)
+        for (const std::int64_t tokens : options_.tokens) add(tokens, sms);
+    return points;
+  }
+
+  void measure(const Point& point) {
+    prepare(point);
+    check_experts("before the chains");
+    time_pairs();
+    check_chain_output();
+    time_operations();
+    check_experts("after the chains");
+  }
+
+  /// Routes and layouts of this point; bytes that this PE receives.
+  void prepare(const Point& point) {
+    point_ = point;
+    routings_.clear();
+    handles_.clear();
+    double rows = 0;
+    for (const DeviceBatch& batch : batches_) {
+      routings_.push_back(group_.route(first_rows(batch.topk_idx, point.tokens), launch()));
+      ep::DispatchOptions options = dispatch_options(batch);
+      options.worst_case_rows = 0;  // exact: tells how many rows arrive
+      rows += static_cast<double>(group_.dispatch(input(batch), routings_.back(), options).rows);
+      handles_.push_back(group_.dispatch(input(batch), routings_.back(), dispatch_options(batch)).handle);
+    }
+    finish();
+    rows_ = rows / kSets;
+  }
+
+  ep::Launch launch() const { return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = point_.sms}; }
+  bool fp8() const { return point_.format == Format::fp8; }
+  TensorView input(const DeviceBatch& batch) const {
+    return first_rows(fp8() ? batch.quantized : batch.x, point_.tokens);
+  }
+  TensorView output() const { return first_rows(output_, point_.tokens); }
+  std::int64_t worst_case() const { return point_.tokens * peers_.count(); }
+
+  ep::DispatchOptions dispatch_options(const DeviceBatch& batch) const {
+    ep::DispatchOptions options;
+    options.weights = first_rows(batch.weights, point_.tokens);
+    if (fp8()) options.scales = first_rows(batch.scales, point_.tokens);
+    options.worst_case_rows = worst_case();
+    options.launch = launch();
+    return options;
+  }
+
+  /// What the experts answer into: bfloat16 rows in place; FP8 rows into memory of the heap, another part each time.
+  TensorView answers(const ep::Dispatched& received, std::int64_t i) const {
+    if (!fp8()) return received.x;
+    const std::int64_t rows = worst_case(), parts = max_tokens_ * peers_.count() / rows;
+    std::uint16_t* const data = answers_.data() + i % parts * rows * shape_.hidden;
+    TensorView view(data, DataType::bfloat16, {rows, shape_.hidden});
+    view.device = output_.device;
+    return view;
+  }
+
+  ep::Dispatched dispatch(std::int64_t i) {
+    const DeviceBatch& batch = batches_[at(i)];
+    return group_.dispatch(input(batch), routings_[at(i)], dispatch_options(batch));
+  }
+  ep::Dispatched dispatch_cached(std::int64_t i) {
+    const DeviceBatch& batch = batches_[at(i)];
+    return group_.dispatch(input(batch), handles_[at(i)], dispatch_options(batch));
+  }
+  void combine(const ep::Dispatched& received, std::int64_t i) {
+    ep::CombineOptions options;
+    options.out = output();
+    options.launch = launch();
+    group_.combine(answers(received, i), received.handle, options);
+  }
+  static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i % kSets); }
+
+  void route(std::int64_t i) {
+    routings_[at(i)] = group_.route(first_rows(batches_[at(i)].topk_idx, point_.tokens), launch());
+  }
+
+  void finish() {
+    group_.synchronize();
+    check(cudaStreamSynchronize(stream_.get()), "waiting for a chain");
+  }
+
+  double dispatch_bytes() const {
+    const double scales = static_cast<double>((shape_.hidden + 127) / 128 * 4);
+    return rows_ * (fp8() ? static_cast<double>(shape_.hidden) + scales : combine_row());
+  }
+  double combine_row() const { return static_cast<double>(shape_.row_bytes()); }
+
+  void add(const char* operation, const char* how, const Timing& timing, double bytes) {
+    results_.add({{"operation", operation},
+                  {"format", name_of(point_.format)},
+                  {"launch", how},
+                  {"tokens", point_.tokens},
+                  {"sms", point_.sms}},
+                 timing, bytes);
+  }
+
+  void time_pairs() {
+    const auto pair = [this](std::int64_t i) {
+      route(i);
+      combine(dispatch(i), i);
+    };
+    const double bytes = dispatch_bytes() + rows_ * combine_row();
+    const auto done = [this] { finish(); };
+    add("pair", "plain", time_chain(peers_, stream_.get(), shape_, pair, done), bytes);
+    add("pair", "graph", time_graph(peers_, stream_.get(), shape_, pair, done), bytes);
+    time_marked_pairs();
+  }
+
+  /// Pairs with an event between the operations.
+  void time_marked_pairs() {
+    Marks marks;
+    marks.reserve(static_cast<std::size_t>(4 * shape_.iterations));
+    peers_.barrier();
+    for (std::int64_t i = 0; i < shape_.dropped + shape_.iterations; ++i) {
+      if (i == shape_.dropped) marks.clear();
+      marks.mark(stream_.get());
+      route(i);
+      marks.mark(stream_.get());
+      const ep::Dispatched received = dispatch(i);
+      marks.mark(stream_.get());
+      combine(received, i);
+      marks.mark(stream_.get());
+    }
+    finish();
+    const char* const names[] = {"route", "dispatch", "combine"};
+    const double bytes[] = {0, dispatch_bytes(), rows_ * combine_row()};
+    for (std::size_t operation = 0; operation < 3; ++operation) {
+      Timing timing;
+      for (std::size_t first = operation; first + 1 < marks.count(); first += 4)
+        timing.samples.push_back(marks.seconds(first, first + 1));
+      for (const double sample : timing.samples) timing.mean += sample / static_cast<double>(timing.samples.size());
+      add(names[operation], "in pair", timing, bytes[operation]);
+    }
+  }
+
+  /// Each kind of operation alone, again and again.
+  void time_operations() {
+    const auto alone = [this](const char* name, const Operation& operation, double bytes) {
+      add(name, "alone", time_chain(peers_, stream_.get(), shape_, operation, [this] { finish(); }), bytes);
+    };
+    alone("dispatch", [this](std::int64_t i) { dispatch(i); }, dispatch_bytes());
+    alone("dispatch cached", [this](std::int64_t i) { dispatch_cached(i); }, dispatch_bytes());
+    const ep::Dispatched received = dispatch(0);
+    alone("combine", [&](std::int64_t i) { combine(received, i); }, rows_ * combine_row());
+  }
+
+  void check_experts(const std::string& when) {
+    for (std::size_t set = 0; set < batches_.size(); ++set) {
+      const DeviceBatch& batch = batches_[set];
+      const ep::Dispatched received = dispatch(static_cast<std::int64_t>(set));
+      NormalAnswer experts;
+      experts.x = received.x;
+      experts.scales = received.scales;
+      experts.topk_idx = received.topk_idx;
+      experts.weights = received.topk_weights;
+      experts.row_count = received.row_count;
+      experts.factors = factors_;
+      experts.answers = answers(received, static_cast<std::int64_t>(set));
+      answer(stream_.get(), experts);
+      combine(received, static_cast<std::int64_t>(set));
+      finish();
+      check_output(batch, output(), batch.factor, batch.size, fp8() ? kQuantizedTolerance : kTolerance, stream_.get(),
+                   fmt::format("{} {} tokens, {} SMs, set {}, {}", name_of(point_.format), point_.tokens, point_.sms,
+                               set, when));
+    }
+  }
+
+  /// During a chain of bfloat16 the experts answer with what they got, so the last output is x times the members that
+  /// the token went to.
+  void check_chain_output() {
+    if (fp8()) return;
+    const std::int64_t last = shape_.dropped + shape_.iterations - 1;
+    const DeviceBatch& batch = batches_[at(last)];
+    check_output(batch, output(), batch.ranks, batch.ranks, kTolerance, stream_.get(),
+                 fmt::format("{} tokens, {} SMs, the last pair of the free-running chain", point_.tokens, point_.sms));
+  }
+
+  Peers& peers_;
+  const Options& options_;
+  const Shape shape_;
+  const std::int64_t max_tokens_;
+  const Stream stream_;
+  SymmetricArray<std::uint16_t> answers_;
+  ep::Group group_;
+  const Tensor factors_, output_;
+  std::vector<DeviceBatch> batches_;
+  Results results_;
+
+  Point point_{};
+  std::vector<ep::Routing> routings_;
+  std::vector<ep::Handle> handles_;
+  double rows_ = 0;  ///< received by this PE, mean of the sets
+};
+
+}  // namespace
+
+void run_normal(World& world, Peers& peers, const Options& options) {
+  NormalBench(world, peers, options).run();
+}
+
+}  // namespace shoal::bench::gpu

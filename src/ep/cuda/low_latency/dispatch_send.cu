@@ -1,0 +1,427 @@
+// low_latency_dispatch_send: each token goes once to every member that holds an expert of it, into a slot fixed by
+// (source, token); the receiver expands it to its experts.
+//
+// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 4 B a lane of weights where they travel;
+// for every member a header of 16 B for each two lanes, and once 8 B for each expert. The first block tells the members
+// what there is once, the counts of rows before all; the others have a token at a time: rows are loaded and quantised
+// in registers once and stored to each member from there, 16 B a thread, while a warp of its own sends the header. So
+// there are two blocks at least, also where a call is to hold one.
+//
+// Waits: slots_read of the use before last of this half. Publishes: grants and a notice to every member; for each token
+// its header at every member and its row at those that get it, in no order (low_latency_kernels.cuh: rows tell of
+// themselves); with flags, behind the row, a ready word (release at system scope).
+#include "ep/cuda/low_latency/device.cuh"
+#include "ep/cuda/device/vectors.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
+constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
+
+/// Two codes, the first in the low byte; as numeric::encode_e4m3. The instruction rounds to nearest even, saturates and
+/// makes every NaN 0x7f, as that does.
+__device__ std::uint32_t encode_pair(float first, float second) {
+#if __CUDA_ARCH__ >= 890
+  std::uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  return codes;
+#else
+  return numeric::encode_e4m3(first) | std::uint32_t{numeric::encode_e4m3(second)} << 8;
+#endif
+}
+
+__device__ uint2 encode(const uint4& vector, float scale) {
+  float values[8];
+  Bfloat16::widen(vector, values);
+  std::uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    pairs[i] = encode_pair(numeric::mul(values[2 * i], scale), numeric::mul(values[2 * i + 1], scale));
+  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+__device__ std::uint32_t largest_magnitude(const uint4& a, const uint4& b) {
+  constexpr std::uint32_t kMagnitudes = 0x7fff'7fffu;
+  std::uint32_t most = __vmaxu2(a.x & kMagnitudes, a.y & kMagnitudes);
+  most = __vmaxu2(most, __vmaxu2(a.z & kMagnitudes, a.w & kMagnitudes));
+  most = __vmaxu2(most, __vmaxu2(b.x & kMagnitudes, b.y & kMagnitudes));
+  most = __vmaxu2(most, __vmaxu2(b.z & kMagnitudes, b.w & kMagnitudes));
+  return max(most & 0xffffu, most >> 16);
+}
+
+__device__ std::int64_t given_expert(const SlotsSend& call, std::int32_t at) {
+  return call.topk_is_64 != 0 ? static_cast<const std::int64_t*>(call.topk_idx)[at]
+                              : static_cast<const std::int32_t*>(call.topk_idx)[at];
+}
+
+/// One token as its warps know it: lane k has the k-th expert.
+struct Token {
+  Lane lane;
+  float weight;
+  std::uint32_t targets;  ///< lanes with `last` whose member is not left out
+};
+
+__device__ void report_index(const SlotsSend& call, Fault fault, std::int32_t token, std::int64_t given) {
+  report_fault(call.group, fault, Phase::slots, kDispatchOperation, 0, 0, 0, token, given, lane_id(), false);
+}
+
+/// Reports (where `report`) what is wrong with the indices of a token. Such lanes count as -1; of an expert that stands
+/// twice the first counts.
+__device__ std::int32_t checked_expert(const SlotsSend& call, std::int32_t token, std::int64_t given, bool report) {
+  const std::uint32_t me = lane_id();
+  const bool in_range = given >= 0 && given < call.group.experts;
+  const std::int32_t expert = in_range ? static_cast<std::int32_t>(given) : -1;
+  const std::uint32_t same = __match_any_sync(kWarp, expert);
+  const bool twice = in_range && (same & ((1u << me) - 1)) != 0;
+  if (report && !in_range && given != -1) report_index(call, Fault::bad_index, token, given);
+  if (report && twice) report_index(call, Fault::two_experts, token, given);
+  return twice ? -1 : expert;
+}
+
+/// All warps of a block do the same, so that none has to wait for another.
+__device__ Token load_token(const SlotsSend& call, std::int32_t token, bool report) {
+  const DeviceGroup& group = call.group;
+  const std::uint32_t me = lane_id();
+  std::int64_t given = -1;
+  Token t;
+  t.weight = 0;
+  if (token < call.tokens && me < static_cast<std::uint32_t>(group.top_k)) {
+    const std::int32_t i = token * group.top_k + static_cast<std::int32_t>(me);
+    given = given_expert(call, i);
+    if (call.weights != nullptr) t.weight = call.weights[i];
+  }
+  t.lane = make_lane(checked_expert(call, token, given, report), group.local_experts);
+  t.targets = 0;
+  return t;
+}
+
+/// Whether the expert at `at` among the indices of all tokens stands in its row for the first time.
+__device__ bool is_first(const SlotsSend& call, std::int32_t at, std::int64_t expert) {
+#pragma unroll 1
+  for (std::int32_t i = at / call.group.top_k * call.group.top_k; i < at; ++i)
+    if (given_expert(call, i) == expert) return false;
+  return true;
+}
+
+/// Adds to numbers[k] the earlier tokens with the expert of lane k; all threads of the block call.
+__device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lane& lane, std::uint32_t* numbers) {
+  const std::int32_t count = min(token, call.tokens) * call.group.top_k;
+  std::uint32_t mine = 0;
+#pragma unroll 1
+  for (std::int32_t first = static_cast<std::int32_t>(threadIdx.x / 32 * 32); first < count;
+       first += static_cast<std::int32_t>(blockDim.x)) {
+    const std::int32_t at = first + static_cast<std::int32_t>(lane_id());
+    const std::int64_t given = at < count ? given_expert(call, at) : -1;
+#pragma unroll 1
+    for (std::int32_t k = 0; k < call.group.top_k; ++k) {
+      const std::int32_t expert = __shfl_sync(kWarp, lane.expert, k);
+      const std::uint32_t same = __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
+      if (lane_id() == static_cast<std::uint32_t>(k)) mine += __popc(same);
+    }
+  }
+  if (mine != 0) atomicAdd(numbers + lane_id(), mine);
+}
+
+/// Of the threads that send rows.
+__device__ void row_barrier(std::uint32_t threads) {
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+/// How many rows each expert gets, kCounted experts at a time; `threads` of a block call, those that send rows.
+class Counts {
+ public:
+  static constexpr std::int32_t kCounted = 1024;
+
+  __device__ Counts(const SlotsSend& call, std::uint32_t threads, std::uint32_t* counts)
+      : call_(call), threads_(static_cast<std::int32_t>(threads)), counts_(counts) {}
+
+  __device__ void count(std::int32_t from) const {
+    const DeviceGroup& group = call_.group;
+    for (std::int32_t e = me(); e < kCounted; e += threads_) counts_[e] = 0;
+    row_barrier(static_cast<std::uint32_t>(threads_));
+#pragma unroll 1
+    for (std::int32_t at = me(); at < call_.tokens * group.top_k; at += threads_) {
+      const std::int64_t expert = given_expert(call_, at);
+      if (expert >= from && expert < min(from + kCounted, group.experts) && is_first(call_, at, expert))
+        atomicAdd(counts_ + (expert - from), 1u);
+    }
+    row_barrier(static_cast<std::uint32_t>(threads_));
+  }
+
+  /// Each count to the expert's member, once `from` and the following have been counted.
+  __device__ void send(std::int32_t from, std::uint64_t epoch, const bool* masked) const {
+    const DeviceGroup& group = call_.group;
+#pragma unroll 1
+    for (std::int32_t e = from + me(); e < min(from + kCounted, group.experts); e += threads_) {
+      const std::int32_t member = e / group.local_experts;
+      if (!masked[member])
+        store_relaxed(slot_counts(group, member, epoch, group.me) + e % group.local_experts,
+                      (epoch & 0xffff'ffffu) | std::uint64_t{counts_[e - from]} << 32);
+    }
+  }
+
+ private:
+  __device__ static std::int32_t me() { return static_cast<std::int32_t>(threadIdx.x); }
+
+  const SlotsSend& call_;
+  const std::int32_t threads_;
+  std::uint32_t* const counts_;
+};
+
+__device__ const std::uint16_t* row_of(const SlotsSend& call, std::int32_t token) {
+  return call.x + static_cast<std::size_t>(token) * call.sizes.hidden;
+}
+
+__device__ void prefetch_row(const SlotsSend& call, std::int32_t token) {
+  constexpr std::uint32_t kLineChannels = 64;  // 128 bytes
+  if (token >= call.tokens) return;
+  for (std::uint32_t channel = threadIdx.x * kLineChannels; channel < static_cast<std::uint32_t>(call.sizes.hidden);
+       channel += blockDim.x * kLineChannels)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row_of(call, token) + channel));
+}
+
+/// Calls f(member) for every member that gets the token.
+template <typename F>
+__device__ void for_targets(const Token& t, F&& f) {
+  for (std::uint32_t left = t.targets; left != 0; left &= left - 1)
+    f(__shfl_sync(kWarp, t.lane.member, __ffs(left) - 1));
+}
+
+/// The row as it is, 16 bytes a thread.
+__device__ void send_row(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::size_t slot) {
+  const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  constexpr std::uint32_t kAhead = 2;
+  for (std::uint32_t first = 0; first < chunks; first += kAhead * (blockDim.x - 32)) {
+    uint4 data[kAhead];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
+      if (chunk < chunks) data[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk);
+    }
+    for_targets(t, [&](std::int32_t member) {
+      auto* const target = reinterpret_cast<uint4*>(slot_row(call.group, member, slot));
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAhead; ++i) {
+        const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
+        if (chunk < chunks) store_row(target + chunk, data[i]);
+      }
+    });
+  }
+}
+
+/// The row in float8, 16 channels a thread: the 8 threads of a group of channels find its scale together, and the
+/// scales of a warp's 4 groups are one store.
+__device__ void send_float8_row(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::size_t slot) {
+  constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kUnit;
+  const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
+  const auto rounding = call.quantize == static_cast<std::uint32_t>(Quantize::fp8)
+                            ? numeric::ScaleRounding::none
+                            : numeric::ScaleRounding::power_of_two;
+  // Whole warps go on together: the last group may be short.
+  for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
+    const std::uint32_t unit = first + lane_id();
+    uint4 low{}, high{};
+    if (unit < units) {
+      low = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit);
+      high = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit + 1);
+    }
+    std::uint32_t largest = largest_magnitude(low, high);
+#pragma unroll
+    for (std::uint32_t distance = kThreadsPerGroup / 2; distance > 0; distance /= 2)
+      largest = max(largest, __shfl_xor_sync(kWarp, largest, distance));
+    const numeric::Scale scale = numeric::scale_of(__uint_as_float(largest << 16), rounding);
+    const uint2 a = encode(low, scale.quantize), b = encode(high, scale.quantize);
+    const uint4 codes{a.x, a.y, b.x, b.y};
+    const std::uint32_t bits = __float_as_uint(scale.dequantize);
+    uint4 inverse;
+    inverse.x = __shfl_sync(kWarp, bits, 0);
+    inverse.y = __shfl_sync(kWarp, bits, kThreadsPerGroup);
+    inverse.z = __shfl_sync(kWarp, bits, 2 * kThreadsPerGroup);
+    inverse.w = __shfl_sync(kWarp, bits, 3 * kThreadsPerGroup);
+    for_targets(t, [&](std::int32_t member) {
+      std::byte* const target = slot_row(call.group, member, slot);
+      if (unit < units) store_row(reinterpret_cast<uint4*>(target) + unit, codes);
+      if (lane_id() == 0)  // a slot has room for scales up to a multiple of four
+        store_row(
+            reinterpret_cast<uint4*>(target + call.group.layout.slot_scales + first / kThreadsPerGroup * sizeof(float)),
+            inverse);
+    });
+  }
+}
+
+/// What a warp of its own sends while the others are at the row: the header of the token, to every member.
+__device__ void send_header(const SlotsSend& call, const Token& t, const std::uint32_t* numbers, std::uint64_t epoch,
+                            std::size_t slot, const bool* masked) {
+  const auto packets = static_cast<std::int32_t>(call.group.layout.packets);
+  const std::uint32_t mine = numbers[lane_id()];
+#pragma unroll 1
+  for (std::int32_t first = 0; first < call.group.ranks * packets; first += 32) {
+    const std::int32_t i = first + static_cast<std::int32_t>(lane_id());
+    const std::int32_t member = i / packets, packet = i % packets;
+    std::uint32_t place = 0;
+#pragma unroll 1
+    for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
+      const int lane = __ffs(left) - 1;
+      const auto place_there = static_cast<std::uint32_t>(__shfl_sync(kWarp, t.lane.place, lane));
+      if (__shfl_sync(kWarp, t.lane.member, lane) == member) place = 1 + place_there;
+    }
+    std::int32_t experts[detail::kLanesPerPacket];
+    std::uint32_t number[detail::kLanesPerPacket];
+#pragma unroll
+    for (int k = 0; k < static_cast<int>(detail::kLanesPerPacket); ++k) {
+      const int lane = packet * static_cast<int>(detail::kLanesPerPacket) + k;
+      const std::int32_t expert = __shfl_sync(kWarp, t.lane.expert, lane % 32);
+      const std::int32_t local = expert - member * call.group.local_experts;
+      number[k] = __shfl_sync(kWarp, mine, lane % 32);
+      experts[k] = lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts ? local : -1;
+    }
+    if (i < call.group.ranks * packets && !masked[member])
+      store_packet(slot_header(call.group, member, slot) + packet * detail::kPacketBytes,
+                   SlotPacket::of(epoch, place, experts, number));
+  }
+}
+
+/// Weights of the lanes, a member at a time; one warp calls.
+__device__ void send_weights(const SlotsSend& call, const Token& t, std::size_t slot) {
+  for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
+    const std::int32_t member = __shfl_sync(kWarp, t.lane.member, __ffs(left) - 1);
+    if (t.lane.member == member)
+      store_word(reinterpret_cast<std::uint32_t*>(slot_weights(call.group, member, slot)) + lane_id(),
+                 __float_as_uint(t.weight));
+  }
+}
+
+/// Behind a barrier: the row is there, a member a lane.
+__device__ void send_ready(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot) {
+  if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)
+    store_release(slot_ready(call.group, t.lane.member, slot), epoch);
+}
+
+/// All but the header: of the threads that send rows.
+__device__ void send_token(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::uint64_t epoch,
+                           std::size_t slot, std::uint32_t row_threads) {
+  if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
+  if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
+    send_row(call, t, row, slot);
+  else
+    send_float8_row(call, t, row, slot);
+  if (call.flags == 0) return;
+  row_barrier(row_threads);
+  send_ready(call, t, epoch, slot);
+}
+
+/// Until the half is granted; false where the group has failed. Threads of a block from 0 on call, before a barrier.
+__device__ bool wait_grants(const DeviceGroup& group, std::uint64_t epoch, bool* masked) {
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  if (me >= group.ranks) return true;
+  if (epoch > 2)
+    wait_signal_or_mask(group, group.layout.slots_read, me, epoch - 2, Phase::slot_grant, kDispatchOperation);
+  masked[me] = is_masked(group, me);
+  return !aborted(group);
+}
+
+/// What a member tells all others that have begun before: a warp calls.
+__device__ void begin_dispatch(const SlotsSend& call, std::uint64_t epoch) {
+  const DeviceGroup& group = call.group;
+  const RowsOf send = rows_of_slots(group, Phase::slot_grant, epoch);
+  begin_send(group, slots_reading(group), answers_reading(group), send, [&](std::uint64_t left) {
+    const std::size_t slots = static_cast<std::size_t>(group.ranks) * call.sizes.max_tokens;
+    const std::size_t first = slot_index(group, call.sizes, left, 0, 0);
+    fill_unwritten(slot_row(group, group.me, first), slots * group.layout.slot_bytes);
+    fill_unwritten(reinterpret_cast<std::byte*>(slot_weights(group, group.me, first)),
+                   slots * group.top_k * sizeof(float));
+  });
+}
+
+/// The first block: what there is once for a dispatch. All rows wait for the counts, so that nothing delays them.
+__device__ void tell_members(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads, bool* masked) {
+  __shared__ std::uint32_t count_of[Counts::kCounted];
+  const DeviceGroup& group = call.group;
+  if (threadIdx.x >= row_threads) return begin_dispatch(call, epoch);
+  const Counts counts(call, row_threads, count_of);
+  counts.count(0);
+  wait_grants(group, epoch, masked);
+  row_barrier(row_threads);
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  if (me < group.ranks)
+    store_relaxed(slot_notice(group, me, epoch, group.me),
+                  SlotNotice{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(epoch));
+  counts.send(0, epoch, masked);
+  for (std::int32_t from = Counts::kCounted; from < group.experts; from += Counts::kCounted) {
+    row_barrier(row_threads);
+    counts.count(from);
+    counts.send(from, epoch, masked);
+  }
+}
+
+/// The other blocks: tokens `token`, `token + step`, ..
+__device__ void send_tokens(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads, std::int32_t token,
+                            std::int32_t step, bool* masked) {
+  __shared__ std::uint32_t numbers[32];  // of the rows of a token, by lane
+  const DeviceGroup& group = call.group;
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  // Ahead of the wait.
+  Token t = load_token(call, token, me < 32);
+  prefetch_row(call, token);
+  if (me < 32) numbers[me] = 0;
+  __syncthreads();
+  number_rows(call, token, t.lane, numbers);
+  const bool usable = wait_grants(group, epoch, masked);
+  if (__syncthreads_and(usable) == 0) return;
+  while (token < call.tokens) {
+    t.targets = __ballot_sync(kWarp, t.lane.last && !masked[t.lane.member]);
+    const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
+    if (threadIdx.x >= row_threads) {
+      send_header(call, t, numbers, epoch, slot, masked);
+      numbers[lane_id()] = 0;
+    } else {
+      send_token(call, t, row_of(call, token), epoch, slot, row_threads);
+      if (me < group.top_k) call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
+    }
+    token += step;
+    if (token >= call.tokens) return;
+    t = load_token(call, token, me < 32);
+    __syncthreads();
+    number_rows(call, token, t.lane, numbers);
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __grid_constant__ SlotsSend call) {
+  begin_kernel();
+  __shared__ bool masked[kMaxDeviceRanks];
+  const DeviceGroup& group = call.group;
+  const std::uint64_t epoch = group.memory->slots_sent + 1;
+  const std::uint32_t row_threads = blockDim.x - 32;
+  __syncthreads();
+  const bool ordered = call.flags != 0;  // who asks whether all has come asks first whether this has ended
+  const std::uint32_t passed = pass_epoch(group, Kernel::slots_send, ordered);
+  const auto block = static_cast<std::int32_t>(blockIdx.x), blocks = static_cast<std::int32_t>(gridDim.x);
+  if (block == 0)
+    tell_members(call, epoch, row_threads, masked);
+  else
+    send_tokens(call, epoch, row_threads, block - 1, blocks - 1, masked);
+  end_kernel(group, Kernel::slots_send, ordered, passed, [&] {
+    if (lane_id() != 0) return;
+    group.memory->slots_sent = epoch;
+    call.handle.header->epoch = epoch;
+    __threadfence();
+    *static_cast<volatile std::uint64_t*>(&call.handle.header->serial) = call.serial;
+  });
+}
+
+}  // namespace
+
+void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream_t stream) {
+  const auto units = (static_cast<std::uint32_t>(call.sizes.hidden) + kUnit - 1) / kUnit;
+  const std::uint32_t threads = std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
+  const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
+  const std::int32_t blocks = std::max(2, std::min(call.tokens + 1, most));
+  launch(dispatch_send_impl, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine, stream);
+}
+
+void load_slots_send() {
+  load_kernel(dispatch_send_impl);
+}
+
+}  // namespace shoal::ep::cuda

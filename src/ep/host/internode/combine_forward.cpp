@@ -1,0 +1,274 @@
+// combine_forward: combine between nodes. The members of a node are summed there first, by the member with the source's
+// index, and one row per token and node returns.
+//
+// Bytes per token and node: the sum, and top_k weights (4 B) where there are any. Order of additions: within a node as
+// in combine_receive, rounded to y's dtype; then the nodes in the order of the last top-k lane that asks for each, this
+// one among them, biases first, rounded once. So a result does not depend on which node the source is on.
+#include "ep/host/internode/combine_forward.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "ep/host/internode/rail.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+using detail::AnswerMessage;
+using detail::Copy;
+using detail::Forwarded;
+using detail::ForwardedRow;
+
+/// Nodes that hold rows of a token, in the order of their last lane.
+struct NodeOrder {
+  std::array<std::int32_t, kMaxTopK> nodes;
+  std::size_t count = 0;
+};
+
+class Exchange final : public RailWork {
+ public:
+  Exchange(GroupState& group, const TensorView& y, const HandleState& handle, const CombineOptions& options,
+           const AnswersHere& answers, Combined& combined)
+      : group_(group),
+        handle_(handle),
+        options_(options),
+        answers_(answers),
+        combined_(combined),
+        rail_(group),
+        dtype_(y.dtype),
+        hidden_(y.shape[1]),
+        row_bytes_(hidden_ * size_of(y.dtype)),
+        message_(row_bytes_, group.shape.top_k, options.weights.defined()),
+        room_(static_cast<std::int64_t>((group.shape.chunk_bytes - sizeof(ChunkHeader)) / message_.total)),
+        inbox_(group.nodes.count),
+        next_(group.nodes.count, 0),
+        sent_(group.nodes.count, false) {
+    sent_[group.nodes.mine] = true;
+    inbox_[group.nodes.mine].last = true;
+  }
+
+  bool send(std::int32_t node) override;
+  bool receive() override;
+  bool done() const override {
+    return token_ == handle_.routing->tokens &&
+           std::all_of(sent_.begin(), sent_.end(), [](char sent) { return sent != 0; }) &&
+           std::all_of(inbox_.begin(), inbox_.end(), [](const Inbox& from) { return from.at_end(); });
+  }
+  std::int32_t awaited() const override {
+    for (std::int32_t node = 0; node < group_.nodes.count; ++node)
+      if (!inbox_[node].at_end() || !sent_[node]) return group_.nodes.rail_peer(node);
+    return group_.me;
+  }
+
+ private:
+  /// The chunk of one peer that is being read.
+  struct Inbox {
+    const std::byte* chunk = nullptr;
+    std::int64_t messages = 0, taken = 0;
+    bool last = false;  // there is no chunk behind this one
+    bool at_end() const { return last && chunk == nullptr; }
+  };
+  /// One own token with everything that is needed for it.
+  struct Ready {
+    std::int64_t token;
+    NodeOrder order;
+    std::array<const std::byte*, kMaxTopK> messages;  // in that order; nullptr: this node's rows
+  };
+
+  NodeOrder order_of(std::int64_t token) const;
+  void sum_for_peer(const Forwarded& forwarded, std::int64_t index, std::byte* message) const;
+  std::int32_t open_inboxes();
+  bool close_inboxes();
+  bool take(std::int64_t token, Ready& ready);
+  void sum_here(std::int64_t token, std::byte* row, float* weights) const;
+  void sum(const Ready& ready, std::byte* scratch) const;
+  const float* weights_at(std::int32_t rank, std::int64_t row, std::int32_t lanes) const {
+    return reinterpret_cast<const float*>(answers_.weights[rank]) + row * lanes;
+  }
+
+  GroupState& group_;
+  const HandleState& handle_;
+  const CombineOptions& options_;
+  const AnswersHere& answers_;
+  Combined& combined_;
+  Rail rail_;
+  DataType dtype_;
+  std::int64_t hidden_;
+  std::size_t row_bytes_;
+  AnswerMessage message_;
+  std::int64_t room_;               // messages of a chunk
+  std::vector<Inbox> inbox_;        // by node
+  std::vector<std::int64_t> next_;  // by node: the next of the peer's tokens to sum for it
+  std::vector<char> sent_;          // by node: the last chunk was
+  std::int64_t token_ = 0;          // own tokens before this one have their sums
+};
+
+bool Exchange::send(std::int32_t node) {
+  if (sent_[node]) return false;
+  std::byte* const chunk = rail_.room(node);
+  if (chunk == nullptr) return false;
+  const Forwarded& forwarded = handle_.forwarded[node];
+  const std::int64_t first = next_[node], count = std::min(room_, forwarded.tokens() - first);
+  group_.host->workers.for_ranges(count, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      sum_for_peer(forwarded, first + i, chunk + sizeof(ChunkHeader) + i * message_.total);
+  });
+  next_[node] += count;
+  sent_[node] = next_[node] == forwarded.tokens();
+  rail_.send(node, {group_.epoch, static_cast<std::uint32_t>(count), sent_[node] ? 1U : 0U},
+             sizeof(ChunkHeader) + count * message_.total);
+  return true;
+}
+
+void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index, std::byte* message) const {
+  std::array<const void*, kMaxTopK> rows;
+  std::size_t count = 0;
+  const std::int32_t k = group_.shape.top_k;
+  auto* const weights = reinterpret_cast<float*>(message + message_.weights);
+  if (options_.weights.defined()) std::fill_n(weights, k, 0.0F);
+  for (const ForwardedRow& at : forwarded.rows_of(index)) {
+    rows[count++] = answers_.rows[at.rank] + at.row * row_bytes_;
+    if (!options_.weights.defined()) continue;
+    if (at.lane >= 0) {
+      weights[at.lane] = *weights_at(at.rank, at.row, 1);
+    } else {
+      const float* const of_row = weights_at(at.rank, at.row, k);
+      for (std::int32_t lane = 0; lane < k; ++lane) weights[lane] += of_row[lane];
+    }
+  }
+  sum_rows(dtype_, message, {rows.data(), count}, nullptr, nullptr, hidden_, Store::cached);
+}
+
+NodeOrder Exchange::order_of(std::int64_t token) const {
+  NodeOrder order;
+  const auto copies = handle_.routing->copies_of(token);
+  for (std::size_t i = copies.size(); i-- > 0;) {  // copies are in the order of their members' last lanes
+    const std::int32_t node = group_.nodes.node_of[copies[i].rank];
+    const auto end = order.nodes.begin() + static_cast<std::ptrdiff_t>(order.count);
+    if (std::find(order.nodes.begin(), end, node) == end) order.nodes[order.count++] = node;
+  }
+  std::reverse(order.nodes.begin(), order.nodes.begin() + static_cast<std::ptrdiff_t>(order.count));
+  return order;
+}
+
+std::int32_t Exchange::open_inboxes() {
+  std::int32_t opened = 0;
+  for (std::int32_t node = 0; node < group_.nodes.count; ++node) {
+    Inbox& from = inbox_[node];
+    if (from.chunk != nullptr || from.last) continue;
+    from.chunk = rail_.arrived(node, group_.epoch);
+    if (from.chunk == nullptr) continue;
+    const ChunkHeader header = header_of(from.chunk);
+    require(header.messages <= room_, Code::peer_failed, "combine: PE {} sent a chunk of {} sums; at most {} fit",
+            group_.team.world_pe(group_.nodes.rail_peer(node)), header.messages, room_);
+    from.messages = header.messages;
+    from.taken = 0;
+    from.last = header.last != 0;
+    ++opened;
+  }
+  return opened;
+}
+
+bool Exchange::close_inboxes() {
+  bool any = false;
+  for (std::int32_t node = 0; node < group_.nodes.count; ++node) {
+    Inbox& from = inbox_[node];
+    if (from.chunk == nullptr || from.taken < from.messages) continue;
+    from.chunk = nullptr;
+    rail_.release(node);
+    any = true;
+  }
+  return any;
+}
+
+/// Takes the sums for one token out of the inboxes, all or none.
+bool Exchange::take(std::int64_t token, Ready& ready) {
+  ready.token = token;
+  ready.order = order_of(token);
+  for (std::size_t i = 0; i < ready.order.count; ++i) {
+    const std::int32_t node = ready.order.nodes[i];
+    const Inbox& from = inbox_[node];
+    if (node == group_.nodes.mine || (from.chunk != nullptr && from.taken < from.messages)) continue;
+    require(!from.last, Code::peer_failed, "combine: PE {} sent too few sums: none for token {}",
+            group_.team.world_pe(group_.nodes.rail_peer(node)), token);
+    return false;
+  }
+  for (std::size_t i = 0; i < ready.order.count; ++i) {
+    Inbox& from = inbox_[ready.order.nodes[i]];
+    ready.messages[i] = ready.order.nodes[i] == group_.nodes.mine
+                            ? nullptr
+                            : from.chunk + sizeof(ChunkHeader) + from.taken++ * message_.total;
+  }
+  return true;
+}
+
+bool Exchange::receive() {
+  bool any = open_inboxes() > 0;
+  std::vector<Ready> batch;
+  for (Ready ready; token_ < handle_.routing->tokens && take(token_, ready); ++token_) batch.push_back(ready);
+  group_.host->workers.for_ranges(static_cast<std::int64_t>(batch.size()), [&](std::int64_t first, std::int64_t last) {
+    std::vector<std::byte> scratch(row_bytes_);
+    for (std::int64_t i = first; i < last; ++i) sum(batch[i], scratch.data());
+  });
+  any |= close_inboxes();
+  return any || !batch.empty();
+}
+
+/// The sum of this node's rows, as a peer would send it; adds their weights.
+void Exchange::sum_here(std::int64_t token, std::byte* row, float* weights) const {
+  const std::int32_t k = group_.shape.top_k;
+  std::array<const void*, kMaxTopK> rows;
+  std::size_t count = 0;
+  if (handle_.expert_alignment > 0) {
+    for (const LaneRow& at : LaneRows(handle_, token)) {
+      if (!group_.nodes.here(at.rank)) continue;
+      rows[count++] = answers_.rows[at.rank] + at.row * row_bytes_;
+      if (weights != nullptr) weights[at.lane] = *weights_at(at.rank, at.row, 1);
+    }
+  } else {
+    for (const Copy& copy : handle_.routing->copies_of(token)) {
+      if (!group_.nodes.here(copy.rank)) continue;
+      const std::int64_t at = handle_.first_row[copy.rank] + copy.ordinal;
+      rows[count++] = answers_.rows[copy.rank] + at * row_bytes_;
+      if (weights == nullptr) continue;
+      const float* const of_row = weights_at(copy.rank, at, k);
+      for (std::int32_t lane = 0; lane < k; ++lane) weights[lane] += of_row[lane];
+    }
+  }
+  sum_rows(dtype_, row, {rows.data(), count}, nullptr, nullptr, hidden_, Store::cached);
+}
+
+void Exchange::sum(const Ready& ready, std::byte* scratch) const {
+  const std::int32_t k = group_.shape.top_k;
+  float* const weights = options_.weights.defined() ? combined_.topk_weights.as<float>() + ready.token * k : nullptr;
+  if (weights != nullptr) std::fill_n(weights, k, 0.0F);
+  std::array<const void*, kMaxTopK> levels;
+  for (std::size_t i = 0; i < ready.order.count; ++i) {
+    if (ready.messages[i] == nullptr) {
+      sum_here(ready.token, scratch, weights);
+      levels[i] = scratch;
+      continue;
+    }
+    levels[i] = ready.messages[i];
+    if (weights == nullptr) continue;
+    const auto* const of_node = reinterpret_cast<const float*>(ready.messages[i] + message_.weights);
+    for (std::int32_t lane = 0; lane < k; ++lane) weights[lane] += of_node[lane];
+  }
+  const auto bias = [&](std::size_t i) -> const void* {
+    return options_.bias.size() > i ? options_.bias[i].as<std::byte>() + ready.token * row_bytes_ : nullptr;
+  };
+  sum_rows(dtype_, combined_.x.as<std::byte>() + ready.token * row_bytes_, {levels.data(), ready.order.count}, bias(0),
+           bias(1), hidden_, Store::cached);
+}
+
+}  // namespace
+
+void combine_forward(GroupState& group, const TensorView& y, const HandleState& handle, const CombineOptions& options,
+                     const AnswersHere& answers, Combined& combined) {
+  Exchange exchange(group, y, handle, options, answers, combined);
+  run(group, exchange, {"combine", shoal::detail::Activity::combine, group.epoch, "rail", "sums or room for more"});
+}
+
+}  // namespace shoal::ep::host

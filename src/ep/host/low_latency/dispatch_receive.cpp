@@ -1,0 +1,283 @@
+// low_latency_dispatch_receive: from the sources' outboxes to the rows of each local expert, ordered by source, then
+// token.
+//
+// Reads the row of each slot once and writes one row per expert that it names. Acknowledges the half (slots_read) when
+// all of it has been read.
+#include <cstring>
+#include <numeric>
+#include <optional>
+
+#include "base/check.hpp"
+#include "ep/host/low_latency/low_latency.hpp"
+#include "ep/numeric/rows.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+using shoal::detail::Activity;
+
+/// The two sets of result arrays are made when first needed; pages of rows that are never received are never touched.
+LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epoch, Quantize quantize) {
+  const auto& shape = group.shape;
+  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows(),
+                     groups = detail::scale_groups(shape.hidden);
+  auto& result = group.host->low_latency_results[epoch & 1];
+  if (!result) {
+    result.emplace();
+    result->x = Tensor::empty(DataType::bfloat16, {experts, rows, shape.hidden});
+    result->scales = Tensor::empty(DataType::float32, {experts, groups, rows});
+    result->counts = Tensor::empty(DataType::int32, {experts});
+    result->source_token = Tensor::empty(DataType::int32, {experts, rows});
+    result->layout = Tensor::empty(DataType::int64, {experts, shape.ranks});
+  }
+  if (quantize != Quantize::none)
+    static_cast<TensorView&>(result->x) =
+        TensorView(result->x.data, DataType::float8_e4m3, {experts, rows, shape.hidden});
+  else
+    static_cast<TensorView&>(result->x) = TensorView(result->x.data, DataType::bfloat16, {experts, rows, shape.hidden});
+  return *result;
+}
+
+/// The scales as the caller sees them: [experts, rows, n] with rows running fastest.
+Tensor scales_view(const LowLatencyResult& result, const detail::Shape& shape, Quantize quantize) {
+  if (quantize == Quantize::none) return {};
+  const std::int64_t groups = detail::scale_groups(shape.hidden), rows = shape.low_latency_rows();
+  const bool packed = quantize == Quantize::fp8_ue8m0;
+  const std::int64_t n = packed ? (groups + 3) / 4 : groups;
+  TensorView view(result.scales.data, packed ? DataType::int32 : DataType::float32, {shape.local_experts, rows, n});
+  view.strides = {n * rows, 1, rows};
+  return Tensor(view, result.scales.owner);
+}
+
+/// Slots of one source as they came.
+struct Incoming {
+  std::int32_t source;
+  std::int32_t count;
+  bool has_weights;
+};
+
+/// The notice of one source; nullopt where it is masked, or has masked this member.
+std::optional<detail::SlotNotice> wait_for_notice(PendingDispatchState& pending, std::int32_t source,
+                                                  const Step& step) {
+  GroupState& group = *pending.group;
+  const WaitTimer timer(pending.options.wait_ns, source);
+  if (!wait_or_mask(group, group.host->layout.slots_sent, source, step.epoch, step)) return std::nullopt;
+  detail::SlotNotice notice;
+  std::memcpy(&notice, group.block + group.host->layout.slot_notice(step.epoch, source, group.shape), sizeof notice);
+  if (notice.epoch != step.epoch) return left_out(group, source, step), std::nullopt;
+  require(notice.count >= 0 && notice.count <= group.shape.low_latency_max_tokens, Code::peer_failed,
+          "low_latency_dispatch: PE {} announced {} rows; at most {} are possible", group.team.world_pe(source),
+          notice.count, group.shape.low_latency_max_tokens);
+  return notice;
+}
+
+/// Throws Error{mismatch}, on all members, when members encode differently.
+std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
+  GroupState& group = *pending.group;
+  const std::uint64_t epoch = pending.handle->epoch;
+  const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "receive", "rows"};
+  group.world->set_progress(step.activity, epoch, step.phase);
+  std::vector<Incoming> incoming;
+  std::optional<std::pair<std::int32_t, std::uint32_t>> first, other;  // members that differ in quantize
+  for (std::int32_t source = 0; source < group.shape.ranks; ++source) {
+    const auto notice = wait_for_notice(pending, source, step);
+    incoming.push_back({source, notice ? notice->count : 0, notice && notice->has_weights != 0});
+    if (!notice) continue;
+    if (!first) first = {source, notice->quantize};
+    if (notice->quantize != first->second && !other) other = {source, notice->quantize};
+  }
+  if (other) {
+    raise_or_mask(group, group.host->layout.slots_read, epoch);  // stays in step: the rows count as read
+    fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}", epoch,
+         group.team.world_pe(first->first), first->second, group.team.world_pe(other->first), other->second);
+  }
+  return incoming;
+}
+
+/// One source's slots, row by row.
+class Expander {
+ public:
+  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize, std::span<const Incoming> incoming,
+           LowLatencyResult& result)
+      : group_(group),
+        shape_(group.shape),
+        epoch_(epoch),
+        quantize_(quantize),
+        result_(result),
+        incoming_(incoming),
+        scales_(detail::OutboxLayout(shape_.hidden, true).scales) {}
+
+  std::span<const std::int32_t> experts(std::int32_t source, std::int64_t index) const {
+    return {reinterpret_cast<const std::int32_t*>(slot(source, index) + sizeof(detail::SlotHeader)),
+            static_cast<std::size_t>(shape_.top_k)};
+  }
+
+  std::int32_t token(std::int32_t source, std::int64_t index) const {
+    detail::SlotHeader header;
+    std::memcpy(&header, slot(source, index), sizeof header);
+    return header.source_token;
+  }
+
+  /// Of a slot from another node, with weights: [top_k].
+  const float* weights(std::int32_t source, std::int64_t index) const {
+    return reinterpret_cast<const float*>(slot(source, index) + group_.host->layout.slot_bytes);
+  }
+
+  /// Fetches the row of one slot to the next free row of each expert that it names; `next` counts rows per expert.
+  void expand(std::int32_t source, std::int64_t index, std::span<std::int32_t> next, Store store) const {
+    const std::int32_t source_token = token(source, index);
+    const std::byte* from = row(source, index, source_token);
+    void* targets[kMaxTopK];
+    std::size_t count = 0;
+    const std::size_t row_bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
+    for (const std::int32_t expert : experts(source, index)) {
+      if (expert < 0) continue;
+      const std::int64_t row = expert * shape_.low_latency_rows() + next[expert]++;
+      targets[count++] = result_.x.as<std::byte>() + row * row_bytes;
+      result_.source_token.as<std::int32_t>()[row] = source_token;
+      if (quantize_ != Quantize::none)
+        write_scales(reinterpret_cast<const float*>(from + scales_), expert, next[expert] - 1);
+    }
+    scatter_row({targets, count}, from, row_bytes, store);
+  }
+
+ private:
+  FarSlots far(std::int32_t source) const {
+    return {shape_, group_.host->layout, quantize_, incoming_[source].has_weights};
+  }
+  /// What the source on another node has sent: headers and rows.
+  const std::byte* far_slots(std::int32_t source) const {
+    const detail::GroupLayout& layout = group_.host->layout;
+    return group_.block + layout.far_slots(layout.far_in, epoch_, group_.nodes.far_index(group_.me, source), shape_);
+  }
+  const std::byte* slot(std::int32_t source, std::int64_t index) const {
+    if (!group_.nodes.here(source)) return far_slots(source) + index * far(source).header_bytes;
+    return group_.block + group_.host->layout.slot(epoch_, source, index, shape_);
+  }
+  const std::byte* row(std::int32_t source, std::int64_t index, std::int32_t token) const {
+    if (const FarSlots slots = far(source); !group_.nodes.here(source))
+      return far_slots(source) + slots.rows(incoming_[source].count) + index * slots.row_bytes;
+    return group_.peers[source] + group_.host->layout.outbox_row(epoch_, token, shape_);
+  }
+
+  void write_scales(const float* scales, std::int32_t expert, std::int64_t row) const {
+    const std::int64_t groups = detail::scale_groups(shape_.hidden), rows = shape_.low_latency_rows();
+    if (quantize_ != Quantize::fp8_ue8m0) {
+      float* out = result_.scales.as<float>() + expert * groups * rows + row;
+      for (std::int64_t g = 0; g < groups; ++g) out[g * rows] = scales[g];
+      return;
+    }
+    const std::int64_t words = (groups + 3) / 4;
+    auto* out = result_.scales.as<std::int32_t>() + expert * words * rows + row;
+    for (std::int64_t w = 0; w < words; ++w) {
+      const std::int64_t first = w * 4, count = std::min<std::int64_t>(4, groups - first);
+      numeric::pack_ue8m0({scales + first, static_cast<std::size_t>(count)}, {out + w * rows, 1});
+    }
+  }
+
+  const GroupState& group_;
+  const detail::Shape& shape_;
+  std::uint64_t epoch_;
+  Quantize quantize_;
+  LowLatencyResult& result_;
+  std::span<const Incoming> incoming_;  // by source
+  std::size_t scales_;
+};
+
+/// Fills the layout of the result: where the rows of each (expert, source) start.
+void place_rows(const Expander& expander, const std::vector<Incoming>& incoming, const detail::Shape& shape,
+                LowLatencyResult& result, LowLatencyHandleState& handle) {
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.local_experts) * shape.ranks, 0);
+  for (const Incoming& from : incoming)
+    for (std::int64_t i = 0; i < from.count; ++i) {
+      const std::int32_t token = expander.token(from.source, i);
+      require(token >= 0 && token < shape.low_latency_max_tokens, Code::peer_failed,
+              "low_latency_dispatch: a slot names token {} of at most {}", token, shape.low_latency_max_tokens);
+      for (const std::int32_t expert : expander.experts(from.source, i)) {
+        if (expert < 0) continue;
+        require(expert < shape.local_experts, Code::peer_failed,
+                "low_latency_dispatch: a row names local expert {} of {}", expert, shape.local_experts);
+        ++counts[static_cast<std::size_t>(expert) * shape.ranks + from.source];
+      }
+    }
+  handle.first_row.assign(counts.size(), 0);
+  handle.counts.assign(shape.local_experts, 0);
+  for (std::int32_t expert = 0; expert < shape.local_experts; ++expert) {
+    for (std::int32_t source = 0; source < shape.ranks; ++source) {
+      const std::size_t at = static_cast<std::size_t>(expert) * shape.ranks + source;
+      handle.first_row[at] = handle.counts[expert];
+      handle.counts[expert] += counts[at];
+      result.layout.as<std::int64_t>()[at] = std::int64_t{handle.first_row[at]} << 32 | counts[at];
+    }
+    result.counts.as<std::int32_t>()[expert] = handle.counts[expert];
+  }
+}
+
+/// Keeps for combine what it needs to add up the answers to tokens of other nodes: their slots are granted again.
+void keep_far_tokens(const Expander& expander, const std::vector<Incoming>& incoming, const GroupState& group,
+                     LowLatencyHandleState& handle) {
+  handle.far_tokens.assign(group.shape.ranks, std::nullopt);
+  std::vector<std::int32_t> next(group.shape.local_experts);
+  for (const Incoming& from : incoming) {
+    if (!from.has_weights || group.nodes.here(from.source)) continue;
+    detail::FarTokens& tokens = handle.far_tokens[from.source].emplace();
+    for (std::int32_t e = 0; e < group.shape.local_experts; ++e)
+      next[e] = handle.first_row[static_cast<std::size_t>(e) * group.shape.ranks + from.source];
+    for (std::int64_t i = 0; i < from.count; ++i) {
+      const std::span<const std::int32_t> experts = expander.experts(from.source, i);
+      const float* weights = expander.weights(from.source, i);
+      for (std::size_t k = 0; k < experts.size(); ++k)
+        if (experts[k] >= 0) tokens.parts.push_back({experts[k], next[experts[k]]++, weights[k]});
+      tokens.first.push_back(static_cast<std::int32_t>(tokens.parts.size()));
+    }
+  }
+}
+
+}  // namespace
+
+LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
+  GroupState& group = *pending.group;
+  const auto& shape = group.shape;
+  LowLatencyHandleState& handle = *pending.handle;
+  const Quantize quantize = pending.options.quantize;
+  const std::vector<Incoming> incoming = wait_for_slots(pending);
+
+  auto& result = result_arrays(group, handle.epoch, quantize);
+  const Expander expander(group, handle.epoch, quantize, incoming, result);
+  place_rows(expander, incoming, shape, result, handle);
+  keep_far_tokens(expander, incoming, group, handle);
+
+  std::size_t rows = 0;
+  for (const Incoming& from : incoming) rows += from.count;
+  const std::int64_t written = std::accumulate(handle.counts.begin(), handle.counts.end(), std::int64_t{0});
+  const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
+  // Two results are used in turn: what the cache keeps of this one must fit beside the other.
+  const Store store = choose_store(2 * written * row_bytes, shape.ranks, last_level_cache_bytes());
+  group.host->workers.for_ranges(
+      static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
+        std::vector<std::int32_t> next(shape.local_experts);
+        for (std::int64_t i = first; i < last; ++i) {
+          for (std::int32_t e = 0; e < shape.local_experts; ++e)
+            next[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + incoming[i].source];
+          for (std::int64_t slot = 0; slot < incoming[i].count; ++slot)
+            expander.expand(incoming[i].source, slot, next, store);
+        }
+      });
+  raise_or_mask(group, group.host->layout.slots_read, handle.epoch);
+
+  if (pending.options.expert_counts.defined())
+    for (std::int32_t e = 0; e < shape.local_experts; ++e)
+      pending.options.expert_counts.as<std::int32_t>()[e] += handle.counts[e];
+  group.statistics.rows_received += rows;
+
+  LowLatencyReceived received;
+  received.x = result.x;
+  received.scales = scales_view(result, shape, quantize);
+  received.counts = result.counts;
+  received.source_token = result.source_token;
+  received.layout = result.layout;
+  received.handle = LowLatencyHandle(pending.handle);
+  return received;
+}
+
+}  // namespace shoal::ep::host

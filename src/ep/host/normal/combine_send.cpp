@@ -1,0 +1,76 @@
+// combine_send: makes the answers reachable and says where they lie.
+//
+// Rows inside the group's block of the heap stay where they are. Others are copied once to the staging area, which is
+// free again: the combine before this one ended only after every member had fetched its rows.
+#include <cstring>
+
+#include "base/check.hpp"
+#include "ep/host/normal/normal.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+bool in_block(const GroupState& group, const void* pointer, std::size_t bytes) {
+  const auto* at = static_cast<const std::byte*>(pointer);
+  return at >= group.block && at + bytes <= group.block + group.host->layout.total;
+}
+
+/// Heap offset of the data, whose first `rows` rows are staged at `staging` if need be.
+std::uint64_t reachable(GroupState& group, const TensorView& data, std::int64_t rows, std::size_t staging) {
+  if (data.bytes() == 0) return group.block_offset + staging;
+  if (in_block(group, data.data, data.bytes()))
+    return group.block_offset + (static_cast<const std::byte*>(data.data) - group.block);
+  const std::size_t row_bytes = data.bytes() / data.shape[0];
+  const Store store = choose_store(data.bytes(), group.shape.ranks, last_level_cache_bytes());
+  const auto* source = static_cast<const std::byte*>(data.data);
+  std::byte* target = group.block + staging;
+  group.host->workers.for_ranges(rows, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row)
+      if (row_bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(source) % 16 == 0)
+        copy_row(target + row * row_bytes, source + row * row_bytes, row_bytes, store);
+      else
+        std::memcpy(target + row * row_bytes, source + row * row_bytes, row_bytes);
+  });
+  return group.block_offset + staging;
+}
+
+}  // namespace
+
+void check_staging(const GroupState& group, const TensorView& y, const CombineOptions& options) {
+  const detail::GroupLayout& layout = group.host->layout;
+  const auto check = [&](const char* name, const TensorView& data, std::size_t room) {
+    if (data.bytes() == 0 || in_block(group, data.data, data.bytes())) return;
+    require(group.shape.combine_staging, Code::invalid_argument,
+            "combine: {} lies outside the group's memory, and this group was made without room for a copy "
+            "(GroupOptions.combine_staging)",
+            name);
+    require(
+        data.bytes() <= room, Code::invalid_argument,
+        "combine: {} is {}, {} bytes outside the group's memory, which has room for a copy of {}; write the answers "
+        "to Dispatched::x, or raise GroupOptions.max_tokens (now {})",
+        name, data.describe(), data.bytes(), room, group.shape.max_tokens);
+  };
+  check("y", y, layout.staging_weights - layout.staging);
+  if (options.weights.defined())
+    check("CombineOptions.weights", options.weights, layout.normal_end - layout.staging_weights);
+}
+
+NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleState& handle,
+                         const CombineOptions& options) {
+  const std::uint64_t epoch = ++group.epoch;
+  group.world->set_progress(shoal::detail::Activity::combine, epoch, "send");
+  Notice notice{};
+  notice.operation = static_cast<std::uint64_t>(detail::Operation::combine);
+  notice.base = reachable(group, y, handle.received, group.host->layout.staging);
+  notice.weights = options.weights.defined()
+                       ? reachable(group, options.weights, handle.received, group.host->layout.staging_weights)
+                       : detail::kNoRoom;
+  notice.handle_epoch = handle.epoch;
+  notice.rows = handle.result_rows;
+  notice.dtype = static_cast<std::uint32_t>(y.dtype);
+  notice.has_weights = options.weights.defined();
+  const Step step{"combine", shoal::detail::Activity::combine, epoch, "notify", "its answers"};
+  return exchange_notices(group, step, notice, nullptr, nullptr);
+}
+
+}  // namespace shoal::ep::host

@@ -1,0 +1,98 @@
+// dispatch_send: every token row goes from the caller's x to its final row at every member that needs it, or, expert-
+// major, to one for each of its experts. Members of other nodes get theirs by dispatch_forward.
+//
+// Bytes per copy: the row, its scales, top_k indices (8 B), top_k weights (4 B) and the token's number (4 B); expert-
+// major one index and weight. Each is read once however many members need it. No waiting: notify has granted the room.
+// The `finished` signal is released after all stores, streamed ones flushed, so a receiver that acquires it sees the
+// rows.
+#include <algorithm>
+#include <numeric>
+
+#include "ep/host/internode/dispatch_forward.hpp"
+#include "ep/host/normal/side_payload.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+using detail::Copy;
+
+/// The copies of this member's own tokens for members of this node.
+class Scatter final : public LocalWork {
+ public:
+  Scatter(GroupState& group, const DispatchCall& call, const DispatchPlan& plan)
+      : group_(group),
+        call_(call),
+        plan_(plan),
+        side_(call, group.shape),
+        expanded_(plan.handle->expert_alignment > 0) {
+    const detail::RoutingState& routing = *call.routing;
+    rows_ = expanded_
+                ? std::accumulate(routing.tokens_per_expert.begin(), routing.tokens_per_expert.end(), std::size_t{0})
+                : routing.copies.size();
+    store_ = choose_store(rows_ * call.row_bytes(), group.shape.ranks, last_level_cache_bytes());
+  }
+
+  /// Rows for all members, on any node.
+  std::size_t rows() const { return rows_; }
+
+  bool some(std::int64_t tokens) override {
+    const std::int64_t first = next_;
+    next_ = std::min(next_ + tokens, call_.routing->tokens);
+    group_.host->workers.for_ranges(next_ - first, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t token = first + from; token < first + to; ++token) send(token);
+    });
+    return next_ > first;
+  }
+  bool done() const override { return next_ == call_.routing->tokens; }
+
+ private:
+  void send(std::int64_t token) const {
+    void* rows[kMaxTopK];
+    std::size_t count = 0;
+    const std::size_t row_bytes = call_.row_bytes();
+    const TokenSide side = side_of(call_, token);
+    const auto row_at = [&](std::int32_t rank, std::int64_t row) {
+      rows[count++] = plan_.target[rank] + plan_.layout[rank].x + row * row_bytes;
+    };
+    if (expanded_) {
+      for (const LaneRow& at : LaneRows(*plan_.handle, token)) {
+        if (!group_.nodes.here(at.rank)) continue;
+        row_at(at.rank, at.row);
+        side_.write_lane(side, at.lane, plan_.target[at.rank], plan_.layout[at.rank], at.row);
+      }
+    } else {
+      for (const Copy& copy : call_.routing->copies_of(token)) {
+        if (!group_.nodes.here(copy.rank)) continue;
+        const std::int64_t row = plan_.handle->first_row[copy.rank] + copy.ordinal;
+        row_at(copy.rank, row);
+        side_.write(side, copy.rank, plan_.target[copy.rank], plan_.layout[copy.rank], row);
+      }
+    }
+    if (count > 0)
+      scatter_row({rows, count}, static_cast<const std::byte*>(call_.x.data) + token * row_bytes, row_bytes, store_);
+  }
+
+  GroupState& group_;
+  const DispatchCall& call_;
+  const DispatchPlan& plan_;
+  SidePayload side_;
+  bool expanded_;
+  std::size_t rows_;
+  Store store_;
+  std::int64_t next_ = 0;
+};
+
+}  // namespace
+
+void dispatch_send(GroupState& group, const DispatchCall& call, const DispatchPlan& plan) {
+  group.world->set_progress(shoal::detail::Activity::dispatch, group.epoch, "send");
+  Scatter scatter(group, call, plan);
+  if (group.nodes.count > 1)
+    dispatch_forward(group, call, plan, scatter);
+  else
+    scatter.some(call.routing->tokens);
+  group.statistics.rows_sent += scatter.rows();
+  raise_here(group, group.host->layout.finished, group.epoch);
+}
+
+}  // namespace shoal::ep::host

@@ -1,0 +1,99 @@
+// normal.hpp: the phases of normal mode on the host backend, in the order in which a member runs them.
+//
+//   dispatch: notify -> dispatch_send -> dispatch_receive      combine: combine_send (notify) -> combine_receive
+//
+// Every operation has one epoch and two signals per pair of members. `entered` publishes the notice: counts, and where
+// the receiver grants room (dispatch) or where the answers lie (combine). `finished` says that all rows for that member
+// are written (dispatch) or that all rows of that member have been fetched (combine). A member ends an operation only
+// after `finished` from everybody, so it is never two operations ahead of another, and two copies of each notice, by
+// parity of the epoch, are enough.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ep/backend.hpp"
+#include "ep/host/group.hpp"
+#include "ep/host/rows/row_ops.hpp"
+#include "ep/host/signals/signals.hpp"
+#include "ep/host/rows/store_choice.hpp"
+
+namespace shoal::ep::host {
+
+using detail::DispatchCall;
+using detail::HandleState;
+using detail::Notice;
+using detail::Region;
+
+/// The notices of all members for one epoch, in this member's block.
+class NoticeBoard {
+ public:
+  NoticeBoard(const GroupState& group, std::uint64_t epoch) : group_(&group), epoch_(epoch) {}
+  const Notice& operator[](std::int32_t member) const;
+  const std::int32_t* rows_per_rank(std::int32_t member) const;      ///< [ranks]
+  const std::int32_t* tokens_per_expert(std::int32_t member) const;  ///< [experts]
+
+ private:
+  const GroupState* group_;
+  std::uint64_t epoch_;
+};
+
+/// Puts the notice and counts (nullptr: left as they are) on every member's board, raises `entered` and waits for
+/// everybody's. Throws Error{mismatch} when members differ in operation, dtype, scales, weights, layout or handle; the
+/// group stays usable.
+NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
+                             const std::int32_t* rows_per_rank, const std::int32_t* tokens_per_expert);
+
+/// The row of one lane of a token in an expert-major layout.
+struct LaneRow {
+  std::int32_t lane, rank;  ///< top-k lane; member that holds the row
+  std::int64_t row;
+};
+
+/// The rows of a token, by ascending lane.
+class LaneRows {
+ public:
+  LaneRows(const HandleState& handle, std::int64_t token) {
+    const detail::RoutingState& routing = *handle.routing;
+    const auto lanes = routing.lanes_of(token);
+    const std::int32_t* ordinals = routing.expert_ordinal.data() + token * routing.shape.top_k;
+    for (std::int32_t lane = 0; lane < routing.shape.top_k; ++lane)
+      if (lanes[lane] >= 0)
+        rows_[count_++] = {lane, static_cast<std::int32_t>(lanes[lane] / routing.shape.local_experts),
+                           std::int64_t{handle.expert_rows.first[lanes[lane]]} + ordinals[lane]};
+  }
+  const LaneRow* begin() const { return rows_; }
+  const LaneRow* end() const { return rows_ + count_; }
+
+ private:
+  LaneRow rows_[kMaxTopK];
+  std::int32_t count_ = 0;
+};
+
+/// What notify finds out: the layout, and the room that every member granted.
+struct DispatchPlan {
+  std::shared_ptr<HandleState> handle;
+  std::shared_ptr<Region> region;               ///< this member's
+  std::vector<std::byte*> target;               ///< [ranks]: start of each member's region, as an address here
+  std::vector<detail::ReceiveLayout> layout;    ///< [ranks]
+  std::vector<std::int64_t> tokens_per_expert;  ///< [local_experts] received here, not aligned
+};
+
+/// Throws Error{exhausted} on all members when one has no room, or fewer worst_case_rows than rows.
+DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall& call);
+/// Writes every token to its final row at every member that needs it, then raises `finished`.
+void dispatch_send(GroupState& group, const DispatchCall& call, const DispatchPlan& plan);
+/// Waits for everybody's rows and describes them.
+Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const DispatchPlan& plan);
+
+/// Throws Error{invalid_argument} when y or weights would have to be staged and there is no room for them: before the
+/// operation begins, so that the group stays usable.
+void check_staging(const GroupState& group, const TensorView& y, const CombineOptions& options);
+/// Stages y and weights where they do not lie in the group's memory; says where they are.
+NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleState& handle,
+                         const CombineOptions& options);
+/// Fetches and sums the answers to this member's tokens, then lets the owners know.
+Combined combine_receive(GroupState& group, const TensorView& y, const HandleState& handle,
+                         const CombineOptions& options, const NoticeBoard& board);
+
+}  // namespace shoal::ep::host

@@ -1,0 +1,78 @@
+// side_payload.hpp: what travels beside a row in normal mode, written to its place at a member of this node.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ep/backend.hpp"
+#include "ep/plan/layout.hpp"
+
+namespace shoal::ep::host {
+
+using detail::DispatchCall;
+
+/// One token, wherever it is from.
+struct TokenSide {
+  std::int32_t token;                   ///< its number at its source
+  std::span<const std::int64_t> lanes;  ///< [top_k] experts; not needed where a layout is used again
+  const float* weights;                 ///< [top_k], or nullptr
+  const std::uint32_t* scales;          ///< strided by scale_stride, or nullptr
+  std::int64_t scale_stride;
+};
+
+/// Writes the side payload of copies: everything but the row itself.
+class SidePayload {
+ public:
+  SidePayload(const DispatchCall& call, const detail::Shape& shape)
+      : scales_(call.scale_bytes() / 4), cached_(call.cached != nullptr), shape_(shape) {}
+
+  /// Of the copy for member `rank`, to row `row` of the region at `base`.
+  void write(const TokenSide& from, std::int32_t rank, std::byte* base, const detail::ReceiveLayout& layout,
+             std::int64_t row) const {
+    write_scales(from, base, layout, row);
+    const std::int32_t k = shape_.top_k;
+    auto* out_weights = reinterpret_cast<float*>(base + layout.weights) + row * k;
+    auto* out_idx = reinterpret_cast<std::int64_t*>(base + layout.topk_idx) + row * k;
+    const std::int64_t first = std::int64_t{rank} * shape_.local_experts;
+    for (std::int32_t i = 0; i < k; ++i) {
+      const bool here = from.lanes[i] >= first && from.lanes[i] < first + shape_.local_experts;
+      if (!cached_) out_idx[i] = here ? from.lanes[i] - first : -1;
+      if (from.weights != nullptr) out_weights[i] = here ? from.weights[i] : 0.0F;
+    }
+    if (!cached_) reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
+  }
+
+  /// As write, of the copy for the expert of one lane.
+  void write_lane(const TokenSide& from, std::int32_t lane, std::byte* base, const detail::ReceiveLayout& layout,
+                  std::int64_t row) const {
+    write_scales(from, base, layout, row);
+    if (from.weights != nullptr) reinterpret_cast<float*>(base + layout.weights)[row] = from.weights[lane];
+    if (cached_) return;
+    reinterpret_cast<std::int64_t*>(base + layout.topk_idx)[row] = from.lanes[lane] % shape_.local_experts;
+    reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
+  }
+
+ private:
+  void write_scales(const TokenSide& from, std::byte* base, const detail::ReceiveLayout& layout,
+                    std::int64_t row) const {
+    auto* out = reinterpret_cast<std::uint32_t*>(base + layout.scales) + row * scales_;
+    if (from.scales == nullptr) return;
+    for (std::int64_t i = 0; i < scales_; ++i) out[i] = from.scales[i * from.scale_stride];
+  }
+
+  std::int64_t scales_;
+  bool cached_;
+  const detail::Shape& shape_;
+};
+
+/// Token `token` of the caller's own.
+inline TokenSide side_of(const DispatchCall& call, std::int64_t token) {
+  const TensorView& scales = call.options.scales;
+  return {
+      static_cast<std::int32_t>(token), call.routing->lanes_of(token),
+      call.options.weights.defined() ? call.options.weights.as<float>() + token * call.routing->shape.top_k : nullptr,
+      scales.defined() ? scales.as<std::uint32_t>() + token * scales.strides[0] : nullptr,
+      scales.defined() ? scales.strides[1] : 0};
+}
+
+}  // namespace shoal::ep::host

@@ -1,0 +1,18 @@
+// store_choice.hpp: whether an operation's stores should bypass the caches. Pure.
+#pragma once
+
+#include <cstddef>
+
+#include "ep/host/rows/row_ops.hpp"
+
+namespace shoal::ep::host {
+
+/// Streamed when one operation of all members moves more than the last-level cache holds, else cached.
+constexpr Store choose_store(std::size_t bytes_per_member, std::int32_t members, std::size_t cache_bytes) {
+  return bytes_per_member * members > cache_bytes ? Store::streamed : Store::cached;
+}
+
+/// As the operating system reports it, at most 32 MiB; 16 MiB where it reports none.
+std::size_t last_level_cache_bytes();
+
+}  // namespace shoal::ep::host

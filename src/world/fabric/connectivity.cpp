@@ -1,0 +1,218 @@
+#include "world/fabric/connectivity.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/check.hpp"
+
+namespace shoal::detail {
+namespace {
+
+using transport::Capabilities;
+namespace capability = transport::capability;
+
+bool same_node(const Connectivity& map, Pe a, Pe b) {
+  return map.node_of.empty() || map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
+}
+
+/// The transports that a pair may use, in order, as names. "self" is for a PE alone and always allowed.
+const std::vector<std::string>& order(const Connectivity& map, Pe a, Pe b) {
+  const auto& wanted = same_node(map, a, b) ? map.inside : map.between;
+  return wanted.empty() || a == b ? map.names : wanted;
+}
+
+std::optional<std::size_t> index_of(const Connectivity& map, std::string_view name) {
+  const auto at = std::find(map.names.begin(), map.names.end(), name);
+  if (at == map.names.end()) return std::nullopt;
+  return static_cast<std::size_t>(at - map.names.begin());
+}
+
+/// The first transport in the order of the pair of which `good` says that it will do.
+template <typename Good>
+std::optional<std::size_t> first(const Connectivity& map, Pe a, Pe b, Good&& good) {
+  for (const std::string& name : order(map, a, b)) {
+    const auto t = index_of(map, name);
+    if (!t || (!map.dropped.empty() && !map.dropped[*t].empty())) continue;
+    if (good(map.at(a, b, *t) & map.at(b, a, *t))) return t;
+  }
+  return std::nullopt;
+}
+
+bool does_everything(Capabilities both) {
+  return (both & capability::all_operations) == capability::all_operations;
+}
+
+std::optional<std::size_t> choose(const Connectivity& map, Pe a, Pe b) {
+  return first(map, a, b, does_everything);
+}
+
+std::optional<std::size_t> choose_any(const Connectivity& map, Pe a, Pe b) {
+  return first(map, a, b, [](Capabilities both) { return both != 0; });
+}
+
+/// Those names of "shm,libfabric" that are of `kind`; all of that kind where there is none.
+std::vector<std::string> parse_order(std::string_view setting, std::string_view text,
+                                     std::span<const std::string_view> kind) {
+  const auto is_of = [](std::span<const std::string_view> names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  std::vector<std::string> names;
+  for (std::size_t at = 0; text != "automatic" && at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    std::string name(text.substr(at, end - at));
+    if (name == "libfabric") name = "ofi";
+    require(is_of(kHostTransports, name) || is_of(kHeapTransports, name), Code::invalid_argument,
+            "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}, {}", setting, text, name,
+            fmt::join(kHostTransports, ", "), fmt::join(kHeapTransports, ", "));
+    require(std::find(names.begin(), names.end(), name) == names.end(), Code::invalid_argument,
+            "{} is \"{}\", which names {} twice", setting, text, name);
+    names.push_back(std::move(name));
+    at = end + 1;
+  }
+  std::erase_if(names, [&](const std::string& name) { return !is_of(kind, name); });
+  if (names.empty()) names.assign(kind.begin(), kind.end());
+  return names;
+}
+
+bool load_store(const Connectivity& map, Pe a, Pe b) {
+  auto t = choose(map, a, b);
+  if (!t) t = choose_any(map, a, b);
+  return t && (map.at(a, b, *t) & map.at(b, a, *t) & capability::load_store) != 0;
+}
+
+}  // namespace
+
+std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe b) {
+  return choose(connectivity, a, b);
+}
+
+std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b) {
+  const auto chosen = choose(connectivity, a, b);
+  return chosen ? chosen : choose_any(connectivity, a, b);
+}
+
+const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b) {
+  return order(connectivity, a, b);
+}
+
+void read_preferences(Connectivity& connectivity, const Settings& settings, std::span<const std::string_view> kind) {
+  connectivity.inside = parse_order("SHOAL_TRANSPORT_INSIDE", settings.transport_inside, kind);
+  connectivity.between = parse_order("SHOAL_TRANSPORT_BETWEEN", settings.transport_between, kind);
+}
+
+bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name) {
+  if (a == b) return false;
+  const auto chosen = choose(connectivity, a, b);
+  for (const std::string& candidate : order(connectivity, a, b)) {
+    if (chosen && candidate == connectivity.names[*chosen]) return false;
+    if (candidate == name) return true;
+  }
+  return false;
+}
+
+std::string_view next_network(const Connectivity& connectivity, std::span<const std::string_view> networks) {
+  // In the order in which pairs would like to have them; between nodes first, which is what networks are for.
+  std::vector<std::string> order = connectivity.between;
+  order.insert(order.end(), connectivity.inside.begin(), connectivity.inside.end());
+  const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  for (const std::string& name : order) {
+    const auto network = std::find(networks.begin(), networks.end(), name);
+    if (network == networks.end() || index_of(connectivity, name)) continue;
+    for (Pe a = 0; a < n_pes; ++a)
+      for (Pe b = a + 1; b < n_pes; ++b)
+        if (wants(connectivity, a, b, name)) return *network;
+  }
+  return {};
+}
+
+void drop_where_broken(Connectivity& connectivity, std::string_view name) {
+  const std::size_t t = index_of(connectivity, name).value();
+  connectivity.dropped.resize(connectivity.names.size());
+  Connectivity without = connectivity;
+  without.dropped[t] = "not looked at";
+  const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  for (Pe a = 0; a < n_pes; ++a)
+    for (Pe b = a + 1; b < n_pes; ++b) {
+      if (!wants(without, a, b, name)) continue;
+      const Capabilities both = connectivity.at(a, b, t) & connectivity.at(b, a, t);
+      if (does_everything(both)) continue;
+      connectivity.dropped[t] =
+          fmt::format("dropped for all, since between PE {} and PE {} it offers {}", a, b, transport::describe(both));
+      return;
+    }
+}
+
+std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b) {
+  std::string text;
+  for (std::size_t t = 0; t < map.names.size(); ++t) {
+    const std::string capabilities = transport::describe(map.at(a, b, t) & map.at(b, a, t));
+    const std::string& reason = map.reasons[static_cast<std::size_t>(b)][t];
+    text += fmt::format("{}{} offers {}{}", t == 0 ? "" : "; ", map.names[t], capabilities,
+                        a == my_pe && !reason.empty() ? " (" + reason + ")" : "");
+    if (!map.dropped.empty() && !map.dropped[t].empty()) text += ", " + map.dropped[t];
+  }
+  return text;
+}
+
+std::vector<Capabilities> connectivity_row(std::span<const std::unique_ptr<transport::Transport>> transports,
+                                           Pe n_pes) {
+  std::vector<Capabilities> row;
+  for (Pe pe = 0; pe < n_pes; ++pe)
+    for (const auto& transport : transports) row.push_back(transport->reach(pe).capabilities);
+  return row;
+}
+
+void choose_transports(Connectivity& connectivity, Pe my_pe) {
+  connectivity.transport_of.clear();
+  connectivity.capabilities.clear();
+  const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  // This PE's own pairs first: their message has the reasons.
+  for (Pe pe = 0; pe < n_pes; ++pe) {
+    const auto chosen = choose(connectivity, my_pe, pe);
+    require(chosen.has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}", my_pe, pe,
+            why_not(connectivity, my_pe, my_pe, pe));
+    connectivity.transport_of.push_back(*chosen);
+    connectivity.capabilities.push_back(connectivity.at(my_pe, pe, *chosen) & connectivity.at(pe, my_pe, *chosen));
+  }
+  for (Pe a = 0; a < n_pes; ++a)
+    for (Pe b = a + 1; b < n_pes; ++b)
+      require(choose(connectivity, a, b).has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}", a,
+              b, why_not(connectivity, my_pe, a, b));
+}
+
+void choose_heap_transports(Connectivity& connectivity, Pe my_pe) {
+  for (Pe pe = 0; pe < static_cast<Pe>(connectivity.n_pes); ++pe) {
+    auto chosen = choose(connectivity, my_pe, pe);
+    if (!chosen) chosen = choose_any(connectivity, my_pe, pe);
+    connectivity.transport_of.push_back(chosen.value_or(kNoTransport));
+    connectivity.capabilities.push_back(
+        chosen ? connectivity.at(my_pe, pe, *chosen) & connectivity.at(pe, my_pe, *chosen) : 0);
+  }
+}
+
+std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe) {
+  const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  std::vector<Pe> peers;
+  for (Pe pe = 0; pe < n_pes; ++pe)
+    if (load_store(connectivity, my_pe, pe)) peers.push_back(pe);
+  for (const Pe peer : peers)
+    for (Pe pe = 0; pe < n_pes; ++pe)
+      if (load_store(connectivity, peer, pe) != load_store(connectivity, my_pe, pe)) return {my_pe};
+  return peers;
+}
+
+std::vector<std::int32_t> load_store_domains(const Connectivity& connectivity) {
+  std::vector<std::int32_t> domains(connectivity.n_pes, -1);
+  std::int32_t count = 0;
+  for (std::size_t pe = 0; pe < connectivity.n_pes; ++pe) {
+    if (domains[pe] >= 0) continue;
+    for (const Pe peer : load_store_peers(connectivity, static_cast<Pe>(pe)))
+      domains[static_cast<std::size_t>(peer)] = count;
+    ++count;
+  }
+  return domains;
+}
+
+}  // namespace shoal::detail

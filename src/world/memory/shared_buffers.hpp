@@ -1,0 +1,70 @@
+// shared_buffers.hpp: buffers of the program that all PEs map from each other (SymmetricHeap::share_buffer).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "memory/host/fd_exchange.hpp"
+#include "memory/shared_buffers.hpp"
+#include "shoal/heap.hpp"
+
+namespace shoal::detail {
+
+/// What this PE has shared, by a number that only grows and that the others know it by; and what it has mapped.
+struct SharedBufferTable {
+  struct Own {
+    memory::BufferRange range;
+    int uses = 0;
+    bool everywhere = true;  ///< mapped by every PE that reaches this one's heap
+  };
+  std::unique_ptr<memory::SharedBuffers> mappings;
+  std::map<std::uint64_t, Own> own;
+  std::uint64_t last = 0;
+  std::optional<memory::FdSocket> socket;
+};
+
+class WorldState;
+
+/// What all PEs share now and where it lies for this PE's GPU, for the layers above. Kept apart from the table because
+/// any thread asks, also while another one is in share_buffer.
+class SharedRanges {
+ public:
+  struct Range {
+    std::uint64_t id = 0;       ///< its owner's number for it; numbers of one owner are never used again
+    std::byte* base = nullptr;  ///< nullptr where this PE does not map it
+  };
+  /// A piece of memory of this PE within one of its ranges; id 0: there is none that everybody maps.
+  struct Place {
+    std::uint64_t id = 0;
+    std::uint64_t offset = 0;  ///< from the start of the range
+  };
+
+  Place find(const void* pointer, std::size_t bytes) const;
+  std::vector<Range> of(Pe pe) const;  ///< in ascending order of id
+  /// Changes with what `of` returns.
+  std::uint64_t version() const noexcept { return version_.load(std::memory_order_acquire); }
+
+  // For share_buffer, unshare_buffer and the end of the world.
+  void add(Pe pe, std::uint64_t id, std::byte* base);
+  void add_own(Pe my_pe, std::uint64_t id, const SharedBufferTable::Own& own, const memory::SharedBuffers& mappings);
+  void remove(Pe pe, std::uint64_t id) noexcept;
+  void clear() noexcept;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::pair<Pe, std::uint64_t>, std::byte*> ranges_;
+  std::map<std::uint64_t, memory::BufferRange> own_;  // those that everybody maps
+  Pe my_pe_ = 0;
+  const memory::SharedBuffers* mappings_ = nullptr;
+  std::atomic<std::uint64_t> version_ = 0;
+};
+const SharedRanges& shared_ranges(const WorldState& state) noexcept;
+
+}  // namespace shoal::detail

@@ -1,0 +1,234 @@
+// The public calls of shoal/cuda.hpp: arguments are checked here, work is started by the world's device side.
+#include <cstring>
+#include <utility>
+
+#include "base/check.hpp"
+#include "shoal/cuda.hpp"
+#include "world/rma/address_checks.hpp"
+#include "world/device_side.hpp"
+#include "world/parts.hpp"
+
+namespace shoal::cuda {
+namespace {
+
+namespace capability = transport::capability;
+using detail::checked;
+using detail::checked_signal;
+using detail::checked_word;
+using detail::DeviceSide;
+using detail::extent;
+using detail::WorldParts;
+using detail::WorldState;
+
+/// What CUDA calls cudaStreamLegacy.
+auto* const kLegacyStream = reinterpret_cast<Stream>(std::uintptr_t{1});
+
+DeviceSide& side_of(WorldState& state) {
+  require(
+      state.parts().device_side != nullptr, Code::unsupported,
+      "the symmetric heap of this world is on the host: nothing of it can be used on a GPU; SHOAL_HEAP=cuda puts it "
+      "into GPU memory");
+  return *state.parts().device_side;
+}
+
+/// The address of byte `offset` of the heap of `pe` as this PE's GPU reaches it.
+std::byte* reached(const WorldParts& world, const char* what, Pe pe, std::size_t offset,
+                   transport::Capabilities needed) {
+  world.heap_route(pe, needed);  // throws where the pair of PEs cannot do it
+  std::byte* const base = world.peer_base[static_cast<std::size_t>(pe)];
+  require(base != nullptr, Code::unsupported,
+          "{}: PE {} reaches the heap of PE {} by messages only; operations on streams need loads and stores", what,
+          world.my_pe, pe);
+  return base + offset;
+}
+
+/// A variable of this PE's heap.
+detail::Condition checked_condition(WorldState& state, const char* what, const void* variable, Compare compare,
+                                    std::uint64_t value, std::size_t width, bool is_signed) {
+  const SymmetricHeap& heap = state.heap();
+  require(heap.contains(variable, width) && reinterpret_cast<std::uintptr_t>(variable) % width == 0,
+          Code::invalid_argument, "{}: {} is no aligned word of {} bytes of this PE's symmetric heap of {} bytes at {}",
+          what, variable, width, heap.size(), static_cast<const void*>(heap.base()));
+  return {variable, compare, value, width, is_signed};
+}
+
+void check_local(const DeviceSide& side, const char* what, const void* buffer, std::size_t bytes) {
+  detail::check_local(what, buffer, bytes);
+  if (bytes != 0) side.check_local(what, buffer, bytes);
+}
+
+}  // namespace
+
+device::World device_world(const shoal::World& world) {
+  return side_of(world.state()).world();
+}
+
+device::Team device_team(const Team& team) {
+  const detail::TeamState& state = team.state();
+  return detail::describe_team(side_of(*state.world), state);
+}
+
+void check_failures(const shoal::World& world) {
+  const device::World& view = side_of(world.state()).world();
+  if (const auto report = detail::take_report(*view.failure))
+    throw detail::describe_report(*report, view.my_pe, view.n_pes);
+}
+
+std::optional<std::string> take_failure(const shoal::World& world) {
+  const device::World& view = side_of(world.state()).world();
+  const auto report = detail::take_report(*view.failure);
+  if (!report) return std::nullopt;
+  return detail::describe_report(*report, view.my_pe, view.n_pes).what();
+}
+
+LaunchContext launch_context(const shoal::World& world) {
+  return side_of(world.state()).launch();
+}
+
+void order(const shoal::World& world, Stream before, Stream after) {
+  const DeviceSide& side = side_of(world.state());
+  if (before != after) side.order(before, after);
+}
+
+StreamOperations::StreamOperations(shoal::World world, Stream stream) : world_(std::move(world)), stream_(stream) {
+  const int sharing = side().launch().pes_on_device;
+  require(
+      (stream != nullptr && stream != kLegacyStream) || sharing == 1, Code::invalid_argument,
+      "StreamOperations: the legacy default stream waits for all other streams of the process, and {} PEs share this "
+      "GPU; use a stream made with cudaStreamNonBlocking",
+      sharing);
+}
+
+DeviceSide& StreamOperations::side() const {
+  return side_of(world_.state());
+}
+
+void StreamOperations::check_counts(std::size_t target, std::size_t source) {
+  require(target == source, Code::invalid_argument, "source has {} elements, target {}; they must be equal", source,
+          target);
+}
+
+void StreamOperations::check_strided(std::size_t available, std::ptrdiff_t remote_stride, std::ptrdiff_t local_stride,
+                                     std::size_t count) {
+  require(remote_stride >= 1 && local_stride >= 1, Code::invalid_argument,
+          "strides of {} elements (remote) and {} (local); both must be at least 1", remote_stride, local_stride);
+  require(extent(1, static_cast<std::size_t>(remote_stride), count) <= available, Code::invalid_argument,
+          "{} elements {} apart leave the remote span of {} elements", count, remote_stride, available);
+}
+
+void StreamOperations::put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const {
+  const DeviceSide& device = side();
+  const WorldParts& world = world_.state().parts();
+  const std::size_t offset = checked(world, "put", target, bytes);
+  check_local(device, "put", source, bytes);
+  std::byte* const to = reached(world, "put", target.pe, offset, capability::put);
+  if (bytes != 0) device.copy(stream_, to, source, bytes);
+}
+
+void StreamOperations::get_bytes(void* target, RemoteAddress source, std::size_t bytes) const {
+  const DeviceSide& device = side();
+  const WorldParts& world = world_.state().parts();
+  const std::size_t offset = checked(world, "get", source, bytes);
+  check_local(device, "get", target, bytes);
+  const std::byte* const from = reached(world, "get", source.pe, offset, capability::get);
+  if (bytes != 0) device.copy(stream_, target, from, bytes);
+}
+
+void StreamOperations::put_small(RemoteAddress target, const void* value, std::size_t bytes, std::size_t count) const {
+  const DeviceSide& device = side();
+  const WorldParts& world = world_.state().parts();
+  require(count >= 1, Code::invalid_argument, "put_value: an empty span as target");
+  const std::size_t offset = checked(world, "put_value", target, bytes);
+  require(offset % bytes == 0, Code::invalid_argument,
+          "put_value: offset {} of PE {} is not a multiple of the value's {} bytes", offset, target.pe, bytes);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, value, bytes);
+  device.store(stream_, reached(world, "put_value", target.pe, offset, capability::put), bits, bytes);
+}
+
+void StreamOperations::put_strided_bytes(RemoteAddress target, std::size_t target_stride, const void* source,
+                                         std::size_t source_stride, std::size_t element, std::size_t count) const {
+  const DeviceSide& device = side();
+  const WorldParts& world = world_.state().parts();
+  const std::size_t offset = checked(world, "put_strided", target, extent(element, target_stride, count));
+  check_local(device, "put_strided", source, extent(element, source_stride, count));
+  std::byte* const to = reached(world, "put_strided", target.pe, offset, capability::put);
+  if (element != 0 && count != 0)
+    device.copy_strided(stream_, to, target_stride, source, source_stride, element, count);
+}
+
+void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source,
+                                         std::size_t source_stride, std::size_t element, std::size_t count) const {
+  const DeviceSide& device = side();
+  const WorldParts& world = world_.state().parts();
+  const std::size_t offset = checked(world, "get_strided", source, extent(element, source_stride, count));
+  check_local(device, "get_strided", target, extent(element, target_stride, count));
+  const std::byte* const from = reached(world, "get_strided", source.pe, offset, capability::get);
+  if (element != 0 && count != 0)
+    device.copy_strided(stream_, target, target_stride, from, source_stride, element, count);
+}
+
+void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand, std::uint64_t compare,
+                                   std::size_t width, void* result) const {
+  const DeviceSide& device = side();
+  const WorldParts& world = world_.state().parts();
+  const std::size_t offset = checked_word(world, "atomic", target, width);
+  if (result != nullptr) device.check_local("atomic", result, width);
+  device.atomic(stream_, op, reached(world, "atomic", target.pe, offset, capability::atomics), operand, compare, width,
+                result);
+}
+
+void StreamOperations::signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const {
+  const DeviceSide& device = side();
+  const WorldParts& world = world_.state().parts();
+  const std::size_t offset = checked_signal(world, "signal", target);
+  std::byte* const word = reached(world, "signal", target.address.pe, offset, capability::signals);
+  device.signal(stream_, reinterpret_cast<std::uint64_t*>(word), op, value);
+}
+
+void StreamOperations::put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
+                                        RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const {
+  const DeviceSide& device = side();
+  const WorldParts& world = world_.state().parts();
+  const std::size_t offset = checked(world, "put_signal", target, bytes);
+  const std::size_t flag_offset = checked_signal(world, "put_signal", flag);
+  require(flag.address.pe == target.pe, Code::invalid_argument,
+          "put_signal: data for PE {}, but a signal of PE {}; they must be one PE", target.pe, flag.address.pe);
+  check_local(device, "put_signal", source, bytes);
+  std::byte* const base = reached(world, "put_signal", target.pe, 0, capability::put | capability::signals);
+  device.copy_signal(stream_, base + offset, source, bytes, reinterpret_cast<std::uint64_t*>(base + flag_offset), op,
+                     value);
+}
+
+void StreamOperations::wait_word(const void* variable, Compare compare, std::uint64_t value, std::size_t width,
+                                 bool is_signed) const {
+  const DeviceSide& device = side();
+  device.wait(stream_, checked_condition(world_.state(), "wait_until", variable, compare, value, width, is_signed));
+}
+
+void StreamOperations::test_word(const void* variable, Compare compare, std::uint64_t value, std::size_t width,
+                                 bool is_signed, int* result) const {
+  const DeviceSide& device = side();
+  const detail::Condition condition =
+      checked_condition(world_.state(), "test", variable, compare, value, width, is_signed);
+  check_local(device, "test", result, sizeof *result);
+  device.test(stream_, condition, result);
+}
+
+void StreamOperations::fence() const {
+  side();
+}
+void StreamOperations::quiet() const {
+  side();
+}
+
+void StreamOperations::barrier(const Team& team) const {
+  const DeviceSide& device = side();
+  const detail::TeamState& state = team.state();
+  require(state.world.get() == &world_.state(), Code::invalid_argument, "barrier: a team of another world");
+  const WorldParts& world = world_.state().parts();
+  for (const Pe pe : state.members) reached(world, "barrier", pe, 0, capability::signals);
+  device.barrier(stream_, detail::describe_team(device, state));
+}
+
+}  // namespace shoal::cuda

@@ -1,0 +1,70 @@
+#include "world/startup/agreement.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace shoal::detail {
+
+std::vector<SharedField> shared_fields(const Settings& settings, const ControlLayout& layout) {
+  return {
+      {"the protocol version", std::to_string(kProtocolVersion)},
+      {"SHOAL_SYMMETRIC_SIZE", std::to_string(heap_bytes(settings))},
+      {"SHOAL_HEAP", settings.heap},
+      {"SHOAL_MAX_TEAMS", std::to_string(settings.max_teams)},
+      {"SHOAL_NODE_SIZE", std::to_string(settings.node_size)},
+      {"SHOAL_STAGING_SIZE", std::to_string(settings.staging_size)},
+      {"SHOAL_STAGED_CHUNK", std::to_string(settings.staged_chunk)},
+      {"SHOAL_STAGED_DEPTH", std::to_string(settings.staged_depth)},
+      {"SHOAL_EP_CHUNK", std::to_string(settings.ep_chunk)},
+      {"SHOAL_EP_DEPTH", std::to_string(settings.ep_depth)},
+      {"SHOAL_TRANSPORT_INSIDE", settings.transport_inside},
+      {"SHOAL_TRANSPORT_BETWEEN", settings.transport_between},
+      {"the size of the control block", std::to_string(layout.bytes())},
+  };
+}
+
+void check_shared(std::span<const SharedField> fields, std::span<const std::vector<std::string>> values) {
+  std::vector<Pe> pes;
+  for (std::size_t pe = 0; pe < values.size(); ++pe) pes.push_back(static_cast<Pe>(pe));
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    std::vector<std::string> texts;
+    for (const auto& of_pe : values) texts.push_back(i < of_pe.size() ? of_pe[i] : "unknown to it");
+    const bool equal =
+        std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts.front(); });
+    require(equal, Code::mismatch, "PEs disagree about {}, which must be the same on all: {}", fields[i].name,
+            group_by_text(texts, pes));
+  }
+}
+
+std::string group_by_text(std::span<const std::string> texts, std::span<const Pe> pes) {
+  std::string result;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (std::find(texts.begin(), texts.begin() + static_cast<std::ptrdiff_t>(i), texts[i]) !=
+        texts.begin() + static_cast<std::ptrdiff_t>(i))
+      continue;
+    result += fmt::format("{}PE {}", result.empty() ? "" : "; ", pes[i]);
+    for (std::size_t j = i + 1; j < texts.size(); ++j)
+      if (texts[j] == texts[i]) result += fmt::format(", {}", pes[j]);
+    result += ": " + texts[i];
+  }
+  return result;
+}
+
+std::string message_of(const std::exception& exception) {
+  std::string_view text = exception.what();
+  constexpr std::string_view kPrefix = "shoal: ";
+  if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
+  return std::string(text);
+}
+
+std::size_t whole_pages(std::size_t bytes) noexcept {
+  constexpr std::size_t kPage = 4096;
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+std::size_t heap_bytes(const Settings& settings) noexcept {
+  return whole_pages(settings.symmetric_size);
+}
+
+}  // namespace shoal::detail

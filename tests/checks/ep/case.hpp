@@ -1,0 +1,112 @@
+// case.hpp: made-up routing and rows that every PE can compute for every PE, and naive references for what EP must
+// deliver.
+//
+// A case is a pure function of its parameters and a seed, so a PE knows what the others send without asking them.
+// Experts answer with a function of their own id: rows that reach the wrong expert cannot cancel out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shoal/ep/group.hpp"
+
+namespace shoal::test {
+
+enum class Load { random, all_to_one, none, some_idle };
+
+struct EpCase {
+  std::int32_t ranks = 1, experts = 8, top_k = 2;
+  std::int64_t hidden = 64, max_tokens = 16;
+  std::uint64_t seed = 1;
+  Load load = Load::random;
+  double holes = 0.1;  ///< share of lanes that are -1
+  /// Blocks of 512 channels differ in magnitude: the answers to two of three are below 1, where LogFMT applies, and one
+  /// token of five is all zeros.
+  bool mixed_magnitudes = false;
+  std::int32_t nodes =
+      1;              ///< that the ranks lie on, in blocks; normal combine rounds once a node where there are several
+  bool full = false;  ///< members that are not idle have max_tokens tokens
+
+  std::int32_t local_experts() const { return experts / ranks; }
+  std::int32_t node_of(std::int32_t rank) const { return rank / (ranks / nodes); }
+  std::int64_t tokens(std::int32_t rank) const;             ///< 0 .. max_tokens
+  std::vector<std::int64_t> topk(std::int32_t rank) const;  ///< [tokens, top_k]
+  std::vector<float> weights(std::int32_t rank) const;      ///< [tokens, top_k]
+  /// Bits of a bfloat16 value of magnitude below 2.
+  std::uint16_t value(std::int32_t rank, std::int64_t token, std::int64_t channel) const;
+  std::vector<std::uint16_t> rows(std::int32_t rank) const;  ///< [tokens, hidden] bfloat16
+  std::string describe() const;
+};
+
+/// Members that hold experts of a token, ordered by the last lane that asks for each: the order in which their answers
+/// are added. `lanes` are the top_k experts of the token.
+std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes);
+
+/// The nodes of these members, each once, ordered by the last member of it: of members by last lane, nodes by last
+/// lane.
+std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32_t>& ranks);
+
+/// What member `rank` must receive in normal mode.
+struct ExpectedDispatch {
+  std::vector<std::int32_t> source_rank, source_token;  ///< per row
+  std::vector<std::int64_t> topk_idx;                   ///< [rows, top_k] local or -1
+  std::vector<float> weights;                           ///< [rows, top_k]
+  std::vector<std::int64_t> rows_per_source, tokens_per_expert;
+};
+ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank);
+
+/// What member `rank` must receive in the expert-major layout (DispatchOptions.expanded).
+struct ExpectedExpanded {
+  std::vector<std::int32_t> source_rank, source_token, lane;     ///< per row; -1 between blocks
+  std::vector<std::int64_t> topk_idx;                            ///< per row: local expert; -1 between blocks
+  std::vector<float> weights;                                    ///< per row; 0 between blocks
+  std::vector<std::int32_t> first_row;                           ///< [local experts + 1]
+  std::vector<std::int64_t> rows_per_source, tokens_per_expert;  ///< the latter aligned
+  std::int64_t rows() const { return static_cast<std::int64_t>(topk_idx.size()); }
+};
+ExpectedExpanded expected_expanded(const EpCase& c, std::int32_t rank, std::int32_t alignment);
+
+/// The function of expert `expert` in all tests.
+float expert_factor(std::int32_t expert);
+
+/// The answer of member `rank` to one of its rows: bfloat16 of the weighted sum of its experts' answers.
+std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x, const std::int64_t* local_idx,
+                     const float* weights);
+
+/// What combine must give member `rank` back: [tokens, hidden] bfloat16; biases may be null.
+std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
+                                            const std::vector<std::uint16_t>* bias0 = nullptr,
+                                            const std::vector<std::uint16_t>* bias1 = nullptr);
+
+/// What member `rank` must receive in low-latency mode from the members that are not in `masked`.
+struct ExpectedLowLatency {
+  struct Row {
+    std::int32_t source_rank, source_token;
+  };
+  std::vector<std::vector<Row>> rows;  ///< [local experts], in order
+  std::vector<std::int64_t> layout;    ///< [local experts, ranks]: (first row << 32) | rows
+};
+ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t rank,
+                                                 const std::vector<int>& masked = {});
+
+/// What a bfloat16 row becomes on its way; without a function it arrives as it was.
+using Travel = std::function<void(std::span<const std::uint16_t> row, std::span<float> arrived)>;
+struct Travels {
+  Travel to_experts, back;
+};
+
+/// What low-latency combine must give back for rows that experts multiply by expert_factor and answer in bfloat16;
+/// members in `masked` are left out.
+std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
+                                                const std::vector<int>& masked = {}, const Travels& travels = {});
+
+std::uint16_t bf16_of(float value);
+float float_of_bf16(std::uint16_t bits);
+
+/// Throws std::runtime_error naming the first difference.
+void expect_same(const std::string& what, const void* got, const void* wanted, std::size_t bytes, std::size_t element);
+
+}  // namespace shoal::test

@@ -1,0 +1,82 @@
+// draws.hpp: random shapes and calls of groups on GPUs. They are drawn here, apart from the tests that run them, so
+// that a test without a GPU sees what all seeds together reach (tests/property/ep_draws_test.cpp).
+//
+// Sizes are bounded together, so that a seed takes a second or two. Most seeds therefore keep one size as large as it
+// gets and draw the others below what is left: without that no seed has the most tokens, or the longest row.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "checks/ep/gpu_low_latency.hpp"
+
+namespace shoal::test {
+
+// What shapes reach; all of them on some seed of each kind, tokens of low latency up to kMostSlots.
+inline constexpr std::int32_t kMostRanks = 8, kMostExperts = 1024;
+inline constexpr std::int64_t kMostTokens = 8192, kMostSlots = 512;
+inline constexpr std::int64_t kShortestRow = 256, kLongestRow = 16384;  ///< channels
+
+/// Normal mode against the references: tests/gpu/ep/property_test.cpp.
+struct NormalDraw {
+  EpCase c;
+  ep::GroupOptions options;
+  std::vector<GpuCall> calls;
+};
+inline constexpr std::uint64_t kNormalSeeds = 40;  ///< from 1 on, as in all kinds
+NormalDraw draw_normal(std::uint64_t seed);
+
+/// Low-latency mode against the references: tests/gpu/ep/low_latency_property_test.cpp.
+struct LowLatencyDraw {
+  struct Step {
+    GpuLowLatencyCall first, second;
+    bool both_open;
+  };
+  EpCase c;
+  std::vector<Step> steps;
+};
+inline constexpr std::uint64_t kLowLatencySeeds = 24;
+LowLatencyDraw draw_low_latency(std::uint64_t seed);
+
+// --- both backends side by side: tests/gpu/ep/host_comparison_test.cpp. Rows from 8 channels on.
+
+inline constexpr std::int64_t kMostScales = 32;      ///< of a row
+inline constexpr std::int32_t kMostAlignment = 32;   ///< of an expert's block
+inline constexpr std::uint64_t kComparedSeeds = 24;  ///< of each mode
+
+/// What a round of normal mode does beside its case. Groups are made for float32.
+struct NormalForm {
+  DataType dtype = DataType::bfloat16, answer = DataType::bfloat16;
+  std::int64_t columns = 0;  ///< of opaque rows; 0: EpCase::hidden
+  std::int64_t scales = 0;   ///< a row; 0: none
+  DataType scale_dtype = DataType::float32;
+  bool scale_columns = false;  ///< one scale of all tokens after another
+  bool expanded = false;
+  std::int32_t alignment = 1;
+  bool worst_case = false;  ///< as many rows as the case can have
+  bool copy_out = false;
+  bool int32_topk = false;
+  bool weights = true;
+  int biases = 1;
+  bool in_place = false;  ///< answers in Dispatched::x; of the same size as its rows
+  bool cached = false;    ///< a second dispatch with the handle of the first
+};
+struct NormalComparison {
+  EpCase c;
+  std::int32_t most_alignment = 1;  ///< of the forms
+  std::vector<NormalForm> forms;
+};
+NormalComparison draw_normal_comparison(std::uint64_t seed);
+
+struct LowLatencyForm {
+  ep::Quantize quantize = ep::Quantize::none;
+  ep::Reduction reduction = ep::Reduction::per_rank;
+  bool log_fmt = false, early_weights = false, int32_topk = false;
+};
+struct LowLatencyComparison {
+  EpCase c;
+  std::vector<LowLatencyForm> forms;
+};
+LowLatencyComparison draw_low_latency_comparison(std::uint64_t seed);
+
+}  // namespace shoal::test

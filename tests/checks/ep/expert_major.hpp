@@ -1,0 +1,63 @@
+// expert_major.hpp: the expert-major layout of a dispatch (DispatchOptions.expanded) and its combine, on any backend,
+// bit by bit against the naive reference of ep_case.hpp. Everything throws on a difference.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "checks/ep/case.hpp"
+
+namespace shoal::test {
+
+/// How tensors get to where the group's memory lies, and back.
+struct TensorMover {
+  std::function<Tensor(const Tensor&)> upload;
+  std::function<Tensor(const TensorView&)> download;
+  std::function<void(const TensorView&, const Tensor&)> write;  ///< over what is there
+};
+/// For groups on the host.
+TensorMover host_tensors();
+
+struct ExpandedCall {
+  DataType dtype = DataType::bfloat16;
+  DataType answer = DataType::bfloat16;
+  std::int64_t scales = 0;     ///< a row; 0: none
+  bool scale_columns = false;  ///< one scale of all tokens after another
+  bool weights = true;
+  std::int32_t alignment = 1;
+  bool worst_case = false;  ///< as many rows as the case can have
+  bool copy_out = false;
+  int biases = 0;
+  bool in_place = false;  ///< answers in Dispatched::x; of the same size as its rows
+  int cached = 0;         ///< further dispatches with the handle, each with its combine
+  std::int32_t sms = 0;
+};
+
+/// A group's options for which the results of the case fit, whatever is drawn.
+ep::GroupOptions expanded_options(const EpCase& c, const ExpandedCall& call);
+
+/// Dispatches and combines, each compared bit by bit, with any calls between them. Rows are arbitrary bytes; what
+/// experts answer depends on expert, source, token and channel and differs in magnitude, so that the order of additions
+/// shows; rows between blocks are answered with NaN.
+class ExpandedRound {
+ public:
+  ExpandedRound(ep::Group& group, const EpCase& c, const ExpandedCall& call, TensorMover tensors);
+  ~ExpandedRound();
+  ExpandedRound(const ExpandedRound&) = delete;
+  ExpandedRound& operator=(const ExpandedRound&) = delete;
+
+  /// With a route of its own, or with the layout of an earlier dispatch of this round.
+  ep::Dispatched dispatch(const ep::Handle& cached = {});
+  void combine(const ep::Dispatched& got);
+  /// Other rows, scales, answers and biases from now on.
+  void change_rows(std::uint64_t salt);
+
+ private:
+  class Round;
+  std::unique_ptr<Round> round_;
+};
+
+/// Such a round as ExpandedCall says: a dispatch and those of its handle, each with its combine.
+void check_expanded(ep::Group& group, const EpCase& c, const ExpandedCall& call, const TensorMover& tensors);
+
+}  // namespace shoal::test

@@ -1,0 +1,197 @@
+#include "checks/ep/gpu_low_latency.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "support/made_up.hpp"
+
+namespace shoal::test {
+namespace {
+
+/// The rows of a tensor one after another, as poison takes them.
+TensorView as_rows(const TensorView& tensor) {
+  const std::int64_t columns = tensor.rank > 1 ? tensor.shape[tensor.rank - 1] : 1;
+  TensorView view(tensor.data, tensor.dtype, {tensor.size() / std::max<std::int64_t>(columns, 1), columns});
+  view.device = tensor.device;
+  return view;
+}
+
+}  // namespace
+
+TensorView as_stored(const TensorView& scales) {
+  TensorView view(scales.data, scales.dtype, {scales.shape[0], scales.shape[2], scales.shape[1]});
+  view.device = scales.device;
+  return view;
+}
+
+std::string GpuLowLatencyCall::describe() const {
+  return fmt::format("quantize {} reduction {} sms {}{}{}{}{}{}{}{}", static_cast<int>(quantize),
+                     static_cast<int>(reduction), launch.sms, log_fmt ? " log_fmt" : "", zero_copy ? " zero_copy" : "",
+                     early_weights ? " early weights" : "", int32_topk ? " int32 topk" : "", out ? " out" : "",
+                     padded ? " padded" : "", defer_receive ? "" : " immediate");
+}
+
+GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c, const GpuLowLatencyCall& call)
+    : owner_(owner), case_(c), call_(call), tokens_(call.padded ? c.max_tokens : c.tokens(owner.me)) {
+  x_ = owner.tensors.upload(rows_on_host());
+  topk_ = owner.tensors.upload(topk_on_host());
+  weights_ = owner.tensors.upload(weights_on_host());
+  if (!call.out) return;
+  out_memory_ = owner.tensors.empty(DataType::bfloat16, {tokens_ + 1, c.hidden});  // the last row must stay as it is
+  out_ = out_memory_;
+  out_.shape[0] = tokens_;
+}
+
+void GpuLowLatencyRound::run() {
+  const ep::LowLatencyReceived got = send().receive();
+  check(got);
+  write_answers();
+  check(answer(got).receive());
+  poison(got);
+}
+
+ep::PendingDispatch GpuLowLatencyRound::send() {
+  ep::LowLatencyDispatchOptions options{
+      .quantize = call_.quantize, .defer_receive = call_.defer_receive, .launch = call_.launch};
+  if (call_.early_weights) options.weights = weights_;
+  return owner_.group.low_latency_dispatch(x_, topk_, options);
+}
+
+void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
+  const bool quantized = call_.quantize != ep::Quantize::none;
+  expect(got.scales.defined() == quantized, "scales are " + got.scales.describe());
+  expect(got.x.dtype == (quantized ? DataType::float8_e4m3 : DataType::bfloat16), "x is " + got.x.describe());
+  host_ = {};
+  host_.x = owner_.tensors.download(got.x);
+  host_.counts = owner_.tensors.download(got.counts);
+  host_.source_token = owner_.tensors.download(got.source_token);
+  host_.layout = owner_.tensors.download(got.layout);
+  if (quantized) {
+    const Tensor stored = owner_.tensors.download(as_stored(got.scales));
+    TensorView view = got.scales;
+    view.data = stored.data;
+    view.device = {};
+    host_.scales = Tensor(view, stored.owner);
+  }
+  check_low_latency_received(case_, owner_.me, host_, call_.masked);
+  if (quantized && call_.masked.empty()) check_low_latency_scales(case_, owner_.me, host_, call_.quantize);
+}
+
+Tensor GpuLowLatencyRound::answers_on_host() const {
+  Tensor answers = Tensor::empty(DataType::bfloat16, {case_.local_experts(), host_.x.shape[1], case_.hidden});
+  std::memset(answers.data, 0xff, answers.bytes());
+  low_latency_answers_to(case_, owner_.me, host_, answers);
+  return answers;
+}
+
+void GpuLowLatencyRound::write_answers() {
+  if (call_.zero_copy) {
+    choose_buffer();
+    return write_answers_again();
+  }
+  if (own_y_.defined()) return write_answers_again();  // a captured graph has the address
+  own_y_ = owner_.tensors.upload(answers_on_host());
+  y_ = own_y_;
+}
+
+void GpuLowLatencyRound::write_answers_again() {
+  owner_.tensors.write(y_, answers_on_host());
+}
+
+ep::PendingCombine GpuLowLatencyRound::answer(const ep::LowLatencyReceived& got) {
+  ep::LowLatencyCombineOptions options{.log_fmt = call_.log_fmt,
+                                       .zero_copy = call_.zero_copy,
+                                       .reduction = call_.reduction,
+                                       .defer_receive = call_.defer_receive,
+                                       .launch = call_.launch};
+  if (call_.out) options.out = out_;
+  return owner_.group.low_latency_combine(y_, topk_, weights_, got.handle, options);
+}
+
+void GpuLowLatencyRound::check(const Tensor& out) {
+  Travels travels;
+  if (call_.quantize != ep::Quantize::none) travels.to_experts = float8_travel(call_.quantize);
+  if (call_.log_fmt) travels.back = log_fmt_travel();
+  auto wanted = expected_low_latency(case_, owner_.me, call_.reduction, call_.masked, travels);
+  wanted.resize(tokens_ * case_.hidden, 0);  // tokens without experts
+  expect(out.size() == static_cast<std::int64_t>(wanted.size()), "the result is " + out.describe());
+  const Tensor values = owner_.tensors.download(out);
+  expect_same("result (" + case_.describe() + ", " + call_.describe() + ")", values.data, wanted.data(),
+              wanted.size() * 2, 2);
+  if (!call_.out) return;
+  expect(out.data == out_memory_.data, "the result is not where it was asked for");
+  const Tensor all = owner_.tensors.download(out_memory_);
+  for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
+    expect(all.as<std::uint16_t>()[tokens_ * case_.hidden + ch] == 0xffff,
+           "combine wrote behind the end of its result");
+}
+
+void GpuLowLatencyRound::poison(const ep::LowLatencyReceived& got) {
+  for (const TensorView& tensor :
+       {TensorView(got.x), TensorView(got.counts), TensorView(got.source_token), TensorView(got.layout)})
+    owner_.tensors.poison(as_rows(tensor));
+  if (got.scales.defined()) owner_.tensors.poison(as_rows(as_stored(got.scales)));
+}
+
+void GpuLowLatencyRound::poison_out() {
+  owner_.tensors.poison(out_);
+}
+
+void GpuLowLatencyRound::change(const EpCase& now) {
+  case_ = now;
+  owner_.tensors.write(x_, rows_on_host());
+  owner_.tensors.write(topk_, topk_on_host());
+  owner_.tensors.write(weights_, weights_on_host());
+}
+
+Tensor GpuLowLatencyRound::rows_on_host() const {
+  Tensor rows = Tensor::empty(DataType::bfloat16, {tokens_, case_.hidden});
+  if (rows.bytes() > 0) std::memset(rows.data, 0x3f, rows.bytes());
+  const auto values = case_.rows(owner_.me);
+  std::copy(values.begin(), values.end(), rows.as<std::uint16_t>());
+  return rows;
+}
+
+Tensor GpuLowLatencyRound::topk_on_host() const {
+  Tensor topk = Tensor::empty(call_.int32_topk ? DataType::int32 : DataType::int64, {tokens_, case_.top_k});
+  auto lanes = case_.topk(owner_.me);
+  lanes.resize(tokens_ * case_.top_k, -1);
+  if (call_.int32_topk)
+    std::copy(lanes.begin(), lanes.end(), topk.as<std::int32_t>());
+  else
+    std::copy(lanes.begin(), lanes.end(), topk.as<std::int64_t>());
+  return topk;
+}
+
+Tensor GpuLowLatencyRound::weights_on_host() const {
+  Tensor weights = Tensor::empty(DataType::float32, {tokens_, case_.top_k});
+  auto values = case_.weights(owner_.me);
+  values.resize(tokens_ * case_.top_k, 0.5F);
+  std::copy(values.begin(), values.end(), weights.as<float>());
+  return weights;
+}
+
+void run_low_latency_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
+                           const std::function<void(ep::GroupOptions&)>& change) {
+  ep::GroupOptions options = options_for(c);
+  options.max_tokens = 0;
+  if (change) change(options);
+  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+    GpuGroup group(world, options);
+    body(group);
+  });
+}
+
+PlainInputs::PlainInputs(DeviceTensors& tensors, const EpCase& c, const std::vector<std::int64_t>& lanes) {
+  const std::int64_t tokens = static_cast<std::int64_t>(lanes.size()) / c.top_k;
+  const std::vector<std::uint16_t> rows(tokens * c.hidden, bf16_of(1.0F));
+  const std::vector<float> ones(lanes.size(), 1.0F);
+  x = tensors.upload(TensorView(rows.data(), DataType::bfloat16, {tokens, c.hidden}));
+  topk = tensors.upload(TensorView(lanes.data(), DataType::int64, {tokens, c.top_k}));
+  weights = tensors.upload(TensorView(ones.data(), DataType::float32, {tokens, c.top_k}));
+}
+
+}  // namespace shoal::test

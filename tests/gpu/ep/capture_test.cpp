@@ -1,0 +1,557 @@
+// Operations of both modes captured in CUDA graphs (E5): the graph is replayed with other tokens in the same buffers,
+// and each replay is checked like a call. More of low latency: ep_low_latency_order_test.cpp.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "shoal/collective.hpp"
+#include "checks/ep/gpu_low_latency.hpp"
+#include "support/expect_error.hpp"
+#include "support/cuda/graph.hpp"
+
+namespace shoal::test {
+namespace {
+
+EpCase shape(std::int32_t ranks, std::uint64_t seed) {
+  return {.ranks = ranks, .experts = ranks * 4, .top_k = 5, .hidden = 264, .max_tokens = 40, .seed = seed};
+}
+
+void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
+               const std::function<void(ep::GroupOptions&)>& change = {}) {
+  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.low_latency_max_tokens = 0;
+    options.max_scales = 3;
+    if (change) change(options);
+    GpuGroup group(world, options);
+    group.group.warmup();
+    body(group);
+  });
+}
+
+GpuCall captured_call(const EpCase& c, cudaStream_t stream) {
+  return {.scales = 3,
+          .dispatch = {.worst_case_rows = c.ranks * c.max_tokens, .launch = {.stream = stream}},
+          .biases = 1,
+          .out = true,
+          .combine_weights = false,
+          .combine = {.stream = stream},
+          .padded = true};
+}
+
+class EpGpuCapture : public ::testing::TestWithParam<std::int32_t> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuCapture, ::testing::Values(1, 2, 4, 8));
+
+TEST_P(EpGpuCapture, RouteDispatchAndCombineWithNewTokensEachTime) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(GetParam(), 1);
+  run_group(c, [&](GpuGroup& g) {
+    for (const AnswerPlace place : {AnswerPlace::heap, AnswerPlace::staged}) {
+      CUstream_st* const stream = g.tensors.new_stream();
+      GpuCall call = captured_call(c, stream);
+      call.place = place;
+      GpuRound round(g, c, call);
+      ep::Routing routing = round.route();
+      ep::Dispatched got = round.dispatch(routing);  // outside the graph: so that the answers have their place
+      round.write_answers(got);
+      round.check(round.combine(got));
+      got = {};
+      ep::Combined back;
+      const Graph graph(stream, [&] {
+        routing = round.route({.stream = stream});
+        got = round.dispatch(routing);
+        back = round.combine(got);
+      });
+      for (std::uint64_t replay = 0; replay < 20; ++replay) {
+        EpCase now = shape(GetParam(), 100 + replay);
+        now.load = replay % 7 == 3 ? Load::none : replay % 7 == 5 ? Load::all_to_one : Load::random;
+        g.tensors.settle();
+        round.poison(got);
+        round.change_case(now);
+        round.write_answers(got);
+        graph.replay();
+        round.check(routing);
+        round.check(got);
+        round.check(back);
+        // Calls between replays share signals and buffers with the graph.
+        if (replay % 5 == 4) GpuRound(g, now, {.scales = 2}).run();
+      }
+      g.group.synchronize();
+    }
+  });
+}
+
+TEST_P(EpGpuCapture, CachedDispatchAndCombine) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(GetParam(), 2);
+  run_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    GpuCall call = captured_call(c, stream);
+    call.dispatch.worst_case_rows = 0;
+    call.place = AnswerPlace::in_place;
+    call.padded = false;
+    GpuRound round(g, c, call);
+    const ep::Dispatched first = round.dispatch(round.route());
+    round.check(first);
+    ep::Dispatched got;
+    ep::Combined back;
+    const Graph dispatch(stream, [&] { got = round.dispatch(first.handle); });
+    round.write_answers(got);  // their place is known; the values come between the graphs
+    const Graph combine(stream, [&] { back = round.combine(got); });
+    for (std::uint64_t replay = 0; replay < 20; ++replay) {
+      round.poison(got);
+      round.change_rows(200 + replay);
+      dispatch.replay();
+      round.check(got, true);
+      round.write_answers(got);
+      combine.replay();
+      round.check(back);
+    }
+    g.group.synchronize();
+  });
+}
+
+TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(4, 3);
+  run_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    GpuCall call = captured_call(c, stream);
+    call.place = AnswerPlace::heap;
+    GpuRound round(g, c, call);
+    ep::Routing routing = round.route();
+    ep::Dispatched got = round.dispatch(routing);
+    round.write_answers(got);
+    ep::Combined back;
+    got = {};
+    const Graph graph(stream, [&] {
+      got = round.dispatch(routing);
+      back = round.combine(got);
+    });
+    for (int batch = 0; batch < 5; ++batch) {
+      g.tensors.settle();
+      round.poison(got);
+      for (int i = 0; i < 50; ++i) graph.replay();  // no host in between: members keep step on the GPU alone
+      round.check(got);
+      round.check(back);
+    }
+    g.group.synchronize();
+  });
+}
+
+TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(2, 4);
+  run_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    const ep::Launch on{.stream = stream};
+    GpuRound exact(g, c, {.dispatch = {.launch = on}, .combine = on});
+    const ep::Routing routing = exact.route();
+    const ep::Dispatched held = exact.dispatch(routing);
+    exact.check(held);
+    exact.write_answers(held);
+    const Tensor out = g.tensors.empty(DataType::bfloat16, {c.tokens(g.me), c.hidden});
+    const Graph graph(stream, [&] {
+      expect_error(Code::invalid_argument, "worst_case_rows", [&] { exact.dispatch(routing); });
+      expect_error(Code::invalid_argument, "CombineOptions.out", [&] { exact.combine(held); });
+      expect_error(Code::invalid_argument, "cannot combine weights", [&] {
+        g.group.combine(exact.y(), held.handle, {.weights = held.topk_weights, .out = out, .launch = on});
+      });
+    });
+    graph.replay();  // nothing
+    exact.check(exact.combine(held));
+    g.group.synchronize();
+  });
+}
+
+TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureGoesOn) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(2, 5);
+  run_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    GpuCall call = captured_call(c, stream);
+    call.place = AnswerPlace::heap;
+    GpuRound round(g, c, call);
+    ep::Routing routing = round.route();
+    ep::Dispatched got = round.dispatch(routing);
+    round.write_answers(got);
+    round.check(round.combine(got));
+    got = {};
+    ep::DispatchOptions copied = round.dispatch_options();
+    copied.copy_out = true;
+    ep::Combined back;
+    const Graph graph(stream, [&] {
+      expect_error(Code::invalid_argument, "copy_out", [&] { g.group.dispatch(round.x(), routing, copied); });
+      got = round.dispatch(routing);
+      back = round.combine(got);
+    });
+    g.tensors.settle();
+    round.poison(got);
+    graph.replay();
+    round.check(got);
+    round.check(back);
+    g.group.synchronize();
+  });
+}
+
+/// Captures a graph whose calls hold more layouts than a group keeps memory for. Either the group finds memory while
+/// the stream is captured, or it says that it does not, and does once as many calls have been made before.
+std::unique_ptr<Graph> captured_or_after(GpuGroup& g, CUstream_st* stream, const std::function<void()>& calls,
+                                         const std::function<void()>& forget, const std::function<void()>& once) {
+  std::unique_ptr<Graph> graph;
+  try {
+    graph = std::make_unique<Graph>(stream, calls);
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("memory"), std::string::npos) << error.what();
+    std::printf("PE %d: a captured call without memory for its layout: %s\n", g.me, error.what());
+    forget();
+    once();
+    graph = std::make_unique<Graph>(stream, calls);
+  }
+  return graph;
+}
+
+TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  constexpr int kCalls = 7, kLive = 3;  // two layouts more than results are kept ahead
+  const EpCase c = shape(3, 6);
+  const auto body = [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    struct Call {
+      std::unique_ptr<GpuRound> round;
+      ep::Routing routing;
+      ep::Dispatched got;
+      ep::Combined back;
+    };
+    std::vector<Call> calls(kCalls);
+    GpuCall call = captured_call(c, stream);
+    call.place = AnswerPlace::heap;
+    for (int i = 0; i < kCalls; ++i) {
+      EpCase now = c;
+      now.seed += static_cast<std::uint64_t>(i);
+      calls[i].round = std::make_unique<GpuRound>(g, now, call);
+      const ep::Dispatched got = calls[i].round->dispatch(calls[i].round->route());
+      calls[i].round->write_answers(got);
+      calls[i].round->check(calls[i].round->combine(got));
+    }
+    const auto forget = [&] {
+      for (Call& each : calls) each.routing = {}, each.got = {}, each.back = {};
+    };
+    const auto make = [&](bool with_combine) {
+      for (Call& each : calls) {
+        each.routing = each.round->route({.stream = stream});
+        each.got = each.round->dispatch(each.routing);
+        if (with_combine) each.back = each.round->combine(each.got);
+      }
+    };
+    const auto graph = captured_or_after(
+        g, stream, [&] { make(true); }, forget,
+        [&] {
+          make(false);  // all of them held at once
+          for (const Call& each : calls) each.round->check(each.got);
+          forget();
+        });
+    for (std::uint64_t replay = 0; replay < 3; ++replay) {
+      g.tensors.settle();
+      for (int i = 0; i < kCalls; ++i) {
+        EpCase now = c;
+        now.seed = 100 * (replay + 1) + static_cast<std::uint64_t>(i);
+        calls[i].round->poison(calls[i].got);
+        calls[i].round->change_case(now);
+        calls[i].round->write_answers(calls[i].got);
+      }
+      graph->replay();
+      for (Call& each : calls) {
+        each.round->check(each.routing);
+        each.round->check(each.got);
+        each.round->check(each.back);
+      }
+      GpuRound(g, c, {}).run();  // beside the graph, with a layout of its own
+    }
+    g.group.synchronize();
+  };
+  run_group(c, body, [&](ep::GroupOptions& options) {
+    options.live_results = kLive;
+    options.max_tokens = 2 * c.max_tokens;  // of half the size ten results fit, and one of that size beside seven
+  });
+}
+
+// --- low latency
+
+EpCase low_latency_shape(std::int32_t ranks, std::uint64_t seed) {
+  EpCase c{.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 640, .max_tokens = 20, .seed = seed};
+  c.mixed_magnitudes = true;  // where LogFMT applies, and where it does not
+  return c;
+}
+
+/// A round as a graph.
+class LowLatencyGraph {
+ public:
+  LowLatencyGraph(GpuGroup& owner, const EpCase& c, const GpuLowLatencyCall& call)
+      : round_(owner, c, call), zero_copy_(call.zero_copy) {
+    const ep::LowLatencyReceived first = round_.send().receive();  // once before, for the memory
+    round_.check(first);
+    round_.write_answers();
+    round_.check(round_.answer(first).receive());
+    sync(owner.world.team());
+    graph_ = std::make_unique<Graph>(static_cast<cudaStream_t>(call.launch.stream), [&] {
+      got_ = round_.send().receive();
+      if (zero_copy_) round_.choose_buffer();
+      out_ = round_.answer(got_).receive();
+    });
+  }
+
+  /// Twice: answers depend on what is received.
+  void replay(const EpCase& now) {
+    round_.change(now);
+    round_.poison(got_);
+    graph_->replay();
+    round_.check(got_);
+    round_.write_answers_again();
+    round_.poison_out();
+    graph_->replay();
+    round_.check(out_);
+  }
+  void expect_masked(const std::vector<int>& masked) { round_.expect_masked(masked); }
+
+ private:
+  GpuLowLatencyRound round_;
+  const bool zero_copy_;
+  std::unique_ptr<Graph> graph_;
+  ep::LowLatencyReceived got_;
+  Tensor out_;
+};
+
+EpCase reseeded(EpCase c, std::uint64_t by) {
+  c.seed += by;
+  return c;
+}
+
+class EpGpuCaptureLowLatency : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuCaptureLowLatency, ::testing::Bool(),
+                         [](const auto& tested) { return tested.param ? "deferred" : "immediate"; });
+
+TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = low_latency_shape(3, 31);
+  run_low_latency_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
+      for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
+        for (const bool log_fmt : {true, false}) {
+          GpuLowLatencyCall call{.quantize = quantize,
+                                 .reduction = reduction,
+                                 .log_fmt = log_fmt,
+                                 .zero_copy = !log_fmt,
+                                 .early_weights = quantize == ep::Quantize::fp8,
+                                 .out = true,
+                                 .launch = {.stream = stream},
+                                 .padded = true,
+                                 .defer_receive = GetParam()};
+          LowLatencyGraph graph(g, c, call);
+          call.launch = {};
+          for (std::uint64_t i = 0; i < 4; ++i) {
+            graph.replay(reseeded(c, 10 * i));
+            // Calls between replays share slots, answers and the two buffers of zero copy with the graph.
+            if (i == 1) GpuLowLatencyRound(g, reseeded(c, 1000), call).run();
+          }
+          g.tensors.settle();
+        }
+  });
+}
+
+TEST_P(EpGpuCaptureLowLatency, AMemberIsLeftOutBetweenReplaysAndComesBack) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  constexpr std::int32_t kOut = 2;
+  const EpCase c = low_latency_shape(4, 37);
+  run_low_latency_group(
+      c,
+      [&](GpuGroup& g) {
+        CUstream_st* const stream = g.tensors.new_stream();
+        // All members agree that the group falls into {kOut} and the others; each part replays by itself.
+        std::vector<int> mask(c.ranks, g.me == kOut ? 1 : 0);
+        mask[kOut] = g.me == kOut ? 0 : 1;
+        std::uint64_t seed = 0;
+        for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact}) {
+          LowLatencyGraph graph(g, c,
+                                {.reduction = reduction,
+                                 .zero_copy = reduction == ep::Reduction::exact,
+                                 .early_weights = reduction == ep::Reduction::per_rank,
+                                 .out = true,
+                                 .launch = {.stream = stream},
+                                 .padded = true,
+                                 .defer_receive = GetParam()});
+          for (int turn = 0; turn < 2; ++turn) {
+            for (int i = 0; i < 2; ++i) graph.replay(reseeded(c, ++seed));
+            g.group.synchronize();
+            sync(g.world.team());
+            for (std::int32_t member = 0; member < c.ranks; ++member)
+              if (mask[member] != 0) g.group.set_mask(member, true);
+            graph.expect_masked(mask);
+            for (int i = 0; i < 2; ++i) graph.replay(reseeded(c, ++seed));
+            EXPECT_EQ(g.group.masked(), mask);
+            g.group.synchronize();
+            sync(g.world.team());
+            g.group.clear_masks();
+            graph.expect_masked({});
+            sync(g.world.team());
+          }
+          graph.replay(reseeded(c, ++seed));
+          g.tensors.settle();
+        }
+      },
+      [](ep::GroupOptions& options) { options.mask_failed = true; });
+}
+
+TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  constexpr std::int32_t kLate = 1;
+  constexpr std::int64_t kReplays = 3, kTokens = 6;
+  constexpr std::chrono::milliseconds kDelay(40);
+  const EpCase c{.ranks = 3, .experts = 9, .top_k = 4, .hidden = 128, .max_tokens = kTokens};
+  std::vector<std::int64_t> lanes;  // of all members: each token has experts on all of them
+  for (std::int64_t token = 0; token < kTokens; ++token)
+    for (std::int64_t lane = 0; lane < c.top_k; ++lane) lanes.push_back((token + 2 * lane) % c.experts);
+  run_low_latency_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    const PlainInputs in(g.tensors, c, lanes);
+    const std::vector<std::int64_t> zeros(static_cast<std::size_t>(c.ranks), 0);
+    const std::vector<std::int32_t> none(static_cast<std::size_t>(c.local_experts()), 0);
+    const TensorView no_wait(zeros.data(), DataType::int64, {c.ranks});
+    const TensorView no_rows(none.data(), DataType::int32, {c.local_experts()});
+    const Tensor waited = g.tensors.upload(no_wait), waited_back = g.tensors.upload(no_wait);
+    const Tensor counts = g.tensors.upload(no_rows);
+    const Tensor out = g.tensors.empty(DataType::bfloat16, {kTokens, c.hidden});
+    const auto dispatch = [&] {
+      return g.group
+          .low_latency_dispatch(in.x, in.topk,
+                                {.quantize = ep::Quantize::none,
+                                 .expert_counts = counts,
+                                 .wait_ns = waited,
+                                 .weights = in.weights,
+                                 .defer_receive = GetParam(),
+                                 .launch = {.stream = stream}})
+          .receive();
+    };
+    const auto combine = [&](const ep::LowLatencyReceived& got) {
+      g.group
+          .low_latency_combine(
+              got.x, in.topk, in.weights, got.handle,
+              {.out = out, .wait_ns = waited_back, .defer_receive = GetParam(), .launch = {.stream = stream}})
+          .receive();
+    };
+    combine(dispatch());  // once before, for the memory
+    g.tensors.write(waited, no_wait);
+    g.tensors.write(waited_back, no_wait);
+    g.tensors.write(counts, no_rows);
+    ep::LowLatencyReceived got;
+    const Graph there(stream, [&] { got = dispatch(); });
+    const Graph back(stream, [&] { combine(got); });
+    const auto begin = [&] {
+      g.tensors.settle();
+      sync(g.world.team());
+      if (g.me == kLate) std::this_thread::sleep_for(kDelay);
+    };
+    for (std::int64_t i = 0; i < kReplays; ++i) {
+      g.tensors.poison(out);
+      begin();
+      there.replay();
+      begin();
+      back.replay();
+      const Tensor sums = g.tensors.download(out);  // rows and weights are ones
+      for (std::int64_t at = 0; at < sums.size(); ++at)
+        ASSERT_EQ(sums.as<std::uint16_t>()[at], bf16_of(static_cast<float>(c.top_k))) << at << " of PE " << g.me;
+    }
+    const Tensor rows = g.tensors.download(counts);
+    for (std::int32_t e = 0; e < c.local_experts(); ++e) {
+      const std::int64_t asked = std::count(lanes.begin(), lanes.end(), g.me * c.local_experts() + e);
+      EXPECT_EQ(rows.as<std::int32_t>()[e], kReplays * c.ranks * asked) << "expert " << e << " of PE " << g.me;
+    }
+    for (const Tensor& of_operation : {waited, waited_back}) {
+      const Tensor ns = g.tensors.download(of_operation);
+      for (std::int32_t member = 0; member < c.ranks; ++member) {
+        EXPECT_GE(ns.as<std::int64_t>()[member], 0);
+        EXPECT_LT(ns.as<std::int64_t>()[member], 20'000'000'000);
+      }
+      if (g.me != kLate)
+        EXPECT_GT(ns.as<std::int64_t>()[kLate], kReplays * std::chrono::nanoseconds(kDelay).count() / 2);
+    }
+    sync(g.world.team());
+  });
+}
+
+TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = low_latency_shape(2, 41);
+  run_low_latency_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    GpuLowLatencyRound round(g, c, {.launch = {.stream = stream}, .defer_receive = GetParam()});
+    const Graph first(
+        stream, [&] { expect_error(Code::invalid_argument, "make the same call once before", [&] { round.send(); }); });
+    first.replay();  // nothing
+    const ep::LowLatencyReceived got = round.send().receive();
+    round.check(got);
+    round.write_answers();
+    const Graph second(stream, [&] {
+      expect_error(Code::invalid_argument, "LowLatencyCombineOptions.out", [&] { round.answer(got); });
+    });
+    second.replay();  // nothing
+    round.check(round.answer(got).receive());
+    round.run();
+    g.group.synchronize();
+  });
+}
+
+TEST_P(EpGpuCaptureLowLatency, MoreLayersThanLayoutsThatAreKeptAhead) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  constexpr int kLayers = 12;
+  const EpCase c = low_latency_shape(3, 43);
+  run_low_latency_group(c, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    std::vector<std::unique_ptr<GpuLowLatencyRound>> rounds;
+    for (std::uint64_t layer = 0; layer < kLayers; ++layer) {
+      rounds.push_back(std::make_unique<GpuLowLatencyRound>(
+          g, reseeded(c, layer),
+          GpuLowLatencyCall{.reduction = layer % 2 == 0 ? ep::Reduction::per_rank : ep::Reduction::exact,
+                            .early_weights = layer % 3 == 0,
+                            .out = true,
+                            .launch = {.stream = stream},
+                            .defer_receive = GetParam()}));
+      const ep::LowLatencyReceived got = rounds.back()->send().receive();
+      rounds.back()->check(got);
+      rounds.back()->write_answers();  // the same ones in each replay
+      rounds.back()->check(rounds.back()->answer(got).receive());
+    }
+    std::vector<ep::LowLatencyReceived> kept;
+    std::vector<Tensor> outs;
+    const auto make = [&] {
+      for (auto& round : rounds) {
+        ep::LowLatencyReceived got = round->send().receive();
+        outs.push_back(round->answer(got).receive());
+        kept.push_back(std::move(got));
+      }
+    };
+    const auto forget = [&] {
+      kept.clear();
+      outs.clear();
+    };
+    const auto graph = captured_or_after(g, stream, make, forget, [&] {
+      make();
+      g.tensors.settle();
+      forget();
+    });
+    for (int replay = 0; replay < 3; ++replay) {
+      for (auto& round : rounds) round->poison_out();
+      graph->replay();
+      for (int layer = 0; layer < kLayers; ++layer) rounds[layer]->check(outs[layer]);
+      GpuLowLatencyRound(g, reseeded(c, 500), {.defer_receive = GetParam()}).run();  // beside the graph
+    }
+    g.group.synchronize();
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,354 @@
+// Members of a group on GPUs that stop calling, come late or die: the others say who is missing, in which phase, by
+// which setting, in time; afterwards the group is closed (E4, DESIGN.md, idea 5).
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "shoal/collective.hpp"
+#include "checks/ep/gpu_low_latency.hpp"
+#include "support/expect_error.hpp"
+#include "support/process/process.hpp"
+
+namespace shoal::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kTimeout{500};
+constexpr std::int32_t kAbsent = 2;
+
+EpCase shape(std::int32_t ranks) {
+  return {.ranks = ranks, .experts = ranks * 2, .top_k = 4, .hidden = 256, .max_tokens = 48, .seed = 3, .holes = 0};
+}
+
+std::string caught(const std::function<void()>& call, Code& code) {
+  code = Code{};
+  try {
+    call();
+  } catch (const Error& error) {
+    code = error.code();
+    return error.what();
+  }
+  return "no error";
+}
+
+/// One member does not come to `call`; the others must report it. `phase` and `wanted` stand in their message.
+void expect_timeout(const std::string& phase, const std::string& wanted,
+                    const std::function<void(GpuRound&, const ep::Dispatched&)>& call, bool needs_dispatch) {
+  const EpCase c = shape(4);
+  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.low_latency_max_tokens = 0;
+    options.timeout = kTimeout;
+    GpuGroup group(world, options);
+    GpuRound round(group, c, {});
+    round.run();
+    round.run();
+    ep::Dispatched got;
+    if (needs_dispatch) {
+      got = round.dispatch(round.route());
+      round.write_answers(got);
+      group.group.synchronize();
+    }
+    sync(world.team());
+    if (group.me != kAbsent) {
+      const auto start = Clock::now();
+      Code code{};
+      const std::string message = caught(
+          [&] {
+            call(round, got);
+            group.group.synchronize();
+          },
+          code);
+      const auto took = Clock::now() - start;
+      // Who is told by another member that it has given up, before its own time is over, says so.
+      EXPECT_TRUE(code == Code::timeout || code == Code::peer_failed) << message;
+      EXPECT_LT(took, kTimeout + std::chrono::seconds(3)) << message;
+      if (code == Code::timeout) {
+        EXPECT_GE(took, kTimeout - std::chrono::milliseconds(50)) << message;
+        expect_parts(message, {"PE 2", "phase " + phase, wanted, "500 ms", "GroupOptions.timeout", "epoch"});
+      }
+      const auto again = Clock::now();
+      const std::string after = caught([&] { round.dispatch(round.route()); }, code);
+      EXPECT_EQ(code, Code::closed) << after;
+      EXPECT_LT(Clock::now() - again, std::chrono::milliseconds(200)) << "a closed group does not wait";
+      EXPECT_NE(after.find("failed before"), std::string::npos) << after;
+    }
+    sync(world.team());         // the world goes on
+    if (group.me == kAbsent) {  // comes too late, and finds out
+      Code code{};
+      const std::string message = caught(
+          [&] {
+            call(round, got);
+            group.group.synchronize();
+          },
+          code);
+      EXPECT_TRUE(code == Code::timeout || code == Code::peer_failed || code == Code::closed) << message;
+    }
+    sync(world.team());
+  });
+}
+
+TEST(EpGpuFaults, AMemberThatDoesNotDispatchIsNamed) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_timeout(
+      "notify", "its counts", [](GpuRound& round, const ep::Dispatched&) { round.dispatch(round.route()); }, false);
+}
+
+TEST(EpGpuFaults, AMemberThatDoesNotDispatchWithoutExactSizesIsNamed) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_timeout(
+      "notify", "its counts", [](GpuRound& round, const ep::Dispatched& got) { round.dispatch(got.handle); }, true);
+}
+
+TEST(EpGpuFaults, AMemberThatDoesNotCombineIsNamed) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_timeout("notify", "its answers", [](GpuRound& round, const ep::Dispatched& got) { round.combine(got); }, true);
+}
+
+TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(3);
+  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.low_latency_max_tokens = 0;
+    options.timeout = world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000);  // each member its own
+    GpuGroup group(world, options);
+    GpuRound round(group, c, {});
+    round.run();
+    sync(world.team());
+    const auto start = Clock::now();
+    Code code{};
+    std::string message;
+    // Member 0 gives up while member 2 is away. Member 1, which waits for both, hears of it from member 0.
+    if (group.me == 2) std::this_thread::sleep_for(kTimeout + std::chrono::milliseconds(1500));
+    message = caught(
+        [&] {
+          round.dispatch(round.route());
+          group.group.synchronize();
+        },
+        code);
+    if (group.me == 0) {
+      EXPECT_EQ(code, Code::timeout) << message;
+      EXPECT_NE(message.find("PE 2"), std::string::npos) << message;
+    } else {
+      EXPECT_TRUE(code == Code::peer_failed || code == Code::closed) << "PE " << group.me << ": " << message;
+      EXPECT_NE(message.find("PE 0"), std::string::npos) << "PE " << group.me << ": " << message;
+      EXPECT_NE(message.find("this group up"), std::string::npos) << "PE " << group.me << ": " << message;
+    }
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(8)) << "PE " << group.me << ": " << message;
+    sync(world.team());
+  });
+}
+
+TEST(EpGpuFaults, AMemberThatIsLateButInTimeIsWaitedFor) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(4);
+  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.low_latency_max_tokens = 0;
+    options.timeout = std::chrono::milliseconds(5000);
+    GpuGroup group(world, options);
+    for (std::int32_t late = 0; late < c.ranks; ++late) {
+      GpuRound round(group, c, {});
+      if (group.me == late) std::this_thread::sleep_for(kTimeout);
+      const ep::Dispatched got = round.dispatch(round.route());
+      if (group.me == late) std::this_thread::sleep_for(kTimeout);
+      round.check(got);
+      round.write_answers(got);
+      round.check(round.combine(got));
+    }
+  });
+}
+
+// --- processes
+
+SHOAL_PE_BODY(normal_for_ever_on_gpus) {
+  try {
+    World world = World::open({pe.settings, nullptr});
+    const EpCase c = shape(world.n_pes());
+    ep::GroupOptions options = options_for(c);
+    options.low_latency_max_tokens = 0;
+    GpuGroup group(world, options);
+    GpuRound round(group, c, {.place = AnswerPlace::in_place});
+    for (int i = 0;; ++i) {
+      round.run();
+      if (i == 5) {
+        std::puts("running");
+        std::fflush(stdout);
+      }
+    }
+  } catch (const Error& error) {
+    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
+    std::fflush(stdout);
+  }
+  _exit(0);  // the world has failed: nothing is left to close in order
+}
+
+TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  // Processes that share a GPU take turns on it, so there are only two where there are not enough GPUs.
+  const int n = gpu_count() >= 4 ? 4 : 2, victim = n - 1;
+  PeGroup group =
+      start_pes(n, "normal_for_ever_on_gpus",
+                {.env = {{"SHOAL_HEAP", "cuda"}, {"SHOAL_SYMMETRIC_SIZE", "64M"}, {"SHOAL_TIMEOUT_MS", "4000"}}});
+  for (Process& process : group.pes)
+    ASSERT_TRUE(process.wait_for_output("running", std::chrono::seconds(90))) << process.out() << process.err();
+  group.pes[victim].send(SIGKILL);
+  const auto start = Clock::now();
+  const auto results = wait_all(group.pes);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+  EXPECT_EQ(results[victim].signal, SIGKILL);
+  int named = 0;
+  for (int pe = 0; pe < victim; ++pe) {
+    const std::string& out = results[pe].out;
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    EXPECT_TRUE(out.find("code=timeout") != std::string::npos || out.find("code=peer_failed") != std::string::npos ||
+                out.find("code=closed") != std::string::npos)
+        << results[pe].describe();
+    named += out.find("PE " + std::to_string(victim)) != std::string::npos;
+  }
+  EXPECT_GE(named, 1) << results[0].describe();
+}
+
+// --- processes in low-latency mode: the last one dies and owes the others its rows or its answers
+
+constexpr int kRoundsBefore = 4;
+constexpr Milliseconds kPatience{3000};  // of the group; processes start further apart
+
+/// "rows sums", "answers exact" and so on: what the one that dies has not sent, and how answers are added.
+struct Death {
+  explicit Death(const std::string& text) : owes_rows(text.starts_with("rows")), form{.early_weights = true} {
+    form.reduction = text.ends_with("exact") ? ep::Reduction::exact : ep::Reduction::per_rank;
+  }
+  bool owes_rows;
+  GpuLowLatencyCall form;  ///< with weights that travel early: nobody waits for those of the dead
+};
+
+PeOptions low_latency_processes(const std::string& death) {
+  return {.env = {{"SHOAL_HEAP", "cuda"}, {"SHOAL_SYMMETRIC_SIZE", "64M"}, {"SHOAL_TIMEOUT_MS", "20000"}},
+          .argument = death,
+          .limit = std::chrono::seconds(90)};
+}
+
+/// Not before what it has sent is complete, the last word of a barrier included.
+void die() {
+  std::this_thread::sleep_for(Milliseconds(50));
+  raise(SIGKILL);
+}
+
+/// A group of low-latency mode after a few rounds.
+template <typename Body>
+void run_until_death(const PeContext& pe, bool masks, Body&& body) {
+  World world = World::open({pe.settings, nullptr});
+  const EpCase c = shape(world.n_pes());
+  ep::GroupOptions options = options_for(c);
+  options.max_tokens = 0;
+  options.mask_failed = masks;
+  options.timeout = kPatience;
+  GpuGroup group(world, options);
+  GpuLowLatencyRound round(group, c, Death(pe.argument).form);
+  for (int i = 0; i < kRoundsBefore; ++i) round.run();
+  group.group.synchronize();
+  sync(world.team());
+  body(group, c, round);
+}
+
+SHOAL_PE_BODY(low_latency_without_the_last) {
+  const Death death(pe.argument);
+  run_until_death(pe, true, [&](GpuGroup& group, const EpCase& c, GpuLowLatencyRound& full) {
+    const std::int32_t victim = c.ranks - 1;
+    std::vector<int> mask(c.ranks, 0);
+    mask[victim] = 1;
+    GpuLowLatencyCall masked = death.form;
+    masked.masked = mask;
+    GpuLowLatencyRound part(group, c, masked);
+    const auto start = Clock::now();
+    if (death.owes_rows) {
+      if (group.me == victim) die();
+      part.run();
+    } else {
+      const ep::LowLatencyReceived got = full.send().receive();
+      full.check(got);
+      full.write_answers();
+      group.group.synchronize();
+      if (group.me == victim) die();
+      part.check(full.answer(got).receive());
+    }
+    EXPECT_EQ(group.group.masked(), mask);
+    EXPECT_LT(Clock::now() - start, 3 * kPatience) << "one wait masks";
+    const auto after = Clock::now();
+    for (int i = 0; i < 6; ++i) part.run();
+    group.group.synchronize();
+    EXPECT_LT(Clock::now() - after, kPatience) << "a masked member is not waited for";
+    EXPECT_EQ(group.group.masked(), mask);
+    std::puts("went on");
+    std::fflush(stdout);
+    _exit(testing::UnitTest::GetInstance()->Failed() ? 1 : 0);  // the world cannot be closed in order
+  });
+}
+
+class EpGpuLowLatencyDeath : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Owing, EpGpuLowLatencyDeath,
+                         ::testing::Values("rows sums", "rows exact", "answers sums", "answers exact"),
+                         [](const auto& tested) {
+                           std::string name = tested.param;
+                           name[name.find(' ')] = '_';
+                           return name;
+                         });
+
+TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {  // E3: masks for failed ranks
+  SHOAL_SKIP_WITHOUT_GPU();
+  const auto results = run_pes(3, "low_latency_without_the_last", low_latency_processes(GetParam()));
+  EXPECT_EQ(results[2].signal, SIGKILL) << results[2].describe();
+  for (const int pe : {0, 1}) {
+    EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("went on"), std::string::npos) << results[pe].describe();
+  }
+}
+
+SHOAL_PE_BODY(low_latency_with_the_last) {
+  const Death death(pe.argument);
+  try {
+    run_until_death(pe, false, [&](GpuGroup& group, const EpCase& c, GpuLowLatencyRound& round) {
+      const bool dies = group.me == c.ranks - 1;
+      if (dies && death.owes_rows) die();
+      const ep::LowLatencyReceived got = round.send().receive();
+      group.group.synchronize();
+      if (dies) die();
+      round.answer(got).receive();
+      group.group.synchronize();
+    });
+    std::puts("no error");
+  } catch (const Error& error) {
+    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
+  }
+  std::fflush(stdout);
+  _exit(0);
+}
+
+TEST_P(EpGpuLowLatencyDeath, IsReportedWithoutMasks) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const Death death(GetParam());
+  const auto start = Clock::now();
+  const auto results = run_pes(3, "low_latency_with_the_last", low_latency_processes(GetParam()));
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(60));
+  EXPECT_EQ(results[2].signal, SIGKILL) << results[2].describe();
+  const std::string operation = death.owes_rows ? "low_latency_dispatch" : "low_latency_combine";
+  const std::string epoch = std::to_string(kRoundsBefore + 1);
+  for (const int pe : {0, 1}) {
+    SCOPED_TRACE(results[pe].describe());
+    EXPECT_TRUE(results[pe].ok());
+    expect_parts(results[pe].out,
+                 {"code=timeout", operation + " (epoch " + epoch + ") timed out after 3000 ms",
+                  std::string("waiting for ") + (death.owes_rows ? "rows" : "its answers") + " from PE 2",
+                  "expected epoch " + epoch, "phase receive", "GroupOptions.timeout"});
+  }
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,60 @@
+// Low-latency mode on GPUs with random shapes against the naive references: ranks 1 to 8, rows of 256 to 16384 channels
+// in steps of 8 (float8: 16), top-k 1 to 32, up to 1024 experts and 512 tokens, holes, skewed loads, every encoding,
+// reduction and option, receives deferred or not, one or two operations open. That the seeds reach all of it:
+// tests/property/ep_draws_test.cpp.
+#include <gtest/gtest.h>
+
+#include "checks/ep/draws.hpp"
+
+namespace shoal::test {
+namespace {
+
+using Round = GpuLowLatencyRound;
+
+/// Both dispatches sent before either is received, likewise the combines.
+void run_both_open(Round& a, Round& b) {
+  ep::PendingDispatch sent_a = a.send(), sent_b = b.send();
+  const ep::LowLatencyReceived got_a = sent_a.receive(), got_b = sent_b.receive();
+  a.check(got_a);
+  b.check(got_b);
+  a.write_answers();
+  ep::PendingCombine back_a = a.answer(got_a);
+  b.write_answers();  // the buffer of zero copy is that of the next combine
+  ep::PendingCombine back_b = b.answer(got_b);
+  const Tensor out_a = back_a.receive(), out_b = back_b.receive();
+  a.check(out_a);
+  b.check(out_b);
+  a.poison(got_a);
+  b.poison(got_b);
+}
+
+class EpGpuLowLatencyProperty : public ::testing::TestWithParam<std::uint64_t> {};
+INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuLowLatencyProperty, ::testing::Range<std::uint64_t>(1, kLowLatencySeeds + 1));
+
+TEST_P(EpGpuLowLatencyProperty, RandomShapesMatchTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const LowLatencyDraw drawn = draw_low_latency(GetParam());
+  SCOPED_TRACE(drawn.c.describe());
+  ep::GroupOptions options = options_for(drawn.c);
+  options.max_tokens = 0;
+  const std::size_t bytes = ep::size_hint(options, drawn.c.ranks, DeviceKind::cuda).total();
+  run_threads(drawn.c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
+    GpuGroup group(world, options);
+    EpCase first = drawn.c, second = drawn.c;
+    for (const LowLatencyDraw::Step& step : drawn.steps) {
+      first.seed += 1000;
+      second.seed = first.seed + 500;
+      Round a(group, first, step.first);
+      if (!step.both_open) {
+        a.run();
+        continue;
+      }
+      Round b(group, second, step.second);
+      run_both_open(a, b);
+    }
+    group.group.synchronize();
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,192 @@
+// Groups of tensors in GPU memory whose members lie on several (emulated) nodes, or on one where NVLink is turned off:
+// rows go through the host (E2, E3 between nodes, staged; B4). PEs are threads that share the GPUs there are.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include "checks/ep/gpu_low_latency.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::test {
+namespace {
+
+struct Grid {
+  std::int32_t ranks, nodes;
+};
+void PrintTo(const Grid& grid, std::ostream* out) {
+  *out << grid.ranks << " ranks on " << grid.nodes << (grid.nodes == 1 ? " node without NVLink" : " nodes");
+}
+
+EpCase small(const Grid& grid, std::uint64_t seed = 1) {
+  return {.ranks = grid.ranks,
+          .experts = grid.ranks * 3,
+          .top_k = 4,
+          .hidden = 512,
+          .max_tokens = 40,
+          .seed = seed,
+          .nodes = grid.nodes};
+}
+
+void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body, DataType widest = DataType::bfloat16) {
+  SCOPED_TRACE(c.describe());
+  Settings settings = gpu_settings();
+  settings.node_size = c.ranks / c.nodes;
+  settings.staging_size = std::size_t{1} << 30;
+  if (c.nodes == 1) settings.transport_inside = "staged";
+  run_threads(c.ranks, settings, [&](World& world) {
+    if (c.nodes == 1) EXPECT_EQ(world.shared_team().size(), 1) << "nobody is reached by load and store";
+    ep::GroupOptions options = options_for(c);
+    options.dtype = widest;
+    GpuGroup owner(world, options);
+    body(owner);
+  });
+}
+
+class EpGpuNodes : public ::testing::TestWithParam<Grid> {};
+INSTANTIATE_TEST_SUITE_P(Grids, EpGpuNodes,
+                         ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{6, 3}, Grid{8, 2}, Grid{2, 1}, Grid{5, 1}));
+
+TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(GetParam());
+  run_group(c, [&](GpuGroup& owner) {
+    GpuRound(owner, c, {}).run();
+    GpuRound(owner, c, {.scales = 4, .scale_order = ScaleOrder::columns, .place = AnswerPlace::in_place, .biases = 2})
+        .run();
+    GpuRound(owner, c, {.int32_topk = true, .place = AnswerPlace::heap, .out = true}).run();
+  });
+}
+
+TEST_P(EpGpuNodes, RowsOfOtherKinds) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(GetParam(), 2);
+  run_group(
+      c,
+      [&](GpuGroup& owner) {
+        GpuRound(owner, c, {.dtype = DataType::float8_e4m3, .scales = 4, .answer = DataType::bfloat16}).run();
+        GpuRound(owner, c, {.dtype = DataType::float32, .weights = false, .answer = DataType::float32}).run();
+      },
+      DataType::float32);
+}
+
+TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(GetParam(), 3);
+  run_group(c, [&](GpuGroup& owner) {
+    for (const GpuLowLatencyCall& call : {GpuLowLatencyCall{}, GpuLowLatencyCall{.zero_copy = true},
+                                          GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
+                                          GpuLowLatencyCall{.quantize = ep::Quantize::fp8_ue8m0, .zero_copy = true},
+                                          GpuLowLatencyCall{.reduction = ep::Reduction::exact},
+                                          GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
+      GpuLowLatencyRound(owner, c, call).run();
+  });
+}
+
+TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = small(GetParam(), 6);
+  run_group(c, [&](GpuGroup& owner) {
+    EpCase few = c;  // up to three rows a token, in the room of a flat result
+    few.max_tokens = c.max_tokens / 4;
+    check_expanded(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
+  });
+}
+
+TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small({4, 2}, 7);
+  run_group(c, [&](GpuGroup& owner) {
+    GpuRound round(owner, c, {});
+    GpuLowLatencyRound quick(owner, c, {});
+    const ep::Routing routing = round.route();
+    const ep::Dispatched got = round.dispatch(routing);
+    round.check(got);
+    round.write_answers(got);
+    const ep::LowLatencyReceived received = quick.send().receive();
+    quick.check(received);
+    quick.write_answers();
+
+    const ep::Launch on{.stream = owner.tensors.new_stream()};
+    const auto refused = [&](const std::function<void()>& call) {
+      auto* const stream = static_cast<cudaStream_t>(on.stream);
+      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+      expect_error(Code::unsupported, "which a captured stream cannot", call);
+      cudaGraph_t graph = nullptr;
+      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << "the capture is as good as it was";
+      if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    };
+    refused([&] { round.route(on); });
+    refused([&] { owner.group.dispatch(round.x(), routing, {.launch = on}); });
+    refused([&] { owner.group.dispatch(round.x(), got.handle, {.launch = on}); });
+    refused([&] { owner.group.combine(round.y(), got.handle, {.launch = on}); });
+    refused([&] { owner.group.low_latency_dispatch(quick.x(), quick.topk(), {.launch = on}); });
+    refused([&] {
+      owner.group.low_latency_combine(received.x, quick.topk(), quick.weights(), received.handle, {.launch = on});
+    });
+
+    round.check(round.combine(got));
+    quick.check(quick.answer(received).receive());
+    for (int i = 0; i < 2; ++i) {
+      GpuRound(owner, c, {.dispatch = {.launch = on}, .combine = on}).run();
+      GpuLowLatencyRound(owner, c, {.launch = on}).run();
+    }
+  });
+}
+
+TEST(EpGpuNodesMode, EachMemberSaysOnceThatRowsGoThroughTheHost) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small({4, 2}, 8);
+  Settings settings = gpu_settings();
+  settings.node_size = 2;
+  settings.staging_size = std::size_t{1} << 30;
+  settings.log = "info";  // between nodes it is no reason for a warning
+  testing::internal::CaptureStderr();
+  run_threads(c.ranks, settings, [&](World& world) {
+    GpuGroup owner(world, options_for(c));
+    for (int i = 0; i < 2; ++i) GpuRound(owner, c, {}).run();
+  });
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (int pe = 0; pe < c.ranks; ++pe) {
+    const std::string text = "PE " + std::to_string(pe) + ": rows of this ep::Group go through host memory";
+    const std::size_t first = said.find(text);
+    EXPECT_NE(first, std::string::npos) << said;
+    EXPECT_EQ(said.find(text, first + 1), std::string::npos) << said;
+  }
+}
+
+TEST(EpGpuNodesMode, LowLatencyResultsLieInTwoPlacesInTurn) {  // deep_ep hands them out before they are received
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small({4, 2}, 4);
+  run_group(c, [&](GpuGroup& owner) {
+    std::vector<ep::LowLatencyReceived> received;
+    for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::fp8_ue8m0})
+      for (int half = 0; half < 2; ++half) {
+        GpuLowLatencyRound round(owner, c, {.quantize = quantize});
+        received.push_back(round.send().receive());
+        round.check(received.back());
+        round.poison(received.back());
+      }
+    EXPECT_NE(received[0].x.data, received[1].x.data);
+    for (std::size_t i = 2; i < received.size(); ++i) {
+      EXPECT_EQ(received[i].x.data, received[i - 2].x.data);
+      EXPECT_EQ(received[i].counts.data, received[i - 2].counts.data);
+      EXPECT_EQ(received[i].source_token.data, received[i - 2].source_token.data);
+      EXPECT_EQ(received[i].layout.data, received[i - 2].layout.data);
+      if (i >= 4) EXPECT_EQ(received[i].scales.data, received[i - 2].scales.data);
+    }
+  });
+}
+
+TEST(EpGpuNodesMode, WarmUpAndManyRounds) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small({4, 2}, 5);
+  run_group(c, [&](GpuGroup& owner) {
+    owner.group.warmup();
+    for (int i = 0; i < 20; ++i) {
+      GpuRound(owner, c, {}).run();
+      GpuLowLatencyRound(owner, c, {.zero_copy = i % 2 == 0}).run();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,70 @@
+// Worlds whose PEs are processes with heaps in GPU memory: handles by file descriptor, fabric and CUDA IPC
+// (requirements D1, D2).
+
+#include <gtest/gtest.h>
+
+#include "shoal/collective.hpp"
+#include "support/process/process.hpp"
+#include "support/cuda/world_gpu.hpp"
+
+namespace shoal::test {
+namespace {
+
+// Processes on one GPU take turns, a millisecond each.
+constexpr Milliseconds kLimit{240'000};
+
+Environment environment(const std::string& handle, const std::string& size = "8M") {
+  return {{"SHOAL_HEAP", "cuda"},
+          {"SHOAL_CUDA_HANDLE", handle},
+          {"SHOAL_SYMMETRIC_SIZE", size},
+          {"SHOAL_MAX_TEAMS", "40"},
+          {"SHOAL_TIMEOUT_MS", "20000"}};
+}
+
+SHOAL_PE_BODY(everything) {
+  World world = World::open({pe.settings, nullptr});
+  check_everything(world);
+  world.close();
+}
+
+SHOAL_PE_BODY(growth) {
+  World world = World::open({pe.settings, nullptr});
+  constexpr std::size_t kCount = std::size_t{20} << 20;
+  const Pe right = (world.my_pe() + 1) % world.n_pes();
+  const Pe left = (world.my_pe() + world.n_pes() - 1) % world.n_pes();
+  for (int round = 0; round < 3; ++round) {
+    void* const memory = world.heap().malloc(kCount * sizeof(int));
+    const std::size_t last = world.heap().offset_of(memory) + (kCount - 1) * sizeof(int);
+    world.put_value(RemoteSpan<int>{{right, last}, 1}, 100 * round + world.my_pe());
+    barrier(world.team());
+    EXPECT_EQ(world.get_value(RemoteSpan<int>{{world.my_pe(), last}, 1}), 100 * round + left);
+  }
+  world.close();
+}
+
+class ProcessesOnGpu : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
+    memory::DeviceRequest request;
+    request.probe_fabric = true;
+    const auto device = memory::open_device(request);
+    if (GetParam() == std::string("fabric") && device->description().has_fabric == 0)
+      GTEST_SKIP() << "this machine passes no fabric handles";
+    if (GetParam() == std::string("fd") && device->description().has_fd == 0)
+      GTEST_SKIP() << "this GPU's memory cannot be passed as file descriptors";
+  }
+};
+
+TEST_P(ProcessesOnGpu, DoEverything) {
+  expect_success(run_pes(4, "everything", {.env = environment(GetParam()), .limit = kLimit}));
+}
+TEST_P(ProcessesOnGpu, ExchangeNewMemory) {
+  expect_success(run_pes(4, "growth", {.env = environment(GetParam(), "512M"), .limit = kLimit}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Handles, ProcessesOnGpu, testing::Values("fd", "fabric", "ipc"),
+                         [](const auto& handle) { return std::string(handle.param); });
+
+}  // namespace
+}  // namespace shoal::test

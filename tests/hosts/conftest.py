@@ -1,0 +1,69 @@
+"""Fixtures of the tests between hosts. SHOAL_BIN_DIR: where the programs are. Where namespaces are not allowed every test is skipped, and
+one line at the end says so."""
+
+import os
+import pathlib
+
+import pytest
+
+import hosts
+
+# Small heaps, and a timeout that a loaded machine does not reach but a hung test does.
+ENVIRONMENT = {"SHOAL_SYMMETRIC_SIZE": "64M", "SHOAL_TIMEOUT_MS": "20000", "SHOAL_BOOTSTRAP_TIMEOUT_MS": "20000"}
+
+
+def pytest_collection_modifyitems(items):
+    reason = hosts.why_not()
+    if reason is not None:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter):
+    reason = hosts.why_not()
+    if reason is not None:
+        terminalreporter.write_line(f"tests/hosts skipped: {reason}")
+
+
+@pytest.fixture(scope="session")
+def bin_dir():
+    directory = os.environ.get("SHOAL_BIN_DIR")
+    if not directory:
+        pytest.fail("set SHOAL_BIN_DIR to the build's bin directory")
+    return pathlib.Path(directory).resolve()
+
+
+@pytest.fixture(scope="session")
+def host_checks(bin_dir):
+    return bin_dir / "host_checks"
+
+
+@pytest.fixture
+def environment():
+    return dict(ENVIRONMENT)
+
+
+@pytest.fixture
+def make_network():
+    """make_network(hosts=2, rails=2): a Network that ends with the test."""
+    made = []
+
+    def make(**options):
+        made.append(hosts.Network(**options))
+        return made[-1]
+
+    yield make
+    for network in made:
+        network.close()
+
+
+@pytest.fixture(scope="session")
+def needs(bin_dir):
+    """needs("ofi"): skips the test where this build has no such transport, since its library was not there."""
+
+    def skip_without(transport):
+        module = bin_dir.parent / "lib/shoal" / f"libshoal_transport_{transport}.so"
+        if not module.exists():
+            pytest.skip(f"this build has no {module.name}")
+
+    return skip_without

@@ -1,0 +1,25 @@
+// world_gpu.hpp: what tests on real GPUs share.
+#pragma once
+
+#include <string>
+
+#include "memory/device.hpp"
+#include "checks/world/operations.hpp"
+
+namespace shoal::test {
+
+/// Why tests on a GPU cannot run here; empty where they can.
+inline std::string why_no_gpu() {
+  return memory::describe_gpus().unavailable;
+}
+
+/// A heap in GPU memory; as many GPUs as there are, PEs share them where there are more PEs.
+inline Settings gpu_world_settings(std::size_t size = std::size_t{8} << 20) {
+  Settings settings = world_settings();
+  settings.heap = "cuda";
+  settings.symmetric_size = size;
+  settings.max_teams = 40;
+  return settings;
+}
+
+}  // namespace shoal::test

@@ -1,0 +1,23 @@
+// ofi.hpp: worlds whose PEs reach each other through libfabric, also inside a host.
+#pragma once
+
+#include "checks/world/operations.hpp"
+
+#ifdef SHOAL_WITH_OFI
+#define SHOAL_SKIP_WITHOUT_OFI()
+#else
+#define SHOAL_SKIP_WITHOUT_OFI() GTEST_SKIP() << "this build has no libfabric"
+#endif
+
+namespace shoal::test {
+
+/// Everything but a PE's operations on itself goes over the network, on the loopback interface.
+inline Settings ofi_settings() {
+  Settings settings = world_settings();
+  settings.transport_inside = "ofi";
+  settings.transport_between = "ofi";
+  settings.ofi_provider = "tcp;ofi_rxm";
+  return settings;
+}
+
+}  // namespace shoal::test

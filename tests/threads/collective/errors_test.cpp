@@ -1,0 +1,159 @@
+// What collectives refuse, and what a member that disagrees or does not come leads to (requirement D6).
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shoal/collective.hpp"
+#include "shoal/world.hpp"
+#include "checks/collective/reference.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal {
+namespace {
+
+using test::expect_error;
+
+constexpr Pe kPes = 3;
+
+void run(const std::function<void(World&)>& body,
+         std::chrono::milliseconds timeout = std::chrono::milliseconds(20'000)) {
+  Settings settings;
+  settings.symmetric_size = 4 << 20;
+  settings.timeout = timeout;
+  run_threads(kPes, settings, body);
+}
+
+TEST(Exchange, GathersAFewBytesInMemberOrder) {
+  run([](World& world) {
+    const Team team = world.team();
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kMaxExchangeBytes}) {
+      const std::vector<std::byte> mine(bytes, static_cast<std::byte>(world.my_pe() + 1));
+      const std::vector<std::byte> all = exchange_bytes(team, mine);
+      ASSERT_EQ(all.size(), kPes * bytes);
+      for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<std::byte>(i / bytes + 1));
+    }
+    const std::vector<std::byte> much(kMaxExchangeBytes + 1);
+    expect_error(Code::invalid_argument, "exchange_bytes of 513 bytes; allowed: up to 512",
+                 [&] { exchange_bytes(team, much); });
+    const std::vector<std::byte> different(world.my_pe() == 1 ? 3 : 4);
+    expect_error(Code::mismatch, "exchange_bytes", [&] { exchange_bytes(team, different); });
+  });
+}
+
+TEST(CollectiveErrors, BadArgumentsAreRefusedAndTheTeamStaysUsable) {
+  run([](World& world) {
+    test::CollectiveCheck check(world, 4096);
+    const Team team = world.team();
+    void* const target = check.target();
+    void* const source = check.source();
+    int outside[4] = {};
+    const auto refuse = [&](const std::string& text, const std::function<void()>& call) {
+      SCOPED_TRACE(text);
+      expect_error(Code::invalid_argument, text, call);
+      check.all_gather(team, 100, 1);
+    };
+    refuse("root is 3", [&] { broadcast(team, target, source, 8, 3); });
+    refuse("root is -1", [&] { broadcast(team, target, source, 8, -1); });
+    refuse("broadcast: target is", [&] { broadcast(team, nullptr, source, 8, 0); });
+    refuse("all_gather: source is", [&] { all_gather(team, target, outside, 8); });
+    refuse("all_gather: target is", [&] { all_gather(team, target, source, std::size_t{1} << 62); });
+    refuse("SHOAL_SYMMETRIC_SIZE", [&] { all_to_all(team, target, source, world.heap().size() / 2); });
+    refuse("overlap", [&] { all_to_all(team, target, target, 8); });
+    refuse("overlap", [&] { broadcast(team, target, static_cast<char*>(target) + 4, 8, 0); });
+    refuse("multiple of the element size",
+           [&] { reduce(team, DataType::float32, ReduceOp::sum, target, static_cast<char*>(source) + 2, 8); });
+    refuse("bit_xor on float32", [&] { reduce(team, DataType::float32, ReduceOp::bit_xor, target, source, 8); });
+    refuse("sum on int8", [&] { reduce(team, DataType::int8, ReduceOp::sum, target, source, 8); });
+    refuse("count is",
+           [&] { reduce_scatter(team, DataType::int32, ReduceOp::sum, target, source, std::size_t{1} << 62); });
+  });
+}
+
+TEST(CollectiveErrors, AllToAllVRefusesBadSpans) {
+  run([](World& world) {
+    test::CollectiveCheck check(world, 4096);
+    const std::vector<std::size_t> sizes(kPes, 16), offsets = {0, 16, 32}, same(kPes, 0),
+                                                    far(kPes, std::size_t{1} << 62), two(2, 0);
+    const auto call = [&](std::span<const std::size_t> receive_offsets, std::span<const std::size_t> send_offsets,
+                          const void* source) {
+      all_to_all_v(world.team(), check.target(), sizes, receive_offsets, source, sizes, send_offsets);
+    };
+    expect_error(Code::invalid_argument, "receive_offsets has 2 elements", [&] { call(two, offsets, check.source()); });
+    expect_error(Code::invalid_argument, "target is", [&] { call(far, offsets, check.source()); });
+    expect_error(Code::invalid_argument, "source is", [&] { call(offsets, offsets, nullptr); });
+    expect_error(Code::invalid_argument, "overlaps", [&] { call(same, offsets, check.source()); });
+    expect_error(Code::invalid_argument, "overlaps", [&] { call(offsets, same, check.target()); });
+    call(offsets, same, check.source());  // the same block to everybody
+    check.all_to_all_v(world.team(), 100, 1);
+  });
+}
+
+TEST(CollectiveErrors, EveryMemberLearnsOfADisagreement) {
+  run([](World& world) {
+    test::CollectiveCheck check(world, 4096);
+    const Team team = world.team();
+    const bool odd = world.my_pe() == 1;
+    auto* const target = check.target();
+    auto* const source = check.source();
+    const auto disagree = [&](const std::string& text, const std::function<void()>& call) {
+      SCOPED_TRACE(text);
+      expect_error(Code::mismatch, text, call);
+      check.all_gather(team, 100, 1);
+    };
+    disagree("member 0, 2: all_gather(8 bytes", [&] { all_gather(team, target, source, odd ? 16 : 8); });
+    disagree("root 2", [&] { broadcast(team, target, source, 8, odd ? 2 : 0); });
+    disagree("member 1: broadcast(8 bytes",
+             [&] { odd ? broadcast(team, target, source, 8, 0) : all_gather(team, target, source, 8); });
+    disagree("max of 4 int32",
+             [&] { reduce(team, DataType::int32, odd ? ReduceOp::max : ReduceOp::min, target, source, 4); });
+    disagree("4 float32",
+             [&] { reduce(team, odd ? DataType::float32 : DataType::int32, ReduceOp::sum, target, source, 4); });
+    disagree("source at", [&] { all_gather(team, target, odd ? source + 64 : source, 8); });
+  });
+}
+
+TEST(CollectiveErrors, AllToAllVNamesThePairThatDisagrees) {
+  run([](World& world) {
+    test::CollectiveCheck check(world, 4096);
+    std::vector<std::size_t> receive(kPes, 16), send(kPes, 16), offsets = {0, 16, 32};
+    if (world.my_pe() == 2) send[0] = 8;
+    expect_error(Code::mismatch, "member 2 sends 8 bytes to member 0, which expects 16",
+                 [&] { all_to_all_v(world.team(), check.target(), receive, offsets, check.source(), send, offsets); });
+    check.all_to_all_v(world.team(), 100, 1);
+  });
+}
+
+TEST(CollectiveErrors, InvalidAndDestroyedTeamsAreRefused) {
+  run([](World& world) {
+    EXPECT_THROW(sync(Team()), Error);
+    Team team = world.team().split_strided(0, 1, kPes);
+    Team copy = team;
+    team.destroy();
+    expect_error(Code::closed, "", [&] { barrier(copy); });
+    expect_error(Code::closed, "", [&] { all_gather(copy, nullptr, nullptr, 0); });
+  });
+}
+
+TEST(CollectiveErrors, AMissingMemberIsNamedInTime) {
+  constexpr std::chrono::milliseconds timeout(250);
+  const auto body = [timeout](World& world) {
+    test::CollectiveCheck check(world, 4096);
+    const Team team = world.team().split_strided(0, 1, kPes);
+    barrier(world.team());
+    if (world.my_pe() == 2) {
+      std::this_thread::sleep_for(timeout * 3 / 2);  // alive, but not in the collective
+    } else {
+      const auto start = std::chrono::steady_clock::now();
+      expect_error(Code::timeout, "PE 2", [&] { all_gather(team, check.target(), check.source(), 8); });
+      EXPECT_LT(std::chrono::steady_clock::now() - start, 2 * timeout);
+    }
+  };
+  run(body, timeout);
+}
+
+}  // namespace
+}  // namespace shoal

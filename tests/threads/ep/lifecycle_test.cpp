@@ -1,0 +1,205 @@
+// What a group counts, what it owns and what it gives back (B7, A8).
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <numeric>
+#include <thread>
+
+#include "shoal/collective.hpp"
+#include "shoal/world.hpp"
+#include "checks/ep/normal.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::test {
+namespace {
+
+EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
+  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+}
+
+TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
+  const EpCase c = small(4, 5);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    const std::int32_t me = world.my_pe();
+    const Inputs in(c, me);
+    const ep::Routing routing = group.route(in.topk_idx);
+    ep::Dispatched first = group.dispatch(in.x, routing);
+    const ep::Handle handle = first.handle;
+    EXPECT_EQ(handle.received_rows(), first.rows);
+    for (int i = 0; i < 3; ++i) group.combine(group.dispatch(in.x, handle).x, handle);
+    group.combine(first.x, handle);
+    for (int i = 0; i < 2; ++i) check_low_latency(group, c, ep::Reduction::exact, false);
+    group.low_latency_dispatch(in.x, in.topk_idx).receive();
+    group.dispatch_async(in.x, routing).get();
+
+    const ep::Statistics seen = group.statistics();
+    EXPECT_EQ(seen.dispatches, 5U);
+    EXPECT_EQ(seen.combines, 4U);
+    EXPECT_EQ(seen.low_latency_dispatches, 3U);
+    EXPECT_EQ(seen.low_latency_combines, 2U);
+    // A token crosses once to each member that holds an expert of it, in both modes.
+    const auto& sent = routing.tokens_per_rank;
+    EXPECT_EQ(seen.rows_sent, 8U * std::accumulate(sent.begin(), sent.end(), 0U));
+    EXPECT_EQ(seen.rows_received, 8U * expected_dispatch(c, me).source_token.size());
+    for (const auto time :
+         {seen.dispatch_time, seen.combine_time, seen.low_latency_dispatch_time, seen.low_latency_combine_time})
+      EXPECT_GT(time.count(), 0);
+    EXPECT_LE(seen.wait_time,
+              seen.dispatch_time + seen.combine_time + seen.low_latency_dispatch_time + seen.low_latency_combine_time);
+    sync(world.team());
+  });
+}
+
+TEST(EpLifecycle, WaitTimeIsThatOfALateMember) {
+  const EpCase c = small(2, 6);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    const Inputs in(c, world.my_pe());
+    const ep::Routing routing = group.route(in.topk_idx);
+    if (world.my_pe() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    group.dispatch(in.x, routing);
+    if (world.my_pe() == 0) EXPECT_GT(group.statistics().wait_time, std::chrono::milliseconds(10));
+    sync(world.team());
+  });
+}
+
+TEST(EpLifecycle, OptionsAreThoseGiven) {
+  const EpCase c = small(2);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.dtype = DataType::float32;
+    options.max_scales = 7;
+    options.live_results = 3;
+    options.threads = 2;
+    options.timeout = std::chrono::milliseconds(12'345);
+    ep::Group group(world.team(), options);
+    const ep::GroupOptions& seen = group.options();
+    EXPECT_EQ(seen.max_tokens, c.max_tokens);
+    EXPECT_EQ(seen.low_latency_max_tokens, c.max_tokens);
+    EXPECT_EQ(seen.hidden, c.hidden);
+    EXPECT_EQ(seen.top_k, c.top_k);
+    EXPECT_EQ(seen.experts, c.experts);
+    EXPECT_EQ(seen.dtype, DataType::float32);
+    EXPECT_EQ(seen.max_scales, 7);
+    EXPECT_EQ(seen.live_results, 3);
+    EXPECT_EQ(seen.threads, 2);
+    EXPECT_EQ(seen.timeout, options.timeout);
+    EXPECT_EQ(group.local_experts(), c.local_experts());
+    EXPECT_EQ(group.team().size(), c.ranks);
+  });
+}
+
+TEST(EpLifecycle, MovingAGroupMovesItsMemory) {
+  const EpCase c = small(3), other = small(3, 9);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    const std::size_t none = world.heap().used();
+    ep::Group group(world.team(), options_for(c));
+    const std::size_t one = world.heap().used();
+    ep::Group second(world.team(), options_for(other));
+    EXPECT_GT(world.heap().used(), one);
+    group = std::move(second);  // returns what `group` had
+    EXPECT_EQ(world.heap().used(), one);
+    check_normal(group, other);
+    expect_error(Code::closed, "closed", [&] { second.warmup(); });  // NOLINT(bugprone-use-after-move)
+    ep::Group third(std::move(group));
+    check_low_latency(third, other, ep::Reduction::exact, false);
+    third = ep::Group();
+    EXPECT_EQ(world.heap().used(), none);
+  });
+}
+
+std::ptrdiff_t entries(const char* directory) {
+  return std::distance(std::filesystem::directory_iterator(directory), {});
+}
+
+/// Waits a moment for `count` to come down: a joined thread leaves /proc a little later.
+void expect_entries(const char* directory, std::ptrdiff_t count) {
+  for (int i = 0; i < 2000 && entries(directory) > count; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(entries(directory), count) << directory;
+}
+
+TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
+  const EpCase c = small(2);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    const auto cycle = [&](bool close) {
+      ep::GroupOptions options = options_for(c);
+      options.threads = 2;
+      ep::Group group(world.team(), options);
+      const Inputs in(c, world.my_pe());
+      group.dispatch_async(in.x, group.route(in.topk_idx)).get();  // starts the group's stream
+      group.low_latency_dispatch(in.x, in.topk_idx).receive();
+      if (close) group.close();
+    };
+    cycle(true);
+    const std::size_t used = world.heap().used();
+    std::ptrdiff_t files = 0, threads = 0;
+    sync(world.team());
+    if (world.my_pe() == 0) files = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+    sync(world.team());
+    for (int i = 0; i < 200; ++i) cycle(i % 2 == 0);
+    EXPECT_EQ(world.heap().used(), used);
+    sync(world.team());
+    if (world.my_pe() == 0) {  // listing a directory takes a descriptor: one PE at a time
+      expect_entries("/proc/self/fd", files);
+      expect_entries("/proc/self/task", threads);
+    }
+    sync(world.team());
+  });
+}
+
+/// Every call of a group, for tests of groups that cannot do any.
+std::vector<std::pair<const char*, std::function<void(ep::Group&)>>> all_operations(const EpCase& c) {
+  const auto in = std::make_shared<Inputs>(c, 0);
+  return {
+      {"dispatch", [=](ep::Group& g) { g.dispatch(in->x, ep::Routing{}); }},
+      {"dispatch (handle)", [=](ep::Group& g) { g.dispatch(in->x, ep::Handle{}); }},
+      {"combine", [=](ep::Group& g) { g.combine(in->x, ep::Handle{}); }},
+      {"dispatch_async", [=](ep::Group& g) { g.dispatch_async(in->x, ep::Routing{}).get(); }},
+      {"combine_async", [=](ep::Group& g) { g.combine_async(in->x, ep::Handle{}).get(); }},
+      {"low_latency_dispatch", [=](ep::Group& g) { g.low_latency_dispatch(in->x, in->topk_idx); }},
+      {"low_latency_combine",
+       [=](ep::Group& g) { g.low_latency_combine(in->x, in->topk_idx, in->weights, ep::LowLatencyHandle{}); }},
+      {"next_combine_buffer", [](ep::Group& g) { g.next_combine_buffer(); }},
+      {"masked", [](ep::Group& g) { g.masked(); }},
+      {"set_mask", [](ep::Group& g) { g.set_mask(0, true); }},
+      {"clear_masks", [](ep::Group& g) { g.clear_masks(); }},
+      {"warmup", [](ep::Group& g) { g.warmup(); }},
+  };
+}
+
+TEST(EpLifecycle, AClosedGroupRefusesEveryOperation) {
+  const EpCase c = small(1);
+  run_threads(1, ep_settings(), [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    const Inputs in(c, 0);
+    ep::PendingDispatch rows = group.low_latency_dispatch(in.x, in.topk_idx);
+    group.close();
+    group.close();  // does nothing
+    expect_error(Code::closed, "closed", [&] { rows.receive(); });
+    for (const auto& [name, operation] : all_operations(c)) {
+      SCOPED_TRACE(name);
+      expect_error(Code::closed, "the group is closed", [&] { operation(group); });
+    }
+  });
+}
+
+TEST(EpLifecycle, AGroupThatWasNeverMadeRefusesEveryCall) {
+  const EpCase c = small(1);
+  ep::Group group;
+  group.close();
+  for (const auto& [name, operation] : all_operations(c)) {
+    SCOPED_TRACE(name);
+    expect_error(Code::closed, "the group is closed", [&] { operation(group); });
+  }
+  const Inputs in(c, 0);
+  expect_error(Code::closed, "route: the group is closed", [&] { group.route(in.topk_idx); });
+  expect_error(Code::closed, "statistics: the group is closed", [&] { group.statistics(); });
+  expect_error(Code::closed, "options: the group is closed", [&] { group.options(); });
+  expect_error(Code::closed, "team: the group is closed", [&] { group.team(); });
+  expect_error(Code::closed, "local_experts: the group is closed", [&] { group.local_experts(); });
+}
+
+}  // namespace
+}  // namespace shoal::test

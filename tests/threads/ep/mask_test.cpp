@@ -1,0 +1,115 @@
+// Low-latency operations without some of the members (E3: masks for failed PEs with time-outs).
+#include <gtest/gtest.h>
+
+#include "shoal/collective.hpp"
+#include "shoal/world.hpp"
+#include "checks/ep/rounds.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::test {
+namespace {
+
+EpCase small(std::uint64_t seed, std::int32_t nodes) {
+  return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 384, .max_tokens = 12, .seed = seed, .nodes = nodes};
+}
+
+void run_case(const EpCase& c, std::chrono::milliseconds timeout, const std::function<void(World&, ep::Group&)>& body) {
+  Settings settings = ep_settings();
+  settings.node_size = c.ranks / c.nodes;
+  run_threads(c.ranks, settings, [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.mask_failed = true;
+    options.timeout = timeout;
+    ep::Group group(world.team(), options);
+    body(world, group);
+  });
+}
+
+/// The argument: on how many nodes the members lie.
+class EpMask : public testing::TestWithParam<std::int32_t> {};
+INSTANTIATE_TEST_SUITE_P(Nodes, EpMask, testing::Values(1, 2, 4));
+
+TEST_P(EpMask, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
+  const EpCase c = small(12, GetParam());
+  constexpr std::int32_t kGone = 2;
+  constexpr std::chrono::milliseconds kTimeout(800);
+  run_case(c, kTimeout, [&](World& world, ep::Group& group) {
+    check_low_latency(group, c, ep::Reduction::exact, false);
+    if (world.my_pe() == kGone) {
+      sync(world.team());
+      return;
+    }
+    std::vector<int> mask(c.ranks, 0);
+    mask[kGone] = 1;
+    const LowLatencyRound round(c, world.my_pe(), ep::Reduction::exact, mask);
+    for (int i = 0; i < 3; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      round.run(group, false);
+      const auto elapsed = std::chrono::steady_clock::now() - start;
+      if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked member is not waited for again";
+    }
+    EXPECT_EQ(group.masked(), mask);
+    EXPECT_THROW(group.set_mask(world.my_pe(), true), Error);
+    group.clear_masks();
+    EXPECT_EQ(group.masked(), std::vector<int>(c.ranks, 0));
+    sync(world.team());
+  });
+}
+
+// A node that is gone: its members are not waited for one after the other, or those that live would give each other up.
+TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
+  const EpCase c = small(15, GetParam());
+  constexpr std::chrono::milliseconds kTimeout(600);
+  run_case(c, kTimeout, [&](World& world, ep::Group& group) {
+    const std::vector<int> mask{0, 0, 1, 1};
+    check_low_latency(group, c, ep::Reduction::per_rank, false);
+    if (world.my_pe() < 2) {
+      const LowLatencyRound round(c, world.my_pe(), ep::Reduction::per_rank, mask);
+      for (int i = 0; i < 6; ++i) round.run(group, i % 2 == 0);
+      EXPECT_EQ(group.masked(), mask);
+    }
+    sync(world.team());
+  });
+}
+
+TEST_P(EpMask, ALiveMemberIsLeftOutAndComesBack) {
+  const EpCase c = small(13, GetParam());
+  constexpr std::int32_t kOut = 2;
+  run_case(c, std::chrono::seconds(20), [&](World& world, ep::Group& group) {
+    const std::int32_t me = world.my_pe();
+    // All members agree that the group falls into {kOut} and the others; each part goes on by itself.
+    std::vector<int> mask(c.ranks, me == kOut ? 1 : 0);
+    mask[kOut] = me == kOut ? 0 : 1;
+    for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank}) {
+      const LowLatencyRound full(c, me, reduction), part(c, me, reduction, mask);
+      for (int turn = 0; turn < 2; ++turn) {
+        for (int i = 0; i < 3; ++i) full.run(group, i % 2 == 0);
+        sync(world.team());
+        for (std::int32_t member = 0; member < c.ranks; ++member)
+          if (mask[member] != 0) group.set_mask(member, true);
+        EXPECT_EQ(group.masked(), mask);
+        for (int i = 0; i < 5; ++i) part.run(group, i % 2 == 0);
+        sync(world.team());
+        if (turn == 0)
+          group.clear_masks();
+        else
+          for (std::int32_t member = 0; member < c.ranks; ++member)
+            if (mask[member] != 0) group.set_mask(member, false);
+        EXPECT_EQ(group.masked(), std::vector<int>(c.ranks, 0));
+      }
+      for (int i = 0; i < 5; ++i) full.run(group, i % 2 == 0);
+    }
+    check_normal(group, c);
+  });
+}
+
+TEST_P(EpMask, OnlyOtherMembersCanBeMasked) {
+  run_case(small(14, GetParam()), std::chrono::seconds(20), [&](World& world, ep::Group& group) {
+    for (const Pe member : {-1, 4, 99, world.my_pe()})
+      expect_error(Code::invalid_argument, "allowed: 0 to 3", [&] { group.set_mask(member, true); });
+    EXPECT_EQ(group.masked(), std::vector<int>(4, 0));
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,154 @@
+// What the root decides, without sockets and with a clock of the test's own (requirements D7, D9).
+#include <gtest/gtest.h>
+
+#include "bootstrap/tcp/rendezvous.hpp"
+
+namespace shoal::bootstrap {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct RendezvousTest : ::testing::Test {
+  Hello hello(std::int32_t n_pes) { return {{}, n_pes, 100, milliseconds(1000), milliseconds(1000), "h"}; }
+  void join_all(Pe n) {
+    for (Pe pe = 0; pe < n; ++pe) ASSERT_FALSE(root.join(pe, hello(n), now).has_value());
+    root.take_messages();
+  }
+  void call(Pe pe, const std::string& step, Call::Kind kind = Call::Kind::barrier, std::uint64_t sequence = 1) {
+    root.call(pe, sequence, {kind, milliseconds(500), step, {}}, now);
+  }
+  /// The failure told to `count` PEs; fails the test when there is none.
+  Failure told(std::size_t count) {
+    const auto messages = root.take_messages();
+    EXPECT_EQ(messages.size(), count);
+    if (messages.empty() || messages.back().type != MessageType::failed) {
+      ADD_FAILURE() << "no failure was told";
+      return {};
+    }
+    return decode_failure(*messages.back().payload, messages.back().about);
+  }
+  Clock::time_point now{};
+  Rendezvous root{milliseconds(300)};
+};
+
+TEST_F(RendezvousTest, WelcomesWhenAllHaveCome) {
+  EXPECT_FALSE(root.join(1, hello(2), now));
+  EXPECT_TRUE(root.take_messages().empty());
+  EXPECT_FALSE(root.join(0, hello(2), now));
+  const auto messages = root.take_messages();
+  ASSERT_EQ(messages.size(), 2u);
+  EXPECT_EQ(messages[0].type, MessageType::welcome);
+  EXPECT_EQ(root.deadline(), Clock::time_point::max());
+}
+
+TEST_F(RendezvousTest, NamesThoseThatDoNotConnect) {
+  for (Pe pe : {0, 1, 3, 4, 6, 7}) root.join(pe, hello(8), now);
+  root.tick(now + milliseconds(999));
+  EXPECT_TRUE(root.take_messages().empty());
+  root.tick(now + milliseconds(1000));
+  const Failure failure = told(6);
+  EXPECT_EQ(failure.code, Code::timeout);
+  EXPECT_EQ(failure.message, "PEs 2, 5 of 8 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
+  EXPECT_EQ(root.join(2, hello(8), now)->message, failure.message) << "who comes late is told";
+}
+
+TEST_F(RendezvousTest, RefusesWrongIndexAndTheJobGoesOn) {
+  root.join(0, hello(2), now);
+  EXPECT_NE(root.join(0, hello(2), now)->message.find("taken by PE 0 (pid 100 on host h)"), std::string::npos);
+  EXPECT_NE(root.join(2, hello(2), now)->message.find("allowed: 0 to 1"), std::string::npos);
+  EXPECT_NE(root.join(-1, hello(2), now)->message.find("allowed: 0 to 1"), std::string::npos);
+  EXPECT_FALSE(root.join(1, hello(2), now));
+  EXPECT_EQ(root.take_messages().front().type, MessageType::welcome);
+}
+
+TEST_F(RendezvousTest, DifferentNumbersOfPesFailAll) {
+  root.join(0, hello(4), now);
+  const auto refusal = root.join(1, hello(5), now);
+  EXPECT_EQ(refusal->code, Code::mismatch);
+  const Failure failure = told(1);
+  EXPECT_NE(failure.message.find("PE 0 gives 4, PE 1 gives 5"), std::string::npos) << failure.message;
+}
+
+TEST_F(RendezvousTest, DifferentCallsNameBoth) {
+  join_all(2);
+  call(0, "a");
+  call(1, "b", Call::Kind::all_gather);
+  const Failure failure = told(2);
+  EXPECT_EQ(failure.code, Code::mismatch);
+  EXPECT_NE(failure.message.find("PE 0 called barrier(\"a\") while PE 1 called all_gather(\"b\")"), std::string::npos)
+      << failure.message;
+}
+
+TEST_F(RendezvousTest, CallTimesOutNamingTheMissing) {
+  join_all(4);
+  call(1, "heap");
+  call(2, "heap");
+  root.tick(now + milliseconds(500));
+  EXPECT_EQ(told(4).message,
+            "PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
+}
+
+TEST_F(RendezvousTest, LostPeFailsAllByName) {
+  join_all(3);
+  root.lost(1, "ended without closing");
+  const Failure failure = told(2);
+  EXPECT_EQ(failure.origin, 1);
+  EXPECT_EQ(failure.message, "PE 1 (pid 100 on host h) ended without closing");
+}
+
+TEST_F(RendezvousTest, OnlyTheFirstFailureIsTold) {
+  join_all(2);
+  root.abort(0, "shoal: no memory");
+  root.abort(1, "second");
+  EXPECT_EQ(told(2).message, "PE 0: no memory");
+}
+
+TEST_F(RendezvousTest, ClosingIsNoFailureUnlessOthersCall) {
+  join_all(3);
+  root.close(0);
+  EXPECT_TRUE(root.take_messages().empty());
+  call(1, "late");
+  EXPECT_NE(told(2).message.find("PE 0 (pid 100 on host h) closed the bootstrap before barrier(\"late\")"),
+            std::string::npos);
+  EXPECT_FALSE(root.over());
+  root.close(1);
+  root.lost(2, "ended");
+  EXPECT_TRUE(root.over());
+}
+
+TEST_F(RendezvousTest, SequenceOnlyGrows) {
+  join_all(2);
+  call(0, "a");
+  call(1, "a");
+  EXPECT_EQ(root.take_messages().size(), 2u);
+  call(0, "b", Call::Kind::barrier, 1);  // the number of a call that is over
+  EXPECT_NE(told(1).message.find("out of order"), std::string::npos);
+}
+
+TEST_F(RendezvousTest, WaitsForLatecomersOnlySoLong) {
+  root.join(0, hello(2), now);
+  root.lost(0, "ended");
+  root.tick(now);
+  EXPECT_FALSE(root.over());
+  EXPECT_EQ(root.deadline(), now + milliseconds(300));
+  root.tick(now + milliseconds(300));
+  EXPECT_TRUE(root.over());
+}
+
+TEST_F(RendezvousTest, LargeResultsTravelInParts) {
+  join_all(2);
+  for (Pe pe : {0, 1})
+    root.call(pe, 1,
+              {Call::Kind::all_gather, milliseconds(500), "big",
+               Bytes(kMaxContribution, std::byte{static_cast<unsigned char>(pe)})},
+              now);
+  Bytes result;
+  for (const auto& message : root.take_messages()) {
+    EXPECT_LE(message.payload->size(), kMaxPayload);
+    if (message.to == 1) result.insert(result.end(), message.payload->begin(), message.payload->end());
+  }
+  EXPECT_EQ(decode_contributions(result, 2)[1], Bytes(kMaxContribution, std::byte{1}));
+}
+
+}  // namespace
+}  // namespace shoal::bootstrap

@@ -1,0 +1,139 @@
+// How the kernels of normal mode are launched: pure functions of the shape, without a GPU. Whatever the rows, a block
+// fits into the shared memory that it may have, and has a warp that does the work.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#ifdef SHOAL_WITH_CUDA
+
+#include "ep/cuda/normal/normal.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+/// Of a block on sm_90 and sm_100. The kernels also have static arrays: addresses by member (dispatch.cu, combine.cu).
+constexpr std::uint32_t kSharedMemory = 227 << 10;
+const Limits kHopper{.shared_bytes = kSharedMemory - kStaticSharedBytes};
+const Limits kAmpere{.shared_bytes = (163 << 10) - kStaticSharedBytes, .multiprocessors = 108, .bulk_copies = false};
+
+void expect_fits(const Plan& plan, const Limits& limits, std::int32_t blocks, const std::string& what) {
+  EXPECT_LE(plan.shared_bytes, limits.shared_bytes) << what;
+  EXPECT_GE(plan.warps, 1) << what;
+  EXPECT_LE(plan.warps, static_cast<std::int32_t>(kMaxWarps)) << what;
+  EXPECT_GE(plan.blocks, 1) << what;
+  EXPECT_LE(plan.blocks, limits.multiprocessors) << what << ": blocks wait for each other";
+  if (blocks > 0) EXPECT_EQ(plan.blocks, std::min(blocks, limits.multiprocessors)) << what;
+  EXPECT_EQ(plan.overlap_launches, limits.overlap_launches) << what;
+  if (!limits.bulk_copies) return;
+  EXPECT_GE(plan.stages, 2) << what;
+  EXPECT_LE(plan.stages, static_cast<std::int32_t>(kMaxStages)) << what;
+  EXPECT_GT(plan.stage_bytes, 0U) << what;
+}
+
+void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scales, const Tuning& tuning,
+                     const Limits& limits = kHopper) {
+  const Plan plan = plan_dispatch(blocks, row, scales, limits, tuning);
+  const std::string what = "dispatch of rows of " + std::to_string(row) + " + " + std::to_string(scales) + " bytes, " +
+                           std::to_string(tuning.warps) + "x" + std::to_string(tuning.stages);
+  expect_fits(plan, limits, blocks, what);
+  if (!limits.bulk_copies) return;
+  EXPECT_GE(plan.stage_bytes, row + scales) << what;
+  EXPECT_EQ(plan.stage_bytes % 128, 0U) << what;
+  EXPECT_GE(plan.shared_bytes, kBarrierBytes + plan.warps * plan.stages * plan.stage_bytes) << what;
+}
+
+void expect_combine(std::int32_t blocks, std::uint32_t row, std::int32_t copies, const Tuning& tuning,
+                    const Limits& limits = kHopper) {
+  const Plan plan = plan_combine(blocks, row, 100, copies, limits, tuning);
+  const std::string what = "combine of " + std::to_string(copies) + " rows of " + std::to_string(row) + " bytes, " +
+                           std::to_string(tuning.warps) + "x" + std::to_string(tuning.stages) + "x" +
+                           std::to_string(tuning.chunk_bytes) + "x" + std::to_string(tuning.segment_chunks);
+  expect_fits(plan, limits, blocks, what);
+  EXPECT_GE(plan.segment_chunks, 1U) << what;
+  EXPECT_EQ(plan.stage_bytes % 512, 0U) << what << ": what a warp adds at a time, and bulk copies need 16";
+  if (!limits.bulk_copies) return;
+  EXPECT_GE(plan.shared_bytes, kBarrierBytes + static_cast<std::uint64_t>(plan.warps) * plan.stages * plan.stage_bytes *
+                                                   static_cast<std::uint32_t>(copies))
+      << what;
+}
+
+TEST(EpCudaPlan, AnyRowFits) {
+  const Limits shared_gpu{.shared_bytes = kHopper.shared_bytes, .multiprocessors = 3, .overlap_launches = false};
+  for (std::uint32_t row = 16; row <= kMaxRowBytes; row += row < 4096 ? 16 : 1008) {
+    for (const Limits& limits : {kHopper, kAmpere, shared_gpu}) {
+      expect_dispatch(0, row, 0, {}, limits);
+      if (row + 512 <= kMaxRowBytes) expect_dispatch(8, row, 512, {}, limits);
+      for (const std::int32_t copies : {1, 2, 3, 8, 31, 32})
+        expect_combine(static_cast<std::int32_t>(row % 5), row, copies, {}, limits);
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
+  expect_dispatch(0, kMaxRowBytes, 0, {});
+  expect_dispatch(1000, kMaxRowBytes - 2048, 2048, {});
+  expect_combine(1000, 128 << 10, 32, {});
+}
+
+TEST(EpCudaPlan, WhatIsTunedByHandFitsAsWell) {
+  for (const std::int32_t warps : {-1, 0, 1, 7, 16, 17, 100})
+    for (const std::int32_t stages : {-1, 0, 1, 2, 5, 8, 9, 100})
+      for (const std::uint32_t row : {16U, 7168U, 14336U, 65536U, kMaxRowBytes}) {
+        expect_dispatch(0, row, 0, {.warps = warps, .stages = stages});
+        for (const std::int32_t chunk : {-5, 0, 16, 500, 512, 1024, 4096, 1 << 20, 2147483647})
+          for (const std::int32_t copies : {1, 8, 32})
+            expect_combine(0, row, copies,
+                           {.warps = warps, .stages = stages, .chunk_bytes = chunk, .segment_chunks = chunk});
+        if (::testing::Test::HasFailure()) return;
+      }
+}
+
+TEST(EpCudaPlan, EnoughBytesAreInFlight) {
+  const Plan bf16 = plan_dispatch(0, 7168 * 2, 0, kHopper, {});
+  EXPECT_GE(bf16.warps * bf16.stages, 14) << "bytes in flight a block make the bandwidth";
+  const Plan fp8 = plan_dispatch(0, 7168, 224, kHopper, {});
+  EXPECT_GE(fp8.warps * fp8.stages, 28);
+  const Plan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper, {});
+  EXPECT_GE(combine.warps * combine.stages * static_cast<std::int32_t>(combine.stage_bytes) * 8, 96 << 10);
+}
+
+TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
+  const auto expect_chunks = [](std::int32_t tokens, std::int32_t copies, std::uint32_t bytes, std::uint32_t count) {
+    const Plan plan = plan_combine(0, 7168 * 2, tokens, copies, kHopper, {});
+    EXPECT_EQ(plan.stage_bytes, bytes) << tokens << " tokens, " << copies << " copies";
+    EXPECT_EQ(plan.segment_chunks, count) << tokens << " tokens, " << copies << " copies";
+  };
+  expect_chunks(4096, 2, 2048, 2);
+  expect_chunks(128, 2, 2048, 1);  // else some warps have nothing to do
+  expect_chunks(4096, 4, 1024, 2);
+  expect_chunks(4096, 8, 512, 4);
+}
+
+TEST(EpCudaPlan, TuningIsReadByOperation) {
+  const auto expect = [](const char* setting, const char* operation, std::int32_t warps, std::int32_t stages,
+                         std::int32_t chunk) {
+    const Tuning tuning = tuning_of(setting, operation);
+    EXPECT_EQ(tuning.warps, warps) << setting << " for " << operation;
+    EXPECT_EQ(tuning.stages, stages) << setting << " for " << operation;
+    EXPECT_EQ(tuning.chunk_bytes, chunk) << setting << " for " << operation;
+  };
+  expect("", "dispatch", 0, 0, 0);
+  expect("dispatch=7x2", "dispatch", 7, 2, 0);
+  expect("dispatch=7x2", "combine", 0, 0, 0);
+  expect("dispatch=7x2,combine=8x3x1024", "combine", 8, 3, 1024);
+  expect("combine=8x3x1024,dispatch=7x2", "dispatch", 7, 2, 0);
+  expect("combine=8x3x1024,dispatch=7x2", "combine", 8, 3, 1024);
+  expect("dispatch=12", "dispatch", 12, 0, 0);
+  EXPECT_EQ(tuning_of("dispatch=7x2,combine=16x3x512x8", "combine").segment_chunks, 8);
+  EXPECT_EQ(tuning_of("dispatch=7x2,combine=16x3x512x8", "dispatch").segment_chunks, 0);
+}
+
+}  // namespace
+}  // namespace shoal::ep::cuda
+
+#else
+
+TEST(EpCudaPlan, NeedsCuda) {
+  GTEST_SKIP() << "this build has no CUDA";
+}
+
+#endif

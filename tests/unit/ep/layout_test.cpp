@@ -1,0 +1,260 @@
+// Pure parts of EP: sizes and offsets (A8, A15), routing (E1), the receive arena, the choice of stores.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "ep/plan/arena.hpp"
+#include "ep/host/rows/store_choice.hpp"
+#include "ep/plan/layout.hpp"
+#include "ep/plan/routing.hpp"
+#include "checks/ep/case.hpp"
+
+namespace shoal::ep {
+namespace {
+
+using test::EpCase;
+
+GroupOptions deepseek() {
+  GroupOptions options;
+  options.max_tokens = 4096;
+  options.hidden = 7168;
+  options.top_k = 8;
+  options.experts = 256;
+  options.low_latency_max_tokens = 128;
+  return options;
+}
+
+TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {  // A15
+  const SizeHint base = size_hint(deepseek(), 8);
+  GroupOptions more = deepseek();
+  more.low_latency_max_tokens *= 2;
+  EXPECT_NEAR(static_cast<double>(size_hint(more, 8).low_latency) / base.low_latency, 2.0, 0.01);
+  EXPECT_EQ(size_hint(more, 8).normal, base.normal);
+  more = deepseek();
+  more.max_tokens = 0;
+  EXPECT_EQ(size_hint(more, 8).normal, 0U);
+  EXPECT_EQ(low_latency_size_hint(128, 7168, 8, 256), base.low_latency);
+  // Headers per (source, token), rows per token, one answer per (expert, source, token), all twice: counted by hand.
+  const double slots = 2.0 * 8 * 128 * (4 + 8 * 4 + 4), outbox = 2.0 * 128 * 7168 * 2;
+  const double answers = 2.0 * 256 * 128 * (7168 * 2 + 56 * 4);
+  EXPECT_NEAR(static_cast<double>(base.low_latency), slots + outbox + answers, 64 * 1024);
+}
+
+TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
+  const detail::Shape shape = detail::make_shape(deepseek(), 8);
+  const detail::GroupLayout layout(shape);
+  const std::size_t starts[] = {
+      layout.entered,      layout.finished, layout.slots_sent,      layout.slots_read,   layout.answers_ready,
+      layout.answers_read, layout.failed,   layout.notices,         layout.slot_notices, layout.answer_notices,
+      layout.arena,        layout.staging,  layout.staging_weights, layout.slots,        layout.outbox,
+      layout.answers,      layout.total};
+  for (std::size_t i = 1; i < std::size(starts); ++i) EXPECT_LT(starts[i - 1], starts[i]) << i;
+  EXPECT_LE(layout.notice(1, 7, shape) + layout.notice_bytes, layout.slot_notices);
+  EXPECT_LE(layout.slot(1, 7, 127, shape) + layout.slot_bytes, layout.outbox);
+  EXPECT_LE(layout.outbox_row(1, 127, shape) + layout.outbox_bytes, layout.answers);
+  EXPECT_LE(layout.answer(1, 31, 1023, shape) + layout.answer_stride, layout.total);
+}
+
+TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
+  const auto message = [](auto change, std::int32_t ranks) -> std::string {
+    GroupOptions options = deepseek();
+    change(options);
+    try {
+      size_hint(options, ranks);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::invalid_argument);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(message([](auto& o) { o.top_k = 33; }, 8).find("top_k is 33; allowed: 1 to 32"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.hidden = 0; }, 8).find("hidden is 0"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.hidden = 4; }, 8).find("multiple of 16 bytes"), std::string::npos);
+  EXPECT_NE(message([](auto&) {}, 7).find("divisible by the 7 members"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.max_tokens = -1; }, 8).find("max_tokens is -1"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.max_tokens = o.low_latency_max_tokens = 0; }, 8).find("at least one"),
+            std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.dtype = DataType::int8; }, 8).find("dtype is int8"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.live_results = 0; }, 8).find("live_results is 0"), std::string::npos);
+}
+
+TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    EpCase c;
+    c.ranks = 1 + static_cast<std::int32_t>(seed % 7);
+    c.experts = c.ranks * (1 + static_cast<std::int32_t>(seed % 9));
+    c.top_k = 1 + static_cast<std::int32_t>(seed * 5 % 32);
+    c.max_tokens = 40;
+    c.seed = seed;
+    GroupOptions options;
+    options.max_tokens = c.max_tokens;
+    options.hidden = 64;
+    options.top_k = c.top_k;
+    options.experts = c.experts;
+    const detail::Shape shape = detail::make_shape(options, c.ranks);
+    const auto lanes = c.topk(0);
+    const auto state =
+        detail::make_routing(detail::checked_topk(TensorView(lanes.data(), DataType::int64, {c.tokens(0), c.top_k}),
+                                                  shape, c.max_tokens, "test"),
+                             shape);
+    const Routing routing{state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, {}, {}, state};
+    std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
+    for (std::int64_t t = 0; t < c.tokens(0); ++t) {
+      for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
+        bool here = false;
+        for (std::int32_t k = 0; k < c.top_k; ++k)
+          here |= lanes[t * c.top_k + k] >= 0 && lanes[t * c.top_k + k] / c.local_experts() == rank;
+        EXPECT_EQ(routing.is_token_in_rank(t, rank), here);
+        per_rank[rank] += here;
+      }
+      std::int32_t last = -1;  // copies are ordered by the last lane of their member
+      for (const detail::Copy& copy : routing.state->copies_of(t)) {
+        std::int32_t lane = -1;
+        for (std::int32_t k = 0; k < c.top_k; ++k)
+          if (lanes[t * c.top_k + k] >= 0 && lanes[t * c.top_k + k] / c.local_experts() == copy.rank) lane = k;
+        EXPECT_GT(lane, last);
+        last = lane;
+      }
+    }
+    for (std::int64_t expert : lanes)
+      if (expert >= 0) ++per_expert[expert];
+    EXPECT_EQ(routing.tokens_per_rank, per_rank);
+    EXPECT_EQ(routing.tokens_per_expert, per_expert);
+  }
+}
+
+TEST(EpRouting, RejectsBadIndicesByToken) {  // E4: duplicate experts in a row are rejected
+  GroupOptions options = deepseek();
+  options.top_k = 2;
+  const detail::Shape shape = detail::make_shape(options, 8);
+  const auto message = [&](std::vector<std::int64_t> lanes, DataType dtype = DataType::int64) -> std::string {
+    try {
+      detail::checked_topk(TensorView(lanes.data(), dtype, {static_cast<std::int64_t>(lanes.size()) / 2, 2}), shape, 4,
+                           "route");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message({0, 255, -1, -1}), "");
+  EXPECT_NE(message({0, 1, 2, 256}).find("topk_idx[1, 1] is 256; allowed: 0 to 255"), std::string::npos);
+  EXPECT_NE(message({0, 1, 2, -2}).find("is -2"), std::string::npos);
+  EXPECT_NE(message({0, 1, 7, 7}).find("topk_idx[1] names expert 7 twice"), std::string::npos);
+  EXPECT_NE(message(std::vector<std::int64_t>(10, -1)).find("at most 4"), std::string::npos);
+  EXPECT_NE(message({0, 1}, DataType::float32).find("float32"), std::string::npos);
+}
+
+TEST(EpArena, TakesShrinksAndReturnsWithoutOverlap) {
+  constexpr std::size_t kSize = 64 * 4096;
+  detail::Arena arena(kSize);
+  std::mt19937 random(7);
+  std::map<std::size_t, std::size_t> held;
+  int refused = 0;
+  for (int step = 0; step < 20'000; ++step) {
+    if (random() % 2 == 0) {
+      const std::size_t bytes = random() % (20 * 4096);
+      const auto at = arena.take(bytes);
+      if (!at) {
+        ++refused;
+        continue;
+      }
+      EXPECT_LE(*at + bytes, kSize);
+      for (const auto& [start, length] : held)
+        EXPECT_TRUE(*at + bytes <= start || start + length <= *at || bytes == 0 || length == 0);
+      const std::size_t kept = bytes - (bytes > 0 ? random() % bytes : 0);
+      arena.shrink(*at, kept);
+      EXPECT_TRUE(held.emplace(*at, kept).second) << "two regions start at the same offset";
+    } else if (!held.empty()) {
+      auto it = std::next(held.begin(), random() % held.size());
+      arena.release(it->first);
+      held.erase(it);
+    }
+    EXPECT_EQ(arena.regions(), held.size());
+  }
+  EXPECT_GT(refused, 0);
+  for (const auto& [start, length] : held) arena.release(start);
+  EXPECT_TRUE(arena.take(kSize).has_value());
+}
+
+TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {  // GroupOptions.live_results
+  GroupOptions options = deepseek();
+  options.live_results = 2;
+  const detail::Shape shape = detail::make_shape(options, 8);
+  const std::size_t largest =
+      detail::ReceiveLayout(shape.max_received(), shape.max_row_bytes, shape.max_scales * 4, shape.top_k).total;
+  detail::Arena arena(detail::GroupLayout(shape).arena_bytes);
+  const auto first = arena.take(largest);
+  arena.shrink(*first, largest / 2);
+  const auto second = arena.take(largest);
+  arena.release(*first);
+  EXPECT_TRUE(arena.take(largest).has_value()) << "one result is held, at " << *second;
+}
+
+TEST(EpArena, TightHoldsExactlyAsManyOfTheLargestAsPromised) {  // GroupOptions.live_results on GPUs
+  constexpr std::size_t kPage = 4096, kLargest = 10 * kPage;
+  for (const std::size_t most : {1, 2}) {
+    EXPECT_EQ(detail::Arena::bytes_for(most, kLargest - 5), most * kLargest);
+    detail::Arena arena(detail::Arena::bytes_for(most, kLargest), most);
+    // Against a model: a region is granted exactly when fewer than `most` are held, whatever their sizes and the order
+    // in which they came and went; it never overlaps what is held, also not what a region may grow back to.
+    std::mt19937 random(static_cast<unsigned>(most));
+    std::map<std::size_t, std::size_t> held;
+    int granted = 0, refused = 0;
+    for (int step = 0; step < 20'000; ++step) {
+      if (random() % 2 == 0) {
+        const std::size_t bytes = random() % 4 == 0 ? kLargest : random() % (kLargest + 1);
+        const auto at = arena.take(bytes);
+        ASSERT_EQ(at.has_value(), held.size() < most) << "step " << step << ", " << bytes << " bytes";
+        if (!at) {
+          ++refused;
+          continue;
+        }
+        ++granted;
+        ASSERT_LE(*at + bytes, most * kLargest);
+        ASSERT_EQ(*at % kPage, 0U);
+        for (const auto& [start, length] : held)
+          ASSERT_TRUE(*at + bytes <= start || start + length <= *at) << "step " << step;
+        if (random() % 3 == 0) {
+          const std::size_t kept = random() % (bytes + 1);
+          arena.shrink(*at, kept);
+          held[*at] = kept;
+        } else {
+          held[*at] = bytes;
+        }
+      } else if (!held.empty()) {
+        const auto gone = std::next(held.begin(), static_cast<std::ptrdiff_t>(random() % held.size()));
+        arena.release(gone->first);
+        held.erase(gone);
+      }
+      ASSERT_EQ(arena.regions(), held.size());
+    }
+    EXPECT_GT(granted, 1000);
+    EXPECT_GT(refused, 1000);
+  }
+}
+
+TEST(EpArena, OnlyOneAndTwoResultsAreTight) {
+  constexpr std::size_t kPage = 4096;
+  for (const std::size_t results : {3, 4, 7}) {
+    EXPECT_EQ(detail::Arena::bytes_for(results, 3 * kPage), (2 * results - 1) * 3 * kPage);
+    detail::Arena arena(detail::Arena::bytes_for(results, 3 * kPage), results);
+    std::size_t count = 0;
+    while (arena.take(3 * kPage)) ++count;
+    EXPECT_EQ(count, 2 * results - 1) << "room for more is taken where there is some";
+  }
+  detail::Arena tight(detail::Arena::bytes_for(1, 3 * kPage), 1);
+  EXPECT_FALSE(tight.take(3 * kPage + 1).has_value());
+  EXPECT_TRUE(tight.take(0).has_value());
+  EXPECT_FALSE(tight.take(0).has_value());
+}
+
+TEST(EpStore, StreamsOnlyWhatTheCacheCannotHold) {
+  using host::choose_store;
+  using host::Store;
+  EXPECT_EQ(choose_store(1 << 20, 8, 32 << 20), Store::cached);
+  EXPECT_EQ(choose_store(5 << 20, 8, 32 << 20), Store::streamed);
+}
+
+}  // namespace
+}  // namespace shoal::ep

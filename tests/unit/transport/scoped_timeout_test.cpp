@@ -1,0 +1,51 @@
+// How long a thread waits for PEs over a network after a failure (transport/scoped_timeout.hpp).
+#include "transport/scoped_timeout.hpp"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace shoal::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+milliseconds left(milliseconds timeout) {
+  const auto deadline = wait_deadline(timeout);
+  return std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+}
+
+TEST(Patience, ShortensTheWaitsOfItsScopeAllTogether) {
+  EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000));
+  {
+    const Patience patience(milliseconds(5'000));
+    const auto first = wait_deadline(milliseconds(50'000));
+    EXPECT_LE(left(milliseconds(50'000)), milliseconds(5'000));
+    std::this_thread::sleep_for(milliseconds(2));
+    EXPECT_EQ(wait_deadline(milliseconds(50'000)), first) << "a second wait starts no second limit";
+    EXPECT_LE(left(milliseconds(10)), milliseconds(10)) << "a timeout that is shorter still holds";
+  }
+  EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000));
+}
+
+TEST(Patience, AnInnerOneCannotProlongAnOuterOne) {
+  const Patience outer(milliseconds(1'000));
+  const auto before = wait_deadline(milliseconds(50'000));
+  {
+    const Patience inner(milliseconds(30'000));
+    EXPECT_EQ(wait_deadline(milliseconds(50'000)), before);
+  }
+  {
+    const Patience inner(milliseconds(10));
+    EXPECT_LE(left(milliseconds(50'000)), milliseconds(10));
+  }
+  EXPECT_EQ(wait_deadline(milliseconds(50'000)), before);
+}
+
+TEST(Patience, IsTheThreadsOwn) {
+  const Patience patience(milliseconds(10));
+  std::thread([] { EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000)); }).join();
+}
+
+}  // namespace
+}  // namespace shoal::transport

@@ -1,0 +1,118 @@
+// The pure parts under teams: placement of PEs, team indices, the control block.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "shoal/error.hpp"
+#include "topology/identity.hpp"
+#include "world/startup/agreement.hpp"
+#include "world/control.hpp"
+#include "world/teams/slots.hpp"
+
+namespace shoal {
+namespace {
+
+using topology::HostIdentity;
+using topology::Placement;
+
+std::vector<HostIdentity> hosts(std::string_view letters) {
+  std::vector<HostIdentity> result;
+  for (const char letter : letters) result.push_back({std::string(1, letter), "same-name"});
+  return result;
+}
+
+// D9: block, round-robin or neither.
+TEST(Placement, FollowsTheHostsInAnyOrder) {
+  const Placement block = topology::place(hosts("aabb"), 0);
+  EXPECT_EQ(block.pes_per_node, 2);
+  EXPECT_EQ(block.nodes, (std::vector<std::vector<Pe>>{{0, 1}, {2, 3}}));
+  EXPECT_EQ(block.index_on_node, (std::vector<Pe>{0, 1, 0, 1}));
+  const Placement round_robin = topology::place(hosts("abab"), 0);
+  EXPECT_EQ(round_robin.nodes, (std::vector<std::vector<Pe>>{{0, 2}, {1, 3}}));
+  EXPECT_EQ(round_robin.index_on_node, (std::vector<Pe>{0, 0, 1, 1}));
+  EXPECT_EQ(topology::place(hosts("abbaab"), 0).nodes, (std::vector<std::vector<Pe>>{{0, 3, 4}, {1, 2, 5}}));
+}
+
+TEST(Placement, SplitsHostsIntoEmulatedNodes) {
+  const Placement split = topology::place(hosts("abababab"), 2);
+  EXPECT_EQ(split.nodes, (std::vector<std::vector<Pe>>{{0, 2}, {4, 6}, {1, 3}, {5, 7}}));
+  EXPECT_EQ(split.index_on_node, (std::vector<Pe>{0, 0, 1, 1, 0, 0, 1, 1}));
+  EXPECT_EQ(split.index_on_host, (std::vector<Pe>{0, 0, 1, 1, 2, 2, 3, 3}));
+  EXPECT_EQ(split.host_of, (std::vector<std::int32_t>{0, 1, 0, 1, 0, 1, 0, 1}));
+  EXPECT_EQ(split.node_of, (std::vector<std::int32_t>{0, 2, 0, 2, 1, 3, 1, 3}));
+}
+
+TEST(Placement, RefusesWhatIsUneven) {
+  for (const auto& [letters, size, text] :
+       {std::tuple{"aab", 0, "host same-name (PE 2) has 1 PEs, host same-name (PE 0) has 2"},
+        std::tuple{"aaabbb", 2, "SHOAL_NODE_SIZE is 2, which does not divide the 3 PEs"},
+        std::tuple{"aa", 4, "SHOAL_NODE_SIZE is 4"}}) {
+    try {
+      topology::place(hosts(letters), size);
+      FAIL() << letters;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(HostIdentity, IsMoreThanAName) {
+  const HostIdentity real = topology::read_host_identity("");
+  EXPECT_NE(real.id, real.name);
+  EXPECT_EQ(real.id, topology::read_host_identity("").id);
+  EXPECT_NE(topology::read_host_identity("x").id, real.id);
+}
+
+TEST(TeamSlots, HandsOutTheLowestThatIsFree) {
+  for (const std::int64_t count : {8, 63, 64, 65, 128}) {
+    detail::TeamSlots slots(count);
+    for (std::int32_t i = 0; i < count; ++i) {
+      EXPECT_EQ(detail::TeamSlots::lowest(slots.free_words()), i);
+      slots.take(i);
+    }
+    EXPECT_EQ(detail::TeamSlots::lowest(slots.free_words()), std::nullopt);
+    EXPECT_EQ(slots.used(), count);
+    slots.release(static_cast<std::int32_t>(count - 1));
+    EXPECT_EQ(detail::TeamSlots::lowest(slots.free_words()), count - 1);
+  }
+}
+
+// A7: nothing in the control block overlaps, for any size of world.
+TEST(ControlLayout, KeepsEverythingApart) {
+  for (const Pe n : {1, 2, 7, 40}) {
+    for (const std::int64_t teams : {8, 65, 128}) {
+      const detail::ControlLayout layout(n, teams);
+      std::vector<std::pair<std::size_t, std::size_t>> ranges{{layout.progress(), sizeof(detail::ProgressRecord)},
+                                                              {layout.alerts(), 8}};
+      for (Pe pe = 0; pe < n; ++pe) {
+        ranges.emplace_back(layout.status(pe), sizeof(detail::StatusEntry));
+        ranges.emplace_back(layout.join_record(pe),
+                            sizeof(detail::JoinRecord) + static_cast<std::size_t>((teams + 63) / 64) * 8);
+        ranges.emplace_back(layout.join_acknowledged(pe), 8);
+      }
+      for (std::int32_t team = 0; team < teams; ++team)
+        for (std::size_t member = 0; member < static_cast<std::size_t>(n); ++member)
+          for (const std::uint64_t parity : {0u, 1u}) {
+            ranges.emplace_back(layout.flag(team, parity, member), 64);
+            ranges.emplace_back(layout.entry(team, parity, member), sizeof(detail::ExchangeEntry));
+          }
+      std::sort(ranges.begin(), ranges.end());
+      for (std::size_t i = 0; i + 1 < ranges.size(); ++i)
+        ASSERT_LE(ranges[i].first + ranges[i].second, ranges[i + 1].first);
+      ASSERT_LE(ranges.back().first + ranges.back().second, layout.bytes());
+      EXPECT_EQ(layout.bytes() % (2u << 20), 0u);
+    }
+  }
+}
+
+TEST(Agreement, GroupsPesByWhatTheySay) {
+  const std::vector<std::string> texts{"x", "y", "x"};
+  const std::vector<Pe> pes{4, 5, 9};
+  EXPECT_EQ(detail::group_by_text(texts, pes), "PE 4, 9: x; PE 5: y");
+}
+
+}  // namespace
+}  // namespace shoal

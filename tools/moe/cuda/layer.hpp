@@ -1,0 +1,14 @@
+// layer.hpp: the layer on GPUs. Only in builds with CUDA.
+#pragma once
+
+#include <memory>
+
+#include "moe/layer.hpp"
+
+namespace shoal::moe {
+
+/// Collective. The world's heap is in GPU memory; check_backend has found cuBLASLt.
+std::unique_ptr<Layer> make_cuda_layer(const World& world, const Options& options, const Shape& shape,
+                                       const Inputs& inputs);
+
+}  // namespace shoal::moe

@@ -1,0 +1,73 @@
+// layer.hpp: one mixture-of-experts layer over a group: route, dispatch, experts, combine, in either mode.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shoal/ep/gate.hpp"
+#include "shoal/ep/group.hpp"
+#include "shoal/world.hpp"
+#include "moe/experts.hpp"
+#include "moe/inputs.hpp"
+
+namespace shoal::moe {
+
+/// Milliseconds by phase, in the order in which phases ran; the same phases on every PE.
+using PhaseTimes = std::vector<std::pair<std::string, double>>;
+
+/// What both backends share. One thread uses a layer.
+class Layer {
+ public:
+  virtual ~Layer() = default;
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  /// Runs the layer once; PEs meet before dispatch and before combine, so that each phase is measured by itself.
+  /// Returns bfloat16 [tokens, hidden] on the host.
+  virtual Tensor run(PhaseTimes& times) = 0;
+  virtual void warmup() { group_.warmup(); }
+  void close() { group_.close(); }
+
+  const ep::Gated& gated() const { return gated_; }
+  /// Rows that this PE sends to each member: a token once for each member that holds one of its experts.
+  const std::vector<std::int32_t>& rows_to() const { return rows_to_; }
+  /// Tokens that came to each of this PE's experts in the last run.
+  const std::vector<std::int64_t>& expert_load() const { return expert_load_; }
+  /// Values that travelled unchanged and back, and did not come back with the same bits.
+  std::int64_t differing_values() const { return differing_values_; }
+  /// Bytes of a dispatched row, its scales included.
+  std::int64_t dispatch_row_bytes() const;
+  /// What computes the experts, for people; empty: the program itself.
+  virtual std::string experts_run_by() const { return {}; }
+
+ protected:
+  /// Collective over the team. `inputs` are this PE's; options, shape and inputs must outlive the layer.
+  Layer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs);
+
+  /// Chooses the experts of this PE's tokens, on the host.
+  void run_gate(PhaseTimes& times);
+  std::int64_t tokens() const { return shape_.tokens_of(team_.my_pe()); }
+  std::int32_t first_expert() const { return team_.my_pe() * shape_.local_experts(); }
+
+  Team team_;
+  const Options& options_;
+  const Shape& shape_;
+  const Inputs& inputs_;
+  ep::Group group_;
+  ep::Gated gated_;
+  std::vector<std::int32_t> rows_to_;
+  std::vector<std::int64_t> expert_load_;
+  std::int64_t differing_values_ = 0;
+};
+
+/// The layer of the backend that options ask for, with the weights of this PE's experts. Collective.
+std::unique_ptr<Layer> make_layer(const World& world, const Options& options, const Shape& shape, const Inputs& inputs);
+
+/// Throws Error{unsupported} when this machine or this build lacks what options.backend needs, saying what and what to
+/// do about it. Not collective.
+void check_backend(const Options& options);
+
+}  // namespace shoal::moe

@@ -1,0 +1,166 @@
+#include "moe/reference.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "ep/numeric/rows.hpp"
+#include "moe/experts.hpp"
+
+namespace shoal::moe {
+
+namespace {
+
+namespace numeric = ep::numeric;
+
+constexpr double kBf16Unit = 0x1p-8;  // largest relative rounding error of bfloat16
+constexpr double kFloatUnit = 0x1p-24;
+constexpr double kTensorCoreUnit = 0x1p-22;  // tensor cores add in float32, but cut off instead of rounding
+constexpr double kSecondOrder = 1.02;        // roundings of rounded values
+
+int row_roundings(const Options& options) {
+  return options.mode == Mode::normal ? 1 : 2;
+}
+
+double sum_unit(const Options& options) {
+  return options.on_gpu() ? kTensorCoreUnit : kFloatUnit;
+}
+
+/// The tokens of this PE as the experts get to see them.
+std::vector<float> delivered_tokens(const Options& options, const Shape& shape, const Inputs& inputs) {
+  const auto hidden = static_cast<std::size_t>(shape.hidden);
+  std::vector<float> x(inputs.x.size());
+  std::vector<std::uint8_t> codes(hidden);
+  std::vector<float> scales(numeric::group_count(hidden));
+  for (std::size_t first = 0; first < x.size(); first += hidden) {
+    const auto row = std::span(inputs.x).subspan(first, hidden);
+    if (options.row_format == RowFormat::bf16) {
+      for (std::size_t i = 0; i < hidden; ++i) x[first + i] = numeric::to_float(row[i]);
+      continue;
+    }
+    numeric::quantize_row(row, numeric::ScaleRounding::none, codes, scales);
+    const auto delivered = std::span(x).subspan(first, hidden);
+    numeric::dequantize_row(codes, scales, delivered);
+    if (options.on_gpu())
+      for (float& value : delivered) value = numeric::to_float(numeric::to_bf16(value));
+  }
+  return x;
+}
+
+struct Reference {
+  std::vector<double> sum;        // [tokens, hidden]
+  std::vector<double> magnitude;  // the sum of the terms' magnitudes
+  std::vector<double> inner;      // likewise of the terms of which the experts' sums are made; on GPUs
+};
+
+Reference compute(const Options& options, const Shape& shape, const std::vector<float>& x, const ep::Gated& gated,
+                  const std::function<void(std::int64_t)>& progress) {
+  const auto hidden = static_cast<std::size_t>(shape.hidden), top_k = static_cast<std::size_t>(shape.gate.top_k);
+  std::vector<std::vector<std::size_t>> choices(static_cast<std::size_t>(shape.gate.experts));  // token * top_k + k
+  for (std::size_t i = 0; i < x.size() / hidden * top_k; ++i)
+    choices[static_cast<std::size_t>(gated.topk_idx.as<std::int64_t>()[i])].push_back(i);
+
+  Reference reference{std::vector<double>(x.size()), std::vector<double>(x.size()), std::vector<double>(x.size())};
+  FeedForward<double> feed_forward(shape);
+  WeightSource source(options, shape);
+  for (std::size_t expert = 0; expert < choices.size(); ++expert) {
+    progress(static_cast<std::int64_t>(expert));
+    if (choices[expert].empty()) continue;
+    ExpertWeights weights = source.load(static_cast<std::int32_t>(expert));
+    if (options.on_gpu()) weights.round();
+    for (const std::size_t choice : choices[expert]) {
+      const std::size_t row = choice / top_k * hidden;
+      const double weight = gated.topk_weights.as<float>()[choice];
+      const std::vector<double>& y = feed_forward(weights, x.data() + row);
+      for (std::size_t i = 0; i < hidden; ++i) {
+        reference.sum[row + i] += weight * y[i];
+        reference.magnitude[row + i] += std::abs(weight * y[i]);
+      }
+      if (!options.on_gpu()) continue;
+      const std::vector<double>& inner = feed_forward.magnitude(weights);
+      for (std::size_t i = 0; i < hidden; ++i) reference.inner[row + i] += std::abs(weight) * inner[i];
+    }
+  }
+  return reference;
+}
+
+double root_mean_square(std::span<const double> values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum / static_cast<double>(values.size()));
+}
+
+void compare_row(Check& check, const Options& options, const Shape& shape, const numeric::Bf16* output,
+                 std::span<const double> sum, std::span<const double> magnitude, std::span<const double> inner) {
+  const double float_error = static_cast<double>(shape.hidden + shape.ffn) * sum_unit(options) *
+                             root_mean_square(options.on_gpu() ? inner : magnitude);
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    const double error = std::abs(numeric::to_float(output[i]) - sum[i]);
+    const double bound =
+        kSecondOrder * kBf16Unit * (row_roundings(options) * magnitude[i] + std::abs(sum[i]) + inner[i]) + float_error;
+    // Not a comparison with max: a NaN must fail.
+    if (!(error <= check.worst * bound)) check.worst = bound > 0 && std::isfinite(error) ? error / bound : INFINITY;
+    check.squared_error += error * error;
+    check.squared_reference += sum[i] * sum[i];
+  }
+}
+
+}  // namespace
+
+std::string describe_tolerance(const Options& options, const Shape& shape) {
+  return fmt::format("|output - reference| <= 2^-8 * ({}sum|w_k expert_k(x)| + |reference|{}) + {} * 2^{} * rms",
+                     row_roundings(options) == 1 ? "" : "2 * ", options.on_gpu() ? " + inner" : "",
+                     shape.hidden + shape.ffn, std::ilogb(sum_unit(options)));
+}
+
+Check check_output(const Options& options, const Shape& shape, const Inputs& inputs, const ep::Gated& gated,
+                   const Tensor& output, const std::function<void(std::int64_t, std::int64_t)>& progress) {
+  const auto hidden = static_cast<std::size_t>(shape.hidden);
+  const std::int64_t experts = shape.gate.experts, steps = options.row_format == RowFormat::fp8 ? 2 * experts : experts;
+  const Reference reference = compute(options, shape, delivered_tokens(options, shape, inputs), gated,
+                                      [&](std::int64_t expert) { progress(expert, steps); });
+  Check check;
+  for (std::size_t row = 0; row < reference.sum.size(); row += hidden)
+    compare_row(check, options, shape, output.as<numeric::Bf16>() + row, std::span(reference.sum).subspan(row, hidden),
+                std::span(reference.magnitude).subspan(row, hidden), std::span(reference.inner).subspan(row, hidden));
+  if (options.row_format == RowFormat::fp8) {
+    Options unquantized = options;
+    unquantized.row_format = RowFormat::bf16;
+    const Reference exact = compute(options, shape, delivered_tokens(unquantized, shape, inputs), gated,
+                                    [&](std::int64_t expert) { progress(experts + expert, steps); });
+    for (std::size_t i = 0; i < exact.sum.size(); ++i)
+      check.squared_quantization += (exact.sum[i] - reference.sum[i]) * (exact.sum[i] - reference.sum[i]);
+  }
+  return check;
+}
+
+std::int64_t count_misrouted(const Peers& peers, const Shape& shape, const Layer& layer) {
+  const auto top_k = static_cast<std::size_t>(shape.gate.top_k);
+  const Tensor& topk_idx = layer.gated().topk_idx;
+  std::vector<std::int32_t> rows_to(static_cast<std::size_t>(shape.pes));
+  std::vector<std::int64_t> tokens_to(static_cast<std::size_t>(shape.gate.experts));
+  for (std::size_t token = 0; token < static_cast<std::size_t>(topk_idx.shape[0]); ++token) {
+    std::set<std::int64_t> members;
+    for (std::size_t k = 0; k < top_k; ++k) {
+      const std::int64_t expert = topk_idx.as<std::int64_t>()[token * top_k + k];
+      ++tokens_to[static_cast<std::size_t>(expert)];
+      members.insert(expert / shape.local_experts());
+    }
+    for (const std::int64_t member : members) ++rows_to[static_cast<std::size_t>(member)];
+  }
+  std::int64_t wrong = 0;
+  for (std::size_t pe = 0; pe < rows_to.size(); ++pe) wrong += rows_to[pe] != layer.rows_to().at(pe) ? 1 : 0;
+  const std::vector<std::int64_t> all = peers.gather<std::int64_t>(tokens_to);
+  const std::size_t first = static_cast<std::size_t>(peers.me()) * layer.expert_load().size();
+  for (std::size_t e = 0; e < layer.expert_load().size(); ++e) {
+    std::int64_t tokens = 0;
+    for (std::size_t pe = 0; pe < rows_to.size(); ++pe) tokens += all[pe * tokens_to.size() + first + e];
+    wrong += tokens != layer.expert_load()[e] ? 1 : 0;
+  }
+  return wrong;
+}
+
+}  // namespace shoal::moe

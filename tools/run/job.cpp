@@ -1,0 +1,277 @@
+#include "run/job.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "bootstrap/round.hpp"
+
+namespace shoal::run {
+namespace {
+
+constexpr int kHandled[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+
+void say(const std::string& text) {
+  write_all(STDERR_FILENO, "shoal-run: " + text + "\n");
+}
+
+sigset_t handled_set() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kHandled) sigaddset(&set, signal);
+  return set;
+}
+
+std::vector<std::string> environment_with(const std::map<std::string, std::string>& changes) {
+  std::vector<std::string> merged;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    if (!changes.contains(std::string(text.substr(0, text.find('='))))) merged.emplace_back(text);
+  }
+  for (const auto& [name, value] : changes) merged.push_back(name + "=" + value);
+  return merged;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (auto& text : texts) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+struct Pipe {
+  int read_end = -1;
+  int write_end = -1;
+  static Pipe open() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) fail_errno("shoal-run could not create a pipe");
+    return {ends[0], ends[1]};
+  }
+};
+
+struct Child {
+  pid_t launcher;
+  int out, err;  ///< -1: the launcher's own
+  int failure;   ///< where errno goes when the program cannot be executed
+  char** argv;
+  char** envp;
+};
+
+/// Runs in the child between fork and exec, where only calls that are safe after fork are allowed.
+[[noreturn]] void become(const Child& child) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != child.launcher) _exit(kStatusLauncherFailed);
+  const int nothing = open("/dev/null", O_RDONLY);
+  if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+  if (child.out >= 0) dup2(child.out, STDOUT_FILENO);
+  if (child.err >= 0) dup2(child.err, STDERR_FILENO);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  execvpe(child.argv[0], child.argv, child.envp);
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = write(child.failure, &error, sizeof error);
+  _exit(kStatusNotFound);
+}
+
+}  // namespace
+
+Job::Job(JobOptions options) : options_(std::move(options)) {
+  const sigset_t set = handled_set();
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (signals_ < 0) fail_errno("shoal-run could not create a signal descriptor");
+}
+
+Job::~Job() {
+  for (auto& pe : pes_) {
+    if (pe.running) {
+      kill(-pe.pid, SIGKILL);
+      waitpid(pe.pid, nullptr, 0);
+    }
+    for (auto& stream : pe.streams) close(stream.from);
+  }
+  close(signals_);
+}
+
+void Job::start(int index) {
+  if (!options_.launcher) options_.env["SHOAL_PE"] = std::to_string(index);
+  std::vector<std::string> variables = environment_with(options_.env);
+  const std::vector<char*> argv = pointers(options_.argv), envp = pointers(variables);
+  Pe pe{.index = index, .streams = {}};
+  Pipe out, err;
+  const Pipe failure = Pipe::open();
+  if (options_.label) {
+    out = Pipe::open();
+    err = Pipe::open();
+    const LineLabeler labeler(fmt::format("[{}] ", index));
+    pe.streams = {{out.read_end, STDOUT_FILENO, labeler}, {err.read_end, STDERR_FILENO, labeler}};
+    for (const auto& stream : pe.streams) fcntl(stream.from, F_SETFL, O_NONBLOCK);
+  }
+  const Child child{getpid(),
+                    out.write_end,
+                    err.write_end,
+                    failure.write_end,
+                    const_cast<char**>(argv.data()),
+                    const_cast<char**>(envp.data())};
+  pe.pid = fork();
+  if (pe.pid == 0) become(child);
+  const bool started = pe.pid > 0;
+  const int fork_error = errno;
+  for (const int fd : {out.write_end, err.write_end, failure.write_end})
+    if (fd >= 0) close(fd);
+  int error = started ? 0 : fork_error;
+  if (started) {
+    setpgid(pe.pid, pe.pid);
+    pe.running = true;
+    if (::read(failure.read_end, &error, sizeof error) != sizeof error) error = 0;
+  }
+  close(failure.read_end);
+  pes_.push_back(std::move(pe));
+  if (error == 0) return;
+  status_ = error == ENOENT ? kStatusNotFound : started ? kStatusNotExecutable : kStatusLauncherFailed;
+  errno = error;
+  fail_errno("{} could not be started as {}", options_.argv[0],
+             options_.launcher ? "launcher" : fmt::format("PE {}", index));
+}
+
+int Job::run() {
+  try {
+    for (int index = 0; index < options_.n_pes; ++index) start(index);
+  } catch (const Error& error) {
+    say(bootstrap::plain(error.what()));
+    return status_ != 0 ? status_ : kStatusLauncherFailed;
+  }
+  if (options_.timeout.count() > 0) deadline_ = Clock::now() + options_.timeout;
+  while (!running().empty()) poll_once();
+  for (auto& pe : pes_)
+    for (auto& stream : pe.streams) {
+      read(stream);
+      write_all(stream.to, stream.labeler.finish());
+    }
+  return status_;
+}
+
+std::vector<int> Job::running() const {
+  std::vector<int> indices;
+  for (const auto& pe : pes_)
+    if (pe.running) indices.push_back(pe.index);
+  return indices;
+}
+
+void Job::poll_once() {
+  std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
+  std::vector<Stream*> streams;
+  for (auto& pe : pes_)
+    for (auto& stream : pe.streams) {
+      if (stream.from < 0) continue;
+      entries.push_back({stream.from, POLLIN, 0});
+      streams.push_back(&stream);
+    }
+  const auto next = std::min(deadline_, end_at_);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
+  const int timeout =
+      next == Clock::time_point::max() ? -1 : static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+  if (poll(entries.data(), entries.size(), timeout) < 0 && errno != EINTR) fail_errno("shoal-run could not wait");
+  for (std::size_t i = 0; i < streams.size(); ++i)
+    if (entries[i + 1].revents != 0) read(*streams[i]);
+  take_signals();
+  act_on_time();
+}
+
+void Job::read(Stream& stream) {
+  char buffer[16 << 10];
+  while (stream.from >= 0) {
+    const ssize_t count = ::read(stream.from, buffer, sizeof buffer);
+    if (count > 0) {
+      write_all(stream.to, stream.labeler.add({buffer, static_cast<std::size_t>(count)}));
+    } else if (count == 0) {
+      close(stream.from);
+      stream.from = -1;
+    } else if (errno != EINTR) {
+      return;
+    }
+  }
+}
+
+void Job::take_signals() {
+  signalfd_siginfo info;
+  while (::read(signals_, &info, sizeof info) == sizeof info) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGCHLD) {
+      reap();
+      continue;
+    }
+    signal_all(signal);
+    if (signal == SIGUSR1 || signal == SIGUSR2) continue;
+    // The second request to end is not a polite one.
+    end_rest_at(ending_ ? Clock::now() : Clock::now() + options_.grace);
+    ending_ = true;
+  }
+}
+
+void Job::reap() {
+  for (auto& pe : pes_) {
+    siginfo_t info{};
+    if (!pe.running || waitid(P_PID, static_cast<id_t>(pe.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid != pe.pid)
+      continue;
+    kill(-pe.pid, SIGKILL);  // helpers that the PE has left; before the number of the group can be given to another
+    waitpid(pe.pid, nullptr, 0);
+    pe.running = false;
+    for (auto& stream : pe.streams) read(stream);
+    report(pe, info.si_code, info.si_status);
+  }
+}
+
+std::string Job::shown(const Pe& pe) const {
+  return options_.launcher ? options_.argv[0] : fmt::format("PE {}", pe.index);
+}
+
+void Job::report(const Pe& pe, int code, int status) {
+  const bool exited = code == CLD_EXITED;
+  if (exited && status == 0) return;
+  const bool first = status_ == 0;
+  if (first) status_ = exited ? status : 128 + status;
+  if (ending_ && !first) return;  // ended by this launcher, most likely
+  say(exited ? fmt::format("{} (pid {}) exited with status {}", shown(pe), pe.pid, status)
+             : fmt::format("{} (pid {}) was killed by signal {} ({})", shown(pe), pe.pid, status, strsignal(status)));
+  end_rest_at(Clock::now() + options_.grace);
+}
+
+void Job::end_rest_at(Clock::time_point when) {
+  end_at_ = std::min(end_at_, when);
+}
+
+void Job::act_on_time() {
+  const auto now = Clock::now();
+  if (now >= deadline_) {
+    deadline_ = Clock::time_point::max();
+    say(fmt::format("the job ran past its limit of {} s: PEs {} are ended",
+                    static_cast<double>(options_.timeout.count()) / 1000, fmt::join(running(), ", ")));
+    if (status_ == 0) status_ = kStatusTimeout;
+    end_at_ = now;
+  }
+  if (now < end_at_) return;
+  signal_all(ending_ ? SIGKILL : SIGTERM);
+  end_at_ = ending_ ? Clock::time_point::max() : now + options_.grace;
+  ending_ = true;
+}
+
+void Job::signal_all(int signal) const {
+  for (const auto& pe : pes_)
+    if (pe.running) kill(-pe.pid, signal);
+}
+
+}  // namespace shoal::run

@@ -1,0 +1,169 @@
+// shoal-run: starts a program as the PEs of one world, on this machine or, through a launcher, on several.
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <iostream>
+#include <iterator>
+#include <set>
+#include <sstream>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "bootstrap/round.hpp"
+#include "shoal/bootstrap.hpp"
+#include "run/hosts.hpp"
+#include "run/job.hpp"
+
+namespace {
+
+constexpr const char* kAbout =
+    "shoal-run -n N [options] program [args...]: starts a program as the PEs of one world on this machine.\n"
+    "shoal-run --hosts a:2,b:2 [options] program [args...]: the same on several hosts, through mpirun or srun.\n"
+    "Each PE finds SHOAL_PE, SHOAL_N_PES and SHOAL_UNIQUE_ID in its environment, which is otherwise that of shoal-run; "
+    "its standard\n"
+    "input is empty. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to all PEs.\n"
+    "When a PE fails, the others have the grace period to end by themselves, then get SIGTERM, then SIGKILL.";
+constexpr const char* kStatuses =
+    "Exit status: that of the first PE that failed (128 + signal if it was killed), 124 after --timeout, 125 when "
+    "shoal-run itself\n"
+    "failed, 126 or 127 when the program could not be executed or found.\n"
+    "Example: shoal-run -n 8 --nodes 2 ./program --its-own options";
+
+struct CommandLine {
+  shoal::run::JobOptions job;
+  int n_pes = 0;
+  std::string hosts;
+  std::string launcher = "automatic";
+  std::string launcher_args;
+  bool dry_run = false;
+  int nodes = 0;
+  double timeout_s = 0;
+  double grace_s = 2;
+  bool no_label = false;
+};
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+void complete(CommandLine& line, std::vector<std::string> rest) {
+  if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
+  if (rest.empty()) throw CLI::ValidationError("program", "missing: shoal-run -n N program [args...]");
+  if (rest.front().starts_with('-'))
+    throw CLI::ValidationError(rest.front(), "not an option of shoal-run (see --help)");
+  const int n = line.n_pes;
+  line.job.n_pes = n;
+  if (line.hosts.empty() && n == 0) throw CLI::RequiredError("-n");
+  if (line.hosts.empty() && (line.launcher != "automatic" || !line.launcher_args.empty() || line.dry_run))
+    throw CLI::ValidationError("--launcher, --launcher-args, --dry-run", "are for --hosts");
+  if (!line.hosts.empty() && line.nodes > 0)
+    throw CLI::ValidationError("--nodes", "emulates hosts; --hosts has real ones");
+  if (line.nodes > 0 && n % line.nodes != 0)
+    throw CLI::ValidationError("--nodes",
+                               "is " + std::to_string(line.nodes) + ", which does not divide -n " + std::to_string(n));
+  line.job.argv = std::move(rest);
+  line.job.label = !line.no_label && n > 1;
+  line.job.timeout = milliseconds(line.timeout_s);
+  line.job.grace = milliseconds(line.grace_s);
+}
+
+int run_here(CommandLine& line, shoal::Settings settings) {
+  settings.socket_interface = "lo";
+  const shoal::UniqueId id = shoal::UniqueId::create(settings);
+  const int n = line.job.n_pes;
+  line.job.env["SHOAL_N_PES"] = std::to_string(n);
+  line.job.env["SHOAL_UNIQUE_ID"] = id.to_string();
+  if (line.nodes > 0) line.job.env["SHOAL_NODE_SIZE"] = std::to_string(n / line.nodes);
+  return shoal::run::Job(line.job).run();
+}
+
+/// Names of the settings in the environment that the PEs are to have too. The launcher numbers them: no SHOAL_PE.
+std::vector<std::string> names_to_pass() {
+  unsetenv("SHOAL_PE");
+  std::set<std::string> names = {"SHOAL_N_PES", "SHOAL_UNIQUE_ID"};
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    if (text.starts_with("SHOAL_") || text.starts_with("NVSHMEM_")) names.emplace(text.substr(0, text.find('=')));
+  }
+  return {names.begin(), names.end()};
+}
+
+/// The root stays here; the PEs are told where by their environment, never by a command line, which everybody can read.
+int run_on_hosts(CommandLine& line, const shoal::Settings& settings) {
+  const auto hosts = shoal::run::parse_hosts(line.hosts);
+  const int n = shoal::run::count_pes(hosts);
+  shoal::require(line.job.n_pes == 0 || line.job.n_pes == n, shoal::Code::invalid_argument,
+                 "-n is {} but --hosts {} has {} PEs; leave -n out", line.job.n_pes, line.hosts, n);
+  const auto launcher = shoal::run::Launcher::find(line.launcher, settings.launcher.contains("SLURM_JOB_ID"));
+  std::istringstream words(line.launcher_args);
+  const std::vector<std::string> extra{std::istream_iterator<std::string>(words), {}};
+  line.job.argv = compose(launcher, {hosts, names_to_pass(), extra, !line.no_label && n > 1, std::move(line.job.argv)});
+  if (line.dry_run) {
+    std::cout << "SHOAL_N_PES=" << n << " SHOAL_UNIQUE_ID=... " << shoal::run::quoted(line.job.argv) << std::endl;
+    return 0;
+  }
+  const shoal::UniqueId id = shoal::UniqueId::create(settings);
+  const bool only_here = id.host.starts_with("127.") || id.host == "[::1]";
+  char this_host[256] = "";
+  gethostname(this_host, sizeof this_host - 1);
+  shoal::require(!only_here || !shoal::run::any_remote(hosts, this_host), shoal::Code::unsupported,
+                 "the PEs of --hosts {} are to meet at {}, which only this host reaches. Settings: "
+                 "SHOAL_SOCKET_INTERFACE, SHOAL_SOCKET_FAMILY",
+                 line.hosts, id.host);
+  line.job.env["SHOAL_N_PES"] = std::to_string(n);
+  line.job.env["SHOAL_UNIQUE_ID"] = id.to_string();
+  line.job.n_pes = 1;
+  line.job.launcher = true;
+  line.job.label = false;
+  return shoal::run::Job(line.job).run();
+}
+
+int run(CommandLine& line) {
+  const shoal::Settings settings = shoal::Settings::from_environment();
+  shoal::log::configure(settings);
+  return line.hosts.empty() ? run_here(line, settings) : run_on_hosts(line, settings);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CommandLine line;
+  CLI::App app(kAbout, "shoal-run");
+  app.footer(kStatuses);
+  app.add_option("-n", line.n_pes, "Number of PEs")->check(CLI::Range(1, 100'000))->type_name("N");
+  app.add_option("--nodes", line.nodes, "Emulate K nodes of N / K PEs each (sets SHOAL_NODE_SIZE)")
+      ->check(CLI::Range(1, 100'000))
+      ->type_name("K");
+  app.add_option("--hosts", line.hosts,
+                 "Hosts and how many PEs on each: a:2,b:2. Started by a launcher, never by shoal-run")
+      ->type_name("LIST");
+  app.add_option(
+         "--launcher", line.launcher,
+         "For --hosts: mpirun (of Open MPI, MPICH or Intel MPI), srun, or a path; automatic: srun inside a Slurm "
+         "job, else mpirun, else srun")
+      ->type_name("PROGRAM");
+  app.add_option("--launcher-args", line.launcher_args, "For --hosts: more words for the launcher, before the program")
+      ->type_name("WORDS");
+  app.add_flag("--dry-run", line.dry_run, "For --hosts: print the launcher's command and do not run it");
+  app.add_option("--timeout", line.timeout_s, "End the job after this many seconds; 0, the default: never")
+      ->check(CLI::Range(0.0, 1e6))
+      ->type_name("S");
+  app.add_option("--grace", line.grace_s,
+                 "Seconds for the others after a failure, and between SIGTERM and SIGKILL; default 2")
+      ->check(CLI::Range(0.0, 1e6))
+      ->type_name("S");
+  app.add_flag("--no-label", line.no_label, "Do not put \"[PE] \" before each line of output");
+  app.prefix_command();
+  try {
+    app.parse(argc, argv);
+    complete(line, app.remaining());
+    return run(line);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : shoal::run::kStatusLauncherFailed;
+  } catch (const std::exception& error) {
+    std::cerr << "shoal-run: " << shoal::bootstrap::plain(error.what()) << std::endl;
+    return shoal::run::kStatusLauncherFailed;
+  }
+}
