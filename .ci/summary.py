@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds up the closing lines of ctest and pytest in the logs of a CI run and prints one line: N passed, N failed, N skipped.
 
 Before it, the tests that need a GPU, by result. Exits with 1 when one of them claims to have passed on a machine without a GPU.

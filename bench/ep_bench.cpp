@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // ep_bench.cpp: dispatch and combine as a model would chain them.
 //
-// A chain is a sequence of pairs with nothing between them but the operations themselves; members meet only inside
-// them. The routing is computed within each dispatch, as a model has to. Experts do nothing during a chain; before it
-// and after it, on the group as the chain left it, they apply a function of their own id, and the result is checked.
+// A chain is a sequence of pairs with nothing between them but the operations themselves; members
+// meet only inside them. The routing is computed within each dispatch, as a model has to. Experts
+// do nothing during a chain; before it and after it, on the group as the chain left it, they apply
+// a function of their own id, and the result is checked.
 #include <algorithm>
 
 #include "ep/host/rows/row_ops.hpp"
@@ -23,11 +25,13 @@ struct PairTimes {
 struct LowLatencyMode {
   ep::Quantize quantize;
   ep::Reduction reduction;
-  bool zero_copy;  ///< the experts write into the group's buffer; else their answers are copied there by combine
+  bool zero_copy;  ///< the experts write into the group's buffer; else their answers are copied
+                   ///< there by combine
 
   std::string name() const {
     return std::string(quantize == ep::Quantize::none ? "bf16" : "fp8") +
-           (reduction == ep::Reduction::exact ? " exact" : " per rank") + (zero_copy ? "" : " staged");
+           (reduction == ep::Reduction::exact ? " exact" : " per rank") +
+           (zero_copy ? "" : " staged");
   }
 };
 
@@ -41,9 +45,11 @@ class EpBench {
         group_(world.team(), group_options(shape)),
         batches_(make_batches(shape, shape.tokens, me_)),
         small_batches_(make_batches(shape, shape.low_latency_tokens, me_)),
-        answers_(Tensor::empty(DataType::bfloat16,
-                               {local_experts_, world.n_pes() * shape.low_latency_tokens, shape.hidden})),
-        output_(Tensor::empty(DataType::bfloat16, {std::max(shape.tokens, shape.low_latency_tokens), shape.hidden})) {
+        answers_(Tensor::empty(
+            DataType::bfloat16,
+            {local_experts_, world.n_pes() * shape.low_latency_tokens, shape.hidden})),
+        output_(Tensor::empty(DataType::bfloat16,
+                              {std::max(shape.tokens, shape.low_latency_tokens), shape.hidden})) {
     group_.warmup();
   }
 
@@ -83,8 +89,8 @@ class EpBench {
     add("combine bf16", times.combine / n, bytes);
     add("dispatch + combine bf16", total / n, 2 * bytes);
     const auto all_meet = [this] { barrier(world_.team()); };
-    add("memcpy of the dispatch bytes", time_memcpy(static_cast<std::size_t>(bytes), shape_.iterations, all_meet),
-        bytes);
+    add("memcpy of the dispatch bytes",
+        time_memcpy(static_cast<std::size_t>(bytes), shape_.iterations, all_meet), bytes);
   }
 
   PairTimes run_normal_chain(std::int64_t pairs) {
@@ -94,7 +100,8 @@ class EpBench {
       const Times start = now();
       const ep::Dispatched received = dispatch(batch);
       const Times middle = now();
-      group_.combine(received.x, received.handle, {.weights = {}, .bias = {}, .out = output_for(batch)});
+      group_.combine(received.x, received.handle,
+                     {.weights = {}, .bias = {}, .out = output_for(batch)});
       times.dispatch += middle - start;
       times.combine += now() - middle;
       times.rows += static_cast<double>(received.rows);
@@ -118,9 +125,11 @@ class EpBench {
       for (std::int64_t row = 0; row < received.rows; ++row) {
         std::uint16_t* const x = received.x.as<std::uint16_t>() + row * shape_.hidden;
         apply_experts(x, x, received.topk_idx.as<std::int64_t>() + row * shape_.top_k,
-                      received.topk_weights.as<float>() + row * shape_.top_k, me_ * local_experts_, shape_);
+                      received.topk_weights.as<float>() + row * shape_.top_k, me_ * local_experts_,
+                      shape_);
       }
-      group_.combine(received.x, received.handle, {.weights = {}, .bias = {}, .out = output_for(batch)});
+      group_.combine(received.x, received.handle,
+                     {.weights = {}, .bias = {}, .out = output_for(batch)});
       check_output(batch, output_.as<std::uint16_t>(), shape_, false, when);
     }
   }
@@ -141,7 +150,8 @@ class EpBench {
     add("low-latency dispatch " + mode.name(), times.dispatch / n, times.rows / n * row);
     add("low-latency combine " + mode.name(), times.combine / n,
         times.rows / n * static_cast<double>(shape_.row_bytes()));
-    add("low-latency pair " + mode.name(), total / n, times.rows / n * (row + static_cast<double>(shape_.row_bytes())));
+    add("low-latency pair " + mode.name(), total / n,
+        times.rows / n * (row + static_cast<double>(shape_.row_bytes())));
   }
 
   PairTimes run_low_latency_chain(const LowLatencyMode& mode, std::int64_t pairs) {
@@ -151,28 +161,32 @@ class EpBench {
       const Times start = now();
       const ep::LowLatencyReceived received = dispatch_low_latency(batch, mode.quantize);
       const Times middle = now();
-      combine_low_latency(batch, received, mode, mode.zero_copy ? group_.next_combine_buffer() : answers_);
+      combine_low_latency(batch, received, mode,
+                          mode.zero_copy ? group_.next_combine_buffer() : answers_);
       times.dispatch += middle - start;
       times.combine += now() - middle;
-      for (std::int64_t e = 0; e < local_experts_; ++e) times.rows += received.counts.as<std::int32_t>()[e];
+      for (std::int64_t e = 0; e < local_experts_; ++e)
+        times.rows += received.counts.as<std::int32_t>()[e];
     }
     return times;
   }
 
   ep::LowLatencyReceived dispatch_low_latency(const Batch& batch, ep::Quantize quantize) {
     return group_
-        .low_latency_dispatch(batch.x, batch.topk_idx,
-                              {.quantize = quantize, .expert_counts = {}, .wait_ns = {}, .weights = batch.weights})
+        .low_latency_dispatch(
+            batch.x, batch.topk_idx,
+            {.quantize = quantize, .expert_counts = {}, .wait_ns = {}, .weights = batch.weights})
         .receive();
   }
 
-  void combine_low_latency(const Batch& batch, const ep::LowLatencyReceived& received, const LowLatencyMode& mode,
-                           const TensorView& answers) {
+  void combine_low_latency(const Batch& batch, const ep::LowLatencyReceived& received,
+                           const LowLatencyMode& mode, const TensorView& answers) {
     ep::LowLatencyCombineOptions options;
     options.zero_copy = mode.zero_copy;
     options.reduction = mode.reduction;
     options.out = output_for(batch);
-    group_.low_latency_combine(answers, batch.topk_idx, batch.weights, received.handle, options).receive();
+    group_.low_latency_combine(answers, batch.topk_idx, batch.weights, received.handle, options)
+        .receive();
   }
 
   void check_low_latency(const LowLatencyMode& mode, const char* when) {
@@ -182,30 +196,38 @@ class EpBench {
       const std::int64_t rows = received.x.shape[1];
       for (std::int64_t e = 0; e < local_experts_; ++e)
         for (std::int64_t row = 0; row < received.counts.as<std::int32_t>()[e]; ++row)
-          answer_low_latency(received, answers.as<std::uint16_t>() + e * answers.strides[0] + row * answers.strides[1],
-                             e * rows + row);
+          answer_low_latency(
+              received,
+              answers.as<std::uint16_t>() + e * answers.strides[0] + row * answers.strides[1],
+              e * rows + row);
       combine_low_latency(batch, received, mode, answers);
-      check_output(batch, output_.as<std::uint16_t>(), shape_, mode.quantize != ep::Quantize::none, when);
+      check_output(batch, output_.as<std::uint16_t>(), shape_, mode.quantize != ep::Quantize::none,
+                   when);
     }
   }
 
   /// `at`: which of the [experts, rows] of the received rows.
-  void answer_low_latency(const ep::LowLatencyReceived& received, std::uint16_t* answer, std::int64_t at) {
+  void answer_low_latency(const ep::LowLatencyReceived& received, std::uint16_t* answer,
+                          std::int64_t at) {
     const std::int64_t rows = received.x.shape[1], local = at / rows, row = at % rows;
     const std::int64_t expert = me_ * local_experts_ + local;
     if (received.x.dtype == DataType::bfloat16)
-      return apply_expert(answer, received.x.as<std::uint16_t>() + at * shape_.hidden, expert, shape_);
+      return apply_expert(answer, received.x.as<std::uint16_t>() + at * shape_.hidden, expert,
+                          shape_);
     const TensorView& scales = received.scales;
     std::vector<float> row_scales;
     for (std::int64_t group = 0; group < scales.shape[2]; ++group)
-      row_scales.push_back(
-          scales.as<float>()[local * scales.strides[0] + row * scales.strides[1] + group * scales.strides[2]]);
+      row_scales.push_back(scales.as<float>()[local * scales.strides[0] + row * scales.strides[1] +
+                                              group * scales.strides[2]]);
     std::vector<std::uint16_t> x(static_cast<std::size_t>(shape_.hidden));
-    ep::host::dequantize_row(x.data(), received.x.as<std::uint8_t>() + at * shape_.hidden, row_scales.data(), x.size());
+    ep::host::dequantize_row(x.data(), received.x.as<std::uint8_t>() + at * shape_.hidden,
+                             row_scales.data(), x.size());
     apply_expert(answer, x.data(), expert, shape_);
   }
 
-  void add(std::string name, Times times, double bytes) { measurements_.push_back({std::move(name), times, bytes}); }
+  void add(std::string name, Times times, double bytes) {
+    measurements_.push_back({std::move(name), times, bytes});
+  }
 
   World& world_;
   const Shape shape_;

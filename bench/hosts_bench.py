@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """shoal-bench ep between two hosts made of namespaces, against the MPI baseline over TCP between the same hosts, in alternating rounds.
 
 Needs root, as tests/hosts does. Both use one link (rail 0) and the same cores. MPI's ranks yield while they wait, as Shoal's do.

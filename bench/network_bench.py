@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """shoal-bench rma over ofi and ucx between two processes, against libfabric and UCX themselves, in alternating rounds, on one host.
 
 Baselines: shoal-bench-ofi (libfabric's RMA; its own rma tests are not packaged), fi_pingpong (libfabric's messages) and ucx_perftest. A program

@@ -1,7 +1,10 @@
-// shoal-bench-ofi: what libfabric itself does between two processes of this host, without Shoal: the baseline of
-// "shoal-bench rma" with SHOAL_TRANSPORT_INSIDE=ofi. The rows have the same names and mean the same.
+// SPDX-License-Identifier: Apache-2.0
+// shoal-bench-ofi: what libfabric itself does between two processes of this host, without Shoal:
+// the baseline of "shoal-bench rma" with SHOAL_TRANSPORT_INSIDE=ofi. The rows have the same names
+// and mean the same.
 //
-// "put + quiet" is a write, a message behind it and an answer; "put_signal round trip" the same in both directions.
+// "put + quiet" is a write, a message behind it and an answer; "put_signal round trip" the same in
+// both directions.
 #include <fmt/format.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -31,7 +34,8 @@ namespace shoal::bench {
 namespace {
 
 constexpr std::size_t kLargest = std::size_t{4} << 20;
-constexpr std::size_t kSizes[] = {8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, kLargest};
+constexpr std::size_t kSizes[] = {8,        64,        1 << 10, 4 << 10, 16 << 10,
+                                  64 << 10, 256 << 10, 1 << 20, kLargest};
 constexpr std::uint64_t kWindow = 16;
 constexpr std::size_t kMessage = 64;
 constexpr std::chrono::seconds kLimit{30};  ///< without any completion
@@ -61,12 +65,14 @@ class Raw {
   Raw(const std::string& provider, Blackboard& board, int me);
 
   void write(std::size_t bytes) {
-    post("fi_write",
-         [&] { return fi_write(endpoint_, local_.data(), bytes, nullptr, peer_, base_, key_, next_context()); });
+    post("fi_write", [&] {
+      return fi_write(endpoint_, local_.data(), bytes, nullptr, peer_, base_, key_, next_context());
+    });
   }
   void read(std::size_t bytes) {
-    post("fi_read",
-         [&] { return fi_read(endpoint_, local_.data(), bytes, nullptr, peer_, base_, key_, next_context()); });
+    post("fi_read", [&] {
+      return fi_read(endpoint_, local_.data(), bytes, nullptr, peer_, base_, key_, next_context());
+    });
     const std::uint64_t wanted = ++issued_reads_;
     while (reads_ < wanted) poll();
   }
@@ -91,16 +97,19 @@ class Raw {
   }
   void* next_context() { return &contexts_[context_++ % std::size(contexts_)]; }
   void post_receive(std::size_t i) {
-    check("fi_recv", fi_recv(endpoint_, inbox_[i], kMessage, nullptr, FI_ADDR_UNSPEC, &receives_[i]));
+    check("fi_recv",
+          fi_recv(endpoint_, inbox_[i], kMessage, nullptr, FI_ADDR_UNSPEC, &receives_[i]));
   }
   void poll();
 
-  std::vector<char> memory_ = std::vector<char>(kLargest, 1), local_ = std::vector<char>(kLargest, 2);
+  std::vector<char> memory_ = std::vector<char>(kLargest, 1),
+                    local_ = std::vector<char>(kLargest, 2);
   fid_ep* endpoint_ = nullptr;
   fid_cq* queue_ = nullptr;
   fi_addr_t peer_ = FI_ADDR_UNSPEC;
   std::uint64_t base_ = 0, key_ = 0;
-  std::uint64_t written_ = 0, reads_ = 0, received_ = 0, issued_reads_ = 0, awaited_ = 0, context_ = 0;
+  std::uint64_t written_ = 0, reads_ = 0, received_ = 0, issued_reads_ = 0, awaited_ = 0,
+                context_ = 0;
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   fi_context2 contexts_[64], receives_[64];
   char inbox_[64][kMessage] = {}, message_[kMessage] = {};
@@ -135,19 +144,22 @@ Raw::Raw(const std::string& provider, Blackboard& board, int me) {
   check("fi_ep_bind", fi_ep_bind(endpoint_, &peers->fid, 0));
   check("fi_ep_bind", fi_ep_bind(endpoint_, &queue_->fid, FI_TRANSMIT | FI_RECV));
   check("fi_enable", fi_enable(endpoint_));
-  check("fi_mr_reg", fi_mr_reg(domain, memory_.data(), memory_.size(), FI_REMOTE_READ | FI_REMOTE_WRITE, 0,
-                               static_cast<std::uint64_t>(me) + 1, 0, &region, nullptr));
+  check("fi_mr_reg",
+        fi_mr_reg(domain, memory_.data(), memory_.size(), FI_REMOTE_READ | FI_REMOTE_WRITE, 0,
+                  static_cast<std::uint64_t>(me) + 1, 0, &region, nullptr));
   Blackboard::Entry &mine = board.of[me], &theirs = board.of[1 - me];
   std::size_t bytes = sizeof mine.name;
   check("fi_getname", fi_getname(&endpoint_->fid, mine.name, &bytes));
-  mine.base =
-      (info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0 ? reinterpret_cast<std::uintptr_t>(memory_.data()) : 0;
+  mine.base = (info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0
+                  ? reinterpret_cast<std::uintptr_t>(memory_.data())
+                  : 0;
   mine.key = fi_mr_key(region);
   mine.ready = true;
   while (!theirs.ready) sched_yield();
   base_ = theirs.base;
   key_ = theirs.key;
-  require(fi_av_insert(peers, theirs.name, 1, &peer_, 0, nullptr) == 1, Code::system, "fi_av_insert failed");
+  require(fi_av_insert(peers, theirs.name, 1, &peer_, 0, nullptr) == 1, Code::system,
+          "fi_av_insert failed");
   fi_freeinfo(info);
   for (std::size_t i = 0; i < std::size(receives_); ++i) post_receive(i);
 }
@@ -166,7 +178,8 @@ void Raw::poll() {
   for (ssize_t i = 0; i < count; ++i) {
     if ((entries[i].flags & FI_RECV) != 0) {
       ++received_;
-      post_receive(static_cast<std::size_t>(static_cast<fi_context2*>(entries[i].op_context) - receives_));
+      post_receive(
+          static_cast<std::size_t>(static_cast<fi_context2*>(entries[i].op_context) - receives_));
     } else {
       ++((entries[i].flags & FI_WRITE) != 0 ? written_ : reads_);
     }
@@ -174,13 +187,15 @@ void Raw::poll() {
 }
 
 std::int64_t repetitions(std::size_t bytes, std::int64_t iterations) {
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16, iterations);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16,
+                                  iterations);
 }
 
 /// Process 0 measures, process 1 does what is expected of it.
 class RawBench {
  public:
-  RawBench(Raw& raw, int me, std::int64_t iterations) : raw_(raw), me_(me), iterations_(iterations) {}
+  RawBench(Raw& raw, int me, std::int64_t iterations)
+      : raw_(raw), me_(me), iterations_(iterations) {}
 
   std::vector<Measurement> run() {
     for (const std::size_t bytes : kSizes) {
@@ -197,7 +212,8 @@ class RawBench {
            [&] { put_and_flush(bytes, kWindow); });
     }
     for (const std::size_t bytes : {std::size_t{8}, std::size_t{1} << 10, std::size_t{64} << 10})
-      time("put_signal round trip " + size_name(bytes), repetitions(bytes, iterations_), 0, [&] { round_trip(bytes); });
+      time("put_signal round trip " + size_name(bytes), repetitions(bytes, iterations_), 0,
+           [&] { round_trip(bytes); });
     return std::move(measurements_);
   }
 
@@ -207,7 +223,8 @@ class RawBench {
     body();
     const Times start = now();
     for (std::int64_t i = 0; i < count; ++i) body();
-    if (me_ == 0) measurements_.push_back({name, (now() - start) / static_cast<double>(count), bytes});
+    if (me_ == 0)
+      measurements_.push_back({name, (now() - start) / static_cast<double>(count), bytes});
   }
   void put_and_flush(std::size_t bytes, std::uint64_t writes) {
     if (me_ == 0) {
@@ -236,7 +253,8 @@ class RawBench {
 };
 
 void run(const std::string& provider, std::int64_t iterations, const std::string& json_path) {
-  void* const shared = mmap(nullptr, sizeof(Blackboard), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const shared =
+      mmap(nullptr, sizeof(Blackboard), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) fail_errno("mmap");
   auto* const board = new (shared) Blackboard{};
   const pid_t child = fork();
@@ -260,8 +278,9 @@ void run(const std::string& provider, std::int64_t iterations, const std::string
 }  // namespace shoal::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("Measures libfabric alone, between two processes of this host on the loopback interface.",
-               "shoal-bench-ofi");
+  CLI::App app(
+      "Measures libfabric alone, between two processes of this host on the loopback interface.",
+      "shoal-bench-ofi");
   std::string provider = "tcp;ofi_rxm", json_path;
   std::int64_t iterations = 1000;
   app.add_option("--provider", provider, "of libfabric")->capture_default_str();

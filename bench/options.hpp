@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // options.hpp: the command line of the shape, the same for shoal-bench ep and the MPI baseline.
 #pragma once
 
@@ -12,9 +13,11 @@ inline void add_shape_options(CLI::App& app, Shape& shape) {
   app.add_option("--hidden", shape.hidden, "channels of a row")->capture_default_str();
   app.add_option("--top-k", shape.top_k, "experts per token")->capture_default_str();
   app.add_option("--experts", shape.experts, "experts of all PEs together")->capture_default_str();
-  app.add_option("--low-latency-tokens", shape.low_latency_tokens, "tokens per PE in low-latency mode")
+  app.add_option("--low-latency-tokens", shape.low_latency_tokens,
+                 "tokens per PE in low-latency mode")
       ->capture_default_str();
-  app.add_option("--iterations", shape.iterations, "timed pairs of normal mode; low latency does eight times as many")
+  app.add_option("--iterations", shape.iterations,
+                 "timed pairs of normal mode; low latency does eight times as many")
       ->capture_default_str();
   app.add_option("--seed", shape.seed, "of routing and rows")->capture_default_str();
 }

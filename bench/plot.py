@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the GPU benchmark: bandwidth by SMs, bandwidth by tokens, latency by tokens; ./run bench --plot.
 
 Reads every *.json of the data folder that shoal-bench-gpu or run-gpu-bench wrote (others are passed over), takes the results of PEs as

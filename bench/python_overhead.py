@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Host time of a low-latency call from Python, without a graph: deep_ep.Buffer and shoal.ep, in turn, on one rank.
 
 The tokens are so few that what is left is the way from Python to the work: argument checks, arrays, events. On the host backend

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
 #include <fmt/format.h>
@@ -50,7 +51,8 @@ std::vector<Row> over_all_pes(const Report& report, const std::vector<Measuremen
     Row row{mine[m].name};
     int pes = 0;
     for (std::int32_t pe = 0; pe < report.pes; ++pe) {
-      const double* const values = all.data() + 3 * (static_cast<std::size_t>(pe) * mine.size() + m);
+      const double* const values =
+          all.data() + 3 * (static_cast<std::size_t>(pe) * mine.size() + m);
       if (values[0] == 0) continue;
       row.min = pes == 0 ? values[0] : std::min(row.min, values[0]);
       row.max = std::max(row.max, values[0]);
@@ -71,12 +73,13 @@ void print(const Report& report, const std::vector<Row>& rows) {
   fmt::print("{}: {} PEs", report.program, report.pes);
   for (const auto& [name, value] : report.setup) fmt::print(", {} {}", name, value);
   fmt::print("\nbytes: {}\n\n", report.basis);
-  fmt::print("{:<44} {:>10} {:>10} {:>10} {:>8} {:>10} {:>11} {:>9} {:>9}\n", "operation", "mean us", "min us",
-             "max us", "spread", "cpu us", "MB per PE", "GB/s PE", "GB/s all");
+  fmt::print("{:<44} {:>10} {:>10} {:>10} {:>8} {:>10} {:>11} {:>9} {:>9}\n", "operation",
+             "mean us", "min us", "max us", "spread", "cpu us", "MB per PE", "GB/s PE", "GB/s all");
   for (const Row& row : rows) {
-    fmt::print("{:<44} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.1f}% {:>10.2f}", row.name, row.mean * 1e6, row.min * 1e6,
-               row.max * 1e6, 100 * (row.max - row.min) / row.mean, row.cpu * 1e6);
-    if (row.bytes > 0) fmt::print(" {:>11.3f} {:>9.2f} {:>9.2f}", row.bytes / 1e6, row.per_pe(), row.aggregate());
+    fmt::print("{:<44} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.1f}% {:>10.2f}", row.name, row.mean * 1e6,
+               row.min * 1e6, row.max * 1e6, 100 * (row.max - row.min) / row.mean, row.cpu * 1e6);
+    if (row.bytes > 0)
+      fmt::print(" {:>11.3f} {:>9.2f} {:>9.2f}", row.bytes / 1e6, row.per_pe(), row.aggregate());
     fmt::print("\n");
   }
 }
@@ -88,8 +91,8 @@ void write_json(const Report& report, const std::vector<Row>& rows, const std::s
   for (const auto& [name, value] : report.setup) json["setup"][name] = value;
   json["basis"] = report.basis;
   for (const Row& row : rows) {
-    nlohmann::ordered_json entry{{"name", row.name},
-                                 {"seconds", {{"mean", row.mean}, {"min", row.min}, {"max", row.max}}}};
+    nlohmann::ordered_json entry{
+        {"name", row.name}, {"seconds", {{"mean", row.mean}, {"min", row.min}, {"max", row.max}}}};
     entry["cpu_seconds_per_pe"] = row.cpu;
     if (row.bytes > 0) {
       entry["bytes_per_pe"] = row.bytes;
@@ -107,7 +110,9 @@ void write_json(const Report& report, const std::vector<Row>& rows, const std::s
 }  // namespace
 
 void describe(Report& report, const Shape& shape) {
-  const auto add = [&](const char* name, auto value) { report.setup.emplace_back(name, fmt::format("{}", value)); };
+  const auto add = [&](const char* name, auto value) {
+    report.setup.emplace_back(name, fmt::format("{}", value));
+  };
   add("tokens", shape.tokens);
   add("hidden", shape.hidden);
   add("top-k", shape.top_k);

@@ -1,5 +1,6 @@
-// report.hpp: what the benchmarks say: one table for people, one JSON file for programs, the same fields for all of
-// them.
+// SPDX-License-Identifier: Apache-2.0
+// report.hpp: what the benchmarks say: one table for people, one JSON file for programs, the same
+// fields for all of them.
 #pragma once
 
 #include <functional>
@@ -10,9 +11,9 @@
 
 namespace shoal::bench {
 
-/// One operation as one PE saw it. `bytes`: of the rows that this PE received (dispatch), got back as answers from its
-/// peers' rows (combine: one row per row it sent) or copied (memcpy), its own rows included: the logical basis. 0:
-/// latency only.
+/// One operation as one PE saw it. `bytes`: of the rows that this PE received (dispatch), got back
+/// as answers from its peers' rows (combine: one row per row it sent) or copied (memcpy), its own
+/// rows included: the logical basis. 0: latency only.
 struct Measurement {
   std::string name;
   Times times;       ///< mean of the timed iterations; 0: this PE took no part
@@ -26,7 +27,8 @@ struct Report {
   std::string program;  ///< "shoal-bench ep"
   std::string basis;    ///< what a byte is here
   std::int32_t pe = 0, pes = 0;
-  std::vector<std::pair<std::string, std::string>> setup;  ///< shape and machine, in the order to print
+  std::vector<std::pair<std::string, std::string>>
+      setup;  ///< shape and machine, in the order to print
 };
 void describe(Report& report, const Shape& shape);
 

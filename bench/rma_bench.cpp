@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rma_bench.cpp: one-sided operations between PE 0 and PE 1, and two collectives.
 #include <fmt/format.h>
 
@@ -13,7 +14,8 @@ namespace shoal::bench {
 namespace {
 
 constexpr std::size_t kLargest = std::size_t{4} << 20;
-constexpr std::size_t kSizes[] = {8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, kLargest};
+constexpr std::size_t kSizes[] = {8,        64,        1 << 10, 4 << 10, 16 << 10,
+                                  64 << 10, 256 << 10, 1 << 20, kLargest};
 constexpr std::size_t kWindow = 16;  ///< operations in flight when bandwidth is measured
 
 std::string size_name(std::size_t bytes) {
@@ -43,7 +45,8 @@ class RmaBench {
  private:
   /// Enough repetitions to be seen, few enough for large sizes.
   std::int64_t repetitions(std::size_t bytes) const {
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16, iterations_);
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16,
+                                    iterations_);
   }
 
   /// PE 0 does it `count` times between two barriers.
@@ -61,7 +64,9 @@ class RmaBench {
     measurements_.push_back({name, times, bytes});
   }
 
-  RemoteSpan<std::byte> target(std::size_t bytes) const { return remote_.on(1 % world_.n_pes()).subspan(0, bytes); }
+  RemoteSpan<std::byte> target(std::size_t bytes) const {
+    return remote_.on(1 % world_.n_pes()).subspan(0, bytes);
+  }
 
   void measure_size(std::size_t bytes) {
     const auto size = static_cast<double>(bytes);
@@ -70,11 +75,13 @@ class RmaBench {
       world_.put(target(bytes), local);
       world_.quiet();
     });
-    measure("get " + size_name(bytes), repetitions(bytes), size, [&] { world_.get(local, target(bytes)); });
-    measure(fmt::format("{} put_nbi {}", kWindow, size_name(bytes)), repetitions(bytes), size * kWindow, [&] {
-      for (std::size_t i = 0; i < kWindow; ++i) world_.put_nbi(target(bytes), local);
-      world_.quiet();
-    });
+    measure("get " + size_name(bytes), repetitions(bytes), size,
+            [&] { world_.get(local, target(bytes)); });
+    measure(fmt::format("{} put_nbi {}", kWindow, size_name(bytes)), repetitions(bytes),
+            size * kWindow, [&] {
+              for (std::size_t i = 0; i < kWindow; ++i) world_.put_nbi(target(bytes), local);
+              world_.quiet();
+            });
   }
 
   void measure_small() {
@@ -112,11 +119,12 @@ class RmaBench {
     measure_round_trip("signal round trip", iterations_,
                        [&](Pe to, std::uint64_t value) { world_.signal_set(flag_.on(to), value); });
     for (const std::size_t bytes : {std::size_t{8}, std::size_t{1} << 10, std::size_t{64} << 10})
-      measure_round_trip(
-          "put_signal round trip " + size_name(bytes), repetitions(bytes), [&](Pe to, std::uint64_t value) {
-            world_.put_signal(remote_.on(to).subspan(0, bytes), std::span<const std::byte>(local_.data(), bytes),
-                              flag_.on(to), SignalOp::set, value);
-          });
+      measure_round_trip("put_signal round trip " + size_name(bytes), repetitions(bytes),
+                         [&](Pe to, std::uint64_t value) {
+                           world_.put_signal(remote_.on(to).subspan(0, bytes),
+                                             std::span<const std::byte>(local_.data(), bytes),
+                                             flag_.on(to), SignalOp::set, value);
+                         });
   }
 
   void measure_collectives() {
@@ -124,8 +132,10 @@ class RmaBench {
     const auto pes = static_cast<std::size_t>(world_.n_pes());
     const auto source = world_.heap().allocate<std::byte>(pes * kLargest / 4);
     const auto result = world_.heap().allocate<std::byte>(pes * kLargest / 4);
-    for (const std::size_t block : {std::size_t{1} << 10, std::size_t{64} << 10, std::size_t{1} << 20})
-      measure_together("all_to_all " + size_name(block), std::min<std::int64_t>(repetitions(block * pes), 100),
+    for (const std::size_t block :
+         {std::size_t{1} << 10, std::size_t{64} << 10, std::size_t{1} << 20})
+      measure_together("all_to_all " + size_name(block),
+                       std::min<std::int64_t>(repetitions(block * pes), 100),
                        static_cast<double>(block * pes),
                        [&] { all_to_all(world_.team(), result.data(), source.data(), block); });
   }
@@ -150,7 +160,8 @@ class RmaBench {
 }  // namespace
 
 void run_rma(World& world, std::int64_t iterations, const std::string& json_path) {
-  require(iterations >= 1, Code::invalid_argument, "--iterations is {}; allowed: 1 or more", iterations);
+  require(iterations >= 1, Code::invalid_argument, "--iterations is {}; allowed: 1 or more",
+          iterations);
   Report report;
   report.program = "shoal-bench rma";
   report.basis = "bytes of the transfers of one PE";

@@ -1,5 +1,7 @@
-// row_ops_bench.cpp: the row operations on memory far larger than the caches, against memcpy. Rows of 14,336 bytes
-// (hidden 7168, bfloat16) in random order, as routing makes them; one thread and two.
+// SPDX-License-Identifier: Apache-2.0
+// row_ops_bench.cpp: the row operations on memory far larger than the caches, against memcpy. Rows
+// of 14,336 bytes (hidden 7168, bfloat16) in random order, as routing makes them; one thread and
+// two.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -15,7 +17,8 @@ namespace {
 using ep::host::Store;
 
 constexpr std::size_t kChannels = 7168, kRowBytes = 2 * kChannels, kRows = 16384;
-constexpr std::size_t kFan = 5;  ///< destinations of a token, about what top-8 of 256 on 8 ranks gives
+constexpr std::size_t kFan =
+    5;  ///< destinations of a token, about what top-8 of 256 on 8 ranks gives
 
 /// Source and target rows, the same for all threads; each thread works on its own part.
 struct Memory {
@@ -31,8 +34,12 @@ struct Memory {
     std::memset(tensor.data, value, tensor.bytes());
     return tensor;
   }
-  const std::byte* source_row(std::size_t i) const { return source.as<std::byte>() + order[i % kRows] * kRowBytes; }
-  std::byte* target_row(std::size_t i) const { return target.as<std::byte>() + i % kRows * kRowBytes; }
+  const std::byte* source_row(std::size_t i) const {
+    return source.as<std::byte>() + order[i % kRows] * kRowBytes;
+  }
+  std::byte* target_row(std::size_t i) const {
+    return target.as<std::byte>() + i % kRows * kRowBytes;
+  }
 };
 
 const Memory& memory() {
@@ -42,7 +49,8 @@ const Memory& memory() {
 
 /// Where this thread starts, so that threads do not share rows.
 std::size_t first_row(const benchmark::State& state) {
-  return kRows / static_cast<std::size_t>(state.threads()) * static_cast<std::size_t>(state.thread_index());
+  return kRows / static_cast<std::size_t>(state.threads()) *
+         static_cast<std::size_t>(state.thread_index());
 }
 
 void count_bytes(benchmark::State& state, std::size_t rows) {
@@ -63,7 +71,8 @@ void copy_row(benchmark::State& state) {
   const Memory& rows = memory();
   std::size_t i = first_row(state);
   for (auto _ : state) {
-    ep::host::copy_row(rows.target_row(i), rows.source_row(i), kRowBytes, static_cast<Store>(state.range(0)));
+    ep::host::copy_row(rows.target_row(i), rows.source_row(i), kRowBytes,
+                       static_cast<Store>(state.range(0)));
     ++i;
   }
   ep::host::flush_streamed_rows();
@@ -76,7 +85,8 @@ void scatter_row(benchmark::State& state) {
   for (auto _ : state) {
     void* targets[kFan];
     for (std::size_t t = 0; t < kFan; ++t) targets[t] = rows.target_row(i + t * (kRows / kFan));
-    ep::host::scatter_row(targets, rows.source_row(i), kRowBytes, static_cast<Store>(state.range(0)));
+    ep::host::scatter_row(targets, rows.source_row(i), kRowBytes,
+                          static_cast<Store>(state.range(0)));
     ++i;
   }
   ep::host::flush_streamed_rows();
@@ -103,7 +113,8 @@ void quantize_row(benchmark::State& state) {
   const Memory& rows = memory();
   float scales[kChannels / 128];
   auto* const target = reinterpret_cast<std::uint8_t*>(rows.target_row(first_row(state)));
-  const auto* const source = reinterpret_cast<const std::uint16_t*>(rows.source_row(first_row(state)));
+  const auto* const source =
+      reinterpret_cast<const std::uint16_t*>(rows.source_row(first_row(state)));
   for (auto _ : state) {
     ep::host::quantize_row(target, scales, source, kChannels, ep::host::ScaleForm::plain);
     benchmark::ClobberMemory();

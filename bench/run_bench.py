@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs shoal-bench ep and the MPI baseline in turn, and compares their medians with the targets of the host backend.
 
 The two alternate (Shoal, MPI, Shoal, MPI, ...) so that a machine that is busy with other things disturbs both alike. A figure is the

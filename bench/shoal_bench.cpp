@@ -1,4 +1,6 @@
-// shoal-bench: how fast this build is on this machine. Start it with shoal-run: shoal-run -n 8 shoal-bench ep
+// SPDX-License-Identifier: Apache-2.0
+// shoal-bench: how fast this build is on this machine. Start it with shoal-run: shoal-run -n 8
+// shoal-bench ep
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,8 +14,10 @@ namespace shoal::bench {
 Gather gather_through(World& world) {
   return [&world](const std::vector<double>& mine) {
     const auto source = world.heap().allocate<double>(mine.size());
-    const auto target = world.heap().allocate<double>(mine.size() * static_cast<std::size_t>(world.n_pes()));
-    world.put(source.on(world.my_pe()), std::span<const double>(mine));  // the heap may lie on a GPU
+    const auto target =
+        world.heap().allocate<double>(mine.size() * static_cast<std::size_t>(world.n_pes()));
+    world.put(source.on(world.my_pe()),
+              std::span<const double>(mine));  // the heap may lie on a GPU
     all_gather(world.team(), target.data(), source.data(), mine.size() * sizeof(double));
     std::vector<double> all(target.size());
     world.get(std::span(all), target.on(world.my_pe()));
@@ -32,12 +36,14 @@ struct Arguments {
 
 void declare(CLI::App& app, Arguments& arguments) {
   app.require_subcommand(1);
-  CLI::App* const ep =
-      app.add_subcommand("ep", "dispatch, combine and their low-latency forms, and memcpy of the same bytes");
+  CLI::App* const ep = app.add_subcommand(
+      "ep", "dispatch, combine and their low-latency forms, and memcpy of the same bytes");
   add_shape_options(*ep, arguments.shape);
   ep->callback([&arguments] { arguments.ep = true; });
-  CLI::App* const rma = app.add_subcommand("rma", "put, get, atomics, signals, barrier and all-to-all");
-  rma->add_option("--iterations", arguments.rma_iterations, "of each small operation")->capture_default_str();
+  CLI::App* const rma =
+      app.add_subcommand("rma", "put, get, atomics, signals, barrier and all-to-all");
+  rma->add_option("--iterations", arguments.rma_iterations, "of each small operation")
+      ->capture_default_str();
   for (CLI::App* const command : {ep, rma})
     command->add_option("--json", arguments.json_path, "also write the results to this file");
 }
@@ -46,7 +52,9 @@ void declare(CLI::App& app, Arguments& arguments) {
 }  // namespace shoal::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("Measures Shoal on this machine. Run it under shoal-run: shoal-run -n 8 shoal-bench ep", "shoal-bench");
+  CLI::App app(
+      "Measures Shoal on this machine. Run it under shoal-run: shoal-run -n 8 shoal-bench ep",
+      "shoal-bench");
   shoal::bench::Arguments arguments;
   shoal::bench::declare(app, arguments);
   CLI11_PARSE(app, argc, argv);

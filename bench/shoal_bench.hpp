@@ -1,4 +1,6 @@
-// shoal_bench.hpp: the benchmarks of shoal-bench. Each is run by every PE of the world and prints on PE 0.
+// SPDX-License-Identifier: Apache-2.0
+// shoal_bench.hpp: the benchmarks of shoal-bench. Each is run by every PE of the world and prints
+// on PE 0.
 #pragma once
 
 #include <string>

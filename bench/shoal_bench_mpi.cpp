@@ -1,11 +1,13 @@
-// shoal-bench-mpi: dispatch and combine as a program on MPI would write them, with the shapes, checks and output of
-// shoal-bench ep.
+// SPDX-License-Identifier: Apache-2.0
+// shoal-bench-mpi: dispatch and combine as a program on MPI would write them, with the shapes,
+// checks and output of shoal-bench ep.
 //
-// Counts travel with MPI_Alltoall, rows packed by destination with MPI_Alltoallv, once per (token, rank). Copies and
-// sums use Shoal's own row operations, so that only the transport and what it forces on the program (packing,
-// unpacking) differ. Where there is a choice, it is the one that favours MPI: normal mode sends rows alone, without
-// indices and weights; answers that lie in the order of their rows are sent from where they are; low latency uses
-// per-rank sums, which send least.
+// Counts travel with MPI_Alltoall, rows packed by destination with MPI_Alltoallv, once per (token,
+// rank). Copies and sums use Shoal's own row operations, so that only the transport and what it
+// forces on the program (packing, unpacking) differ. Where there is a choice, it is the one that
+// favours MPI: normal mode sends rows alone, without indices and weights; answers that lie in the
+// order of their rows are sent from where they are; low latency uses per-rank sums, which send
+// least.
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -32,8 +34,12 @@ struct Exchange {
   int sent = 0, received = 0;
 
   explicit Exchange(std::vector<int> counts)
-      : send(std::move(counts)), send_first(send.size()), receive(send.size()), receive_first(send.size()) {
-    check_mpi(MPI_Alltoall(send.data(), 1, MPI_INT, receive.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Alltoall");
+      : send(std::move(counts)),
+        send_first(send.size()),
+        receive(send.size()),
+        receive_first(send.size()) {
+    check_mpi(MPI_Alltoall(send.data(), 1, MPI_INT, receive.data(), 1, MPI_INT, MPI_COMM_WORLD),
+              "MPI_Alltoall");
     std::exclusive_scan(send.begin(), send.end(), send_first.begin(), 0);
     std::exclusive_scan(receive.begin(), receive.end(), receive_first.begin(), 0);
     sent = send_first.back() + send.back();
@@ -41,13 +47,13 @@ struct Exchange {
   }
 
   void forward(const void* source, void* target, MPI_Datatype row) const {
-    check_mpi(MPI_Alltoallv(source, send.data(), send_first.data(), row, target, receive.data(), receive_first.data(),
-                            row, MPI_COMM_WORLD),
+    check_mpi(MPI_Alltoallv(source, send.data(), send_first.data(), row, target, receive.data(),
+                            receive_first.data(), row, MPI_COMM_WORLD),
               "MPI_Alltoallv");
   }
   void backward(const void* source, void* target, MPI_Datatype row) const {
-    check_mpi(MPI_Alltoallv(source, receive.data(), receive_first.data(), row, target, send.data(), send_first.data(),
-                            row, MPI_COMM_WORLD),
+    check_mpi(MPI_Alltoallv(source, receive.data(), receive_first.data(), row, target, send.data(),
+                            send_first.data(), row, MPI_COMM_WORLD),
               "MPI_Alltoallv");
   }
 };
@@ -67,7 +73,8 @@ class RowType {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
-/// Which tokens go to which rank, and where the copy of a token for a rank lies among all that are sent.
+/// Which tokens go to which rank, and where the copy of a token for a rank lies among all that are
+/// sent.
 struct Plan {
   std::vector<std::vector<std::int32_t>> tokens;    ///< [ranks]
   std::vector<std::vector<std::int32_t>> position;  ///< [tokens]: of its copies, by ascending rank
@@ -81,32 +88,36 @@ Plan make_plan(const Batch& batch, const Shape& shape, std::int32_t ranks) {
   plan.position.resize(static_cast<std::size_t>(batch.tokens));
   for (std::int64_t token = 0; token < batch.tokens; ++token)
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
-      const std::int64_t rank = batch.topk_idx.as<std::int64_t>()[token * shape.top_k + k] / local_experts;
+      const std::int64_t rank =
+          batch.topk_idx.as<std::int64_t>()[token * shape.top_k + k] / local_experts;
       auto& list = plan.tokens[static_cast<std::size_t>(rank)];
       if (list.empty() || list.back() != token) list.push_back(static_cast<std::int32_t>(token));
     }
   std::int32_t position = 0;
   for (const auto& list : plan.tokens) {
-    for (const std::int32_t token : list) plan.position[static_cast<std::size_t>(token)].push_back(position++);
+    for (const std::int32_t token : list)
+      plan.position[static_cast<std::size_t>(token)].push_back(position++);
     plan.counts.push_back(static_cast<int>(list.size()));
   }
   return plan;
 }
 
 /// Sums the answers of each token in ascending rank.
-void sum_answers(const Plan& plan, const std::byte* answers, const Shape& shape, Store store, std::uint16_t* output) {
+void sum_answers(const Plan& plan, const std::byte* answers, const Shape& shape, Store store,
+                 std::uint16_t* output) {
   std::vector<const void*> rows;
   for (std::size_t token = 0; token < plan.position.size(); ++token) {
     rows.clear();
     for (const std::int32_t position : plan.position[token])
       rows.push_back(answers + static_cast<std::size_t>(position) * shape.row_bytes());
-    ep::host::sum_rows(DataType::bfloat16, output + token * static_cast<std::size_t>(shape.hidden), rows, nullptr,
-                       nullptr, static_cast<std::size_t>(shape.hidden), store);
+    ep::host::sum_rows(DataType::bfloat16, output + token * static_cast<std::size_t>(shape.hidden),
+                       rows, nullptr, nullptr, static_cast<std::size_t>(shape.hidden), store);
   }
   ep::host::flush_streamed_rows();
 }
 
-/// Buffers that live as long as the program, as a program would keep them; the size of the largest exchange.
+/// Buffers that live as long as the program, as a program would keep them; the size of the largest
+/// exchange.
 Tensor buffer(std::size_t bytes) {
   Tensor tensor = Tensor::empty(DataType::uint8, {static_cast<std::int64_t>(bytes)});
   std::memset(tensor.data, 0, bytes);
@@ -158,12 +169,15 @@ class NormalMode {
     measurements.push_back({"dispatch + combine bf16", total / n, 2 * bytes});
     measurements.push_back({"  of which in MPI calls", times.in_mpi / n, 0});
     const auto all_meet = [] { MPI_Barrier(MPI_COMM_WORLD); };
-    measurements.push_back({"memcpy of the dispatch bytes",
-                            time_memcpy(static_cast<std::size_t>(bytes), shape_.iterations, all_meet), bytes});
+    measurements.push_back(
+        {"memcpy of the dispatch bytes",
+         time_memcpy(static_cast<std::size_t>(bytes), shape_.iterations, all_meet), bytes});
   }
 
  private:
-  std::size_t capacity() const { return static_cast<std::size_t>(ranks_ * shape_.tokens) * shape_.row_bytes(); }
+  std::size_t capacity() const {
+    return static_cast<std::size_t>(ranks_ * shape_.tokens) * shape_.row_bytes();
+  }
 
   PairTimes run_chain(std::int64_t pairs) {
     PairTimes times;
@@ -218,23 +232,29 @@ class NormalMode {
   /// Indices and weights follow the rows here, outside the timed part.
   void answer(const Batch& batch, const Plan& plan, const Exchange& exchange) {
     const auto k = static_cast<std::size_t>(shape_.top_k);
-    std::vector<std::int64_t> experts, received_experts(static_cast<std::size_t>(exchange.received) * k);
+    std::vector<std::int64_t> experts,
+        received_experts(static_cast<std::size_t>(exchange.received) * k);
     std::vector<float> weights, received_weights(received_experts.size());
     for (const auto& tokens : plan.tokens)
       for (const std::int32_t token : tokens) {
         const std::size_t first = static_cast<std::size_t>(token) * k;
         experts.insert(experts.end(), batch.topk_idx.as<std::int64_t>() + first,
                        batch.topk_idx.as<std::int64_t>() + first + k);
-        weights.insert(weights.end(), batch.weights.as<float>() + first, batch.weights.as<float>() + first + k);
+        weights.insert(weights.end(), batch.weights.as<float>() + first,
+                       batch.weights.as<float>() + first + k);
       }
     exchange.forward(experts.data(), received_experts.data(), RowType(k * sizeof(std::int64_t)));
     exchange.forward(weights.data(), received_weights.data(), RowType(k * sizeof(float)));
-    const std::int64_t local_experts = shape_.experts / ranks_, first_expert = rank_ * local_experts;
+    const std::int64_t local_experts = shape_.experts / ranks_,
+                       first_expert = rank_ * local_experts;
     for (std::int64_t& expert : received_experts)
-      expert = expert >= first_expert && expert < first_expert + local_experts ? expert - first_expert : -1;
+      expert = expert >= first_expert && expert < first_expert + local_experts
+                   ? expert - first_expert
+                   : -1;
     for (std::size_t row = 0; row < static_cast<std::size_t>(exchange.received); ++row) {
       auto* const x = received_.as<std::uint16_t>() + row * static_cast<std::size_t>(shape_.hidden);
-      apply_experts(x, x, received_experts.data() + row * k, received_weights.data() + row * k, first_expert, shape_);
+      apply_experts(x, x, received_experts.data() + row * k, received_weights.data() + row * k,
+                    first_expert, shape_);
     }
   }
 
@@ -245,8 +265,8 @@ class NormalMode {
   Tensor sent_, received_, output_;
 };
 
-/// Rows once per (token, rank), with the experts and weights that they are for; laid out by expert, [experts, ranks *
-/// tokens, hidden], by the receiver, as fixed-shape expert kernels want them.
+/// Rows once per (token, rank), with the experts and weights that they are for; laid out by expert,
+/// [experts, ranks * tokens, hidden], by the receiver, as fixed-shape expert kernels want them.
 class LowLatencyMode {
  public:
   LowLatencyMode(const Shape& shape, std::int32_t rank, std::int32_t ranks, bool quantize)
@@ -283,17 +303,20 @@ class LowLatencyMode {
     const auto n = static_cast<double>(shape_.low_latency_iterations());
     const std::string kind = quantize_ ? "fp8 per rank" : "bf16 per rank";
     const double row = static_cast<double>(payload_ + (quantize_ ? groups_ * sizeof(float) : 0));
-    measurements.push_back({"low-latency dispatch " + kind, times.dispatch / n, times.rows / n * row});
     measurements.push_back(
-        {"low-latency combine " + kind, times.combine / n, times.rows / n * static_cast<double>(shape_.row_bytes())});
-    measurements.push_back(
-        {"low-latency pair " + kind, total / n, times.rows / n * (row + static_cast<double>(shape_.row_bytes()))});
+        {"low-latency dispatch " + kind, times.dispatch / n, times.rows / n * row});
+    measurements.push_back({"low-latency combine " + kind, times.combine / n,
+                            times.rows / n * static_cast<double>(shape_.row_bytes())});
+    measurements.push_back({"low-latency pair " + kind, total / n,
+                            times.rows / n * (row + static_cast<double>(shape_.row_bytes()))});
     measurements.push_back({"  of which in MPI calls", times.in_mpi / n, 0});
   }
 
  private:
   std::size_t slots() const { return static_cast<std::size_t>(rows_per_expert_); }
-  std::size_t expert_slots() const { return static_cast<std::size_t>(local_experts_ * rows_per_expert_); }
+  std::size_t expert_slots() const {
+    return static_cast<std::size_t>(local_experts_ * rows_per_expert_);
+  }
   std::size_t payload_at() const { return scales_at_ - payload_; }
 
   PairTimes run_chain(std::int64_t pairs) {
@@ -334,7 +357,8 @@ class LowLatencyMode {
     auto* const experts = reinterpret_cast<std::int32_t*>(record);
     auto* const weights = reinterpret_cast<float*>(record) + shape_.top_k;
     for (std::int64_t k = 0; k < shape_.top_k; ++k) {
-      const std::int64_t local = batch.topk_idx.as<std::int64_t>()[token * shape_.top_k + k] - rank * local_experts_;
+      const std::int64_t local =
+          batch.topk_idx.as<std::int64_t>()[token * shape_.top_k + k] - rank * local_experts_;
       experts[k] = local >= 0 && local < local_experts_ ? static_cast<std::int32_t>(local) : -1;
       weights[k] = batch.weights.as<float>()[token * shape_.top_k + k];
     }
@@ -350,16 +374,18 @@ class LowLatencyMode {
     counts_.assign(static_cast<std::size_t>(local_experts_), 0);
     places_.clear();
     for (int r = 0; r < received; ++r) {
-      const std::byte* const record = received_.as<std::byte>() + static_cast<std::size_t>(r) * record_bytes_;
+      const std::byte* const record =
+          received_.as<std::byte>() + static_cast<std::size_t>(r) * record_bytes_;
       const auto* const experts = reinterpret_cast<const std::int32_t*>(record);
       for (std::int64_t k = 0; k < shape_.top_k; ++k) {
         if (experts[k] < 0) continue;
-        const std::size_t place =
-            static_cast<std::size_t>(experts[k] * rows_per_expert_ + counts_[static_cast<std::size_t>(experts[k])]++);
-        ep::host::copy_row(x_.as<std::byte>() + place * payload_, record + payload_at(), payload_, Store::cached);
+        const std::size_t place = static_cast<std::size_t>(
+            experts[k] * rows_per_expert_ + counts_[static_cast<std::size_t>(experts[k])]++);
+        ep::host::copy_row(x_.as<std::byte>() + place * payload_, record + payload_at(), payload_,
+                           Store::cached);
         if (quantize_)
-          ep::host::copy_row(scales_.as<float>() + place * groups_, record + scales_at_, groups_ * sizeof(float),
-                             Store::cached);
+          ep::host::copy_row(scales_.as<float>() + place * groups_, record + scales_at_,
+                             groups_ * sizeof(float), Store::cached);
         places_.push_back({r, place, reinterpret_cast<const float*>(record)[shape_.top_k + k]});
       }
     }
@@ -372,12 +398,14 @@ class LowLatencyMode {
     for (std::size_t first = 0, end = 0; first < places_.size(); first = end) {
       rows.clear();
       weights.clear();
-      for (end = first; end < places_.size() && places_[end].record == places_[first].record; ++end) {
+      for (end = first; end < places_.size() && places_[end].record == places_[first].record;
+           ++end) {
         rows.push_back(y_.as<std::uint16_t>() + places_[end].place * hidden);
         weights.push_back(places_[end].weight);
       }
-      ep::host::weighted_sum_rows(sums_.as<std::uint16_t>() + static_cast<std::size_t>(places_[first].record) * hidden,
-                                  rows, weights, {}, hidden, Store::cached);
+      ep::host::weighted_sum_rows(
+          sums_.as<std::uint16_t>() + static_cast<std::size_t>(places_[first].record) * hidden,
+          rows, weights, {}, hidden, Store::cached);
     }
     {
       const Stopwatch stopwatch(in_mpi);
@@ -394,7 +422,8 @@ class LowLatencyMode {
       const Plan plan = make_plan(batch, shape_, ranks_);
       const Exchange exchange = dispatch(batch, plan, ignored);
       for (const Place& place : places_) {
-        const std::int64_t expert = rank_ * local_experts_ + static_cast<std::int64_t>(place.place) / rows_per_expert_;
+        const std::int64_t expert =
+            rank_ * local_experts_ + static_cast<std::int64_t>(place.place) / rows_per_expert_;
         if (quantize_)
           ep::host::dequantize_row(x.data(), x_.as<std::uint8_t>() + place.place * hidden,
                                    scales_.as<float>() + place.place * groups_, hidden);
@@ -431,7 +460,8 @@ Gather gather_through_mpi(int ranks) {
   return [ranks](const std::vector<double>& mine) {
     std::vector<double> all(mine.size() * static_cast<std::size_t>(ranks));
     const int count = static_cast<int>(mine.size());
-    check_mpi(MPI_Allgather(mine.data(), count, MPI_DOUBLE, all.data(), count, MPI_DOUBLE, MPI_COMM_WORLD),
+    check_mpi(MPI_Allgather(mine.data(), count, MPI_DOUBLE, all.data(), count, MPI_DOUBLE,
+                            MPI_COMM_WORLD),
               "MPI_Allgather");
     return all;
   };
@@ -452,7 +482,8 @@ void run(const Shape& shape, const std::string& json_path) {
   describe(report, shape);
   std::vector<Measurement> measurements;
   NormalMode(shape, rank, ranks).measure(measurements);
-  for (const bool quantize : {false, true}) LowLatencyMode(shape, rank, ranks, quantize).measure(measurements);
+  for (const bool quantize : {false, true})
+    LowLatencyMode(shape, rank, ranks, quantize).measure(measurements);
   publish(report, measurements, gather_through_mpi(ranks), json_path);
 }
 
@@ -462,7 +493,8 @@ void run(const Shape& shape, const std::string& json_path) {
 int main(int argc, char** argv) {
   shoal::bench::Shape shape;
   std::string json_path;
-  CLI::App app("The MPI baseline of shoal-bench ep: mpirun -n 8 shoal-bench-mpi", "shoal-bench-mpi");
+  CLI::App app("The MPI baseline of shoal-bench ep: mpirun -n 8 shoal-bench-mpi",
+               "shoal-bench-mpi");
   shoal::bench::add_shape_options(app, shape);
   app.add_option("--json", json_path, "also write the results to this file");
   CLI11_PARSE(app, argc, argv);

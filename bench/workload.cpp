@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "workload.hpp"
 
 #include <algorithm>
@@ -14,7 +15,8 @@ namespace shoal::bench {
 
 namespace {
 
-/// splitmix64: rows of a hundred megabytes in a moment; the distribution does not matter, only that nothing repeats.
+/// splitmix64: rows of a hundred megabytes in a moment; the distribution does not matter, only that
+/// nothing repeats.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
@@ -63,7 +65,8 @@ void fill_routing(Batch& batch, const Shape& shape, Random& random) {
 }
 
 Random random_of(const Shape& shape, std::int32_t pe, std::int32_t set) {
-  return Random(shape.seed * 1'000'003 + static_cast<std::uint64_t>(pe) * 1009 + static_cast<std::uint64_t>(set));
+  return Random(shape.seed * 1'000'003 + static_cast<std::uint64_t>(pe) * 1009 +
+                static_cast<std::uint64_t>(set));
 }
 
 Batch make_routing(const Shape& shape, std::int64_t tokens, Random& random) {
@@ -94,7 +97,8 @@ void Shape::validate(std::int32_t pes) const {
   at_least_one("--tokens", tokens);
   at_least_one("--low-latency-tokens", low_latency_tokens);
   at_least_one("--iterations", iterations);
-  require(hidden >= 8 && hidden % 8 == 0, Code::invalid_argument, "--hidden is {}; allowed: multiples of 8", hidden);
+  require(hidden >= 8 && hidden % 8 == 0, Code::invalid_argument,
+          "--hidden is {}; allowed: multiples of 8", hidden);
   require(experts >= 1 && experts % pes == 0, Code::invalid_argument,
           "--experts is {}; allowed: multiples of the {} PEs", experts, pes);
   require(top_k >= 1 && top_k <= std::min<std::int64_t>(32, experts), Code::invalid_argument,
@@ -115,10 +119,11 @@ Batch make_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::
 
 Shape folded_shape(const Shape& large, std::int32_t pes) {
   require(pes >= 2 && large.load_of >= pes, Code::invalid_argument,
-          "--load-of is {}; allowed: at least the {} PEs, of which there must be 2", large.load_of, pes);
+          "--load-of is {}; allowed: at least the {} PEs, of which there must be 2", large.load_of,
+          pes);
   require(large.experts % large.load_of == 0, Code::invalid_argument,
-          "--experts is {}; allowed: multiples of the {} members whose load is carried (--load-of)", large.experts,
-          large.load_of);
+          "--experts is {}; allowed: multiples of the {} members whose load is carried (--load-of)",
+          large.experts, large.load_of);
   Shape shape = large;
   shape.experts = large.experts / large.load_of * pes;
   return shape;
@@ -133,7 +138,8 @@ std::int64_t folded_tokens(const Shape& large, std::int64_t tokens) {
   return std::llround(static_cast<double>(tokens * (large.load_of - 1)) * (1 - misses));
 }
 
-Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t pes, std::int32_t set) {
+Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t pes,
+                        std::int32_t set) {
   const std::int64_t local = shape.experts / pes;
   Shape large = shape;
   large.experts = local * shape.load_of;
@@ -150,8 +156,10 @@ Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe
     std::vector<std::int64_t> row_of(static_cast<std::size_t>(shape.load_of), -1);
     const std::int64_t first = row;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
-      const std::int64_t at = token * shape.top_k + k, expert = drawn.topk_idx.as<std::int64_t>()[at];
-      const std::int64_t member = expert / local;  // 0 stands for this PE, the others for the other PEs in turn
+      const std::int64_t at = token * shape.top_k + k,
+                         expert = drawn.topk_idx.as<std::int64_t>()[at];
+      const std::int64_t member =
+          expert / local;  // 0 stands for this PE, the others for the other PEs in turn
       const std::int64_t to = member == 0 ? pe : (pe + 1 + (member - 1) % (pes - 1)) % pes;
       std::int64_t& its_row = row_of[static_cast<std::size_t>(member)];
       if (its_row < 0) its_row = member == 0 ? first : row++;
@@ -167,7 +175,8 @@ Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe
 
 std::vector<Batch> make_batches(const Shape& shape, std::int64_t tokens, std::int32_t pe) {
   std::vector<Batch> batches;
-  for (std::int32_t set = 0; set < kBatches; ++set) batches.push_back(make_batch(shape, tokens, pe, set));
+  for (std::int32_t set = 0; set < kBatches; ++set)
+    batches.push_back(make_batch(shape, tokens, pe, set));
   return batches;
 }
 
@@ -177,27 +186,31 @@ float expert_factor(std::int64_t expert) {
   return (bits & 1) != 0 ? size : -size;
 }
 
-void apply_experts(std::uint16_t* target, const std::uint16_t* x, const std::int64_t* topk_idx, const float* weights,
-                   std::int64_t first_expert, const Shape& shape) {
+void apply_experts(std::uint16_t* target, const std::uint16_t* x, const std::int64_t* topk_idx,
+                   const float* weights, std::int64_t first_expert, const Shape& shape) {
   float factor = 0;
   for (std::int64_t k = 0; k < shape.top_k; ++k)
     if (topk_idx[k] >= 0) factor += weights[k] * expert_factor(first_expert + topk_idx[k]);
-  for (std::int64_t i = 0; i < shape.hidden; ++i) target[i] = ep::numeric::to_bf16(widen(x[i]) * factor).bits;
+  for (std::int64_t i = 0; i < shape.hidden; ++i)
+    target[i] = ep::numeric::to_bf16(widen(x[i]) * factor).bits;
 }
 
-void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t expert, const Shape& shape) {
+void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t expert,
+                  const Shape& shape) {
   const float factor = expert_factor(expert);
-  for (std::int64_t i = 0; i < shape.hidden; ++i) target[i] = ep::numeric::to_bf16(widen(x[i]) * factor).bits;
+  for (std::int64_t i = 0; i < shape.hidden; ++i)
+    target[i] = ep::numeric::to_bf16(widen(x[i]) * factor).bits;
 }
 
-void check_output(const Batch& batch, const std::uint16_t* output, const Shape& shape, bool quantized,
-                  const char* what) {
+void check_output(const Batch& batch, const std::uint16_t* output, const Shape& shape,
+                  bool quantized, const char* what) {
   const float tolerance = quantized ? kQuantizedTolerance : kTolerance;
   for (std::int64_t token = 0; token < batch.tokens; ++token) {
     float factor = 0, size = 0;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
       const std::int64_t at = token * shape.top_k + k;
-      const float term = batch.weights.as<float>()[at] * expert_factor(batch.topk_idx.as<std::int64_t>()[at]);
+      const float term =
+          batch.weights.as<float>()[at] * expert_factor(batch.topk_idx.as<std::int64_t>()[at]);
       factor += term;
       size += std::fabs(term);
     }
@@ -205,14 +218,17 @@ void check_output(const Batch& batch, const std::uint16_t* output, const Shape& 
       const float x = widen(batch.row(token)[i]);
       const float got = widen(output[token * shape.hidden + i]);
       const bool close = std::fabs(got - x * factor) <= tolerance * size * std::fabs(x);
-      require(close, Code::mismatch, "{}: token {}, channel {} is {}; expected {}", what, token, i, got, x * factor);
+      require(close, Code::mismatch, "{}: token {}, channel {} is {}; expected {}", what, token, i,
+              got, x * factor);
     }
   }
 }
 
-Times time_memcpy(std::size_t bytes, std::int64_t iterations, const std::function<void()>& barrier) {
+Times time_memcpy(std::size_t bytes, std::int64_t iterations,
+                  const std::function<void()>& barrier) {
   const auto length = static_cast<std::int64_t>(bytes);
-  const Tensor source = Tensor::empty(DataType::uint8, {length}), target = Tensor::empty(DataType::uint8, {length});
+  const Tensor source = Tensor::empty(DataType::uint8, {length}),
+               target = Tensor::empty(DataType::uint8, {length});
   std::memset(source.data, 1, bytes);
   std::memset(target.data, 2, bytes);
   barrier();

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the rules of the source tree that a compiler does not: who may include whom, a README per folder, no file too long, no state of
 device code outside its parameters.
 

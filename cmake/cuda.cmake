@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The GPU backend: optional, and needing no GPU to build. Sets SHOAL_WITH_CUDA and defines the target shoal_cuda, which
 # is empty without it.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy (.clang-tidy says which checks) over the library, the programs and the bindings.
 
 Usage: lint.py BUILD [--deep]. BUILD is configured with the preset "lint", several sources to a unit, so that headers are read once.

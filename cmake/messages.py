@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The error messages of the library, out of its sources, and whether docs/troubleshooting.md has an entry for each (requirement A14).
 
 Usage: messages.py [--list] [ROOT]. --list prints "file:line: message" for every one, fields as "…": the raw material of the page. Otherwise prints

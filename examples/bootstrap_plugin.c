@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A bootstrap plug-in of one's own: PEs find each other through files in a folder that all of them see.
  *
  *   cc -shared -fPIC -I include examples/bootstrap_plugin.c -o folder_plugin.so

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mixture-of-experts layer in C, first with normal dispatch and combine, then with low latency. Expert e multiplies
 // by e + 1, so every token has to come back as x * (sum of weight * (e + 1)); all numbers are chosen to be exact.
 #include <stdio.h>

@@ -1,5 +1,7 @@
-// A kernel of one's own that talks to other PEs: every PE sends a row around the ring, adds its own to what comes by,
-// and ends with the sum of all rows. Eight PEs, as threads of this process, share the GPUs there are.
+// SPDX-License-Identifier: Apache-2.0
+// A kernel of one's own that talks to other PEs: every PE sends a row around the ring, adds its own
+// to what comes by, and ends with the sum of all rows. Eight PEs, as threads of this process, share
+// the GPUs there are.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -14,10 +16,10 @@ constexpr int kPes = 8;
 constexpr std::size_t kCount = 1000;  // floats in a row
 
 // [kernel]
-/// One block. `inbox` [n_pes, kCount] and `arrived` [n_pes] are symmetric, `arrived` zero at the start; `mine` and
-/// `sum` [kCount] are any memory of this GPU.
-__global__ void ring_sum(const __grid_constant__ shoal::device::World world, float* inbox, std::uint64_t* arrived,
-                         const float* mine, float* sum) {
+/// One block. `inbox` [n_pes, kCount] and `arrived` [n_pes] are symmetric, `arrived` zero at the
+/// start; `mine` and `sum` [kCount] are any memory of this GPU.
+__global__ void ring_sum(const __grid_constant__ shoal::device::World world, float* inbox,
+                         std::uint64_t* arrived, const float* mine, float* sum) {
   using namespace shoal::device;
   const Block block;
   const shoal::Pe next = (world.my_pe + 1) % world.n_pes;
@@ -28,7 +30,8 @@ __global__ void ring_sum(const __grid_constant__ shoal::device::World world, flo
     // Hop h has a row and a flag of its own: nobody needs to say that they are free.
     float* const landing = inbox + hop * kCount;
     put_signal(block, world, landing, row, kCount, &arrived[hop], shoal::SignalOp::set, 1, next);
-    if (!wait_until(block, world, &arrived[hop], shoal::Compare::equal, 1)) return;  // the host throws why
+    if (!wait_until(block, world, &arrived[hop], shoal::Compare::equal, 1))
+      return;  // the host throws why
     for (std::size_t i = threadIdx.x; i < kCount; i += blockDim.x) sum[i] += landing[i];
     row = landing;
   }
@@ -44,18 +47,20 @@ void run_pe(shoal::World& world) {
   const shoal::cuda::LaunchContext gpu = shoal::cuda::launch_context(world);
   check(cudaSetDevice(gpu.device));
   cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));  // never the default stream: PEs share the GPU
+  check(cudaStreamCreateWithFlags(
+      &stream, cudaStreamNonBlocking));  // never the default stream: PEs share the GPU
 
   {
     auto inbox = world.heap().allocate<float>(kPes * kCount);
-    auto arrived = world.heap().allocate<std::uint64_t>(kPes);  // allocate sets to zero, before anybody can write
-    auto rows = world.heap().allocate<float>(2 * kCount);       // mine, then the sum
+    auto arrived = world.heap().allocate<std::uint64_t>(
+        kPes);  // allocate sets to zero, before anybody can write
+    auto rows = world.heap().allocate<float>(2 * kCount);  // mine, then the sum
     const float value = 1.0F + static_cast<float>(world.my_pe());
     world.put(rows.on(world.my_pe()).subspan(0, kCount), std::vector<float>(kCount, value));
 
     shoal::device::launch_collective(world, stream, {.grid = 1, .block = 256}, ring_sum,
-                                     shoal::cuda::device_world(world), inbox.data(), arrived.data(), rows.data(),
-                                     rows.data() + kCount);
+                                     shoal::cuda::device_world(world), inbox.data(), arrived.data(),
+                                     rows.data(), rows.data() + kCount);
     check(cudaStreamSynchronize(stream));
     shoal::cuda::check_failures(world);
 
@@ -66,7 +71,8 @@ void run_pe(shoal::World& world) {
         throw shoal::Error(shoal::Code::mismatch, "expected 36, got " + std::to_string(got));
   }
   check(cudaStreamDestroy(stream));
-  std::printf("PE %d of %d on GPU %d: the sum of all rows is 36\n", world.my_pe(), world.n_pes(), gpu.device);
+  std::printf("PE %d of %d on GPU %d: the sum of all rows is 36\n", world.my_pe(), world.n_pes(),
+              gpu.device);
 }
 // [host]
 
@@ -74,8 +80,8 @@ void run_pe(shoal::World& world) {
 
 // [main]
 int main() {
-  // Streams that wait for each other need hardware queues of their own, and kernels that are there before anything
-  // waits.
+  // Streams that wait for each other need hardware queues of their own, and kernels that are there
+  // before anything waits.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   int gpus = 0;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small mixture-of-experts transformer on a text, letter by letter, with the experts spread over the ranks.
 
     python examples/train_moe.py                          # 4 ranks, 300 steps

@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // bench.hpp: the parts of shoal-bench-gpu: options, what each PE holds, timing of chains, results.
 //
-// PEs are threads of one process or processes under shoal-run, dealt over the GPUs. A chain is a sequence of operations
-// enqueued without waiting on the host; times are of the GPU, between events of the stream.
+// PEs are threads of one process or processes under shoal-run, dealt over the GPUs. A chain is a
+// sequence of operations enqueued without waiting on the host; times are of the GPU, between events
+// of the stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,14 +24,16 @@
 namespace shoal::bench::gpu {
 
 struct Options {
-  Shape shape{.tokens = 4096, .iterations = 128, .dropped = 16};  ///< tokens: where SM counts are swept
-  std::int32_t pes = 1;                                           ///< as threads; under shoal-run it says
+  Shape shape{
+      .tokens = 4096, .iterations = 128, .dropped = 16};  ///< tokens: where SM counts are swept
+  std::int32_t pes = 1;                                   ///< as threads; under shoal-run it says
   std::vector<std::int64_t> tokens{8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
   std::vector<std::int32_t> sms{4, 8, 12, 16, 24, 32, 48, 64};
   std::int32_t main_sms = 16;  ///< where token counts are swept
   bool cross = false;          ///< every SM count with every token count
-  bool warmup = true;          ///< start: call warmup before the first operation; false: preinitialize is so, too
-  bool preinitialize = true;   ///< start: GroupOptions.preinitialize
+  bool warmup =
+      true;  ///< start: call warmup before the first operation; false: preinitialize is so, too
+  bool preinitialize = true;  ///< start: GroupOptions.preinitialize
   std::string json_path;
 };
 
@@ -60,8 +64,8 @@ struct DeviceBatch {
   Tensor ranks;         ///< float32 [tokens]: on how many members the token's experts live
 };
 /// One set of inputs of this PE; hidden rows of bfloat16 and the same in FP8.
-DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers, std::int32_t set,
-                              cudaStream_t stream);
+DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers,
+                              std::int32_t set, cudaStream_t stream);
 inline constexpr std::int32_t kSets = 4;
 
 class Stream {
@@ -91,14 +95,16 @@ class Marks {
   std::size_t used_ = 0;
 };
 
-/// Seconds per operation on this PE. `samples`: single operations, where they were timed one by one.
+/// Seconds per operation on this PE. `samples`: single operations, where they were timed one by
+/// one.
 struct Timing {
   double mean = 0;
   std::vector<double> samples;
   std::optional<LinkBytes> links;  ///< of a chain, per operation
 };
 
-/// Enqueues the operations of a chain: `operation(i)` for i = 0, 1, ...; the first `dropped` are not timed.
+/// Enqueues the operations of a chain: `operation(i)` for i = 0, 1, ...; the first `dropped` are
+/// not timed.
 using Operation = std::function<void(std::int64_t)>;
 /// Waits for the GPU and throws what went wrong there.
 using Finish = std::function<void()>;
@@ -111,8 +117,8 @@ Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const O
 /// What is measured, as name and value pairs of the JSON: {"operation", "dispatch"}, {"sms", 16}.
 using Labels = nlohmann::ordered_json;
 
-/// Collects results over the PEs; PE 0 prints each and rewrites the JSON file, so that an interrupted run leaves what
-/// it has.
+/// Collects results over the PEs; PE 0 prints each and rewrites the JSON file, so that an
+/// interrupted run leaves what it has.
 class Results {
  public:
   Results(Peers& peers, const Options& options, const std::string& part);
@@ -132,8 +138,9 @@ class Results {
 };
 
 /// Throws Error{mismatch} naming token and channel when an output is wrong.
-void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor, const TensorView& size,
-                  float tolerance, cudaStream_t stream, const std::string& what);
+void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor,
+                  const TensorView& size, float tolerance, cudaStream_t stream,
+                  const std::string& what);
 
 /// float32 [experts] of the factors of experts first .. first + count - 1 (workload.hpp).
 Tensor expert_factors(std::int64_t first, std::int64_t count);
@@ -142,7 +149,8 @@ Tensor expert_factors(std::int64_t first, std::int64_t count);
 Settings gpu_settings(std::size_t heap_bytes);
 ep::GroupOptions normal_options(const Options& options, std::int64_t max_tokens);
 ep::GroupOptions low_latency_options(const Options& options, std::int64_t max_tokens);
-/// Low-latency groups are made for one of a few sizes, the smallest that fits: slots lie apart by a group's size.
+/// Low-latency groups are made for one of a few sizes, the smallest that fits: slots lie apart by a
+/// group's size.
 std::int64_t low_latency_group_size(std::int64_t tokens);
 /// Bytes of the symmetric heap that a part needs.
 std::size_t heap_bytes(const Options& options, const std::string& part, std::int32_t pes);

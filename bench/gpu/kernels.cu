@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of the GPU benchmark that are not timed: plain loops, a block a row.
 #include <cuda_runtime.h>
 
@@ -18,8 +19,8 @@ __device__ float widen(std::uint16_t value) {
 }
 
 /// One warp a group of 128 channels.
-__global__ void quantize_kernel(const std::uint16_t* x, std::uint8_t* quantized, float* scales, std::int64_t hidden,
-                                std::int64_t groups) {
+__global__ void quantize_kernel(const std::uint16_t* x, std::uint8_t* quantized, float* scales,
+                                std::int64_t hidden, std::int64_t groups) {
   const std::int64_t token = blockIdx.x;
   const int lane = threadIdx.x % 32;
   for (std::int64_t group = threadIdx.x / 32; group < groups; group += blockDim.x / 32) {
@@ -27,10 +28,12 @@ __global__ void quantize_kernel(const std::uint16_t* x, std::uint8_t* quantized,
     float largest = 0;
     for (std::int64_t i = first + lane; i < last; i += 32)
       largest = fmaxf(largest, fabsf(widen(x[token * hidden + i])));
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    for (int step = 16; step > 0; step /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     const numeric::Scale scale = numeric::scale_of(largest, numeric::ScaleRounding::none);
     for (std::int64_t i = first + lane; i < last; i += 32)
-      quantized[token * hidden + i] = numeric::encode_e4m3(numeric::mul(widen(x[token * hidden + i]), scale.quantize));
+      quantized[token * hidden + i] =
+          numeric::encode_e4m3(numeric::mul(widen(x[token * hidden + i]), scale.quantize));
     if (lane == 0) scales[token * groups + group] = scale.dequantize;
   }
 }
@@ -54,9 +57,10 @@ Rows rows_of(const TensorView& x, const TensorView& scales) {
     rows.bf16 = x.as<std::uint16_t>();
   } else {
     if (x.dtype != DataType::float8_e4m3 || scales.dtype != DataType::float32)
-      throw Error(Code::invalid_argument,
-                  "the benchmark's experts take bfloat16, or float8_e4m3 with float32 scales; got " + x.describe() +
-                      " and " + scales.describe());
+      throw Error(
+          Code::invalid_argument,
+          "the benchmark's experts take bfloat16, or float8_e4m3 with float32 scales; got " +
+              x.describe() + " and " + scales.describe());
     rows.fp8 = x.as<std::uint8_t>();
     rows.scales = scales.as<float>();
     rows.scale_stride = scales.strides[static_cast<std::size_t>(scales.rank - 1)];
@@ -68,8 +72,9 @@ struct NormalLayout {
   std::int64_t hidden, top_k, x_stride, scale_row, topk_stride, weight_stride, answer_stride;
 };
 
-__global__ void normal_kernel(Rows x, const std::int64_t* topk_idx, const float* weights, const int* row_count,
-                              const float* factors, std::uint16_t* answers, NormalLayout layout) {
+__global__ void normal_kernel(Rows x, const std::int64_t* topk_idx, const float* weights,
+                              const int* row_count, const float* factors, std::uint16_t* answers,
+                              NormalLayout layout) {
   for (std::int64_t row = blockIdx.x; row < *row_count; row += gridDim.x) {
     float factor = 0;
     for (std::int64_t k = 0; k < layout.top_k; ++k) {
@@ -78,7 +83,8 @@ __global__ void normal_kernel(Rows x, const std::int64_t* topk_idx, const float*
     }
     for (std::int64_t i = threadIdx.x; i < layout.hidden; i += blockDim.x)
       answers[row * layout.answer_stride + i] =
-          numeric::to_bf16(x.at(row * layout.x_stride + i, row * layout.scale_row, i) * factor).bits;
+          numeric::to_bf16(x.at(row * layout.x_stride + i, row * layout.scale_row, i) * factor)
+              .bits;
   }
 }
 
@@ -86,8 +92,8 @@ struct LowLatencyLayout {
   std::int64_t hidden, x_expert, x_row, scale_expert, scale_row, answer_expert, answer_row;
 };
 
-__global__ void low_latency_kernel(Rows x, const int* counts, const float* factors, std::uint16_t* answers,
-                                   LowLatencyLayout layout) {
+__global__ void low_latency_kernel(Rows x, const int* counts, const float* factors,
+                                   std::uint16_t* answers, LowLatencyLayout layout) {
   const std::int64_t expert = blockIdx.y;
   for (std::int64_t row = blockIdx.x; row < counts[expert]; row += gridDim.x)
     for (std::int64_t i = threadIdx.x; i < layout.hidden; i += blockDim.x) {
@@ -98,8 +104,9 @@ __global__ void low_latency_kernel(Rows x, const int* counts, const float* facto
     }
 }
 
-__global__ void compare_kernel(const std::uint16_t* x, const std::uint16_t* out, const float* factor, const float* size,
-                               std::int64_t hidden, float tolerance, unsigned long long* first_bad) {
+__global__ void compare_kernel(const std::uint16_t* x, const std::uint16_t* out,
+                               const float* factor, const float* size, std::int64_t hidden,
+                               float tolerance, unsigned long long* first_bad) {
   const std::int64_t token = blockIdx.x;
   for (std::int64_t i = threadIdx.x; i < hidden; i += blockDim.x) {
     const std::int64_t at = token * hidden + i;
@@ -125,19 +132,22 @@ unsigned blocks(std::int64_t count) {
 
 }  // namespace
 
-void quantize(cudaStream_t stream, const TensorView& x, const TensorView& quantized, const TensorView& scales) {
-  quantize_kernel<<<blocks(x.shape[0]), kThreads, 0, stream>>>(x.as<std::uint16_t>(), quantized.as<std::uint8_t>(),
-                                                               scales.as<float>(), x.shape[1], scales.shape[1]);
+void quantize(cudaStream_t stream, const TensorView& x, const TensorView& quantized,
+              const TensorView& scales) {
+  quantize_kernel<<<blocks(x.shape[0]), kThreads, 0, stream>>>(
+      x.as<std::uint16_t>(), quantized.as<std::uint8_t>(), scales.as<float>(), x.shape[1],
+      scales.shape[1]);
   check(cudaGetLastError(), "quantising the inputs");
 }
 
 void answer(cudaStream_t stream, const NormalAnswer& a) {
-  const NormalLayout layout{
-      a.x.shape[1],          a.topk_idx.shape[1],  a.x.strides[0],      a.scales.defined() ? a.scales.strides[0] : 0,
-      a.topk_idx.strides[0], a.weights.strides[0], a.answers.strides[0]};
-  normal_kernel<<<1024, kThreads, 0, stream>>>(rows_of(a.x, a.scales), a.topk_idx.as<std::int64_t>(),
-                                               a.weights.as<float>(), a.row_count.as<int>(), a.factors.as<float>(),
-                                               a.answers.as<std::uint16_t>(), layout);
+  const NormalLayout layout{a.x.shape[1],          a.topk_idx.shape[1],
+                            a.x.strides[0],        a.scales.defined() ? a.scales.strides[0] : 0,
+                            a.topk_idx.strides[0], a.weights.strides[0],
+                            a.answers.strides[0]};
+  normal_kernel<<<1024, kThreads, 0, stream>>>(
+      rows_of(a.x, a.scales), a.topk_idx.as<std::int64_t>(), a.weights.as<float>(),
+      a.row_count.as<int>(), a.factors.as<float>(), a.answers.as<std::uint16_t>(), layout);
   check(cudaGetLastError(), "the experts of normal mode");
 }
 
@@ -151,16 +161,18 @@ void answer(cudaStream_t stream, const LowLatencyAnswer& a) {
                                 a.answers.strides[0],
                                 a.answers.strides[1]};
   low_latency_kernel<<<dim3(32, blocks(a.counts.shape[0])), kThreads, 0, stream>>>(
-      rows_of(a.x, a.scales), a.counts.as<int>(), a.factors.as<float>(), a.answers.as<std::uint16_t>(), layout);
+      rows_of(a.x, a.scales), a.counts.as<int>(), a.factors.as<float>(),
+      a.answers.as<std::uint16_t>(), layout);
   check(cudaGetLastError(), "the experts of low-latency mode");
 }
 
-void compare(cudaStream_t stream, const TensorView& x, const TensorView& out, const TensorView& factor,
-             const TensorView& size, float tolerance, std::uint64_t* first_bad) {
+void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
+             const TensorView& factor, const TensorView& size, float tolerance,
+             std::uint64_t* first_bad) {
   static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
   compare_kernel<<<blocks(x.shape[0]), kThreads, 0, stream>>>(
-      x.as<std::uint16_t>(), out.as<std::uint16_t>(), factor.as<float>(), size.as<float>(), x.shape[1], tolerance,
-      reinterpret_cast<unsigned long long*>(first_bad));
+      x.as<std::uint16_t>(), out.as<std::uint16_t>(), factor.as<float>(), size.as<float>(),
+      x.shape[1], tolerance, reinterpret_cast<unsigned long long*>(first_bad));
   check(cudaGetLastError(), "comparing results");
 }
 

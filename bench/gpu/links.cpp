@@ -1,4 +1,6 @@
-// NVML is loaded at run time, and what is used of its binary interface is declared here: toolkits come without it.
+// SPDX-License-Identifier: Apache-2.0
+// NVML is loaded at run time, and what is used of its binary interface is declared here: toolkits
+// come without it.
 #include "gpu/links.hpp"
 
 #include <cuda_runtime_api.h>
@@ -23,15 +25,18 @@ struct FieldValue {
 static_assert(sizeof(FieldValue) == 40);
 
 // NVML_FI_DEV_NVLINK_THROUGHPUT_*, in KiB, and the scope that stands for all links.
-constexpr unsigned kDataSent = 138, kDataReceived = 139, kRawSent = 140, kRawReceived = 141, kAllLinks = ~0U;
+constexpr unsigned kDataSent = 138, kDataReceived = 139, kRawSent = 140, kRawReceived = 141,
+                   kAllLinks = ~0U;
 
 class Nvml {
  public:
   Nvml() {
-    void* const library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed: one a process
+    void* const library =
+        dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed: one a process
     if (library == nullptr) return;
     int (*start)() = nullptr;
-    if (find(library, "nvmlInit_v2", start) && find(library, "nvmlDeviceGetHandleByPciBusId_v2", device_by_bus_) &&
+    if (find(library, "nvmlInit_v2", start) &&
+        find(library, "nvmlDeviceGetHandleByPciBusId_v2", device_by_bus_) &&
         find(library, "nvmlDeviceGetFieldValues", values_))
       usable_ = start() == 0;
   }
@@ -40,7 +45,8 @@ class Nvml {
     Device device = nullptr;
     if (!usable_ || device_by_bus_(bus, &device) != 0) return std::nullopt;
     std::array<FieldValue, 4> fields{};
-    for (std::size_t i = 0; const unsigned field : {kDataSent, kDataReceived, kRawSent, kRawReceived})
+    for (std::size_t i = 0;
+         const unsigned field : {kDataSent, kDataReceived, kRawSent, kRawReceived})
       fields[i++] = {.field = field, .scope = kAllLinks};
     if (values_(device, static_cast<int>(fields.size()), fields.data()) != 0) return std::nullopt;
     for (const FieldValue& field : fields)
@@ -68,15 +74,17 @@ std::optional<LinkBytes> read_links() {
   int device = 0;
   std::array<char, 32> bus{};
   check(cudaGetDevice(&device), "finding this PE's GPU");
-  check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), device), "asking for the GPU's bus address");
+  check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), device),
+        "asking for the GPU's bus address");
   return nvml.links_of(bus.data());
 }
 
-std::optional<LinkBytes> part_of_links(const std::optional<LinkBytes>& before, const std::optional<LinkBytes>& after,
-                                       double part) {
+std::optional<LinkBytes> part_of_links(const std::optional<LinkBytes>& before,
+                                       const std::optional<LinkBytes>& after, double part) {
   if (!before || !after) return std::nullopt;
   return LinkBytes{(after->sent - before->sent) * part, (after->received - before->received) * part,
-                   (after->raw_sent - before->raw_sent) * part, (after->raw_received - before->raw_received) * part};
+                   (after->raw_sent - before->raw_sent) * part,
+                   (after->raw_received - before->raw_received) * part};
 }
 
 }  // namespace shoal::bench::gpu

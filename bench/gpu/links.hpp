@@ -1,5 +1,6 @@
-// links.hpp: what went over the NVLinks of this thread's GPU, by the counters of NVIDIA's management library
-// (NVML).
+// SPDX-License-Identifier: Apache-2.0
+// links.hpp: what went over the NVLinks of this thread's GPU, by the counters of NVIDIA's
+// management library (NVML).
 #pragma once
 
 #include <optional>
@@ -15,7 +16,7 @@ struct LinkBytes {
 std::optional<LinkBytes> read_links();
 
 /// A share of what went over the links between two readings.
-std::optional<LinkBytes> part_of_links(const std::optional<LinkBytes>& before, const std::optional<LinkBytes>& after,
-                                       double part);
+std::optional<LinkBytes> part_of_links(const std::optional<LinkBytes>& before,
+                                       const std::optional<LinkBytes>& after, double part);
 
 }  // namespace shoal::bench::gpu

@@ -1,9 +1,12 @@
-// low_latency.cpp: low-latency mode on GPUs: FP8 and BF16 dispatch, BF16 combine, by number of tokens.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency.cpp: low-latency mode on GPUs: FP8 and BF16 dispatch, BF16 combine, by number of
+// tokens.
 //
-// Timed per point: free-running chains of pairs and of dispatches alone, plain and as replayed graphs; pairs with an
-// event after each operation; pairs whose two phases are apart (the receive hook), with a pause between them in which
-// the rows arrive, so that the receive phase is timed without waiting. The experts write into next_combine_buffer, so
-// nothing is staged; the weights come with the combine. --load-of: two GPUs carry what each of a larger group would.
+// Timed per point: free-running chains of pairs and of dispatches alone, plain and as replayed
+// graphs; pairs with an event after each operation; pairs whose two phases are apart (the receive
+// hook), with a pause between them in which the rows arrive, so that the receive phase is timed
+// without waiting. The experts write into next_combine_buffer, so nothing is staged; the weights
+// come with the combine. --load-of: two GPUs carry what each of a larger group would.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,12 +18,14 @@ namespace shoal::bench::gpu {
 
 namespace {
 
-/// Longer than any exchange at these sizes: rows of all members are there when the receive phase starts.
+/// Longer than any exchange at these sizes: rows of all members are there when the receive phase
+/// starts.
 constexpr std::int64_t kGapNanoseconds = 300'000;
 
 class LowLatencyBench {
  public:
-  LowLatencyBench(World& world, Peers& peers, const Options& options, Results& results, std::int64_t max_tokens)
+  LowLatencyBench(World& world, Peers& peers, const Options& options, Results& results,
+                  std::int64_t max_tokens)
       : peers_(peers),
         shape_(options.shape),
         results_(results),
@@ -49,26 +54,32 @@ class LowLatencyBench {
 
  private:
   bool fp8() const { return quantize_ == ep::Quantize::fp8; }
-  const DeviceBatch& batch(std::int64_t i) const { return batches_[static_cast<std::size_t>(i % kSets)]; }
+  const DeviceBatch& batch(std::int64_t i) const {
+    return batches_[static_cast<std::size_t>(i % kSets)];
+  }
   TensorView output() const { return first_rows(output_, tokens_); }
-  ep::Launch launch() const { return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0}; }
+  ep::Launch launch() const {
+    return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0};
+  }
 
   ep::PendingDispatch send_dispatch(std::int64_t i) {
     ep::LowLatencyDispatchOptions options;
     options.quantize = quantize_;
     options.defer_receive = deferred_;
     options.launch = launch();
-    return group_.low_latency_dispatch(first_rows(batch(i).x, tokens_), first_rows(batch(i).topk_idx, tokens_),
-                                       options);
+    return group_.low_latency_dispatch(first_rows(batch(i).x, tokens_),
+                                       first_rows(batch(i).topk_idx, tokens_), options);
   }
-  ep::PendingCombine send_combine(std::int64_t i, const ep::LowLatencyReceived& received, const TensorView& answers) {
+  ep::PendingCombine send_combine(std::int64_t i, const ep::LowLatencyReceived& received,
+                                  const TensorView& answers) {
     ep::LowLatencyCombineOptions options;
     options.zero_copy = true;
     options.out = output();
     options.defer_receive = deferred_;
     options.launch = launch();
     return group_.low_latency_combine(answers, first_rows(batch(i).topk_idx, tokens_),
-                                      first_rows(batch(i).weights, tokens_), received.handle, options);
+                                      first_rows(batch(i).weights, tokens_), received.handle,
+                                      options);
   }
   void pair(std::int64_t i) {
     const ep::LowLatencyReceived received = send_dispatch(i).receive();
@@ -87,7 +98,8 @@ class LowLatencyBench {
     for (std::int32_t set = 0; set < kSets; ++set) {
       const ep::LowLatencyReceived received = send_dispatch(set).receive();
       finish();
-      check(cudaMemcpy(counts.data(), received.counts.data, received.counts.bytes(), cudaMemcpyDeviceToHost),
+      check(cudaMemcpy(counts.data(), received.counts.data, received.counts.bytes(),
+                       cudaMemcpyDeviceToHost),
             "reading counts");
       for (const std::int32_t count : counts) rows_ += static_cast<double>(count) / kSets;
     }
@@ -95,12 +107,16 @@ class LowLatencyBench {
 
   double dispatch_bytes() const {
     const double scales = static_cast<double>((shape_.hidden + 127) / 128 * 4);
-    return rows_ * (fp8() ? static_cast<double>(shape_.hidden) + scales : static_cast<double>(shape_.row_bytes()));
+    return rows_ * (fp8() ? static_cast<double>(shape_.hidden) + scales
+                          : static_cast<double>(shape_.row_bytes()));
   }
   double combine_bytes() const { return rows_ * static_cast<double>(shape_.row_bytes()); }
 
   void add(const char* operation, const char* how, const Timing& timing, double bytes) {
-    results_.add({{"operation", operation}, {"format", fp8() ? "fp8" : "bf16"}, {"launch", how}, {"tokens", tokens_}},
+    results_.add({{"operation", operation},
+                  {"format", fp8() ? "fp8" : "bf16"},
+                  {"launch", how},
+                  {"tokens", tokens_}},
                  timing, bytes);
   }
 
@@ -127,7 +143,8 @@ class LowLatencyBench {
   }
 
   void time_phases() {
-    const char* const names[] = {"dispatch send", "dispatch receive", "combine send", "combine receive"};
+    const char* const names[] = {"dispatch send", "dispatch receive", "combine send",
+                                 "combine receive"};
     time_steps("hook", {{names[0], 0}, {names[1], 0}, {names[2], 0}, {names[3], 0}},
                [this](std::int64_t i, Marks& marks) {
                  const auto timed = [&](const auto& phase) {
@@ -138,7 +155,8 @@ class LowLatencyBench {
                  };
                  auto dispatched = timed([&] { return send_dispatch(i); });
                  pause(stream_.get(), kGapNanoseconds);
-                 const ep::LowLatencyReceived received = timed([&] { return dispatched.receive(); });
+                 const ep::LowLatencyReceived received =
+                     timed([&] { return dispatched.receive(); });
                  const TensorView answers = group_.next_combine_buffer();
                  auto combined = timed([&] { return send_combine(i, received, answers); });
                  pause(stream_.get(), kGapNanoseconds);
@@ -165,7 +183,8 @@ class LowLatencyBench {
       Timing timing;
       for (std::size_t first = 2 * step; first + 1 < marks.count(); first += 2 * steps.size())
         timing.samples.push_back(marks.seconds(first, first + 1));
-      for (const double sample : timing.samples) timing.mean += sample / static_cast<double>(timing.samples.size());
+      for (const double sample : timing.samples)
+        timing.mean += sample / static_cast<double>(timing.samples.size());
       add(steps[step].name, how, timing, steps[step].bytes);
     }
   }
@@ -184,9 +203,10 @@ class LowLatencyBench {
       send_combine(set, received, answers).receive();
       finish();
       const float tolerance = shape_.load_of > 0 ? kFewTermsTolerance : kTolerance;
-      check_output(batch(set), output(), batch(set).factor, batch(set).size, fp8() ? kQuantizedTolerance : tolerance,
-                   stream_.get(),
-                   fmt::format("low latency {} {} tokens, set {}, {}", fp8() ? "fp8" : "bf16", tokens_, set, when));
+      check_output(batch(set), output(), batch(set).factor, batch(set).size,
+                   fp8() ? kQuantizedTolerance : tolerance, stream_.get(),
+                   fmt::format("low latency {} {} tokens, set {}, {}", fp8() ? "fp8" : "bf16",
+                               tokens_, set, when));
     }
   }
 
@@ -219,7 +239,8 @@ void run_low_latency(World& world, Peers& peers, const Options& options) {
     const std::int64_t size = low_latency_group_size(left.front());
     LowLatencyBench bench(world, peers, options, results, size);
     for (; !left.empty() && left.front() <= size; left.erase(left.begin()))
-      for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::none}) bench.measure(left.front(), quantize);
+      for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::none})
+        bench.measure(left.front(), quantize);
     bench.close();
   }
 }

@@ -1,5 +1,6 @@
-// shoal-bench-gpu: how fast Shoal is on the GPUs of this machine. PEs are threads (--pes) or, under shoal-run,
-// processes.
+// SPDX-License-Identifier: Apache-2.0
+// shoal-bench-gpu: how fast Shoal is on the GPUs of this machine. PEs are threads (--pes) or, under
+// shoal-run, processes.
 #include "gpu/bench.hpp"
 
 #include <fmt/format.h>
@@ -49,8 +50,10 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
     return slack + group(normal_options(options, most)) +
            static_cast<std::size_t>(most * pes) * options.shape.row_bytes();
   if (part == "movement")
-    return slack + static_cast<std::size_t>(options.shape.tokens * (pes + 1)) * options.shape.row_bytes();
-  if (part == "low-latency") return slack + group(low_latency_options(options, low_latency_group_size(most)));
+    return slack +
+           static_cast<std::size_t>(options.shape.tokens * (pes + 1)) * options.shape.row_bytes();
+  if (part == "low-latency")
+    return slack + group(low_latency_options(options, low_latency_group_size(most)));
   return slack + group(normal_options(options, options.shape.tokens)) +
          group(low_latency_options(options, options.shape.low_latency_tokens));
 }
@@ -106,35 +109,50 @@ void declare(CLI::App& app, Options& options, std::string& part) {
     CLI::App* const sub = app.add_subcommand(name, description);
     add_shape_options(*sub, options.shape);
     sub->remove_option(sub->get_option("--tokens"));
-    sub->add_option("--dropped", options.shape.dropped, "operations at the start of a chain that are not timed")
+    sub->add_option("--dropped", options.shape.dropped,
+                    "operations at the start of a chain that are not timed")
         ->capture_default_str();
-    sub->add_option("--pes", options.pes, "PEs, as threads; under shoal-run its -n counts")->capture_default_str();
-    sub->add_option("--json", options.json_path, "also write the results to this file, as they come");
+    sub->add_option("--pes", options.pes, "PEs, as threads; under shoal-run its -n counts")
+        ->capture_default_str();
+    sub->add_option("--json", options.json_path,
+                    "also write the results to this file, as they come");
     sub->callback([&part, name] { part = name; });
     return sub;
   };
   const auto add_tokens = [&](CLI::App* sub) {
-    sub->add_option("--tokens", options.tokens, "tokens per PE, a list such as 8,128")->delimiter(',');
+    sub->add_option("--tokens", options.tokens, "tokens per PE, a list such as 8,128")
+        ->delimiter(',');
   };
   CLI::App* const normal = command("normal", "dispatch and combine by SMs and tokens");
   add_tokens(normal);
   normal->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
-  normal->add_option("--main-tokens", options.shape.tokens, "tokens where SMs are swept")->capture_default_str();
-  normal->add_option("--main-sms", options.main_sms, "SMs where tokens are swept")->capture_default_str();
+  normal->add_option("--main-tokens", options.shape.tokens, "tokens where SMs are swept")
+      ->capture_default_str();
+  normal->add_option("--main-sms", options.main_sms, "SMs where tokens are swept")
+      ->capture_default_str();
   normal->add_flag("--cross", options.cross, "every SM count with every token count");
-  CLI::App* const low_latency = command("low-latency", "low-latency dispatch and combine by tokens");
+  CLI::App* const low_latency =
+      command("low-latency", "low-latency dispatch and combine by tokens");
   add_tokens(low_latency);
-  low_latency->add_option("--load-of", options.shape.load_of,
-                          "members of a group whose load, for so many experts and tokens, the PEs carry");
-  CLI::App* const nodes = command("nodes", "two nodes, through host memory: pairs, put and get on heaps in GPU memory");
+  low_latency->add_option(
+      "--load-of", options.shape.load_of,
+      "members of a group whose load, for so many experts and tokens, the PEs carry");
+  CLI::App* const nodes =
+      command("nodes", "two nodes, through host memory: pairs, put and get on heaps in GPU memory");
   nodes->add_option("--main-tokens", options.shape.tokens, "tokens per PE")->capture_default_str();
-  CLI::App* const movement = command("movement", "the rows of a dispatch alone, pushed by their sources and pulled");
-  movement->add_option("--main-tokens", options.shape.tokens, "tokens per PE")->capture_default_str();
+  CLI::App* const movement =
+      command("movement", "the rows of a dispatch alone, pushed by their sources and pulled");
+  movement->add_option("--main-tokens", options.shape.tokens, "tokens per PE")
+      ->capture_default_str();
   movement->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
-  CLI::App* const start = command("start", "the first call against the steady one, and what the difference is");
-  start->add_option("--main-tokens", options.shape.tokens, "tokens per PE in normal mode")->capture_default_str();
-  start->add_flag("!--no-warmup", options.warmup, "groups as they are made: no call of warmup, no preinitialize");
-  start->add_flag("!--no-preinitialize", options.preinitialize, "make groups without preinitialize, then warm them up");
+  CLI::App* const start =
+      command("start", "the first call against the steady one, and what the difference is");
+  start->add_option("--main-tokens", options.shape.tokens, "tokens per PE in normal mode")
+      ->capture_default_str();
+  start->add_flag("!--no-warmup", options.warmup,
+                  "groups as they are made: no call of warmup, no preinitialize");
+  start->add_flag("!--no-preinitialize", options.preinitialize,
+                  "make groups without preinitialize, then warm them up");
 }
 
 void prepare(Options& options, const std::string& part, const CLI::App& app, std::int32_t pes) {
@@ -145,9 +163,11 @@ void prepare(Options& options, const std::string& part, const CLI::App& app, std
     if (!own_tokens) options.tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
   }
   if (!sweeps) options.tokens = {options.shape.tokens};
-  if (!options.warmup) options.preinitialize = false;  // preinitialize is a warm-up while the group is made
+  if (!options.warmup)
+    options.preinitialize = false;  // preinitialize is a warm-up while the group is made
   for (const std::int64_t tokens : options.tokens)
-    require(tokens >= 1, Code::invalid_argument, "--tokens contains {}; allowed: 1 or more", tokens);
+    require(tokens >= 1, Code::invalid_argument, "--tokens contains {}; allowed: 1 or more",
+            tokens);
   if (options.shape.load_of > 0) {
     const Shape large = options.shape;
     options.shape = folded_shape(large, pes);
@@ -170,7 +190,8 @@ int main(int argc, char** argv) {
   try {
     const shoal::Settings settings = shoal::Settings::from_environment();
     const bool launched = settings.n_pes > 0;
-    gpu::prepare(options, part, app, launched ? static_cast<std::int32_t>(settings.n_pes) : options.pes);
+    gpu::prepare(options, part, app,
+                 launched ? static_cast<std::int32_t>(settings.n_pes) : options.pes);
     if (launched)
       gpu::run_pe(options, part, shoal::make_bootstrap(settings));
     else

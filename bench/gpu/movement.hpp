@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // movement.hpp: rows moved between PEs by lists of addresses, and nothing else.
 #pragma once
 

@@ -1,8 +1,10 @@
-// nodes.cpp: GPUs on several (emulated) nodes, whose memory does not reach each other: groups that pass rows
-// through the host, and put, get and atomics on heaps through transport "staged".
+// SPDX-License-Identifier: Apache-2.0
+// nodes.cpp: GPUs on several (emulated) nodes, whose memory does not reach each other: groups that
+// pass rows through the host, and put, get and atomics on heaps through transport "staged".
 //
-// Calls wait for the network here, so times are of the host's clock, between barriers. "copies" is what any way through
-// the host has to pay at least: the rows of the pair once to pinned host memory and once back, alone.
+// Calls wait for the network here, so times are of the host's clock, between barriers. "copies" is
+// what any way through the host has to pay at least: the rows of the pair once to pinned host
+// memory and once back, alone.
 #include <chrono>
 
 #include "base/check.hpp"
@@ -51,7 +53,8 @@ class NodesBench {
       group_.combine(received.x, received.handle, back);
     };
     pair();
-    check_output(batch_, output_, batch_.factor, batch_.size, kTolerance, stream_.get(), "pair between nodes");
+    check_output(batch_, output_, batch_.factor, batch_.size, kTolerance, stream_.get(),
+                 "pair between nodes");
     const double bytes = 2 * rows * static_cast<double>(shape_.row_bytes());
     time("pair", bytes, shape_.iterations, pair);
     time_copies(static_cast<std::size_t>(bytes / 2));
@@ -63,7 +66,9 @@ class NodesBench {
   static constexpr float kTolerance = 0.02F;  // bfloat16 rows, sums and answers
   static constexpr std::size_t kLong = std::size_t{64} << 20;
 
-  ep::Launch launch() const { return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0}; }
+  ep::Launch launch() const {
+    return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0};
+  }
 
   /// What the experts here say to each row, in place.
   void answer(const ep::Dispatched& received) const {
@@ -133,7 +138,8 @@ class NodesBench {
 
 void run_nodes(World& world, Peers& peers, const Options& options) {
   require(world.pes_per_node() < world.n_pes(), Code::invalid_argument,
-          "all {} PEs are on one node; this part is about several: set SHOAL_NODE_SIZE", world.n_pes());
+          "all {} PEs are on one node; this part is about several: set SHOAL_NODE_SIZE",
+          world.n_pes());
   Results results(peers, options, "nodes");
   NodesBench(world, peers, options, results).run();
 }

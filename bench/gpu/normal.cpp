@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // normal.cpp: normal mode on GPUs: SM counts and token counts, FP8 and BF16 dispatch, BF16 combine.
 //
-// Every dispatch has worst_case_rows, so that no size reaches the host and a chain runs freely. Timed per point: chains
-// of pairs (route, dispatch, combine), the same with an event between the operations, and chains of one operation
-// alone: route, dispatch, dispatch with a cached handle, combine. Results are checked before and after with experts
-// that apply a function of their own id, and the last output of the free-running chain is checked as well.
+// Every dispatch has worst_case_rows, so that no size reaches the host and a chain runs freely.
+// Timed per point: chains of pairs (route, dispatch, combine), the same with an event between the
+// operations, and chains of one operation alone: route, dispatch, dispatch with a cached handle,
+// combine. Results are checked before and after with experts that apply a function of their own id,
+// and the last output of the free-running chain is checked as well.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,11 +45,14 @@ class NormalBench {
         results_(peers, options, "normal") {
     for (std::int32_t set = 0; set < kSets; ++set)
       batches_.push_back(make_device_batch(shape_, max_tokens_, peers, set, stream_.get()));
-    const std::size_t part = batches_[0].x.bytes();  // random answers: one part of the heap's buffer a member
+    const std::size_t part =
+        batches_[0].x.bytes();  // random answers: one part of the heap's buffer a member
     for (std::int32_t pe = 0; pe < peers.count(); ++pe)
-      check(cudaMemcpy(reinterpret_cast<char*>(answers_.data()) + static_cast<std::size_t>(pe) * part,
-                       batches_[static_cast<std::size_t>(pe % kSets)].x.data, part, cudaMemcpyDeviceToDevice),
-            "filling the answers");
+      check(
+          cudaMemcpy(reinterpret_cast<char*>(answers_.data()) + static_cast<std::size_t>(pe) * part,
+                     batches_[static_cast<std::size_t>(pe % kSets)].x.data, part,
+                     cudaMemcpyDeviceToDevice),
+          "filling the answers");
     group_.warmup();
   }
 
@@ -63,7 +68,9 @@ class NormalBench {
     std::vector<Point> points;
     const auto add = [&](std::int64_t tokens, std::int32_t sms) {
       for (const Format format : {Format::fp8, Format::bf16}) {
-        const auto same = [&](const Point& p) { return p.format == format && p.tokens == tokens && p.sms == sms; };
+        const auto same = [&](const Point& p) {
+          return p.format == format && p.tokens == tokens && p.sms == sms;
+        };
         if (std::ranges::none_of(points, same)) points.push_back({format, tokens, sms});
       }
     };
@@ -95,13 +102,16 @@ class NormalBench {
       ep::DispatchOptions options = dispatch_options(batch);
       options.worst_case_rows = 0;  // exact: tells how many rows arrive
       rows += static_cast<double>(group_.dispatch(input(batch), routings_.back(), options).rows);
-      handles_.push_back(group_.dispatch(input(batch), routings_.back(), dispatch_options(batch)).handle);
+      handles_.push_back(
+          group_.dispatch(input(batch), routings_.back(), dispatch_options(batch)).handle);
     }
     finish();
     rows_ = rows / kSets;
   }
 
-  ep::Launch launch() const { return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = point_.sms}; }
+  ep::Launch launch() const {
+    return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = point_.sms};
+  }
   bool fp8() const { return point_.format == Format::fp8; }
   TensorView input(const DeviceBatch& batch) const {
     return first_rows(fp8() ? batch.quantized : batch.x, point_.tokens);
@@ -118,7 +128,8 @@ class NormalBench {
     return options;
   }
 
-  /// What the experts answer into: bfloat16 rows in place; FP8 rows into memory of the heap, another part each time.
+  /// What the experts answer into: bfloat16 rows in place; FP8 rows into memory of the heap,
+  /// another part each time.
   TensorView answers(const ep::Dispatched& received, std::int64_t i) const {
     if (!fp8()) return received.x;
     const std::int64_t rows = worst_case(), parts = max_tokens_ * peers_.count() / rows;
@@ -202,7 +213,8 @@ class NormalBench {
       Timing timing;
       for (std::size_t first = operation; first + 1 < marks.count(); first += 4)
         timing.samples.push_back(marks.seconds(first, first + 1));
-      for (const double sample : timing.samples) timing.mean += sample / static_cast<double>(timing.samples.size());
+      for (const double sample : timing.samples)
+        timing.mean += sample / static_cast<double>(timing.samples.size());
       add(names[operation], "in pair", timing, bytes[operation]);
     }
   }
@@ -210,7 +222,8 @@ class NormalBench {
   /// Each kind of operation alone, again and again.
   void time_operations() {
     const auto alone = [this](const char* name, const Operation& operation, double bytes) {
-      add(name, "alone", time_chain(peers_, stream_.get(), shape_, operation, [this] { finish(); }), bytes);
+      add(name, "alone", time_chain(peers_, stream_.get(), shape_, operation, [this] { finish(); }),
+          bytes);
     };
     alone("dispatch", [this](std::int64_t i) { dispatch(i); }, dispatch_bytes());
     alone("dispatch cached", [this](std::int64_t i) { dispatch_cached(i); }, dispatch_bytes());
@@ -233,20 +246,22 @@ class NormalBench {
       answer(stream_.get(), experts);
       combine(received, static_cast<std::int64_t>(set));
       finish();
-      check_output(batch, output(), batch.factor, batch.size, fp8() ? kQuantizedTolerance : kTolerance, stream_.get(),
-                   fmt::format("{} {} tokens, {} SMs, set {}, {}", name_of(point_.format), point_.tokens, point_.sms,
-                               set, when));
+      check_output(batch, output(), batch.factor, batch.size,
+                   fp8() ? kQuantizedTolerance : kTolerance, stream_.get(),
+                   fmt::format("{} {} tokens, {} SMs, set {}, {}", name_of(point_.format),
+                               point_.tokens, point_.sms, set, when));
     }
   }
 
-  /// During a chain of bfloat16 the experts answer with what they got, so the last output is x times the members that
-  /// the token went to.
+  /// During a chain of bfloat16 the experts answer with what they got, so the last output is x
+  /// times the members that the token went to.
   void check_chain_output() {
     if (fp8()) return;
     const std::int64_t last = shape_.dropped + shape_.iterations - 1;
     const DeviceBatch& batch = batches_[at(last)];
     check_output(batch, output(), batch.ranks, batch.ranks, kTolerance, stream_.get(),
-                 fmt::format("{} tokens, {} SMs, the last pair of the free-running chain", point_.tokens, point_.sms));
+                 fmt::format("{} tokens, {} SMs, the last pair of the free-running chain",
+                             point_.tokens, point_.sms));
   }
 
   Peers& peers_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One line per result for people, one JSON file for programs.
 #include <fmt/format.h>
 
@@ -20,7 +21,9 @@ nlohmann::ordered_json describe_gpu() {
   check(cudaDriverGetVersion(&driver), "asking for the driver's version");
   check(cudaRuntimeGetVersion(&runtime), "asking for the runtime's version");
   check(cudaGetDeviceCount(&count), "counting GPUs");
-  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
+  const auto version = [](int number) {
+    return fmt::format("{}.{}", number / 1000, number % 1000 / 10);
+  };
   return {{"gpu", properties.name},
           {"gpus", count},
           {"sms", properties.multiProcessorCount},
@@ -43,9 +46,10 @@ double quantile(const std::vector<double>& sorted, double share) {
 std::string in_words(const Labels& labels) {
   std::string text;
   for (const auto& [name, value] : labels.items())
-    text += fmt::format("{}{}{}", text.empty() ? "" : " ",
-                        name == "operation" || name == "format" || name == "launch" ? "" : name + " ",
-                        value.is_string() ? value.get<std::string>() : value.dump());
+    text +=
+        fmt::format("{}{}{}", text.empty() ? "" : " ",
+                    name == "operation" || name == "format" || name == "launch" ? "" : name + " ",
+                    value.is_string() ? value.get<std::string>() : value.dump());
   return text;
 }
 
@@ -69,14 +73,16 @@ Results::Results(Peers& peers, const Options& options, const std::string& part)
   json_["results"] = nlohmann::ordered_json::array();
   if (peers.me() == 0)
     fmt::print("{}: {} PEs on {} x {}\n{:<70} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>9}\n",
-               json_["program"].get<std::string>(), peers.count(), json_["machine"]["gpus"].get<int>(),
-               json_["machine"]["gpu"].get<std::string>(), "operation", "mean us", "min us", "max us", "spread", "GB/s",
-               "link GB/s", "raw GB/s");
+               json_["program"].get<std::string>(), peers.count(),
+               json_["machine"]["gpus"].get<int>(), json_["machine"]["gpu"].get<std::string>(),
+               "operation", "mean us", "min us", "max us", "spread", "GB/s", "link GB/s",
+               "raw GB/s");
 }
 
 void Results::add(const Labels& labels, const Timing& timing, double bytes) {
   const LinkBytes links = timing.links.value_or(LinkBytes{});
-  std::vector<double> mine{timing.mean, bytes, links.sent, links.received, links.raw_sent, links.raw_received};
+  std::vector<double> mine{timing.mean,    bytes,          links.sent,
+                           links.received, links.raw_sent, links.raw_received};
   const auto fixed = static_cast<std::ptrdiff_t>(mine.size());
   mine.insert(mine.end(), timing.samples.begin(), timing.samples.end());
   const std::vector<std::vector<double>> all = peers_.gather(mine);
@@ -94,7 +100,8 @@ void Results::add(const Labels& labels, const Timing& timing, double bytes) {
   const auto [least, most] = std::ranges::minmax(times);
   const double mean = mean_of(0), mean_bytes = mean_of(1);
   nlohmann::ordered_json entry = labels;
-  entry["seconds"] = {{"mean", mean}, {"min", least}, {"max", most}, {"spread", (most - least) / mean}};
+  entry["seconds"] = {
+      {"mean", mean}, {"min", least}, {"max", most}, {"spread", (most - least) / mean}};
   if (!samples.empty()) {
     std::ranges::sort(samples);
     entry["samples"] = {{"count", samples.size()},
@@ -103,17 +110,21 @@ void Results::add(const Labels& labels, const Timing& timing, double bytes) {
                         {"p95", quantile(samples, 0.95)},
                         {"max", samples.back()}};
   }
-  fmt::print("{:<70} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.1f}%", in_words(labels), mean * 1e6, least * 1e6, most * 1e6,
-             100 * (most - least) / mean);
+  fmt::print("{:<70} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.1f}%", in_words(labels), mean * 1e6,
+             least * 1e6, most * 1e6, 100 * (most - least) / mean);
   if (mean_bytes > 0) {
     entry["bytes_per_pe"] = mean_bytes;
     entry["gb_per_s"] = mean_bytes / most / 1e9;
     fmt::print(" {:>9.1f}", mean_bytes / most / 1e9);
   }
-  if (timing.links && peers_.count() <= json_["machine"]["gpus"].get<int>()) {  // else PEs share what is counted
-    entry["link_bytes_per_pe"] = {
-        {"sent", mean_of(2)}, {"received", mean_of(3)}, {"raw_sent", mean_of(4)}, {"raw_received", mean_of(5)}};
-    fmt::print("{:>{}} {:>9.1f} {:>9.1f}", "", mean_bytes > 0 ? 0 : 10, std::max(mean_of(2), mean_of(3)) / most / 1e9,
+  if (timing.links &&
+      peers_.count() <= json_["machine"]["gpus"].get<int>()) {  // else PEs share what is counted
+    entry["link_bytes_per_pe"] = {{"sent", mean_of(2)},
+                                  {"received", mean_of(3)},
+                                  {"raw_sent", mean_of(4)},
+                                  {"raw_received", mean_of(5)}};
+    fmt::print("{:>{}} {:>9.1f} {:>9.1f}", "", mean_bytes > 0 ? 0 : 10,
+               std::max(mean_of(2), mean_of(3)) / most / 1e9,
                std::max(mean_of(4), mean_of(5)) / most / 1e9);
   }
   fmt::print("\n");

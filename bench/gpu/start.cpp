@@ -1,12 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 // start.cpp: where the first call's time goes (requirement B1).
 //
-// Resources: opening the world, by phase, and making a group. Code loading: the first call of the process less the
-// first calls of later groups of the same kind (their median), which find the code loaded. Handshake and first touch:
-// what is left of those over a steady call. Times are by the host's clock from a call to the end of its work
-// on the GPU, the slowest PE's counting; all PEs start each call together. Without --no-warmup groups are made with
-// preinitialize (or warmed up by a call), and first / steady is what that leaves over (B2). Inputs and output are there
-// before the group is, as a model's are; the warm-up does not know them. The first pair comes at once behind the
-// warm-up; steady pairs behind a pause say what it would cost later.
+// Resources: opening the world, by phase, and making a group. Code loading: the first call of the
+// process less the first calls of later groups of the same kind (their median), which find the code
+// loaded. Handshake and first touch: what is left of those over a steady call. Times are by the
+// host's clock from a call to the end of its work on the GPU, the slowest PE's counting; all PEs
+// start each call together. Without --no-warmup groups are made with preinitialize (or warmed up by
+// a call), and first / steady is what that leaves over (B2). Inputs and output are there before the
+// group is, as a model's are; the warm-up does not know them. The first pair comes at once behind
+// the warm-up; steady pairs behind a pause say what it would cost later.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +23,8 @@ namespace shoal::bench::gpu {
 namespace {
 
 constexpr int kGroups = 6, kCalls = 40, kSteadyFrom = 20;
-constexpr std::chrono::milliseconds kPauses[] = {std::chrono::milliseconds(1), std::chrono::milliseconds(300)};
+constexpr std::chrono::milliseconds kPauses[] = {std::chrono::milliseconds(1),
+                                                 std::chrono::milliseconds(300)};
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -49,8 +52,9 @@ class StartBench {
   /// One group, made, called and closed; `which`: from 0.
   void run(int which, bool low_latency) {
     const std::string name = fmt::format("{}, group {}", mode_of(low_latency), which + 1);
-    ep::GroupOptions group_options = low_latency ? low_latency_options(options_, shape_.low_latency_tokens)
-                                                 : normal_options(options_, shape_.tokens);
+    ep::GroupOptions group_options = low_latency
+                                         ? low_latency_options(options_, shape_.low_latency_tokens)
+                                         : normal_options(options_, shape_.tokens);
     group_options.preinitialize = options_.preinitialize;
     const std::int64_t tokens = low_latency ? shape_.low_latency_tokens : shape_.tokens;
     const DeviceBatch batch = make_device_batch(shape_, tokens, peers_, 0, stream_.get());
@@ -62,7 +66,8 @@ class StartBench {
     if (options_.warmup && !options_.preinitialize) warmup = seconds_of([&] { group.warmup(); });
     // Nothing in between: behind a pause a pair takes longer, whichever it is.
     std::vector<double> seconds;
-    for (int call = 0; call < kCalls; ++call) seconds.push_back(time_pair(group, batch, output, low_latency));
+    for (int call = 0; call < kCalls; ++call)
+      seconds.push_back(time_pair(group, batch, output, low_latency));
     results_.add_step(name + ": group creation", creation);
     if (warmup > 0) results_.add_step(name + ": warm-up", warmup);
     results_.note(name + ": GPU memory, GB", used_gigabytes() - used);
@@ -88,16 +93,19 @@ class StartBench {
     ratios_.push_back(seconds[0] / steady);
     steadies_.push_back(steady);
     for (std::size_t i = 0; i < std::size(kPauses); ++i)
-      results_.add_step(name + fmt::format(": pair behind {} ms of nothing", kPauses[i].count()), behind_pauses[i]);
+      results_.add_step(name + fmt::format(": pair behind {} ms of nothing", kPauses[i].count()),
+                        behind_pauses[i]);
     results_.note(name + ": first / steady", seconds[0] / steady);
   }
 
   /// After all groups of a mode.
   void sum_up(const std::string& mode) {
-    const double of_others = median({firsts_.begin() + 1, firsts_.end()}), steady = median(steadies_);
-    results_.note(mode + ": split of the first pair, us", {{"code loading", 1e6 * (firsts_[0] - of_others)},
-                                                           {"handshake and first touch", 1e6 * (of_others - steady)},
-                                                           {"steady", 1e6 * steady}});
+    const double of_others = median({firsts_.begin() + 1, firsts_.end()}),
+                 steady = median(steadies_);
+    results_.note(mode + ": split of the first pair, us",
+                  {{"code loading", 1e6 * (firsts_[0] - of_others)},
+                   {"handshake and first touch", 1e6 * (of_others - steady)},
+                   {"steady", 1e6 * steady}});
     results_.note(mode + ": first / steady, median of the groups", median(ratios_));
     results_.add_step(mode + ": first pair, median of the groups", median(firsts_));
   }
@@ -112,7 +120,8 @@ class StartBench {
   }
 
   /// Of the slowest PE.
-  double time_pair(ep::Group& group, const DeviceBatch& batch, const TensorView& output, bool low_latency) {
+  double time_pair(ep::Group& group, const DeviceBatch& batch, const TensorView& output,
+                   bool low_latency) {
     ep::Launch launch;
     launch.stream = stream_.get();
     peers_.barrier();
@@ -129,12 +138,14 @@ class StartBench {
     return slowest;
   }
 
-  void normal_pair(ep::Group& group, const DeviceBatch& batch, const TensorView& output, const ep::Launch& launch) {
+  void normal_pair(ep::Group& group, const DeviceBatch& batch, const TensorView& output,
+                   const ep::Launch& launch) {
     ep::DispatchOptions dispatch;
     dispatch.weights = batch.weights;
     dispatch.worst_case_rows = shape_.tokens * peers_.count();
     dispatch.launch = launch;
-    const ep::Dispatched received = group.dispatch(batch.x, group.route(batch.topk_idx, launch), dispatch);
+    const ep::Dispatched received =
+        group.dispatch(batch.x, group.route(batch.topk_idx, launch), dispatch);
     ep::CombineOptions combine;
     combine.out = output;
     combine.launch = launch;
@@ -146,12 +157,15 @@ class StartBench {
     ep::LowLatencyDispatchOptions dispatch;
     dispatch.weights = batch.weights;
     dispatch.launch = launch;
-    const ep::LowLatencyReceived received = group.low_latency_dispatch(batch.x, batch.topk_idx, dispatch).receive();
+    const ep::LowLatencyReceived received =
+        group.low_latency_dispatch(batch.x, batch.topk_idx, dispatch).receive();
     ep::LowLatencyCombineOptions combine;
     combine.zero_copy = true;
     combine.out = output;
     combine.launch = launch;
-    group.low_latency_combine(group.next_combine_buffer(), batch.topk_idx, batch.weights, received.handle, combine)
+    group
+        .low_latency_combine(group.next_combine_buffer(), batch.topk_idx, batch.weights,
+                             received.handle, combine)
         .receive();
   }
 
@@ -172,7 +186,8 @@ void run_start(World& world, Peers& peers, const Options& options, double world_
   results.note("preinitialize", options.preinitialize);
   results.add_step("world open", world_seconds);
   for (const InitPhase& phase : world.init_phases())
-    results.add_step("world open: " + phase.name, std::chrono::duration<double>(phase.duration).count());
+    results.add_step("world open: " + phase.name,
+                     std::chrono::duration<double>(phase.duration).count());
   StartBench bench(world, peers, options, results);
   for (const bool low_latency : {false, true}) {
     for (int which = 0; which < kGroups; ++which) bench.run(which, low_latency);

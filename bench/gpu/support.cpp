@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Inputs in device memory, chains and their times.
 #include <cstring>
 #include <set>
@@ -33,7 +34,8 @@ Tensor device_tensor(DataType dtype, std::initializer_list<std::int64_t> shape) 
 Tensor upload(const TensorView& host) {
   Tensor copy = host.rank == 1 ? device_tensor(host.dtype, {host.shape[0]})
                                : device_tensor(host.dtype, {host.shape[0], host.shape[1]});
-  check(cudaMemcpy(copy.data, host.data, host.bytes(), cudaMemcpyHostToDevice), "copying to the GPU");
+  check(cudaMemcpy(copy.data, host.data, host.bytes(), cudaMemcpyHostToDevice),
+        "copying to the GPU");
   return copy;
 }
 
@@ -49,11 +51,13 @@ Tensor expert_factors(std::int64_t first, std::int64_t count) {
   return upload(factors);
 }
 
-DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers, std::int32_t set,
-                              cudaStream_t stream) {
-  const Batch host = shape.load_of > 0 ? make_folded_batch(shape, tokens, peers.me(), peers.count(), set)
-                                       : make_batch(shape, tokens, peers.me(), set);
-  const Tensor factor = Tensor::empty(DataType::float32, {tokens}), size = Tensor::empty(DataType::float32, {tokens}),
+DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers,
+                              std::int32_t set, cudaStream_t stream) {
+  const Batch host = shape.load_of > 0
+                         ? make_folded_batch(shape, tokens, peers.me(), peers.count(), set)
+                         : make_batch(shape, tokens, peers.me(), set);
+  const Tensor factor = Tensor::empty(DataType::float32, {tokens}),
+               size = Tensor::empty(DataType::float32, {tokens}),
                ranks = Tensor::empty(DataType::float32, {tokens});
   const std::int64_t local_experts = shape.experts / peers.count();
   for (std::int64_t token = 0; token < tokens; ++token) {
@@ -121,7 +125,8 @@ double Marks::seconds(std::size_t from, std::size_t to) const {
 namespace {
 
 /// Runs a chain of so many operations on all PEs together; what it put on the links, per operation.
-std::optional<LinkBytes> links_of_chain(Peers& peers, std::int64_t operations, const std::function<void()>& chain) {
+std::optional<LinkBytes> links_of_chain(Peers& peers, std::int64_t operations,
+                                        const std::function<void()>& chain) {
   peers.barrier();  // nobody sends any more
   const auto before = read_links();
   peers.barrier();
@@ -154,8 +159,8 @@ Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const O
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
   for (std::int64_t i = 0; i < kSets; ++i) operation(i);
   check(cudaStreamEndCapture(stream, &graph), "ending a capture");
-  const std::shared_ptr<void> graph_owner(graph,
-                                          [](void* owned) { cudaGraphDestroy(static_cast<cudaGraph_t>(owned)); });
+  const std::shared_ptr<void> graph_owner(
+      graph, [](void* owned) { cudaGraphDestroy(static_cast<cudaGraph_t>(owned)); });
   check(cudaGraphInstantiate(&replay, graph, 0), "instantiating a graph");
   const std::shared_ptr<void> replay_owner(
       replay, [](void* owned) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(owned)); });
@@ -164,31 +169,39 @@ Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const O
   marks.reserve(2);
   const auto replays = [](std::int64_t operations) { return (operations + kSets - 1) / kSets; };
   const auto launch = [&] { check(cudaGraphLaunch(replay, stream), "replaying a graph"); };
-  const auto links = links_of_chain(peers, kSets * (replays(shape.dropped) + replays(shape.iterations)), [&] {
-    for (std::int64_t i = 0; i < replays(shape.dropped); ++i) launch();
-    marks.mark(stream);
-    for (std::int64_t i = 0; i < replays(shape.iterations); ++i) launch();
-    marks.mark(stream);
-    finish();
-  });
+  const auto links =
+      links_of_chain(peers, kSets * (replays(shape.dropped) + replays(shape.iterations)), [&] {
+        for (std::int64_t i = 0; i < replays(shape.dropped); ++i) launch();
+        marks.mark(stream);
+        for (std::int64_t i = 0; i < replays(shape.iterations); ++i) launch();
+        marks.mark(stream);
+        finish();
+      });
   return {marks.seconds(0, 1) / static_cast<double>(kSets * replays(shape.iterations)), {}, links};
 }
 
-void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor, const TensorView& size,
-                  float tolerance, cudaStream_t stream, const std::string& what) {
+void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor,
+                  const TensorView& size, float tolerance, cudaStream_t stream,
+                  const std::string& what) {
   const Tensor first_bad = device_tensor(DataType::int64, {1});
-  check(cudaMemsetAsync(first_bad.data, 0xff, sizeof(std::uint64_t), stream), "clearing the result of a comparison");
-  compare(stream, first_rows(batch.x, out.shape[0]), out, factor, size, tolerance, first_bad.as<std::uint64_t>());
+  check(cudaMemsetAsync(first_bad.data, 0xff, sizeof(std::uint64_t), stream),
+        "clearing the result of a comparison");
+  compare(stream, first_rows(batch.x, out.shape[0]), out, factor, size, tolerance,
+          first_bad.as<std::uint64_t>());
   std::uint64_t bad = 0;
-  check(cudaMemcpyAsync(&bad, first_bad.data, sizeof bad, cudaMemcpyDeviceToHost, stream), "reading a comparison");
+  check(cudaMemcpyAsync(&bad, first_bad.data, sizeof bad, cudaMemcpyDeviceToHost, stream),
+        "reading a comparison");
   check(cudaStreamSynchronize(stream), "comparing results");
   if (bad == ~std::uint64_t{0}) return;
   const std::uint64_t token = bad / static_cast<std::uint64_t>(out.shape[1]);
   std::uint16_t x = 0, got = 0;
   float wanted = 0;
-  check(cudaMemcpy(&x, batch.x.as<std::uint16_t>() + bad, sizeof x, cudaMemcpyDeviceToHost), "reading a wrong value");
-  check(cudaMemcpy(&got, out.as<std::uint16_t>() + bad, sizeof got, cudaMemcpyDeviceToHost), "reading a wrong value");
-  check(cudaMemcpy(&wanted, factor.as<float>() + token, sizeof wanted, cudaMemcpyDeviceToHost), "reading a factor");
+  check(cudaMemcpy(&x, batch.x.as<std::uint16_t>() + bad, sizeof x, cudaMemcpyDeviceToHost),
+        "reading a wrong value");
+  check(cudaMemcpy(&got, out.as<std::uint16_t>() + bad, sizeof got, cudaMemcpyDeviceToHost),
+        "reading a wrong value");
+  check(cudaMemcpy(&wanted, factor.as<float>() + token, sizeof wanted, cudaMemcpyDeviceToHost),
+        "reading a factor");
   const auto value = [](std::uint16_t bits) {
     const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
     return __builtin_bit_cast(float, wide);

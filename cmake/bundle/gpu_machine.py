@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What run-gpu-tests and run-gpu-bench share: the machine in words, and running a program under a deadline."""
 import datetime
 import os

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a relocatable folder of a build: bin/, lib/ and the scripts that run the GPU tests and the benchmark.
 
 A program finds its libraries in ../lib (the build's own rpath), so the folder can be copied anywhere. Every shared library that ldd names and

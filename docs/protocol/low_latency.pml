@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* low_latency.pml: a half of the slots (or, with COMBINE, of the answers) of low-latency mode, written and read again and
  * again: self-telling rows, headers with epochs, grants. README.md says how to run it and what it leaves out.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* normal.pml: operations of normal mode one after the other: notices with epochs, granted regions, pushed rows, `finished`
  * counts; combines that pull, and their acknowledgement. README.md says how to run it and what it leaves out.
  *

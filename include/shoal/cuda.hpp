@@ -1,21 +1,26 @@
-// shoal/cuda.hpp: worlds whose symmetric heap is in GPU memory: their device side, and operations on CUDA streams.
+// SPDX-License-Identifier: Apache-2.0
+// shoal/cuda.hpp: worlds whose symmetric heap is in GPU memory: their device side, and operations
+// on CUDA streams.
 //
-// A world has a device side when it was opened with SHOAL_HEAP=cuda; every call here throws Error{unsupported} for any
-// other, and Error{closed} after close. No CUDA header is needed to include this one (requirements D10, D15).
+// A world has a device side when it was opened with SHOAL_HEAP=cuda; every call here throws
+// Error{unsupported} for any other, and Error{closed} after close. No CUDA header is needed to
+// include this one (requirements D10, D15).
 //
-// StreamOperations puts the operations of World on a stream: they run in the order of the stream, after what was queued
-// there before, and the call returns at once. Arguments are checked at the call as World checks them
-// (Error{invalid_argument}); values and addresses are fixed then, and a captured graph replays them. No call allocates
-// memory or waits for the GPU. "Local" memory (source of a put, target of a get or of a result) is memory that this GPU
-// can use: its own, the symmetric heap, or pinned host memory; other host memory is Error{invalid_argument}. It must
-// stay untouched until the stream has passed the operation.
+// StreamOperations puts the operations of World on a stream: they run in the order of the stream,
+// after what was queued there before, and the call returns at once. Arguments are checked at the
+// call as World checks them (Error{invalid_argument}); values and addresses are fixed then, and a
+// captured graph replays them. No call allocates memory or waits for the GPU. "Local" memory
+// (source of a put, target of a get or of a result) is memory that this GPU can use: its own, the
+// symmetric heap, or pinned host memory; other host memory is Error{invalid_argument}. It must stay
+// untouched until the stream has passed the operation.
 //
-// What fails later, on the GPU (a wait whose deadline of SHOAL_TIMEOUT_MS passes), lets the stream go on and is kept
-// until check_failures throws it.
+// What fails later, on the GPU (a wait whose deadline of SHOAL_TIMEOUT_MS passes), lets the stream
+// go on and is kept until check_failures throws it.
 //
-// Several PEs on one GPU: a stream that waits must not hold up the one it waits for. The legacy default stream does,
-// so it is refused then. Programs need as many hardware queues as streams in use (CUDA_DEVICE_MAX_CONNECTIONS, at most
-// 32) and kernels that are loaded before anything waits (CUDA_MODULE_LOADING=EAGER); see docs/device.md.
+// Several PEs on one GPU: a stream that waits must not hold up the one it waits for. The legacy
+// default stream does, so it is refused then. Programs need as many hardware queues as streams in
+// use (CUDA_DEVICE_MAX_CONNECTIONS, at most 32) and kernels that are loaded before anything waits
+// (CUDA_MODULE_LOADING=EAGER); see docs/device.md.
 #pragma once
 
 #include <cstddef>
@@ -42,12 +47,14 @@ using Stream = CUstream_st*;
 
 /// The world for kernels of this PE. Valid until the world is closed.
 device::World device_world(const shoal::World& world);
-/// The team for kernels of its members. Throws Error{unsupported} in worlds of more than device::Team::kMaxPes PEs.
+/// The team for kernels of its members. Throws Error{unsupported} in worlds of more than
+/// device::Team::kMaxPes PEs.
 device::Team device_team(const shoal::Team& team);
 
-/// Throws what first failed on this PE's GPU since the last call, and forgets it: Error{timeout} saying who waited for
-/// what, Error{invalid_argument} for an address, Error{unsupported} for a PE that is not reachable. Does not wait for
-/// the GPU: synchronise with the stream first. take_failure returns the message instead; nullopt when nothing failed.
+/// Throws what first failed on this PE's GPU since the last call, and forgets it: Error{timeout}
+/// saying who waited for what, Error{invalid_argument} for an address, Error{unsupported} for a PE
+/// that is not reachable. Does not wait for the GPU: synchronise with the stream first.
+/// take_failure returns the message instead; nullopt when nothing failed.
 void check_failures(const shoal::World& world);
 std::optional<std::string> take_failure(const shoal::World& world);
 
@@ -55,7 +62,8 @@ std::optional<std::string> take_failure(const shoal::World& world);
 struct LaunchContext {
   int device = 0;             ///< ordinal of this PE's GPU in this process
   int pes_on_device = 1;      ///< PEs of the world that share this GPU
-  Stream priority = nullptr;  ///< a stream of the highest priority that belongs to this PE while the world is open
+  Stream priority = nullptr;  ///< a stream of the highest priority that belongs to this PE while
+                              ///< the world is open
 };
 LaunchContext launch_context(const shoal::World& world);
 /// Lets `after` continue only after what is queued on `before` now. Capturable.
@@ -63,14 +71,14 @@ void order(const shoal::World& world, Stream before, Stream after);
 
 class StreamOperations {
  public:
-  /// Of `world` on `stream`, a stream of this PE's GPU that outlives the object. Cheap; not collective. Throws
-  /// Error{invalid_argument} for the legacy default stream when several PEs share the GPU.
+  /// Of `world` on `stream`, a stream of this PE's GPU that outlives the object. Cheap; not
+  /// collective. Throws Error{invalid_argument} for the legacy default stream when several PEs
+  /// share the GPU.
   StreamOperations(shoal::World world, Stream stream);
 
   Stream stream() const noexcept { return stream_; }
 
-  // --- put, get
-  // -----------------------------------------------------------------------------------------------------------------
+  // Put, get.
   template <typename T>
   void put(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source) const {
     check_counts(target.count, source.size());
@@ -84,56 +92,57 @@ class StreamOperations {
   /// One element of 1, 2, 4 or 8 bytes, given now; aligned ones of 4 or 8 bytes are one store.
   template <typename T>
   void put_value(RemoteSpan<T> target, std::type_identity_t<T> value) const {
-    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8 && (sizeof(T) & (sizeof(T) - 1)) == 0);
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8 &&
+                  (sizeof(T) & (sizeof(T) - 1)) == 0);
     put_small(target.address, &value, sizeof value, target.count);
   }
   /// `count` elements, strides in elements (both at least 1).
   template <typename T>
-  void put_strided(RemoteSpan<T> target, std::ptrdiff_t target_stride, const std::type_identity_t<T>* source,
-                   std::ptrdiff_t source_stride, std::size_t count) const {
+  void put_strided(RemoteSpan<T> target, std::ptrdiff_t target_stride,
+                   const std::type_identity_t<T>* source, std::ptrdiff_t source_stride,
+                   std::size_t count) const {
     check_strided(target.count, target_stride, source_stride, count);
-    put_strided_bytes(target.address, target_stride * sizeof(T), source, source_stride * sizeof(T), sizeof(T), count);
+    put_strided_bytes(target.address, target_stride * sizeof(T), source, source_stride * sizeof(T),
+                      sizeof(T), count);
   }
   template <typename T>
-  void get_strided(T* target, std::ptrdiff_t target_stride, RemoteSpan<T> source, std::ptrdiff_t source_stride,
-                   std::size_t count) const {
+  void get_strided(T* target, std::ptrdiff_t target_stride, RemoteSpan<T> source,
+                   std::ptrdiff_t source_stride, std::size_t count) const {
     check_strided(source.count, source_stride, target_stride, count);
-    get_strided_bytes(target, target_stride * sizeof(T), source.address, source_stride * sizeof(T), sizeof(T), count);
+    get_strided_bytes(target, target_stride * sizeof(T), source.address, source_stride * sizeof(T),
+                      sizeof(T), count);
   }
   void put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const;
   void get_bytes(void* target, RemoteAddress source, std::size_t bytes) const;
-  void put_strided_bytes(RemoteAddress target, std::size_t target_stride, const void* source, std::size_t source_stride,
-                         std::size_t element, std::size_t count) const;
-  void get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source, std::size_t source_stride,
-                         std::size_t element, std::size_t count) const;
+  void put_strided_bytes(RemoteAddress target, std::size_t target_stride, const void* source,
+                         std::size_t source_stride, std::size_t element, std::size_t count) const;
+  void get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source,
+                         std::size_t source_stride, std::size_t element, std::size_t count) const;
 
-  // --- atomics
-  // -----------------------------------------------------------------------------------------------------------------
+  // Atomics.
   /// The value before goes to `*result`, local memory, where it is not nullptr.
   template <AtomicType T>
-  void atomic(AtomicOp op, RemoteSpan<T> target, std::type_identity_t<T> operand, std::type_identity_t<T>* result,
-              std::type_identity_t<T> compare = 0) const {
-    atomic_word(op, target.address, static_cast<std::uint64_t>(operand), static_cast<std::uint64_t>(compare), sizeof(T),
-                result);
+  void atomic(AtomicOp op, RemoteSpan<T> target, std::type_identity_t<T> operand,
+              std::type_identity_t<T>* result, std::type_identity_t<T> compare = 0) const {
+    atomic_word(op, target.address, static_cast<std::uint64_t>(operand),
+                static_cast<std::uint64_t>(compare), sizeof(T), result);
   }
-  void atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand, std::uint64_t compare, std::size_t width,
-                   void* result) const;
+  void atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand, std::uint64_t compare,
+                   std::size_t width, void* result) const;
 
-  // --- signals
-  // -----------------------------------------------------------------------------------------------------------------
+  // Signals.
   /// What the stream did before is visible to who sees the signal.
   void signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const;
   template <typename T>
-  void put_signal(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source, RemoteSpan<std::uint64_t> flag,
-                  SignalOp op, std::uint64_t value) const {
+  void put_signal(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source,
+                  RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const {
     check_counts(target.count, source.size());
     put_signal_bytes(target.address, source.data(), source.size_bytes(), flag, op, value);
   }
-  void put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes, RemoteSpan<std::uint64_t> flag,
-                        SignalOp op, std::uint64_t value) const;
+  void put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
+                        RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const;
 
-  // --- wait and test on variables of this PE's heap
-  // -----------------------------------------------------------------------------------------------------------------
+  // Wait and test on variables of this PE's heap.
   /// Holds the stream until `*variable` compares so with `value`, on one thread of the GPU.
   template <AtomicType T>
   void wait_until(const T* variable, Compare compare, std::type_identity_t<T> value) const {
@@ -142,31 +151,33 @@ class StreamOperations {
   /// Sets `*result`, local memory, to 1 when it compares so, to 0 when it does not.
   template <AtomicType T>
   void test(const T* variable, Compare compare, std::type_identity_t<T> value, int* result) const {
-    test_word(variable, compare, static_cast<std::uint64_t>(value), sizeof(T), std::is_signed_v<T>, result);
+    test_word(variable, compare, static_cast<std::uint64_t>(value), sizeof(T), std::is_signed_v<T>,
+              result);
   }
 
-  // --- order
-  // -----------------------------------------------------------------------------------------------------------------
-  /// Nothing is queued by these two while all heaps are reached by load and store: the order of the stream is enough,
-  /// and an operation that the stream has passed is complete at its target. Code that uses them stays right where
-  /// operations go through a network.
+  // Order.
+  /// Nothing is queued by these two while all heaps are reached by load and store: the order of the
+  /// stream is enough, and an operation that the stream has passed is complete at its target. Code
+  /// that uses them stays right where operations go through a network.
   void fence() const;
   void quiet() const;
-  /// Holds the stream until every member's stream has come to the same barrier; what all of them did before is visible
-  /// afterwards. Members call in the same order as other barriers of the team on streams and in kernels; those of the
-  /// host are counted apart. A member that does not come: timeout, and the team's barriers on streams are no longer
-  /// usable.
+  /// Holds the stream until every member's stream has come to the same barrier; what all of them
+  /// did before is visible afterwards. Members call in the same order as other barriers of the team
+  /// on streams and in kernels; those of the host are counted apart. A member that does not come:
+  /// timeout, and the team's barriers on streams are no longer usable.
   void barrier(const shoal::Team& team) const;
 
  private:
   static void check_counts(std::size_t target, std::size_t source);
-  static void check_strided(std::size_t available, std::ptrdiff_t remote_stride, std::ptrdiff_t local_stride,
-                            std::size_t count);
+  static void check_strided(std::size_t available, std::ptrdiff_t remote_stride,
+                            std::ptrdiff_t local_stride, std::size_t count);
   detail::DeviceSide& side() const;
-  void put_small(RemoteAddress target, const void* value, std::size_t bytes, std::size_t count) const;
-  void wait_word(const void* variable, Compare compare, std::uint64_t value, std::size_t width, bool is_signed) const;
-  void test_word(const void* variable, Compare compare, std::uint64_t value, std::size_t width, bool is_signed,
-                 int* result) const;
+  void put_small(RemoteAddress target, const void* value, std::size_t bytes,
+                 std::size_t count) const;
+  void wait_word(const void* variable, Compare compare, std::uint64_t value, std::size_t width,
+                 bool is_signed) const;
+  void test_word(const void* variable, Compare compare, std::uint64_t value, std::size_t width,
+                 bool is_signed, int* result) const;
 
   shoal::World world_;
   Stream stream_;

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // shoal/error.hpp: the one exception type of Shoal, and how to ask it what went wrong.
 //
-// Every public call either does all of its work or throws Error and changes nothing that the caller can see. A message
-// says what was asked, what was got, what is allowed and which setting changes it. It is complete on its own: no other
-// log is needed.
+// Every public call either does all of its work or throws Error and changes nothing that the caller
+// can see. A message says what was asked, what was got, what is allowed and which setting changes
+// it. It is complete on its own: no other log is needed.
 #pragma once
 
 #include <stdexcept>
@@ -13,14 +14,15 @@ namespace shoal {
 
 /// Why a call failed. Programs branch on the code; people read the message.
 enum class Code {
-  invalid_argument = 1,  ///< A value is outside what the call allows. Retrying with the same arguments fails again.
+  invalid_argument = 1,  ///< A value is outside what the call allows. Retrying with the same
+                         ///< arguments fails again.
   exhausted,             ///< Memory or slots that a setting bounds are used up.
-  timeout,               ///< A deadline passed; the message names who waited for whom, in which phase.
-  peer_failed,           ///< Another PE ended, closed its connection or reported an error of its own.
-  mismatch,              ///< PEs disagree about a value that must be the same on all of them.
-  unsupported,           ///< Valid, but this build, machine or pair of PEs cannot do it.
-  system,                ///< The operating system refused; the message carries its reason.
-  closed,                ///< The world, group or handle was closed before.
+  timeout,      ///< A deadline passed; the message names who waited for whom, in which phase.
+  peer_failed,  ///< Another PE ended, closed its connection or reported an error of its own.
+  mismatch,     ///< PEs disagree about a value that must be the same on all of them.
+  unsupported,  ///< Valid, but this build, machine or pair of PEs cannot do it.
+  system,       ///< The operating system refused; the message carries its reason.
+  closed,       ///< The world, group or handle was closed before.
 };
 
 /// The name of a code as printed in messages: "invalid_argument" and so on.
@@ -29,7 +31,8 @@ std::string_view name_of(Code code) noexcept;
 /// Thrown by every call of Shoal that fails.
 class Error : public std::runtime_error {
  public:
-  Error(Code code, const std::string& message) : std::runtime_error("shoal: " + message), code_(code) {}
+  Error(Code code, const std::string& message)
+      : std::runtime_error("shoal: " + message), code_(code) {}
   Code code() const noexcept { return code_; }
 
  private:

@@ -1,11 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 // shoal/heap.hpp: the symmetric heap: memory that exists on every PE at the same offset.
 //
-// Allocation and release are collective over the world: every PE calls with the same arguments in the same order, which
-// is checked (OpenSHMEM 1.5, section 9.3; requirement D2). An address in the heap plus a PE names a byte of the world.
+// Allocation and release are collective over the world: every PE calls with the same arguments in
+// the same order, which is checked (OpenSHMEM 1.5, section 9.3; requirement D2). An address in the
+// heap plus a PE names a byte of the world.
 //
-// The heap lies on the host or, where SHOAL_HEAP is cuda, in GPU memory: then its addresses are those of the GPU, for
-// kernels and copies, never to be read or written by the host. It takes memory when it is needed: of the host page by
-// page, of a GPU in steps of 64 MiB, which malloc adds on all PEs together. Memory once taken stays with the world.
+// The heap lies on the host or, where SHOAL_HEAP is cuda, in GPU memory: then its addresses are
+// those of the GPU, for kernels and copies, never to be read or written by the host. It takes
+// memory when it is needed: of the host page by page, of a GPU in steps of 64 MiB, which malloc
+// adds on all PEs together. Memory once taken stays with the world.
 #pragma once
 
 #include <cstddef>
@@ -47,8 +50,9 @@ struct RemoteSpan {
   RemoteSpan operator[](std::size_t index) const { return subspan(index, 1); }
 };
 
-/// Elements of T on every PE, released when the object goes. Destruction is collective like release; a world that is
-/// already closed or has failed releases everything at once, so that destruction never blocks or throws.
+/// Elements of T on every PE, released when the object goes. Destruction is collective like
+/// release; a world that is already closed or has failed releases everything at once, so that
+/// destruction never blocks or throws.
 template <typename T>
 class SymmetricArray;
 
@@ -68,52 +72,57 @@ class SharedBuffer {
 
 class SymmetricHeap {
  public:
-  /// `bytes` bytes on every PE, contents undefined, aligned to `alignment` (a power of two up to 2 MiB, at least 1).
-  /// Returns this PE's copy; nullptr when bytes is 0.
-  /// Throws Error{exhausted} stating size, free and SHOAL_SYMMETRIC_SIZE, also when a GPU has no memory left;
-  /// Error{mismatch} when PEs ask for different sizes. Either is thrown on all PEs, and nothing is allocated.
+  /// `bytes` bytes on every PE, contents undefined, aligned to `alignment` (a power of two up to 2
+  /// MiB, at least 1). Returns this PE's copy; nullptr when bytes is 0. Throws Error{exhausted}
+  /// stating size, free and SHOAL_SYMMETRIC_SIZE, also when a GPU has no memory left;
+  /// Error{mismatch} when PEs ask for different sizes. Either is thrown on all PEs, and nothing is
+  /// allocated.
   void* malloc(std::size_t bytes);
   void* align(std::size_t alignment, std::size_t bytes);
   /// As malloc for count * size bytes, set to zero.
   void* calloc(std::size_t count, std::size_t size);
-  /// Releases what malloc, calloc or align returned; nullptr does nothing. Throws Error{invalid_argument} for any other
-  /// pointer.
+  /// Releases what malloc, calloc or align returned; nullptr does nothing. Throws
+  /// Error{invalid_argument} for any other pointer.
   void free(void* pointer);
 
   /// The RAII form: `count` elements, set to zero.
   template <typename T>
   SymmetricArray<T> allocate(std::size_t count);
 
-  /// Makes [pointer, pointer + bytes) of this PE usable as local buffer of operations on transports that need
-  /// registration. Not collective. Throws Error{invalid_argument} for an empty, overlapping or in-heap range.
-  /// unregister takes the same pointer.
+  /// Makes [pointer, pointer + bytes) of this PE usable as local buffer of operations on transports
+  /// that need registration. Not collective. Throws Error{invalid_argument} for an empty,
+  /// overlapping or in-heap range. unregister takes the same pointer.
   void register_buffer(void* pointer, std::size_t bytes);
   void unregister_buffer(void* pointer);
 
-  /// Lets the GPUs of all PEs read and write [pointer, pointer + bytes) of this PE's GPU memory, whatever allocated it,
-  /// where they lie: no copy into the heap is needed. Collective over the world; PEs may pass different sizes, also
-  /// none. The first call for an allocation maps all of it everywhere; later ones for any part of it cost one exchange
-  /// of a few microseconds. Only where the heap is in GPU memory. Before the memory is freed, all PEs unshare it.
-  /// Throws, on all PEs and with nothing changed: Error{unsupported} for a heap on the host, and for memory that cannot
-  /// be passed to other processes, saying why; Error{invalid_argument} for what is no memory of this PE's GPU.
+  /// Lets the GPUs of all PEs read and write [pointer, pointer + bytes) of this PE's GPU memory,
+  /// whatever allocated it, where they lie: no copy into the heap is needed. Collective over the
+  /// world; PEs may pass different sizes, also none. The first call for an allocation maps all of
+  /// it everywhere; later ones for any part of it cost one exchange of a few microseconds. Only
+  /// where the heap is in GPU memory. Before the memory is freed, all PEs unshare it. Throws, on
+  /// all PEs and with nothing changed: Error{unsupported} for a heap on the host, and for memory
+  /// that cannot be passed to other processes, saying why; Error{invalid_argument} for what is no
+  /// memory of this PE's GPU.
   SharedBuffer share_buffer(const void* pointer, std::size_t bytes);
-  /// Ends one share_buffer. Collective over the world, in the same order as other calls; after the last one for an
-  /// allocation nobody maps it any more. Throws Error{invalid_argument} on all PEs when one names what is not shared.
+  /// Ends one share_buffer. Collective over the world, in the same order as other calls; after the
+  /// last one for an allocation nobody maps it any more. Throws Error{invalid_argument} on all PEs
+  /// when one names what is not shared.
   void unshare_buffer(const SharedBuffer& buffer);
 
-  /// The address of `local` (in this PE's heap) in the heap of `pe` when loads and stores (of this PE's GPU, where the
-  /// heap is there) reach it from here, else nullptr.
+  /// The address of `local` (in this PE's heap) in the heap of `pe` when loads and stores (of this
+  /// PE's GPU, where the heap is there) reach it from here, else nullptr.
   void* peer_pointer(const void* local, Pe pe) const;
 
-  /// Where `local`, an address in this PE's heap, lies in everybody's heap. Throws Error{invalid_argument} outside the
-  /// heap.
+  /// Where `local`, an address in this PE's heap, lies in everybody's heap. Throws
+  /// Error{invalid_argument} outside the heap.
   std::size_t offset_of(const void* local) const;
   bool contains(const void* local, std::size_t bytes = 1) const noexcept;
 
   std::byte* base() const noexcept;
-  std::size_t size() const noexcept;  ///< SHOAL_SYMMETRIC_SIZE, rounded up to pages of the host or the GPU
-  std::size_t used() const;           ///< bytes in use by allocations, Shoal's own included
-  std::size_t largest_free() const;   ///< the largest block that can still be allocated
+  std::size_t size()
+      const noexcept;        ///< SHOAL_SYMMETRIC_SIZE, rounded up to pages of the host or the GPU
+  std::size_t used() const;  ///< bytes in use by allocations, Shoal's own included
+  std::size_t largest_free() const;  ///< the largest block that can still be allocated
 
  private:
   friend class detail::WorldState;
@@ -133,7 +142,8 @@ class SymmetricArray {
 
   T* data() const noexcept { return static_cast<T*>(memory_.get()); }
   std::size_t size() const noexcept { return count_; }
-  /// An element of this PE. Only where the heap is on the host; in GPU memory use World::get_value and put_value.
+  /// An element of this PE. Only where the heap is on the host; in GPU memory use World::get_value
+  /// and put_value.
   T& operator[](std::size_t index) const noexcept { return data()[index]; }
   std::span<T> span() const noexcept { return {data(), count_}; }
 
@@ -157,12 +167,14 @@ class SymmetricArray {
 
 namespace detail {
 /// Zeroed symmetric memory that releases itself; what SymmetricHeap::allocate is made of.
-std::shared_ptr<void> allocate_symmetric(WorldState& state, std::size_t count, std::size_t size, std::size_t alignment);
+std::shared_ptr<void> allocate_symmetric(WorldState& state, std::size_t count, std::size_t size,
+                                         std::size_t alignment);
 }  // namespace detail
 
 template <typename T>
 SymmetricArray<T> SymmetricHeap::allocate(std::size_t count) {
-  static_assert(std::is_trivially_copyable_v<T>, "symmetric memory is written by other PEs byte by byte");
+  static_assert(std::is_trivially_copyable_v<T>,
+                "symmetric memory is written by other PEs byte by byte");
   auto memory = detail::allocate_symmetric(*state_, count, sizeof(T), alignof(T));
   const std::size_t offset = memory ? offset_of(memory.get()) : 0;
   return SymmetricArray<T>(std::move(memory), offset, count);

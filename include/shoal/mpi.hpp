@@ -1,13 +1,15 @@
-// shoal/mpi.hpp: worlds over an MPI communicator. Header-only: it is compiled with the program, so it works with
-// whichever MPI the program uses, which Shoal's own library does not know.
+// SPDX-License-Identifier: Apache-2.0
+// shoal/mpi.hpp: worlds over an MPI communicator. Header-only: it is compiled with the program, so
+// it works with whichever MPI the program uses, which Shoal's own library does not know.
 //
 //   MPI_Init(&argc, &argv);
 //   shoal::Settings settings = shoal::Settings::from_environment();
 //   auto world = shoal::World::open({settings, shoal::connect_mpi(MPI_COMM_WORLD, settings)});
 //
-// PE i is rank i of the communicator. Communicators of different members give worlds of different members, one after
-// another or at the same time. MPI is used only during the call: Shoal neither initialises nor finalises it, keeps no
-// communicator and no request, and MPI may be finalised before the world is closed.
+// PE i is rank i of the communicator. Communicators of different members give worlds of different
+// members, one after another or at the same time. MPI is used only during the call: Shoal neither
+// initialises nor finalises it, keeps no communicator and no request, and MPI may be finalised
+// before the world is closed.
 #pragma once
 
 #include <mpi.h>
@@ -22,9 +24,9 @@
 
 namespace shoal {
 
-/// Collective over `communicator`, an intra-communicator. Made by one thread as MPI_Ibcast is. Throws as
-/// connect_by_broadcast does, and Error{timeout} when a rank does not come within settings.bootstrap_timeout: MPI can
-/// then not forget the broadcast, so the program should end.
+/// Collective over `communicator`, an intra-communicator. Made by one thread as MPI_Ibcast is.
+/// Throws as connect_by_broadcast does, and Error{timeout} when a rank does not come within
+/// settings.bootstrap_timeout: MPI can then not forget the broadcast, so the program should end.
 inline std::unique_ptr<Bootstrap> connect_mpi(MPI_Comm communicator, const Settings& settings) {
   int initialized = 0, finalized = 0, inter = 0, rank = 0, size = 0;
   MPI_Initialized(&initialized);
@@ -37,7 +39,8 @@ inline std::unique_ptr<Bootstrap> connect_mpi(MPI_Comm communicator, const Setti
                 "connect_mpi: the communicator is MPI_COMM_NULL: this process is no member of it");
   MPI_Comm_test_inter(communicator, &inter);
   if (inter != 0)
-    throw Error(Code::invalid_argument, "connect_mpi: the communicator connects two groups; allowed: one of one group");
+    throw Error(Code::invalid_argument,
+                "connect_mpi: the communicator connects two groups; allowed: one of one group");
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
   const auto broadcast = [&](const std::string& mine) {
@@ -51,9 +54,10 @@ inline std::unique_ptr<Bootstrap> connect_mpi(MPI_Comm communicator, const Setti
       MPI_Test(&request, &done, MPI_STATUS_IGNORE);
       if (done != 0 || std::chrono::steady_clock::now() < deadline) continue;
       static_cast<void>(text.release());  // MPI may still write there
-      throw Error(Code::timeout, "connect_mpi: rank " + std::to_string(rank) + " of " + std::to_string(size) +
-                                     " waited " + std::to_string(settings.bootstrap_timeout.count()) +
-                                     " ms for the others to call. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
+      throw Error(Code::timeout,
+                  "connect_mpi: rank " + std::to_string(rank) + " of " + std::to_string(size) +
+                      " waited " + std::to_string(settings.bootstrap_timeout.count()) +
+                      " ms for the others to call. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
     }
     return std::string(text.get());
   };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // shoal/operation.hpp: the kinds of one-sided operations.
 #pragma once
 
@@ -7,6 +8,15 @@ namespace shoal {
 
 enum class Compare : std::uint8_t { equal, not_equal, greater, greater_equal, less, less_equal };
 enum class SignalOp : std::uint8_t { set, add };
-enum class AtomicOp : std::uint8_t { fetch, set, add, bit_and, bit_or, bit_xor, swap, compare_swap };
+enum class AtomicOp : std::uint8_t {
+  fetch,
+  set,
+  add,
+  bit_and,
+  bit_or,
+  bit_xor,
+  swap,
+  compare_swap
+};
 
 }  // namespace shoal

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // shoal/settings.hpp: everything that can be set from outside, as one struct and one table.
 //
-// A Settings value holds the defaults; Settings::from_environment() is the only place in Shoal that reads the
-// environment. The table (settings_table) gives each field its SHOAL_* name, the NVSHMEM_* name that is accepted in its
-// place, its allowed range and its meaning; docs/settings.md is generated from it. Programs may also fill the fields
-// themselves.
+// A Settings value holds the defaults; Settings::from_environment() is the only place in Shoal that
+// reads the environment. The table (settings_table) gives each field its SHOAL_* name, the
+// NVSHMEM_* name that is accepted in its place, its allowed range and its meaning; docs/settings.md
+// is generated from it. Programs may also fill the fields themselves.
 #pragma once
 
 #include <chrono>
@@ -82,38 +83,42 @@ struct Settings {
   std::string log = "warn";
   std::string log_file;
 
-  /// What the launcher that started this process says in its environment (PMI_RANK, RANK, ...), by variable: read by
-  /// from_environment for bootstrap "automatic". Empty, as in Settings(): this process belongs to no launcher's job;
-  /// a bootstrap that is asked for by name then looks into the environment itself.
+  /// What the launcher that started this process says in its environment (PMI_RANK, RANK, ...), by
+  /// variable: read by from_environment for bootstrap "automatic". Empty, as in Settings(): this
+  /// process belongs to no launcher's job; a bootstrap that is asked for by name then looks into
+  /// the environment itself.
   std::map<std::string, std::string> launcher;
 
-  /// The defaults overridden by the SHOAL_* variables that are set (NVSHMEM_* aliases where the SHOAL_* name is not
-  /// set). Throws Error{invalid_argument} naming the variable, its value and the allowed form.
+  /// The defaults overridden by the SHOAL_* variables that are set (NVSHMEM_* aliases where the
+  /// SHOAL_* name is not set). Throws Error{invalid_argument} naming the variable, its value and
+  /// the allowed form.
   static Settings from_environment();
 
-  /// As from_environment, with `lookup` in the place of the environment (nullopt: not set). For tests and tools.
+  /// As from_environment, with `lookup` in the place of the environment (nullopt: not set). For
+  /// tests and tools.
   static Settings from(const std::function<std::optional<std::string>(const std::string&)>& lookup);
 
   /// The field `launcher` alone.
   static std::map<std::string, std::string> launcher_environment();
 
-  /// Checks every field against the table: for programs that fill fields by hand. Throws like from_environment.
+  /// Checks every field against the table: for programs that fill fields by hand. Throws like
+  /// from_environment.
   void validate() const;
 };
 
 /// One row of the table.
 struct SettingInfo {
-  using Field = std::variant<std::int64_t Settings::*, std::size_t Settings::*, std::chrono::milliseconds Settings::*,
-                             std::string Settings::*>;
-  std::string_view name;     ///< SHOAL_...
-  std::string_view alias;    ///< NVSHMEM_... accepted in its place, or empty
-  std::string_view scope;    ///< bootstrap, world, network, ep, diagnosis
-  Field field;               ///< the type decides the accepted form: integer, bytes ("64M"), milliseconds, text
+  using Field = std::variant<std::int64_t Settings::*, std::size_t Settings::*,
+                             std::chrono::milliseconds Settings::*, std::string Settings::*>;
+  std::string_view name;   ///< SHOAL_...
+  std::string_view alias;  ///< NVSHMEM_... accepted in its place, or empty
+  std::string_view scope;  ///< bootstrap, world, network, ep, diagnosis
+  Field field;  ///< the type decides the accepted form: integer, bytes ("64M"), milliseconds, text
   std::string_view meaning;  ///< one sentence
   std::int64_t minimum = 0;  ///< for numbers
   std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
   std::vector<std::string_view> choices =
-      {};               ///< for text: the allowed values, "x:" for x: and any text; empty: free text
+      {};  ///< for text: the allowed values, "x:" for x: and any text; empty: free text
   bool secret = false;  ///< its value is never printed
 };
 
@@ -126,8 +131,8 @@ std::string_view type_of(const SettingInfo& info);
 /// The value of one row, as the user would write it. Secrets print as "(set)" or "(not set)".
 std::string format_value(const SettingInfo& info, const Settings& settings);
 
-/// Parses "512", "64K", "1.5G": a number with an optional K, M, G, T (powers of 1024) and optional B or iB. nullopt
-/// when malformed, negative, or above 2^63 - 1.
+/// Parses "512", "64K", "1.5G": a number with an optional K, M, G, T (powers of 1024) and optional
+/// B or iB. nullopt when malformed, negative, or above 2^63 - 1.
 std::optional<std::size_t> parse_bytes(std::string_view text);
 
 }  // namespace shoal

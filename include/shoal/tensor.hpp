@@ -1,4 +1,6 @@
-// shoal/tensor.hpp: how arrays are handed in and out: a pointer with dtype, shape and strides, owned or not.
+// SPDX-License-Identifier: Apache-2.0
+// shoal/tensor.hpp: how arrays are handed in and out: a pointer with dtype, shape and strides,
+// owned or not.
 #pragma once
 
 #include <array>
@@ -36,7 +38,8 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// A view of up to four dimensions. Strides count elements, not bytes. Does not own; inputs of calls are only read.
+/// A view of up to four dimensions. Strides count elements, not bytes. Does not own; inputs of
+/// calls are only read.
 struct TensorView {
   static constexpr int kMaxRank = 4;
 
@@ -68,7 +71,8 @@ struct Tensor : TensorView {
   std::shared_ptr<void> owner;
 
   Tensor() = default;
-  Tensor(const TensorView& view, std::shared_ptr<void> owned) : TensorView(view), owner(std::move(owned)) {}
+  Tensor(const TensorView& view, std::shared_ptr<void> owned)
+      : TensorView(view), owner(std::move(owned)) {}
   /// Host memory, 64-byte aligned, contents undefined.
   static Tensor empty(DataType dtype, std::initializer_list<std::int64_t> shape);
 };

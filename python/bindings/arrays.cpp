@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "arrays.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -59,7 +60,8 @@ std::string describe(nb::dlpack::dtype type) {
 
 /// NumPy arrays of the types of ml_dtypes export nothing: seen as integers, with the type's name.
 std::optional<std::string> take_ml_dtype(nb::object& array) {
-  if (!nb::hasattr(array, "dtype") || !nb::hasattr(array, "view") || !nb::hasattr(array, "__array_interface__"))
+  if (!nb::hasattr(array, "dtype") || !nb::hasattr(array, "view") ||
+      !nb::hasattr(array, "__array_interface__"))
     return {};
   const std::string name = nb::cast<std::string>(nb::str(nb::object(array.attr("dtype"))));
   const bool narrow = name == "float8_e4m3fn";
@@ -82,32 +84,35 @@ nb::object export_view(const Array& self, nb::handle owner, nb::dlpack::dtype ty
   std::array<std::size_t, TensorView::kMaxRank> shape{};
   for (int i = 0; i < view.rank; ++i) shape[i] = static_cast<std::size_t>(view.shape[i]);
   const bool cuda = view.device.kind == DeviceKind::cuda;
-  nb::ndarray<Framework> array(view.data, static_cast<std::size_t>(view.rank), shape.data(), owner, view.strides.data(),
-                               type, cuda ? nb::device::cuda::value : nb::device::cpu::value,
-                               cuda ? view.device.index : 0);
+  nb::ndarray<Framework> array(
+      view.data, static_cast<std::size_t>(view.rank), shape.data(), owner, view.strides.data(),
+      type, cuda ? nb::device::cuda::value : nb::device::cpu::value, cuda ? view.device.index : 0);
   return nb::cast(std::move(array), nb::rv_policy::reference);
 }
 
 /// The type that a dtype= names, for elements of so many bits.
 DataType named_type(const char* what, const std::string& name, std::size_t bits) {
   const DataType dtype = dtype_from(name);
-  require(size_of(dtype) * 8 == bits, Code::invalid_argument, "{}: dtype=\"{}\" has {} bits, the array has {}", what,
-          name, 8 * size_of(dtype), bits);
+  require(size_of(dtype) * 8 == bits, Code::invalid_argument,
+          "{}: dtype=\"{}\" has {} bits, the array has {}", what, name, 8 * size_of(dtype), bits);
   return dtype;
 }
 
-TensorView to_view(const nb::dlpack::dltensor& from, const char* what, const std::optional<std::string>& dtype) {
-  require(from.ndim <= TensorView::kMaxRank, Code::invalid_argument, "{} has {} dimensions; allowed: up to {}", what,
-          from.ndim, TensorView::kMaxRank);
+TensorView to_view(const nb::dlpack::dltensor& from, const char* what,
+                   const std::optional<std::string>& dtype) {
+  require(from.ndim <= TensorView::kMaxRank, Code::invalid_argument,
+          "{} has {} dimensions; allowed: up to {}", what, from.ndim, TensorView::kMaxRank);
   const auto known = dtype ? named_type(what, *dtype, from.dtype.bits) : from_dlpack(from.dtype);
   require(known.has_value(), Code::invalid_argument,
-          "{} has elements of {}, which Shoal does not know; see dtype=", what, [&] { return describe(from.dtype); });
+          "{} has elements of {}, which Shoal does not know; see dtype=", what,
+          [&] { return describe(from.dtype); });
   TensorView view;
   view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
   view.dtype = *known;
   view.rank = from.ndim;
   for (int i = 0; i < view.rank; ++i) view.shape[i] = from.shape[i];
-  if (from.strides == nullptr || view.size() == 0) {  // without elements strides mean nothing, and may be anything
+  if (from.strides == nullptr ||
+      view.size() == 0) {  // without elements strides mean nothing, and may be anything
     make_contiguous(view);
   } else {
     for (int i = 0; i < view.rank; ++i) view.strides[i] = from.strides[i];
@@ -123,13 +128,15 @@ TensorView to_view(const nb::dlpack::dltensor& from, const char* what, const std
 nb::object to_capsule(nb::handle_t<Array> self, const nb::kwargs& options) {
   const auto& array = nb::cast<const Array&>(self);
   if (array.tensor.device.kind == DeviceKind::cuda && array.stream != kReady) {
-    const nb::object consumer = options.contains("stream") ? nb::borrow(options["stream"]) : nb::none();
+    const nb::object consumer =
+        options.contains("stream") ? nb::borrow(options["stream"]) : nb::none();
     order_behind(consumer, array.stream, array.tensor.device.index);
   }
   nb::dict rest;
   for (const auto& [key, value] : options)
     if (nb::cast<std::string>(key) != "stream") rest[key] = value;
-  return export_view<nb::array_api>(array, self, to_dlpack(array.tensor.dtype)).attr("__dlpack__")(**rest);
+  return export_view<nb::array_api>(array, self, to_dlpack(array.tensor.dtype))
+      .attr("__dlpack__")(**rest);
 }
 
 nb::object to_numpy_array(nb::handle_t<Array> self) {
@@ -147,7 +154,9 @@ nb::tuple to_tuple(const std::array<std::int64_t, TensorView::kMaxRank>& values,
 }
 
 std::string device_of(const Array& array) {
-  return array.tensor.device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", array.tensor.device.index) : "cpu";
+  return array.tensor.device.kind == DeviceKind::cuda
+             ? fmt::format("cuda:{}", array.tensor.device.index)
+             : "cpu";
 }
 
 }  // namespace
@@ -165,17 +174,20 @@ Input input(nb::handle array, const char* what, const std::optional<std::string>
   Input result{{}, nb::borrow(array), {}};
   if (nb::isinstance<Array>(array)) {
     result.view = nb::cast<const Array&>(array).tensor;
-    if (result.view.device.kind == DeviceKind::cuda) result.stream = nb::cast<const Array&>(array).stream;
+    if (result.view.device.kind == DeviceKind::cuda)
+      result.stream = nb::cast<const Array&>(array).stream;
     if (dtype) result.view.dtype = named_type(what, *dtype, 8 * size_of(result.view.dtype));
   } else if (const auto view = exchange_view(array)) {
     result.view = to_view(*view, what, dtype);
-    if (result.view.device.kind == DeviceKind::cuda) result.stream = exchange_stream(array, *view).value_or(kReady);
+    if (result.view.device.kind == DeviceKind::cuda)
+      result.stream = exchange_stream(array, *view).value_or(kReady);
   } else {
     const std::optional<std::string> named = dtype ? dtype : take_ml_dtype(result.array);
     if (!nb::try_cast(result.array, result.exported))
-      fail(Code::invalid_argument,
-           "{} is a {}; allowed: arrays with __dlpack__ (torch, CuPy, JAX, shoal.Array) and NumPy arrays", what,
-           nb::cast<std::string>(array.type().attr("__name__")));
+      fail(
+          Code::invalid_argument,
+          "{} is a {}; allowed: arrays with __dlpack__ (torch, CuPy, JAX, shoal.Array) and NumPy arrays",
+          what, nb::cast<std::string>(array.type().attr("__name__")));
     const auto& from = result.exported;
     result.view = to_view({.data = const_cast<void*>(from.data()),
                            .device = {from.device_type(), from.device_id()},
@@ -192,7 +204,8 @@ Input writable_input(nb::handle array, const char* what) {
   if (array.is_none()) return {};
   Input result = input(array, what);
   nb::ndarray<> writable;
-  if (result.exported.is_valid())  // others are tensors of torch's and Arrays, which are never read-only
+  if (result.exported
+          .is_valid())  // others are tensors of torch's and Arrays, which are never read-only
     require(nb::try_cast(result.array, writable), Code::invalid_argument, "{} is read-only", what);
   return result;
 }
@@ -203,7 +216,8 @@ Input optional_input(nb::handle array, const char* what) {
 
 bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dtype,
                 std::initializer_list<std::int64_t> shape) {
-  if (from.ndim != static_cast<std::int32_t>(shape.size()) || from.dtype != to_dlpack(dtype)) return false;
+  if (from.ndim != static_cast<std::int32_t>(shape.size()) || from.dtype != to_dlpack(dtype))
+    return false;
   view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
   view.dtype = dtype;
   view.rank = from.ndim;
@@ -224,39 +238,46 @@ nb::object output(Tensor tensor, std::uintptr_t stream) {
 }
 
 void bind_arrays(nb::module_& module) {
-  nb::class_<Array>(module, "Array",
-                    "An array that Shoal made, in ordinary memory, in the symmetric heap or on a GPU.\n\n"
-                    "Exports DLPack: torch.from_dlpack(array), jax.dlpack.from_dlpack(array), numpy.from_dlpack(array) "
-                    "and cupy.from_dlpack(array) see the same memory. It stays valid while this object or anything "
-                    "made from it lives, and returns to where it came from then."_doc)
+  nb::class_<Array>(
+      module, "Array",
+      "An array that Shoal made, in ordinary memory, in the symmetric heap or on a GPU.\n\n"
+      "Exports DLPack: torch.from_dlpack(array), jax.dlpack.from_dlpack(array), numpy.from_dlpack(array) "
+      "and cupy.from_dlpack(array) see the same memory. It stays valid while this object or anything "
+      "made from it lives, and returns to where it came from then."_doc)
       .def_prop_ro(
           "shape", [](const Array& self) { return to_tuple(self.tensor.shape, self.tensor.rank); },
           "Elements along each dimension."_doc)
       .def_prop_ro(
-          "strides", [](const Array& self) { return to_tuple(self.tensor.strides, self.tensor.rank); },
+          "strides",
+          [](const Array& self) { return to_tuple(self.tensor.strides, self.tensor.rank); },
           "Distance between neighbours along each dimension, in elements."_doc)
       .def_prop_ro(
           "dtype", [](const Array& self) { return std::string(name_of(self.tensor.dtype)); },
           "float32, float16, bfloat16, float8_e4m3, float64, int8, uint8, int32 or int64."_doc)
       .def_prop_ro("device", &device_of, "\"cpu\" or \"cuda:N\"."_doc)
       .def_prop_ro(
-          "nbytes", [](const Array& self) { return self.tensor.bytes(); }, "Bytes of all elements."_doc)
+          "nbytes", [](const Array& self) { return self.tensor.bytes(); },
+          "Bytes of all elements."_doc)
       .def_prop_ro(
-          "data_ptr", [](const Array& self) { return reinterpret_cast<std::uintptr_t>(self.tensor.data); },
+          "data_ptr",
+          [](const Array& self) { return reinterpret_cast<std::uintptr_t>(self.tensor.data); },
           "Address of the first element."_doc)
       .def("__len__",
            [](const Array& self) {
-             if (self.tensor.rank == 0) throw nb::type_error("len() of an array without dimensions");
+             if (self.tensor.rank == 0)
+               throw nb::type_error("len() of an array without dimensions");
              return self.tensor.shape[0];
            })
-      .def(
-          "__repr__",
-          [](const Array& self) { return fmt::format("shoal.Array({}, {})", self.tensor.describe(), device_of(self)); })
+      .def("__repr__",
+           [](const Array& self) {
+             return fmt::format("shoal.Array({}, {})", self.tensor.describe(), device_of(self));
+           })
       .def("__dlpack__", &to_capsule, "A DLPack capsule of the same memory."_doc)
       .def("__dlpack_device__",
            [](const Array& self) {
              const bool cuda = self.tensor.device.kind == DeviceKind::cuda;
-             return nb::make_tuple(cuda ? nb::device::cuda::value : nb::device::cpu::value, self.tensor.device.index);
+             return nb::make_tuple(cuda ? nb::device::cuda::value : nb::device::cpu::value,
+                                   self.tensor.device.index);
            })
       .def(
           "numpy", &to_numpy_array,

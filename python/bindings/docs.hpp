@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // docs.hpp: docstrings, wrapped as help() shows them.
 #pragma once
 

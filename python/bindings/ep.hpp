@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ep.hpp: expert parallelism of Python.
 #pragma once
 
@@ -11,8 +12,9 @@
 
 namespace shoal::python {
 
-/// A group, with what keeps the heap mapped under its results. Returning a group's memory is collective, and garbage
-/// collectors do not work in step: a group that goes without close() is kept until its world closes.
+/// A group, with what keeps the heap mapped under its results. Returning a group's memory is
+/// collective, and garbage collectors do not work in step: a group that goes without close() is
+/// kept until its world closes.
 class Group {
  public:
   Group(const Team& team, const ep::GroupOptions& options);
@@ -40,12 +42,13 @@ class Group {
 /// Lets go of the groups that were kept for worlds that are closed by now.
 void release_kept_groups();
 
-/// stream=, after=, done=, sms= of a call. Streams and events are numbers, or objects of torch's. Throws
-/// Error{invalid_argument} for an event that CUDA has not made yet.
+/// stream=, after=, done=, sms= of a call. Streams and events are numbers, or objects of torch's.
+/// Throws Error{invalid_argument} for an event that CUDA has not made yet.
 ep::Launch launch_from(const nb::kwargs& options);
 
-/// Where the call names no stream: the one that `main`, its first argument, is ready on, so that a call is ordered
-/// behind what made its arguments. Nothing where that is not known (then it is the group's own) or on the host.
+/// Where the call names no stream: the one that `main`, its first argument, is ready on, so that a
+/// call is ordered behind what made its arguments. Nothing where that is not known (then it is the
+/// group's own) or on the host.
 void follow(ep::Launch& launch, const Group& group, const Input& main);
 
 /// "none" and so on. Throws Error{invalid_argument} with the names that exist.

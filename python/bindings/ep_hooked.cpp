@@ -1,9 +1,11 @@
-// ep_hooked.cpp: low-latency calls for callers that know where results lie, which receive in a hook: the short way of
-// the package deep_ep, for its calls with and without hooks.
+// SPDX-License-Identifier: Apache-2.0
+// ep_hooked.cpp: low-latency calls for callers that know where results lie, which receive in a
+// hook: the short way of the package deep_ep, for its calls with and without hooks.
 //
-// Such a call costs its user host time twice a layer, so nothing is made here that only errors need: arguments are
-// compared with what they have to be, and where one is anything else the call says so (None) and has done nothing. The
-// caller then goes the general way (ep_low_latency.cpp), which takes more kinds of arrays and explains errors.
+// Such a call costs its user host time twice a layer, so nothing is made here that only errors
+// need: arguments are compared with what they have to be, and where one is anything else the call
+// says so (None) and has done nothing. The caller then goes the general way (ep_low_latency.cpp),
+// which takes more kinds of arrays and explains errors.
 #include <nanobind/stl/string.h>
 
 #include <array>
@@ -62,8 +64,10 @@ struct HookedCombine {
 /// The calls of one group and one way to quantise.
 class HookedCalls {
  public:
-  /// rows: the two tensors that results lie in, by turns; arguments are of their type and on their device.
-  HookedCalls(nb::handle_t<Group> group, ep::Quantize quantize, nb::handle rows, nb::handle other_rows)
+  /// rows: the two tensors that results lie in, by turns; arguments are of their type and on their
+  /// device.
+  HookedCalls(nb::handle_t<Group> group, ep::Quantize quantize, nb::handle rows,
+              nb::handle other_rows)
       : keeper_(nb::borrow(group)),
         group_(nb::cast<Group&>(group).group),
         on_gpu_(nb::cast<Group&>(group).on_gpu),
@@ -85,19 +89,22 @@ class HookedCalls {
     usable_ = true;
   }
 
-  nb::object dispatch(nb::handle x, nb::handle topk_idx, unsigned half, nb::handle expert_counts, nb::handle wait_ns,
-                      bool defer_receive) const {
+  nb::object dispatch(nb::handle x, nb::handle topk_idx, unsigned half, nb::handle expert_counts,
+                      nb::handle wait_ns, bool defer_receive) const {
     TensorView rows, indices;
     ep::LowLatencyDispatchOptions options;
     options.quantize = quantize_;
     options.defer_receive = defer_receive;
-    if (!usable_ || !take(rows, x, DataType::bfloat16, {kAny, hidden_}) || rows.shape[0] > max_tokens_ ||
+    if (!usable_ || !take(rows, x, DataType::bfloat16, {kAny, hidden_}) ||
+        rows.shape[0] > max_tokens_ ||
         !take(indices, topk_idx, DataType::int64, {rows.shape[0], top_k_}) ||
         !take_optional(options.expert_counts, expert_counts, DataType::int32, {local_experts_}) ||
-        !take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) || !follow(options.launch))
+        !take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) ||
+        !follow(options.launch))
       return nb::none();
     HookedDispatch sent{{},
-                        {keeper_, nb::borrow(x), nb::borrow(topk_idx), nb::borrow(expert_counts), nb::borrow(wait_ns)},
+                        {keeper_, nb::borrow(x), nb::borrow(topk_idx), nb::borrow(expert_counts),
+                         nb::borrow(wait_ns)},
                         places_[half & 1],
                         rows.shape[0],
                         {}};
@@ -108,23 +115,27 @@ class HookedCalls {
     return nb::cast(std::move(sent));
   }
 
-  nb::object combine(nb::handle y, nb::handle topk_idx, nb::handle topk_weights, nb::handle sent, nb::handle out,
-                     nb::handle wait_ns, nb::handle log_fmt, bool defer_receive) const {
-    if (!usable_ || !PyBool_Check(log_fmt.ptr()) || !nb::isinstance<HookedDispatch>(sent)) return nb::none();
+  nb::object combine(nb::handle y, nb::handle topk_idx, nb::handle topk_weights, nb::handle sent,
+                     nb::handle out, nb::handle wait_ns, nb::handle log_fmt,
+                     bool defer_receive) const {
+    if (!usable_ || !PyBool_Check(log_fmt.ptr()) || !nb::isinstance<HookedDispatch>(sent))
+      return nb::none();
     const auto& dispatch = nb::cast<const HookedDispatch&>(sent);
     TensorView rows, indices, weights;
     ep::LowLatencyCombineOptions options;
     options.log_fmt = log_fmt.is(Py_True);
     options.defer_receive = defer_receive;
-    if (!dispatch.handle.valid() || !take(indices, topk_idx, DataType::int64, {dispatch.tokens, top_k_}) ||
+    if (!dispatch.handle.valid() ||
+        !take(indices, topk_idx, DataType::int64, {dispatch.tokens, top_k_}) ||
         !take(weights, topk_weights, DataType::float32, {dispatch.tokens, top_k_}) ||
         !take(rows, y, DataType::bfloat16, {local_experts_, ranks_ * max_tokens_, hidden_}) ||
         !take(options.out, out, DataType::bfloat16, {dispatch.tokens, hidden_}) ||
-        !take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) || !follow(options.launch))
+        !take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) ||
+        !follow(options.launch))
       return nb::none();
-    HookedCombine hook{
-        {},
-        {keeper_, nb::borrow(y), nb::borrow(topk_idx), nb::borrow(topk_weights), nb::borrow(out), nb::borrow(wait_ns)}};
+    HookedCombine hook{{},
+                       {keeper_, nb::borrow(y), nb::borrow(topk_idx), nb::borrow(topk_weights),
+                        nb::borrow(out), nb::borrow(wait_ns)}};
     {
       nb::gil_scoped_release released;
       hook.pending = group_.low_latency_combine(rows, indices, weights, dispatch.handle, options);
@@ -136,14 +147,16 @@ class HookedCalls {
   static constexpr std::int64_t kAny = -1;  // the extent of a dimension that may have any
 
   /// Whether the array is just what it has to be, then also as a view.
-  bool take(TensorView& view, nb::handle array, DataType dtype, std::initializer_list<std::int64_t> shape) const {
+  bool take(TensorView& view, nb::handle array, DataType dtype,
+            std::initializer_list<std::int64_t> shape) const {
     if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(type_.ptr())) return false;
     nb::dlpack::dltensor from;
     if (exchange_.view(array.ptr(), &from) != 0) {
       PyErr_Clear();
       return false;
     }
-    if (from.device.device_type != home_.device_type || from.device.device_id != home_.device_id) return false;
+    if (from.device.device_type != home_.device_type || from.device.device_id != home_.device_id)
+      return false;
     return plain_view(view, from, dtype, shape);
   }
   bool take_optional(TensorView& view, nb::handle array, DataType dtype,
@@ -178,11 +191,15 @@ class HookedCalls {
 }  // namespace
 
 void bind_hooked(nb::module_& module) {
-  nb::class_<HookedDispatch>(module, "HookedDispatch", "A dispatch of HookedCalls that is sent."_doc)
+  nb::class_<HookedDispatch>(module, "HookedDispatch",
+                             "A dispatch of HookedCalls that is sent."_doc)
       .def("__call__", &HookedDispatch::receive, "Receives; once."_doc)
       .def_ro("tokens", &HookedDispatch::tokens, "Tokens of this member."_doc)
       .def_prop_ro(
-          "handle", [](const HookedDispatch& self) { return self.handle.valid() ? nb::cast(self.handle) : nb::none(); },
+          "handle",
+          [](const HookedDispatch& self) {
+            return self.handle.valid() ? nb::cast(self.handle) : nb::none();
+          },
           nb::sig("def handle(self) -> LowLatencyHandle | None"),
           "For Group.low_latency_combine; None before it is received."_doc);
   nb::class_<HookedCombine>(module, "HookedCombine", "A combine of HookedCalls that is sent."_doc)
@@ -195,24 +212,30 @@ void bind_hooked(nb::module_& module) {
       "make that call then, which says why."_doc)
       .def(
           "__init__",
-          [](HookedCalls* self, nb::handle_t<Group> group, const std::string& quantize, nb::handle rows,
-             nb::handle other_rows) { new (self) HookedCalls(group, quantize_from(quantize), rows, other_rows); },
+          [](HookedCalls* self, nb::handle_t<Group> group, const std::string& quantize,
+             nb::handle rows, nb::handle other_rows) {
+            new (self) HookedCalls(group, quantize_from(quantize), rows, other_rows);
+          },
           nb::arg("group"), nb::arg("quantize"), nb::arg("rows"), nb::arg("other_rows"),
-          nb::sig("def __init__(self, group: Group, quantize: str, rows: typing.Any, other_rows: typing.Any) -> None"),
+          nb::sig(
+              "def __init__(self, group: Group, quantize: str, rows: typing.Any, other_rows: typing.Any) -> None"),
           "rows, other_rows: the two tensors that the rows of dispatches lie in, by turns."_doc)
       .def(
-          "dispatch", &HookedCalls::dispatch, nb::arg("x").none(), nb::arg("topk_idx").none(), nb::arg("half"),
-          nb::arg("expert_counts").none(), nb::arg("wait_ns").none(), nb::arg("defer_receive"),
-          nb::sig("def dispatch(self, x: typing.Any, topk_idx: typing.Any, half: int, expert_counts: typing.Any, "
-                  "wait_ns: typing.Any, defer_receive: bool) -> HookedDispatch | None"),
+          "dispatch", &HookedCalls::dispatch, nb::arg("x").none(), nb::arg("topk_idx").none(),
+          nb::arg("half"), nb::arg("expert_counts").none(), nb::arg("wait_ns").none(),
+          nb::arg("defer_receive"),
+          nb::sig(
+              "def dispatch(self, x: typing.Any, topk_idx: typing.Any, half: int, expert_counts: typing.Any, "
+              "wait_ns: typing.Any, defer_receive: bool) -> HookedDispatch | None"),
           "As Group.low_latency_dispatch, with topk_idx of int64 only. half: 1 where the rows come into other_rows, else 0."_doc)
       .def(
           "combine", &HookedCalls::combine, nb::arg("y").none(), nb::arg("topk_idx").none(),
-          nb::arg("topk_weights").none(), nb::arg("sent").none(), nb::arg("out").none(), nb::arg("wait_ns").none(),
-          nb::arg("log_fmt").none(), nb::arg("defer_receive"),
-          nb::sig("def combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, sent: "
-                  "HookedDispatch | None, out: typing.Any, wait_ns: typing.Any, log_fmt: bool, defer_receive: bool) -> "
-                  "HookedCombine | None"),
+          nb::arg("topk_weights").none(), nb::arg("sent").none(), nb::arg("out").none(),
+          nb::arg("wait_ns").none(), nb::arg("log_fmt").none(), nb::arg("defer_receive"),
+          nb::sig(
+              "def combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, sent: "
+              "HookedDispatch | None, out: typing.Any, wait_ns: typing.Any, log_fmt: bool, defer_receive: bool) -> "
+              "HookedCombine | None"),
           "As Group.low_latency_combine. sent: the dispatch, received."_doc);
 }
 

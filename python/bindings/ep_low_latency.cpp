@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ep_low_latency.cpp: low-latency dispatch and combine, sends and receives.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -11,7 +12,8 @@
 namespace shoal::python {
 namespace {
 
-/// A dispatch's result. Its arrays are made when they are asked for: callers that know where they lie need none.
+/// A dispatch's result. Its arrays are made when they are asked for: callers that know where they
+/// lie need none.
 class Received {
  public:
   Received(ep::LowLatencyReceived result, nb::object group, void* stream)
@@ -46,12 +48,13 @@ using PendingCombine = Phase<ep::PendingCombine>;
 ep::Reduction reduction_from(const std::string& name) {
   if (name == "automatic") return ep::Reduction::automatic;
   if (name == "per_rank") return ep::Reduction::per_rank;
-  require(name == "exact", Code::invalid_argument, "reduction \"{}\"; allowed: \"automatic\", \"per_rank\", \"exact\"",
-          name);
+  require(name == "exact", Code::invalid_argument,
+          "reduction \"{}\"; allowed: \"automatic\", \"per_rank\", \"exact\"", name);
   return ep::Reduction::exact;
 }
 
-PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle topk_idx, const nb::kwargs& given) {
+PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle topk_idx,
+                              const nb::kwargs& given) {
   PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
   ep::LowLatencyDispatchOptions options;
   nb::kwargs launch;
@@ -81,8 +84,9 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
   return phase;
 }
 
-PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle topk_idx, nb::handle topk_weights,
-                            const ep::LowLatencyHandle& handle, const nb::kwargs& given) {
+PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle topk_idx,
+                            nb::handle topk_weights, const ep::LowLatencyHandle& handle,
+                            const nb::kwargs& given) {
   PendingCombine phase{{}, nb::borrow(self), {}, nb::none(), nullptr};
   ep::LowLatencyCombineOptions options;
   nb::kwargs launch;
@@ -159,13 +163,14 @@ ep::Quantize quantize_from(const std::string& name) {
 }
 
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
-  const nb::class_<ep::LowLatencyHandle> handle(module, "LowLatencyHandle",
-                                                "The layout of one low-latency dispatch, for its combine."_doc);
+  const nb::class_<ep::LowLatencyHandle> handle(
+      module, "LowLatencyHandle", "The layout of one low-latency dispatch, for its combine."_doc);
   nb::class_<Received>(
       module, "LowLatencyReceived",
       "What one low-latency dispatch received. The arrays are overwritten by the receive after next."_doc)
       .def_prop_ro(
-          "x", &Received::array<&ep::LowLatencyReceived::x>, nb::sig("def x(self) -> shoal._core.Array"),
+          "x", &Received::array<&ep::LowLatencyReceived::x>,
+          nb::sig("def x(self) -> shoal._core.Array"),
           "float8_e4m3 or bfloat16 [local experts, members * max tokens, hidden]; counts[e] rows of expert e are valid."_doc)
       .def_prop_ro(
           "scales", &Received::array<&ep::LowLatencyReceived::scales>,
@@ -189,44 +194,51 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
           nb::call_guard<nb::gil_scoped_release>(), "Whether receive would not wait."_doc)
       .def_prop_ro(
           "handle",
-          [](const PendingDispatch& self) { return self.handle.valid() ? nb::cast(self.handle) : nb::none(); },
-          nb::sig("def handle(self) -> LowLatencyHandle | None"), "For the combine; None before receive."_doc)
+          [](const PendingDispatch& self) {
+            return self.handle.valid() ? nb::cast(self.handle) : nb::none();
+          },
+          nb::sig("def handle(self) -> LowLatencyHandle | None"),
+          "For the combine; None before receive."_doc)
       .def("receive", &receive_dispatch, "Waits for the rows of all members; once."_doc);
   nb::class_<PendingCombine>(module, "PendingCombine", "A low-latency combine that is sent."_doc)
       .def(
           "ready", [](const PendingCombine& self) { return self.pending.ready(); },
           nb::call_guard<nb::gil_scoped_release>(), "Whether receive would not wait."_doc)
-      .def("receive", &receive_combine, nb::sig("def receive(self) -> shoal._core.Array | typing.Any"),
+      .def("receive", &receive_combine,
+           nb::sig("def receive(self) -> shoal._core.Array | typing.Any"),
            "bfloat16 [tokens, hidden], or the array given as out=; once."_doc);
   group
       .def(
-          "low_latency_dispatch", &send_dispatch, nb::arg("x"), nb::arg("topk_idx"), nb::arg("options"),
-          nb::sig("def low_latency_dispatch(self, x: typing.Any, topk_idx: typing.Any, *, quantize: str = 'fp8', "
-                  "expert_counts: typing.Any = None, wait_ns: typing.Any = None, weights: typing.Any = None, "
-                  "defer_receive: bool = True, stream: typing.Any = None, after: typing.Any = None, done: typing.Any = "
-                  "None, sms: int = 0) -> PendingDispatch"),
+          "low_latency_dispatch", &send_dispatch, nb::arg("x"), nb::arg("topk_idx"),
+          nb::arg("options"),
+          nb::sig(
+              "def low_latency_dispatch(self, x: typing.Any, topk_idx: typing.Any, *, quantize: str = 'fp8', "
+              "expert_counts: typing.Any = None, wait_ns: typing.Any = None, weights: typing.Any = None, "
+              "defer_receive: bool = True, stream: typing.Any = None, after: typing.Any = None, done: typing.Any = "
+              "None, sms: int = 0) -> PendingDispatch"),
           "Sends, without waiting for the rows of others. Collective.\n\nx: bfloat16 [tokens, hidden]. topk_idx: as "
           "route. "
           "quantize: how rows travel: none, fp8, fp8_power_of_two or fp8_ue8m0. expert_counts: int32 [local experts], "
           "rows received are added. wait_ns: int64 [members], nanoseconds waited are added. weights: float32 [tokens, "
           "top_k], those of the combine, which then saves an exchange. defer_receive: False queues the receive at once."_doc)
-      .def("low_latency_combine", &send_combine, nb::arg("y"), nb::arg("topk_idx"), nb::arg("topk_weights"),
-           nb::arg("handle"), nb::arg("options"),
-           nb::sig(
-               "def low_latency_combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: "
-               "LowLatencyHandle, *, log_fmt: bool = False, zero_copy: bool = False, reduction: str = 'automatic', "
-               "out: typing.Any = None, wait_ns: typing.Any = None, defer_receive: bool = True, stream: typing.Any = "
-               "None, after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> PendingCombine"),
-           "Sends the experts' answers, bfloat16 [local experts, members * max tokens, hidden], to be summed with "
-           "topk_weights (float32 [tokens, top_k], of this member's tokens). Collective.\n\nlog_fmt: rows travel with "
-           "10 "
-           "bits a channel. zero_copy: y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum "
-           "of "
-           "each member to bfloat16 first; exact rounds once."_doc)
-      .def("next_combine_buffer", &next_buffer, nb::sig("def next_combine_buffer(self) -> shoal._core.Array"),
-           "Where experts may write the y of the next low_latency_combine for zero_copy: bfloat16 [local experts, "
-           "members "
-           "* max tokens, hidden], rows strided."_doc);
+      .def(
+          "low_latency_combine", &send_combine, nb::arg("y"), nb::arg("topk_idx"),
+          nb::arg("topk_weights"), nb::arg("handle"), nb::arg("options"),
+          nb::sig(
+              "def low_latency_combine(self, y: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: "
+              "LowLatencyHandle, *, log_fmt: bool = False, zero_copy: bool = False, reduction: str = 'automatic', "
+              "out: typing.Any = None, wait_ns: typing.Any = None, defer_receive: bool = True, stream: typing.Any = "
+              "None, after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> PendingCombine"),
+          "Sends the experts' answers, bfloat16 [local experts, members * max tokens, hidden], to be summed with "
+          "topk_weights (float32 [tokens, top_k], of this member's tokens). Collective.\n\nlog_fmt: rows travel with "
+          "10 "
+          "bits a channel. zero_copy: y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum "
+          "of each member to bfloat16 first; exact rounds once."_doc)
+      .def(
+          "next_combine_buffer", &next_buffer,
+          nb::sig("def next_combine_buffer(self) -> shoal._core.Array"),
+          "Where experts may write the y of the next low_latency_combine for zero_copy: bfloat16 [local experts, "
+          "members * max tokens, hidden], rows strided."_doc);
 }
 
 }  // namespace shoal::python

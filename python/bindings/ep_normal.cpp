@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ep_normal.cpp: route, dispatch and combine.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -39,8 +40,8 @@ Options dispatch_options(const nb::kwargs& given) {
       options.dtype = nb::cast<std::optional<std::string>>(value);
     else if (name == "expert_alignment")
       options.dispatch.expert_alignment = nb::cast<std::int32_t>(value);
-    else if (name == "expanded")
-      options.dispatch.expanded = nb::cast<bool>(value);
+    else if (name == "expert_major")
+      options.dispatch.expert_major = nb::cast<bool>(value);
     else if (name == "worst_case_rows")
       options.dispatch.worst_case_rows = nb::cast<std::int64_t>(value);
     else if (name == "copy_out")
@@ -77,7 +78,8 @@ Options combine_options(const nb::kwargs& given) {
 }
 
 struct Dispatched {
-  nb::object x, scales, topk_idx, topk_weights, source_token, expert_first_row, row_count, expert_counts;
+  nb::object x, scales, topk_idx, topk_weights, source_token, expert_first_row, row_count,
+      expert_counts;
   std::vector<std::int64_t> rows_per_source, tokens_per_expert;
   std::int64_t rows = 0;
   ep::Handle handle;
@@ -140,7 +142,8 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
   const Input rows = input(x, "x", options.dtype);
   follow(options.dispatch.launch, self, rows);
   const Routing* const routing = routing_of(layout);
-  const ep::Handle* const handle = routing == nullptr ? &nb::cast<const ep::Handle&>(layout) : nullptr;
+  const ep::Handle* const handle =
+      routing == nullptr ? &nb::cast<const ep::Handle&>(layout) : nullptr;
   ep::Dispatched result;
   {
     nb::gil_scoped_release released;
@@ -202,11 +205,12 @@ struct Future {
   }
 };
 
-/// `launch_of(options)` is where the call runs, `start(group, view, options)` returns the std::future; `finish` makes
-/// its result one of Python's.
+/// `launch_of(options)` is where the call runs, `start(group, view, options)` returns the
+/// std::future; `finish` makes its result one of Python's.
 template <typename LaunchOf, typename Start, typename Finish>
-std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const char* what, Options options,
-                              const LaunchOf& launch_of, const Start& start, const Finish& finish) {
+std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const char* what,
+                              Options options, const LaunchOf& launch_of, const Start& start,
+                              const Finish& finish) {
   auto future = std::make_unique<Future>();
   future->group = nb::borrow(group);
   future->options = std::move(options);
@@ -225,8 +229,8 @@ std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const
   return future;
 }
 
-/// What the host waits for before an operation starts; `rest` is what else was given. The HostEvent itself is not kept:
-/// an operation whose event nobody can set any more starts.
+/// What the host waits for before an operation starts; `rest` is what else was given. The HostEvent
+/// itself is not kept: an operation whose event nobody can set any more starts.
 struct After {
   ep::Event event;
   nb::kwargs rest;
@@ -250,7 +254,8 @@ std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, n
       self, x, "x", dispatch_options(after.rest),
       [](Options& options) -> ep::Launch& { return options.dispatch.launch; },
       [&](ep::Group& group, const TensorView& view, const Options& call) {
-        require(routing != nullptr, Code::invalid_argument, "dispatch_async goes by a Routing, got a Handle");
+        require(routing != nullptr, Code::invalid_argument,
+                "dispatch_async goes by a Routing, got a Handle");
         return group.dispatch_async(view, routing->routing, call.dispatch, after.event);
       },
       [](const Group& group, ep::Dispatched result, void* stream) {
@@ -258,12 +263,13 @@ std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, n
       });
 }
 
-std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y, const ep::Handle& handle,
-                                      const nb::kwargs& given) {
+std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y,
+                                      const ep::Handle& handle, const nb::kwargs& given) {
   nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
   const After after(given);
   return begin(
-      self, y, "y", combine_options(after.rest), [](Options& options) -> ep::Launch& { return options.combine.launch; },
+      self, y, "y", combine_options(after.rest),
+      [](Options& options) -> ep::Launch& { return options.combine.launch; },
       [&](ep::Group& group, const TensorView& view, const Options& call) {
         return group.combine_async(view, handle, call.combine, after.event);
       },
@@ -280,11 +286,14 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       "The layout of one dispatch: for its combine, and for later dispatches of the same routing."_doc)
       .def_prop_ro("received_rows", &ep::Handle::received_rows,
                    "Rows that the dispatch received, as Dispatched.rows."_doc);
-  nb::class_<Routing>(module, "Routing", "Where the tokens of this member go; good for any number of dispatches."_doc)
-      .def_ro("topk_idx", &Routing::topk_idx, nb::for_getter(nb::sig("def topk_idx(self) -> shoal._core.Array")),
+  nb::class_<Routing>(module, "Routing",
+                      "Where the tokens of this member go; good for any number of dispatches."_doc)
+      .def_ro("topk_idx", &Routing::topk_idx,
+              nb::for_getter(nb::sig("def topk_idx(self) -> shoal._core.Array")),
               "int64 [tokens, top_k], a copy; -1: no expert."_doc)
       .def_prop_ro(
-          "tokens", [](const Routing& self) { return self.routing.tokens(); }, "Number of tokens."_doc)
+          "tokens", [](const Routing& self) { return self.routing.tokens(); },
+          "Number of tokens."_doc)
       .def_prop_ro(
           "tokens_per_rank", [](const Routing& self) { return self.routing.tokens_per_rank; },
           "[members], each token counted once per member; empty on GPUs."_doc)
@@ -304,13 +313,16 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
           },
           nb::arg("token"), nb::arg("rank"), "Whether a token goes to a member."_doc);
   nb::class_<Dispatched>(module, "Dispatched", "What one dispatch received."_doc)
-      .def_ro("x", &Dispatched::x, nb::for_getter(nb::sig("def x(self) -> shoal._core.Array")),
-              "[rows, hidden]: ordered by source member, then by token; expanded: by expert."_doc)
-      .def_ro("scales", &Dispatched::scales, nb::for_getter(nb::sig("def scales(self) -> shoal._core.Array | None")),
+      .def_ro(
+          "x", &Dispatched::x, nb::for_getter(nb::sig("def x(self) -> shoal._core.Array")),
+          "[rows, hidden]: ordered by source member, then by token; expert_major: by expert."_doc)
+      .def_ro("scales", &Dispatched::scales,
+              nb::for_getter(nb::sig("def scales(self) -> shoal._core.Array | None")),
               "[rows, n], or None where none were sent."_doc)
-      .def_ro("topk_idx", &Dispatched::topk_idx,
-              nb::for_getter(nb::sig("def topk_idx(self) -> shoal._core.Array | None")),
-              "int64 [rows, top_k]: experts of this member from 0 on; -1: elsewhere. Expanded: [rows, 1]."_doc)
+      .def_ro(
+          "topk_idx", &Dispatched::topk_idx,
+          nb::for_getter(nb::sig("def topk_idx(self) -> shoal._core.Array | None")),
+          "int64 [rows, top_k]: experts of this member from 0 on; -1: elsewhere. ExpertMajor: [rows, 1]."_doc)
       .def_ro("topk_weights", &Dispatched::topk_weights,
               nb::for_getter(nb::sig("def topk_weights(self) -> shoal._core.Array | None")),
               "float32, as topk_idx; 0 where that is -1; None without weights."_doc)
@@ -319,11 +331,12 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
               "int32 [rows]: index of the token at its source."_doc)
       .def_ro("expert_first_row", &Dispatched::expert_first_row,
               nb::for_getter(nb::sig("def expert_first_row(self) -> shoal._core.Array | None")),
-              "int32 [local experts + 1], expanded only."_doc)
+              "int32 [local experts + 1], expert_major only."_doc)
       .def_ro("rows_per_source", &Dispatched::rows_per_source, "[members]."_doc)
       .def_ro("tokens_per_expert", &Dispatched::tokens_per_expert,
               "[local experts], rounded up to expert_alignment."_doc)
-      .def_ro("rows", &Dispatched::rows, "Rows that hold tokens; -1 on GPUs with worst_case_rows."_doc)
+      .def_ro("rows", &Dispatched::rows,
+              "Rows that hold tokens; -1 on GPUs with worst_case_rows."_doc)
       .def_ro("row_count", &Dispatched::row_count,
               nb::for_getter(nb::sig("def row_count(self) -> shoal._core.Array | None")),
               "The same in GPU memory (int32 [1]), else None."_doc)
@@ -332,7 +345,8 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
               "int32 [local experts] in GPU memory, not aligned, else None."_doc)
       .def_prop_ro(
           "handle", [](const Dispatched& self) { return self.handle; }, nb::rv_policy::move,
-          "For the combine, and for dispatches of the same layout."_doc);  // a copy: it must not keep the rows
+          "For the combine, and for dispatches of the same layout."_doc);  // a copy: it must not
+                                                                           // keep the rows
   nb::class_<Combined>(module, "Combined", "The sums of one combine."_doc)
       .def_ro("x", &Combined::x, nb::for_getter(nb::sig("def x(self) -> shoal._core.Array")),
               "[tokens, hidden], dtype of the answers; the array given as out=."_doc)
@@ -345,50 +359,60 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       "float8_e4m3 [tokens, hidden], or int8 or uint8 rows; contiguous, rows a multiple of 16 bytes; dtype= says what "
       "other arrays hold. The second argument is a Routing, or the Handle of an earlier dispatch (no counts are "
       "exchanged then).\nweights: float32 [tokens, top_k]. scales: float32 or int32 [tokens, n], any strides. "
-      "expert_alignment: tokens_per_expert is rounded up to it. expanded: a row for each (token, expert), grouped by "
+      "expert_alignment: tokens_per_expert is rounded up to it. expert_major: a row for each (token, expert), grouped by "
       "expert. worst_case_rows: results have exactly so many rows; the others have topk_idx -1. copy_out: results "
       "outside the heap.\nstream, after, done, sms: on GPUs, the stream (cudaStream_t or torch.cuda.Stream; None: the "
       "current stream of torch for its tensors, else what the array is ready on, else Group.stream), events to wait "
-      "for "
-      "and to record (cudaEvent_t or torch.cuda.Event), and the SMs to use."_doc;
-  nb::class_<HostEvent>(module, "HostEvent",
-                        "What dispatch_async and combine_async may wait for (after=): set once, by any thread."_doc)
+      "for and to record (cudaEvent_t or torch.cuda.Event), and the SMs to use."_doc;
+  nb::class_<HostEvent>(
+      module, "HostEvent",
+      "What dispatch_async and combine_async may wait for (after=): set once, by any thread."_doc)
       .def(nb::init<>(), "Not set."_doc)
       .def("set", &HostEvent::set, "Lets what waits for it go on; a second time does nothing."_doc)
-      .def_prop_ro("is_set", [](const HostEvent& self) { return self.is_set.load(); }, "Whether it is set."_doc);
+      .def_prop_ro(
+          "is_set", [](const HostEvent& self) { return self.is_set.load(); },
+          "Whether it is set."_doc);
   nb::class_<Future>(module, "Future", "An operation on the group's own stream."_doc)
       .def("done", &Future::done, "Whether result() would not wait."_doc)
       .def("result", &Future::result, nb::sig("def result(self) -> Dispatched | Combined"),
            "What the call returns, once; raises what went wrong."_doc);
   group
-      .def("route", &route, nb::arg("topk_idx"), nb::arg("launch"),
-           nb::sig("def route(self, topk_idx: typing.Any, *, stream: typing.Any = None, after: typing.Any = None, "
-                   "done: typing.Any = None, sms: int = 0) -> Routing"),
-           "Where tokens go: int64 or int32 [tokens, top_k] of experts, -1: none. Local. Raises InvalidArgumentError "
-           "for "
-           "an index outside the experts or the same expert twice, naming the token."_doc)
-      .def("dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
-           nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: typing.Any = None, "
-                   "scales: typing.Any = None, dtype: str | None = None, expert_alignment: int = 1, expanded: bool = "
-                   "False, worst_case_rows: int = 0, copy_out: bool = False, stream: typing.Any = None, after: "
-                   "typing.Any = None, done: typing.Any = None, sms: int = 0) -> Dispatched"),
-           kDispatchText)
-      .def("combine", &combine, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
-           nb::sig("def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, bias: typing.Any = "
-                   "(), dtype: str | None = None, out: typing.Any = None, stream: typing.Any = None, after: typing.Any "
-                   "= None, done: typing.Any = None, sms: int = 0) -> Combined"),
-           "Sums the answers to the rows of a dispatch, back at their sources. Collective.\n\ny: bfloat16, float16 or "
-           "float32 [rows, hidden], contiguous; rows in the group's memory (Dispatched.x written in place) are fetched "
-           "from there, others are copied first. weights: float32 [rows, top_k], summed back too. bias: up to two "
-           "arrays "
-           "[tokens, hidden], added before the rows. out: where to put the result."_doc)
-      .def("dispatch_async", &dispatch_async, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
-           nb::sig("def dispatch_async(self, x: typing.Any, routing: Routing, **options: typing.Any) -> Future"),
-           "As dispatch, on the group's own stream; operations run there one after another, and arrays must stay "
-           "unchanged until the Future is done. after: also a HostEvent, before which it does not start."_doc)
-      .def("combine_async", &combine_async, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
-           nb::sig("def combine_async(self, y: typing.Any, handle: Handle, **options: typing.Any) -> Future"),
-           "As combine, on the group's own stream."_doc);
+      .def(
+          "route", &route, nb::arg("topk_idx"), nb::arg("launch"),
+          nb::sig(
+              "def route(self, topk_idx: typing.Any, *, stream: typing.Any = None, after: typing.Any = None, "
+              "done: typing.Any = None, sms: int = 0) -> Routing"),
+          "Where tokens go: int64 or int32 [tokens, top_k] of experts, -1: none. Local. Raises InvalidArgumentError "
+          "for an index outside the experts or the same expert twice, naming the token."_doc)
+      .def(
+          "dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
+          nb::sig(
+              "def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: typing.Any = None, "
+              "scales: typing.Any = None, dtype: str | None = None, expert_alignment: int = 1, expert_major: bool = "
+              "False, worst_case_rows: int = 0, copy_out: bool = False, stream: typing.Any = None, after: "
+              "typing.Any = None, done: typing.Any = None, sms: int = 0) -> Dispatched"),
+          kDispatchText)
+      .def(
+          "combine", &combine, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
+          nb::sig(
+              "def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, bias: typing.Any = "
+              "(), dtype: str | None = None, out: typing.Any = None, stream: typing.Any = None, after: typing.Any "
+              "= None, done: typing.Any = None, sms: int = 0) -> Combined"),
+          "Sums the answers to the rows of a dispatch, back at their sources. Collective.\n\ny: bfloat16, float16 or "
+          "float32 [rows, hidden], contiguous; rows in the group's memory (Dispatched.x written in place) are fetched "
+          "from there, others are copied first. weights: float32 [rows, top_k], summed back too. bias: up to two "
+          "arrays [tokens, hidden], added before the rows. out: where to put the result."_doc)
+      .def(
+          "dispatch_async", &dispatch_async, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
+          nb::sig(
+              "def dispatch_async(self, x: typing.Any, routing: Routing, **options: typing.Any) -> Future"),
+          "As dispatch, on the group's own stream; operations run there one after another, and arrays must stay "
+          "unchanged until the Future is done. after: also a HostEvent, before which it does not start."_doc)
+      .def(
+          "combine_async", &combine_async, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
+          nb::sig(
+              "def combine_async(self, y: typing.Any, handle: Handle, **options: typing.Any) -> Future"),
+          "As combine, on the group's own stream."_doc);
 }
 
 }  // namespace shoal::python

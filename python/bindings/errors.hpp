@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // errors.hpp: shoal::Error as Python exceptions.
 #pragma once
 

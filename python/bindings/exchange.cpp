@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 
 #include <cstdint>
@@ -24,7 +25,8 @@ Exchange find_functions(PyTypeObject* type) {
   const nb::handle object(reinterpret_cast<PyObject*>(type));
   if (!nb::hasattr(object, "__dlpack_c_exchange_api__")) return {};
   const nb::object capsule = object.attr("__dlpack_c_exchange_api__");
-  const auto* table = static_cast<const Table*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  const auto* table =
+      static_cast<const Table*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   if (table == nullptr) PyErr_Clear();
   while (table != nullptr && table->major != kMajor) table = table->previous;
   if (table == nullptr) return {};
@@ -41,7 +43,8 @@ Exchange exchange_of(PyTypeObject* type) {
     if (const auto found = known.find(type); found != known.end()) return found->second;
   }
   const Exchange functions = find_functions(type);
-  const std::lock_guard lock(mutex);  // types are kept, so that an address is never that of another one
+  const std::lock_guard lock(
+      mutex);  // types are kept, so that an address is never that of another one
   if (known.emplace(type, functions).second) Py_INCREF(type);
   return functions;
 }
@@ -58,7 +61,8 @@ std::optional<std::uintptr_t> exchange_stream(nb::handle array, nb::dlpack::dlte
   const auto function = exchange_of(Py_TYPE(array.ptr())).current_stream;
   if (function == nullptr) return std::nullopt;
   void* stream = nullptr;
-  if (function(view.device.device_type, view.device.device_id, &stream) != 0) throw nb::python_error();
+  if (function(view.device.device_type, view.device.device_id, &stream) != 0)
+    throw nb::python_error();
   return stream == nullptr ? kLegacyStream : reinterpret_cast<std::uintptr_t>(stream);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // module.cpp: the extension module shoal._core.
 #include <nanobind/nanobind.h>
 
@@ -8,7 +9,8 @@
 
 NB_MODULE(_core, module) {
   using namespace shoal::python;
-  nanobind::set_leak_warnings(false);  // tensors over Arrays may live in globals until the interpreter is gone
+  nanobind::set_leak_warnings(
+      false);  // tensors over Arrays may live in globals until the interpreter is gone
   module.doc() = "The compiled part of shoal; use the package's names.";
   bind_errors(module);
   bind_arrays(module);

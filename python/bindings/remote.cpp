@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // remote.cpp: one-sided operations: put, get, atomics, signals and waits.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -16,7 +17,8 @@ namespace shoal::python {
 namespace {
 
 template <typename T, std::size_t N>
-T choose(const std::array<std::pair<std::string_view, T>, N>& names, const std::string& name, const char* what) {
+T choose(const std::array<std::pair<std::string_view, T>, N>& names, const std::string& name,
+         const char* what) {
   std::string allowed;
   for (const auto& [known, value] : names) {
     if (known == name) return value;
@@ -25,33 +27,39 @@ T choose(const std::array<std::pair<std::string_view, T>, N>& names, const std::
   fail(Code::invalid_argument, "{} \"{}\"; allowed: {}", what, name, allowed);
 }
 
-constexpr std::array<std::pair<std::string_view, Compare>, 6> kCompares = {{{"==", Compare::equal},
-                                                                            {"!=", Compare::not_equal},
-                                                                            {">", Compare::greater},
-                                                                            {">=", Compare::greater_equal},
-                                                                            {"<", Compare::less},
-                                                                            {"<=", Compare::less_equal}}};
+constexpr std::array<std::pair<std::string_view, Compare>, 6> kCompares = {
+    {{"==", Compare::equal},
+     {"!=", Compare::not_equal},
+     {">", Compare::greater},
+     {">=", Compare::greater_equal},
+     {"<", Compare::less},
+     {"<=", Compare::less_equal}}};
 constexpr std::array<std::pair<std::string_view, SignalOp>, 2> kSignals = {
     {{"set", SignalOp::set}, {"add", SignalOp::add}}};
-constexpr std::array<std::pair<std::string_view, AtomicOp>, 8> kAtomics = {{{"fetch", AtomicOp::fetch},
-                                                                            {"set", AtomicOp::set},
-                                                                            {"add", AtomicOp::add},
-                                                                            {"and", AtomicOp::bit_and},
-                                                                            {"or", AtomicOp::bit_or},
-                                                                            {"xor", AtomicOp::bit_xor},
-                                                                            {"swap", AtomicOp::swap},
-                                                                            {"compare_swap", AtomicOp::compare_swap}}};
+constexpr std::array<std::pair<std::string_view, AtomicOp>, 8> kAtomics = {
+    {{"fetch", AtomicOp::fetch},
+     {"set", AtomicOp::set},
+     {"add", AtomicOp::add},
+     {"and", AtomicOp::bit_and},
+     {"or", AtomicOp::bit_or},
+     {"xor", AtomicOp::bit_xor},
+     {"swap", AtomicOp::swap},
+     {"compare_swap", AtomicOp::compare_swap}}};
 
-/// A local buffer that has exactly the bytes of `remote`. On a GPU its values are ready: one-sided operations are the
-/// host's, which know no streams.
+/// A local buffer that has exactly the bytes of `remote`. On a GPU its values are ready: one-sided
+/// operations are the host's, which know no streams.
 Input local_buffer(const World& world, Input local, const RemoteArray& remote, const char* what) {
-  require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous", local.view.describe(), what);
-  require(local.view.device.kind == DeviceKind::host || world.state().parts().device_heap != nullptr,
-          Code::invalid_argument, "{}: {} lies on a GPU, the heap of this world on the host (SHOAL_HEAP)", what,
-          local.view.describe());
+  require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous",
+          local.view.describe(), what);
+  require(
+      local.view.device.kind == DeviceKind::host || world.state().parts().device_heap != nullptr,
+      Code::invalid_argument,
+      "{}: {} lies on a GPU, the heap of this world on the host (SHOAL_HEAP)", what,
+      local.view.describe());
   const std::size_t bytes = remote.count * size_of(remote.dtype);
-  require(local.view.bytes() == bytes, Code::invalid_argument, "{}: {} has {} bytes, the elements on PE {} have {}",
-          what, local.view.describe(), local.view.bytes(), remote.pe, bytes);
+  require(local.view.bytes() == bytes, Code::invalid_argument,
+          "{}: {} has {} bytes, the elements on PE {} have {}", what, local.view.describe(),
+          local.view.bytes(), remote.pe, bytes);
   if (local.stream != kReady) {
     nb::gil_scoped_release released;
     wait_for_stream(local.stream, local.view.device.index);
@@ -65,7 +73,8 @@ RemoteAddress address(const RemoteArray& remote) {
 
 RemoteSpan<std::uint64_t> flag_of(const RemoteArray& remote, const char* what) {
   require(remote.dtype == DataType::int64 && remote.count == 1, Code::invalid_argument,
-          "{}: a signal is one element of int64, got {} of {}", what, remote.count, name_of(remote.dtype));
+          "{}: a signal is one element of int64, got {} of {}", what, remote.count,
+          name_of(remote.dtype));
   return {address(remote), 1};
 }
 
@@ -87,8 +96,8 @@ void get(const World& world, nb::handle target, const RemoteArray& source, bool 
     world.get_bytes_nbi(local.view.data, address(source), local.view.bytes());
 }
 
-void put_signal(const World& world, const RemoteArray& target, nb::handle source, const RemoteArray& flag,
-                std::int64_t value, const std::string& op) {
+void put_signal(const World& world, const RemoteArray& target, nb::handle source,
+                const RemoteArray& flag, std::int64_t value, const std::string& op) {
   const Input local = local_buffer(world, input(source, "put_signal"), target, "put_signal");
   const SignalOp kind = choose(kSignals, op, "op");
   const auto remote_flag = flag_of(flag, "put_signal");
@@ -97,47 +106,52 @@ void put_signal(const World& world, const RemoteArray& target, nb::handle source
                          static_cast<std::uint64_t>(value));
 }
 
-void signal(const World& world, const RemoteArray& flag, std::int64_t value, const std::string& op) {
+void signal(const World& world, const RemoteArray& flag, std::int64_t value,
+            const std::string& op) {
   const auto remote_flag = flag_of(flag, "signal");
   const SignalOp kind = choose(kSignals, op, "op");
   nb::gil_scoped_release released;
   world.signal(remote_flag, kind, static_cast<std::uint64_t>(value));
 }
 
-/// The element of this PE that others write. Throws Error{invalid_argument} for other dtypes and indices.
+/// The element of this PE that others write. Throws Error{invalid_argument} for other dtypes and
+/// indices.
 const std::int64_t* variable_of(const SymmetricArray& array, std::int64_t index) {
   check_alive(array);
-  require(array.local.dtype == DataType::int64, Code::invalid_argument, "waits are for int64 arrays, got {}",
-          array.local.describe());
+  require(array.local.dtype == DataType::int64, Code::invalid_argument,
+          "waits are for int64 arrays, got {}", array.local.describe());
   require(index >= 0 && index < array.local.size(), Code::invalid_argument, "index {} of {}", index,
           array.local.describe());
   return array.local.as<std::int64_t>() + index;
 }
 
-std::int64_t wait_until(const World& world, const SymmetricArray& array, const std::string& compare, std::int64_t value,
-                        std::int64_t index) {
+std::int64_t wait_until(const World& world, const SymmetricArray& array, const std::string& compare,
+                        std::int64_t value, std::int64_t index) {
   const std::int64_t* const variable = variable_of(array, index);
   const Compare how = choose(kCompares, compare, "compare");
   nb::gil_scoped_release released;
   world.wait_until(variable, how, value);
-  return static_cast<std::int64_t>(world.signal_fetch(reinterpret_cast<const std::uint64_t*>(variable)));
+  return static_cast<std::int64_t>(
+      world.signal_fetch(reinterpret_cast<const std::uint64_t*>(variable)));
 }
 
-bool test(const World& world, const SymmetricArray& array, const std::string& compare, std::int64_t value,
-          std::int64_t index) {
+bool test(const World& world, const SymmetricArray& array, const std::string& compare,
+          std::int64_t value, std::int64_t index) {
   return world.test(variable_of(array, index), choose(kCompares, compare, "compare"), value);
 }
 
-std::int64_t atomic(const World& world, const std::string& op, const RemoteArray& target, std::int64_t operand,
-                    std::int64_t compare) {
+std::int64_t atomic(const World& world, const std::string& op, const RemoteArray& target,
+                    std::int64_t operand, std::int64_t compare) {
   require(target.count == 1 && (target.dtype == DataType::int32 || target.dtype == DataType::int64),
-          Code::invalid_argument, "atomic: one element of int32 or int64, got {} of {}", target.count,
-          name_of(target.dtype));
+          Code::invalid_argument, "atomic: one element of int32 or int64, got {} of {}",
+          target.count, name_of(target.dtype));
   const AtomicOp kind = choose(kAtomics, op, "op");
   nb::gil_scoped_release released;
-  const std::uint64_t before = world.atomic_word(kind, address(target), static_cast<std::uint64_t>(operand),
-                                                 static_cast<std::uint64_t>(compare), size_of(target.dtype));
-  return target.dtype == DataType::int32 ? static_cast<std::int32_t>(before) : static_cast<std::int64_t>(before);
+  const std::uint64_t before =
+      world.atomic_word(kind, address(target), static_cast<std::uint64_t>(operand),
+                        static_cast<std::uint64_t>(compare), size_of(target.dtype));
+  return target.dtype == DataType::int32 ? static_cast<std::int32_t>(before)
+                                         : static_cast<std::int64_t>(before);
 }
 
 }  // namespace
@@ -146,39 +160,54 @@ void bind_remote(nb::class_<World>& world) {
   world
       .def(
           "put",
-          [](const World& self, const RemoteArray& target, nb::handle source) { put(self, target, source, true); },
+          [](const World& self, const RemoteArray& target, nb::handle source) {
+            put(self, target, source, true);
+          },
           nb::arg("target"), nb::arg("source"),
           "Copies a contiguous array of as many bytes to elements on another PE. Returns when `source` may be reused."_doc)
       .def(
           "put_nbi",
-          [](const World& self, const RemoteArray& target, nb::handle source) { put(self, target, source, false); },
-          nb::arg("target"), nb::arg("source"), "As put, but `source` stays in use until quiet()."_doc)
+          [](const World& self, const RemoteArray& target, nb::handle source) {
+            put(self, target, source, false);
+          },
+          nb::arg("target"), nb::arg("source"),
+          "As put, but `source` stays in use until quiet()."_doc)
       .def(
           "get",
-          [](const World& self, nb::handle target, const RemoteArray& source) { get(self, target, source, true); },
+          [](const World& self, nb::handle target, const RemoteArray& source) {
+            get(self, target, source, true);
+          },
           nb::arg("target"), nb::arg("source"),
           "Copies elements of another PE into a contiguous array of as many bytes."_doc)
       .def(
           "get_nbi",
-          [](const World& self, nb::handle target, const RemoteArray& source) { get(self, target, source, false); },
-          nb::arg("target"), nb::arg("source"), "As get, but the data is there after quiet() only."_doc)
-      .def("put_signal", &put_signal, nb::arg("target"), nb::arg("source"), nb::arg("flag"), nb::arg("value"),
-           nb::arg("op") = "set", "As put; then sets or adds to an int64 flag there, which is seen after the data."_doc)
+          [](const World& self, nb::handle target, const RemoteArray& source) {
+            get(self, target, source, false);
+          },
+          nb::arg("target"), nb::arg("source"),
+          "As get, but the data is there after quiet() only."_doc)
+      .def("put_signal", &put_signal, nb::arg("target"), nb::arg("source"), nb::arg("flag"),
+           nb::arg("value"), nb::arg("op") = "set",
+           "As put; then sets or adds to an int64 flag there, which is seen after the data."_doc)
       .def("signal", &signal, nb::arg("flag"), nb::arg("value"), nb::arg("op") = "set",
            "Sets (op=\"set\") or adds to (\"add\") an int64 element of another PE."_doc)
       .def(
-          "wait_until", &wait_until, nb::arg("array"), nb::arg("compare"), nb::arg("value"), nb::arg("index") = 0,
+          "wait_until", &wait_until, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
+          nb::arg("index") = 0,
           "Waits until an int64 element of this PE compares (==, !=, >, >=, <, <=) so with `value`; returns it. Raises "
           "TimeoutError after SHOAL_TIMEOUT_MS, PeerFailedError when a PE ended."_doc)
-      .def("test", &test, nb::arg("array"), nb::arg("compare"), nb::arg("value"), nb::arg("index") = 0,
-           "As wait_until, without waiting: whether it does."_doc)
-      .def("atomic", &atomic, nb::arg("op"), nb::arg("target"), nb::arg("operand") = 0, nb::arg("compare") = 0,
-           "One of fetch, set, add, and, or, xor, swap, compare_swap on one int32 or int64 element; returns the value "
-           "before."_doc)
+      .def("test", &test, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
+           nb::arg("index") = 0, "As wait_until, without waiting: whether it does."_doc)
+      .def(
+          "atomic", &atomic, nb::arg("op"), nb::arg("target"), nb::arg("operand") = 0,
+          nb::arg("compare") = 0,
+          "One of fetch, set, add, and, or, xor, swap, compare_swap on one int32 or int64 element; returns the value "
+          "before."_doc)
       .def("fence", &World::fence, nb::call_guard<nb::gil_scoped_release>(),
            "Orders earlier puts and atomics before later ones, for each target."_doc)
-      .def("quiet", &World::quiet, nb::call_guard<nb::gil_scoped_release>(),
-           "Returns when all earlier operations of this PE are complete and visible at their targets."_doc);
+      .def(
+          "quiet", &World::quiet, nb::call_guard<nb::gil_scoped_release>(),
+          "Returns when all earlier operations of this PE are complete and visible at their targets."_doc);
 }
 
 }  // namespace shoal::python

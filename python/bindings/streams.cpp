@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "streams.hpp"
 
 #include "base/check.hpp"
@@ -17,9 +18,12 @@ void check(cudaError_t status, const char* what) {
 }
 
 cudaStream_t consumer_stream(nanobind::handle consumer) {
-  const auto number = consumer.is_none() ? std::intptr_t{1} : nanobind::cast<std::intptr_t>(consumer);
-  require(number != 0, Code::invalid_argument, "__dlpack__: stream 0 is ambiguous on CUDA; pass 1 or 2");
-  return reinterpret_cast<cudaStream_t>(number);  // 1 and 2 are cudaStreamLegacy and cudaStreamPerThread
+  const auto number =
+      consumer.is_none() ? std::intptr_t{1} : nanobind::cast<std::intptr_t>(consumer);
+  require(number != 0, Code::invalid_argument,
+          "__dlpack__: stream 0 is ambiguous on CUDA; pass 1 or 2");
+  return reinterpret_cast<cudaStream_t>(
+      number);  // 1 and 2 are cudaStreamLegacy and cudaStreamPerThread
 }
 
 }  // namespace
@@ -35,7 +39,8 @@ void order_behind(nanobind::handle consumer, std::uintptr_t producer, int device
   cudaEvent_t event{};
   check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   const cudaError_t recorded = cudaEventRecord(event, from);
-  const cudaError_t waiting = recorded == cudaSuccess ? cudaStreamWaitEvent(to, event, 0) : recorded;
+  const cudaError_t waiting =
+      recorded == cudaSuccess ? cudaStreamWaitEvent(to, event, 0) : recorded;
   cudaEventDestroy(event);
   cudaSetDevice(before);
   check(waiting, "__dlpack__: ordering two streams");

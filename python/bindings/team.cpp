@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // team.cpp: teams and their collectives.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -27,38 +28,44 @@ std::vector<nb::bytes> gather_bytes(const Team& team, const nb::bytes& mine) {
   }
   std::vector<nb::bytes> blocks;
   for (Pe member = 0; member < team.size(); ++member)
-    blocks.emplace_back(reinterpret_cast<const char*>(all.data()) + member * source.size(), source.size());
+    blocks.emplace_back(reinterpret_cast<const char*>(all.data()) + member * source.size(),
+                        source.size());
   return blocks;
 }
 
 ReduceOp reduce_op(const std::string& name) {
   static const std::map<std::string, ReduceOp> kNames = {
-      {"sum", ReduceOp::sum},     {"prod", ReduceOp::prod}, {"min", ReduceOp::min},    {"max", ReduceOp::max},
-      {"and", ReduceOp::bit_and}, {"or", ReduceOp::bit_or}, {"xor", ReduceOp::bit_xor}};
+      {"sum", ReduceOp::sum},    {"prod", ReduceOp::prod},   {"min", ReduceOp::min},
+      {"max", ReduceOp::max},    {"and", ReduceOp::bit_and}, {"or", ReduceOp::bit_or},
+      {"xor", ReduceOp::bit_xor}};
   const auto found = kNames.find(name);
   require(found != kNames.end(), Code::invalid_argument,
-          "op \"{}\"; allowed: \"sum\", \"prod\", \"min\", \"max\", \"and\", \"or\", \"xor\"", name);
+          "op \"{}\"; allowed: \"sum\", \"prod\", \"min\", \"max\", \"and\", \"or\", \"xor\"",
+          name);
   return found->second;
 }
 
 /// Bytes of a block of the smaller array, where the larger one has one per member.
-std::size_t block_bytes(const char* what, const TensorView& small, const TensorView& large, Pe members) {
-  require(small.dtype == large.dtype && large.size() == small.size() * members, Code::invalid_argument,
-          "{}: {} and {}; the latter must have {} times the elements", what, small.describe(), large.describe(),
-          members);
+std::size_t block_bytes(const char* what, const TensorView& small, const TensorView& large,
+                        Pe members) {
+  require(small.dtype == large.dtype && large.size() == small.size() * members,
+          Code::invalid_argument, "{}: {} and {}; the latter must have {} times the elements", what,
+          small.describe(), large.describe(), members);
   return small.bytes();
 }
 
 void check_equal(const char* what, const TensorView& target, const TensorView& source) {
   require(target.dtype == source.dtype && target.size() == source.size(), Code::invalid_argument,
-          "{}: target {} and source {} must have the same elements", what, target.describe(), source.describe());
+          "{}: target {} and source {} must have the same elements", what, target.describe(),
+          source.describe());
 }
 
 void bind_collectives(nb::module_& module) {
   module.def(
       "barrier", &barrier, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>(),
       "Completes this PE's operations, then waits for all members. Raises TimeoutError naming who did not come."_doc);
-  module.def("sync", &sync, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>(), "Waits for all members."_doc);
+  module.def("sync", &sync, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>(),
+             "Waits for all members."_doc);
   module.def(
       "broadcast",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, Pe root) {
@@ -75,11 +82,13 @@ void bind_collectives(nb::module_& module) {
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source) {
         check_alive(target);
         check_alive(source);
-        const std::size_t bytes = block_bytes("all_gather", source.local, target.local, team.size());
+        const std::size_t bytes =
+            block_bytes("all_gather", source.local, target.local, team.size());
         nb::gil_scoped_release released;
         all_gather(team, target.local.data, source.local.data, bytes);
       },
-      nb::arg("team"), nb::arg("target"), nb::arg("source"), "Member i's `source` to block i of every `target`."_doc);
+      nb::arg("team"), nb::arg("target"), nb::arg("source"),
+      "Member i's `source` to block i of every `target`."_doc);
   module.def(
       "all_to_all",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source) {
@@ -87,7 +96,8 @@ void bind_collectives(nb::module_& module) {
         check_alive(source);
         check_equal("all_to_all", target.local, source.local);
         require(source.local.size() % team.size() == 0, Code::invalid_argument,
-                "all_to_all: {} is not divisible among {} members", source.local.describe(), team.size());
+                "all_to_all: {} is not divisible among {} members", source.local.describe(),
+                team.size());
         nb::gil_scoped_release released;
         all_to_all(team, target.local.data, source.local.data, source.local.bytes() / team.size());
       },
@@ -95,7 +105,8 @@ void bind_collectives(nb::module_& module) {
       "Block j of member i's `source` to block i of member j's `target`; as many equal blocks as members."_doc);
   module.def(
       "reduce",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, const std::string& op) {
+      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
+         const std::string& op) {
         check_alive(target);
         check_alive(source);
         check_equal("reduce", target.local, source.local);
@@ -108,7 +119,8 @@ void bind_collectives(nb::module_& module) {
       "Element-wise over all members, in member order: the same bits on every member and every time."_doc);
   module.def(
       "reduce_scatter",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, const std::string& op) {
+      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
+         const std::string& op) {
         check_alive(target);
         check_alive(source);
         block_bytes("reduce_scatter", target.local, source.local, team.size());
@@ -124,7 +136,9 @@ void bind_collectives(nb::module_& module) {
 }  // namespace
 
 void bind_team(nb::module_& module) {
-  nb::class_<Team>(module, "Team", "Some of the PEs of a world, in an order: what collectives and ep.Group run on."_doc)
+  nb::class_<Team>(
+      module, "Team",
+      "Some of the PEs of a world, in an order: what collectives and ep.Group run on."_doc)
       .def_prop_ro("my_pe", &Team::my_pe, "Index of this PE in the team."_doc)
       .def_prop_ro("size", &Team::size, "Number of members."_doc)
       .def_prop_ro("index", &Team::index, "Index of the team in the world."_doc)
@@ -149,14 +163,16 @@ void bind_team(nb::module_& module) {
             }
             return nb::make_tuple(teams.first, teams.second);
           },
-          nb::arg("x_range"), "My row and my column of the team laid out row by row, `x_range` wide. Collective."_doc)
+          nb::arg("x_range"),
+          "My row and my column of the team laid out row by row, `x_range` wide. Collective."_doc)
       .def("destroy", &Team::destroy, nb::call_guard<nb::gil_scoped_release>(),
            "Returns the team's slot. Collective over its members."_doc)
       .def(
           "exchange", &gather_bytes, nb::arg("data"),
           "All-gather of up to 512 bytes, as many on all members: a list by member. For agreeing on sizes and choices."_doc)
       .def("__repr__", [](const Team& self) {
-        return fmt::format("shoal.Team(index {}, member {} of {})", self.index(), self.my_pe(), self.size());
+        return fmt::format("shoal.Team(index {}, member {} of {})", self.index(), self.my_pe(),
+                           self.size());
       });
   bind_collectives(module);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world.hpp"
 #include "docs.hpp"
 #include "ep.hpp"
@@ -29,7 +30,8 @@ Overrides overrides_from(nb::handle given) {
   for (const auto& [key, value] : nb::cast<nb::dict>(given)) {
     const std::string field = nb::cast<std::string>(key);
     std::string name = "SHOAL_", known;
-    for (const char letter : field) name += static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+    for (const char letter : field)
+      name += static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
     for (const SettingInfo& info : settings_table()) {
       if (info.name == name || info.name == name + "_MS") known = info.name;
     }
@@ -37,7 +39,8 @@ Overrides overrides_from(nb::handle given) {
       std::string fields;
       for (const SettingInfo& info : settings_table()) {
         std::string lower(info.name.substr(6));
-        for (char& letter : lower) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+        for (char& letter : lower)
+          letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
         fields += (fields.empty() ? "" : ", ") + lower;
       }
       fail(Code::invalid_argument, "no setting \"{}\"; there are {}", field, fields);
@@ -107,7 +110,8 @@ nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle gi
   return list;
 }
 
-Tensor heap_tensor(void* memory, DataType dtype, const std::vector<std::int64_t>& shape, Device device) {
+Tensor heap_tensor(void* memory, DataType dtype, const std::vector<std::int64_t>& shape,
+                   Device device) {
   TensorView view;
   view.data = memory;
   view.dtype = dtype;
@@ -122,15 +126,17 @@ Tensor heap_tensor(void* memory, DataType dtype, const std::vector<std::int64_t>
   return Tensor(view, nullptr);
 }
 
-SymmetricArray allocate(const World& world, const std::vector<std::int64_t>& shape, const std::string& dtype) {
+SymmetricArray allocate(const World& world, const std::vector<std::int64_t>& shape,
+                        const std::string& dtype) {
   const DataType type = dtype_from(dtype);
-  require(shape.size() <= TensorView::kMaxRank, Code::invalid_argument, "zeros: {} dimensions; allowed: up to {}",
-          shape.size(), TensorView::kMaxRank);
+  require(shape.size() <= TensorView::kMaxRank, Code::invalid_argument,
+          "zeros: {} dimensions; allowed: up to {}", shape.size(), TensorView::kMaxRank);
   std::size_t count = 1;
   for (const std::int64_t extent : shape) {
-    require(extent >= 0, Code::invalid_argument, "zeros: an extent of {}; allowed: 0 and more", extent);
-    require(!__builtin_mul_overflow(count, static_cast<std::size_t>(extent), &count), Code::invalid_argument,
-            "zeros: more elements than can be counted");
+    require(extent >= 0, Code::invalid_argument, "zeros: an extent of {}; allowed: 0 and more",
+            extent);
+    require(!__builtin_mul_overflow(count, static_cast<std::size_t>(extent), &count),
+            Code::invalid_argument, "zeros: more elements than can be counted");
   }
   SymmetricArray array{world, {}, 0};
   void* memory = nullptr;
@@ -139,7 +145,8 @@ SymmetricArray allocate(const World& world, const std::vector<std::int64_t>& sha
     memory = world.heap().calloc(count, size_of(type));
   }
   const auto& parts = world.state().parts();
-  const Device device = parts.device_heap ? Device{DeviceKind::cuda, parts.device->device} : Device{};
+  const Device device =
+      parts.device_heap ? Device{DeviceKind::cuda, parts.device->device} : Device{};
   array.local = heap_tensor(memory, type, shape, device);
   array.local.owner = heap_keeper(world.team());
   array.offset = memory == nullptr ? 0 : world.heap().offset_of(memory);
@@ -155,22 +162,24 @@ void release(SymmetricArray& array) {
 
 RemoteArray on(const SymmetricArray& array, Pe pe) {
   check_alive(array);
-  require(pe >= 0 && pe < array.world.n_pes(), Code::invalid_argument, "on: PE {}; the world has PEs 0 to {}", pe,
-          array.world.n_pes() - 1);
+  require(pe >= 0 && pe < array.world.n_pes(), Code::invalid_argument,
+          "on: PE {}; the world has PEs 0 to {}", pe, array.world.n_pes() - 1);
   return {pe, array.offset, static_cast<std::size_t>(array.local.size()), array.local.dtype};
 }
 
 RemoteArray slice(const RemoteArray& array, const nb::slice& range) {
   const auto [start, stop, step, length] = range.compute(array.count);
   require(step == 1, Code::invalid_argument, "a RemoteArray is sliced with step 1, got {}", step);
-  return {array.pe, array.offset + static_cast<std::size_t>(start) * size_of(array.dtype), length, array.dtype};
+  return {array.pe, array.offset + static_cast<std::size_t>(start) * size_of(array.dtype), length,
+          array.dtype};
 }
 
 RemoteArray element(const RemoteArray& array, std::int64_t index) {
   const auto count = static_cast<std::int64_t>(array.count);
   if (index < 0) index += count;
   if (index < 0 || index >= count) throw nb::index_error("RemoteArray index out of range");
-  return {array.pe, array.offset + static_cast<std::size_t>(index) * size_of(array.dtype), 1, array.dtype};
+  return {array.pe, array.offset + static_cast<std::size_t>(index) * size_of(array.dtype), 1,
+          array.dtype};
 }
 
 /// Arrays of all PEs in memory of any allocator, while they are shared.
@@ -186,7 +195,8 @@ std::unique_ptr<SharedArrays> share(const World& world, nb::handle array) {
           "share_buffer: a contiguous array, got {}", given.view.describe());
   auto shared = std::make_unique<SharedArrays>(SharedArrays{world, {}, nb::borrow(array)});
   nb::gil_scoped_release released;
-  shared->buffer = world.heap().share_buffer(given.view.data, given.view.defined() ? given.view.bytes() : 0);
+  shared->buffer =
+      world.heap().share_buffer(given.view.data, given.view.defined() ? given.view.bytes() : 0);
   return shared;
 }
 
@@ -199,18 +209,23 @@ void unshare(SharedArrays& shared) {
 }
 
 void bind_symmetric_arrays(nb::module_& module) {
-  nb::class_<SharedArrays>(module, "SharedBuffer", "What PEs share by World.share_buffer, until unshare."_doc)
+  nb::class_<SharedArrays>(module, "SharedBuffer",
+                           "What PEs share by World.share_buffer, until unshare."_doc)
       .def(
-          "bytes", [](const SharedArrays& self, Pe pe) { return self.buffer.bytes(pe); }, nb::arg("pe"),
-          "Bytes that PE `pe` shares."_doc)
+          "bytes", [](const SharedArrays& self, Pe pe) { return self.buffer.bytes(pe); },
+          nb::arg("pe"), "Bytes that PE `pe` shares."_doc)
       .def(
           "address",
-          [](const SharedArrays& self, Pe pe) { return reinterpret_cast<std::uintptr_t>(self.buffer.on(pe)); },
+          [](const SharedArrays& self, Pe pe) {
+            return reinterpret_cast<std::uintptr_t>(self.buffer.on(pe));
+          },
           nb::arg("pe"), "Where they lie for this PE's GPU; 0: out of its reach, or none."_doc)
-      .def("unshare", &unshare,
-           "Ends it. Collective over the world, in the same order as other calls, before the memory goes."_doc);
-  nb::class_<SymmetricArray>(module, "SymmetricArray",
-                             "An array that lies at the same place of every PE's heap; made by World.zeros."_doc)
+      .def(
+          "unshare", &unshare,
+          "Ends it. Collective over the world, in the same order as other calls, before the memory goes."_doc);
+  nb::class_<SymmetricArray>(
+      module, "SymmetricArray",
+      "An array that lies at the same place of every PE's heap; made by World.zeros."_doc)
       .def_prop_ro(
           "local",
           [](const SymmetricArray& self) {
@@ -220,11 +235,13 @@ void bind_symmetric_arrays(nb::module_& module) {
           "This PE's copy, as an Array."_doc)
       .def("on", &on, nb::arg("pe"),
            "The copy of world PE `pe`, as target or source of put, get, signal and atomic."_doc)
-      .def("free", &release,
-           "Returns the memory. Collective over the world: all PEs call, in the same order. Without it the memory is "
-           "returned when the world closes; the garbage collector never does it."_doc)
-      .def("__repr__",
-           [](const SymmetricArray& self) { return fmt::format("shoal.SymmetricArray({})", self.local.describe()); });
+      .def(
+          "free", &release,
+          "Returns the memory. Collective over the world: all PEs call, in the same order. Without it the memory is "
+          "returned when the world closes; the garbage collector never does it."_doc)
+      .def("__repr__", [](const SymmetricArray& self) {
+        return fmt::format("shoal.SymmetricArray({})", self.local.describe());
+      });
   nb::class_<RemoteArray>(module, "RemoteArray",
                           "Elements of a SymmetricArray on one PE; slices select some of them."_doc)
       .def_ro("pe", &RemoteArray::pe, "Whose, as numbered in the world."_doc)
@@ -232,7 +249,8 @@ void bind_symmetric_arrays(nb::module_& module) {
       .def("__getitem__", &slice)
       .def("__getitem__", &element)
       .def("__repr__", [](const RemoteArray& self) {
-        return fmt::format("shoal.RemoteArray({} elements of {} on PE {})", self.count, name_of(self.dtype), self.pe);
+        return fmt::format("shoal.RemoteArray({} elements of {} on PE {})", self.count,
+                           name_of(self.dtype), self.pe);
       });
 }
 
@@ -256,16 +274,18 @@ nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::
   struct Held {  // the array goes before the heap
     std::shared_ptr<void> heap, array;
   };
-  if (tensor.defined()) tensor.owner = std::make_shared<Held>(Held{keeper, std::move(tensor.owner)});
+  if (tensor.defined())
+    tensor.owner = std::make_shared<Held>(Held{keeper, std::move(tensor.owner)});
   return output(std::move(tensor), stream);
 }
 
 void bind_world(nb::module_& module) {
   bind_symmetric_arrays(module);
-  nb::class_<UniqueId>(module, "UniqueId",
-                       "The name of a world, to be given to its PEs by any means; str() is its text, a secret. The "
-                       "object serves the world while it starts: keep it until World.from_unique_id has returned "
-                       "everywhere."_doc)
+  nb::class_<UniqueId>(
+      module, "UniqueId",
+      "The name of a world, to be given to its PEs by any means; str() is its text, a secret. The "
+      "object serves the world while it starts: keep it until World.from_unique_id has returned "
+      "everywhere."_doc)
       .def_static(
           "create", [](nb::handle settings) { return UniqueId::create(settings_from(settings)); },
           nb::arg("settings") = nb::none(), "A new name, served by this process."_doc)
@@ -280,17 +300,20 @@ void bind_world(nb::module_& module) {
       "{\"symmetric_size\": \"1G\", \"timeout\": 5000, \"heap\": \"host\"}; they override the "
       "environment."_doc);
   world
-      .def_static("open", &open_world, nb::arg("settings") = nb::none(),
-                  "As the environment says: shoal-run, SHOAL_PE and SHOAL_N_PES with a unique id, or alone."_doc)
-      .def_static("from_unique_id", &open_with_id, nb::arg("unique_id"), nb::arg("pe"), nb::arg("n_pes"),
-                  nb::arg("settings") = nb::none(), "As PE `pe` of the `n_pes` that know the text of a UniqueId."_doc)
+      .def_static(
+          "open", &open_world, nb::arg("settings") = nb::none(),
+          "As the environment says: shoal-run, SHOAL_PE and SHOAL_N_PES with a unique id, or alone."_doc)
+      .def_static("from_unique_id", &open_with_id, nb::arg("unique_id"), nb::arg("pe"),
+                  nb::arg("n_pes"), nb::arg("settings") = nb::none(),
+                  "As PE `pe` of the `n_pes` that know the text of a UniqueId."_doc)
       .def_static(
           "from_torch",
           [](nb::handle group, nb::handle settings) {
             return nb::module_::import_("shoal.connect").attr("from_torch")(group, settings);
           },
           nb::arg("group") = nb::none(), nb::arg("settings") = nb::none(),
-          nb::sig("def from_torch(group: typing.Any = None, settings: dict | None = None) -> World"),
+          nb::sig(
+              "def from_torch(group: typing.Any = None, settings: dict | None = None) -> World"),
           "The ranks of a torch.distributed process group of any backend, in rank order; None: the default group."_doc)
       .def_static(
           "from_mpi4py",
@@ -313,17 +336,20 @@ void bind_world(nb::module_& module) {
               self.state().fail_world(reason);
           },
           nb::arg("type").none(), nb::arg("value").none(), nb::arg("traceback").none())
-      .def("close", &close_world, nb::call_guard<nb::gil_scoped_release>(),
-           "Ends the world after a barrier of all PEs. Arrays of its heap stay readable while they are held. Closing "
-           "twice does nothing."_doc)
+      .def(
+          "close", &close_world, nb::call_guard<nb::gil_scoped_release>(),
+          "Ends the world after a barrier of all PEs. Arrays of its heap stay readable while they are held. Closing "
+          "twice does nothing."_doc)
       .def_prop_ro("is_open", &World::is_open, "Whether calls are possible."_doc)
       .def_prop_ro("my_pe", &World::my_pe, "Index of this PE, from 0."_doc)
       .def_prop_ro("n_pes", &World::n_pes, "Number of PEs."_doc)
-      .def_prop_ro("my_pe_on_node", &World::my_pe_on_node, "Index of this PE among those of its node."_doc)
+      .def_prop_ro("my_pe_on_node", &World::my_pe_on_node,
+                   "Index of this PE among those of its node."_doc)
       .def_prop_ro("pes_per_node", &World::pes_per_node, "PEs of each node."_doc)
       .def_prop_ro("team", &World::team, "All PEs."_doc)
       .def_prop_ro("node_team", &World::node_team, "The PEs of this PE's node."_doc)
-      .def_prop_ro("shared_team", &World::shared_team, "The PEs whose heaps this PE reaches by load and store."_doc)
+      .def_prop_ro("shared_team", &World::shared_team,
+                   "The PEs whose heaps this PE reaches by load and store."_doc)
       .def_prop_ro("same_index_team", &World::same_index_team,
                    "The PEs with this PE's index on every node: a rail."_doc)
       .def_prop_ro("self_team", &World::self_team, "This PE alone."_doc)
@@ -332,14 +358,16 @@ void bind_world(nb::module_& module) {
           "make_team", &World::make_team, nb::arg("id"), nb::arg("size"), nb::arg("index"),
           nb::call_guard<nb::gil_scoped_release>(),
           "The team of the `size` PEs that call with this id, each with its own index. Collective over them alone."_doc)
-      .def("zeros", &allocate, nb::arg("shape"), nb::arg("dtype") = "float32",
-           "An array of zeros on every PE. Collective: all PEs call with the same arguments, in the same order. Raises "
-           "ExhaustedError when the heap is too small, naming SHOAL_SYMMETRIC_SIZE."_doc)
-      .def("share_buffer", &share, nb::arg("array").none(), nb::rv_policy::take_ownership,
-           "Lets the GPUs of all PEs read and write a contiguous CUDA array of this PE where it lies, whatever "
-           "allocated it; combine then fetches answers from there without a copy. Collective over the world; None: "
-           "this PE shares nothing. Raises UnsupportedError, on all PEs, where the heap is on the host and for memory "
-           "that cannot be passed on."_doc)
+      .def(
+          "zeros", &allocate, nb::arg("shape"), nb::arg("dtype") = "float32",
+          "An array of zeros on every PE. Collective: all PEs call with the same arguments, in the same order. Raises "
+          "ExhaustedError when the heap is too small, naming SHOAL_SYMMETRIC_SIZE."_doc)
+      .def(
+          "share_buffer", &share, nb::arg("array").none(), nb::rv_policy::take_ownership,
+          "Lets the GPUs of all PEs read and write a contiguous CUDA array of this PE where it lies, whatever "
+          "allocated it; combine then fetches answers from there without a copy. Collective over the world; None: "
+          "this PE shares nothing. Raises UnsupportedError, on all PEs, where the heap is on the host and for memory "
+          "that cannot be passed on."_doc)
       .def("describe_transport", &World::describe_transport, nb::arg("pe"),
            "The transport to PE `pe` and what it can do, as text."_doc)
       .def_prop_ro(
@@ -347,26 +375,32 @@ void bind_world(nb::module_& module) {
           [](const World& self) {
             std::vector<std::pair<std::string, double>> phases;
             for (const InitPhase& phase : self.init_phases())
-              phases.emplace_back(phase.name, std::chrono::duration<double>(phase.duration).count());
+              phases.emplace_back(phase.name,
+                                  std::chrono::duration<double>(phase.duration).count());
             return phases;
           },
           "The steps of opening the world and the seconds that each took on this PE."_doc)
       .def_prop_ro(
-          "heap_size", [](const World& self) { return self.heap().size(); }, "Bytes of this PE's heap."_doc)
+          "heap_size", [](const World& self) { return self.heap().size(); },
+          "Bytes of this PE's heap."_doc)
       .def_prop_ro(
-          "heap_used", [](const World& self) { return self.heap().used(); }, "Bytes of it in use."_doc)
+          "heap_used", [](const World& self) { return self.heap().used(); },
+          "Bytes of it in use."_doc)
       .def_prop_ro(
           "heap_device",
           [](const World& self) {
             const auto& parts = self.state().parts();
-            return parts.device_heap ? fmt::format("cuda:{}", parts.device->device) : std::string("cpu");
+            return parts.device_heap ? fmt::format("cuda:{}", parts.device->device)
+                                     : std::string("cpu");
           },
           "Where the heap lies: \"cpu\" or \"cuda:N\"."_doc);
   bind_remote(world);
 
-  module.def("run_threads", &run_threads_of_python, nb::arg("n_pes"), nb::arg("body"), nb::arg("settings") = nb::none(),
-             "Calls body(world) on `n_pes` threads of this process, a PE each; returns what they returned, by PE. The "
-             "first exception ends them all and is raised again."_doc);
+  module.def(
+      "run_threads", &run_threads_of_python, nb::arg("n_pes"), nb::arg("body"),
+      nb::arg("settings") = nb::none(),
+      "Calls body(world) on `n_pes` threads of this process, a PE each; returns what they returned, by PE. The "
+      "first exception ends them all and is raised again."_doc);
 }
 
 }  // namespace shoal::python

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // world.hpp: worlds, teams and symmetric arrays of Python.
 #pragma once
 
@@ -12,13 +13,16 @@
 
 namespace shoal::python {
 
-/// Keeps the memory of a world's heap mapped while arrays of it live, also after the world is closed.
+/// Keeps the memory of a world's heap mapped while arrays of it live, also after the world is
+/// closed.
 std::shared_ptr<void> heap_keeper(const Team& team);
 
 /// As output, for memory of the heap behind `keeper`.
-nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::uintptr_t stream = 0);
+nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper,
+                       std::uintptr_t stream = 0);
 
-/// An array at the same place of every PE's heap. Not released by the garbage collector, since release is collective.
+/// An array at the same place of every PE's heap. Not released by the garbage collector, since
+/// release is collective.
 struct SymmetricArray {
   World world;
   Tensor local;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes and tuning numbers: pure functions of shapes, the same numbers on every machine.
 
 Kernels of this package choose their own chunks, so a `Config` steers only the number of SMs; its buffer sizes are what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shoal: symmetric memory and expert-parallel dispatch and combine for mixture-of-experts models.
 
     import numpy, shoal

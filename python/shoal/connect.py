@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Worlds over what a program already has: torch.distributed groups and mpi4py communicators.
 
 The first rank makes a unique id and gives it to the others; after that Shoal needs neither library any more.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert-parallel dispatch and combine: `Group`, size hints and the gate. See help(shoal.ep.Group)."""
 
 from ._core.ep import (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exceptions of Shoal. Each message says what was asked, what was got, what is allowed and which setting changes it."""
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-// backoff.hpp: what a thread does between two looks at something that another thread or PE has to bring about.
+// SPDX-License-Identifier: Apache-2.0
+// backoff.hpp: what a thread does between two looks at something that another thread or PE has to
+// bring about.
 #pragma once
 
 #include <sched.h>
@@ -9,16 +11,17 @@
 
 namespace shoal {
 
-/// Yields the core; when nothing has come for kPatience it sleeps for moments instead. Yielding alone is not enough: on
-/// Linux 6.18 two threads that waited and did nothing but yield were seen to keep all others from both cores of a
-/// machine, those included that they waited for, until their deadlines 20 s later. While it sleeps, the thread's timer
-/// slack is small: with the usual 50 us the moments would last ten times as long.
-class StepAside {
+/// Yields the core; when nothing has come for kPatience it sleeps for moments instead. Yielding
+/// alone is not enough: on Linux 6.18 two threads that waited and did nothing but yield were seen
+/// to keep all others from both cores of a machine, those included that they waited for, until
+/// their deadlines 20 s later. While it sleeps, the thread's timer slack is small: with the usual
+/// 50 us the moments would last ten times as long.
+class Backoff {
  public:
-  StepAside() = default;
-  ~StepAside() { reset(); }
-  StepAside(const StepAside&) = delete;
-  StepAside& operator=(const StepAside&) = delete;
+  Backoff() = default;
+  ~Backoff() { reset(); }
+  Backoff(const Backoff&) = delete;
+  Backoff& operator=(const Backoff&) = delete;
 
   void operator()() noexcept {
     if (slack_ >= 0) return std::this_thread::sleep_for(kSleep);

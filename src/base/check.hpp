@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // check.hpp: throwing Error with a formatted message, in one line.
 #pragma once
 
@@ -17,8 +18,8 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// The argument itself, or what it returns where it is a function: texts that have to be made are given as functions,
-/// so that only an error makes them.
+/// The argument itself, or what it returns where it is a function: texts that have to be made are
+/// given as functions, so that only an error makes them.
 template <typename Arg>
 auto made(const Arg& arg) {
   if constexpr (std::is_invocable_v<const Arg&>)
@@ -27,9 +28,11 @@ auto made(const Arg& arg) {
     return arg;
 }
 
-/// Throws Error{code} with the formatted message unless `condition` holds. Arguments may be functions (see made).
+/// Throws Error{code} with the formatted message unless `condition` holds. Arguments may be
+/// functions (see made).
 template <typename... Args>
-void require(bool condition, Code code, fmt::format_string<decltype(made(std::declval<const Args&>()))...> format,
+void require(bool condition, Code code,
+             fmt::format_string<decltype(made(std::declval<const Args&>()))...> format,
              const Args&... args) {
   if (!condition) [[unlikely]]
     throw Error(code, fmt::format(format, made(args)...));
@@ -39,7 +42,8 @@ void require(bool condition, Code code, fmt::format_string<decltype(made(std::de
 template <typename... Args>
 [[noreturn]] void fail_errno(fmt::format_string<Args...> format, Args&&... args) {
   const int error = errno;
-  throw Error(Code::system, fmt::format(format, std::forward<Args>(args)...) + ": " + std::strerror(error));
+  throw Error(Code::system,
+              fmt::format(format, std::forward<Args>(args)...) + ": " + std::strerror(error));
 }
 
 }  // namespace shoal

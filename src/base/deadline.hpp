@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // deadline.hpp: when a wait that polls has lasted long enough.
 #pragma once
 
@@ -6,10 +7,10 @@
 
 namespace shoal {
 
-/// The end of a wait by a thread that looks again and again. Time in which the thread did not run at all does not
-/// count: the machine was suspended, its virtual machine paused, the process stopped in a debugger. What is waited for
-/// may have stood still as well, or may be there by now unseen. At most as much again as the wait was to last, so that
-/// every wait ends.
+/// The end of a wait by a thread that looks again and again. Time in which the thread did not run
+/// at all does not count: the machine was suspended, its virtual machine paused, the process
+/// stopped in a debugger. What is waited for may have stood still as well, or may be there by now
+/// unseen. At most as much again as the wait was to last, so that every wait ends.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;

@@ -1,6 +1,7 @@
-// half.hpp: bfloat16 and float16 (IEEE 754 binary16) as bit patterns, converted from and to float. Exact where the
-// result can be exact, else rounded to nearest, ties to even; infinities, signed zeros and subnormals are kept, a NaN
-// stays a NaN with its sign.
+// SPDX-License-Identifier: Apache-2.0
+// half.hpp: bfloat16 and float16 (IEEE 754 binary16) as bit patterns, converted from and to float.
+// Exact where the result can be exact, else rounded to nearest, ties to even; infinities, signed
+// zeros and subnormals are kept, a NaN stays a NaN with its sign.
 //
 // Every function is a handful of selects without branches, so that loops over them vectorise.
 #pragma once
@@ -51,13 +52,16 @@ SHOAL_HOST_DEVICE inline float float_from_float16(std::uint16_t value) noexcept 
 }
 
 SHOAL_HOST_DEVICE inline std::uint16_t float16_from_float(float value) noexcept {
-  constexpr std::uint32_t kSmallestNormal = 0x38800000;    // 2^-14
-  constexpr std::uint32_t kRoundsToInfinity = 0x477ff000;  // 65520, half way between the largest float16 and 2^16
+  constexpr std::uint32_t kSmallestNormal = 0x38800000;  // 2^-14
+  constexpr std::uint32_t kRoundsToInfinity =
+      0x477ff000;  // 65520, half way between the largest float16 and 2^16
   const std::uint32_t bits = detail::bits_of_float(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000;
   const std::uint32_t magnitude = bits & 0x7fffffff;
-  // The unit in the last place of 0.5f is 2^-24, that of float16 subnormals: the addition rounds as float16 would.
-  const std::uint32_t subnormal = detail::bits_of_float(detail::float_of_bits(magnitude) + 0.5f) - 0x3f000000;
+  // The unit in the last place of 0.5f is 2^-24, that of float16 subnormals: the addition rounds as
+  // float16 would.
+  const std::uint32_t subnormal =
+      detail::bits_of_float(detail::float_of_bits(magnitude) + 0.5f) - 0x3f000000;
   const std::uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   const std::uint32_t nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
   std::uint32_t result = magnitude < kSmallestNormal ? subnormal : normal;

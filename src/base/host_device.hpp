@@ -1,4 +1,6 @@
-// host_device.hpp: marks functions that are compiled for the CPU and, by a CUDA compiler, for the GPU as well.
+// SPDX-License-Identifier: Apache-2.0
+// host_device.hpp: marks functions that are compiled for the CPU and, by a CUDA compiler, for the
+// GPU as well.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "base/log.hpp"
 
 #include <spdlog/sinks/basic_file_sink.h>
@@ -16,7 +17,8 @@ std::atomic<int> g_level{static_cast<int>(Level::warn)};
 std::shared_ptr<spdlog::logger>& logger() {
   // Never destroyed: threads of a bootstrap root may still log while the process ends.
   static auto& instance = *new std::shared_ptr<spdlog::logger>([] {
-    auto made = std::make_shared<spdlog::logger>("shoal", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>(
+        "shoal", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     made->set_level(spdlog::level::trace);
     made->set_pattern("%H:%M:%S.%e shoal[%P] %l: %v");
     return made;
@@ -29,7 +31,8 @@ std::string expand(const std::string& pattern) {
   gethostname(host, sizeof host - 1);
   std::string out;
   for (std::size_t i = 0; i < pattern.size(); ++i) {
-    if (pattern[i] == '%' && i + 1 < pattern.size() && (pattern[i + 1] == 'h' || pattern[i + 1] == 'p')) {
+    if (pattern[i] == '%' && i + 1 < pattern.size() &&
+        (pattern[i + 1] == 'h' || pattern[i + 1] == 'p')) {
       out += pattern[i + 1] == 'h' ? std::string(host) : std::to_string(getpid());
       ++i;
     } else {
@@ -48,7 +51,8 @@ void configure(const Settings& settings) {
   static std::once_flag once;
   if (!settings.log_file.empty())
     std::call_once(once, [&] {
-      logger()->sinks() = {std::make_shared<spdlog::sinks::basic_file_sink_mt>(expand(settings.log_file))};
+      logger()->sinks() = {
+          std::make_shared<spdlog::sinks::basic_file_sink_mt>(expand(settings.log_file))};
       logger()->flush_on(spdlog::level::trace);
     });
 }
@@ -58,8 +62,9 @@ bool enabled(Level level) noexcept {
 }
 
 void write(Level level, const std::string& message) {
-  constexpr spdlog::level::level_enum levels[] = {spdlog::level::trace, spdlog::level::debug, spdlog::level::info,
-                                                  spdlog::level::warn,  spdlog::level::err,   spdlog::level::off};
+  constexpr spdlog::level::level_enum levels[] = {spdlog::level::trace, spdlog::level::debug,
+                                                  spdlog::level::info,  spdlog::level::warn,
+                                                  spdlog::level::err,   spdlog::level::off};
   logger()->log(levels[static_cast<int>(level)], "{}", message);
 }
 

@@ -1,4 +1,6 @@
-// log.hpp: log messages on standard error or in SHOAL_LOG_FILE. The back end (spdlog) is included in log.cpp alone.
+// SPDX-License-Identifier: Apache-2.0
+// log.hpp: log messages on standard error or in SHOAL_LOG_FILE. The back end (spdlog) is included
+// in log.cpp alone.
 #pragma once
 
 #include <fmt/format.h>
@@ -11,7 +13,8 @@ namespace shoal::log {
 
 enum class Level { trace, debug, info, warn, error, off };
 
-/// Sets level and file from the settings. The first world of a process decides; later calls change the level only.
+/// Sets level and file from the settings. The first world of a process decides; later calls change
+/// the level only.
 void configure(const Settings& settings);
 
 bool enabled(Level level) noexcept;

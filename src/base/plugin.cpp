@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "base/plugin.hpp"
 
 #include <dlfcn.h>
@@ -14,7 +15,9 @@ namespace {
 /// The folder of the library (or static program) that this code is part of.
 std::filesystem::path own_folder() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&load_plugin_file), &info) == 0 || info.dli_fname == nullptr) return {};
+  if (dladdr(reinterpret_cast<const void*>(&load_plugin_file), &info) == 0 ||
+      info.dli_fname == nullptr)
+    return {};
   std::error_code error;
   const auto file = std::filesystem::canonical(info.dli_fname, error);
   return error ? std::filesystem::path() : file.parent_path();
@@ -29,7 +32,8 @@ Plugin load_plugin_file(const std::string& file, const char* symbol) {
   void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* const why = dlerror();
-    plugin.reason = fmt::format("{} cannot be loaded: {}", file, why != nullptr ? why : "no reason given");
+    plugin.reason =
+        fmt::format("{} cannot be loaded: {}", file, why != nullptr ? why : "no reason given");
     return plugin;
   }
   plugin.symbol = dlsym(library, symbol);
@@ -41,7 +45,8 @@ Plugin load_plugin_file(const std::string& file, const char* symbol) {
 std::vector<std::string> plugin_folders(const Settings& settings) {
   if (!settings.plugin_dir.empty()) return {settings.plugin_dir};
   const auto own = own_folder();
-  return {own / "shoal", own, own / ".." / "lib" / "shoal"};  // the last: of a program that has Shoal linked in
+  return {own / "shoal", own,
+          own / ".." / "lib" / "shoal"};  // the last: of a program that has Shoal linked in
 }
 
 Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol) {
@@ -49,13 +54,14 @@ Plugin load_plugin(const Settings& settings, std::string_view name, const char* 
   const std::vector<std::string> folders = plugin_folders(settings);
   for (const std::filesystem::path folder : folders) {
     std::error_code error;
-    if (std::filesystem::exists(folder / library, error)) return load_plugin_file(folder / library, symbol);
+    if (std::filesystem::exists(folder / library, error))
+      return load_plugin_file(folder / library, symbol);
   }
   Plugin plugin;
   plugin.file = std::filesystem::path(folders.front()) / library;
-  plugin.reason =
-      fmt::format("{} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names another folder",
-                  plugin.file, library, settings.plugin_dir);
+  plugin.reason = fmt::format(
+      "{} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names another folder",
+      plugin.file, library, settings.plugin_dir);
   return plugin;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shoal/settings.hpp"
 
 #include <fmt/format.h>
@@ -15,7 +16,8 @@ namespace {
 
 constexpr std::int64_t kOneDayMs = 24LL * 3600 * 1000;
 
-/// What launchers tell the processes that they start; bootstrap/launcher/launcher.cpp knows what it means.
+/// What launchers tell the processes that they start; bootstrap/launcher/launcher.cpp knows what it
+/// means.
 constexpr std::string_view kLauncherVariables[] = {
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -50,13 +52,14 @@ const std::vector<SettingInfo>& table() {
        "automatic: as shoal-run or the launcher that started this process offers, else single.",
        0,
        0,
-       {"automatic", "uid", "single", "mpi", "shmem", "pmi", "pmi2", "pmix", "torch", "plugin", "plugin:"}},
-      {"SHOAL_BOOTSTRAP_PLUGIN", "NVSHMEM_BOOTSTRAP_PLUGIN", "bootstrap", &Settings::bootstrap_plugin,
-       "The library that SHOAL_BOOTSTRAP=plugin stands for."},
-      {"SHOAL_PE", "", "bootstrap", &Settings::pe, "Index of this PE, from 0; set by shoal-run. -1: not set.", -1,
-       1'000'000},
-      {"SHOAL_N_PES", "", "bootstrap", &Settings::n_pes, "Number of PEs of the world; set by shoal-run. -1: not set.",
-       -1, 1'000'000},
+       {"automatic", "uid", "single", "mpi", "shmem", "pmi", "pmi2", "pmix", "torch", "plugin",
+        "plugin:"}},
+      {"SHOAL_BOOTSTRAP_PLUGIN", "NVSHMEM_BOOTSTRAP_PLUGIN", "bootstrap",
+       &Settings::bootstrap_plugin, "The library that SHOAL_BOOTSTRAP=plugin stands for."},
+      {"SHOAL_PE", "", "bootstrap", &Settings::pe,
+       "Index of this PE, from 0; set by shoal-run. -1: not set.", -1, 1'000'000},
+      {"SHOAL_N_PES", "", "bootstrap", &Settings::n_pes,
+       "Number of PEs of the world; set by shoal-run. -1: not set.", -1, 1'000'000},
       {"SHOAL_UNIQUE_ID",
        "",
        "bootstrap",
@@ -68,8 +71,8 @@ const std::vector<SettingInfo>& table() {
        true},
       {"SHOAL_SESSION_ID", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID", "bootstrap", &Settings::session_id,
        "host:port or [ipv6]:port where the root of the bootstrap listens, so that no unique id need be distributed."},
-      {"SHOAL_SESSION_ROOT", "", "bootstrap", &Settings::session_root, "The PE that listens at SHOAL_SESSION_ID.", 0,
-       1'000'000},
+      {"SHOAL_SESSION_ROOT", "", "bootstrap", &Settings::session_root,
+       "The PE that listens at SHOAL_SESSION_ID.", 0, 1'000'000},
       {"SHOAL_SESSION_SECRET",
        "",
        "bootstrap",
@@ -79,7 +82,8 @@ const std::vector<SettingInfo>& table() {
        0,
        {},
        true},
-      {"SHOAL_SOCKET_INTERFACE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "bootstrap", &Settings::socket_interface,
+      {"SHOAL_SOCKET_INTERFACE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "bootstrap",
+       &Settings::socket_interface,
        "Network interfaces for the bootstrap, in order: comma list of name prefixes; =name is exact; a leading ^ "
        "excludes the whole list."},
       {"SHOAL_SOCKET_FAMILY",
@@ -95,11 +99,11 @@ const std::vector<SettingInfo>& table() {
       {"SHOAL_HOST_ID", "", "world", &Settings::host_id,
        "Overrides the identity of this host (default: machine id and boot id). PEs with equal ids share memory."},
       {"SHOAL_NODE_SIZE", "", "world", &Settings::node_size,
-       "Splits each host into emulated nodes of this many PEs, for tests; 0: no split.", 0, 1'000'000},
+       "Splits each host into emulated nodes of this many PEs, for tests; 0: no split.", 0,
+       1'000'000},
       {"SHOAL_SYMMETRIC_SIZE", "NVSHMEM_SYMMETRIC_SIZE", "world", &Settings::symmetric_size,
        "Size of the symmetric heap of each PE. Memory is taken only when it is needed: on the host page by page, on "
-       "GPUs "
-       "in steps of 64 MiB.",
+       "GPUs in steps of 64 MiB.",
        1 << 20, std::int64_t{1} << 46},
       {"SHOAL_HEAP",
        "",
@@ -125,8 +129,7 @@ const std::vector<SettingInfo>& table() {
        {"automatic", "fd", "fabric", "ipc"}},
       {"SHOAL_STAGING_SIZE", "", "world", &Settings::staging_size,
        "Host memory of each PE through which expert-parallel groups in GPU memory reach other nodes. Taken page by "
-       "page "
-       "when it is needed; the same on all PEs.",
+       "page when it is needed; the same on all PEs.",
        1 << 20, std::int64_t{1} << 46},
       {"SHOAL_STAGED_CHUNK", "", "world", &Settings::staged_chunk,
        "Chunk of pinned host memory in which operations on heaps in GPU memory go where no GPU reaches the other's; "
@@ -141,13 +144,13 @@ const std::vector<SettingInfo>& table() {
       {"SHOAL_TIMEOUT_MS", "", "world", &Settings::timeout,
        "How long any wait for another PE lasts before it fails with a report.", 1, kOneDayMs},
       {"SHOAL_SPIN", "", "world", &Settings::spin,
-       "Polls before a waiting thread yields its core. Raise it when every PE has a core of its own.", 0,
-       1'000'000'000},
+       "Polls before a waiting thread yields its core. Raise it when every PE has a core of its own.",
+       0, 1'000'000'000},
       {"SHOAL_TRANSPORT_INSIDE", "", "network", &Settings::transport_inside,
        "Transports between PEs of one node, first choice first: comma list of shm, ofi, ucx, and for heaps in GPU "
-       "memory "
-       "cuda_p2p, staged; automatic: all of them in that order."},
-      {"SHOAL_TRANSPORT_BETWEEN", "NVSHMEM_REMOTE_TRANSPORT", "network", &Settings::transport_between,
+       "memory cuda_p2p, staged; automatic: all of them in that order."},
+      {"SHOAL_TRANSPORT_BETWEEN", "NVSHMEM_REMOTE_TRANSPORT", "network",
+       &Settings::transport_between,
        "Transports between PEs of different nodes, first choice first: comma list of shm (emulated nodes of one host), "
        "ofi (or libfabric), ucx, and for heaps in GPU memory cuda_p2p, staged; automatic: all of them in that order. A "
        "network's library is loaded when a pair of PEs needs it."},
@@ -157,10 +160,11 @@ const std::vector<SettingInfo>& table() {
       {"SHOAL_UCX_TLS", "", "network", &Settings::ucx_tls,
        "Transports that UCX may use, as its own UCX_TLS; empty: UCX decides, without shared memory."},
       {"SHOAL_NETWORK_DEPTH", "", "network", &Settings::network_depth,
-       "Requests that a PE may have in flight to one other PE; further ones wait in the call.", 1, 65'536},
+       "Requests that a PE may have in flight to one other PE; further ones wait in the call.", 1,
+       65'536},
       {"SHOAL_NETWORK_CHUNK", "", "network", &Settings::network_chunk,
-       "Longer transfers over a network are cut into requests of this size, or of what the network allows.", 4096,
-       std::int64_t{1} << 40},
+       "Longer transfers over a network are cut into requests of this size, or of what the network allows.",
+       4096, std::int64_t{1} << 40},
       {"SHOAL_PROGRESS_WAIT",
        "",
        "network",
@@ -179,8 +183,10 @@ const std::vector<SettingInfo>& table() {
       {"SHOAL_NIC_LIST", "NVSHMEM_HCA_LIST", "network", &Settings::nic_list,
        "NIC ports that may be used, first choice first: comma list of name or name:port; a leading ^ excludes the "
        "whole list. Empty: automatic."},
-      {"SHOAL_NIC_ROUND_ROBIN", "NVSHMEM_ENABLE_NIC_PE_MAPPING", "network", &Settings::nic_round_robin,
-       "1: PE i of a host takes port i modulo their number, in the order of SHOAL_NIC_LIST; 0: by distance.", 0, 1},
+      {"SHOAL_NIC_ROUND_ROBIN", "NVSHMEM_ENABLE_NIC_PE_MAPPING", "network",
+       &Settings::nic_round_robin,
+       "1: PE i of a host takes port i modulo their number, in the order of SHOAL_NIC_LIST; 0: by distance.",
+       0, 1},
       {"SHOAL_NIC_MAPPING", "NVSHMEM_HCA_PE_MAPPING", "network", &Settings::nic_mapping,
        "NIC ports dealt out to the PEs of a host in order: comma list of name, name:port or name:port:count, where "
        "count PEs in a row share the port. Not together with SHOAL_NIC_LIST or SHOAL_NIC_ROUND_ROBIN."},
@@ -200,12 +206,10 @@ const std::vector<SettingInfo>& table() {
        "Thread blocks (SMs) of a normal-mode kernel on the GPU backend; 0: automatic.", 0, 1024},
       {"SHOAL_EP_TUNING", "", "ep", &Settings::ep_tuning,
        "For measurements: how normal-mode kernels on GPUs are laid out, such as dispatch=7x2,combine=16x3x512x8 (warps "
-       "x "
-       "rows in flight; warps x stages x bytes of a chunk x chunks of a segment)."},
+       "x rows in flight; warps x stages x bytes of a chunk x chunks of a segment)."},
       {"SHOAL_EP_CHUNK", "", "ep", &Settings::ep_chunk,
        "Bytes that travel between nodes at a time in normal mode; the same on all PEs. Small chunks overlap more, "
-       "large "
-       "ones cost less each.",
+       "large ones cost less each.",
        4096, std::int64_t{1} << 30},
       {"SHOAL_EP_DEPTH", "", "ep", &Settings::ep_depth,
        "Chunks that a PE may have on their way to one other node in normal mode; the same on all PEs. With 4 one is "
@@ -225,13 +229,16 @@ const std::vector<SettingInfo>& table() {
   return rows;
 }
 
-[[noreturn]] void reject(std::string_view variable, std::string_view value, const std::string& allowed) {
-  throw Error(Code::invalid_argument, fmt::format("{} is \"{}\"; allowed: {}", variable, value, allowed));
+[[noreturn]] void reject(std::string_view variable, std::string_view value,
+                         const std::string& allowed) {
+  throw Error(Code::invalid_argument,
+              fmt::format("{} is \"{}\"; allowed: {}", variable, value, allowed));
 }
 
 std::string lower(std::string_view text) {
   std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
   return out;
 }
 
@@ -248,7 +255,8 @@ std::string range_of(const SettingInfo& info, std::string_view unit) {
 
 std::int64_t parse_number(const SettingInfo& info, std::string_view variable, std::string_view text,
                           std::string_view unit, std::optional<std::int64_t> value) {
-  if (!value || *value < info.minimum || *value > info.maximum) reject(variable, text, range_of(info, unit));
+  if (!value || *value < info.minimum || *value > info.maximum)
+    reject(variable, text, range_of(info, unit));
   return *value;
 }
 
@@ -275,16 +283,18 @@ void check_choice(const SettingInfo& info, std::string_view variable, const std:
   reject(variable, text, fmt::format("one of {}", fmt::join(allowed, ", ")));
 }
 
-void assign(const SettingInfo& info, Settings& settings, std::string_view variable, const std::string& text) {
+void assign(const SettingInfo& info, Settings& settings, std::string_view variable,
+            const std::string& text) {
   if (auto* field = std::get_if<std::int64_t Settings::*>(&info.field)) {
     settings.** field = parse_number(info, variable, text, "an integer", parse_integer(text));
   } else if (auto* bytes = std::get_if<std::size_t Settings::*>(&info.field)) {
     auto value = parse_bytes(text);
-    settings.** bytes = static_cast<std::size_t>(parse_number(
-        info, variable, text, "bytes such as 512M or 2G,", value ? std::optional<std::int64_t>(*value) : std::nullopt));
+    settings.** bytes = static_cast<std::size_t>(
+        parse_number(info, variable, text, "bytes such as 512M or 2G,",
+                     value ? std::optional<std::int64_t>(*value) : std::nullopt));
   } else if (auto* time = std::get_if<std::chrono::milliseconds Settings::*>(&info.field)) {
-    settings.** time =
-        std::chrono::milliseconds(parse_number(info, variable, text, "milliseconds", parse_integer(text)));
+    settings.** time = std::chrono::milliseconds(
+        parse_number(info, variable, text, "milliseconds", parse_integer(text)));
   } else {
     const auto choice = choose(info, text);
     if (!choice) check_choice(info, variable, text);
@@ -318,7 +328,8 @@ std::string_view type_of(const SettingInfo& info) {
 }
 
 std::string format_value(const SettingInfo& info, const Settings& settings) {
-  if (auto* field = std::get_if<std::int64_t Settings::*>(&info.field)) return std::to_string(settings.**field);
+  if (auto* field = std::get_if<std::int64_t Settings::*>(&info.field))
+    return std::to_string(settings.**field);
   if (auto* time = std::get_if<std::chrono::milliseconds Settings::*>(&info.field))
     return std::to_string((settings.**time).count());
   if (auto* bytes = std::get_if<std::size_t Settings::*>(&info.field)) {
@@ -335,7 +346,8 @@ std::string format_value(const SettingInfo& info, const Settings& settings) {
 
 std::optional<std::size_t> parse_bytes(std::string_view text) {
   std::size_t digits = 0;
-  while (digits < text.size() && (std::isdigit(static_cast<unsigned char>(text[digits])) || text[digits] == '.'))
+  while (digits < text.size() &&
+         (std::isdigit(static_cast<unsigned char>(text[digits])) || text[digits] == '.'))
     ++digits;
   double value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + digits, value);
@@ -344,14 +356,16 @@ std::optional<std::size_t> parse_bytes(std::string_view text) {
   if (unit.ends_with("ib")) unit.resize(unit.size() - 2);
   if (unit.ends_with("b")) unit.resize(unit.size() - 1);
   constexpr std::string_view units = "kmgt";
-  if (unit.size() > 1 || (unit.size() == 1 && units.find(unit[0]) == std::string_view::npos)) return std::nullopt;
+  if (unit.size() > 1 || (unit.size() == 1 && units.find(unit[0]) == std::string_view::npos))
+    return std::nullopt;
   if (unit.size() == 1) value = std::ldexp(value, 10 * (static_cast<int>(units.find(unit[0])) + 1));
   value = std::ceil(value);
   if (!(value < 0x1p63)) return std::nullopt;
   return static_cast<std::size_t>(value);
 }
 
-Settings Settings::from(const std::function<std::optional<std::string>(const std::string&)>& lookup) {
+Settings Settings::from(
+    const std::function<std::optional<std::string>(const std::string&)>& lookup) {
   Settings settings;
   for (const SettingInfo& info : table()) {
     for (std::string_view variable : {info.name, info.alias}) {
@@ -379,9 +393,11 @@ void Settings::validate() const {
     if (auto* field = std::get_if<std::int64_t Settings::*>(&info.field)) {
       parse_number(info, info.name, std::to_string(this->**field), "an integer", this->**field);
     } else if (auto* bytes = std::get_if<std::size_t Settings::*>(&info.field)) {
-      parse_number(info, info.name, std::to_string(this->**bytes), "bytes", static_cast<std::int64_t>(this->**bytes));
+      parse_number(info, info.name, std::to_string(this->**bytes), "bytes",
+                   static_cast<std::int64_t>(this->**bytes));
     } else if (auto* time = std::get_if<std::chrono::milliseconds Settings::*>(&info.field)) {
-      parse_number(info, info.name, std::to_string((this->**time).count()), "milliseconds", (this->**time).count());
+      parse_number(info, info.name, std::to_string((this->**time).count()), "milliseconds",
+                   (this->**time).count());
     } else {
       check_choice(info, info.name, this->*std::get<std::string Settings::*>(info.field));
     }

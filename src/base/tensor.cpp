@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shoal/tensor.hpp"
 
 #include <fmt/format.h>
@@ -56,13 +57,15 @@ std::string_view name_of(DataType dtype) noexcept {
   return "unknown";
 }
 
-TensorView::TensorView(const void* data_in, DataType dtype_in, std::initializer_list<std::int64_t> shape_in)
+TensorView::TensorView(const void* data_in, DataType dtype_in,
+                       std::initializer_list<std::int64_t> shape_in)
     : data(const_cast<void*>(data_in)), dtype(dtype_in), rank(static_cast<int>(shape_in.size())) {
-  require(shape_in.size() <= kMaxRank, Code::invalid_argument, "a tensor of {} dimensions; at most {} are allowed",
-          shape_in.size(), kMaxRank);
+  require(shape_in.size() <= kMaxRank, Code::invalid_argument,
+          "a tensor of {} dimensions; at most {} are allowed", shape_in.size(), kMaxRank);
   int i = 0;
   for (std::int64_t extent : shape_in) {
-    require(extent >= 0, Code::invalid_argument, "dimension {} of a tensor is {}; it must not be negative", i, extent);
+    require(extent >= 0, Code::invalid_argument,
+            "dimension {} of a tensor is {}; it must not be negative", i, extent);
     shape[i++] = extent;
   }
   std::int64_t stride = 1;
@@ -92,7 +95,8 @@ bool TensorView::contiguous() const noexcept {
 }
 
 std::string TensorView::describe() const {
-  return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape.begin(), shape.begin() + rank, ", "));
+  return fmt::format("{} [{}]", name_of(dtype),
+                     fmt::join(shape.begin(), shape.begin() + rank, ", "));
 }
 
 Tensor Tensor::empty(DataType dtype, std::initializer_list<std::int64_t> shape) {
@@ -100,7 +104,8 @@ Tensor Tensor::empty(DataType dtype, std::initializer_list<std::int64_t> shape) 
   const std::size_t bytes = view.bytes();
   void* memory = ::operator new(bytes == 0 ? 64 : bytes, std::align_val_t{64});
   view.data = memory;
-  return Tensor(view, std::shared_ptr<void>(memory, [](void* p) { ::operator delete(p, std::align_val_t{64}); }));
+  return Tensor(view, std::shared_ptr<void>(
+                          memory, [](void* p) { ::operator delete(p, std::align_val_t{64}); }));
 }
 
 }  // namespace shoal

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // broadcast.cpp: worlds whose PEs can already hand a short text from PE 0 to all others.
 
 #include "base/check.hpp"
@@ -16,7 +17,8 @@ std::string escape(std::string_view text, std::size_t most) {
   for (const char c : text) {
     const bool keep = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                       std::string_view(".:[]_-").find(c) != std::string_view::npos;
-    const std::string next = keep ? std::string(1, c) : fmt::format("%{:02x}", static_cast<unsigned char>(c));
+    const std::string next =
+        keep ? std::string(1, c) : fmt::format("%{:02x}", static_cast<unsigned char>(c));
     if (out.size() + next.size() > most) break;
     out += next;
   }
@@ -38,10 +40,11 @@ std::string unescape(std::string_view text) {
 
 }  // namespace
 
-std::unique_ptr<Bootstrap> connect_by_broadcast(std::int32_t pe, std::int32_t n_pes,
-                                                const std::function<std::string(const std::string&)>& broadcast,
-                                                const Settings& settings) {
-  std::optional<UniqueId> id;  // of PE 0; its root serves the world by itself once somebody has come
+std::unique_ptr<Bootstrap> connect_by_broadcast(
+    std::int32_t pe, std::int32_t n_pes,
+    const std::function<std::string(const std::string&)>& broadcast, const Settings& settings) {
+  std::optional<UniqueId>
+      id;  // of PE 0; its root serves the world by itself once somebody has come
   std::optional<Error> failure;
   std::string mine;
   if (pe == 0) {
@@ -50,7 +53,8 @@ std::unique_ptr<Bootstrap> connect_by_broadcast(std::int32_t pe, std::int32_t n_
       mine = id->to_string();
     } catch (const Error& error) {  // the others are to learn it, not to wait
       failure = error;
-      mine = std::string(kFailed) + escape(bootstrap::plain(error.what()), kMaxText - kFailed.size());
+      mine =
+          std::string(kFailed) + escape(bootstrap::plain(error.what()), kMaxText - kFailed.size());
     }
   }
   const std::string text = broadcast(mine);

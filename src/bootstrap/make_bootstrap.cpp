@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // make_bootstrap.cpp: the bootstrap that the settings ask for.
 
 #include <atomic>
@@ -12,7 +13,8 @@
 namespace shoal {
 namespace {
 
-/// PEs open worlds in the same order, so that they count alike; each world meets at a port of its own.
+/// PEs open worlds in the same order, so that they count alike; each world meets at a port of its
+/// own.
 std::unique_ptr<Bootstrap> connect_torch(std::int32_t pe, std::int32_t n_pes, Settings settings) {
   static std::atomic<std::uint64_t> worlds{0};
   settings.session_id = bootstrap::torch_session(settings.launcher, worlds++);
@@ -20,20 +22,25 @@ std::unique_ptr<Bootstrap> connect_torch(std::int32_t pe, std::int32_t n_pes, Se
   return connect_session(pe, n_pes, settings);
 }
 
-std::unique_ptr<Bootstrap> make(const std::string& name, const bootstrap::Choice& choice, const Settings& settings) {
-  const auto pe = static_cast<std::int32_t>(choice.pe), n_pes = static_cast<std::int32_t>(choice.n_pes);
+std::unique_ptr<Bootstrap> make(const std::string& name, const bootstrap::Choice& choice,
+                                const Settings& settings) {
+  const auto pe = static_cast<std::int32_t>(choice.pe),
+             n_pes = static_cast<std::int32_t>(choice.n_pes);
   if (name == "single") return single_bootstrap();
-  if (name == "uid") return connect_unique_id(UniqueId::parse(settings.unique_id), pe, n_pes, settings);
+  if (name == "uid")
+    return connect_unique_id(UniqueId::parse(settings.unique_id), pe, n_pes, settings);
   if (name == "session") return connect_session(pe, n_pes, settings);
   if (name == "torch") return connect_torch(pe, n_pes, settings);
   auto made = bootstrap::connect_plugin(name, settings);
   if (made->n_pes() > 1) return made;
-  // A library of another kind than the launcher makes every process a job of its own: worlds of one PE, side by side.
+  // A library of another kind than the launcher makes every process a job of its own: worlds of one
+  // PE, side by side.
   const bootstrap::Launcher launcher = bootstrap::detect_launcher(settings.launcher);
-  require(launcher.n_pes <= 1, Code::mismatch,
-          "bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to another launcher. Setting: "
-          "SHOAL_BOOTSTRAP",
-          name, launcher.name, launcher.n_pes, launcher.why);
+  require(
+      launcher.n_pes <= 1, Code::mismatch,
+      "bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to another launcher. Setting: "
+      "SHOAL_BOOTSTRAP",
+      name, launcher.name, launcher.n_pes, launcher.why);
   return made;
 }
 
@@ -52,7 +59,8 @@ std::unique_ptr<Bootstrap> make_bootstrap(const Settings& settings) {
       tried += fmt::format("; {}", bootstrap::plain(absent.what()));
     }
   }
-  fail(Code::unsupported, "no bootstrap for PEs started by {}{}. Settings: SHOAL_BOOTSTRAP, SHOAL_UNIQUE_ID",
+  fail(Code::unsupported,
+       "no bootstrap for PEs started by {}{}. Settings: SHOAL_BOOTSTRAP, SHOAL_UNIQUE_ID",
        choice.why, tried);
 }
 

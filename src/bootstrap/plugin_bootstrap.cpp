@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/plugin_bootstrap.hpp"
 
 #include <algorithm>
@@ -22,12 +23,14 @@ constexpr std::string_view kOwnFile = "plugin:";
 constexpr std::chrono::milliseconds kMargin{1'000};
 
 const char* variable_of(const shoal_bootstrap_context* context, const char* name) {
-  const auto& variables = *static_cast<const std::map<std::string, std::string>*>(context->variables);
+  const auto& variables =
+      *static_cast<const std::map<std::string, std::string>*>(context->variables);
   const auto found = variables.find(name);
   return found == variables.end() ? nullptr : found->second.c_str();
 }
 
-/// All that a call reads and writes. Calls that are given up own it together with the thread that is left behind.
+/// All that a call reads and writes. Calls that are given up own it together with the thread that
+/// is left behind.
 struct Job {
   LoadedPlugin plugin;
   std::map<std::string, std::string> variables;
@@ -40,7 +43,8 @@ struct Job {
 
 using Step = std::function<int(Job&)>;
 
-/// Plug-ins with a call that was given up: it may still run, and calls of a plug-in come one at a time.
+/// Plug-ins with a call that was given up: it may still run, and calls of a plug-in come one at a
+/// time.
 class GivenUp {
  public:
   static void add(const shoal_bootstrap_plugin* table) {
@@ -73,16 +77,18 @@ int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const S
     thread.detach();
     job->given_up = true;
     GivenUp::add(job->plugin.table);
-    fail(Code::timeout,
-         "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in it. Setting: "
-         "SHOAL_BOOTSTRAP_TIMEOUT_MS",
-         job->plugin.file, call, limit.count());
+    fail(
+        Code::timeout,
+        "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in it. Setting: "
+        "SHOAL_BOOTSTRAP_TIMEOUT_MS",
+        job->plugin.file, call, limit.count());
   }
   thread.join();
   return result.get();
 }
 
-/// Runs `step` on this thread, which cannot be given up; when it is late, a thread beside it says so.
+/// Runs `step` on this thread, which cannot be given up; when it is late, a thread beside it says
+/// so.
 int run_and_watch(const std::shared_ptr<Job>& job, const char* call, const Step& step,
                   std::chrono::milliseconds limit) {
   std::promise<void> done;
@@ -99,22 +105,28 @@ int run_and_watch(const std::shared_ptr<Job>& job, const char* call, const Step&
   return status;
 }
 
-void call(const std::shared_ptr<Job>& job, const char* name, const Step& step, std::chrono::milliseconds limit) {
+void call(const std::shared_ptr<Job>& job, const char* name, const Step& step,
+          std::chrono::milliseconds limit) {
   const bool same_thread = (job->plugin.table->flags & SHOAL_BOOTSTRAP_SAME_THREAD) != 0;
-  const int status = same_thread ? run_and_watch(job, name, step, limit) : run_with_deadline(job, name, step, limit);
+  const int status = same_thread ? run_and_watch(job, name, step, limit)
+                                 : run_with_deadline(job, name, step, limit);
   if (status == SHOAL_BOOTSTRAP_OK) return;
   job->context.reason[sizeof job->context.reason - 1] = '\0';
-  const std::string_view reason =
-      job->context.reason[0] != '\0' ? job->context.reason : "it gives no reason, which is a fault of the plug-in";
-  const std::string message =
-      fmt::format("bootstrap plug-in {} ({}): {} failed: {}", job->plugin.table->name, job->plugin.file, name, reason);
+  const std::string_view reason = job->context.reason[0] != '\0'
+                                      ? job->context.reason
+                                      : "it gives no reason, which is a fault of the plug-in";
+  const std::string message = fmt::format("bootstrap plug-in {} ({}): {} failed: {}",
+                                          job->plugin.table->name, job->plugin.file, name, reason);
   if (status == SHOAL_BOOTSTRAP_ABSENT) throw PluginAbsent(message);
   throw Error(status == SHOAL_BOOTSTRAP_TIMEOUT ? Code::timeout : Code::system, message);
 }
 
-std::string broadcast(const std::shared_ptr<Job>& job, const std::string& mine, std::chrono::milliseconds limit) {
+std::string broadcast(const std::shared_ptr<Job>& job, const std::string& mine,
+                      std::chrono::milliseconds limit) {
   std::ranges::copy(mine, job->text.begin());
-  call(job, "broadcast", [](Job& j) { return j.plugin.table->broadcast(&j.context, j.handle, j.text.data()); }, limit);
+  call(
+      job, "broadcast",
+      [](Job& j) { return j.plugin.table->broadcast(&j.context, j.handle, j.text.data()); }, limit);
   job->text.back() = '\0';
   return job->text.data();
 }
@@ -123,19 +135,24 @@ std::string broadcast(const std::shared_ptr<Job>& job, const std::string& mine, 
 
 LoadedPlugin load_bootstrap_plugin(std::string_view name, const Settings& settings) {
   const bool own = name.starts_with(kOwnFile);
-  const Plugin plugin = own ? load_plugin_file(std::string(name.substr(kOwnFile.size())), SHOAL_BOOTSTRAP_PLUGIN_SYMBOL)
-                            : load_plugin(settings, fmt::format("bootstrap_{}", name), SHOAL_BOOTSTRAP_PLUGIN_SYMBOL);
-  if (plugin.symbol == nullptr && !own) throw PluginAbsent(fmt::format("bootstrap {}: {}", name, plugin.reason));
-  require(plugin.symbol != nullptr, Code::unsupported, "bootstrap {}: {}. Setting: SHOAL_BOOTSTRAP", name,
-          plugin.reason);
+  const Plugin plugin =
+      own ? load_plugin_file(std::string(name.substr(kOwnFile.size())),
+                             SHOAL_BOOTSTRAP_PLUGIN_SYMBOL)
+          : load_plugin(settings, fmt::format("bootstrap_{}", name), SHOAL_BOOTSTRAP_PLUGIN_SYMBOL);
+  if (plugin.symbol == nullptr && !own)
+    throw PluginAbsent(fmt::format("bootstrap {}: {}", name, plugin.reason));
+  require(plugin.symbol != nullptr, Code::unsupported, "bootstrap {}: {}. Setting: SHOAL_BOOTSTRAP",
+          name, plugin.reason);
   const auto& table = *static_cast<const shoal_bootstrap_plugin*>(plugin.symbol);
-  require(table.version == SHOAL_BOOTSTRAP_PLUGIN_VERSION, Code::unsupported,
-          "bootstrap plug-in {} has version {} of the table; this Shoal takes version {}: build it with this Shoal's "
-          "shoal/bootstrap_plugin.h",
-          plugin.file, table.version, SHOAL_BOOTSTRAP_PLUGIN_VERSION);
-  require(table.size >= sizeof table && table.name != nullptr && table.open != nullptr && table.broadcast != nullptr &&
-              table.close != nullptr,
-          Code::unsupported, "bootstrap plug-in {} has an incomplete table: {} bytes of {}, or a null member",
+  require(
+      table.version == SHOAL_BOOTSTRAP_PLUGIN_VERSION, Code::unsupported,
+      "bootstrap plug-in {} has version {} of the table; this Shoal takes version {}: build it with this Shoal's "
+      "shoal/bootstrap_plugin.h",
+      plugin.file, table.version, SHOAL_BOOTSTRAP_PLUGIN_VERSION);
+  require(table.size >= sizeof table && table.name != nullptr && table.open != nullptr &&
+              table.broadcast != nullptr && table.close != nullptr,
+          Code::unsupported,
+          "bootstrap plug-in {} has an incomplete table: {} bytes of {}, or a null member",
           plugin.file, table.size, sizeof table);
   return {&table, plugin.file};
 }
@@ -154,16 +171,21 @@ std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings&
   job->context.timeout_ms = limit.count();
   job->context.variable = variable_of;
   job->context.variables = &job->variables;
-  call(job, "open", [](Job& j) { return j.plugin.table->open(&j.context, &j.handle, &j.pe, &j.n_pes); }, limit);
+  call(
+      job, "open",
+      [](Job& j) { return j.plugin.table->open(&j.context, &j.handle, &j.pe, &j.n_pes); }, limit);
   const std::shared_ptr<Job> closer(job.get(), [job](Job* opened) {
     if (!opened->given_up) opened->plugin.table->close(opened->handle);
   });
-  require(job->n_pes >= 1 && job->n_pes <= kMaxPes && job->pe >= 0 && job->pe < job->n_pes, Code::mismatch,
-          "bootstrap plug-in {} says that this is PE {} of {}; allowed: 0 to n - 1 of n from 1 to {}", job->plugin.file,
-          job->pe, job->n_pes, kMaxPes);
+  require(
+      job->n_pes >= 1 && job->n_pes <= kMaxPes && job->pe >= 0 && job->pe < job->n_pes,
+      Code::mismatch,
+      "bootstrap plug-in {} says that this is PE {} of {}; allowed: 0 to n - 1 of n from 1 to {}",
+      job->plugin.file, job->pe, job->n_pes, kMaxPes);
   if (job->n_pes == 1) return single_bootstrap();
   return connect_by_broadcast(
-      job->pe, job->n_pes, [&](const std::string& mine) { return broadcast(job, mine, limit); }, settings);
+      job->pe, job->n_pes, [&](const std::string& mine) { return broadcast(job, mine, limit); },
+      settings);
 }
 
 }  // namespace shoal::bootstrap

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/round.hpp"
 
 #include <fmt/format.h>
@@ -16,7 +17,8 @@ std::string name_pes(std::span<const Pe> pes, std::int32_t n_pes) {
   constexpr std::size_t kShown = 16;
   const auto shown = pes.first(std::min(pes.size(), kShown));
   return fmt::format("PE{} {}{} of {}", pes.size() == 1 ? "" : "s", fmt::join(shown, ", "),
-                     pes.size() > kShown ? fmt::format(" and {} more", pes.size() - kShown) : "", n_pes);
+                     pes.size() > kShown ? fmt::format(" and {} more", pes.size() - kShown) : "",
+                     n_pes);
 }
 
 std::string plain(std::string_view message) {
@@ -31,11 +33,14 @@ std::optional<Failure> Round::arrive(Pe pe, Call call) {
     step_ = call.step;
   }
   if (call.kind != kind_ || call.step != step_)
-    return Failure{Code::mismatch, -1,
-                   fmt::format("PE {} called {} while PE {} called {}: all PEs make the same calls in the same order",
-                               first_, name(), pe, name_call(call.kind, call.step))};
+    return Failure{
+        Code::mismatch, -1,
+        fmt::format(
+            "PE {} called {} while PE {} called {}: all PEs make the same calls in the same order",
+            first_, name(), pe, name_call(call.kind, call.step))};
   auto& slot = contributions_[static_cast<std::size_t>(pe)];
-  if (slot) return Failure{Code::mismatch, pe, fmt::format("PE {} called {} twice at once", pe, name())};
+  if (slot)
+    return Failure{Code::mismatch, pe, fmt::format("PE {} called {} twice at once", pe, name())};
   slot = std::move(call.data);
   ++arrived_;
   return std::nullopt;
@@ -52,7 +57,8 @@ Failure Round::timed_out(std::chrono::milliseconds limit) const {
   return {
       Code::timeout, -1,
       fmt::format("{} did not call {} within {} ms of PE {}. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-                  name_pes(missing, static_cast<std::int32_t>(contributions_.size())), name(), limit.count(), first_)};
+                  name_pes(missing, static_cast<std::int32_t>(contributions_.size())), name(),
+                  limit.count(), first_)};
 }
 
 std::vector<Bytes> Round::take() {

@@ -1,5 +1,6 @@
-// round.hpp: who has come to the current collective call, and with what. Shared by the TCP root and the threads of one
-// process.
+// SPDX-License-Identifier: Apache-2.0
+// round.hpp: who has come to the current collective call, and with what. Shared by the TCP root and
+// the threads of one process.
 #pragma once
 
 #include <optional>
@@ -13,7 +14,8 @@ namespace shoal::bootstrap {
 
 /// "PE 2 of 8" or "PEs 2, 5 of 8"; a long list is cut.
 std::string name_pes(std::span<const Pe> pes, std::int32_t n_pes);
-/// The message of an Error without the "shoal: " that it starts with, for use inside another message.
+/// The message of an Error without the "shoal: " that it starts with, for use inside another
+/// message.
 std::string plain(std::string_view message);
 
 class Round {

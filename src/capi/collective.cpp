@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives over teams.
 #include "shoal/collective.hpp"
 
@@ -10,7 +11,8 @@ const Team& team_of(const shoal_team* team, const char* call) {
   return required(team, call, "team").value;
 }
 
-std::span<const std::size_t> per_member(const Team& team, const size_t* numbers, const char* call, const char* name) {
+std::span<const std::size_t> per_member(const Team& team, const size_t* numbers, const char* call,
+                                        const char* name) {
   return {&required(numbers, call, name), static_cast<std::size_t>(team.size())};
 }
 
@@ -39,21 +41,27 @@ shoal_status shoal_sync(const shoal_team* team) {
   return guarded([&] { shoal::sync(team_of(team, "shoal_sync")); });
 }
 
-shoal_status shoal_broadcast(const shoal_team* team, void* target, const void* source, size_t bytes, int32_t root) {
-  return guarded([&] { shoal::broadcast(team_of(team, "shoal_broadcast"), target, source, bytes, root); });
+shoal_status shoal_broadcast(const shoal_team* team, void* target, const void* source, size_t bytes,
+                             int32_t root) {
+  return guarded(
+      [&] { shoal::broadcast(team_of(team, "shoal_broadcast"), target, source, bytes, root); });
 }
 
-shoal_status shoal_all_gather(const shoal_team* team, void* target, const void* source, size_t bytes) {
-  return guarded([&] { shoal::all_gather(team_of(team, "shoal_all_gather"), target, source, bytes); });
+shoal_status shoal_all_gather(const shoal_team* team, void* target, const void* source,
+                              size_t bytes) {
+  return guarded(
+      [&] { shoal::all_gather(team_of(team, "shoal_all_gather"), target, source, bytes); });
 }
 
-shoal_status shoal_all_to_all(const shoal_team* team, void* target, const void* source, size_t bytes) {
-  return guarded([&] { shoal::all_to_all(team_of(team, "shoal_all_to_all"), target, source, bytes); });
+shoal_status shoal_all_to_all(const shoal_team* team, void* target, const void* source,
+                              size_t bytes) {
+  return guarded(
+      [&] { shoal::all_to_all(team_of(team, "shoal_all_to_all"), target, source, bytes); });
 }
 
 shoal_status shoal_all_to_all_v(const shoal_team* team, void* target, const size_t* receive_bytes,
-                                const size_t* receive_offsets, const void* source, const size_t* send_bytes,
-                                const size_t* send_offsets) {
+                                const size_t* receive_offsets, const void* source,
+                                const size_t* send_bytes, const size_t* send_offsets) {
   const char* call = "shoal_all_to_all_v";
   return guarded([&] {
     const shoal::Team& members = team_of(team, call);
@@ -64,17 +72,20 @@ shoal_status shoal_all_to_all_v(const shoal_team* team, void* target, const size
   });
 }
 
-shoal_status shoal_reduce(const shoal_team* team, int32_t dtype, int32_t op, void* target, const void* source,
-                          size_t count) {
+shoal_status shoal_reduce(const shoal_team* team, int32_t dtype, int32_t op, void* target,
+                          const void* source, size_t count) {
   const char* call = "shoal_reduce";
-  return guarded(
-      [&] { shoal::reduce(team_of(team, call), dtype_of(dtype, call), op_of(op, call), target, source, count); });
+  return guarded([&] {
+    shoal::reduce(team_of(team, call), dtype_of(dtype, call), op_of(op, call), target, source,
+                  count);
+  });
 }
 
-shoal_status shoal_reduce_scatter(const shoal_team* team, int32_t dtype, int32_t op, void* target, const void* source,
-                                  size_t count) {
+shoal_status shoal_reduce_scatter(const shoal_team* team, int32_t dtype, int32_t op, void* target,
+                                  const void* source, size_t count) {
   const char* call = "shoal_reduce_scatter";
   return guarded([&] {
-    shoal::reduce_scatter(team_of(team, call), dtype_of(dtype, call), op_of(op, call), target, source, count);
+    shoal::reduce_scatter(team_of(team, call), dtype_of(dtype, call), op_of(op, call), target,
+                          source, count);
   });
 }

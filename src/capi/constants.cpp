@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The numbers of the header are part of the ABI; here they are held to those of C++.
 #include <string_view>
 
@@ -29,21 +30,27 @@ static_assert(is_number(version.substr(0, dot), SHOAL_VERSION_MAJOR) &&
                   is_number(version.substr(last_dot + 1), SHOAL_VERSION_PATCH),
               "shoal.h has another version than the project");
 
-static_assert(same(SHOAL_INVALID_ARGUMENT, Code::invalid_argument) && same(SHOAL_EXHAUSTED, Code::exhausted) &&
-              same(SHOAL_TIMEOUT, Code::timeout) && same(SHOAL_PEER_FAILED, Code::peer_failed) &&
-              same(SHOAL_MISMATCH, Code::mismatch) && same(SHOAL_UNSUPPORTED, Code::unsupported) &&
-              same(SHOAL_SYSTEM, Code::system) && same(SHOAL_CLOSED, Code::closed));
+static_assert(same(SHOAL_INVALID_ARGUMENT, Code::invalid_argument) &&
+              same(SHOAL_EXHAUSTED, Code::exhausted) && same(SHOAL_TIMEOUT, Code::timeout) &&
+              same(SHOAL_PEER_FAILED, Code::peer_failed) && same(SHOAL_MISMATCH, Code::mismatch) &&
+              same(SHOAL_UNSUPPORTED, Code::unsupported) && same(SHOAL_SYSTEM, Code::system) &&
+              same(SHOAL_CLOSED, Code::closed));
 static_assert(same(SHOAL_SIGNAL_SET, SignalOp::set) && same(SHOAL_SIGNAL_ADD, SignalOp::add));
 static_assert(same(SHOAL_ATOMIC_FETCH, AtomicOp::fetch) && same(SHOAL_ATOMIC_SET, AtomicOp::set) &&
               same(SHOAL_ATOMIC_ADD, AtomicOp::add) && same(SHOAL_ATOMIC_AND, AtomicOp::bit_and) &&
-              same(SHOAL_ATOMIC_OR, AtomicOp::bit_or) && same(SHOAL_ATOMIC_XOR, AtomicOp::bit_xor) &&
-              same(SHOAL_ATOMIC_SWAP, AtomicOp::swap) && same(SHOAL_ATOMIC_COMPARE_SWAP, AtomicOp::compare_swap));
-static_assert(same(SHOAL_SUM, ReduceOp::sum) && same(SHOAL_PROD, ReduceOp::prod) && same(SHOAL_MIN, ReduceOp::min) &&
-              same(SHOAL_MAX, ReduceOp::max) && same(SHOAL_BIT_AND, ReduceOp::bit_and) &&
-              same(SHOAL_BIT_OR, ReduceOp::bit_or) && same(SHOAL_BIT_XOR, ReduceOp::bit_xor));
-static_assert(same(SHOAL_GATE_SIGMOID, ep::GateScore::sigmoid) && same(SHOAL_GATE_SOFTMAX, ep::GateScore::softmax));
+              same(SHOAL_ATOMIC_OR, AtomicOp::bit_or) &&
+              same(SHOAL_ATOMIC_XOR, AtomicOp::bit_xor) &&
+              same(SHOAL_ATOMIC_SWAP, AtomicOp::swap) &&
+              same(SHOAL_ATOMIC_COMPARE_SWAP, AtomicOp::compare_swap));
+static_assert(same(SHOAL_SUM, ReduceOp::sum) && same(SHOAL_PROD, ReduceOp::prod) &&
+              same(SHOAL_MIN, ReduceOp::min) && same(SHOAL_MAX, ReduceOp::max) &&
+              same(SHOAL_BIT_AND, ReduceOp::bit_and) && same(SHOAL_BIT_OR, ReduceOp::bit_or) &&
+              same(SHOAL_BIT_XOR, ReduceOp::bit_xor));
+static_assert(same(SHOAL_GATE_SIGMOID, ep::GateScore::sigmoid) &&
+              same(SHOAL_GATE_SOFTMAX, ep::GateScore::softmax));
 static_assert(same(SHOAL_EQUAL, Compare::equal) && same(SHOAL_NOT_EQUAL, Compare::not_equal) &&
-              same(SHOAL_GREATER, Compare::greater) && same(SHOAL_GREATER_EQUAL, Compare::greater_equal) &&
+              same(SHOAL_GREATER, Compare::greater) &&
+              same(SHOAL_GREATER_EQUAL, Compare::greater_equal) &&
               same(SHOAL_LESS, Compare::less) && same(SHOAL_LESS_EQUAL, Compare::less_equal));
 static_assert(same(SHOAL_NONE, DataType::none) && same(SHOAL_FLOAT32, DataType::float32) &&
               same(SHOAL_FLOAT16, DataType::float16) && same(SHOAL_BFLOAT16, DataType::bfloat16) &&
@@ -55,7 +62,8 @@ static_assert(same(SHOAL_QUANTIZE_NONE, ep::Quantize::none) && same(SHOAL_FP8, e
               same(SHOAL_FP8_POWER_OF_TWO, ep::Quantize::fp8_power_of_two) &&
               same(SHOAL_FP8_UE8M0, ep::Quantize::fp8_ue8m0));
 static_assert(same(SHOAL_REDUCTION_AUTOMATIC, ep::Reduction::automatic) &&
-              same(SHOAL_PER_RANK, ep::Reduction::per_rank) && same(SHOAL_EXACT, ep::Reduction::exact));
+              same(SHOAL_PER_RANK, ep::Reduction::per_rank) &&
+              same(SHOAL_EXACT, ep::Reduction::exact));
 
 }  // namespace
 }  // namespace shoal::capi

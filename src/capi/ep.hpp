@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ep.hpp: what the files of expert parallelism share: launches, and results with their owners.
 #pragma once
 
@@ -25,7 +26,8 @@ void check_reserved(const char* name, std::int32_t value);
 /// Keeps a result of C++, and the handle in it, for as long as the struct of C points into it.
 template <typename Result, typename Handle = std::monostate>
 struct Owned final : shoal_owner {
-  explicit Owned(Result&& result, Handle&& held = {}) : value(std::move(result)), handle(std::move(held)) {}
+  explicit Owned(Result&& result, Handle&& held = {})
+      : value(std::move(result)), handle(std::move(held)) {}
   Result value;
   Handle handle;
 };
@@ -50,7 +52,8 @@ shoal_status release(const char* call, const char* name, T* result, const T& emp
 
 /// What C++ leaves to the sizes of its vectors.
 struct Counts {
-  explicit Counts(const ep::Group& group) : ranks(group.team().size()), local_experts(group.local_experts()) {}
+  explicit Counts(const ep::Group& group)
+      : ranks(group.team().size()), local_experts(group.local_experts()) {}
   std::int32_t ranks, local_experts;
 };
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <exception>
 #include <new>
 #include <string>
@@ -49,7 +50,8 @@ const char* shoal_status_name(shoal_status status) {
   if (status == SHOAL_OK) return "ok";
   if (status == SHOAL_INTERNAL) return "internal";
   if (status < SHOAL_OK || status > SHOAL_INTERNAL) return "unknown";
-  return shoal::name_of(static_cast<shoal::Code>(status)).data();  // of a literal: it ends with a zero
+  return shoal::name_of(static_cast<shoal::Code>(status))
+      .data();  // of a literal: it ends with a zero
 }
 
 shoal_status shoal_version(int32_t* major, int32_t* minor, int32_t* patch) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate: from router logits to experts and weights.
 #include "shoal/ep/gate.hpp"
 
@@ -36,13 +37,14 @@ using shoal::capi::release;
 using shoal::capi::tensor_of;
 using shoal::capi::view_of;
 
-shoal_status shoal_ep_gate(const shoal_tensor* logits, const shoal_tensor* bias, const shoal_ep_gate_options* options,
-                           shoal_ep_gated* gated) {
+shoal_status shoal_ep_gate(const shoal_tensor* logits, const shoal_tensor* bias,
+                           const shoal_ep_gate_options* options, shoal_ep_gated* gated) {
   const char* call = "shoal_ep_gate";
   return guarded([&] {
     check_fillable(call, "shoal_ep_gated", gated);
-    auto owner = std::make_unique<GatedOwner>(shoal::ep::gate(
-        view_of(logits, call, "logits"), optional_view_of(bias, call, "bias"), gate_options(options, call)));
+    auto owner = std::make_unique<GatedOwner>(shoal::ep::gate(view_of(logits, call, "logits"),
+                                                              optional_view_of(bias, call, "bias"),
+                                                              gate_options(options, call)));
     shoal_ep_gated c = SHOAL_EP_GATED_INIT;
     c.topk_idx = tensor_of(owner->value.topk_idx);
     c.topk_weights = tensor_of(owner->value.topk_weights);

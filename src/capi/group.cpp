@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups: making, ending, asking. Launches and other things that both modes use.
 #include <limits>
 
@@ -9,7 +10,8 @@ namespace {
 ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* call) {
   const shoal_ep_group_options defaults = SHOAL_EP_GROUP_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_group_options", &required(given, call, "options"), defaults);
-  constexpr std::int64_t kMostMs = std::numeric_limits<std::int64_t>::max() / 1'000'000;  // C++ counts nanoseconds
+  constexpr std::int64_t kMostMs =
+      std::numeric_limits<std::int64_t>::max() / 1'000'000;  // C++ counts nanoseconds
   require(c.timeout_ms <= kMostMs && c.timeout_ms >= -kMostMs, Code::invalid_argument,
           "{}: shoal_ep_group_options.timeout_ms is {}; too many", call, c.timeout_ms);
   return {
@@ -80,18 +82,20 @@ shoal_status shoal_ep_size_hint(const shoal_ep_group_options* options, int32_t r
   const char* call = "shoal_ep_size_hint";
   return guarded([&] {
     shoal::capi::check_fillable(call, "shoal_ep_sizes", sizes);
-    const shoal::ep::SizeHint hint =
-        shoal::ep::size_hint(shoal::capi::group_options(options, call), ranks, shoal::capi::heap_kind(heap, call));
-    shoal::capi::fill_struct(sizes, {sizeof *sizes, hint.control, hint.normal, hint.low_latency, hint.total()});
+    const shoal::ep::SizeHint hint = shoal::ep::size_hint(
+        shoal::capi::group_options(options, call), ranks, shoal::capi::heap_kind(heap, call));
+    shoal::capi::fill_struct(
+        sizes, {sizeof *sizes, hint.control, hint.normal, hint.low_latency, hint.total()});
   });
 }
 
-shoal_status shoal_ep_low_latency_size_hint(int64_t max_tokens, int64_t hidden, int32_t ranks, int32_t experts,
-                                            int32_t top_k, int32_t heap, uint64_t* bytes) {
+shoal_status shoal_ep_low_latency_size_hint(int64_t max_tokens, int64_t hidden, int32_t ranks,
+                                            int32_t experts, int32_t top_k, int32_t heap,
+                                            uint64_t* bytes) {
   const char* call = "shoal_ep_low_latency_size_hint";
   return guarded([&] {
-    required(bytes, call, "bytes") =
-        shoal::ep::low_latency_size_hint(max_tokens, hidden, ranks, experts, top_k, shoal::capi::heap_kind(heap, call));
+    required(bytes, call, "bytes") = shoal::ep::low_latency_size_hint(
+        max_tokens, hidden, ranks, experts, top_k, shoal::capi::heap_kind(heap, call));
   });
 }
 
@@ -115,7 +119,9 @@ shoal_status shoal_ep_group_destroy(shoal_ep_group* group) {
 
 shoal_status shoal_ep_group_local_experts(const shoal_ep_group* group, int32_t* local_experts) {
   const char* call = "shoal_ep_group_local_experts";
-  return guarded([&] { required(local_experts, call, "local_experts") = group_of(group, call).local_experts(); });
+  return guarded([&] {
+    required(local_experts, call, "local_experts") = group_of(group, call).local_experts();
+  });
 }
 
 shoal_status shoal_ep_group_stream(const shoal_ep_group* group, void** stream) {
@@ -123,11 +129,13 @@ shoal_status shoal_ep_group_stream(const shoal_ep_group* group, void** stream) {
   return guarded([&] { required(stream, call, "stream") = group_of(group, call).stream(); });
 }
 
-shoal_status shoal_ep_group_statistics(const shoal_ep_group* group, shoal_ep_statistics* statistics) {
+shoal_status shoal_ep_group_statistics(const shoal_ep_group* group,
+                                       shoal_ep_statistics* statistics) {
   const char* call = "shoal_ep_group_statistics";
   return guarded([&] {
     shoal::capi::check_fillable(call, "shoal_ep_statistics", statistics);
-    shoal::capi::fill_struct(statistics, shoal::capi::statistics_of(group_of(group, call).statistics()));
+    shoal::capi::fill_struct(statistics,
+                             shoal::capi::statistics_of(group_of(group, call).statistics()));
   });
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // guard.hpp: where exceptions end: each exported function is one call of guarded.
 #pragma once
 
@@ -6,7 +7,8 @@
 
 namespace shoal::capi {
 
-/// Keeps the message of the exception that is being handled for shoal_last_error; returns its status.
+/// Keeps the message of the exception that is being handled for shoal_last_error; returns its
+/// status.
 shoal_status record_failure() noexcept;
 
 template <typename Body>
@@ -30,8 +32,8 @@ T& required(T* pointer, const char* call, const char* name) {
 template <typename Enum>
 Enum enumeration(std::int32_t value, Enum last, const char* call, const char* name) {
   const auto most = static_cast<std::int32_t>(last);
-  require(value >= 0 && value <= most, Code::invalid_argument, "{}: {} is {}; allowed: 0 to {}", call, name, value,
-          most);
+  require(value >= 0 && value <= most, Code::invalid_argument, "{}: {} is {}; allowed: 0 to {}",
+          call, name, value, most);
   return static_cast<Enum>(value);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Low-latency mode: sends and their receives.
 #include "capi/ep.hpp"
 
@@ -7,14 +8,15 @@ namespace {
 using ReceivedOwner = Owned<ep::LowLatencyReceived, shoal_ep_low_latency_handle>;
 using AnswerOwner = Owned<Tensor>;
 
-ep::LowLatencyDispatchOptions low_latency_dispatch_options(const shoal_ep_low_latency_dispatch_options* given,
-                                                           const char* call) {
+ep::LowLatencyDispatchOptions low_latency_dispatch_options(
+    const shoal_ep_low_latency_dispatch_options* given, const char* call) {
   const shoal_ep_low_latency_dispatch_options defaults = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_low_latency_dispatch_options", given, defaults);
   return {
-      .quantize =
-          enumeration(c.quantize, ep::Quantize::fp8_ue8m0, call, "shoal_ep_low_latency_dispatch_options.quantize"),
-      .expert_counts = optional_view_of(c.expert_counts, call, "shoal_ep_low_latency_dispatch_options.expert_counts"),
+      .quantize = enumeration(c.quantize, ep::Quantize::fp8_ue8m0, call,
+                              "shoal_ep_low_latency_dispatch_options.quantize"),
+      .expert_counts = optional_view_of(c.expert_counts, call,
+                                        "shoal_ep_low_latency_dispatch_options.expert_counts"),
       .wait_ns = optional_view_of(c.wait_ns, call, "shoal_ep_low_latency_dispatch_options.wait_ns"),
       .weights = optional_view_of(c.weights, call, "shoal_ep_low_latency_dispatch_options.weights"),
       .defer_receive = c.defer_receive != 0,
@@ -22,15 +24,15 @@ ep::LowLatencyDispatchOptions low_latency_dispatch_options(const shoal_ep_low_la
   };
 }
 
-ep::LowLatencyCombineOptions low_latency_combine_options(const shoal_ep_low_latency_combine_options* given,
-                                                         const char* call) {
+ep::LowLatencyCombineOptions low_latency_combine_options(
+    const shoal_ep_low_latency_combine_options* given, const char* call) {
   const shoal_ep_low_latency_combine_options defaults = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_low_latency_combine_options", given, defaults);
   return {
       .log_fmt = c.log_fmt != 0,
       .zero_copy = c.zero_copy != 0,
-      .reduction =
-          enumeration(c.reduction, ep::Reduction::exact, call, "shoal_ep_low_latency_combine_options.reduction"),
+      .reduction = enumeration(c.reduction, ep::Reduction::exact, call,
+                               "shoal_ep_low_latency_combine_options.reduction"),
       .out = optional_view_of(c.out, call, "shoal_ep_low_latency_combine_options.out"),
       .wait_ns = optional_view_of(c.wait_ns, call, "shoal_ep_low_latency_combine_options.wait_ns"),
       .defer_receive = c.defer_receive != 0,
@@ -61,11 +63,13 @@ using shoal::capi::required;
 using shoal::capi::view_of;
 
 shoal_status shoal_ep_low_latency_received_release(shoal_ep_low_latency_received* received) {
-  return shoal::capi::release("shoal_ep_low_latency_received_release", "shoal_ep_low_latency_received", received,
+  return shoal::capi::release("shoal_ep_low_latency_received_release",
+                              "shoal_ep_low_latency_received", received,
                               SHOAL_EP_LOW_LATENCY_RECEIVED_INIT);
 }
 
-shoal_status shoal_ep_low_latency_dispatch(shoal_ep_group* group, const shoal_tensor* x, const shoal_tensor* topk_idx,
+shoal_status shoal_ep_low_latency_dispatch(shoal_ep_group* group, const shoal_tensor* x,
+                                           const shoal_tensor* topk_idx,
                                            const shoal_ep_low_latency_dispatch_options* options,
                                            shoal_ep_pending_dispatch** pending) {
   const char* call = "shoal_ep_low_latency_dispatch";
@@ -78,9 +82,12 @@ shoal_status shoal_ep_low_latency_dispatch(shoal_ep_group* group, const shoal_te
   });
 }
 
-shoal_status shoal_ep_pending_dispatch_ready(const shoal_ep_pending_dispatch* pending, int32_t* ready) {
+shoal_status shoal_ep_pending_dispatch_ready(const shoal_ep_pending_dispatch* pending,
+                                             int32_t* ready) {
   const char* call = "shoal_ep_pending_dispatch_ready";
-  return guarded([&] { required(ready, call, "ready") = required(pending, call, "pending").value.ready() ? 1 : 0; });
+  return guarded([&] {
+    required(ready, call, "ready") = required(pending, call, "pending").value.ready() ? 1 : 0;
+  });
 }
 
 shoal_status shoal_ep_pending_dispatch_receive(shoal_ep_pending_dispatch* pending,
@@ -90,8 +97,9 @@ shoal_status shoal_ep_pending_dispatch_receive(shoal_ep_pending_dispatch* pendin
     check_fillable(call, "shoal_ep_low_latency_received", received);
     shoal::ep::LowLatencyReceived result = required(pending, call, "pending").value.receive();
     shoal_ep_low_latency_handle handle{result.handle};
-    shoal::capi::fill_struct(received, shoal::capi::received_of(std::make_unique<shoal::capi::ReceivedOwner>(
-                                           std::move(result), std::move(handle))));
+    shoal::capi::fill_struct(received,
+                             shoal::capi::received_of(std::make_unique<shoal::capi::ReceivedOwner>(
+                                 std::move(result), std::move(handle))));
   });
 }
 
@@ -99,8 +107,9 @@ shoal_status shoal_ep_pending_dispatch_destroy(shoal_ep_pending_dispatch* pendin
   return shoal::capi::destroy(pending);
 }
 
-shoal_status shoal_ep_low_latency_combine(shoal_ep_group* group, const shoal_tensor* y, const shoal_tensor* topk_idx,
-                                          const shoal_tensor* weights, const shoal_ep_low_latency_handle* handle,
+shoal_status shoal_ep_low_latency_combine(shoal_ep_group* group, const shoal_tensor* y,
+                                          const shoal_tensor* topk_idx, const shoal_tensor* weights,
+                                          const shoal_ep_low_latency_handle* handle,
                                           const shoal_ep_low_latency_combine_options* options,
                                           shoal_ep_pending_combine** pending) {
   const char* call = "shoal_ep_low_latency_combine";
@@ -109,21 +118,27 @@ shoal_status shoal_ep_low_latency_combine(shoal_ep_group* group, const shoal_ten
     out = new shoal_ep_pending_combine{
         group_of(group, call)
             .low_latency_combine(view_of(y, call, "y"), view_of(topk_idx, call, "topk_idx"),
-                                 view_of(weights, call, "weights"), required(handle, call, "handle").value,
+                                 view_of(weights, call, "weights"),
+                                 required(handle, call, "handle").value,
                                  shoal::capi::low_latency_combine_options(options, call))};
   });
 }
 
-shoal_status shoal_ep_pending_combine_ready(const shoal_ep_pending_combine* pending, int32_t* ready) {
+shoal_status shoal_ep_pending_combine_ready(const shoal_ep_pending_combine* pending,
+                                            int32_t* ready) {
   const char* call = "shoal_ep_pending_combine_ready";
-  return guarded([&] { required(ready, call, "ready") = required(pending, call, "pending").value.ready() ? 1 : 0; });
+  return guarded([&] {
+    required(ready, call, "ready") = required(pending, call, "pending").value.ready() ? 1 : 0;
+  });
 }
 
-shoal_status shoal_ep_pending_combine_receive(shoal_ep_pending_combine* pending, shoal_ep_combined* combined) {
+shoal_status shoal_ep_pending_combine_receive(shoal_ep_pending_combine* pending,
+                                              shoal_ep_combined* combined) {
   const char* call = "shoal_ep_pending_combine_receive";
   return guarded([&] {
     check_fillable(call, "shoal_ep_combined", combined);
-    auto owner = std::make_unique<shoal::capi::AnswerOwner>(required(pending, call, "pending").value.receive());
+    auto owner = std::make_unique<shoal::capi::AnswerOwner>(
+        required(pending, call, "pending").value.receive());
     shoal_ep_combined c = SHOAL_EP_COMBINED_INIT;
     c.x = shoal::capi::tensor_of(owner->value);
     c.owner = owner.release();

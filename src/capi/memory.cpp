@@ -1,4 +1,6 @@
-// The symmetric heap, and one-sided operations named by an address of this PE and a PE, as in OpenSHMEM.
+// SPDX-License-Identifier: Apache-2.0
+// The symmetric heap, and one-sided operations named by an address of this PE and a PE, as in
+// OpenSHMEM.
 #include "capi/objects.hpp"
 
 namespace shoal::capi {
@@ -46,7 +48,8 @@ shoal_status shoal_free(shoal_world* world, void* pointer) {
   return guarded([&] { open_world(world, "shoal_free").heap().free(pointer); });
 }
 
-shoal_status shoal_peer_pointer(const shoal_world* world, const void* symmetric, int32_t pe, void** pointer) {
+shoal_status shoal_peer_pointer(const shoal_world* world, const void* symmetric, int32_t pe,
+                                void** pointer) {
   const char* call = "shoal_peer_pointer";
   return guarded([&] {
     void*& out = required(pointer, call, "pointer");
@@ -54,28 +57,32 @@ shoal_status shoal_peer_pointer(const shoal_world* world, const void* symmetric,
   });
 }
 
-shoal_status shoal_put(shoal_world* world, void* target, const void* source, size_t bytes, int32_t pe) {
+shoal_status shoal_put(shoal_world* world, void* target, const void* source, size_t bytes,
+                       int32_t pe) {
   return guarded([&] {
     const shoal::World& opened = open_world(world, "shoal_put");
     opened.put_bytes(remote(opened, target, pe), source, bytes);
   });
 }
 
-shoal_status shoal_get(shoal_world* world, void* target, const void* source, size_t bytes, int32_t pe) {
+shoal_status shoal_get(shoal_world* world, void* target, const void* source, size_t bytes,
+                       int32_t pe) {
   return guarded([&] {
     const shoal::World& opened = open_world(world, "shoal_get");
     opened.get_bytes(target, remote(opened, source, pe), bytes);
   });
 }
 
-shoal_status shoal_put_nbi(shoal_world* world, void* target, const void* source, size_t bytes, int32_t pe) {
+shoal_status shoal_put_nbi(shoal_world* world, void* target, const void* source, size_t bytes,
+                           int32_t pe) {
   return guarded([&] {
     const shoal::World& opened = open_world(world, "shoal_put_nbi");
     opened.put_bytes_nbi(remote(opened, target, pe), source, bytes);
   });
 }
 
-shoal_status shoal_get_nbi(shoal_world* world, void* target, const void* source, size_t bytes, int32_t pe) {
+shoal_status shoal_get_nbi(shoal_world* world, void* target, const void* source, size_t bytes,
+                           int32_t pe) {
   return guarded([&] {
     const shoal::World& opened = open_world(world, "shoal_get_nbi");
     opened.get_bytes_nbi(target, remote(opened, source, pe), bytes);
@@ -90,20 +97,22 @@ shoal_status shoal_quiet(shoal_world* world) {
   return guarded([&] { open_world(world, "shoal_quiet").quiet(); });
 }
 
-shoal_status shoal_atomic(shoal_world* world, int32_t op, void* target, size_t width, uint64_t operand,
-                          uint64_t compare, int32_t pe, uint64_t* before) {
+shoal_status shoal_atomic(shoal_world* world, int32_t op, void* target, size_t width,
+                          uint64_t operand, uint64_t compare, int32_t pe, uint64_t* before) {
   const char* call = "shoal_atomic";
   return guarded([&] {
     const shoal::World& opened = open_world(world, call);
-    shoal::require(width == 4 || width == 8, shoal::Code::invalid_argument, "{}: width is {}; allowed: 4 or 8", call,
-                   width);
-    const std::uint64_t found = opened.atomic_word(enumeration(op, shoal::AtomicOp::compare_swap, call, "op"),
-                                                   remote(opened, target, pe), operand, compare, width);
+    shoal::require(width == 4 || width == 8, shoal::Code::invalid_argument,
+                   "{}: width is {}; allowed: 4 or 8", call, width);
+    const std::uint64_t found =
+        opened.atomic_word(enumeration(op, shoal::AtomicOp::compare_swap, call, "op"),
+                           remote(opened, target, pe), operand, compare, width);
     if (before != nullptr) *before = width == 8 ? found : found & 0xffff'ffffu;
   });
 }
 
-shoal_status shoal_share_buffer(shoal_world* world, const void* pointer, size_t bytes, shoal_shared_buffer** buffer) {
+shoal_status shoal_share_buffer(shoal_world* world, const void* pointer, size_t bytes,
+                                shoal_shared_buffer** buffer) {
   const char* call = "shoal_share_buffer";
   return guarded([&] {
     shoal_shared_buffer*& out = required(buffer, call, "buffer");
@@ -112,13 +121,14 @@ shoal_status shoal_share_buffer(shoal_world* world, const void* pointer, size_t 
   });
 }
 
-shoal_status shoal_shared_buffer_pointer(const shoal_shared_buffer* buffer, int32_t pe, void** pointer) {
+shoal_status shoal_shared_buffer_pointer(const shoal_shared_buffer* buffer, int32_t pe,
+                                         void** pointer) {
   const char* call = "shoal_shared_buffer_pointer";
   return guarded([&] {
     void*& out = required(pointer, call, "pointer");
     const shoal_shared_buffer& shared = required(buffer, call, "buffer");
-    shoal::require(pe >= 0 && pe < shared.n_pes, shoal::Code::invalid_argument, "{}: pe is {}; allowed: 0 to {}", call,
-                   pe, shared.n_pes - 1);
+    shoal::require(pe >= 0 && pe < shared.n_pes, shoal::Code::invalid_argument,
+                   "{}: pe is {}; allowed: 0 to {}", call, pe, shared.n_pes - 1);
     out = shared.value.on(pe);
   });
 }
@@ -136,20 +146,23 @@ shoal_status shoal_shared_buffer_destroy(shoal_shared_buffer* buffer) {
   return SHOAL_OK;
 }
 
-shoal_status shoal_signal(shoal_world* world, uint64_t* flag, int32_t op, uint64_t value, int32_t pe) {
+shoal_status shoal_signal(shoal_world* world, uint64_t* flag, int32_t op, uint64_t value,
+                          int32_t pe) {
   const char* call = "shoal_signal";
   return guarded([&] {
     const shoal::World& opened = open_world(world, call);
-    opened.signal(remote_flag(opened, flag, pe), enumeration(op, shoal::SignalOp::add, call, "op"), value);
+    opened.signal(remote_flag(opened, flag, pe), enumeration(op, shoal::SignalOp::add, call, "op"),
+                  value);
   });
 }
 
-shoal_status shoal_put_signal(shoal_world* world, void* target, const void* source, size_t bytes, uint64_t* flag,
-                              int32_t op, uint64_t value, int32_t pe) {
+shoal_status shoal_put_signal(shoal_world* world, void* target, const void* source, size_t bytes,
+                              uint64_t* flag, int32_t op, uint64_t value, int32_t pe) {
   const char* call = "shoal_put_signal";
   return guarded([&] {
     const shoal::World& opened = open_world(world, call);
-    opened.put_signal_bytes(remote(opened, target, pe), source, bytes, remote_flag(opened, flag, pe),
+    opened.put_signal_bytes(remote(opened, target, pe), source, bytes,
+                            remote_flag(opened, flag, pe),
                             enumeration(op, shoal::SignalOp::add, call, "op"), value);
   });
 }
@@ -162,13 +175,14 @@ shoal_status shoal_signal_fetch(shoal_world* world, const uint64_t* flag, uint64
   });
 }
 
-shoal_status shoal_signal_wait(shoal_world* world, const uint64_t* flag, int32_t compare, uint64_t value,
-                               uint64_t* seen) {
+shoal_status shoal_signal_wait(shoal_world* world, const uint64_t* flag, int32_t compare,
+                               uint64_t value, uint64_t* seen) {
   const char* call = "shoal_signal_wait";
   return guarded([&] {
     const std::uint64_t found =
         open_world(world, call)
-            .signal_wait_until(flag, enumeration(compare, shoal::Compare::less_equal, call, "compare"), value);
+            .signal_wait_until(
+                flag, enumeration(compare, shoal::Compare::less_equal, call, "compare"), value);
     if (seen != nullptr) *seen = found;
   });
 }

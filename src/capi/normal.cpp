@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Normal mode: route, dispatch, combine.
 #include "capi/ep.hpp"
 
@@ -16,7 +17,7 @@ ep::DispatchOptions dispatch_options(const shoal_ep_dispatch_options* given, con
       .weights = optional_view_of(c.weights, call, "shoal_ep_dispatch_options.weights"),
       .scales = optional_view_of(c.scales, call, "shoal_ep_dispatch_options.scales"),
       .expert_alignment = c.expert_alignment,
-      .expanded = c.expanded != 0,
+      .expert_major = c.expert_major != 0,
       .worst_case_rows = c.worst_case_rows,
       .copy_out = c.copy_out != 0,
       .launch = launch_of(c.launch),
@@ -102,7 +103,9 @@ void dispatch(const char* call, shoal_ep_group* handle, const shoal_tensor* x, c
               const shoal_ep_dispatch_options* options, shoal_ep_dispatched* out) {
   check_fillable(call, "shoal_ep_dispatched", out);
   ep::Group& group = group_of(handle, call);
-  fill_dispatched(out, group.dispatch(view_of(x, call, "x"), layout, dispatch_options(options, call)), Counts(group));
+  fill_dispatched(out,
+                  group.dispatch(view_of(x, call, "x"), layout, dispatch_options(options, call)),
+                  Counts(group));
 }
 
 }  // namespace
@@ -115,58 +118,72 @@ using shoal::capi::required;
 using shoal::capi::view_of;
 
 shoal_status shoal_ep_routing_release(shoal_ep_routing* routing) {
-  return shoal::capi::release("shoal_ep_routing_release", "shoal_ep_routing", routing, SHOAL_EP_ROUTING_INIT);
+  return shoal::capi::release("shoal_ep_routing_release", "shoal_ep_routing", routing,
+                              SHOAL_EP_ROUTING_INIT);
 }
 shoal_status shoal_ep_dispatched_release(shoal_ep_dispatched* dispatched) {
   return shoal::capi::release("shoal_ep_dispatched_release", "shoal_ep_dispatched", dispatched,
                               SHOAL_EP_DISPATCHED_INIT);
 }
 shoal_status shoal_ep_combined_release(shoal_ep_combined* combined) {
-  return shoal::capi::release("shoal_ep_combined_release", "shoal_ep_combined", combined, SHOAL_EP_COMBINED_INIT);
+  return shoal::capi::release("shoal_ep_combined_release", "shoal_ep_combined", combined,
+                              SHOAL_EP_COMBINED_INIT);
 }
 
-shoal_status shoal_ep_route(const shoal_ep_group* group, const shoal_tensor* topk_idx, const shoal_ep_launch* launch,
-                            shoal_ep_routing* routing) {
+shoal_status shoal_ep_route(const shoal_ep_group* group, const shoal_tensor* topk_idx,
+                            const shoal_ep_launch* launch, shoal_ep_routing* routing) {
   const char* call = "shoal_ep_route";
   return guarded([&] {
     check_fillable(call, "shoal_ep_routing", routing);
     const shoal::ep::Group& made_by = group_of(group, call);
-    shoal::capi::fill_routing(routing,
-                              made_by.route(view_of(topk_idx, call, "topk_idx"), shoal::capi::launch_of(launch)),
-                              shoal::capi::Counts(made_by));
+    shoal::capi::fill_routing(
+        routing, made_by.route(view_of(topk_idx, call, "topk_idx"), shoal::capi::launch_of(launch)),
+        shoal::capi::Counts(made_by));
   });
 }
 
-shoal_status shoal_ep_is_token_in_rank(const shoal_ep_routing* routing, int64_t token, int32_t rank, int32_t* inside) {
+shoal_status shoal_ep_is_token_in_rank(const shoal_ep_routing* routing, int64_t token, int32_t rank,
+                                       int32_t* inside) {
   const char* call = "shoal_ep_is_token_in_rank";
   return guarded([&] {
-    required(inside, call, "inside") = shoal::capi::routing_in(routing, call).is_token_in_rank(token, rank) ? 1 : 0;
+    required(inside, call, "inside") =
+        shoal::capi::routing_in(routing, call).is_token_in_rank(token, rank) ? 1 : 0;
   });
 }
 
-shoal_status shoal_ep_dispatch(shoal_ep_group* group, const shoal_tensor* x, const shoal_ep_routing* routing,
-                               const shoal_ep_dispatch_options* options, shoal_ep_dispatched* dispatched) {
+shoal_status shoal_ep_dispatch(shoal_ep_group* group, const shoal_tensor* x,
+                               const shoal_ep_routing* routing,
+                               const shoal_ep_dispatch_options* options,
+                               shoal_ep_dispatched* dispatched) {
   const char* call = "shoal_ep_dispatch";
-  return guarded(
-      [&] { shoal::capi::dispatch(call, group, x, shoal::capi::routing_in(routing, call), options, dispatched); });
+  return guarded([&] {
+    shoal::capi::dispatch(call, group, x, shoal::capi::routing_in(routing, call), options,
+                          dispatched);
+  });
 }
 
-shoal_status shoal_ep_dispatch_cached(shoal_ep_group* group, const shoal_tensor* x, const shoal_ep_handle* handle,
-                                      const shoal_ep_dispatch_options* options, shoal_ep_dispatched* dispatched) {
+shoal_status shoal_ep_dispatch_cached(shoal_ep_group* group, const shoal_tensor* x,
+                                      const shoal_ep_handle* handle,
+                                      const shoal_ep_dispatch_options* options,
+                                      shoal_ep_dispatched* dispatched) {
   const char* call = "shoal_ep_dispatch_cached";
-  return guarded(
-      [&] { shoal::capi::dispatch(call, group, x, required(handle, call, "handle").value, options, dispatched); });
+  return guarded([&] {
+    shoal::capi::dispatch(call, group, x, required(handle, call, "handle").value, options,
+                          dispatched);
+  });
 }
 
-shoal_status shoal_ep_combine(shoal_ep_group* group, const shoal_tensor* y, const shoal_ep_handle* handle,
-                              const shoal_ep_combine_options* options, shoal_ep_combined* combined) {
+shoal_status shoal_ep_combine(shoal_ep_group* group, const shoal_tensor* y,
+                              const shoal_ep_handle* handle,
+                              const shoal_ep_combine_options* options,
+                              shoal_ep_combined* combined) {
   const char* call = "shoal_ep_combine";
   return guarded([&] {
     check_fillable(call, "shoal_ep_combined", combined);
     const shoal::ep::Handle& layout = required(handle, call, "handle").value;
-    shoal::capi::fill_combined(
-        combined,
-        group_of(group, call).combine(view_of(y, call, "y"), layout, shoal::capi::combine_options(options, call)));
+    shoal::capi::fill_combined(combined, group_of(group, call)
+                                             .combine(view_of(y, call, "y"), layout,
+                                                      shoal::capi::combine_options(options, call)));
   });
 }
 
@@ -182,15 +199,15 @@ shoal_status shoal_ep_handle_destroy(shoal_ep_handle* handle) {
   return shoal::capi::destroy(handle);
 }
 
-// --- on the group's own thread
+// On the group's own thread.
 
 namespace shoal::capi {
 namespace {
 
 template <typename Result>
 std::future<Result>& valid(std::future<Result>& future, const char* call) {
-  require(future.valid(), Code::invalid_argument, "{}: this future is of another operation, or its result was taken",
-          call);
+  require(future.valid(), Code::invalid_argument,
+          "{}: this future is of another operation, or its result was taken", call);
   return future;
 }
 
@@ -202,21 +219,26 @@ bool ready(const std::future<Result>& future) {
 }  // namespace
 }  // namespace shoal::capi
 
-shoal_status shoal_ep_dispatch_async(shoal_ep_group* group, const shoal_tensor* x, const shoal_ep_routing* routing,
-                                     const shoal_ep_dispatch_options* options, shoal_ep_future** future) {
+shoal_status shoal_ep_dispatch_async(shoal_ep_group* group, const shoal_tensor* x,
+                                     const shoal_ep_routing* routing,
+                                     const shoal_ep_dispatch_options* options,
+                                     shoal_ep_future** future) {
   const char* call = "shoal_ep_dispatch_async";
   return guarded([&] {
     shoal_ep_future*& out = required(future, call, "future");
     shoal::ep::Group& by = group_of(group, call);
     auto made = std::make_unique<shoal_ep_future>(by);
-    made->dispatched = by.dispatch_async(view_of(x, call, "x"), shoal::capi::routing_in(routing, call),
-                                         shoal::capi::dispatch_options(options, call));
+    made->dispatched =
+        by.dispatch_async(view_of(x, call, "x"), shoal::capi::routing_in(routing, call),
+                          shoal::capi::dispatch_options(options, call));
     out = made.release();
   });
 }
 
-shoal_status shoal_ep_combine_async(shoal_ep_group* group, const shoal_tensor* y, const shoal_ep_handle* handle,
-                                    const shoal_ep_combine_options* options, shoal_ep_future** future) {
+shoal_status shoal_ep_combine_async(shoal_ep_group* group, const shoal_tensor* y,
+                                    const shoal_ep_handle* handle,
+                                    const shoal_ep_combine_options* options,
+                                    shoal_ep_future** future) {
   const char* call = "shoal_ep_combine_async";
   return guarded([&] {
     shoal_ep_future*& out = required(future, call, "future");
@@ -242,7 +264,8 @@ shoal_status shoal_ep_future_dispatched(shoal_ep_future* future, shoal_ep_dispat
   return guarded([&] {
     check_fillable(call, "shoal_ep_dispatched", dispatched);
     shoal_ep_future& taken = required(future, call, "future");
-    shoal::capi::fill_dispatched(dispatched, shoal::capi::valid(taken.dispatched, call).get(), taken.counts);
+    shoal::capi::fill_dispatched(dispatched, shoal::capi::valid(taken.dispatched, call).get(),
+                                 taken.counts);
   });
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // objects.hpp: what stands behind the opaque pointers of the header.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -17,8 +18,8 @@ const SettingInfo& setting_named(std::string_view name) {
 /// Parsed and checked as the environment is.
 void assign(Settings& settings, const std::string& name, const std::string& text) {
   const SettingInfo& info = setting_named(name);
-  const Settings parsed =
-      Settings::from([&](const std::string& asked) { return asked == name ? std::optional(text) : std::nullopt; });
+  const Settings parsed = Settings::from(
+      [&](const std::string& asked) { return asked == name ? std::optional(text) : std::nullopt; });
   std::visit([&](auto field) { settings.*field = parsed.*field; }, info.field);
 }
 
@@ -50,14 +51,16 @@ shoal_status shoal_settings_set(shoal_settings* settings, const char* name, cons
   });
 }
 
-shoal_status shoal_settings_get(const shoal_settings* settings, const char* name, char* text, size_t capacity) {
+shoal_status shoal_settings_get(const shoal_settings* settings, const char* name, char* text,
+                                size_t capacity) {
   const char* call = "shoal_settings_get";
   return guarded([&] {
     const shoal::SettingInfo& info = shoal::capi::setting_named(&required(name, call, "name"));
     const std::string value = shoal::format_value(info, required(settings, call, "settings").value);
     required(text, call, "text");
     shoal::require(value.size() < capacity, shoal::Code::invalid_argument,
-                   "{}: room for {} bytes; the value of {} needs {}", call, capacity, name, value.size() + 1);
+                   "{}: room for {} bytes; the value of {} needs {}", call, capacity, name,
+                   value.size() + 1);
     std::memcpy(text, value.c_str(), value.size() + 1);
   });
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/structs.hpp"
 
 namespace shoal::capi {
@@ -11,10 +12,11 @@ void check_size(const char* name, std::size_t size, std::size_t least) {
 void check_unknown(const char* name, const void* given, std::size_t known, std::size_t size) {
   const auto* bytes = static_cast<const std::byte*>(given);
   for (std::size_t i = known; i < size; ++i)
-    require(bytes[i] == std::byte{0}, Code::invalid_argument,
-            "{} has {} bytes, and byte {} is not zero; this library knows the first {}: it is older than the program's "
-            "header, which asks for something that it cannot do",
-            name, size, i, known);
+    require(
+        bytes[i] == std::byte{0}, Code::invalid_argument,
+        "{} has {} bytes, and byte {} is not zero; this library knows the first {}: it is older than the program's "
+        "header, which asks for something that it cannot do",
+        name, size, i, known);
 }
 
 }  // namespace shoal::capi

@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // structs.hpp: structs that start with their size: read and written as far as both sides know them.
 //
-// A header of another version has a prefix of our struct, or more than it. Members have no padding between or behind
-// them and come in units of 8 bytes, so every size that a header ever had is a multiple of 8.
+// A header of another version has a prefix of our struct, or more than it. Members have no padding
+// between or behind them and come in units of 8 bytes, so every size that a header ever had is a
+// multiple of 8.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +15,14 @@
 
 namespace shoal::capi {
 
-/// Throws Error{invalid_argument} naming the struct unless `size` can be the size of some version of it.
+/// Throws Error{invalid_argument} naming the struct unless `size` can be the size of some version
+/// of it.
 void check_size(const char* name, std::size_t size, std::size_t least);
 /// Throws Error{invalid_argument} unless the bytes [known, size) of the struct are zero.
 void check_unknown(const char* name, const void* given, std::size_t known, std::size_t size);
 
-/// Options as this library knows them; what `given` lacks, or all where it is NULL, is as in `defaults`.
+/// Options as this library knows them; what `given` lacks, or all where it is NULL, is as in
+/// `defaults`.
 template <typename T>
 T read_struct(const char* name, const T* given, const T& defaults) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
@@ -33,7 +37,8 @@ T read_struct(const char* name, const T* given, const T& defaults) {
 /// What every version of a struct has: its size, and for results the owner.
 template <typename T>
 constexpr std::size_t least_size() {
-  if constexpr (requires(T result) { result.owner; }) return offsetof(T, owner) + sizeof(shoal_owner*);
+  if constexpr (requires(T result) { result.owner; })
+    return offsetof(T, owner) + sizeof(shoal_owner*);
   return sizeof(std::size_t);
 }
 
@@ -42,9 +47,10 @@ template <typename T>
 void check_fillable(const char* call, const char* name, const T* out) {
   check_size(name, required(out, call, name).size, least_size<T>());
   if constexpr (requires { out->owner; })
-    require(out->owner == nullptr, Code::invalid_argument,
-            "{}: the {} still holds a result, or was not initialised; release it first, or start with its _INIT", call,
-            name);
+    require(
+        out->owner == nullptr, Code::invalid_argument,
+        "{}: the {} still holds a result, or was not initialised; release it first, or start with its _INIT",
+        call, name);
 }
 
 /// Fills as much of `out` as it has; what only a newer header knows becomes zero.

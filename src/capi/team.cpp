@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/objects.hpp"
 
 namespace shoal::capi {
@@ -17,7 +18,8 @@ Team predefined_team(const World& world, std::int32_t which) {
       return world.self_team();
     default:
       fail(Code::invalid_argument,
-           "shoal_world_team: which is {}; allowed: 0 (SHOAL_TEAM_WORLD) to 4 (SHOAL_TEAM_SELF)", which);
+           "shoal_world_team: which is {}; allowed: 0 (SHOAL_TEAM_WORLD) to 4 (SHOAL_TEAM_SELF)",
+           which);
   }
 }
 
@@ -40,11 +42,13 @@ shoal_status shoal_world_team(const shoal_world* world, int32_t which, shoal_tea
   const char* call = "shoal_world_team";
   return guarded([&] {
     shoal_team*& out = required(team, call, "team");
-    out = new shoal_team{shoal::capi::predefined_team(required(world, call, "world").value, which), true};
+    out = new shoal_team{shoal::capi::predefined_team(required(world, call, "world").value, which),
+                         true};
   });
 }
 
-shoal_status shoal_team_split(const shoal_team* team, int32_t start, int32_t stride, int32_t count, shoal_team** part) {
+shoal_status shoal_team_split(const shoal_team* team, int32_t start, int32_t stride, int32_t count,
+                              shoal_team** part) {
   const char* call = "shoal_team_split";
   return guarded([&] {
     shoal_team*& out = required(part, call, "part");
@@ -74,5 +78,7 @@ shoal_status shoal_team_size(const shoal_team* team, int32_t* size) {
 
 shoal_status shoal_team_world_pe(const shoal_team* team, int32_t pe, int32_t* world_pe) {
   const char* call = "shoal_team_world_pe";
-  return guarded([&] { required(world_pe, call, "world_pe") = required(team, call, "team").value.world_pe(pe); });
+  return guarded([&] {
+    required(world_pe, call, "world_pe") = required(team, call, "team").value.world_pe(pe);
+  });
 }

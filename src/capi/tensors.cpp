@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/tensors.hpp"
 
 #include <algorithm>
@@ -7,8 +8,8 @@ namespace shoal::capi {
 TensorView view_of(const shoal_tensor* tensor, const char* call, const char* name) {
   const shoal_tensor& given = required(tensor, call, name);
   require(given.dtype >= SHOAL_FLOAT32 && given.dtype <= SHOAL_FLOAT64, Code::invalid_argument,
-          "{}: {}.dtype is {}; allowed: {} (SHOAL_FLOAT32) to {} (SHOAL_FLOAT64)", call, name, given.dtype,
-          static_cast<int>(SHOAL_FLOAT32), static_cast<int>(SHOAL_FLOAT64));
+          "{}: {}.dtype is {}; allowed: {} (SHOAL_FLOAT32) to {} (SHOAL_FLOAT64)", call, name,
+          given.dtype, static_cast<int>(SHOAL_FLOAT32), static_cast<int>(SHOAL_FLOAT64));
   require(given.rank >= 1 && given.rank <= TensorView::kMaxRank, Code::invalid_argument,
           "{}: {}.rank is {}; allowed: 1 to {}", call, name, given.rank, TensorView::kMaxRank);
   TensorView view;
@@ -16,12 +17,13 @@ TensorView view_of(const shoal_tensor* tensor, const char* call, const char* nam
   view.dtype = static_cast<DataType>(given.dtype);
   view.rank = given.rank;
   for (int i = 0; i < given.rank; ++i) {
-    require(given.shape[i] >= 0, Code::invalid_argument, "{}: {}.shape[{}] is {}; it must not be negative", call, name,
-            i, given.shape[i]);
+    require(given.shape[i] >= 0, Code::invalid_argument,
+            "{}: {}.shape[{}] is {}; it must not be negative", call, name, i, given.shape[i]);
     view.shape[i] = given.shape[i];
     view.strides[i] = given.strides[i];
   }
-  view.device = {enumeration(given.device, DeviceKind::cuda, call, "the device of a tensor"), given.device_index};
+  view.device = {enumeration(given.device, DeviceKind::cuda, call, "the device of a tensor"),
+                 given.device_index};
   return view;
 }
 
@@ -46,7 +48,8 @@ shoal_tensor tensor_of(const TensorView& view) {
 
 using shoal::capi::guarded;
 
-shoal_status shoal_tensor_init(shoal_tensor* tensor, void* data, int32_t dtype, int32_t rank, const int64_t* shape) {
+shoal_status shoal_tensor_init(shoal_tensor* tensor, void* data, int32_t dtype, int32_t rank,
+                               const int64_t* shape) {
   return guarded([&] {
     shoal_tensor made = SHOAL_TENSOR_NONE;
     made.data = data;

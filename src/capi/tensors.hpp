@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tensors.hpp: shoal_tensor to TensorView and back.
 #pragma once
 
@@ -6,8 +7,8 @@
 
 namespace shoal::capi {
 
-/// Throws Error{invalid_argument} for NULL and for a dtype, rank, shape or device that cannot be, naming call and
-/// argument. What an operation allows beyond that, it checks itself.
+/// Throws Error{invalid_argument} for NULL and for a dtype, rank, shape or device that cannot be,
+/// naming call and argument. What an operation allows beyond that, it checks itself.
 TensorView view_of(const shoal_tensor* tensor, const char* call, const char* name);
 /// As view_of; NULL: undefined.
 TensorView optional_view_of(const shoal_tensor* tensor, const char* call, const char* name);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <string>
 
 #include "capi/objects.hpp"
@@ -5,7 +6,8 @@
 namespace shoal::capi {
 namespace {
 
-/// One PE of shoal_run_threads: a failure of `body` becomes an exception with the same code and message.
+/// One PE of shoal_run_threads: a failure of `body` becomes an exception with the same code and
+/// message.
 void run_body(World& world, shoal_body body, void* context) {
   shoal_world handle{world};
   const shoal_status status = body(&handle, context);
@@ -49,13 +51,15 @@ shoal_status shoal_world_pe(const shoal_world* world, int32_t* pe) {
 
 shoal_status shoal_world_n_pes(const shoal_world* world, int32_t* n_pes) {
   const char* call = "shoal_world_n_pes";
-  return guarded([&] { required(n_pes, call, "n_pes") = required(world, call, "world").value.n_pes(); });
+  return guarded(
+      [&] { required(n_pes, call, "n_pes") = required(world, call, "world").value.n_pes(); });
 }
 
 shoal_status shoal_unique_id_create(const shoal_settings* settings, shoal_unique_id** id) {
   return guarded([&] {
     shoal_unique_id*& out = required(id, "shoal_unique_id_create", "id");
-    auto made = shoal::UniqueId::create(settings != nullptr ? settings->value : shoal::Settings::from_environment());
+    auto made = shoal::UniqueId::create(settings != nullptr ? settings->value
+                                                            : shoal::Settings::from_environment());
     std::string text = made.to_string();
     out = new shoal_unique_id{std::move(made), std::move(text)};
   });
@@ -70,9 +74,11 @@ shoal_status shoal_unique_id_destroy(shoal_unique_id* id) {
   return shoal::capi::destroy(id);
 }
 
-shoal_status shoal_run_threads(int32_t n_pes, const shoal_settings* settings, shoal_body body, void* context) {
+shoal_status shoal_run_threads(int32_t n_pes, const shoal_settings* settings, shoal_body body,
+                               void* context) {
   return guarded([&] {
-    shoal::require(body != nullptr, shoal::Code::invalid_argument, "shoal_run_threads: body is NULL");
+    shoal::require(body != nullptr, shoal::Code::invalid_argument,
+                   "shoal_run_threads: body is NULL");
     shoal::run_threads(n_pes, settings != nullptr ? settings->value : shoal::Settings{},
                        [&](shoal::World& world) { shoal::capi::run_body(world, body, context); });
   });

@@ -1,5 +1,6 @@
-// The all-to-all with a size per pair. Members tell each other the whole matrix of sizes first, so that all of them see
-// a disagreement of any pair and nobody is left waiting.
+// SPDX-License-Identifier: Apache-2.0
+// The all-to-all with a size per pair. Members tell each other the whole matrix of sizes first, so
+// that all of them see a disagreement of any pair and nobody is left waiting.
 #include <algorithm>
 #include <vector>
 
@@ -40,47 +41,58 @@ class PairMatrix {
   std::vector<Pair> pairs_;
 };
 
-void check_lengths(const Call& call, std::initializer_list<std::pair<const char*, std::size_t>> spans) {
+void check_lengths(const Call& call,
+                   std::initializer_list<std::pair<const char*, std::size_t>> spans) {
   for (const auto& [what, size] : spans)
     require(size == call.members(), Code::invalid_argument,
-            "all_to_all_v: {} has {} elements; allowed: {}, one per member", what, size, call.members());
+            "all_to_all_v: {} has {} elements; allowed: {}, one per member", what, size,
+            call.members());
 }
 
 /// The heap offset of each block; 0 for empty ones.
 std::vector<std::size_t> checked_offsets(const Call& call, const char* what, const void* base,
-                                         std::span<const std::size_t> bytes, std::span<const std::size_t> offsets) {
+                                         std::span<const std::size_t> bytes,
+                                         std::span<const std::size_t> offsets) {
   std::vector<std::size_t> out(bytes.size(), 0);
   const std::size_t heap_size = call.world().heap().size();
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     if (bytes[i] == 0) continue;
-    require(base != nullptr && offsets[i] <= heap_size, Code::invalid_argument,
-            "all_to_all_v: {} is {} with offset {} for member {}; it must lie in this PE's symmetric heap of {} bytes "
-            "(SHOAL_SYMMETRIC_SIZE)",
-            what, base, offsets[i], i, heap_size);
+    require(
+        base != nullptr && offsets[i] <= heap_size, Code::invalid_argument,
+        "all_to_all_v: {} is {} with offset {} for member {}; it must lie in this PE's symmetric heap of {} bytes "
+        "(SHOAL_SYMMETRIC_SIZE)",
+        what, base, offsets[i], i, heap_size);
     out[i] = call.checked_offset(what, static_cast<const std::byte*>(base) + offsets[i], bytes[i]);
   }
   return out;
 }
 
 /// What arrives must share no bytes with what is sent, nor with what arrives from another member.
-void check_disjoint(std::span<const std::size_t> receive_offsets, std::span<const std::size_t> receive_bytes,
-                    std::span<const std::size_t> send_offsets, std::span<const std::size_t> send_bytes) {
+void check_disjoint(std::span<const std::size_t> receive_offsets,
+                    std::span<const std::size_t> receive_bytes,
+                    std::span<const std::size_t> send_offsets,
+                    std::span<const std::size_t> send_bytes) {
   struct Block {
     std::size_t begin, end;
     bool received;
   };
   std::vector<Block> blocks;
   for (std::size_t i = 0; i < receive_bytes.size(); ++i) {
-    if (receive_bytes[i] != 0) blocks.push_back({receive_offsets[i], receive_offsets[i] + receive_bytes[i], true});
-    if (send_bytes[i] != 0) blocks.push_back({send_offsets[i], send_offsets[i] + send_bytes[i], false});
+    if (receive_bytes[i] != 0)
+      blocks.push_back({receive_offsets[i], receive_offsets[i] + receive_bytes[i], true});
+    if (send_bytes[i] != 0)
+      blocks.push_back({send_offsets[i], send_offsets[i] + send_bytes[i], false});
   }
-  std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.begin < b.begin; });
+  std::sort(blocks.begin(), blocks.end(),
+            [](const Block& a, const Block& b) { return a.begin < b.begin; });
   std::size_t sent_end = 0, received_end = 0;
   for (const Block& block : blocks) {
-    require(block.begin >= (block.received ? std::max(sent_end, received_end) : received_end), Code::invalid_argument,
-            "all_to_all_v: {} block at heap offset {} ({} bytes) overlaps another one; allowed: blocks to receive "
-            "apart from all others",
-            block.received ? "the receive" : "the send", block.begin, block.end - block.begin);
+    require(
+        block.begin >= (block.received ? std::max(sent_end, received_end) : received_end),
+        Code::invalid_argument,
+        "all_to_all_v: {} block at heap offset {} ({} bytes) overlaps another one; allowed: blocks to receive "
+        "apart from all others",
+        block.received ? "the receive" : "the send", block.begin, block.end - block.begin);
     std::size_t& end = block.received ? received_end : sent_end;
     end = std::max(end, block.end);
   }
@@ -111,15 +123,16 @@ void check_pairs(const Call& call, const PairMatrix& matrix) {
                                    matrix(i, j).send_bytes, j, matrix(j, i).receive_bytes);
     }
   }
-  require(found == 0, Code::mismatch, "all_to_all_v: {} pairs of team {} disagree{}{}", found, call.team().index,
-          disagreements, found > kListed ? "; and others" : "");
+  require(found == 0, Code::mismatch, "all_to_all_v: {} pairs of team {} disagree{}{}", found,
+          call.team().index, disagreements, found > kListed ? "; and others" : "");
 }
 
 }  // namespace
 
 void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> receive_bytes,
                   std::span<const std::size_t> receive_offsets, const void* source,
-                  std::span<const std::size_t> send_bytes, std::span<const std::size_t> send_offsets) {
+                  std::span<const std::size_t> send_bytes,
+                  std::span<const std::size_t> send_offsets) {
   Call call(team, Operation::all_to_all_v);
   check_lengths(call, {{"receive_bytes", receive_bytes.size()},
                        {"receive_offsets", receive_offsets.size()},
@@ -140,7 +153,8 @@ void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> r
   std::byte* base = call.world().heap().base();
   for (std::size_t i = 1; i <= n; ++i) {
     const std::size_t member = (call.me() + i) % n;
-    puller.pull(base + to[member], member, matrix(member, call.me()).send_offset, receive_bytes[member]);
+    puller.pull(base + to[member], member, matrix(member, call.me()).send_offset,
+                receive_bytes[member]);
   }
   puller.finish();
   call.wait_for_all("moved");

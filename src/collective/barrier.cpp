@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Barrier, sync and exchange: collectives that need no heap memory.
 #include "base/check.hpp"
 #include "shoal/collective.hpp"
@@ -19,8 +20,8 @@ void sync(const Team& team) {
 std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byte> mine) {
   static_assert(kMaxExchangeBytes == detail::WorldState::kExchangeBytes);
   detail::TeamState& state = team.state();
-  require(mine.size() <= kMaxExchangeBytes, Code::invalid_argument, "exchange_bytes of {} bytes; allowed: up to {}",
-          mine.size(), kMaxExchangeBytes);
+  require(mine.size() <= kMaxExchangeBytes, Code::invalid_argument,
+          "exchange_bytes of {} bytes; allowed: up to {}", mine.size(), kMaxExchangeBytes);
   return state.world->exchange(state, mine.data(), mine.size(), "exchange_bytes");
 }
 

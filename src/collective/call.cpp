@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collective/call.hpp"
 
 #include <algorithm>
@@ -13,17 +14,18 @@ std::string describe(const Arguments& arguments) {
   std::string text = name_of(arguments.operation);
   if (arguments.operation == Operation::all_to_all_v) return text;
   if (arguments.dtype != 0) {
-    text += fmt::format("({} of {} {}", name_of(static_cast<ReduceOp>(arguments.op)), arguments.size,
-                        shoal::name_of(static_cast<DataType>(arguments.dtype)));
+    text += fmt::format("({} of {} {}", name_of(static_cast<ReduceOp>(arguments.op)),
+                        arguments.size, shoal::name_of(static_cast<DataType>(arguments.dtype)));
   } else {
     text += fmt::format("({} bytes", arguments.size);
   }
   if (arguments.root >= 0) text += fmt::format(", root {}", arguments.root);
-  return text +
-         fmt::format(", target at heap offset {}, source at {})", arguments.target_offset, arguments.source_offset);
+  return text + fmt::format(", target at heap offset {}, source at {})", arguments.target_offset,
+                            arguments.source_offset);
 }
 
-/// "member 0, 2, 3: all_gather(...); member 1: broadcast(...)": each distinct value once, with those that passed it.
+/// "member 0, 2, 3: all_gather(...); member 1: broadcast(...)": each distinct value once, with
+/// those that passed it.
 std::string describe_all(std::span<const Arguments> all) {
   std::string text;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -59,27 +61,32 @@ const char* name_of(Operation operation) noexcept {
 Call::Call(const Team& team, Operation operation)
     : team_(team.state()), operation_(operation), epoch_(team_.epoch + 1) {}
 
-std::size_t Call::checked_offset(const char* what, const void* address, std::size_t bytes, std::size_t blocks,
-                                 std::size_t alignment) const {
+std::size_t Call::checked_offset(const char* what, const void* address, std::size_t bytes,
+                                 std::size_t blocks, std::size_t alignment) const {
   if (bytes == 0 || blocks == 0) return 0;
   const SymmetricHeap& heap = world().heap();
   require(
-      bytes <= heap.size() / blocks && heap.contains(address, bytes * blocks), Code::invalid_argument,
+      bytes <= heap.size() / blocks && heap.contains(address, bytes * blocks),
+      Code::invalid_argument,
       "{}: {} is {} with {} x {} bytes; it must lie in this PE's symmetric heap, {} bytes at {} (SHOAL_SYMMETRIC_SIZE)",
       name(), what, address, blocks, bytes, heap.size(), static_cast<const void*>(heap.base()));
   require(reinterpret_cast<std::uintptr_t>(address) % alignment == 0, Code::invalid_argument,
-          "{}: {} is {}; it must be a multiple of the element size, {} bytes", name(), what, address, alignment);
+          "{}: {} is {}; it must be a multiple of the element size, {} bytes", name(), what,
+          address, alignment);
   return heap.offset_of(address);
 }
 
-void Call::check_overlap(std::size_t target_offset, std::size_t target_bytes, std::size_t source_offset,
-                         std::size_t source_bytes, bool in_place) const {
-  if (target_bytes == 0 || source_bytes == 0 || (in_place && target_offset == source_offset)) return;
-  require(target_offset + target_bytes <= source_offset || source_offset + source_bytes <= target_offset,
-          Code::invalid_argument,
-          "{}: target (heap offset {}, {} bytes) and source (heap offset {}, {} bytes) overlap; allowed: {}", name(),
-          target_offset, target_bytes, source_offset, source_bytes,
-          in_place ? "apart, or starting at the same address" : "apart");
+void Call::check_overlap(std::size_t target_offset, std::size_t target_bytes,
+                         std::size_t source_offset, std::size_t source_bytes, bool in_place) const {
+  if (target_bytes == 0 || source_bytes == 0 || (in_place && target_offset == source_offset))
+    return;
+  require(
+      target_offset + target_bytes <= source_offset ||
+          source_offset + source_bytes <= target_offset,
+      Code::invalid_argument,
+      "{}: target (heap offset {}, {} bytes) and source (heap offset {}, {} bytes) overlap; allowed: {}",
+      name(), target_offset, target_bytes, source_offset, source_bytes,
+      in_place ? "apart, or starting at the same address" : "apart");
 }
 
 void Call::agree(const Arguments& mine) {
@@ -87,7 +94,8 @@ void Call::agree(const Arguments& mine) {
   const std::vector<Arguments> all = exchange(mine);
   for (const Arguments& other : all)
     if (other != mine)
-      fail(Code::mismatch, "{}: the members of team {} disagree: {}", name(), team_.index, describe_all(all));
+      fail(Code::mismatch, "{}: the members of team {} disagree: {}", name(), team_.index,
+           describe_all(all));
 }
 
 void Call::wait_for_all(const char* phase) {

@@ -1,4 +1,6 @@
-// call.hpp: one collective operation on one PE: its arguments, their checks, and the agreement of all members on them.
+// SPDX-License-Identifier: Apache-2.0
+// call.hpp: one collective operation on one PE: its arguments, their checks, and the agreement of
+// all members on them.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +14,19 @@
 
 namespace shoal::collective {
 
-enum class Operation : std::uint32_t { broadcast = 1, all_gather, all_to_all, all_to_all_v, reduce, reduce_scatter };
+enum class Operation : std::uint32_t {
+  broadcast = 1,
+  all_gather,
+  all_to_all,
+  all_to_all_v,
+  reduce,
+  reduce_scatter
+};
 
 const char* name_of(Operation operation) noexcept;
 
-/// What every member must pass alike. Fields that an operation does not have keep their defaults. No padding: it is
-/// compared and sent as bytes.
+/// What every member must pass alike. Fields that an operation does not have keep their defaults.
+/// No padding: it is compared and sent as bytes.
 struct Arguments {
   Operation operation = Operation::broadcast;
   std::int32_t root = -1;
@@ -45,26 +54,28 @@ class Call {
   std::size_t me() const noexcept { return static_cast<std::size_t>(team_.my_pe); }
   const char* name() const noexcept { return name_of(operation_); }
 
-  /// The heap offset of `address`, which must have `blocks` blocks of `bytes` bytes behind it in this PE's heap and be
-  /// a multiple of `alignment`; 0, whatever the address, when there are no bytes. `what` names the argument. Throws
-  /// Error{invalid_argument}.
-  std::size_t checked_offset(const char* what, const void* address, std::size_t bytes, std::size_t blocks = 1,
-                             std::size_t alignment = 1) const;
-  /// Throws Error{invalid_argument} when the two ranges share bytes, unless they start at the same one and `in_place`
-  /// is allowed.
+  /// The heap offset of `address`, which must have `blocks` blocks of `bytes` bytes behind it in
+  /// this PE's heap and be a multiple of `alignment`; 0, whatever the address, when there are no
+  /// bytes. `what` names the argument. Throws Error{invalid_argument}.
+  std::size_t checked_offset(const char* what, const void* address, std::size_t bytes,
+                             std::size_t blocks = 1, std::size_t alignment = 1) const;
+  /// Throws Error{invalid_argument} when the two ranges share bytes, unless they start at the same
+  /// one and `in_place` is allowed.
   void check_overlap(std::size_t target_offset, std::size_t target_bytes, std::size_t source_offset,
                      std::size_t source_bytes, bool in_place) const;
 
-  /// Tells all members this PE's arguments and waits for theirs: on return all of them have entered the operation and
-  /// their sources are ready. Throws Error{mismatch} on every member, stating who passed what, when they are not the
-  /// same.
+  /// Tells all members this PE's arguments and waits for theirs: on return all of them have entered
+  /// the operation and their sources are ready. Throws Error{mismatch} on every member, stating who
+  /// passed what, when they are not the same.
   void agree(const Arguments& mine);
   /// All-gather of one T per member, in member order.
   template <typename T>
   std::vector<T> exchange(const T& mine);
-  /// Waits until every member has come as far. `phase` (at most 15 characters) is what this PE did before.
+  /// Waits until every member has come as far. `phase` (at most 15 characters) is what this PE did
+  /// before.
   void wait_for_all(const char* phase);
-  /// Marks the operation as completed on this PE; without it, others read that it was left in its last phase.
+  /// Marks the operation as completed on this PE; without it, others read that it was left in its
+  /// last phase.
   void complete() noexcept;
 
  private:

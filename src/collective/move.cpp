@@ -1,5 +1,6 @@
-// The collectives that move whole blocks. Members start with their right-hand neighbour, so that they
-// do not all read from the same one at the same time.
+// SPDX-License-Identifier: Apache-2.0
+// The collectives that move whole blocks. Members start with their right-hand neighbour, so that
+// they do not all read from the same one at the same time.
 #include "shoal/collective.hpp"
 
 #include "base/check.hpp"
@@ -15,7 +16,8 @@ using collective::Puller;
 void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root) {
   Call call(team, Operation::broadcast);
   require(root >= 0 && static_cast<std::size_t>(root) < call.members(), Code::invalid_argument,
-          "broadcast: root is {}; allowed: 0 to {}, the members of the team", root, call.members() - 1);
+          "broadcast: root is {}; allowed: 0 to {}, the members of the team", root,
+          call.members() - 1);
   const std::size_t target_offset = call.checked_offset("target", target, bytes);
   const std::size_t source_offset = call.checked_offset("source", source, bytes);
   call.check_overlap(target_offset, bytes, source_offset, bytes, true);
@@ -67,7 +69,8 @@ void all_to_all(const Team& team, void* target, const void* source, std::size_t 
   Puller puller(call.team());
   for (std::size_t i = 1; i <= n; ++i) {
     const std::size_t member = (call.me() + i) % n;
-    puller.pull(static_cast<std::byte*>(target) + member * bytes, member, source_offset + call.me() * bytes, bytes);
+    puller.pull(static_cast<std::byte*>(target) + member * bytes, member,
+                source_offset + call.me() * bytes, bytes);
   }
   puller.finish();
   call.wait_for_all("moved");

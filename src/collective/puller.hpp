@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // puller.hpp: reads from the heaps of a team's members, by the best means that each of them allows.
 #pragma once
 
@@ -9,8 +10,8 @@
 
 namespace shoal::collective {
 
-/// Members whose heap loads and stores reach are read directly; the others by non-blocking gets, which finish()
-/// completes. Heaps in GPU memory are never read directly: the host cannot.
+/// Members whose heap loads and stores reach are read directly; the others by non-blocking gets,
+/// which finish() completes. Heaps in GPU memory are never read directly: the host cannot.
 class Puller {
  public:
   explicit Puller(detail::TeamState& team) : team_(team) {}
@@ -18,13 +19,14 @@ class Puller {
   Puller(const Puller&) = delete;
   Puller& operator=(const Puller&) = delete;
 
-  /// Copies `bytes` bytes at `offset` of `member`'s heap to `target`, complete after finish(). Copying a place onto
-  /// itself is allowed.
+  /// Copies `bytes` bytes at `offset` of `member`'s heap to `target`, complete after finish().
+  /// Copying a place onto itself is allowed.
   void pull(void* target, std::size_t member, std::size_t offset, std::size_t bytes);
-  /// Where those bytes can be read here after finish(): in place, or in `scratch`, which has room for them.
+  /// Where those bytes can be read here after finish(): in place, or in `scratch`, which has room
+  /// for them.
   const void* view(std::size_t member, std::size_t offset, std::size_t bytes, void* scratch);
-  /// Room for view(), as long as this object exists. Where gets could not be completed they may still write to it: then
-  /// the world keeps it until it ends.
+  /// Room for view(), as long as this object exists. Where gets could not be completed they may
+  /// still write to it: then the world keeps it until it ends.
   std::byte* scratch(std::size_t bytes);
   bool reaches(std::size_t member) const { return base(member) != nullptr; }
   /// Completes the gets under way.

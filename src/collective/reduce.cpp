@@ -1,5 +1,6 @@
-// Reductions. Every element is reduced by one member, or by each member for itself, always from member 0 upwards, so
-// that all members get the same bits.
+// SPDX-License-Identifier: Apache-2.0
+// Reductions. Every element is reduced by one member, or by each member for itself, always from
+// member 0 upwards, so that all members get the same bits.
 #include <vector>
 
 #include "base/check.hpp"
@@ -18,7 +19,8 @@ using collective::Range;
 
 namespace {
 
-// What is fetched at a time from each member that loads do not reach: enough to hide the latency of a get.
+// What is fetched at a time from each member that loads do not reach: enough to hide the latency of
+// a get.
 constexpr std::size_t kStagedBytes = 64 << 10;
 
 /// A reduction whose arguments have been checked.
@@ -31,17 +33,18 @@ struct Reduction {
   bool in_place = false;
 };
 
-Reduction check(const Call& call, DataType dtype, ReduceOp op, const void* target, std::size_t target_count,
-                const void* source, std::size_t source_count) {
-  require(collective::supports(dtype, op), Code::invalid_argument,
-          "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, bfloat16, float16; "
-          "bit_and, bit_or, bit_xor of int32, int64",
-          call.name(), collective::name_of(op), name_of(dtype));
+Reduction check(const Call& call, DataType dtype, ReduceOp op, const void* target,
+                std::size_t target_count, const void* source, std::size_t source_count) {
+  require(
+      collective::supports(dtype, op), Code::invalid_argument,
+      "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, bfloat16, float16; "
+      "bit_and, bit_or, bit_xor of int32, int64",
+      call.name(), collective::name_of(op), name_of(dtype));
   Reduction out{.dtype = dtype, .op = op, .element = size_of(dtype)};
   out.target_offset = call.checked_offset("target", target, out.element, target_count, out.element);
   out.source_offset = call.checked_offset("source", source, out.element, source_count, out.element);
-  call.check_overlap(out.target_offset, out.element * target_count, out.source_offset, out.element * source_count,
-                     true);
+  call.check_overlap(out.target_offset, out.element * target_count, out.source_offset,
+                     out.element * source_count, true);
   out.in_place = target_count != 0 && target == source;
   return out;
 }
@@ -55,11 +58,15 @@ void agree(Call& call, Operation operation, const Reduction& reduction, std::siz
               .source_offset = reduction.source_offset});
 }
 
-/// Reduces elements `range` of all members' sources to `target`, which may be this PE's own part of them.
-void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, Range range, std::byte* target) {
+/// Reduces elements `range` of all members' sources to `target`, which may be this PE's own part of
+/// them.
+void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, Range range,
+                  std::byte* target) {
   std::size_t unreached = 0;
-  for (std::size_t member = 0; member < call.members(); ++member) unreached += !puller.reaches(member);
-  const std::size_t step = unreached == 0 ? range.count : std::min(range.count, kStagedBytes / reduction.element);
+  for (std::size_t member = 0; member < call.members(); ++member)
+    unreached += !puller.reaches(member);
+  const std::size_t step =
+      unreached == 0 ? range.count : std::min(range.count, kStagedBytes / reduction.element);
   const std::size_t step_bytes = step * reduction.element;
   std::byte* const staging = puller.scratch(unreached * step_bytes);
   std::vector<const void*> sources(call.members());
@@ -73,23 +80,27 @@ void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, 
       if (!puller.reaches(member)) scratch += step_bytes;
     }
     puller.finish();
-    collective::reduce_elements(reduction.dtype, reduction.op, target + done * reduction.element, sources, count);
+    collective::reduce_elements(reduction.dtype, reduction.op, target + done * reduction.element,
+                                sources, count);
   }
 }
 
-/// Reduces `range` for this PE alone and waits until nobody reads sources any more. In place, the result must wait as
-/// long; so it does where the target is in GPU memory, which the host writes all at once.
+/// Reduces `range` for this PE alone and waits until nobody reads sources any more. In place, the
+/// result must wait as long; so it does where the target is in GPU memory, which the host writes
+/// all at once.
 void reduce_undivided(Call& call, const Reduction& reduction, Range range, void* target) {
   Puller puller(call.team());
   const bool holds = reduction.in_place || call.world().cuda() != nullptr;
   std::vector<std::byte> held(holds ? range.count * reduction.element : 0);
-  reduce_range(call, puller, reduction, range, holds ? held.data() : static_cast<std::byte*>(target));
+  reduce_range(call, puller, reduction, range,
+               holds ? held.data() : static_cast<std::byte*>(target));
   call.wait_for_all("reduced");
-  if (!held.empty()) call.world().put({call.world().my_pe(), reduction.target_offset}, held.data(), held.size());
+  if (!held.empty())
+    call.world().put({call.world().my_pe(), reduction.target_offset}, held.data(), held.size());
 }
 
-/// Each member reduces its block, in place if asked: nobody else reads that block. Then it collects the blocks of the
-/// others.
+/// Each member reduces its block, in place if asked: nobody else reads that block. Then it collects
+/// the blocks of the others.
 void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, std::byte* target) {
   Puller puller(call.team());
   const auto block_of = [&](std::size_t member) {
@@ -102,7 +113,8 @@ void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, s
     const std::size_t member = (call.me() + i) % call.members();
     const Range block = block_of(member);
     const std::size_t begin = block.begin * reduction.element;
-    puller.pull(target + begin, member, reduction.target_offset + begin, block.count * reduction.element);
+    puller.pull(target + begin, member, reduction.target_offset + begin,
+                block.count * reduction.element);
   }
   puller.finish();
   call.wait_for_all("collected");
@@ -110,11 +122,13 @@ void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, s
 
 }  // namespace
 
-void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source, std::size_t count) {
+void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
+            std::size_t count) {
   Call call(team, Operation::reduce);
   const Reduction reduction = check(call, dtype, op, target, count, source, count);
   agree(call, Operation::reduce, reduction, count);
-  if (call.world().cuda() == nullptr && collective::divides_reduction(count, reduction.element, call.members())) {
+  if (call.world().cuda() == nullptr &&
+      collective::divides_reduction(count, reduction.element, call.members())) {
     reduce_divided(call, reduction, count, static_cast<std::byte*>(target));
   } else {
     reduce_undivided(call, reduction, {0, count}, target);
@@ -126,10 +140,11 @@ void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target,
                     std::size_t count) {
   Call call(team, Operation::reduce_scatter);
   const std::size_t n = call.members();
-  require(count <= call.world().heap().size() / n, Code::invalid_argument,
-          "reduce_scatter: count is {}; allowed: what fits {} times into the symmetric heap of {} bytes "
-          "(SHOAL_SYMMETRIC_SIZE)",
-          count, n, call.world().heap().size());
+  require(
+      count <= call.world().heap().size() / n, Code::invalid_argument,
+      "reduce_scatter: count is {}; allowed: what fits {} times into the symmetric heap of {} bytes "
+      "(SHOAL_SYMMETRIC_SIZE)",
+      count, n, call.world().heap().size());
   const Reduction reduction = check(call, dtype, op, target, count, source, count * n);
   agree(call, Operation::reduce_scatter, reduction, count);
   reduce_undivided(call, reduction, {call.me() * count, count}, target);

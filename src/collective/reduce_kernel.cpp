@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collective/reduce_kernel.hpp"
 
 #include <algorithm>
@@ -10,12 +11,12 @@
 namespace shoal::collective {
 namespace {
 
-// Accumulators of a chunk live on the stack (8 KiB at most) and stay in the first-level cache while every source is
-// added.
+// Accumulators of a chunk live on the stack (8 KiB at most) and stay in the first-level cache while
+// every source is added.
 constexpr std::size_t kChunk = 1024;
 
-// Each element type: how it lies in memory, in what it is accumulated, and the conversions. Integers are accumulated
-// unsigned, where overflow is defined.
+// Each element type: how it lies in memory, in what it is accumulated, and the conversions.
+// Integers are accumulated unsigned, where overflow is defined.
 template <typename T>
 struct Plain {
   using Stored = T;
@@ -100,7 +101,8 @@ void reduce_typed(void* target, std::span<const void* const> sources, std::size_
     for (std::size_t i = 0; i < length; ++i) accumulators[i] = Element::load(first[i]);
     for (const void* source : sources.subspan(1)) {
       const Stored* values = static_cast<const Stored*>(source) + begin;
-      for (std::size_t i = 0; i < length; ++i) accumulators[i] = Operation{}(accumulators[i], Element::load(values[i]));
+      for (std::size_t i = 0; i < length; ++i)
+        accumulators[i] = Operation{}(accumulators[i], Element::load(values[i]));
     }
     Stored* results = static_cast<Stored*>(target) + begin;
     for (std::size_t i = 0; i < length; ++i) results[i] = Element::store(accumulators[i]);
@@ -160,7 +162,8 @@ Kernel find_kernel(DataType dtype, ReduceOp op) {
 }  // namespace
 
 std::string_view name_of(ReduceOp op) noexcept {
-  constexpr std::string_view names[] = {"sum", "prod", "min", "max", "bit_and", "bit_or", "bit_xor"};
+  constexpr std::string_view names[] = {"sum",     "prod",   "min",    "max",
+                                        "bit_and", "bit_or", "bit_xor"};
   const auto index = static_cast<std::size_t>(op);
   return index < std::size(names) ? names[index] : "unknown";
 }
@@ -169,8 +172,8 @@ bool supports(DataType dtype, ReduceOp op) noexcept {
   return find_kernel(dtype, op) != nullptr;
 }
 
-void reduce_elements(DataType dtype, ReduceOp op, void* target, std::span<const void* const> sources,
-                     std::size_t count) {
+void reduce_elements(DataType dtype, ReduceOp op, void* target,
+                     std::span<const void* const> sources, std::size_t count) {
   find_kernel(dtype, op)(target, sources, count);
 }
 

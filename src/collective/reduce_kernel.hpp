@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reduce_kernel.hpp: the arithmetic of reductions, without communication.
 #pragma once
 
@@ -11,15 +12,15 @@ namespace shoal::collective {
 
 std::string_view name_of(ReduceOp op) noexcept;
 
-/// Whether `op` is defined for `dtype`: int32, int64, float32, float64, bfloat16, float16; bit operations on integers
-/// only.
+/// Whether `op` is defined for `dtype`: int32, int64, float32, float64, bfloat16, float16; bit
+/// operations on integers only.
 bool supports(DataType dtype, ReduceOp op) noexcept;
 
-/// target[i] = sources[0][i] op sources[1][i] op ..., from left to right, for i < count. All arrays are aligned to the
-/// element size; `target` may be one of the sources. Integers wrap around; bfloat16 and float16 are accumulated in
-/// float and rounded once; min and max of floating point are NaN when an operand is. Needs supports(dtype, op) and at
-/// least one source.
-void reduce_elements(DataType dtype, ReduceOp op, void* target, std::span<const void* const> sources,
-                     std::size_t count);
+/// target[i] = sources[0][i] op sources[1][i] op ..., from left to right, for i < count. All arrays
+/// are aligned to the element size; `target` may be one of the sources. Integers wrap around;
+/// bfloat16 and float16 are accumulated in float and rounded once; min and max of floating point
+/// are NaN when an operand is. Needs supports(dtype, op) and at least one source.
+void reduce_elements(DataType dtype, ReduceOp op, void* target,
+                     std::span<const void* const> sources, std::size_t count);
 
 }  // namespace shoal::collective

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/agreement.hpp"
 
 #include <cstring>
@@ -36,13 +37,15 @@ struct Proposal {
 static_assert(sizeof(Proposal) <= shoal::detail::WorldState::kExchangeBytes);
 
 /// The state, or what is wrong with the options here.
-std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& options, Proposal& proposal) {
+std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& options,
+                                    Proposal& proposal) {
   for (std::size_t i = 0; i < kFieldCount; ++i) proposal.values[i] = kFields[i].value(options);
   try {
     return std::make_shared<GroupState>(team, options);
   } catch (const Error& error) {
     proposal.code = static_cast<std::int32_t>(error.code());
-    std::strncpy(proposal.message, error.what() + std::strlen("shoal: "), sizeof proposal.message - 1);
+    std::strncpy(proposal.message, error.what() + std::strlen("shoal: "),
+                 sizeof proposal.message - 1);
   } catch (const std::exception& error) {
     proposal.code = static_cast<std::int32_t>(Code::system);
     std::strncpy(proposal.message, error.what(), sizeof proposal.message - 1);
@@ -56,7 +59,8 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
   Proposal mine{};
   auto state = propose(team, options, mine);
   shoal::detail::TeamState& team_state = team.state();
-  const std::vector<std::byte> all = team_state.world->exchange(team_state, &mine, sizeof mine, "ep group");
+  const std::vector<std::byte> all =
+      team_state.world->exchange(team_state, &mine, sizeof mine, "ep group");
   std::vector<Proposal> proposals(team.size());
   std::memcpy(proposals.data(), all.data(), all.size());
   for (const Proposal& proposal : proposals)
@@ -64,8 +68,9 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
   for (std::size_t i = 0; i < kFieldCount; ++i)
     for (Pe pe = 1; pe < team.size(); ++pe)
       require(proposals[pe].values[i] == proposals[0].values[i], Code::mismatch,
-              "ep::GroupOptions.{} differs between members: {} on PE {}, {} on PE {}", kFields[i].name,
-              proposals[0].values[i], team.world_pe(0), proposals[pe].values[i], team.world_pe(pe));
+              "ep::GroupOptions.{} differs between members: {} on PE {}, {} on PE {}",
+              kFields[i].name, proposals[0].values[i], team.world_pe(0), proposals[pe].values[i],
+              team.world_pe(pe));
   return state;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/backend.hpp"
 
 #include <algorithm>
@@ -26,7 +27,8 @@ Device device_of(const shoal::detail::WorldState& world) {
 }
 
 /// By member: equal numbers where loads and stores reach.
-std::vector<std::int32_t> domains_of(const Team& team, const std::vector<std::int32_t>& domain_of_pe) {
+std::vector<std::int32_t> domains_of(const Team& team,
+                                     const std::vector<std::int32_t>& domain_of_pe) {
   std::vector<std::int32_t> domains;
   for (Pe member = 0; member < team.size(); ++member)
     domains.push_back(domain_of_pe[static_cast<std::size_t>(team.world_pe(member))]);
@@ -36,7 +38,8 @@ std::vector<std::int32_t> domains_of(const Team& team, const std::vector<std::in
 bool is_staged(const Team& team, const Device& device) {
   if (device.kind == DeviceKind::host) return false;
   const auto domains = domains_of(team, team.state().world->load_store_domains());
-  return std::any_of(domains.begin(), domains.end(), [&](auto domain) { return domain != domains.front(); });
+  return std::any_of(domains.begin(), domains.end(),
+                     [&](auto domain) { return domain != domains.front(); });
 }
 
 Nodes nodes_of(const Team& team, const Device& device, bool staged) {
@@ -57,8 +60,9 @@ bool on_host(const GroupState& group) {
   return group.device.kind == DeviceKind::host || group.staged;
 }
 
-/// Of this member on the host backend. Where the caller's own experts run on the host, cores are theirs to give; those
-/// of a PE that has a GPU have nothing else to do while its rows go through the host.
+/// Of this member on the host backend. Where the caller's own experts run on the host, cores are
+/// theirs to give; those of a PE that has a GPU have nothing else to do while its rows go through
+/// the host.
 std::int32_t threads_of(const GroupState& group) {
   if (group.options.threads > 0) return group.options.threads;
   if (const std::int64_t wanted = group.world->settings().ep_threads; wanted > 0)
@@ -68,13 +72,15 @@ std::int32_t threads_of(const GroupState& group) {
   const auto& hosts = group.world->parts().placement.host_of;
   const std::int64_t here =
       std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(group.world->my_pe())]);
-  return static_cast<std::int32_t>(std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
 }
 
 /// Whether the two are on one node, whose GPUs the settings allow to reach each other.
 bool should_reach(const shoal::detail::WorldParts& world, Pe pe) {
   const auto& node_of = world.placement.node_of;
-  if (node_of[static_cast<std::size_t>(pe)] != node_of[static_cast<std::size_t>(world.my_pe)]) return false;
+  if (node_of[static_cast<std::size_t>(pe)] != node_of[static_cast<std::size_t>(world.my_pe)])
+    return false;
   const auto& allowed = shoal::detail::order_of(world.heap_connectivity, world.my_pe, pe);
   return std::find(allowed.begin(), allowed.end(), "cuda_p2p") != allowed.end();
 }
@@ -92,10 +98,11 @@ void report_staging(const Team& team) {
     if (surprising || !named) named = pe;
   }
   if (!named) return;  // those who do not reach each other say it
-  log::print(surprising ? log::Level::warn : log::Level::info,
-             "PE {}: rows of this ep::Group go through host memory, which is slower, and its calls cannot be captured "
-             "in graphs: the heap of PE {} is out of reach: {}",
-             world.my_pe(), *named, shoal::detail::why_out_of_reach(world, *named));
+  log::print(
+      surprising ? log::Level::warn : log::Level::info,
+      "PE {}: rows of this ep::Group go through host memory, which is slower, and its calls cannot be captured "
+      "in graphs: the heap of PE {} is out of reach: {}",
+      world.my_pe(), *named, shoal::detail::why_out_of_reach(world, *named));
 }
 
 GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
@@ -107,7 +114,8 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
       staged(is_staged(owner, device)),
       nodes(nodes_of(owner, device, staged)),
       shape(make_shape(wanted, owner.size(), nodes.count, world->settings())),
-      timeout(wanted.timeout.count() > 0 ? wanted.timeout : owner.state().world->settings().timeout),
+      timeout(wanted.timeout.count() > 0 ? wanted.timeout
+                                         : owner.state().world->settings().timeout),
       heap_bytes(on_host(*this) ? GroupLayout(shape).total : DeviceLayout(shape).total),
       arena(on_host(*this) ? GroupLayout(shape).arena_bytes : DeviceLayout(shape).arena_bytes,
             on_host(*this) ? 0 : shape.live_results) {

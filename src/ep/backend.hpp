@@ -1,7 +1,9 @@
-// backend.hpp: what a group needs of the place where its memory lies: one implementation on the host (host/), one on
-// GPUs (cuda/), with the same semantics and numbers.
+// SPDX-License-Identifier: Apache-2.0
+// backend.hpp: what a group needs of the place where its memory lies: one implementation on the
+// host (host/), one on GPUs (cuda/), with the same semantics and numbers.
 //
-// Arguments have been checked (checks.hpp) and the group is usable. Errors are those of shoal/ep/group.hpp.
+// Arguments have been checked (checks.hpp) and the group is usable. Errors are those of
+// shoal/ep/group.hpp.
 #pragma once
 
 #include <memory>
@@ -20,11 +22,13 @@ struct DispatchCall {
   std::shared_ptr<const HandleState> cached{};  ///< whose layout is used again; nullptr: a new one
 
   std::size_t row_bytes() const { return x.shape[1] * size_of(x.dtype); }
-  std::size_t scale_bytes() const { return options.scales.defined() ? options.scales.shape[1] * 4 : 0; }
+  std::size_t scale_bytes() const {
+    return options.scales.defined() ? options.scales.shape[1] * 4 : 0;
+  }
   /// Alignment of the blocks of an expert-major layout; 0: flat.
   std::int32_t expert_alignment() const {
     if (cached) return cached->expert_alignment;
-    return options.expanded ? options.expert_alignment : 0;
+    return options.expert_major ? options.expert_alignment : 0;
   }
   /// Top-k lanes that are described beside a row of the result.
   std::int32_t lanes() const { return expert_alignment() > 0 ? 1 : routing->shape.top_k; }
@@ -43,15 +47,18 @@ class Backend {
 
   virtual Routing route(const TensorView& topk_idx, const Launch& launch) = 0;
   virtual Dispatched dispatch(const DispatchCall& call) = 0;
-  virtual Combined combine(const TensorView& y, const HandleState& handle, const CombineOptions& options) = 0;
+  virtual Combined combine(const TensorView& y, const HandleState& handle,
+                           const CombineOptions& options) = 0;
 
-  virtual std::shared_ptr<PendingDispatchState> low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
-                                                                     const LowLatencyDispatchOptions& options) = 0;
+  virtual std::shared_ptr<PendingDispatchState> low_latency_dispatch(
+      const TensorView& x, const TensorView& topk_idx,
+      const LowLatencyDispatchOptions& options) = 0;
   virtual bool ready(const PendingDispatchState& pending) = 0;
   virtual LowLatencyReceived receive(PendingDispatchState& pending) = 0;
   virtual std::shared_ptr<PendingCombineState> low_latency_combine(
       const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
-      const std::shared_ptr<const LowLatencyHandleState>& handle, const LowLatencyCombineOptions& options) = 0;
+      const std::shared_ptr<const LowLatencyHandleState>& handle,
+      const LowLatencyCombineOptions& options) = 0;
   virtual bool ready(const PendingCombineState& pending) = 0;
   virtual Tensor receive(PendingCombineState& pending) = 0;
   /// Waits until the buffer of the next combine is free.
@@ -70,8 +77,9 @@ class Backend {
 
 std::unique_ptr<Backend> make_backend(GroupState& state);
 
-/// Says in the log why rows of a group of this team go through host memory, on a member that does not reach all others:
-/// a warning where the GPUs of a node should reach each other; information where nodes or the settings make it so.
+/// Says in the log why rows of a group of this team go through host memory, on a member that does
+/// not reach all others: a warning where the GPUs of a node should reach each other; information
+/// where nodes or the settings make it so.
 void report_staging(const Team& team);
 
 }  // namespace shoal::ep::detail

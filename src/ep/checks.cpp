@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/checks.hpp"
 
 #include <fmt/ranges.h>
@@ -18,36 +19,45 @@ std::string names(std::initializer_list<DataType> dtypes) {
 }
 
 bool has_shape(const TensorView& tensor, std::initializer_list<std::int64_t> shape) {
-  return tensor.rank == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), tensor.shape.begin());
+  return tensor.rank == static_cast<int>(shape.size()) &&
+         std::equal(shape.begin(), shape.end(), tensor.shape.begin());
 }
 
 }  // namespace
 
-void check_device(const Device& home, const char* call, const char* name, const TensorView& tensor) {
+void check_device(const Device& home, const char* call, const char* name,
+                  const TensorView& tensor) {
   const auto where = [](const Device& device) {
     return [&device] {
-      return device.kind == DeviceKind::host ? std::string("on the host") : fmt::format("on GPU {}", device.index);
+      return device.kind == DeviceKind::host ? std::string("on the host")
+                                             : fmt::format("on GPU {}", device.index);
     };
   };
-  require(tensor.device == home, Code::invalid_argument, "{}: {} is {}; the memory of this group is {} (SHOAL_HEAP)",
-          call, name, where(tensor.device), where(home));
+  require(tensor.device == home, Code::invalid_argument,
+          "{}: {} is {}; the memory of this group is {} (SHOAL_HEAP)", call, name,
+          where(tensor.device), where(home));
 }
 
-void check_tensor(const GroupState& group, const char* call, const char* name, const TensorView& tensor,
-                  std::initializer_list<std::int64_t> shape, std::initializer_list<DataType> dtypes) {
+void check_tensor(const GroupState& group, const char* call, const char* name,
+                  const TensorView& tensor, std::initializer_list<std::int64_t> shape,
+                  std::initializer_list<DataType> dtypes) {
   const bool dtype_allowed = std::find(dtypes.begin(), dtypes.end(), tensor.dtype) != dtypes.end();
   require(
-      has_shape(tensor, shape) && dtype_allowed, Code::invalid_argument, "{}: {} is {}; it must be {} [{}]", call, name,
-      [&] { return tensor.describe(); }, [&] { return names(dtypes); }, fmt::join(shape, ", "));
-  require(tensor.contiguous(), Code::invalid_argument, "{}: {} is not contiguous: strides [{}]", call, name,
+      has_shape(tensor, shape) && dtype_allowed, Code::invalid_argument,
+      "{}: {} is {}; it must be {} [{}]", call, name, [&] { return tensor.describe(); },
+      [&] { return names(dtypes); }, fmt::join(shape, ", "));
+  require(tensor.contiguous(), Code::invalid_argument, "{}: {} is not contiguous: strides [{}]",
+          call, name,
           fmt::join(tensor.strides.begin(), tensor.strides.begin() + tensor.rank, ", "));
   check_device(group.device, call, name, tensor);
-  require(tensor.size() == 0 || tensor.data != nullptr, Code::invalid_argument, "{}: {} has no data", call, name);
+  require(tensor.size() == 0 || tensor.data != nullptr, Code::invalid_argument,
+          "{}: {} has no data", call, name);
 }
 
 /// As check_tensor, but on GPUs rows may be strided, as those beside a received row are.
-void check_rows_of(const GroupState& group, const char* call, const char* name, const TensorView& tensor,
-                   std::initializer_list<std::int64_t> shape, std::initializer_list<DataType> dtypes) {
+void check_rows_of(const GroupState& group, const char* call, const char* name,
+                   const TensorView& tensor, std::initializer_list<std::int64_t> shape,
+                   std::initializer_list<DataType> dtypes) {
   TensorView rows = tensor;
   if (group.device.kind == DeviceKind::cuda && rows.rank == 2 && rows.strides[0] >= rows.shape[1])
     rows.strides[0] = rows.shape[1];
@@ -56,12 +66,13 @@ void check_rows_of(const GroupState& group, const char* call, const char* name, 
 
 void check_launch(const GroupState& group, const char* call, const Launch& launch) {
   constexpr std::int32_t kMaxSms = 1024;
-  require(launch.sms >= 0 && launch.sms <= kMaxSms, Code::invalid_argument, "{}: Launch.sms is {}; allowed: 0 to {}",
-          call, launch.sms, kMaxSms);
+  require(launch.sms >= 0 && launch.sms <= kMaxSms, Code::invalid_argument,
+          "{}: Launch.sms is {}; allowed: 0 to {}", call, launch.sms, kMaxSms);
   require(group.device.kind == DeviceKind::cuda ||
               (launch.stream == nullptr && launch.after == nullptr && launch.done == nullptr),
           Code::invalid_argument,
-          "{}: Launch names a CUDA stream or event, but this group lies on the host (SHOAL_HEAP)", call);
+          "{}: Launch names a CUDA stream or event, but this group lies on the host (SHOAL_HEAP)",
+          call);
 }
 
 void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens) {
@@ -69,25 +80,27 @@ void check_rows(const GroupState& group, const TensorView& x, std::int64_t token
           "dispatch: this group was made without normal mode (GroupOptions.max_tokens is 0)");
   const bool opaque = x.rank == 2 && (x.dtype == DataType::int8 || x.dtype == DataType::uint8);
   check_tensor(group, "dispatch", "x", x, {tokens, opaque ? x.shape[1] : group.shape.hidden},
-               {DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3, DataType::int8,
-                DataType::uint8});
+               {DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3,
+                DataType::int8, DataType::uint8});
   const std::size_t row_bytes = x.shape[1] * size_of(x.dtype);
-  require(row_bytes <= group.shape.max_row_bytes, Code::invalid_argument,
-          "dispatch: rows of {} have {} bytes; this group was made for at most {} (GroupOptions.dtype is {})",
-          name_of(x.dtype), row_bytes, group.shape.max_row_bytes, name_of(group.options.dtype));
+  require(
+      row_bytes <= group.shape.max_row_bytes, Code::invalid_argument,
+      "dispatch: rows of {} have {} bytes; this group was made for at most {} (GroupOptions.dtype is {})",
+      name_of(x.dtype), row_bytes, group.shape.max_row_bytes, name_of(group.options.dtype));
   require(row_bytes % 16 == 0 && row_bytes > 0, Code::invalid_argument,
-          "dispatch: rows of {} have {} bytes; they must be a positive multiple of 16", name_of(x.dtype), row_bytes);
+          "dispatch: rows of {} have {} bytes; they must be a positive multiple of 16",
+          name_of(x.dtype), row_bytes);
   require(reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0, Code::invalid_argument,
           "dispatch: x starts at an address that is not a multiple of 16 bytes");
 }
 
-void check_dispatch_options(const GroupState& group, const TensorView& x, const DispatchOptions& options,
-                            const HandleState* cached) {
+void check_dispatch_options(const GroupState& group, const TensorView& x,
+                            const DispatchOptions& options, const HandleState* cached) {
   const std::int64_t tokens = x.shape[0];
   check_launch(group, "dispatch", options.launch);
   if (options.weights.defined())
-    check_tensor(group, "dispatch", "DispatchOptions.weights", options.weights, {tokens, group.shape.top_k},
-                 {DataType::float32});
+    check_tensor(group, "dispatch", "DispatchOptions.weights", options.weights,
+                 {tokens, group.shape.top_k}, {DataType::float32});
   if (const TensorView& scales = options.scales; scales.defined()) {
     require(scales.rank == 2 && scales.shape[0] == tokens && scales.shape[1] >= 1 &&
                 scales.shape[1] <= group.shape.max_scales &&
@@ -101,20 +114,26 @@ void check_dispatch_options(const GroupState& group, const TensorView& x, const 
             "dispatch: DispatchOptions.scales has no data");
   }
   require(options.expert_alignment >= 1, Code::invalid_argument,
-          "dispatch: DispatchOptions.expert_alignment is {}; at least 1 is allowed", options.expert_alignment);
-  require(cached == nullptr || !options.expanded || cached->expert_alignment > 0, Code::invalid_argument,
-          "dispatch: DispatchOptions.expanded with a handle of a dispatch without it; the layout is the handle's");
-  const std::int32_t alignment = cached != nullptr  ? cached->expert_alignment
-                                 : options.expanded ? options.expert_alignment
-                                                    : 0;
-  const std::int64_t most = alignment > 0 ? std::min<std::int64_t>(group.shape.max_expanded(alignment),
-                                                                   std::numeric_limits<std::int32_t>::max())
-                                          : group.shape.max_received();
-  require(options.worst_case_rows >= 0 && options.worst_case_rows <= most, Code::invalid_argument,
-          "dispatch: DispatchOptions.worst_case_rows is {}; allowed: 0 to {} ({})", options.worst_case_rows, most,
-          alignment > 0
-              ? "members * GroupOptions.max_tokens * experts of a token here, and the gaps of expert_alignment"
-              : "members * GroupOptions.max_tokens");
+          "dispatch: DispatchOptions.expert_alignment is {}; at least 1 is allowed",
+          options.expert_alignment);
+  require(
+      cached == nullptr || !options.expert_major || cached->expert_alignment > 0,
+      Code::invalid_argument,
+      "dispatch: DispatchOptions.expert_major with a handle of a dispatch without it; the layout is the handle's");
+  const std::int32_t alignment = cached != nullptr      ? cached->expert_alignment
+                                 : options.expert_major ? options.expert_alignment
+                                                        : 0;
+  const std::int64_t most =
+      alignment > 0 ? std::min<std::int64_t>(group.shape.max_expert_major_rows(alignment),
+                                             std::numeric_limits<std::int32_t>::max())
+                    : group.shape.max_received();
+  require(
+      options.worst_case_rows >= 0 && options.worst_case_rows <= most, Code::invalid_argument,
+      "dispatch: DispatchOptions.worst_case_rows is {}; allowed: 0 to {} ({})",
+      options.worst_case_rows, most,
+      alignment > 0
+          ? "members * GroupOptions.max_tokens * experts of a token here, and the gaps of expert_alignment"
+          : "members * GroupOptions.max_tokens");
 }
 
 void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,
@@ -124,20 +143,24 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
   check_tensor(group, "combine", "y", y, {handle.result_rows, hidden},
                {DataType::bfloat16, DataType::float16, DataType::float32});
   const std::size_t row_bytes = hidden * size_of(y.dtype);
-  require(row_bytes <= group.shape.max_answer_bytes, Code::invalid_argument,
-          "combine: rows of {} have {} bytes; this group was made for at most {} (GroupOptions.dtype is {})",
-          name_of(y.dtype), row_bytes, group.shape.max_answer_bytes, name_of(group.options.dtype));
-  require(reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && row_bytes % 16 == 0, Code::invalid_argument,
+  require(
+      row_bytes <= group.shape.max_answer_bytes, Code::invalid_argument,
+      "combine: rows of {} have {} bytes; this group was made for at most {} (GroupOptions.dtype is {})",
+      name_of(y.dtype), row_bytes, group.shape.max_answer_bytes, name_of(group.options.dtype));
+  require(reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && row_bytes % 16 == 0,
+          Code::invalid_argument,
           "combine: y starts at an address or has rows that are not a multiple of 16 bytes");
   if (options.weights.defined())
     check_rows_of(group, "combine", "CombineOptions.weights", options.weights,
                   {handle.result_rows, handle.lanes(group.shape.top_k)}, {DataType::float32});
   require(options.bias.size() <= 2, Code::invalid_argument,
-          "combine: CombineOptions.bias has {} tensors; at most 2 are allowed", options.bias.size());
+          "combine: CombineOptions.bias has {} tensors; at most 2 are allowed",
+          options.bias.size());
   for (const TensorView& bias : options.bias) {
     check_tensor(group, "combine", "CombineOptions.bias", bias, {tokens, hidden}, {y.dtype});
-    require(reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0, Code::invalid_argument,
-            "combine: a tensor of CombineOptions.bias starts at an address that is not a multiple of 16 bytes");
+    require(
+        reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0, Code::invalid_argument,
+        "combine: a tensor of CombineOptions.bias starts at an address that is not a multiple of 16 bytes");
   }
   if (options.out.defined()) {
     check_tensor(group, "combine", "CombineOptions.out", options.out, {tokens, hidden}, {y.dtype});
@@ -147,19 +170,23 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
 }
 
 void check_low_latency_mode(const GroupState& group, const char* call) {
-  require(group.shape.low_latency_max_tokens > 0, Code::invalid_argument,
-          "{}: this group was made without low-latency mode (GroupOptions.low_latency_max_tokens is 0)", call);
+  require(
+      group.shape.low_latency_max_tokens > 0, Code::invalid_argument,
+      "{}: this group was made without low-latency mode (GroupOptions.low_latency_max_tokens is 0)",
+      call);
 }
 
 namespace {
 
 void check_wait_ns(const GroupState& group, const char* call, const TensorView& wait_ns) {
-  if (wait_ns.defined()) check_tensor(group, call, "wait_ns", wait_ns, {group.shape.ranks}, {DataType::int64});
+  if (wait_ns.defined())
+    check_tensor(group, call, "wait_ns", wait_ns, {group.shape.ranks}, {DataType::int64});
 }
 
 }  // namespace
 
-void check_low_latency_dispatch(const GroupState& group, const TensorView& x, const TensorView& topk_idx,
+void check_low_latency_dispatch(const GroupState& group, const TensorView& x,
+                                const TensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options) {
   const char* call = "low_latency_dispatch";
   check_low_latency_mode(group, call);
@@ -168,57 +195,68 @@ void check_low_latency_dispatch(const GroupState& group, const TensorView& x, co
   check_tensor(group, call, "x", x, {topk_idx.shape[0], group.shape.hidden}, {DataType::bfloat16});
   require(reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0, Code::invalid_argument,
           "{}: x starts at an address that is not a multiple of 16 bytes", call);
-  require(options.quantize <= Quantize::fp8_ue8m0, Code::invalid_argument, "{}: quantize has the unknown value {}",
-          call, static_cast<int>(options.quantize));
-  require(options.quantize == Quantize::none || group.shape.hidden % 16 == 0, Code::invalid_argument,
-          "{}: hidden is {}; float8 rows must be a multiple of 16 bytes", call, group.shape.hidden);
+  require(options.quantize <= Quantize::fp8_ue8m0, Code::invalid_argument,
+          "{}: quantize has the unknown value {}", call, static_cast<int>(options.quantize));
+  require(options.quantize == Quantize::none || group.shape.hidden % 16 == 0,
+          Code::invalid_argument, "{}: hidden is {}; float8 rows must be a multiple of 16 bytes",
+          call, group.shape.hidden);
   if (options.expert_counts.defined())
-    check_tensor(group, call, "expert_counts", options.expert_counts, {group.shape.local_experts}, {DataType::int32});
+    check_tensor(group, call, "expert_counts", options.expert_counts, {group.shape.local_experts},
+                 {DataType::int32});
   check_wait_ns(group, call, options.wait_ns);
   if (options.weights.defined())
-    check_tensor(group, call, "weights", options.weights, {topk_idx.shape[0], group.shape.top_k}, {DataType::float32});
+    check_tensor(group, call, "weights", options.weights, {topk_idx.shape[0], group.shape.top_k},
+                 {DataType::float32});
 }
 
-void check_low_latency_combine(const GroupState& group, const TensorView& y, const TensorView& topk_idx,
-                               const TensorView& weights, const LowLatencyHandleState* handle,
+void check_low_latency_combine(const GroupState& group, const TensorView& y,
+                               const TensorView& topk_idx, const TensorView& weights,
+                               const LowLatencyHandleState* handle,
                                const LowLatencyCombineOptions& options) {
   const char* call = "low_latency_combine";
   check_low_latency_mode(group, call);
   check_launch(group, call, options.launch);
   require(handle != nullptr && handle->group.lock().get() == &group, Code::invalid_argument,
-          "{}: the handle is not of a low_latency_dispatch of this group that has been received", call);
+          "{}: the handle is not of a low_latency_dispatch of this group that has been received",
+          call);
   const auto& shape = group.shape;
   const std::int64_t tokens = handle->routing->tokens;
   check_tensor(group, call, "weights", weights, {tokens, shape.top_k}, {DataType::float32});
   require(
-      topk_idx.rank == 2 && topk_idx.shape[0] == tokens && topk_idx.shape[1] == shape.top_k, Code::invalid_argument,
-      "{}: topk_idx is {}; the dispatch had [{}, {}]", call, [&] { return topk_idx.describe(); }, tokens, shape.top_k);
+      topk_idx.rank == 2 && topk_idx.shape[0] == tokens && topk_idx.shape[1] == shape.top_k,
+      Code::invalid_argument, "{}: topk_idx is {}; the dispatch had [{}, {}]", call,
+      [&] { return topk_idx.describe(); }, tokens, shape.top_k);
   check_topk(topk_idx, shape, group.device, shape.low_latency_max_tokens, call);
   if (group.device.kind == DeviceKind::host) {
     const Tensor given = checked_topk(topk_idx, shape, shape.low_latency_max_tokens, call);
-    require(given.bytes() == 0 || std::memcmp(given.data, handle->routing->topk_idx.data, given.bytes()) == 0,
+    require(given.bytes() == 0 ||
+                std::memcmp(given.data, handle->routing->topk_idx.data, given.bytes()) == 0,
             Code::invalid_argument, "{}: topk_idx differs from that of the dispatch", call);
   }
   require(!(options.log_fmt && options.zero_copy), Code::invalid_argument,
           "{}: log_fmt encodes y on its way and zero_copy does not move it; choose one", call);
-  require(options.reduction <= Reduction::exact, Code::invalid_argument, "{}: reduction has the unknown value {}", call,
-          static_cast<int>(options.reduction));
+  require(options.reduction <= Reduction::exact, Code::invalid_argument,
+          "{}: reduction has the unknown value {}", call, static_cast<int>(options.reduction));
   const std::int64_t rows = shape.low_latency_rows();
   if (options.zero_copy) {
     const TensorView buffer = group.combine_buffer;
     require(y.data == buffer.data && y.dtype == DataType::bfloat16 && y.device == group.device &&
-                has_shape(y, {shape.local_experts, rows, shape.hidden}) && y.strides == buffer.strides,
+                has_shape(y, {shape.local_experts, rows, shape.hidden}) &&
+                y.strides == buffer.strides,
             Code::invalid_argument,
-            "{}: with zero_copy y must be the view that next_combine_buffer returned for this call", call);
+            "{}: with zero_copy y must be the view that next_combine_buffer returned for this call",
+            call);
   } else {
-    check_tensor(group, call, "y", y, {shape.local_experts, rows, shape.hidden}, {DataType::bfloat16});
+    check_tensor(group, call, "y", y, {shape.local_experts, rows, shape.hidden},
+                 {DataType::bfloat16});
     require(reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0, Code::invalid_argument,
             "{}: y starts at an address that is not a multiple of 16 bytes", call);
   }
   if (options.out.defined())
     check_tensor(group, call, "out", options.out, {tokens, shape.hidden}, {DataType::bfloat16});
   require(!options.out.defined() || reinterpret_cast<std::uintptr_t>(options.out.data) % 16 == 0,
-          Code::invalid_argument, "{}: out starts at an address that is not a multiple of 16 bytes", call);
+          Code::invalid_argument, "{}: out starts at an address that is not a multiple of 16 bytes",
+          call);
   check_wait_ns(group, call, options.wait_ns);
 }
 

@@ -1,4 +1,6 @@
-// checks.hpp: argument checks of Group's calls. Each throws Error{invalid_argument} saying what, got and allowed.
+// SPDX-License-Identifier: Apache-2.0
+// checks.hpp: argument checks of Group's calls. Each throws Error{invalid_argument} saying what,
+// got and allowed.
 #pragma once
 
 #include "ep/state.hpp"
@@ -8,21 +10,24 @@ namespace shoal::ep::detail {
 /// A tensor where the group's memory lies.
 void check_device(const Device& home, const char* call, const char* name, const TensorView& tensor);
 /// A contiguous tensor of the given shape and of one of the dtypes, where the group's memory lies.
-void check_tensor(const GroupState& group, const char* call, const char* name, const TensorView& tensor,
-                  std::initializer_list<std::int64_t> shape, std::initializer_list<DataType> dtypes);
+void check_tensor(const GroupState& group, const char* call, const char* name,
+                  const TensorView& tensor, std::initializer_list<std::int64_t> shape,
+                  std::initializer_list<DataType> dtypes);
 
 void check_launch(const GroupState& group, const char* call, const Launch& launch);
 void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens);
 /// `cached`: whose layout is used again.
-void check_dispatch_options(const GroupState& group, const TensorView& x, const DispatchOptions& options,
-                            const HandleState* cached = nullptr);
+void check_dispatch_options(const GroupState& group, const TensorView& x,
+                            const DispatchOptions& options, const HandleState* cached = nullptr);
 void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,
                    const CombineOptions& options);
 void check_low_latency_mode(const GroupState& group, const char* call);
-void check_low_latency_dispatch(const GroupState& group, const TensorView& x, const TensorView& topk_idx,
+void check_low_latency_dispatch(const GroupState& group, const TensorView& x,
+                                const TensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options);
-void check_low_latency_combine(const GroupState& group, const TensorView& y, const TensorView& topk_idx,
-                               const TensorView& weights, const LowLatencyHandleState* handle,
+void check_low_latency_combine(const GroupState& group, const TensorView& y,
+                               const TensorView& topk_idx, const TensorView& weights,
+                               const LowLatencyHandleState* handle,
                                const LowLatencyCombineOptions& options);
 
 }  // namespace shoal::ep::detail

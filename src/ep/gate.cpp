@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shoal/ep/gate.hpp"
 
 #include <algorithm>
@@ -15,10 +16,12 @@ namespace shoal::ep {
 namespace {
 
 /// The first `count` of `indices` by descending score, the lower index first among equals.
-void select_best(std::vector<std::int32_t>& indices, std::size_t count, const std::vector<float>& score) {
-  std::partial_sort(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(count), indices.end(),
-                    [&](std::int32_t a, std::int32_t b) {
-                      const float left = score[static_cast<std::size_t>(a)], right = score[static_cast<std::size_t>(b)];
+void select_best(std::vector<std::int32_t>& indices, std::size_t count,
+                 const std::vector<float>& score) {
+  std::partial_sort(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(count),
+                    indices.end(), [&](std::int32_t a, std::int32_t b) {
+                      const float left = score[static_cast<std::size_t>(a)],
+                                  right = score[static_cast<std::size_t>(b)];
                       return left != right ? left > right : a < b;
                     });
   indices.resize(count);
@@ -42,11 +45,12 @@ class TokenGate {
     double sum = 0;
     for (const std::int32_t expert : candidates_) sum += scores_[static_cast<std::size_t>(expert)];
     // Scores may all have underflowed to 0: the weights are then 0, not NaN.
-    const double factor =
-        options_.normalize ? options_.routed_scaling / std::max(sum, 1e-300) : options_.routed_scaling;
+    const double factor = options_.normalize ? options_.routed_scaling / std::max(sum, 1e-300)
+                                             : options_.routed_scaling;
     for (std::size_t k = 0; k < candidates_.size(); ++k) {
       topk_idx[k] = candidates_[k];
-      topk_weights[k] = static_cast<float>(scores_[static_cast<std::size_t>(candidates_[k])] * factor);
+      topk_weights[k] =
+          static_cast<float>(scores_[static_cast<std::size_t>(candidates_[k])] * factor);
     }
   }
 
@@ -64,7 +68,8 @@ class TokenGate {
 
         scores_[e] = static_cast<float>(std::exp(logits[e] - largest) / std::max(sum, 1e-300));
     }
-    for (std::size_t e = 0; e < scores_.size(); ++e) selection_[e] = bias_ ? scores_[e] + bias_[e] : scores_[e];
+    for (std::size_t e = 0; e < scores_.size(); ++e)
+      selection_[e] = bias_ ? scores_[e] + bias_[e] : scores_[e];
   }
 
   /// The experts of the groups that are kept.
@@ -79,7 +84,8 @@ class TokenGate {
     candidates_.clear();
     for (const std::int32_t group : groups_)
       for (std::size_t e = 0; e < group_size_; ++e)
-        candidates_.push_back(static_cast<std::int32_t>(static_cast<std::size_t>(group) * group_size_ + e));
+        candidates_.push_back(
+            static_cast<std::int32_t>(static_cast<std::size_t>(group) * group_size_ + e));
   }
 
   float score_of_group(std::size_t group) const {
@@ -105,18 +111,22 @@ void check_inputs(const TensorView& logits, const TensorView& bias, const GateOp
   require(
       logits.dtype == DataType::float32 && logits.rank == 2 && logits.shape[1] == options.experts &&
           logits.contiguous(),
-      Code::invalid_argument, "gate: logits are {}; contiguous float32 [tokens, {}] is wanted (GateOptions::experts)",
+      Code::invalid_argument,
+      "gate: logits are {}; contiguous float32 [tokens, {}] is wanted (GateOptions::experts)",
       [&] { return logits.describe(); }, options.experts);
-  require(logits.device.kind == DeviceKind::host && bias.device.kind == DeviceKind::host, Code::unsupported,
-          "gate: logits and bias must be in host memory");
+  require(logits.device.kind == DeviceKind::host && bias.device.kind == DeviceKind::host,
+          Code::unsupported, "gate: logits and bias must be in host memory");
   for (std::int64_t i = 0; i < logits.size(); ++i)
-    require(logits.as<float>()[i] < std::numeric_limits<float>::infinity(), Code::invalid_argument,
-            "gate: the logit of token {} for expert {} is {}; a finite number or -infinity is wanted",
-            i / options.experts, i % options.experts, logits.as<float>()[i]);
+    require(
+        logits.as<float>()[i] < std::numeric_limits<float>::infinity(), Code::invalid_argument,
+        "gate: the logit of token {} for expert {} is {}; a finite number or -infinity is wanted",
+        i / options.experts, i % options.experts, logits.as<float>()[i]);
   if (!bias.defined()) return;
   require(
-      bias.dtype == DataType::float32 && bias.rank == 1 && bias.shape[0] == options.experts && bias.contiguous(),
-      Code::invalid_argument, "gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
+      bias.dtype == DataType::float32 && bias.rank == 1 && bias.shape[0] == options.experts &&
+          bias.contiguous(),
+      Code::invalid_argument,
+      "gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
       [&] { return bias.describe(); }, options.experts);
   for (std::int64_t e = 0; e < bias.size(); ++e)
     require(std::isfinite(bias.as<float>()[e]), Code::invalid_argument,
@@ -126,15 +136,18 @@ void check_inputs(const TensorView& logits, const TensorView& bias, const GateOp
 }  // namespace
 
 void GateOptions::validate() const {
-  require(experts >= 1, Code::invalid_argument, "GateOptions::experts is {}; at least 1 is wanted", experts);
+  require(experts >= 1, Code::invalid_argument, "GateOptions::experts is {}; at least 1 is wanted",
+          experts);
   require(groups >= 1 && experts % groups == 0, Code::invalid_argument,
           "GateOptions::groups is {}; a divisor of the {} experts is wanted", groups, experts);
   require(groups_kept >= 1 && groups_kept <= groups, Code::invalid_argument,
-          "GateOptions::groups_kept is {}; 1 to {} (GateOptions::groups) is allowed", groups_kept, groups);
+          "GateOptions::groups_kept is {}; 1 to {} (GateOptions::groups) is allowed", groups_kept,
+          groups);
   const std::int64_t candidates = std::int64_t{groups_kept} * (experts / groups);
-  require(top_k >= 1 && top_k <= std::min<std::int64_t>(kMaxTopK, candidates), Code::invalid_argument,
-          "GateOptions::top_k is {}; 1 to {} is allowed (at most {}, and at most the {} experts of the {} kept groups)",
-          top_k, std::min<std::int64_t>(kMaxTopK, candidates), kMaxTopK, candidates, groups_kept);
+  require(
+      top_k >= 1 && top_k <= std::min<std::int64_t>(kMaxTopK, candidates), Code::invalid_argument,
+      "GateOptions::top_k is {}; 1 to {} is allowed (at most {}, and at most the {} experts of the {} kept groups)",
+      top_k, std::min<std::int64_t>(kMaxTopK, candidates), kMaxTopK, candidates, groups_kept);
   require(std::isfinite(routed_scaling) && routed_scaling > 0, Code::invalid_argument,
           "GateOptions::routed_scaling is {}; a finite number above 0 is wanted", routed_scaling);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shoal/ep/group.hpp"
 
 #include <exception>
@@ -17,14 +18,16 @@ namespace {
 GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* call) {
   require(state != nullptr && !state->closed, Code::closed, "{}: the group is closed", call);
   state->team.state();
-  require(state->failure.empty(), Code::closed, "{}: the group failed before: {}", call, state->failure);
+  require(state->failure.empty(), Code::closed, "{}: the group failed before: {}", call,
+          state->failure);
   if (const auto member = state->backend->failed_member(); member && !state->options.mask_failed)
     fail(Code::closed, "{}: PE {} has given this group up: its own message says why", call,
          state->team.world_pe(*member));
   return *state;
 }
 
-/// As open_group, and finishes what is queued on the group's stream, so that operations keep their order.
+/// As open_group, and finishes what is queued on the group's stream, so that operations keep their
+/// order.
 GroupState& usable(const std::shared_ptr<GroupState>& state, const char* call) {
   if (state != nullptr && state->stream) state->stream->drain();
   return open_group(state, call);
@@ -33,7 +36,8 @@ GroupState& usable(const std::shared_ptr<GroupState>& state, const char* call) {
 /// Adds the time of a scope to a counter of the group.
 class Timer {
  public:
-  explicit Timer(std::chrono::nanoseconds& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  explicit Timer(std::chrono::nanoseconds& total)
+      : total_(total), start_(std::chrono::steady_clock::now()) {}
   ~Timer() { total_ += std::chrono::steady_clock::now() - start_; }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
@@ -48,21 +52,23 @@ Dispatched run_dispatch(const std::shared_ptr<GroupState>& state, const Dispatch
   return state->backend->dispatch(call);
 }
 
-Dispatched dispatch_new(const std::shared_ptr<GroupState>& state, const TensorView& x, const Routing& routing,
-                        const DispatchOptions& options) {
+Dispatched dispatch_new(const std::shared_ptr<GroupState>& state, const TensorView& x,
+                        const Routing& routing, const DispatchOptions& options) {
   require(routing.state != nullptr && routing.state->shape.ranks == state->shape.ranks &&
-              routing.state->shape.experts == state->shape.experts && routing.state->shape.top_k == state->shape.top_k,
-          Code::invalid_argument, "dispatch: the routing was not made by route() of a group like this one");
+              routing.state->shape.experts == state->shape.experts &&
+              routing.state->shape.top_k == state->shape.top_k,
+          Code::invalid_argument,
+          "dispatch: the routing was not made by route() of a group like this one");
   require(routing.tokens() <= state->shape.max_tokens, Code::invalid_argument,
-          "dispatch: {} tokens; this group was made for at most {} (GroupOptions.max_tokens)", routing.tokens(),
-          state->shape.max_tokens);
+          "dispatch: {} tokens; this group was made for at most {} (GroupOptions.max_tokens)",
+          routing.tokens(), state->shape.max_tokens);
   check_rows(*state, x, routing.tokens());
   check_dispatch_options(*state, x, options);
   return run_dispatch(state, {x, options, routing.state});
 }
 
-Combined run_combine(const std::shared_ptr<GroupState>& state, const TensorView& y, const Handle& handle,
-                     const CombineOptions& options) {
+Combined run_combine(const std::shared_ptr<GroupState>& state, const TensorView& y,
+                     const Handle& handle, const CombineOptions& options) {
   require(handle.valid() && handle.state()->group.lock() == state, Code::invalid_argument,
           "combine: the handle is not of a dispatch of this group");
   check_combine(*state, y, *handle.state(), options);
@@ -92,7 +98,8 @@ void take_memory(GroupState& state) {
   }
 }
 
-/// Returns the memory unless results are still held somewhere; true when it was returned. Collective.
+/// Returns the memory unless results are still held somewhere; true when it was returned.
+/// Collective.
 bool release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
   if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
@@ -107,7 +114,8 @@ bool release_memory(GroupState& state) {
 }  // namespace
 }  // namespace detail
 
-Group::Group(const Team& team, const GroupOptions& options) : state_(detail::agree_on_group(team, options)) {
+Group::Group(const Team& team, const GroupOptions& options)
+    : state_(detail::agree_on_group(team, options)) {
   detail::GroupState& state = *state_;
   detail::take_memory(state);
   state.backend->open();
@@ -125,12 +133,13 @@ Group::~Group() {
   try {
     if (state_->stream) state_->stream->drain();
     state_->team.state();  // throws where the world is closed: it took the memory with it
-    // While an exception unwinds, or after a failure, other members may never come: their memory goes when the world
-    // does.
+    // While an exception unwinds, or after a failure, other members may never come: their memory
+    // goes when the world does.
     const bool unwinding = std::uncaught_exceptions() > 0;
-    if (!unwinding && state_->failure.empty()) state_->backend->drain();  // what went wrong on a GPU shows here
-    const bool orderly =
-        !unwinding && state_->failure.empty() && !state_->backend->ask_failed_member() && !state_->world->failure();
+    if (!unwinding && state_->failure.empty())
+      state_->backend->drain();  // what went wrong on a GPU shows here
+    const bool orderly = !unwinding && state_->failure.empty() &&
+                         !state_->backend->ask_failed_member() && !state_->world->failure();
     if (orderly && !detail::release_memory(*state_))
       log::warn(
           "an ep::Group went while results of its dispatches were still held; its memory stays taken until the world "
@@ -147,7 +156,8 @@ Group::~Group() {
 void Group::close() {
   if (!state_ || state_->closed) return;
   if (state_->stream) state_->stream->drain();
-  require(state_->failure.empty(), Code::closed, "close: the group failed before: {}", state_->failure);
+  require(state_->failure.empty(), Code::closed, "close: the group failed before: {}",
+          state_->failure);
   require(
       detail::release_memory(*state_), Code::invalid_argument,
       "close: a member still holds results of a dispatch; release all tensors of Dispatched first (this PE holds {})",
@@ -178,12 +188,14 @@ Routing Group::route(const TensorView& topk_idx, const Launch& launch) const {
   return state_->backend->route(topk_idx, launch);
 }
 
-Dispatched Group::dispatch(const TensorView& x, const Routing& routing, const DispatchOptions& options) {
+Dispatched Group::dispatch(const TensorView& x, const Routing& routing,
+                           const DispatchOptions& options) {
   detail::usable(state_, "dispatch");
   return detail::dispatch_new(state_, x, routing, options);
 }
 
-Dispatched Group::dispatch(const TensorView& x, const Handle& handle, const DispatchOptions& options) {
+Dispatched Group::dispatch(const TensorView& x, const Handle& handle,
+                           const DispatchOptions& options) {
   detail::GroupState& state = detail::usable(state_, "dispatch");
   require(handle.valid() && handle.state()->group.lock().get() == &state, Code::invalid_argument,
           "dispatch: the handle is not of a dispatch of this group");
@@ -199,7 +211,8 @@ Combined Group::combine(const TensorView& y, const Handle& handle, const Combine
 
 std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing& routing,
                                               const DispatchOptions& options, Event after) {
-  require(state_ != nullptr && !state_->closed, Code::closed, "dispatch_async: the group is closed");
+  require(state_ != nullptr && !state_->closed, Code::closed,
+          "dispatch_async: the group is closed");
   return detail::stream_of(*state_).submit(
       [state = state_, x, routing, options] {
         detail::open_group(state, "dispatch_async");
@@ -210,8 +223,8 @@ std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing
       std::move(after));
 }
 
-std::future<Combined> Group::combine_async(const TensorView& y, const Handle& handle, const CombineOptions& options,
-                                           Event after) {
+std::future<Combined> Group::combine_async(const TensorView& y, const Handle& handle,
+                                           const CombineOptions& options, Event after) {
   require(state_ != nullptr && !state_->closed, Code::closed, "combine_async: the group is closed");
   return detail::stream_of(*state_).submit(
       [state = state_, y, handle, options] {
@@ -223,22 +236,23 @@ std::future<Combined> Group::combine_async(const TensorView& y, const Handle& ha
       std::move(after));
 }
 
-// --- low latency
-// -------------------------------------------------------------------------------------------------------------------
+// Low latency.
 
 namespace detail {
 namespace {
 
-/// Receives are made in the order of the sends, of which at most two are open: the halves of the buffers say so.
+/// Receives are made in the order of the sends, of which at most two are open: the halves of the
+/// buffers say so.
 void require_next(const char* call, std::uint64_t epoch, std::uint64_t received) {
-  require(epoch == received + 1, Code::invalid_argument,
-          "{}: this is number {} of the group, and number {} has not been received; receive them in the order in which "
-          "they were sent",
-          call, epoch, received + 1);
+  require(
+      epoch == received + 1, Code::invalid_argument,
+      "{}: this is number {} of the group, and number {} has not been received; receive them in the order in which "
+      "they were sent",
+      call, epoch, received + 1);
 }
 void require_half(const char* call, std::uint64_t sent, std::uint64_t received) {
-  require(sent < received + 2, Code::invalid_argument, "{}: two are sent and not received; receive number {} first",
-          call, received + 1);
+  require(sent < received + 2, Code::invalid_argument,
+          "{}: two are sent and not received; receive number {} first", call, received + 1);
 }
 
 }  // namespace
@@ -264,21 +278,24 @@ LowLatencyReceived PendingDispatch::receive() {
   require(state_ != nullptr && !state_->received, Code::invalid_argument,
           "receive: this low-latency dispatch has been received, or is empty");
   detail::GroupState& group = detail::usable(state_->group, "low_latency_dispatch");
-  detail::require_next("low_latency_dispatch", state_->handle->epoch, group.low_latency_dispatch_received);
+  detail::require_next("low_latency_dispatch", state_->handle->epoch,
+                       group.low_latency_dispatch_received);
   const detail::Timer timer(group.statistics.low_latency_dispatch_time);
   state_->received = true;
   ++group.low_latency_dispatch_received;
   return group.backend->receive(*state_);
 }
 
-PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
-                                          const LowLatencyHandle& handle, const LowLatencyCombineOptions& options) {
+PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView& topk_idx,
+                                          const TensorView& weights, const LowLatencyHandle& handle,
+                                          const LowLatencyCombineOptions& options) {
   const char* call = "low_latency_combine";
   detail::GroupState& state = detail::usable(state_, call);
   detail::check_low_latency_combine(state, y, topk_idx, weights, handle.state().get(), options);
   detail::require_half(call, state.low_latency_combine_epoch, state.low_latency_combine_received);
   const detail::Timer timer(state.statistics.low_latency_combine_time);
-  PendingCombine pending(state.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options));
+  PendingCombine pending(
+      state.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options));
   state.combine_buffer = {};  // the next combine is answered from the other half
   return pending;
 }
@@ -315,7 +332,8 @@ void Group::set_mask(Pe member, bool masked) {
   require(state.options.mask_failed, Code::invalid_argument,
           "set_mask: this group was made with GroupOptions.mask_failed = false");
   require(member >= 0 && member < state.shape.ranks && member != state.me, Code::invalid_argument,
-          "set_mask: member {}; allowed: 0 to {}, but not this member ({})", member, state.shape.ranks - 1, state.me);
+          "set_mask: member {}; allowed: 0 to {}, but not this member ({})", member,
+          state.shape.ranks - 1, state.me);
   state.backend->set_mask(member, masked);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // pending.hpp: what stands behind low-latency operations between their send and their receive.
 #pragma once
 
@@ -21,7 +22,8 @@ struct PendingCombineState {
   std::shared_ptr<GroupState> group;
   std::shared_ptr<const LowLatencyHandleState> handle;
   LowLatencyCombineOptions options;
-  std::vector<float> weights;  ///< [tokens, top_k] of the host backend, copied: the caller's may go before receive
+  std::vector<float>
+      weights;  ///< [tokens, top_k] of the host backend, copied: the caller's may go before receive
   std::uint64_t epoch = 0;
   std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
   bool received = false;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // state.hpp: what stands behind a Group.
 #pragma once
 
@@ -32,18 +33,19 @@ struct GroupState : std::enable_shared_from_this<GroupState> {
   const std::shared_ptr<shoal::detail::WorldState> world;
   const Pe me;
   const Device device;  ///< where the group's tensors lie
-  /// A group of tensors in GPU memory whose members do not all reach each other: its memory is on the host, in the
-  /// world's staging, and rows are copied there and back (cuda/staged/staged.cpp).
+  /// A group of tensors in GPU memory whose members do not all reach each other: its memory is on
+  /// the host, in the world's staging, and rows are copied there and back (cuda/staged/staged.cpp).
   const bool staged;
   const Nodes nodes;
   const Shape shape;
   const std::chrono::milliseconds timeout;
 
-  std::byte* block = nullptr;     ///< this member's block of the heap
-  std::size_t block_offset = 0;   ///< of the block in everybody's heap, or staging
-  std::size_t host_offset = 0;    ///< of the block in everybody's host memory, where it is there
-  std::vector<std::byte*> peers;  ///< every member's block, as addresses here; nullptr on other nodes
-  std::size_t heap_bytes;         ///< of the block
+  std::byte* block = nullptr;    ///< this member's block of the heap
+  std::size_t block_offset = 0;  ///< of the block in everybody's heap, or staging
+  std::size_t host_offset = 0;   ///< of the block in everybody's host memory, where it is there
+  std::vector<std::byte*>
+      peers;               ///< every member's block, as addresses here; nullptr on other nodes
+  std::size_t heap_bytes;  ///< of the block
   std::unique_ptr<Backend> backend;
   std::unique_ptr<host::HostGroup> host;  ///< the host backend's part
   Arena arena;
@@ -85,7 +87,8 @@ struct ForwardedRow {
   std::int64_t row;
 };
 
-/// The tokens that this member has passed on for its rail peer on one node, in the order in which they came.
+/// The tokens that this member has passed on for its rail peer on one node, in the order in which
+/// they came.
 struct Forwarded {
   /// Next row of the peer's tokens at each member; expert-major: of each expert.
   std::vector<std::int32_t> next;
@@ -103,28 +106,35 @@ struct HandleState {
   std::weak_ptr<const GroupState> group;  ///< which group made it
   std::uint64_t epoch = 0;                ///< of the dispatch that made the layout
   std::vector<std::int32_t> counts;       ///< [ranks][ranks]: rows from source i to member j
-  std::vector<std::int32_t> first_row;    ///< [ranks]: where this member's rows start at each member
-  std::int64_t received = 0;              ///< rows of this member; expert-major: up to the end of the last block
-  std::int64_t result_rows = 0;           ///< received, or worst_case_rows
-  /// Expert-major layout (DispatchOptions.expanded): the alignment of the experts' blocks; 0: flat.
+  std::vector<std::int32_t> first_row;  ///< [ranks]: where this member's rows start at each member
+  std::int64_t received =
+      0;  ///< rows of this member; expert-major: up to the end of the last block
+  std::int64_t result_rows = 0;  ///< received, or worst_case_rows
+  /// Expert-major layout (DispatchOptions.expert_major): the alignment of the experts' blocks; 0:
+  /// flat.
   std::int32_t expert_alignment = 0;
   ExpertRows expert_rows;                       ///< of the expert-major layout
   std::vector<std::int32_t> tokens_per_expert;  ///< [local_experts] received here; empty on GPUs
-  std::vector<Forwarded> forwarded;  ///< [nodes], where there are several: what this member passed on for each
+  std::vector<Forwarded>
+      forwarded;  ///< [nodes], where there are several: what this member passed on for each
 
   std::int64_t received_by(std::int32_t rank) const;
-  std::int32_t lanes(std::int32_t top_k) const { return expert_alignment > 0 ? 1 : top_k; }  ///< beside a row
+  std::int32_t lanes(std::int32_t top_k) const {
+    return expert_alignment > 0 ? 1 : top_k;
+  }  ///< beside a row
 };
 
-/// The tokens that a member of another node has sent with their weights: which answers make up the sum of each.
+/// The tokens that a member of another node has sent with their weights: which answers make up the
+/// sum of each.
 struct FarTokens {
   struct Part {
     std::int32_t expert;
     std::int32_t row;
     float weight;
   };
-  std::vector<std::int32_t> first{0};  ///< [tokens + 1]: where the parts of each token start, in the order they came in
-  std::vector<Part> parts;             ///< of a token by ascending lane
+  std::vector<std::int32_t> first{
+      0};  ///< [tokens + 1]: where the parts of each token start, in the order they came in
+  std::vector<Part> parts;  ///< of a token by ascending lane
 
   std::int64_t tokens() const { return static_cast<std::int64_t>(first.size()) - 1; }
   std::span<const Part> parts_of(std::int64_t token) const {
@@ -136,11 +146,12 @@ struct LowLatencyHandleState {
   std::weak_ptr<const GroupState> group;  ///< which group made it
   std::uint64_t epoch = 0;
   std::shared_ptr<const RoutingState> routing;
-  std::vector<std::int32_t> first_row;               ///< [local_experts][ranks] of the rows received here
-  std::vector<std::int32_t> counts;                  ///< [local_experts] rows received here
-  bool has_weights = false;                          ///< whether the weights were given to the dispatch
-  std::vector<float> weights;                        ///< [tokens, top_k] a copy of them; empty on GPUs
-  std::vector<std::optional<FarTokens>> far_tokens;  ///< [ranks]: of members of other nodes whose weights travelled
+  std::vector<std::int32_t> first_row;  ///< [local_experts][ranks] of the rows received here
+  std::vector<std::int32_t> counts;     ///< [local_experts] rows received here
+  bool has_weights = false;             ///< whether the weights were given to the dispatch
+  std::vector<float> weights;           ///< [tokens, top_k] a copy of them; empty on GPUs
+  std::vector<std::optional<FarTokens>>
+      far_tokens;  ///< [ranks]: of members of other nodes whose weights travelled
 };
 
 }  // namespace shoal::ep::detail

@@ -1,4 +1,6 @@
-// work_queue.hpp: a queue of operations that run in order on a thread of their own (requirement A11).
+// SPDX-License-Identifier: Apache-2.0
+// work_queue.hpp: a queue of operations that run in order on a thread of their own (requirement
+// A11).
 #pragma once
 
 #include <condition_variable>
@@ -20,11 +22,12 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  /// Queues `body`, to run after everything queued before and after `after` (when valid), whose exception it passes on.
+  /// Queues `body`, to run after everything queued before and after `after` (when valid), whose
+  /// exception it passes on.
   template <typename Body>
   auto submit(Body body, Event after) -> std::future<decltype(body())> {
-    auto task =
-        std::make_shared<std::packaged_task<decltype(body())()>>([body = std::move(body), after = std::move(after)] {
+    auto task = std::make_shared<std::packaged_task<decltype(body())()>>(
+        [body = std::move(body), after = std::move(after)] {
           if (after.valid()) after.get();
           return body();
         });

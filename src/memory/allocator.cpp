@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/allocator.hpp"
 
 #include <algorithm>
@@ -36,7 +37,8 @@ std::optional<std::size_t> Allocator::allocate(std::size_t bytes, std::size_t al
     if (gap > block_bytes || block_bytes - gap < bytes) continue;
     erase_free(block_offset, block_bytes);
     if (gap != 0) insert_free(block_offset, gap);
-    if (const std::size_t rest = block_bytes - gap - bytes; rest != 0) insert_free(offset + bytes, rest);
+    if (const std::size_t rest = block_bytes - gap - bytes; rest != 0)
+      insert_free(offset + bytes, rest);
     used_blocks_.emplace(offset, bytes);
     used_ += bytes;
     high_water_ = std::max(high_water_, offset + bytes);

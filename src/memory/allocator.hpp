@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 // allocator.hpp: which bytes of the symmetric heap are in use.
 //
-// Keeps no data in the heap itself: a stray store into the heap cannot damage it. Deterministic: the same calls give
-// the same offsets on every PE, which is what makes the heap symmetric.
+// Keeps no data in the heap itself: a stray store into the heap cannot damage it. Deterministic:
+// the same calls give the same offsets on every PE, which is what makes the heap symmetric.
 #pragma once
 
 #include <cstddef>
@@ -12,22 +13,23 @@
 
 namespace shoal::memory {
 
-/// Best fit (lowest offset among equals) with coalescing. allocate and release take O(log n) for alignments up to
-/// kMinimumAlignment; larger alignments may look at further blocks.
+/// Best fit (lowest offset among equals) with coalescing. allocate and release take O(log n) for
+/// alignments up to kMinimumAlignment; larger alignments may look at further blocks.
 class Allocator {
  public:
-  /// Two cache lines: neighbouring allocations never share a line, nor the pair that the prefetcher loads together.
+  /// Two cache lines: neighbouring allocations never share a line, nor the pair that the prefetcher
+  /// loads together.
   static constexpr std::size_t kMinimumAlignment = 128;
 
   /// Manages offsets 0 .. size - 1; size is rounded down to kMinimumAlignment.
   explicit Allocator(std::size_t size);
 
-  /// Offset of a new block of at least `bytes` bytes (not 0), a multiple of `alignment` (a power of two); nullopt when
-  /// none fits.
+  /// Offset of a new block of at least `bytes` bytes (not 0), a multiple of `alignment` (a power of
+  /// two); nullopt when none fits.
   std::optional<std::size_t> allocate(std::size_t bytes, std::size_t alignment = kMinimumAlignment);
 
-  /// Returns the block at `offset`. False, with nothing changed, when allocate did not return this offset or it was
-  /// released since.
+  /// Returns the block at `offset`. False, with nothing changed, when allocate did not return this
+  /// offset or it was released since.
   bool release(std::size_t offset);
 
   /// Size of the block at `offset` as reserved; 0 when there is none.
@@ -49,9 +51,10 @@ class Allocator {
   std::size_t size_;
   std::size_t used_ = 0;
   std::size_t high_water_ = 0;
-  std::map<std::size_t, std::size_t> used_blocks_;              // offset -> bytes
-  std::map<std::size_t, std::size_t> free_by_offset_;           // offset -> bytes; no two are adjacent
-  std::set<std::pair<std::size_t, std::size_t>> free_by_size_;  // (bytes, offset) of the same blocks
+  std::map<std::size_t, std::size_t> used_blocks_;     // offset -> bytes
+  std::map<std::size_t, std::size_t> free_by_offset_;  // offset -> bytes; no two are adjacent
+  std::set<std::pair<std::size_t, std::size_t>>
+      free_by_size_;  // (bytes, offset) of the same blocks
 };
 
 }  // namespace shoal::memory

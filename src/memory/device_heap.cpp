@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a build with and without CUDA has in common, and what one without it says.
 #include "memory/device_heap.hpp"
 
@@ -12,13 +13,16 @@
 namespace shoal::memory {
 namespace {
 
-constexpr std::size_t kStep = std::size_t{64} << 20;  // a mapping takes about a millisecond: not for every allocation
+constexpr std::size_t kStep =
+    std::size_t{64} << 20;  // a mapping takes about a millisecond: not for every allocation
 
 template <typename Has>
-void require_all(std::span<const DeviceDescription> devices, const char* setting, const char* what, Has&& has) {
+void require_all(std::span<const DeviceDescription> devices, const char* setting, const char* what,
+                 Has&& has) {
   const auto lacks = std::find_if_not(devices.begin(), devices.end(), has);
-  require(lacks == devices.end(), Code::unsupported, "SHOAL_CUDA_HANDLE is {}, but the GPU of PE {} {}", setting,
-          lacks - devices.begin(), what);
+  require(lacks == devices.end(), Code::unsupported,
+          "SHOAL_CUDA_HANDLE is {}, but the GPU of PE {} {}", setting, lacks - devices.begin(),
+          what);
 }
 
 }  // namespace
@@ -30,25 +34,35 @@ std::string_view name_of(HandleKind kind) noexcept {
 
 HandleKind choose_handle(std::string_view setting, std::span<const DeviceDescription> devices,
                          std::span<const std::int32_t> host_of) {
-  const auto with_fd = [](const DeviceDescription& one) { return one.has_vmm != 0 && one.has_fd != 0; };
-  const auto with_fabric = [](const DeviceDescription& one) { return one.has_vmm != 0 && one.has_fabric != 0; };
+  const auto with_fd = [](const DeviceDescription& one) {
+    return one.has_vmm != 0 && one.has_fd != 0;
+  };
+  const auto with_fabric = [](const DeviceDescription& one) {
+    return one.has_vmm != 0 && one.has_fabric != 0;
+  };
   if (setting == "ipc") return HandleKind::ipc;
   if (setting == "fd") {
-    require_all(devices, "fd", "does not pass memory as file descriptors; allowed: ipc, automatic", with_fd);
+    require_all(devices, "fd", "does not pass memory as file descriptors; allowed: ipc, automatic",
+                with_fd);
     return HandleKind::fd;
   }
   if (setting == "fabric") {
-    require_all(devices, "fabric", "does not pass memory as fabric handles; allowed: fd, ipc, automatic", with_fabric);
+    require_all(devices, "fabric",
+                "does not pass memory as fabric handles; allowed: fd, ipc, automatic", with_fabric);
     return HandleKind::fabric;
   }
-  const bool one_host = std::all_of(host_of.begin(), host_of.end(), [&](auto host) { return host == host_of.front(); });
-  if (!one_host && std::all_of(devices.begin(), devices.end(), with_fabric)) return HandleKind::fabric;
+  const bool one_host = std::all_of(host_of.begin(), host_of.end(),
+                                    [&](auto host) { return host == host_of.front(); });
+  if (!one_host && std::all_of(devices.begin(), devices.end(), with_fabric))
+    return HandleKind::fabric;
   return std::all_of(devices.begin(), devices.end(), with_fd) ? HandleKind::fd : HandleKind::ipc;
 }
 
-std::size_t device_heap_bytes(std::size_t symmetric_size, std::span<const DeviceDescription> devices) noexcept {
+std::size_t device_heap_bytes(std::size_t symmetric_size,
+                              std::span<const DeviceDescription> devices) noexcept {
   std::size_t unit = Segment::kAlignment;  // granularities are powers of two
-  for (const DeviceDescription& device : devices) unit = std::max<std::size_t>(unit, device.granularity);
+  for (const DeviceDescription& device : devices)
+    unit = std::max<std::size_t>(unit, device.granularity);
   return (symmetric_size + unit - 1) / unit * unit;
 }
 

@@ -1,8 +1,10 @@
-// device_heap.hpp: the symmetric heap of a world in GPU memory, as one PE sees it, for code that knows no CUDA header.
+// SPDX-License-Identifier: Apache-2.0
+// device_heap.hpp: the symmetric heap of a world in GPU memory, as one PE sees it, for code that
+// knows no CUDA header.
 //
-// Memory is added step by step, collectively, at the start of the world and whenever an allocation needs more: every PE
-// calls add, the blobs are exchanged, every PE calls connect, and all of them call commit, or, when any failed,
-// roll_back.
+// Memory is added step by step, collectively, at the start of the world and whenever an allocation
+// needs more: every PE calls add, the blobs are exchanged, every PE calls connect, and all of them
+// call commit, or, when any failed, roll_back.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +24,16 @@ namespace shoal::memory {
 enum class HandleKind : std::uint32_t { fd, fabric, ipc };
 std::string_view name_of(HandleKind kind) noexcept;
 
-/// The kind for a world: `setting` is SHOAL_CUDA_HANDLE. automatic: fd; fabric where PEs are on several hosts and all
-/// of them can; ipc where some GPU has no virtual-memory management. A pure function, so all PEs choose alike. Throws
-/// Error{unsupported} naming a PE that cannot do what the setting asks for.
+/// The kind for a world: `setting` is SHOAL_CUDA_HANDLE. automatic: fd; fabric where PEs are on
+/// several hosts and all of them can; ipc where some GPU has no virtual-memory management. A pure
+/// function, so all PEs choose alike. Throws Error{unsupported} naming a PE that cannot do what the
+/// setting asks for.
 HandleKind choose_handle(std::string_view setting, std::span<const DeviceDescription> devices,
                          std::span<const std::int32_t> host_of);
 
 /// SHOAL_SYMMETRIC_SIZE rounded up to what every GPU of the world can map.
-std::size_t device_heap_bytes(std::size_t symmetric_size, std::span<const DeviceDescription> devices) noexcept;
+std::size_t device_heap_bytes(std::size_t symmetric_size,
+                              std::span<const DeviceDescription> devices) noexcept;
 
 struct DeviceHeapContext {
   std::shared_ptr<Device> device;
@@ -47,13 +51,15 @@ class DeviceHeap {
   DeviceHeap(const DeviceHeap&) = delete;
   DeviceHeap& operator=(const DeviceHeap&) = delete;
 
-  /// Backs at least the first `bytes` bytes of this PE's heap with memory. Returns what the others must know, at most
-  /// kBlobBytes bytes. Throws Error{exhausted} or Error{system} naming SHOAL_SYMMETRIC_SIZE; then nothing was added.
+  /// Backs at least the first `bytes` bytes of this PE's heap with memory. Returns what the others
+  /// must know, at most kBlobBytes bytes. Throws Error{exhausted} or Error{system} naming
+  /// SHOAL_SYMMETRIC_SIZE; then nothing was added.
   virtual std::vector<std::byte> add(std::size_t bytes) = 0;
   static constexpr std::size_t kBlobBytes = 256;
-  /// Maps what the others added; `blobs` is by PE. What cannot be mapped at the start makes a PE unreachable
-  /// (obstacle); later it is an Error.
-  virtual void connect(std::span<const std::vector<std::byte>> blobs, const FdExchange& exchange) = 0;
+  /// Maps what the others added; `blobs` is by PE. What cannot be mapped at the start makes a PE
+  /// unreachable (obstacle); later it is an Error.
+  virtual void connect(std::span<const std::vector<std::byte>> blobs,
+                       const FdExchange& exchange) = 0;
   virtual void commit() noexcept = 0;
   virtual void roll_back() noexcept = 0;
 
@@ -73,13 +79,15 @@ class DeviceHeap {
   const Device& device() const noexcept { return *device_; }
 
  protected:
-  DeviceHeap(std::shared_ptr<Device> device, std::size_t size) : device_(std::move(device)), size_(size) {}
+  DeviceHeap(std::shared_ptr<Device> device, std::size_t size)
+      : device_(std::move(device)), size_(size) {}
   std::shared_ptr<Device> device_;
   std::size_t size_;
   std::size_t mapped_ = 0;
 };
 
-/// Throws Error{system} or Error{exhausted} when the address space cannot be reserved, naming SHOAL_SYMMETRIC_SIZE.
+/// Throws Error{system} or Error{exhausted} when the address space cannot be reserved, naming
+/// SHOAL_SYMMETRIC_SIZE.
 std::unique_ptr<DeviceHeap> make_device_heap(DeviceHeapContext context);
 
 }  // namespace shoal::memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // process_id.hpp: which PEs are threads of one process.
 #pragma once
 
@@ -7,8 +8,8 @@
 
 namespace shoal::memory {
 
-/// Names a process among all: a forked child inherits the token but not the pid, and pids recur in other PID
-/// namespaces.
+/// Names a process among all: a forked child inherits the token but not the pid, and pids recur in
+/// other PID namespaces.
 struct ProcessId {
   Token token{};
   std::int64_t pid = 0;
@@ -16,7 +17,8 @@ struct ProcessId {
 };
 ProcessId this_process();
 
-/// Names the network namespace of this process: abstract socket names are visible inside it only. 0: unknown.
+/// Names the network namespace of this process: abstract socket names are visible inside it only.
+/// 0: unknown.
 std::uint64_t network_namespace();
 
 }  // namespace shoal::memory

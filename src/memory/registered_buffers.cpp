@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/registered_buffers.hpp"
 
 #include <iterator>
@@ -23,9 +24,10 @@ void RegisteredBuffers::add(const void* pointer, std::size_t bytes) {
   const auto next = ranges_.upper_bound(start + (bytes - 1));
   if (next != ranges_.begin()) {
     const auto [other, other_bytes] = *std::prev(next);
-    require(other + other_bytes <= start, Code::invalid_argument,
-            "register_buffer of {} bytes at {} overlaps the {} bytes registered at {}; unregister those first", bytes,
-            pointer, other_bytes, reinterpret_cast<const void*>(other));
+    require(
+        other + other_bytes <= start, Code::invalid_argument,
+        "register_buffer of {} bytes at {} overlaps the {} bytes registered at {}; unregister those first",
+        bytes, pointer, other_bytes, reinterpret_cast<const void*>(other));
   }
   ranges_.emplace(start, bytes);
 }

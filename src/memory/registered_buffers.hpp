@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // registered_buffers.hpp: the user's own buffers that transports may use directly.
 #pragma once
 
@@ -10,7 +11,8 @@ namespace shoal::memory {
 /// Disjoint ranges of private memory.
 class RegisteredBuffers {
  public:
-  /// Throws Error{invalid_argument} for a range that is empty, wraps around or overlaps a registered one.
+  /// Throws Error{invalid_argument} for a range that is empty, wraps around or overlaps a
+  /// registered one.
   void add(const void* pointer, std::size_t bytes);
   /// Throws Error{invalid_argument} when no range starts at `pointer`.
   void remove(const void* pointer);

@@ -1,8 +1,10 @@
-// shared_buffers.hpp: GPU memory of any allocator that PEs of a world map from each other, for code that knows no CUDA
-// header.
+// SPDX-License-Identifier: Apache-2.0
+// shared_buffers.hpp: GPU memory of any allocator that PEs of a world map from each other, for code
+// that knows no CUDA header.
 //
-// A range is the whole allocation (or row of mapped pieces) around what the caller named: sharing another part of it
-// later needs no new mapping. Its pieces are exported one after the other and imported in the same order.
+// A range is the whole allocation (or row of mapped pieces) around what the caller named: sharing
+// another part of it later needs no new mapping. Its pieces are exported one after the other and
+// imported in the same order.
 #pragma once
 
 #include <array>
@@ -27,7 +29,8 @@ struct BufferPiece {
 struct BufferRange {
   std::byte* base = nullptr;
   std::size_t bytes = 0;
-  std::uint64_t allocation = 0;  ///< the driver's name for it: another one lies there when this has changed
+  std::uint64_t allocation =
+      0;  ///< the driver's name for it: another one lies there when this has changed
   std::vector<BufferPiece> pieces;
 };
 
@@ -46,17 +49,20 @@ class SharedBuffers {
   SharedBuffers(const SharedBuffers&) = delete;
   SharedBuffers& operator=(const SharedBuffers&) = delete;
 
-  /// The range around [pointer, pointer + bytes). Throws Error{invalid_argument} when that is not memory of this PE's
-  /// GPU.
+  /// The range around [pointer, pointer + bytes). Throws Error{invalid_argument} when that is not
+  /// memory of this PE's GPU.
   virtual BufferRange locate(const void* pointer, std::size_t bytes) const = 0;
   /// Whether the same allocation still lies there.
   virtual bool is_current(const BufferRange& range) const = 0;
-  /// Throws Error{unsupported} for memory that cannot be passed to other processes, saying what would help.
-  virtual ExportedPiece export_piece(const BufferRange& range, std::size_t piece, FileDescriptor& fd) const = 0;
+  /// Throws Error{unsupported} for memory that cannot be passed to other processes, saying what
+  /// would help.
+  virtual ExportedPiece export_piece(const BufferRange& range, std::size_t piece,
+                                     FileDescriptor& fd) const = 0;
 
-  /// Maps the next piece of range `id` of `pe`, a PE of another process; `fd` is empty unless the kind is fd. Throws
-  /// Error{system}; drop releases what was mapped before.
-  virtual void import_piece(Pe pe, std::uint64_t id, const ExportedPiece& piece, const FileDescriptor& fd) = 0;
+  /// Maps the next piece of range `id` of `pe`, a PE of another process; `fd` is empty unless the
+  /// kind is fd. Throws Error{system}; drop releases what was mapped before.
+  virtual void import_piece(Pe pe, std::uint64_t id, const ExportedPiece& piece,
+                            const FileDescriptor& fd) = 0;
   /// Gives this PE's GPU access to range `id` of `pe`, a thread of this process.
   virtual void adopt(Pe pe, std::uint64_t id, std::byte* base, std::size_t bytes) = 0;
   /// Start of that range in this process; nullptr where it is not mapped.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine as hwloc sees it, live or from a file. No other file includes hwloc.
 #include <hwloc.h>
 
@@ -24,7 +25,8 @@ Topology make_topology() {
   require(hwloc_topology_init(&topology) == 0, Code::system, "hwloc could not be initialised");
   Topology owner(topology, hwloc_topology_destroy);
   hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
-  // Those would create contexts on GPUs and open displays; "pci" leaks, and the kernel's own files say the same.
+  // Those would create contexts on GPUs and open displays; "pci" leaks, and the kernel's own files
+  // say the same.
   for (const char* component : {"pci", "cuda", "nvml", "opencl", "rsmi", "levelzero", "gl"})
     hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, component);
   return owner;
@@ -43,7 +45,8 @@ Location location_of(hwloc_topology_t topology, hwloc_obj_t device) {
       const auto& bridge = object->attr->bridge;
       at.path.push_back(bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI
                             ? address_of(bridge.upstream.pci)
-                            : fmt::format("pci{:04x}:{:02x}", unsigned{bridge.downstream.pci.domain},
+                            : fmt::format("pci{:04x}:{:02x}",
+                                          unsigned{bridge.downstream.pci.domain},
                                           bridge.downstream.pci.secondary_bus));
     }
   }
@@ -60,8 +63,9 @@ std::optional<std::int32_t> number_info(hwloc_obj_t object, const std::string& n
   const std::string_view view = text;
   std::int32_t value = 0;
   const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
-  require(error == std::errc{} && end == view.data() + view.size() && value >= 0, Code::invalid_argument,
-          "{} of {} is \"{}\"; allowed: a number from 0", name, object->name, view);
+  require(error == std::errc{} && end == view.data() + view.size() && value >= 0,
+          Code::invalid_argument, "{} of {} is \"{}\"; allowed: a number from 0", name,
+          object->name, view);
   return value;
 }
 
@@ -90,9 +94,12 @@ Machine machine_of(hwloc_topology_t topology) {
     if (attributes.vendor_id == kNvidia && attributes.class_id >> 8 == kDisplayClass)
       machine.gpus.push_back({location_of(topology, pci)});
   }
-  for (hwloc_obj_t device = nullptr; (device = hwloc_get_next_osdev(topology, device)) != nullptr;) {
+  for (hwloc_obj_t device = nullptr;
+       (device = hwloc_get_next_osdev(topology, device)) != nullptr;) {
     const hwloc_obj_osdev_type_t type = device->attr->osdev.type;
-    if (device->name == nullptr || (type != HWLOC_OBJ_OSDEV_OPENFABRICS && type != HWLOC_OBJ_OSDEV_NETWORK)) continue;
+    if (device->name == nullptr ||
+        (type != HWLOC_OBJ_OSDEV_OPENFABRICS && type != HWLOC_OBJ_OSDEV_NETWORK))
+      continue;
     Nic nic;
     nic.name = device->name;
     nic.at = location_of(topology, device);
@@ -111,7 +118,8 @@ Machine read_machine() {
   static std::mutex reading;
   const std::lock_guard lock(reading);
   const Topology topology = make_topology();
-  require(hwloc_topology_load(topology.get()) == 0, Code::system, "hwloc could not read this machine");
+  require(hwloc_topology_load(topology.get()) == 0, Code::system,
+          "hwloc could not read this machine");
   Machine machine = machine_of(topology.get());
   // HWLOC_XMLFILE may put another machine in the place of this one.
   if (hwloc_topology_is_thissystem(topology.get()) != 0) complete_from_sysfs(machine, "/sys");
@@ -121,12 +129,13 @@ Machine read_machine() {
 
 Machine read_machine(const std::string& xml_file) {
   const Topology topology = make_topology();
-  const bool read =
-      hwloc_topology_set_xml(topology.get(), xml_file.c_str()) == 0 && hwloc_topology_load(topology.get()) == 0;
-  require(read, Code::invalid_argument,
-          "{} does not describe a machine; allowed: a file that hwloc can read, such as lstopo writes (lstopo "
-          "machine.xml)",
-          xml_file);
+  const bool read = hwloc_topology_set_xml(topology.get(), xml_file.c_str()) == 0 &&
+                    hwloc_topology_load(topology.get()) == 0;
+  require(
+      read, Code::invalid_argument,
+      "{} does not describe a machine; allowed: a file that hwloc can read, such as lstopo writes (lstopo "
+      "machine.xml)",
+      xml_file);
   Machine machine = machine_of(topology.get());
   put_in_order(machine);
   return machine;

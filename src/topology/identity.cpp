@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/identity.hpp"
 
 #include <unistd.h>
@@ -31,9 +32,10 @@ HostIdentity read_host_identity(const std::string& override_id) {
   // The boot id alone tells running systems apart; the machine id is missing in many containers.
   const std::string machine = first_line("/etc/machine-id");
   const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
-  require(!boot.empty() || !machine.empty(), Code::system,
-          "this host has neither /etc/machine-id nor /proc/sys/kernel/random/boot_id; set SHOAL_HOST_ID to a text of "
-          "its own on each host");
+  require(
+      !boot.empty() || !machine.empty(), Code::system,
+      "this host has neither /etc/machine-id nor /proc/sys/kernel/random/boot_id; set SHOAL_HOST_ID to a text of "
+      "its own on each host");
   return {machine + "/" + boot, host_name()};
 }
 
@@ -42,7 +44,8 @@ Placement place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
   std::unordered_map<std::string, std::int32_t> numbers;
   std::vector<std::vector<Pe>> pes_of_host;
   for (std::size_t pe = 0; pe < hosts.size(); ++pe) {
-    const auto [entry, is_new] = numbers.emplace(hosts[pe].id, static_cast<std::int32_t>(pes_of_host.size()));
+    const auto [entry, is_new] =
+        numbers.emplace(hosts[pe].id, static_cast<std::int32_t>(pes_of_host.size()));
     if (is_new) pes_of_host.emplace_back();
     pes_of_host[static_cast<std::size_t>(entry->second)].push_back(static_cast<Pe>(pe));
     result.host_of.push_back(entry->second);
@@ -54,16 +57,18 @@ Placement place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
   const auto name_of_host = [&](const std::vector<Pe>& pes) {
     return hosts[static_cast<std::size_t>(pes.front())].name;
   };
-  require(least->size() == most->size(), Code::invalid_argument,
-          "host {} (PE {}) has {} PEs, host {} (PE {}) has {}; every host must have the same number. If these are one "
-          "host or more "
-          "hosts than that, set SHOAL_HOST_ID",
-          name_of_host(*least), least->front(), least->size(), name_of_host(*most), most->front(), most->size());
+  require(
+      least->size() == most->size(), Code::invalid_argument,
+      "host {} (PE {}) has {} PEs, host {} (PE {}) has {}; every host must have the same number. If these are one "
+      "host or more hosts than that, set SHOAL_HOST_ID",
+      name_of_host(*least), least->front(), least->size(), name_of_host(*most), most->front(),
+      most->size());
 
   const auto per_host = static_cast<std::int64_t>(most->size());
   const std::int64_t per_node = node_size == 0 ? per_host : node_size;
   require(per_host % per_node == 0, Code::invalid_argument,
-          "SHOAL_NODE_SIZE is {}, which does not divide the {} PEs of each host", node_size, per_host);
+          "SHOAL_NODE_SIZE is {}, which does not divide the {} PEs of each host", node_size,
+          per_host);
   result.pes_per_node = static_cast<std::int32_t>(per_node);
   result.node_of.resize(hosts.size());
   result.index_on_node.resize(hosts.size());

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/machine.hpp"
 
 #include <algorithm>
@@ -13,7 +14,8 @@ namespace {
 std::int64_t hex(std::string_view text, std::int64_t most) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  const bool good = error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most;
+  const bool good =
+      error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most;
   return good ? value : -1;
 }
 
@@ -33,16 +35,19 @@ Distance distance(const Location& a, const Location& b) noexcept {
   std::size_t common = 0;
   while (common < shorter && a.path[common] == b.path[common]) ++common;
   if (common == 0) return a.numa >= 0 && a.numa == b.numa ? Distance::node : Distance::sys;
-  if (common == shorter && a.path.size() == b.path.size()) return Distance::pix;  // one and the same device
+  if (common == shorter && a.path.size() == b.path.size())
+    return Distance::pix;  // one and the same device
   if (common == 1) return Distance::phb;
-  // Below the bridge that both share a device has its port of the switch at most; anything more is a second switch.
+  // Below the bridge that both share a device has its port of the switch at most; anything more is
+  // a second switch.
   return std::max(a.path.size(), b.path.size()) - common <= 2 ? Distance::pix : Distance::pxb;
 }
 
 std::string normal_pci_address(std::string_view text) {
   const std::size_t dot = text.rfind('.');
   const std::size_t colon = text.rfind(':', dot);
-  const std::size_t first = colon == std::string_view::npos || colon == 0 ? colon : text.rfind(':', colon - 1);
+  const std::size_t first =
+      colon == std::string_view::npos || colon == 0 ? colon : text.rfind(':', colon - 1);
   if (dot != std::string_view::npos && colon != std::string_view::npos && colon > 0) {
     const bool has_domain = first != std::string_view::npos;
     const std::size_t bus_start = has_domain ? first + 1 : 0;
@@ -53,8 +58,8 @@ std::string normal_pci_address(std::string_view text) {
     if (domain >= 0 && bus >= 0 && device >= 0 && function >= 0)
       return fmt::format("{:04x}:{:02x}:{:02x}.{:x}", domain, bus, device, function);
   }
-  fail(Code::invalid_argument, "\"{}\" is no PCI address; allowed: domain:bus:device.function, such as 0000:19:00.0",
-       text);
+  fail(Code::invalid_argument,
+       "\"{}\" is no PCI address; allowed: domain:bus:device.function, such as 0000:19:00.0", text);
 }
 
 void put_in_order(Machine& machine) {
@@ -64,7 +69,8 @@ void put_in_order(Machine& machine) {
   }
   std::ranges::sort(machine.gpus, {}, [](const Gpu& gpu) { return gpu.at.pci(); });
   std::ranges::sort(machine.nics, {}, [](const Nic& nic) {
-    return std::tuple(nic.kind, nic.at.pci(), nic.name.size(), std::string_view(nic.name), nic.port);
+    return std::tuple(nic.kind, nic.at.pci(), nic.name.size(), std::string_view(nic.name),
+                      nic.port);
   });
 }
 

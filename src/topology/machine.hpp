@@ -1,4 +1,6 @@
-// machine.hpp: what a host looks like to a network: its GPUs, its NICs and how far apart they are (requirement D13).
+// SPDX-License-Identifier: Apache-2.0
+// machine.hpp: what a host looks like to a network: its GPUs, its NICs and how far apart they are
+// (requirement D13).
 #pragma once
 
 #include <compare>
@@ -24,8 +26,8 @@ std::string_view name_of(Distance distance) noexcept;
 
 /// Where a device or a PE is.
 struct Location {
-  /// From the processor to the device: the host bridge ("pci0000:15"), the PCI addresses of the bridges below it, the
-  /// device's own. Empty for what is no PCI device.
+  /// From the processor to the device: the host bridge ("pci0000:15"), the PCI addresses of the
+  /// bridges below it, the device's own. Empty for what is no PCI device.
   std::vector<std::string> path;
   std::int32_t numa = -1;  ///< NUMA node; -1: not known
 
@@ -48,10 +50,12 @@ struct Nic {
   std::int32_t port = 1;  ///< 1 for what has no ports
   Kind kind = Kind::rdma;
   Location at;
-  std::int32_t rate = 0;   ///< Gb/s; 0: not known
-  std::int32_t plane = 0;  ///< ports of different planes do not reach each other; numbered within this machine
+  std::int32_t rate = 0;  ///< Gb/s; 0: not known
+  std::int32_t plane =
+      0;  ///< ports of different planes do not reach each other; numbered within this machine
   bool up = true;
-  std::string network{};  ///< the plane by a name that means the same on other hosts; empty: not known
+  std::string
+      network{};  ///< the plane by a name that means the same on other hosts; empty: not known
 
   /// "mlx5_0:1" for RDMA devices, else the name.
   std::string label() const;
@@ -70,16 +74,17 @@ Distance distance(const Location& a, const Location& b) noexcept;
 /// Throws Error{invalid_argument} for anything else.
 std::string normal_pci_address(std::string_view text);
 
-/// Brings GPUs and NICs into the order that Machine promises; with one NUMA node everything is on it.
+/// Brings GPUs and NICs into the order that Machine promises; with one NUMA node everything is on
+/// it.
 void put_in_order(Machine& machine);
 
 /// The machine that this process runs on: hwloc, and sysfs for what hwloc does not know.
 /// Throws Error{system} where hwloc fails.
 Machine read_machine();
 
-/// A described machine: a file that hwloc wrote (lstopo machine.xml) or that somebody wrote in its place. Besides
-/// hwloc's own infos of RDMA devices (Port1State...) it may have Port<n>Rate in Gb/s and Port<n>Plane. Throws
-/// Error{invalid_argument} naming the file when hwloc cannot read it.
+/// A described machine: a file that hwloc wrote (lstopo machine.xml) or that somebody wrote in its
+/// place. Besides hwloc's own infos of RDMA devices (Port1State...) it may have Port<n>Rate in Gb/s
+/// and Port<n>Plane. Throws Error{invalid_argument} naming the file when hwloc cannot read it.
 Machine read_machine(const std::string& xml_file);
 
 }  // namespace shoal::topology

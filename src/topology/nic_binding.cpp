@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/nic_binding.hpp"
 
 #include <fmt/ranges.h>
@@ -42,7 +43,8 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 std::optional<std::int32_t> positive(std::string_view text) {
   std::int32_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool good = error == std::errc{} && end == text.data() + text.size() && value > 0 && value <= kMostOfAKind;
+  const bool good = error == std::errc{} && end == text.data() + text.size() && value > 0 &&
+                    value <= kMostOfAKind;
   return good ? std::optional(value) : std::nullopt;
 }
 
@@ -53,15 +55,17 @@ struct Source {
 };
 
 Source list_source(const NicBinding& binding) {
-  return {"SHOAL_NIC_LIST", binding.list,
-          "a comma list of name or name:port, a leading ^ to exclude the whole list, such as \"mlx5_0:1,mlx5_2\" or "
-          "\"^mlx5_4\"",
-          2};
+  return {
+      "SHOAL_NIC_LIST", binding.list,
+      "a comma list of name or name:port, a leading ^ to exclude the whole list, such as \"mlx5_0:1,mlx5_2\" or "
+      "\"^mlx5_4\"",
+      2};
 }
 
 Source mapping_source(const NicBinding& binding) {
   return {"SHOAL_NIC_MAPPING", binding.mapping,
-          "a comma list of name, name:port or name:port:count, such as \"mlx5_0:1:4,mlx5_1:1:4\"", 3};
+          "a comma list of name, name:port or name:port:count, such as \"mlx5_0:1:4,mlx5_1:1:4\"",
+          3};
 }
 
 std::vector<Entry> parse(const Source& source, std::string_view text) {
@@ -69,15 +73,16 @@ std::vector<Entry> parse(const Source& source, std::string_view text) {
   for (const std::string_view item : split(text, ',')) {
     const std::vector<std::string_view> fields = split(item, ':');
     Entry entry{std::string(item), std::string(fields[0]), std::nullopt, 1};
-    bool good = !entry.name.empty() && entry.name.find('^') == std::string::npos && fields.size() <= source.most_fields;
+    bool good = !entry.name.empty() && entry.name.find('^') == std::string::npos &&
+                fields.size() <= source.most_fields;
     if (good && fields.size() > 1) good = (entry.port = positive(fields[1])).has_value();
     if (good && fields.size() > 2) {
       const auto count = positive(fields[2]);
       good = count.has_value();
       entry.count = count.value_or(1);
     }
-    require(good, Code::invalid_argument, "{} is \"{}\": \"{}\" is malformed; allowed: {}", source.setting, source.text,
-            item, source.form);
+    require(good, Code::invalid_argument, "{} is \"{}\": \"{}\" is malformed; allowed: {}",
+            source.setting, source.text, item, source.form);
     entries.push_back(std::move(entry));
   }
   return entries;
@@ -104,11 +109,14 @@ std::string suggestion(const Machine& machine, std::string_view name) {
   const Nic* nearest = nullptr;
   for (const Nic& nic : machine.nics) {
     labels.push_back(nic.label() + (nic.up ? "" : " (down)"));
-    if (nearest == nullptr || edit_distance(name, nic.name) < edit_distance(name, nearest->name)) nearest = &nic;
+    if (nearest == nullptr || edit_distance(name, nic.name) < edit_distance(name, nearest->name))
+      nearest = &nic;
   }
   if (nearest == nullptr) return "; this host has no NICs";
-  const bool alike = !name.empty() && edit_distance(name, nearest->name) <= std::max<std::size_t>(2, name.size() / 3);
-  return fmt::format("{} This host has: {}", alike ? fmt::format("; did you mean {}?", nearest->name) : ".",
+  const bool alike = !name.empty() && edit_distance(name, nearest->name) <=
+                                          std::max<std::size_t>(2, name.size() / 3);
+  return fmt::format("{} This host has: {}",
+                     alike ? fmt::format("; did you mean {}?", nearest->name) : ".",
                      fmt::join(labels, ", "));
 }
 
@@ -119,26 +127,31 @@ std::vector<std::int32_t> named(const Machine& machine, const Source& source, co
   for (std::size_t i = 0; i < machine.nics.size(); ++i) {
     if (machine.nics[i].name != entry.name) continue;
     known = true;
-    if (!entry.port || *entry.port == machine.nics[i].port) found.push_back(static_cast<std::int32_t>(i));
+    if (!entry.port || *entry.port == machine.nics[i].port)
+      found.push_back(static_cast<std::int32_t>(i));
   }
-  require(known, Code::invalid_argument, "{} is \"{}\": no NIC is called \"{}\"{}", source.setting, source.text,
-          entry.name, suggestion(machine, entry.name));
-  require(!found.empty(), Code::invalid_argument, "{} is \"{}\": \"{}\" names a port that {} does not have{}",
-          source.setting, source.text, entry.text, entry.name, suggestion(machine, entry.name));
+  require(known, Code::invalid_argument, "{} is \"{}\": no NIC is called \"{}\"{}", source.setting,
+          source.text, entry.name, suggestion(machine, entry.name));
+  require(!found.empty(), Code::invalid_argument,
+          "{} is \"{}\": \"{}\" names a port that {} does not have{}", source.setting, source.text,
+          entry.text, entry.name, suggestion(machine, entry.name));
   return found;
 }
 
 /// As `named`, of those that are up: at least one.
-std::vector<std::int32_t> named_and_up(const Machine& machine, const Source& source, const Entry& entry) {
+std::vector<std::int32_t> named_and_up(const Machine& machine, const Source& source,
+                                       const Entry& entry) {
   std::vector<std::int32_t> found = named(machine, source, entry);
-  std::erase_if(found, [&](std::int32_t nic) { return !machine.nics[static_cast<std::size_t>(nic)].up; });
+  std::erase_if(found,
+                [&](std::int32_t nic) { return !machine.nics[static_cast<std::size_t>(nic)].up; });
   require(!found.empty(), Code::invalid_argument,
-          "{} is \"{}\": \"{}\" is down; connect it or take it out of the setting{}", source.setting, source.text,
-          entry.text, suggestion(machine, ""));
+          "{} is \"{}\": \"{}\" is down; connect it or take it out of the setting{}",
+          source.setting, source.text, entry.text, suggestion(machine, ""));
   return found;
 }
 
-void leave_out_if(const Machine& machine, UsableNics& result, std::string_view why, auto&& condition) {
+void leave_out_if(const Machine& machine, UsableNics& result, std::string_view why,
+                  auto&& condition) {
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
     if (result.left_out[i].empty() && condition(machine.nics[i])) result.left_out[i] = why;
 }
@@ -159,11 +172,12 @@ UsableNics usable_nics(const Machine& machine, const NicBinding& binding) {
     for (const Entry& entry : parse(source, text)) {
       for (const std::int32_t nic : named_and_up(machine, source, entry)) {
         std::string& reason = result.left_out[static_cast<std::size_t>(nic)];
-        require(!reason.empty(), Code::invalid_argument,
-                "{} is \"{}\": {} is listed twice; to give a port more PEs than others use SHOAL_NIC_MAPPING, such as "
-                "\"{}:2\"",
-                source.setting, source.text, machine.nics[static_cast<std::size_t>(nic)].label(),
-                machine.nics[static_cast<std::size_t>(nic)].label());
+        require(
+            !reason.empty(), Code::invalid_argument,
+            "{} is \"{}\": {} is listed twice; to give a port more PEs than others use SHOAL_NIC_MAPPING, such as "
+            "\"{}:2\"",
+            source.setting, source.text, machine.nics[static_cast<std::size_t>(nic)].label(),
+            machine.nics[static_cast<std::size_t>(nic)].label());
         reason.clear();
         result.nics.push_back(nic);
       }
@@ -180,28 +194,32 @@ UsableNics usable_nics(const Machine& machine, const NicBinding& binding) {
   std::int32_t fastest = 0;
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
     if (result.left_out[i].empty()) best = std::min(best, machine.nics[i].kind);
-  leave_out_if(machine, result,
-               best == Nic::Kind::rdma ? "there are RDMA devices" : "there are interfaces of PCI devices",
-               [&](const Nic& nic) { return nic.kind != best; });
+  leave_out_if(
+      machine, result,
+      best == Nic::Kind::rdma ? "there are RDMA devices" : "there are interfaces of PCI devices",
+      [&](const Nic& nic) { return nic.kind != best; });
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
     if (result.left_out[i].empty()) fastest = std::max(fastest, machine.nics[i].rate);
-  leave_out_if(machine, result, "less than half as fast as others; to use it name it in SHOAL_NIC_LIST",
+  leave_out_if(machine, result,
+               "less than half as fast as others; to use it name it in SHOAL_NIC_LIST",
                [&](const Nic& nic) { return nic.rate > 0 && nic.rate * 2 < fastest; });
   std::map<std::int32_t, int> ports;  // of each plane
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
     if (result.left_out[i].empty()) ++ports[machine.nics[i].plane];
   int most = 0;
   for (const auto& [plane, count] : ports) most = std::max(most, count);
-  leave_out_if(machine, result, "its plane has far fewer ports than another; to use it name it in SHOAL_NIC_LIST",
+  leave_out_if(machine, result,
+               "its plane has far fewer ports than another; to use it name it in SHOAL_NIC_LIST",
                [&](const Nic& nic) { return ports[nic.plane] * 4 < most * 3; });
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
     if (result.left_out[i].empty()) result.nics.push_back(static_cast<std::int32_t>(i));
-  require(!result.nics.empty() || text.empty(), Code::invalid_argument, "{} is \"{}\": nothing is left{}",
-          source.setting, source.text, suggestion(machine, ""));
+  require(!result.nics.empty() || text.empty(), Code::invalid_argument,
+          "{} is \"{}\": nothing is left{}", source.setting, source.text, suggestion(machine, ""));
   return result;
 }
 
-std::vector<std::int32_t> mapped_nics(const Machine& machine, const NicBinding& binding, std::int32_t seats) {
+std::vector<std::int32_t> mapped_nics(const Machine& machine, const NicBinding& binding,
+                                      std::int32_t seats) {
   const Source source = mapping_source(binding);
   require(
       trim(binding.list).empty() && !binding.round_robin, Code::invalid_argument,
@@ -219,10 +237,12 @@ std::vector<std::int32_t> mapped_nics(const Machine& machine, const NicBinding& 
   // The cure: the same ports, shared out evenly.
   std::vector<std::string> even;
   for (std::size_t i = 0; i < ports.size(); ++i) {
-    const std::size_t count = (static_cast<std::size_t>(seats) + ports.size() - 1 - i) / ports.size();
+    const std::size_t count =
+        (static_cast<std::size_t>(seats) + ports.size() - 1 - i) / ports.size();
     if (count > 0) even.push_back(fmt::format("{}:{}", ports[i], count));
   }
-  fail(Code::invalid_argument, "{} is \"{}\": it has places for {} PEs, and this host has {}; such as \"{}\"",
+  fail(Code::invalid_argument,
+       "{} is \"{}\": it has places for {} PEs, and this host has {}; such as \"{}\"",
        source.setting, source.text, result.size(), seats, fmt::join(even, ","));
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/nic_plan.hpp"
 
 #include <fmt/ranges.h>
@@ -37,28 +38,31 @@ std::vector<std::int32_t> identity_order(std::size_t count) {
   return order;
 }
 
-std::vector<std::int32_t> in_both(std::span<const std::int32_t> a, std::span<const std::int32_t> b) {
+std::vector<std::int32_t> in_both(std::span<const std::int32_t> a,
+                                  std::span<const std::int32_t> b) {
   std::vector<std::int32_t> both;
   std::ranges::set_intersection(a, b, std::back_inserter(both));
   return both;
 }
 
-void plan_by_distance(const Machine& machine, std::span<const Location> seats, std::span<const std::int32_t> usable,
-                      NicPlan& plan) {
+void plan_by_distance(const Machine& machine, std::span<const Location> seats,
+                      std::span<const std::int32_t> usable, NicPlan& plan) {
   // Seats by place, so that their order of enumeration does not decide.
   std::vector<std::int32_t> order = identity_order(seats.size());
-  std::ranges::sort(
-      order, {}, [&](std::int32_t seat) { return std::tuple<const Location&, std::int32_t>(seats[at(seat)], seat); });
+  std::ranges::sort(order, {}, [&](std::int32_t seat) {
+    return std::tuple<const Location&, std::int32_t>(seats[at(seat)], seat);
+  });
   std::map<std::int32_t, std::vector<std::int32_t>> planes;
   for (const std::int32_t nic : usable) planes[machine.nics[at(nic)].plane].push_back(nic);
   for (const auto& [plane, nics] : planes) {
     std::vector<std::vector<Distance>> table;
     for (const std::int32_t seat : order) {
       table.emplace_back();
-      for (const std::int32_t nic : nics) table.back().push_back(distance(seats[at(seat)], machine.nics[at(nic)].at));
+      for (const std::int32_t nic : nics)
+        table.back().push_back(distance(seats[at(seat)], machine.nics[at(nic)].at));
     }
-    const auto per_seat =
-        static_cast<std::int32_t>(std::max<std::size_t>(1, nics.size() / std::max<std::size_t>(1, seats.size())));
+    const auto per_seat = static_cast<std::int32_t>(
+        std::max<std::size_t>(1, nics.size() / std::max<std::size_t>(1, seats.size())));
     const auto assigned = assign_by_distance(table, cards_of(machine, nics), per_seat);
     for (std::size_t i = 0; i < order.size(); ++i)
       for (const std::int32_t nic : assigned[i])
@@ -75,22 +79,27 @@ std::vector<Location> host_seats(const Machine& machine, std::int32_t pes) {
   return seats;
 }
 
-std::int32_t seat_of(const Machine& machine, std::int32_t seats, std::string_view gpu, std::int32_t local_index) {
+std::int32_t seat_of(const Machine& machine, std::int32_t seats, std::string_view gpu,
+                     std::int32_t local_index) {
   if (gpu.empty()) return local_index % seats;
   const std::string address = normal_pci_address(gpu);
-  const auto found = std::ranges::find(machine.gpus, address, [](const Gpu& entry) { return entry.at.pci(); });
-  require(found != machine.gpus.end(), Code::invalid_argument, "this machine has no GPU {}; it has {} others", address,
-          machine.gpus.size());
+  const auto found =
+      std::ranges::find(machine.gpus, address, [](const Gpu& entry) { return entry.at.pci(); });
+  require(found != machine.gpus.end(), Code::invalid_argument,
+          "this machine has no GPU {}; it has {} others", address, machine.gpus.size());
   return static_cast<std::int32_t>(found - machine.gpus.begin());
 }
 
-std::vector<std::vector<std::int32_t>> assign_by_distance(std::span<const std::vector<Distance>> table,
-                                                          std::span<const std::int32_t> card, std::int32_t per_seat) {
+std::vector<std::vector<std::int32_t>> assign_by_distance(
+    std::span<const std::vector<Distance>> table, std::span<const std::int32_t> card,
+    std::int32_t per_seat) {
   const std::size_t n_nics = card.size();
   std::vector<std::set<std::int32_t>> held(table.size());
   std::vector<std::int32_t> load(n_nics), card_load(n_nics);
   if (n_nics == 0) return std::vector<std::vector<std::int32_t>>(table.size());
-  const auto nearest = [&](std::int32_t seat) { return *std::ranges::min_element(table[at(seat)]); };
+  const auto nearest = [&](std::int32_t seat) {
+    return *std::ranges::min_element(table[at(seat)]);
+  };
   const auto give = [&](std::int32_t seat, std::int32_t nic, std::int32_t amount) {
     amount > 0 ? (void)held[at(seat)].insert(nic) : (void)held[at(seat)].erase(nic);
     load[at(nic)] += amount;
@@ -99,7 +108,9 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(std::span<const std::v
   /// The nearest NIC with the least load that the seat does not hold yet; -1: it holds them all.
   const auto best_for = [&](std::int32_t seat) {
     std::int32_t best = -1;
-    const auto key = [&](std::int32_t nic) { return std::tuple(load[at(nic)], card_load[at(card[at(nic)])], nic); };
+    const auto key = [&](std::int32_t nic) {
+      return std::tuple(load[at(nic)], card_load[at(card[at(nic)])], nic);
+    };
     for (std::int32_t nic = 0; at(nic) < n_nics; ++nic)
       if (table[at(seat)][at(nic)] == nearest(seat) && !held[at(seat)].contains(nic) &&
           (best < 0 || key(nic) < key(best)))
@@ -119,8 +130,8 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(std::span<const std::v
     for (const std::int32_t seat : order) {
       const std::int32_t to = best_for(seat);
       if (to < 0) continue;
-      const std::int32_t from =
-          *std::ranges::max_element(held[at(seat)], {}, [&](std::int32_t nic) { return load[at(nic)]; });
+      const std::int32_t from = *std::ranges::max_element(
+          held[at(seat)], {}, [&](std::int32_t nic) { return load[at(nic)]; });
       if (load[at(from)] - load[at(to)] < 2) continue;
       give(seat, from, -1);
       give(seat, to, 1);
@@ -132,7 +143,8 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(std::span<const std::v
   return result;
 }
 
-NicPlan plan_nics(const Machine& machine, std::span<const Location> seats, const NicBinding& binding) {
+NicPlan plan_nics(const Machine& machine, std::span<const Location> seats,
+                  const NicBinding& binding) {
   NicPlan plan;
   plan.of_seat.resize(seats.size());
   plan.load.resize(machine.nics.size());
@@ -148,7 +160,8 @@ NicPlan plan_nics(const Machine& machine, std::span<const Location> seats, const
     UsableNics usable = usable_nics(machine, binding);
     if (!usable.nics.empty()) {
       if (binding.round_robin) {
-        for (std::size_t seat = 0; seat < seats.size(); ++seat) use(seat, usable.nics[seat % usable.nics.size()]);
+        for (std::size_t seat = 0; seat < seats.size(); ++seat)
+          use(seat, usable.nics[seat % usable.nics.size()]);
       } else {
         plan_by_distance(machine, seats, usable.nics, plan);
       }
@@ -163,16 +176,19 @@ NicPlan plan_nics(const Machine& machine, std::span<const Location> seats, const
     if (plan.load[nic] > 0) {
       plan.unused[nic].clear();
     } else if (plan.unused[nic].empty()) {
-      plan.unused[nic] = binding.round_robin ? "more NICs than PEs" : "every PE has others that are nearer, or enough";
+      plan.unused[nic] = binding.round_robin ? "more NICs than PEs"
+                                             : "every PE has others that are nearer, or enough";
     }
   }
   return plan;
 }
 
-std::vector<std::string> remarks(const Machine& machine, std::span<const Location> seats, const NicPlan& plan) {
+std::vector<std::string> remarks(const Machine& machine, std::span<const Location> seats,
+                                 const NicPlan& plan) {
   std::vector<std::string> result;
   for (std::size_t seat = 0; seat < seats.size(); ++seat) {
-    if (plan.of_seat[seat].empty()) return {"no NIC is there to use: PEs of this host reach no other host"};
+    if (plan.of_seat[seat].empty())
+      return {"no NIC is there to use: PEs of this host reach no other host"};
     if (seats[seat].path.empty()) continue;
     for (const NicUse& use : plan.of_seat[seat])
       if (use.distance > Distance::pxb)
@@ -219,12 +235,15 @@ void check_rails(std::span<const std::vector<Pe>> rails, std::span<const RailEnd
     for (const Pe a : rails[rail]) {
       for (const Pe b : rails[rail]) {
         const RailEnd &mine = ends[at(a)], &other = ends[at(b)];
-        if (a >= b || mine.host == other.host || mine.networks.empty() || other.networks.empty()) continue;
-        require(std::ranges::find_first_of(mine.networks, other.networks) != mine.networks.end(), Code::unsupported,
-                "rail {} is cut: PE {} on host {} has {} on [{}], PE {} on host {} has {} on [{}], which do not reach "
-                "each other; bind NICs of one plane with SHOAL_NIC_LIST",
-                rail, a, mine.host_name, fmt::join(mine.nics, ", "), fmt::join(mine.networks, ", "), b, other.host_name,
-                fmt::join(other.nics, ", "), fmt::join(other.networks, ", "));
+        if (a >= b || mine.host == other.host || mine.networks.empty() || other.networks.empty())
+          continue;
+        require(
+            std::ranges::find_first_of(mine.networks, other.networks) != mine.networks.end(),
+            Code::unsupported,
+            "rail {} is cut: PE {} on host {} has {} on [{}], PE {} on host {} has {} on [{}], which do not reach "
+            "each other; bind NICs of one plane with SHOAL_NIC_LIST",
+            rail, a, mine.host_name, fmt::join(mine.nics, ", "), fmt::join(mine.networks, ", "), b,
+            other.host_name, fmt::join(other.nics, ", "), fmt::join(other.networks, ", "));
       }
     }
   }

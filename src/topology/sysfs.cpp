@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/sysfs.hpp"
 
 #include <algorithm>
@@ -55,7 +56,8 @@ Location location_of(const fs::path& device) {
     if (name.starts_with("pci") && name.find(':') != std::string::npos) {
       at.path = {name};
     } else if (!at.path.empty()) {
-      if (std::ranges::count(name, ':') != 2) break;  // virtio2 and the like hang below their PCI device
+      if (std::ranges::count(name, ':') != 2)
+        break;  // virtio2 and the like hang below their PCI device
       at.path.push_back(name);
     }
   }
@@ -100,7 +102,8 @@ void add_rdma(Machine& machine, const fs::path& root) {
   for (const auto& [label, subnet] : subnets) planes.insert(subnet);
   for (Nic& nic : machine.nics)
     if (const auto subnet = subnets.find(nic.label()); subnet != subnets.end()) {
-      nic.plane = static_cast<std::int32_t>(std::distance(planes.begin(), planes.find(subnet->second)));
+      nic.plane =
+          static_cast<std::int32_t>(std::distance(planes.begin(), planes.find(subnet->second)));
       nic.network = subnet->second;
     }
   for (const fs::path& device : entries(root / "class/cxi")) {
@@ -114,7 +117,8 @@ void add_rdma(Machine& machine, const fs::path& root) {
 void add_interfaces(Machine& machine, const fs::path& root) {
   for (const fs::path& interface : entries(root / "class/net")) {
     const auto type = number_of(interface / "type");
-    if ((type != kArpEthernet && type != kArpInfiniband) || fs::exists(interface / "bridge")) continue;
+    if ((type != kArpEthernet && type != kArpInfiniband) || fs::exists(interface / "bridge"))
+      continue;
     Nic like;
     like.name = interface.filename();
     like.at = location_of(interface / "device");
@@ -132,7 +136,8 @@ void add_interfaces(Machine& machine, const fs::path& root) {
 void complete_from_sysfs(Machine& machine, const fs::path& root) {
   for (Gpu& gpu : machine.gpus)
     if (gpu.at.numa < 0)
-      gpu.at.numa = number_of(root / "bus/pci/devices" / gpu.at.path.back() / "numa_node").value_or(-1);
+      gpu.at.numa =
+          number_of(root / "bus/pci/devices" / gpu.at.path.back() / "numa_node").value_or(-1);
   add_rdma(machine, root);
   add_interfaces(machine, root);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/self/self.hpp"
 #include "transport/shm/shm.hpp"
 #include "transport/transport.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/mapped.hpp"
 
 #include <atomic>
@@ -9,22 +10,27 @@ namespace shoal::transport {
 namespace {
 
 void copy_in(std::byte* target, const void* source, std::size_t bytes) {
-  if (bytes == 8 && is_aligned<std::uint64_t>(target)) return store_word<std::uint64_t>(target, source);
-  if (bytes == 4 && is_aligned<std::uint32_t>(target)) return store_word<std::uint32_t>(target, source);
+  if (bytes == 8 && is_aligned<std::uint64_t>(target))
+    return store_word<std::uint64_t>(target, source);
+  if (bytes == 4 && is_aligned<std::uint32_t>(target))
+    return store_word<std::uint32_t>(target, source);
   if (bytes != 0) std::memmove(target, source, bytes);  // a put to the own PE may overlap
 }
 
 void copy_out(void* target, std::byte* source, std::size_t bytes) {
-  if (bytes == 8 && is_aligned<std::uint64_t>(source)) return load_word<std::uint64_t>(target, source);
-  if (bytes == 4 && is_aligned<std::uint32_t>(source)) return load_word<std::uint32_t>(target, source);
+  if (bytes == 8 && is_aligned<std::uint64_t>(source))
+    return load_word<std::uint64_t>(target, source);
+  if (bytes == 4 && is_aligned<std::uint32_t>(source))
+    return load_word<std::uint32_t>(target, source);
   if (bytes != 0) std::memmove(target, source, bytes);
 }
 
 void full_fence() {
 #pragma GCC diagnostic push
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#pragma GCC diagnostic ignored \
-    "-Wtsan"  // ThreadSanitizer ignores fences: it sees less order than there is, and no test relies on it
+#pragma GCC diagnostic ignored                                           \
+    "-Wtsan"  // ThreadSanitizer ignores fences: it sees less order than \
+              // there is, and no test relies on it
 #endif
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #pragma GCC diagnostic pop
@@ -48,18 +54,22 @@ void MappedTransport::get_nbi(void* target, Pe pe, std::size_t offset, std::size
   get(target, pe, offset, bytes);
 }
 
-void MappedTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
-                                  std::size_t source_stride, std::size_t element, std::size_t count) {
+void MappedTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_stride,
+                                  const void* source, std::size_t source_stride,
+                                  std::size_t element, std::size_t count) {
   std::byte* const target = mapping(pe) + offset;
   const auto* const from = static_cast<const std::byte*>(source);
-  for (std::size_t i = 0; i < count; ++i) copy_in(target + i * target_stride, from + i * source_stride, element);
+  for (std::size_t i = 0; i < count; ++i)
+    copy_in(target + i * target_stride, from + i * source_stride, element);
 }
 
-void MappedTransport::get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
-                                  std::size_t source_stride, std::size_t element, std::size_t count) {
+void MappedTransport::get_strided(void* target, std::size_t target_stride, Pe pe,
+                                  std::size_t offset, std::size_t source_stride,
+                                  std::size_t element, std::size_t count) {
   std::byte* const source = mapping(pe) + offset;
   auto* const to = static_cast<std::byte*>(target);
-  for (std::size_t i = 0; i < count; ++i) copy_out(to + i * target_stride, source + i * source_stride, element);
+  for (std::size_t i = 0; i < count; ++i)
+    copy_out(to + i * target_stride, source + i * source_stride, element);
 }
 
 std::uint64_t MappedTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // mapped.hpp: the operations of transports whose peers' segments lie in this address space.
 //
-// Memory order. A signal is a release store (or add) and is read by an acquire load: puts before it are visible to who
-// has seen it. Atomics are acquire-release. Plain words written by put are stored atomically, so that polling them is
-// no data race. All of it is complete when it returns; fence and quiet order it for observers that use no signal.
+// Memory order. A signal is a release store (or add) and is read by an acquire load: puts before it
+// are visible to who has seen it. Atomics are acquire-release. Plain words written by put are
+// stored atomically, so that polling them is no data race. All of it is complete when it returns;
+// fence and quiet order it for observers that use no signal.
 #pragma once
 
 #include "transport/transport.hpp"
@@ -15,15 +17,15 @@ class MappedTransport : public Transport {
   void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) final;
   void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) final;
   void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) final;
-  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source, std::size_t source_stride,
-                   std::size_t element, std::size_t count) final;
-  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset, std::size_t source_stride,
-                   std::size_t element, std::size_t count) final;
-  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                       std::size_t width) final;
+  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
+                   std::size_t source_stride, std::size_t element, std::size_t count) final;
+  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
+                   std::size_t source_stride, std::size_t element, std::size_t count) final;
+  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                       std::uint64_t compare, std::size_t width) final;
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) final;
-  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
-                  SignalOp op, std::uint64_t value) final;
+  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
+                  std::size_t signal_offset, SignalOp op, std::uint64_t value) final;
   void fence(Pe pe) final;
   void quiet() final;
 

@@ -1,4 +1,6 @@
-// Network transports are modules: what they stand on (libfabric, UCX) is not needed to load or to build Shoal.
+// SPDX-License-Identifier: Apache-2.0
+// Network transports are modules: what they stand on (libfabric, UCX) is not needed to load or to
+// build Shoal.
 #include <array>
 
 #include "base/check.hpp"
@@ -12,7 +14,8 @@ namespace {
 /// Stands for a transport that could not be made: reaches nobody.
 class Unavailable final : public Transport {
  public:
-  Unavailable(std::string_view name, std::string reason) : name_(name), reason_(std::move(reason)) {}
+  Unavailable(std::string_view name, std::string reason)
+      : name_(name), reason_(std::move(reason)) {}
 
   std::string_view name() const noexcept override { return name_; }
   std::vector<std::byte> address() override { return {}; }
@@ -23,13 +26,21 @@ class Unavailable final : public Transport {
   void get(void*, Pe, std::size_t, std::size_t) override { refuse(); }
   void put_nbi(Pe, std::size_t, const void*, std::size_t) override { refuse(); }
   void get_nbi(void*, Pe, std::size_t, std::size_t) override { refuse(); }
-  void put_strided(Pe, std::size_t, std::size_t, const void*, std::size_t, std::size_t, std::size_t) override {
+  void put_strided(Pe, std::size_t, std::size_t, const void*, std::size_t, std::size_t,
+                   std::size_t) override {
     refuse();
   }
-  void get_strided(void*, std::size_t, Pe, std::size_t, std::size_t, std::size_t, std::size_t) override { refuse(); }
-  std::uint64_t atomic(Pe, AtomicOp, std::size_t, std::uint64_t, std::uint64_t, std::size_t) override { refuse(); }
+  void get_strided(void*, std::size_t, Pe, std::size_t, std::size_t, std::size_t,
+                   std::size_t) override {
+    refuse();
+  }
+  std::uint64_t atomic(Pe, AtomicOp, std::size_t, std::uint64_t, std::uint64_t,
+                       std::size_t) override {
+    refuse();
+  }
   void signal(Pe, std::size_t, SignalOp, std::uint64_t) override { refuse(); }
-  void put_signal(Pe, std::size_t, const void*, std::size_t, std::size_t, SignalOp, std::uint64_t) override {
+  void put_signal(Pe, std::size_t, const void*, std::size_t, std::size_t, SignalOp,
+                  std::uint64_t) override {
     refuse();
   }
   void fence(Pe) override {}
@@ -54,13 +65,15 @@ std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string r
 }
 
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context) {
-  const Plugin plugin = load_plugin(*context.settings, fmt::format("transport_{}", name), kModuleSymbol);
+  const Plugin plugin =
+      load_plugin(*context.settings, fmt::format("transport_{}", name), kModuleSymbol);
   if (plugin.symbol == nullptr) return make_unavailable(name, plugin.reason);
   const auto& module = *static_cast<const Module*>(plugin.symbol);
   if (module.version != kModuleVersion)
     return make_unavailable(
-        name, fmt::format("{} is of another build of Shoal (its version of the table is {}, this one's {})",
-                          plugin.file, module.version, kModuleVersion));
+        name, fmt::format(
+                  "{} is of another build of Shoal (its version of the table is {}, this one's {})",
+                  plugin.file, module.version, kModuleVersion));
   log::debug("PE {}: transport {} from {} ({})", context.my_pe, name, plugin.file, module.library);
   try {
     return module.make(context);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/scoped_timeout.hpp"
 
 #include <algorithm>
@@ -11,11 +12,11 @@ thread_local Clock::time_point end_of_patience = Clock::time_point::max();
 
 }  // namespace
 
-Patience::Patience(std::chrono::milliseconds limit) noexcept : before_(end_of_patience) {
+ScopedTimeout::ScopedTimeout(std::chrono::milliseconds limit) noexcept : before_(end_of_patience) {
   end_of_patience = std::min(before_, Clock::now() + limit);
 }
 
-Patience::~Patience() {
+ScopedTimeout::~ScopedTimeout() {
   end_of_patience = before_;
 }
 

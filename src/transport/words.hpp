@@ -1,5 +1,7 @@
-// words.hpp: single words as other PEs see them: stored, loaded and updated at once. Whoever carries out an operation
-// on a PE's memory, a peer that maps it or the PE's own progress thread, uses these, so that they agree.
+// SPDX-License-Identifier: Apache-2.0
+// words.hpp: single words as other PEs see them: stored, loaded and updated at once. Whoever
+// carries out an operation on a PE's memory, a peer that maps it or the PE's own progress thread,
+// uses these, so that they agree.
 #pragma once
 
 #include <atomic>
@@ -18,7 +20,8 @@ bool is_aligned(const void* pointer) {
 
 /// Would copying `bytes` bytes at `pointer` be one store, of 4 or 8 bytes?
 inline bool is_word(const void* pointer, std::size_t bytes) {
-  return (bytes == 8 && is_aligned<std::uint64_t>(pointer)) || (bytes == 4 && is_aligned<std::uint32_t>(pointer));
+  return (bytes == 8 && is_aligned<std::uint64_t>(pointer)) ||
+         (bytes == 4 && is_aligned<std::uint32_t>(pointer));
 }
 
 template <typename T>
@@ -60,11 +63,12 @@ T update_word(T& word, AtomicOp op, T operand, T compare) {
 }
 
 /// On a word of `width` bytes, 4 or 8, at `address`.
-inline std::uint64_t update_word(std::byte* address, std::size_t width, AtomicOp op, std::uint64_t operand,
-                                 std::uint64_t compare) {
-  if (width == 8) return update_word(*reinterpret_cast<std::uint64_t*>(address), op, operand, compare);
-  return update_word(*reinterpret_cast<std::uint32_t*>(address), op, static_cast<std::uint32_t>(operand),
-                     static_cast<std::uint32_t>(compare));
+inline std::uint64_t update_word(std::byte* address, std::size_t width, AtomicOp op,
+                                 std::uint64_t operand, std::uint64_t compare) {
+  if (width == 8)
+    return update_word(*reinterpret_cast<std::uint64_t*>(address), op, operand, compare);
+  return update_word(*reinterpret_cast<std::uint32_t*>(address), op,
+                     static_cast<std::uint32_t>(operand), static_cast<std::uint32_t>(compare));
 }
 
 /// A signal: what was written before it is visible to whoever sees it.

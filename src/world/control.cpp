@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world/control.hpp"
 
 #include "memory/host/segment.hpp"
@@ -11,7 +12,8 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
 
 }  // namespace
 
-ControlLayout::ControlLayout(Pe n_pes, std::int64_t max_teams) : n_pes_(static_cast<std::size_t>(n_pes)) {
+ControlLayout::ControlLayout(Pe n_pes, std::int64_t max_teams)
+    : n_pes_(static_cast<std::size_t>(n_pes)) {
   static_assert(sizeof(ProgressRecord) <= kLine && sizeof(StatusEntry) % kLine == 0 &&
                 sizeof(ExchangeEntry) % kLine == 0);
   const auto teams = static_cast<std::size_t>(max_teams);

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // control.hpp: the control block: what a PE's segment holds in front of the heap.
 //
-// Other PEs write into it through whatever transport reaches here, and its owner polls it. Nothing in it is ever
-// cleared: every word either only grows or carries the epoch of the operation that wrote it. Offsets count from the
-// start of the segment.
+// Other PEs write into it through whatever transport reaches here, and its owner polls it. Nothing
+// in it is ever cleared: every word either only grows or carries the epoch of the operation that
+// wrote it. Offsets count from the start of the segment.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +43,9 @@ struct ExchangeEntry {
   std::byte blob[kBlobBytes];
 };
 
-/// A record of the join board; written by one joining PE, polled by the owner of the board. The words of the set of
-/// free team indices follow it. `version` is odd while the record is being written.
+/// A record of the join board; written by one joining PE, polled by the owner of the board. The
+/// words of the set of free team indices follow it. `version` is odd while the record is being
+/// written.
 struct JoinRecord {
   std::uint64_t version;
   std::uint64_t id;
@@ -52,7 +54,8 @@ struct JoinRecord {
   std::uint64_t generation;
 };
 
-/// Where everything lies: a pure function of the number of PEs and SHOAL_MAX_TEAMS, so it is the same on every PE.
+/// Where everything lies: a pure function of the number of PEs and SHOAL_MAX_TEAMS, so it is the
+/// same on every PE.
 class ControlLayout {
  public:
   ControlLayout(Pe n_pes, std::int64_t max_teams);
@@ -61,7 +64,8 @@ class ControlLayout {
   std::size_t bytes() const noexcept { return bytes_; }
 
   std::size_t progress() const noexcept { return 0; }
-  /// Counts the status changes that other PEs wrote here; the only word that a healthy wait looks at.
+  /// Counts the status changes that other PEs wrote here; the only word that a healthy wait looks
+  /// at.
   std::size_t alerts() const noexcept { return kLine; }
   std::size_t status(Pe from) const noexcept { return status_ + at(from) * sizeof(StatusEntry); }
 
@@ -72,16 +76,19 @@ class ControlLayout {
   /// The last join of this PE that `from` has read.
   std::size_t join_acknowledged(Pe from) const noexcept { return acknowledged_ + at(from) * kLine; }
 
-  /// The flag and the blob of member `member` of the team with this index, for operations of this parity.
+  /// The flag and the blob of member `member` of the team with this index, for operations of this
+  /// parity.
   std::size_t flag(std::int32_t team, std::uint64_t parity, std::size_t member) const noexcept {
     return teams_ + at(team) * team_stride_ + (parity * n_pes_ + member) * kLine;
   }
   std::size_t entry(std::int32_t team, std::uint64_t parity, std::size_t member) const noexcept {
-    return teams_ + at(team) * team_stride_ + 2 * n_pes_ * kLine + (parity * n_pes_ + member) * sizeof(ExchangeEntry);
+    return teams_ + at(team) * team_stride_ + 2 * n_pes_ * kLine +
+           (parity * n_pes_ + member) * sizeof(ExchangeEntry);
   }
 
  private:
-  static constexpr std::size_t kLine = 64;  // bytes of a cache line: flags of different writers do not share one
+  static constexpr std::size_t kLine =
+      64;  // bytes of a cache line: flags of different writers do not share one
   static std::size_t at(std::int32_t index) noexcept { return static_cast<std::size_t>(index); }
 
   std::size_t n_pes_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What of the device side needs no CUDA: teams and failure reports as the host sees them.
 #include "world/device_side.hpp"
 
@@ -49,8 +50,8 @@ std::string number(std::uint64_t bits, const FailureReport& report) {
 }
 
 std::string place(const FailureReport& report) {
-  return fmt::format("block ({}, {}, {}), thread ({}, {}, {})", report.block[0], report.block[1], report.block[2],
-                     report.thread[0], report.thread[1], report.thread[2]);
+  return fmt::format("block ({}, {}, {}), thread ({}, {}, {})", report.block[0], report.block[1],
+                     report.block[2], report.thread[0], report.thread[1], report.thread[2]);
 }
 
 std::uint64_t epoch_of(std::uint64_t word) {
@@ -70,7 +71,8 @@ std::shared_ptr<DeviceSide> make_device_side(WorldParts& world) {
 device::Team describe_team(const DeviceSide& side, const TeamState& team) {
   const Pe n_pes = side.world().n_pes;
   require(n_pes <= device::Team::kMaxPes, Code::unsupported,
-          "teams on the device exist in worlds of up to {} PEs; this one has {}", device::Team::kMaxPes, n_pes);
+          "teams on the device exist in worlds of up to {} PEs; this one has {}",
+          device::Team::kMaxPes, n_pes);
   device::Team result{};
   result.arrived = side.team_words(team.index);
   result.epoch = result.arrived + n_pes;
@@ -92,29 +94,35 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
     case FailureKind::bad_address:
       return Error(
           Code::invalid_argument,
-          fmt::format("an operation in a kernel of PE {} of {} names {} bytes at heap offset {} of PE {}, which "
-                      "do not exist ({}); nothing was done",
-                      my_pe, n_pes, report.bytes, static_cast<std::int64_t>(report.offset), report.awaited,
-                      place(report)));
+          fmt::format(
+              "an operation in a kernel of PE {} of {} names {} bytes at heap offset {} of PE {}, which "
+              "do not exist ({}); nothing was done",
+              my_pe, n_pes, report.bytes, static_cast<std::int64_t>(report.offset), report.awaited,
+              place(report)));
     case FailureKind::unreachable:
-      return Error(Code::unsupported,
-                   fmt::format("an operation in a kernel of PE {} of {} names PE {}, whose heap its GPU does not reach "
-                               "({}); nothing was done",
-                               my_pe, n_pes, report.awaited, place(report)));
+      return Error(
+          Code::unsupported,
+          fmt::format(
+              "an operation in a kernel of PE {} of {} names PE {}, whose heap its GPU does not reach "
+              "({}); nothing was done",
+              my_pe, n_pes, report.awaited, place(report)));
     case FailureKind::barrier:
-      return Error(Code::timeout,
-                   fmt::format("barrier on the GPU timed out after {} ms on PE {} of {}: waiting for PE {}, expected "
-                               "barrier {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
-                               report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
-                               epoch_of(report.seen), place(report)));
+      return Error(
+          Code::timeout,
+          fmt::format(
+              "barrier on the GPU timed out after {} ms on PE {} of {}: waiting for PE {}, expected "
+              "barrier {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+              report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
+              epoch_of(report.seen), place(report)));
     default:
       return Error(
           Code::timeout,
-          fmt::format("{} on the GPU timed out after {} ms on PE {} of {}: waiting for the {}-byte variable at "
-                      "heap offset {} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
-                      name_of(report.kind), report.waited_ns / 1'000'000, my_pe, n_pes, report.width, report.offset,
-                      symbol_of(report.compare), number(report.expected, report), number(report.seen, report),
-                      place(report)));
+          fmt::format(
+              "{} on the GPU timed out after {} ms on PE {} of {}: waiting for the {}-byte variable at "
+              "heap offset {} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+              name_of(report.kind), report.waited_ns / 1'000'000, my_pe, n_pes, report.width,
+              report.offset, symbol_of(report.compare), number(report.expected, report),
+              number(report.seen, report), place(report)));
   }
 }
 

@@ -1,9 +1,11 @@
-// device_side.hpp: what a world with its heap in GPU memory can do on streams and in kernels, for code that knows no
-// CUDA header. The public calls (stream_operations.cpp) check arguments, the implementation (cuda/) starts work.
+// SPDX-License-Identifier: Apache-2.0
+// device_side.hpp: what a world with its heap in GPU memory can do on streams and in kernels, for
+// code that knows no CUDA header. The public calls (stream_operations.cpp) check arguments, the
+// implementation (cuda/) starts work.
 //
-// Every call starts work on a stream and returns; none allocates or waits for the GPU, so that streams can be captured.
-// Addresses are those of this process: peers' heaps as mapped here. All throw Error{system} with CUDA's reason when
-// work cannot be started.
+// Every call starts work on a stream and returns; none allocates or waits for the GPU, so that
+// streams can be captured. Addresses are those of this process: peers' heaps as mapped here. All
+// throw Error{system} with CUDA's reason when work cannot be started.
 #pragma once
 
 #include <chrono>
@@ -43,18 +45,23 @@ class DeviceSide {
   }
   static std::size_t team_stride(Pe n_pes) noexcept { return static_cast<std::size_t>(n_pes) + 1; }
 
-  /// Throws Error{invalid_argument}, naming `what`, unless the GPU can use [memory, memory + bytes).
+  /// Throws Error{invalid_argument}, naming `what`, unless the GPU can use [memory, memory +
+  /// bytes).
   virtual void check_local(const char* what, const void* memory, std::size_t bytes) const = 0;
 
-  virtual void copy(cuda::Stream stream, void* target, const void* source, std::size_t bytes) const = 0;
-  virtual void copy_strided(cuda::Stream stream, void* target, std::size_t target_stride, const void* source,
-                            std::size_t source_stride, std::size_t element, std::size_t count) const = 0;
+  virtual void copy(cuda::Stream stream, void* target, const void* source,
+                    std::size_t bytes) const = 0;
+  virtual void copy_strided(cuda::Stream stream, void* target, std::size_t target_stride,
+                            const void* source, std::size_t source_stride, std::size_t element,
+                            std::size_t count) const = 0;
   /// `width` is 1, 2, 4 or 8; the target is aligned to it.
-  virtual void store(cuda::Stream stream, void* target, std::uint64_t value, std::size_t width) const = 0;
+  virtual void store(cuda::Stream stream, void* target, std::uint64_t value,
+                     std::size_t width) const = 0;
   /// The value before, `width` bytes, goes to `result` where that is not nullptr.
-  virtual void atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
-                      std::size_t width, void* result) const = 0;
-  virtual void signal(cuda::Stream stream, std::uint64_t* word, SignalOp op, std::uint64_t value) const = 0;
+  virtual void atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand,
+                      std::uint64_t compare, std::size_t width, void* result) const = 0;
+  virtual void signal(cuda::Stream stream, std::uint64_t* word, SignalOp op,
+                      std::uint64_t value) const = 0;
   virtual void copy_signal(cuda::Stream stream, void* target, const void* source, std::size_t bytes,
                            std::uint64_t* word, SignalOp op, std::uint64_t value) const = 0;
   virtual void wait(cuda::Stream stream, const Condition& condition) const = 0;
@@ -69,8 +76,9 @@ class DeviceSide {
   std::uint64_t* team_words_ = nullptr;  ///< per team: arrived, by PE, then epoch
 };
 
-/// The device side of a world whose heap is in GPU memory, before its final barrier: takes the start of the heap's free
-/// memory, the same on every PE. Not collective. Throws Error{unsupported} in a build without CUDA.
+/// The device side of a world whose heap is in GPU memory, before its final barrier: takes the
+/// start of the heap's free memory, the same on every PE. Not collective. Throws Error{unsupported}
+/// in a build without CUDA.
 std::shared_ptr<DeviceSide> make_device_side(WorldParts& world);
 
 /// A team as its members' kernels see it. Throws Error{unsupported} for worlds of too many PEs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world/state.hpp"
 
 #include <cstring>
@@ -7,8 +8,8 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "transport/scoped_timeout.hpp"
-#include "world/startup/outcome.hpp"
 #include "world/parts.hpp"
+#include "world/startup/outcome.hpp"
 
 namespace shoal::detail {
 namespace {
@@ -69,7 +70,8 @@ HeapRoute WorldParts::heap_route(Pe pe, transport::Capabilities needed) const {
 
 std::string why_out_of_reach(const WorldState& state, Pe pe) {
   const WorldParts& world = state.parts();
-  if (!world.device_heap) return "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)";
+  if (!world.device_heap)
+    return "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)";
   return why_not(world.heap_connectivity, world.my_pe, world.my_pe, pe);
 }
 
@@ -79,7 +81,8 @@ WorldState::~WorldState() {
   if (!parts_->open) return;
   if (std::uncaught_exceptions() > 0) {
     const auto cause = failure();  // another PE's failure, where that is why
-    fail_world(cause ? fmt::format("left the world after {}", *cause) : "left the world while an exception was thrown");
+    fail_world(cause ? fmt::format("left the world after {}", *cause)
+                     : "left the world while an exception was thrown");
   } else {
     announce(PeerStatus::left, "left the world without closing it");
   }
@@ -146,13 +149,14 @@ bool WorldState::has_failed(Pe pe) noexcept {
   return parts_->health->has_failed(pe);
 }
 
-void WorldState::throw_wait_failed(WaitOutcome outcome, const std::string& what, const std::string& detail) const {
+void WorldState::throw_wait_failed(WaitOutcome outcome, const std::string& what,
+                                   const std::string& detail) const {
   const std::lock_guard lock(parts_->health_mutex);
   if (outcome == WaitOutcome::peer_failed)
     fail(Code::peer_failed, "{} failed on PE {} of {}: {}; it was {}", what, my_pe(), n_pes(),
          parts_->health->failure(kAnyPe).value_or("a PE of the world failed"), detail);
-  fail(Code::timeout, "{} timed out after {} ms on PE {} of {}: {}; Setting: SHOAL_TIMEOUT_MS.", what,
-       settings().timeout.count(), my_pe(), n_pes(), detail);
+  fail(Code::timeout, "{} timed out after {} ms on PE {} of {}: {}; Setting: SHOAL_TIMEOUT_MS.",
+       what, settings().timeout.count(), my_pe(), n_pes(), detail);
 }
 
 void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char* phase) noexcept {
@@ -171,7 +175,8 @@ void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char
 
 std::string WorldState::describe_progress(Pe pe) const {
   if (!parts_->open) return fmt::format("PE {} is unknown: the world is closed", pe);
-  const transport::Patience patience(transport::kPatience);  // it may be why this is asked that `pe` cannot be reached
+  const transport::ScopedTimeout patience(
+      transport::kPatience);  // it may be why this is asked that `pe` cannot be reached
   try {
     return read_progress(pe);
   } catch (const Error&) {
@@ -181,16 +186,18 @@ std::string WorldState::describe_progress(Pe pe) const {
 
 void WorldState::set_awaited(Pe pe) noexcept {
   auto& record = *reinterpret_cast<ProgressRecord*>(parts_->control(parts_->layout.progress()));
-  std::atomic_ref(record.awaited).store(static_cast<std::uint64_t>(pe) + 1, std::memory_order_relaxed);
+  std::atomic_ref(record.awaited)
+      .store(static_cast<std::uint64_t>(pe) + 1, std::memory_order_relaxed);
 }
 
 Awaited WorldState::awaited_by(Pe pe) const {
   if (!parts_->open) return {};
-  const transport::Patience patience(transport::kPatience);
+  const transport::ScopedTimeout patience(transport::kPatience);
   try {
     const std::size_t word = parts_->layout.progress() + offsetof(ProgressRecord, awaited);
     const std::uint64_t awaited = parts_->route(pe).atomic(pe, AtomicOp::fetch, word, 0, 0, kWord);
-    return {true, awaited <= static_cast<std::uint64_t>(n_pes()) ? static_cast<Pe>(awaited) - 1 : -1};
+    return {true,
+            awaited <= static_cast<std::uint64_t>(n_pes()) ? static_cast<Pe>(awaited) - 1 : -1};
   } catch (const Error&) {
     return {};
   }
@@ -204,11 +211,14 @@ std::string WorldState::read_progress(Pe pe) const {
   const auto activity = static_cast<Activity>(fetch(offsetof(ProgressRecord, activity)));
   const std::uint64_t epoch = fetch(offsetof(ProgressRecord, epoch));
   std::uint64_t text[kPhaseWords];
-  for (std::size_t i = 0; i < kPhaseWords; ++i) text[i] = fetch(offsetof(ProgressRecord, phase) + i * kWord);
+  for (std::size_t i = 0; i < kPhaseWords; ++i)
+    text[i] = fetch(offsetof(ProgressRecord, phase) + i * kWord);
   char phase[sizeof text + 1] = {};
   std::memcpy(phase, text, sizeof text);
-  if (activity == Activity::idle && phase[0] == '\0') return fmt::format("PE {} reported nothing yet", pe);
-  if (activity == Activity::idle) return fmt::format("PE {} last reported {} {} as complete", pe, phase, epoch);
+  if (activity == Activity::idle && phase[0] == '\0')
+    return fmt::format("PE {} reported nothing yet", pe);
+  if (activity == Activity::idle)
+    return fmt::format("PE {} last reported {} {} as complete", pe, phase, epoch);
   const std::uint64_t awaited = fetch(offsetof(ProgressRecord, awaited));
   return fmt::format("PE {} last reported {} {}, phase {}{}", pe, name_of(activity), epoch, phase,
                      awaited == 0 ? "" : fmt::format(", waiting for PE {}", awaited - 1));
@@ -218,7 +228,7 @@ void WorldState::announce(PeerStatus status, const std::string& message) noexcep
   WorldParts& world = *parts_;
   if (!world.open || world.announced) return;
   world.announced = true;
-  std::optional<transport::Patience> patience;
+  std::optional<transport::ScopedTimeout> patience;
   if (status != PeerStatus::closed) patience.emplace(transport::kPatience);
   char text[StatusEntry::kMessageBytes] = {};
   std::memcpy(text, message.data(), std::min(message.size(), sizeof text - 1));
@@ -228,8 +238,8 @@ void WorldState::announce(PeerStatus status, const std::string& message) noexcep
     if (pe == world.my_pe) continue;
     transport::Transport& route = world.route(pe);
     unless_out_of_reach([&] {
-      route.put_signal(pe, entry + offsetof(StatusEntry, message), text, sizeof text, entry, SignalOp::set,
-                       static_cast<std::uint64_t>(status));
+      route.put_signal(pe, entry + offsetof(StatusEntry, message), text, sizeof text, entry,
+                       SignalOp::set, static_cast<std::uint64_t>(status));
       route.signal(pe, world.layout.alerts(), SignalOp::add, 1);
     });
   }
@@ -246,7 +256,7 @@ void WorldState::put(RemoteAddress target, const void* source, std::size_t bytes
   route.transport.put(target.pe, route.start + target.offset, source, bytes);
 }
 
-bool WorldState::drive_networks() noexcept {
+bool WorldState::progress_networks() noexcept {
   bool any = false;
   for (std::size_t i = transport::factories().size(); i < parts_->transports.size(); ++i)
     any |= parts_->transports[i]->progress();
@@ -276,9 +286,10 @@ std::size_t WorldState::allocate_staging(std::size_t bytes) {
   const auto offset = parts_->staging.allocate(bytes, memory::Allocator::kMinimumAlignment);
   std::optional<Error> failure;
   if (!offset)
-    failure = Error(Code::exhausted, fmt::format("staging has no room for {} bytes: {} of {} are free; "
-                                                 "SHOAL_STAGING_SIZE sets the size",
-                                                 bytes, parts_->staging.free(), parts_->staging.size()));
+    failure =
+        Error(Code::exhausted, fmt::format("staging has no room for {} bytes: {} of {} are free; "
+                                           "SHOAL_STAGING_SIZE sets the size",
+                                           bytes, parts_->staging.free(), parts_->staging.size()));
   try {
     agree_on_outcome(*this, failure, "staging");
   } catch (...) {
@@ -294,7 +305,8 @@ void WorldState::release_staging(std::size_t offset) {
 }
 
 std::vector<std::int32_t> WorldState::load_store_domains() const {
-  return detail::load_store_domains(parts_->device_heap ? parts_->heap_connectivity : parts_->connectivity);
+  return detail::load_store_domains(parts_->device_heap ? parts_->heap_connectivity
+                                                        : parts_->connectivity);
 }
 
 void WorldState::quiet() {

@@ -1,5 +1,6 @@
-// state.hpp: what stands behind a World handle, for the layers above (teams, collectives, EP) and the files of this
-// folder.
+// SPDX-License-Identifier: Apache-2.0
+// state.hpp: what stands behind a World handle, for the layers above (teams, collectives, EP) and
+// the files of this folder.
 #pragma once
 
 #include <atomic>
@@ -12,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/deadline.hpp"
 #include "base/backoff.hpp"
+#include "base/deadline.hpp"
 #include "memory/device.hpp"
 #include "shoal/world.hpp"
 #include "world/control.hpp"
@@ -24,7 +25,8 @@ using Clock = std::chrono::steady_clock;
 
 enum class WaitOutcome { ready, timeout, peer_failed };
 
-/// What a PE publishes about itself so that others can say where it is when they wait for it in vain.
+/// What a PE publishes about itself so that others can say where it is when they wait for it in
+/// vain.
 enum class Activity : std::uint32_t {
   idle,
   opening,
@@ -61,17 +63,18 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   const Settings& settings() const noexcept;
   SymmetricHeap& heap() noexcept;
 
-  /// The GPU that holds this PE's heap (memory/device.hpp); nullptr where the heap is on the host. Whatever touches the
-  /// GPU calls its activate() first: calls may come from any thread.
+  /// The GPU that holds this PE's heap (memory/device.hpp); nullptr where the heap is on the host.
+  /// Whatever touches the GPU calls its activate() first: calls may come from any thread.
   const memory::Device* cuda() const noexcept;
 
-  /// Start of the heap of world PE `pe` in this address space, a GPU's address where cuda() is not nullptr; nullptr
-  /// when loads and stores (of this PE's GPU) do not reach it.
+  /// Start of the heap of world PE `pe` in this address space, a GPU's address where cuda() is not
+  /// nullptr; nullptr when loads and stores (of this PE's GPU) do not reach it.
   std::byte* peer_base(Pe pe) const noexcept;
 
-  /// Polls `ready` until it returns true: SHOAL_SPIN times at once, then yielding the core between polls. About once a
-  /// millisecond it also looks at the clock and at the health of the other PEs. `awaited` is the PE that is waited for,
-  /// where it is known: a PE that left without closing the world fails only waits for itself and waits for anybody.
+  /// Polls `ready` until it returns true: SHOAL_SPIN times at once, then yielding the core between
+  /// polls. About once a millisecond it also looks at the clock and at the health of the other PEs.
+  /// `awaited` is the PE that is waited for, where it is known: a PE that left without closing the
+  /// world fails only waits for itself and waits for anybody.
   static constexpr Pe kAnyPe = -1;
   template <typename Ready>
   WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {
@@ -80,11 +83,11 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
       pause();
     }
     Deadline end(deadline);
-    StepAside step_aside;
+    Backoff backoff;
     Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
     for (int polls = 0;;) {
-      step_aside();
-      if (networked_ && drive_networks()) step_aside.reset();
+      backoff();
+      if (networked_ && progress_networks()) backoff.reset();
       if (ready()) return WaitOutcome::ready;
       if (++polls % 16 != 0) continue;
       const Clock::time_point now = Clock::now();
@@ -99,17 +102,20 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// The deadline of a wait that starts now: SHOAL_TIMEOUT_MS from now.
   Clock::time_point deadline() const { return Clock::now() + settings().timeout; }
 
-  /// "PE 3: ..." when some PE of the world has failed or ended; nullopt otherwise. Cheap enough for once a millisecond.
+  /// "PE 3: ..." when some PE of the world has failed or ended; nullopt otherwise. Cheap enough for
+  /// once a millisecond.
   std::optional<std::string> failure() noexcept;
   /// Whether world PE `pe` is known to have ended or to have reported a failure.
   bool has_failed(Pe pe) noexcept;
 
-  /// Throws the Error for an outcome other than ready: Error{peer_failed} with failure(), or Error{timeout} with
+  /// Throws the Error for an outcome other than ready: Error{peer_failed} with failure(), or
+  /// Error{timeout} with
   /// "<what> timed out after N ms on PE a of n: <detail>; Setting: SHOAL_TIMEOUT_MS."
-  [[noreturn]] void throw_wait_failed(WaitOutcome outcome, const std::string& what, const std::string& detail) const;
+  [[noreturn]] void throw_wait_failed(WaitOutcome outcome, const std::string& what,
+                                      const std::string& detail) const;
 
-  /// Publishes what this PE is doing ("dispatch", epoch 1841, phase text of at most 15 characters); read by
-  /// describe_progress of others.
+  /// Publishes what this PE is doing ("dispatch", epoch 1841, phase text of at most 15 characters);
+  /// read by describe_progress of others.
   void set_progress(Activity activity, std::uint64_t epoch, const char* phase) noexcept;
   /// "PE 6 last reported combine 1840, phase send", as far as it is known here.
   std::string describe_progress(Pe pe) const;
@@ -121,46 +127,53 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// The team of all PEs.
   TeamState& world_team() noexcept;
 
-  /// All-gather of a small blob (at most kExchangeBytes, the same length on all members) among the members of a team,
-  /// over symmetric memory. Collective. `what` names it in errors. Result: size() blobs, concatenated in member order.
+  /// All-gather of a small blob (at most kExchangeBytes, the same length on all members) among the
+  /// members of a team, over symmetric memory. Collective. `what` names it in errors. Result:
+  /// size() blobs, concatenated in member order.
   static constexpr std::size_t kExchangeBytes = 512;
-  std::vector<std::byte> exchange(TeamState& team, const void* mine, std::size_t bytes, const char* what);
+  std::vector<std::byte> exchange(TeamState& team, const void* mine, std::size_t bytes,
+                                  const char* what);
   /// Waits for all members of the team without completing outstanding operations.
   void sync(TeamState& team, const char* what);
 
-  /// Starts a get of `bytes` bytes from the heap of `source.pe`, which the caller has checked, into local memory that
-  /// stays in use until quiet.
+  /// Starts a get of `bytes` bytes from the heap of `source.pe`, which the caller has checked, into
+  /// local memory that stays in use until quiet.
   void get_nbi(void* target, RemoteAddress source, std::size_t bytes);
   /// As World::put_bytes for a range that the caller has checked.
   void put(RemoteAddress target, const void* source, std::size_t bytes);
 
-  // Host memory of every PE: its segment, which holds the control block, then the heap, or, where that is in GPU
-  // memory, staging. Offsets are from its start and checked by the caller; semantics are those of transport.hpp.
-  std::byte* host_base(Pe pe) const noexcept;  ///< in this address space; nullptr where loads and stores do not reach
-  std::size_t host_offset(std::size_t heap_offset) const noexcept;  ///< of a byte of a heap on the host
+  // Host memory of every PE: its segment, which holds the control block, then the heap, or, where
+  // that is in GPU memory, staging. Offsets are from its start and checked by the caller; semantics
+  // are those of transport.hpp.
+  std::byte* host_base(Pe pe)
+      const noexcept;  ///< in this address space; nullptr where loads and stores do not reach
+  std::size_t host_offset(
+      std::size_t heap_offset) const noexcept;  ///< of a byte of a heap on the host
   void host_put(Pe pe, std::size_t offset, const void* source, std::size_t bytes);
   void host_put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes);
   void host_signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value);
   std::vector<std::int32_t> host_domains() const;  ///< as load_store_domains, of this memory
 
-  /// Offset of `bytes` bytes of staging, the same on all PEs. Collective over the world. Throws Error{exhausted} on all
-  /// PEs, naming SHOAL_STAGING_SIZE.
+  /// Offset of `bytes` bytes of staging, the same on all PEs. Collective over the world. Throws
+  /// Error{exhausted} on all PEs, naming SHOAL_STAGING_SIZE.
   std::size_t allocate_staging(std::size_t bytes);
   void release_staging(std::size_t offset);  ///< collective
 
-  /// By PE: equal numbers where loads and stores reach the heap, numbered by first appearance; the same on all PEs.
+  /// By PE: equal numbers where loads and stores reach the heap, numbered by first appearance; the
+  /// same on all PEs.
   std::vector<std::int32_t> load_store_domains() const;
-  /// Returns when all earlier operations of this PE are complete at their targets. When it throws, those that are not
-  /// may still read and write their local memory until the world is released.
+  /// Returns when all earlier operations of this PE are complete at their targets. When it throws,
+  /// those that are not may still read and write their local memory until the world is released.
   void quiet();
   /// Keeps such memory until then.
   void keep(std::shared_ptr<const void> memory) noexcept;
 
-  /// Tells all other PEs that this one has failed: their waits end with Error{peer_failed} and `reason`.
+  /// Tells all other PEs that this one has failed: their waits end with Error{peer_failed} and
+  /// `reason`.
   void fail_world(const std::string& reason) noexcept;
 
-  /// Ends this PE's part of the world after a barrier. Whatever the barrier says, everything is released before this
-  /// returns or throws.
+  /// Ends this PE's part of the world after a barrier. Whatever the barrier says, everything is
+  /// released before this returns or throws.
   void close();
   bool is_open() const noexcept;
 
@@ -174,11 +187,12 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   std::string read_progress(Pe pe) const;
   void announce(PeerStatus status, const std::string& message) noexcept;
   void release() noexcept;
-  void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from, const char* what);
+  void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from,
+                 const char* what);
 
   std::unique_ptr<WorldParts> parts_;
   SymmetricHeap heap_;
-  bool drive_networks() noexcept;
+  bool progress_networks() noexcept;
 
   std::int64_t spin_ = 0;
   bool networked_ = false;  ///< some transport is a network, which a waiting PE moves along
@@ -187,16 +201,18 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
 /// Members, and the signals that the team owns in every member's control block.
 struct TeamState {
-  /// Keeps the world alive, except in predefined teams: those belong to the world, and their handles keep it alive.
+  /// Keeps the world alive, except in predefined teams: those belong to the world, and their
+  /// handles keep it alive.
   std::shared_ptr<WorldState> world;
   std::int32_t index = 0;
   Pe my_pe = 0;             ///< in the team
   std::vector<Pe> members;  ///< as numbered in the world
   bool predefined = false;
   bool destroyed = false;
-  std::uint64_t epoch = 0;  ///< number of the last collective operation of this team on this PE; only grows
-  /// Number of the team among all that its members ever made: signals of an earlier owner of the same index are older
-  /// than any of this one.
+  std::uint64_t epoch =
+      0;  ///< number of the last collective operation of this team on this PE; only grows
+  /// Number of the team among all that its members ever made: signals of an earlier owner of the
+  /// same index are older than any of this one.
   std::uint64_t generation = 1;
 };
 

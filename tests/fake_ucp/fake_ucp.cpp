@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fake_ucp/fake_ucp.hpp"
 
 #include <ucp/api/ucp.h>
@@ -32,7 +33,8 @@ struct Worker {
 struct Request {
   ucp_request_param_t param{};
   void complete(ucs_status_t status) {
-    if ((param.op_attr_mask & UCP_OP_ATTR_FIELD_CALLBACK) != 0) param.cb.send(this, status, param.user_data);
+    if ((param.op_attr_mask & UCP_OP_ATTR_FIELD_CALLBACK) != 0)
+      param.cb.send(this, status, param.user_data);
   }
 };
 
@@ -43,7 +45,8 @@ struct Operation {
   std::byte* local = nullptr;
   std::byte* remote = nullptr;
   std::size_t bytes = 0;
-  bool taken = false;  // the local buffer of a put has been read: the request has completed, the target has nothing yet
+  bool taken = false;  // the local buffer of a put has been read: the request has completed, the
+                       // target has nothing yet
   Bytes data = {};
 };
 
@@ -76,15 +79,19 @@ bool is_transfer(const Operation& operation) {
 
 void count(const Endpoint& endpoint) {
   const auto how_many = [&](auto&& which) {
-    return static_cast<std::size_t>(std::count_if(endpoint.operations.begin(), endpoint.operations.end(), which));
+    return static_cast<std::size_t>(
+        std::count_if(endpoint.operations.begin(), endpoint.operations.end(), which));
   };
   const auto raise = [](std::size_t& most, std::size_t now) { most = std::max(most, now); };
-  raise(counts.most_transfers, how_many([](const auto& o) { return is_transfer(o) && o.request != nullptr; }));
-  raise(counts.most_flushes, how_many([](const auto& o) { return o.kind == Operation::Kind::flush; }));
+  raise(counts.most_transfers,
+        how_many([](const auto& o) { return is_transfer(o) && o.request != nullptr; }));
+  raise(counts.most_flushes,
+        how_many([](const auto& o) { return o.kind == Operation::Kind::flush; }));
   std::size_t messages = how_many([](const auto& o) { return o.kind == Operation::Kind::message; });
   if (const auto to = workers.find(endpoint.to); to != workers.end())
-    messages += static_cast<std::size_t>(std::count_if(to->second->inbox.begin(), to->second->inbox.end(),
-                                                       [&](const auto& d) { return d.from == endpoint.from->id; }));
+    messages += static_cast<std::size_t>(
+        std::count_if(to->second->inbox.begin(), to->second->inbox.end(),
+                      [&](const auto& d) { return d.from == endpoint.from->id; }));
   raise(counts.most_messages, messages);
 }
 
@@ -133,7 +140,8 @@ bool step(Endpoint& endpoint, Found& found) {
     at->request = nullptr;
     return true;
   } else if (at->kind == Kind::flush) {
-    const auto older = std::find_if(all.begin(), at, [](const Operation& operation) { return is_transfer(operation); });
+    const auto older = std::find_if(
+        all.begin(), at, [](const Operation& operation) { return is_transfer(operation); });
     if (older == at) {
       found.completed = at->request;
       all.erase(at);
@@ -209,7 +217,8 @@ ucs_status_t ucp_config_modify(ucp_config_t*, const char*, const char*) {
   return UCS_OK;
 }
 void ucp_config_release(ucp_config_t*) {}
-ucs_status_t ucp_init_version(unsigned, unsigned, const ucp_params_t*, const ucp_config_t*, ucp_context_h* context) {
+ucs_status_t ucp_init_version(unsigned, unsigned, const ucp_params_t*, const ucp_config_t*,
+                              ucp_context_h* context) {
   static int nothing;
   *context = reinterpret_cast<ucp_context_h>(&nothing);
   return UCS_OK;
@@ -242,7 +251,8 @@ void ucp_worker_release_address(ucp_worker_h, ucp_address_t* address) {
   const std::lock_guard lock(mutex);
   blobs.erase(address);
 }
-ucs_status_t ucp_worker_set_am_recv_handler(ucp_worker_h handle, const ucp_am_handler_param_t* param) {
+ucs_status_t ucp_worker_set_am_recv_handler(ucp_worker_h handle,
+                                            const ucp_am_handler_param_t* param) {
   worker_of(handle).handler = param->cb;
   worker_of(handle).handler_argument = param->arg;
   return UCS_OK;
@@ -254,15 +264,17 @@ unsigned ucp_worker_progress(ucp_worker_h handle) {
   bool any = false;
   {
     const std::lock_guard lock(mutex);
-    // A message that is alone is mostly held back until there is one that it can be overtaken by, however slowly that
-    // comes on a busy machine.
+    // A message that is alone is mostly held back until there is one that it can be overtaken by,
+    // however slowly that comes on a busy machine.
     if (!worker.inbox.empty() && one_in(worker.inbox.size() > 1 ? 2 : 64)) {
-      const auto at = worker.inbox.begin() + static_cast<std::ptrdiff_t>(dice() % worker.inbox.size());
+      const auto at =
+          worker.inbox.begin() + static_cast<std::ptrdiff_t>(dice() % worker.inbox.size());
       found.delivery = std::move(*at);
       worker.inbox.erase(at);
-      counts.overtaken += std::any_of(worker.inbox.begin(), worker.inbox.end(), [&](const auto& other) {
-        return other.from == found.delivery.from && other.number < found.delivery.number;
-      });
+      counts.overtaken +=
+          std::any_of(worker.inbox.begin(), worker.inbox.end(), [&](const auto& other) {
+            return other.from == found.delivery.from && other.number < found.delivery.number;
+          });
       found.delivered = any = true;
     } else if (!worker.endpoints.empty()) {
       any = step(*worker.endpoints[dice() % worker.endpoints.size()], found);
@@ -270,8 +282,8 @@ unsigned ucp_worker_progress(ucp_worker_h handle) {
   }
   if (found.delivered) {
     const ucp_am_recv_param_t param{};
-    worker.handler(worker.handler_argument, nullptr, 0, found.delivery.bytes.data(), found.delivery.bytes.size(),
-                   &param);
+    worker.handler(worker.handler_argument, nullptr, 0, found.delivery.bytes.data(),
+                   found.delivery.bytes.size(), &param);
   }
   if (found.completed != nullptr) found.completed->complete(UCS_OK);
   return any ? 1 : 0;
@@ -329,18 +341,20 @@ ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h handle, const ucp_request_param_t* pa
   return add(endpoint, {.kind = Operation::Kind::flush}, param);
 }
 
-ucs_status_ptr_t ucp_put_nbx(ucp_ep_h handle, const void* buffer, size_t bytes, uint64_t remote, ucp_rkey_h,
-                             const ucp_request_param_t* param) {
+ucs_status_ptr_t ucp_put_nbx(ucp_ep_h handle, const void* buffer, size_t bytes, uint64_t remote,
+                             ucp_rkey_h, const ucp_request_param_t* param) {
   const std::lock_guard lock(mutex);
   auto* const local = static_cast<std::byte*>(const_cast<void*>(buffer));
-  return add(
-      endpoint_of(handle),
-      {.kind = Operation::Kind::put, .local = local, .remote = reinterpret_cast<std::byte*>(remote), .bytes = bytes},
-      param);
+  return add(endpoint_of(handle),
+             {.kind = Operation::Kind::put,
+              .local = local,
+              .remote = reinterpret_cast<std::byte*>(remote),
+              .bytes = bytes},
+             param);
 }
 
-ucs_status_ptr_t ucp_get_nbx(ucp_ep_h handle, void* buffer, size_t bytes, uint64_t remote, ucp_rkey_h,
-                             const ucp_request_param_t* param) {
+ucs_status_ptr_t ucp_get_nbx(ucp_ep_h handle, void* buffer, size_t bytes, uint64_t remote,
+                             ucp_rkey_h, const ucp_request_param_t* param) {
   const std::lock_guard lock(mutex);
   return add(endpoint_of(handle),
              {.kind = Operation::Kind::get,
@@ -350,12 +364,13 @@ ucs_status_ptr_t ucp_get_nbx(ucp_ep_h handle, void* buffer, size_t bytes, uint64
              param);
 }
 
-ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h handle, unsigned, const void*, size_t, const void* buffer, size_t bytes,
-                                 const ucp_request_param_t* param) {
+ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h handle, unsigned, const void*, size_t, const void* buffer,
+                                 size_t bytes, const ucp_request_param_t* param) {
   const std::lock_guard lock(mutex);
   Endpoint& endpoint = endpoint_of(handle);
   auto* const local = static_cast<std::byte*>(const_cast<void*>(buffer));
-  if (!one_in(3)) return add(endpoint, {.kind = Operation::Kind::message, .local = local, .bytes = bytes}, param);
+  if (!one_in(3))
+    return add(endpoint, {.kind = Operation::Kind::message, .local = local, .bytes = bytes}, param);
   deliver(endpoint, ++next_number, local, bytes);
   count(endpoint);
   return nullptr;

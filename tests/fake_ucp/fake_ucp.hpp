@@ -1,8 +1,10 @@
-// fake_ucp.hpp: UCP among the threads of one process, as adverse as its documentation allows, for tests that link the
-// sources of transport/ucx with it in the place of the library.
+// SPDX-License-Identifier: Apache-2.0
+// fake_ucp.hpp: UCP among the threads of one process, as adverse as its documentation allows, for
+// tests that link the sources of transport/ucx with it in the place of the library.
 //
-// Active messages overtake each other; RMA lies about unapplied long after its request has completed, until a flush
-// has to complete; local buffers are read at the last moment. TCP, which is what tests have otherwise, does none of it.
+// Active messages overtake each other; RMA lies about unapplied long after its request has
+// completed, until a flush has to complete; local buffers are read at the last moment. TCP, which
+// is what tests have otherwise, does none of it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// What goes wrong while PEs find each other: strangers, wrong keys, wrong numbers, PEs that never come or die
-// (requirements D7, D9).
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong while PEs find each other: strangers, wrong keys, wrong numbers, PEs that never
+// come or die (requirements D7, D9).
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -58,10 +59,11 @@ struct Pair {
 };
 
 bootstrap::Fd stranger(const UniqueId& id) {
-  const auto addresses =
-      bootstrap::resolve(*bootstrap::parse_host_port(id.host + ":" + std::to_string(id.port)), "any", "test");
+  const auto addresses = bootstrap::resolve(
+      *bootstrap::parse_host_port(id.host + ":" + std::to_string(id.port)), "any", "test");
   std::string reason;
-  bootstrap::Fd fd = bootstrap::connect_to(addresses.front(), Clock::now() + std::chrono::seconds(5), reason);
+  bootstrap::Fd fd =
+      bootstrap::connect_to(addresses.front(), Clock::now() + std::chrono::seconds(5), reason);
   EXPECT_TRUE(fd.valid()) << reason;
   return fd;
 }
@@ -114,21 +116,27 @@ TEST(BootstrapFaults, WrongIndexIsRefusedWithItsReasonAndTheJobGoesOn) {
   const UniqueId id = UniqueId::create(on_loopback());
   const Outcome beyond = outcome_of([&] { connect_unique_id(id, 2, 2, on_loopback()); });
   EXPECT_EQ(beyond.code, Code::invalid_argument);
-  EXPECT_NE(beyond.error.find("gave 2 as its PE; allowed: 0 to 1"), std::string::npos) << beyond.error;
-  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, -1, 2, on_loopback()); }).code, Code::invalid_argument);
-  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 0, 0, on_loopback()); }).code, Code::invalid_argument);
+  EXPECT_NE(beyond.error.find("gave 2 as its PE; allowed: 0 to 1"), std::string::npos)
+      << beyond.error;
+  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, -1, 2, on_loopback()); }).code,
+            Code::invalid_argument);
+  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 0, 0, on_loopback()); }).code,
+            Code::invalid_argument);
   Pair(id).expect_met();
 }
 
 TEST(BootstrapFaults, SecondPeOfTheSameIndexIsRefused) {
   const UniqueId id = UniqueId::create(on_loopback());
   Outcome first;
-  std::thread thread([&] { first = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback())->barrier("met"); }); });
+  std::thread thread([&] {
+    first = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback())->barrier("met"); });
+  });
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has joined by now
   const Outcome second = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback()); });
   EXPECT_EQ(second.code, Code::invalid_argument);
   EXPECT_NE(second.error.find("taken by PE 0 (pid "), std::string::npos) << second.error;
-  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 1, 2, on_loopback())->barrier("met"); }).error, "no error");
+  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 1, 2, on_loopback())->barrier("met"); }).error,
+            "no error");
   thread.join();
   EXPECT_EQ(first.error, "no error");
 }
@@ -136,7 +144,8 @@ TEST(BootstrapFaults, SecondPeOfTheSameIndexIsRefused) {
 TEST(BootstrapFaults, DifferentNumbersOfPesFailBoth) {
   const UniqueId id = UniqueId::create(on_loopback());
   Outcome other;
-  std::thread thread([&] { other = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback()); }); });
+  std::thread thread(
+      [&] { other = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback()); }); });
   const Outcome mine = outcome_of([&] { connect_unique_id(id, 1, 3, on_loopback()); });
   thread.join();
   for (const Outcome& outcome : {mine, other}) {
@@ -149,17 +158,20 @@ TEST(BootstrapFaults, PesThatNeverComeAreNamed) {
   const UniqueId id = UniqueId::create(on_loopback());
   const auto start = Clock::now();
   Outcome other;
-  std::thread thread([&] { other = outcome_of([&] { connect_unique_id(id, 0, 4, on_loopback(400)); }); });
+  std::thread thread(
+      [&] { other = outcome_of([&] { connect_unique_id(id, 0, 4, on_loopback(400)); }); });
   const Outcome mine = outcome_of([&] { connect_unique_id(id, 2, 4, on_loopback(400)); });
   thread.join();
   for (const Outcome& outcome : {mine, other}) {
     EXPECT_EQ(outcome.code, Code::timeout) << outcome.error;
-    EXPECT_NE(outcome.error.find("PEs 1, 3 of 4 did not connect within 400 ms"), std::string::npos) << outcome.error;
+    EXPECT_NE(outcome.error.find("PEs 1, 3 of 4 did not connect within 400 ms"), std::string::npos)
+        << outcome.error;
     EXPECT_NE(outcome.error.find("SHOAL_BOOTSTRAP_TIMEOUT_MS"), std::string::npos) << outcome.error;
   }
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
-  EXPECT_NE(outcome_of([&] { connect_unique_id(id, 1, 4, on_loopback()); }).error.find("did not connect"),
-            std::string::npos)
+  EXPECT_NE(
+      outcome_of([&] { connect_unique_id(id, 1, 4, on_loopback()); }).error.find("did not connect"),
+      std::string::npos)
       << "a late PE is told why";
 }
 
@@ -174,9 +186,11 @@ TEST(BootstrapFaults, RootThatIsNone) {
   bootstrap::Address any;
   any.storage.ss_family = AF_INET;
   any.size = 16;
-  const bootstrap::Fd mute = bootstrap::listen_at(any);  // accepts (the system does) and says nothing
+  const bootstrap::Fd mute =
+      bootstrap::listen_at(any);  // accepts (the system does) and says nothing
   const UniqueId id = UniqueId::parse(
-      "shoal1:127.0.0.1:" + std::to_string(bootstrap::local_address(mute.get()).port()) + ":" + std::string(64, '0'));
+      "shoal1:127.0.0.1:" + std::to_string(bootstrap::local_address(mute.get()).port()) + ":" +
+      std::string(64, '0'));
   const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 1, on_loopback(300)); });
   EXPECT_EQ(outcome.code, Code::timeout) << outcome.error;
 }
@@ -206,14 +220,16 @@ TEST(BootstrapFaults, KilledPeIsReportedByNameInTime) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
 }
 
-/// Whether this process has a TCP connection on which all that it sent, and something that it sent, has arrived: a PE
-/// that joins sends nothing before it says who it is.
+/// Whether this process has a TCP connection on which all that it sent, and something that it sent,
+/// has arrived: a PE that joins sends nothing before it says who it is.
 bool has_introduced_itself() {
-  constexpr int kEstablished = 1;  // TCP_ESTABLISHED of netinet/tcp.h, whose tcp_info lacks the counts
+  constexpr int kEstablished =
+      1;  // TCP_ESTABLISHED of netinet/tcp.h, whose tcp_info lacks the counts
   for (int fd = 3; fd < 64; ++fd) {
     tcp_info info{};
     socklen_t size = sizeof info;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_state != kEstablished) continue;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_state != kEstablished)
+      continue;
     // The opening of a connection counts as one byte.
     if (info.tcpi_unacked == 0 && info.tcpi_bytes_acked > 1) return true;
   }
@@ -230,17 +246,21 @@ SHOAL_PE_BODY(join_incomplete) {
     std::cout << "joined" << std::endl;
   });
   const Outcome outcome = outcome_of([&] { make_bootstrap(pe.settings); });
-  std::cout << (outcome.code ? name_of(*outcome.code) : "nothing") << ": " << outcome.error << std::endl;
+  std::cout << (outcome.code ? name_of(*outcome.code) : "nothing") << ": " << outcome.error
+            << std::endl;
   watcher.join();
 }
 
 TEST(BootstrapFaults, PeKilledWhileOthersAreMissingIsReportedByName) {
-  auto group = test::start_pes(3, "join_incomplete", {.env = {{"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}}});
-  for (const std::size_t pe : {0u, 1u}) ASSERT_TRUE(group.pes[pe].wait_for_output("joined")) << group.pes[pe].err();
+  auto group =
+      test::start_pes(3, "join_incomplete", {.env = {{"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}}});
+  for (const std::size_t pe : {0u, 1u})
+    ASSERT_TRUE(group.pes[pe].wait_for_output("joined")) << group.pes[pe].err();
   const auto start = Clock::now();
   group.pes[1].send(SIGKILL);
   const auto result = group.pes[0].wait();
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5)) << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5))
+      << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
   EXPECT_TRUE(result.ok()) << result.describe();
   const std::string who = "PE 1 (pid " + std::to_string(group.pes[1].pid()) + " on host ";
   test::expect_parts(result.out, {"peer_failed: ", who, "ended without closing"});
@@ -251,17 +271,21 @@ TEST(BootstrapFaults, WrongSessionSecretIsTurnedAwayAndTheJobGoesOn) {
   bootstrap::Address any;
   any.storage.ss_family = AF_INET;
   any.size = 16;
-  settings.session_id = "127.0.0.1:" + std::to_string(bootstrap::local_address(bootstrap::listen_at(any).get()).port());
+  settings.session_id =
+      "127.0.0.1:" +
+      std::to_string(bootstrap::local_address(bootstrap::listen_at(any).get()).port());
   settings.session_secret = "s3cret";
   Outcome root;
-  std::thread thread([&] { root = outcome_of([&] { connect_session(0, 2, settings)->barrier("met"); }); });
+  std::thread thread(
+      [&] { root = outcome_of([&] { connect_session(0, 2, settings)->barrier("met"); }); });
   Settings wrong = settings;
   wrong.session_secret = "guessed";
   const Outcome outcome = outcome_of([&] { connect_session(1, 2, wrong); });
   EXPECT_EQ(outcome.code, Code::mismatch) << outcome.error;
   EXPECT_NE(outcome.error.find("the key differs"), std::string::npos) << outcome.error;
   EXPECT_NE(outcome.error.find("SHOAL_SESSION_SECRET"), std::string::npos) << outcome.error;
-  EXPECT_EQ(outcome.error.find("guessed"), std::string::npos) << "a secret is never printed: " << outcome.error;
+  EXPECT_EQ(outcome.error.find("guessed"), std::string::npos)
+      << "a secret is never printed: " << outcome.error;
   EXPECT_EQ(outcome_of([&] { connect_session(1, 2, settings)->barrier("met"); }).error, "no error");
   thread.join();
   EXPECT_EQ(root.error, "no error");
@@ -298,7 +322,8 @@ TEST(BootstrapFaults, RootThatDiesIsReported) {
   any.storage.ss_family = AF_INET;
   any.size = 16;
   const int port = bootstrap::local_address(bootstrap::listen_at(any).get()).port();
-  auto group = test::start_pes(3, "root_dies", {.env = {{"SHOAL_SESSION_ID", "127.0.0.1:" + std::to_string(port)}}});
+  auto group = test::start_pes(
+      3, "root_dies", {.env = {{"SHOAL_SESSION_ID", "127.0.0.1:" + std::to_string(port)}}});
   for (auto& process : group.pes) ASSERT_TRUE(process.wait_for_output("started")) << process.err();
   group.pes[0].send(SIGKILL);
   for (const std::size_t pe : {1u, 2u}) {

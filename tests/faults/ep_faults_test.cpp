@@ -1,5 +1,6 @@
-// A PE that dies inside an operation: the others say so, in time, and its name is known; no process is left
-// (DESIGN.md, idea 5).
+// SPDX-License-Identifier: Apache-2.0
+// A PE that dies inside an operation: the others say so, in time, and its name is known; no process
+// is left (DESIGN.md, idea 5).
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -8,8 +9,8 @@
 #include <cstdio>
 #include <thread>
 
-#include "shoal/world.hpp"
 #include "checks/ep/rounds.hpp"
+#include "shoal/world.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -19,7 +20,8 @@ EpCase shape(std::int32_t ranks) {
   return {.ranks = ranks, .experts = ranks * 2, .top_k = 4, .hidden = 256, .max_tokens = 64};
 }
 
-/// Calls `round(group, in, i)` without end, so that a fault falls into an operation; tells the test when it has begun.
+/// Calls `round(group, in, i)` without end, so that a fault falls into an operation; tells the test
+/// when it has begun.
 template <typename Round>
 void run_for_ever(const PeContext& pe, Round&& round) {
   World world = World::open({pe.settings, nullptr});
@@ -47,16 +49,18 @@ void report_error(const PeContext& pe, const std::function<void()>& body) {
 
 SHOAL_PE_BODY(normal_for_ever) {
   report_error(pe, [&] {
-    run_for_ever(pe, [routing = ep::Routing()](ep::Group& group, const Inputs& in, std::uint64_t) mutable {
-      if (routing.state == nullptr) routing = group.route(in.topk_idx);
-      const ep::Dispatched got = group.dispatch(in.x, routing);
-      group.combine(got.x, got.handle);
-    });
+    run_for_ever(
+        pe, [routing = ep::Routing()](ep::Group& group, const Inputs& in, std::uint64_t) mutable {
+          if (routing.state == nullptr) routing = group.route(in.topk_idx);
+          const ep::Dispatched got = group.dispatch(in.x, routing);
+          group.combine(got.x, got.handle);
+        });
   });
 }
 
 void low_latency_pair(ep::Group& group, const Inputs& in, const std::function<void()>& between) {
-  ep::PendingDispatch rows = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
+  ep::PendingDispatch rows =
+      group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
   between();
   const ep::LowLatencyReceived got = rows.receive();
   group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
@@ -64,7 +68,9 @@ void low_latency_pair(ep::Group& group, const Inputs& in, const std::function<vo
 
 SHOAL_PE_BODY(low_latency_for_ever) {
   report_error(pe, [&] {
-    run_for_ever(pe, [](ep::Group& group, const Inputs& in, std::uint64_t) { low_latency_pair(group, in, [] {}); });
+    run_for_ever(pe, [](ep::Group& group, const Inputs& in, std::uint64_t) {
+      low_latency_pair(group, in, [] {});
+    });
   });
 }
 
@@ -85,15 +91,18 @@ std::vector<ProcessResult> kill_one(const std::string& body, Milliseconds& until
   group.pes[2].send(SIGKILL);
   const auto start = std::chrono::steady_clock::now();
   auto results = wait_all(group.pes);
-  until_reported = std::chrono::duration_cast<Milliseconds>(std::chrono::steady_clock::now() - start);
+  until_reported =
+      std::chrono::duration_cast<Milliseconds>(std::chrono::steady_clock::now() - start);
   return results;
 }
 
-/// Every other PE ends with an error, in time. A PE that sees a neighbour give up before it sees the death itself names
-/// that neighbour, whose own message says why; the first one to notice names PE 2.
+/// Every other PE ends with an error, in time. A PE that sees a neighbour give up before it sees
+/// the death itself names that neighbour, whose own message says why; the first one to notice names
+/// PE 2.
 void expect_reported(const std::vector<ProcessResult>& results, Milliseconds took) {
   EXPECT_EQ(results[2].signal, SIGKILL);
-  EXPECT_LT(took.count(), 5000) << "the death of a process is seen at once, not after SHOAL_TIMEOUT_MS";
+  EXPECT_LT(took.count(), 5000)
+      << "the death of a process is seen at once, not after SHOAL_TIMEOUT_MS";
   int named = 0;
   for (const int pe : {0, 1, 3}) {
     const std::string& out = results[pe].out;
@@ -119,8 +128,10 @@ TEST(EpFaults, APeKilledInLowLatencyModeIsReportedByAllOthers) {
 
 TEST(EpFaults, APeThatDiesBetweenSendAndReceiveIsReportedByAllOthers) {
   const auto start = std::chrono::steady_clock::now();
-  const auto results = run_pes(4, "low_latency_until_pe_2_has_sent", {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
-  expect_reported(results, std::chrono::duration_cast<Milliseconds>(std::chrono::steady_clock::now() - start));
+  const auto results =
+      run_pes(4, "low_latency_until_pe_2_has_sent", {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
+  expect_reported(
+      results, std::chrono::duration_cast<Milliseconds>(std::chrono::steady_clock::now() - start));
 }
 
 SHOAL_PE_BODY(goes_on_without_pe_2) {
@@ -145,10 +156,12 @@ SHOAL_PE_BODY(goes_on_without_pe_2) {
     std::this_thread::sleep_for(Milliseconds(1));
   }
   EXPECT_EQ(group.masked(), without_2);
-  EXPECT_LT(longest, std::chrono::seconds(5)) << "the death of a process is seen at once, not after SHOAL_TIMEOUT_MS";
+  EXPECT_LT(longest, std::chrono::seconds(5))
+      << "the death of a process is seen at once, not after SHOAL_TIMEOUT_MS";
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 20; ++i) part.run(group, i % 2 == 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2)) << "a masked PE is not waited for";
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2))
+      << "a masked PE is not waited for";
   EXPECT_EQ(group.masked(), without_2);
   std::puts("went on");
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a PE is told when one that it reaches through libfabric dies or stops (D9, A10).
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -7,8 +8,8 @@
 #include <iostream>
 
 #include "support/expect_error.hpp"
-#include "support/world/ofi.hpp"
 #include "support/process/process.hpp"
+#include "support/world/ofi.hpp"
 
 namespace shoal::test {
 namespace {
@@ -54,7 +55,8 @@ class OfiPeer : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(OfiPeer, IsReportedWhenItDies) {
-  PeGroup group = start_pes(3, "operate_on_pe_1", {.env = environment("30000"), .argument = GetParam()});
+  PeGroup group =
+      start_pes(3, "operate_on_pe_1", {.env = environment("30000"), .argument = GetParam()});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
   usleep(100'000);
   const auto start = Clock::now();
@@ -68,13 +70,15 @@ TEST_P(OfiPeer, IsReportedWhenItDies) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Operations, OfiPeer, testing::Values("put", "get", "atomic", "signal", "quiet", "wait"),
+INSTANTIATE_TEST_SUITE_P(Operations, OfiPeer,
+                         testing::Values("put", "get", "atomic", "signal", "quiet", "wait"),
                          [](const auto& parameter) { return std::string(parameter.param); });
 
 // A PE that is stopped, not dead: the deadline passes, and the message says what was waited for.
 TEST(OfiStoppedPeer, TimesOut) {
   SHOAL_SKIP_WITHOUT_OFI();
-  PeGroup group = start_pes(2, "operate_on_pe_1", {.env = environment("1500"), .argument = "atomic"});
+  PeGroup group =
+      start_pes(2, "operate_on_pe_1", {.env = environment("1500"), .argument = "atomic"});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
   group.pes[1].send(SIGSTOP);
   const ProcessResult result = group.pes[0].wait();

@@ -1,5 +1,6 @@
-// What the ucx transport (D4) says, and how soon, when a PE dies, stops, or never connects. The transport stands alone
-// here, without a world: nothing else notices the end of a process.
+// SPDX-License-Identifier: Apache-2.0
+// What the ucx transport (D4) says, and how soon, when a PE dies, stops, or never connects. The
+// transport stands alone here, without a world: nothing else notices the end of a process.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -62,7 +63,8 @@ void print_error(const char* what, Call&& call) {
     call();
     std::cout << what << ": no error" << std::endl;
   } catch (const Error& error) {
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+    const auto ms =
+        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
     std::cout << what << ": " << name_of(error.code()) << ": " << error.what() << std::endl;
     EXPECT_LT(ms, 4000) << what;
   }
@@ -70,21 +72,25 @@ void print_error(const char* what, Call&& call) {
 
 /// The operations go on among the others.
 void expect_alive(Rig& rig, Pe pe) {
-  EXPECT_EQ(rig.transport->reach(pe).capabilities, capability::all_operations) << rig.transport->reach(pe).reason;
+  EXPECT_EQ(rig.transport->reach(pe).capabilities, capability::all_operations)
+      << rig.transport->reach(pe).reason;
   const std::uint64_t mine = 77 + static_cast<std::uint64_t>(rig.bootstrap->pe());
   rig.transport->put(pe, 8192, &mine, sizeof mine);
   EXPECT_EQ(rig.transport->atomic(pe, AtomicOp::fetch, 8192, 0, 0, 8), mine);
   std::vector<std::byte> out(100'000, std::byte{5}), in(100'000);
   const std::uint64_t rounds = rig.transport->atomic(pe, AtomicOp::fetch, 8200, 0, 0, 8) + 1;
   rig.transport->put_signal(pe, 16384, out.data(), out.size(), 8200, SignalOp::set, rounds);
-  EXPECT_EQ(rig.transport->atomic(pe, AtomicOp::fetch, 8200, 0, 0, 8), rounds) << "messages keep their order";
+  EXPECT_EQ(rig.transport->atomic(pe, AtomicOp::fetch, 8200, 0, 0, 8), rounds)
+      << "messages keep their order";
   rig.transport->get(in.data(), pe, 16384, in.size());
   EXPECT_EQ(in, out);
   // Neither leaves before the other has seen it alive.
   rig.transport->signal(pe, 8208, SignalOp::set, 1);
-  const std::atomic_ref<std::uint64_t> met(*reinterpret_cast<std::uint64_t*>(rig.segment->base() + 8208));
+  const std::atomic_ref<std::uint64_t> met(
+      *reinterpret_cast<std::uint64_t*>(rig.segment->base() + 8208));
   const auto deadline = Clock::now() + std::chrono::seconds(10);
-  while (met.load() == 0 && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (met.load() == 0 && Clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(met.load(), 1u);
 }
 
@@ -119,7 +125,9 @@ SHOAL_PE_BODY(lose_pe_1) {
   print_error("second quiet", [&] { transport.quiet(); });
   expect_alive(rig, other);
   const auto ended = transport.ended();
-  EXPECT_EQ(std::count_if(ended.begin(), ended.end(), [](const auto& entry) { return entry.pe == 1; }), 1) << "once";
+  EXPECT_EQ(
+      std::count_if(ended.begin(), ended.end(), [](const auto& entry) { return entry.pe == 1; }), 1)
+      << "once";
   const auto start = Clock::now();
   rig.bootstrap->close();
   rig.transport.reset();
@@ -166,14 +174,17 @@ SHOAL_PE_BODY(connect_without_pe_1) {
 class UcxFault : public WithUcx {
  protected:
   static Environment environment(const std::string& timeout) {
-    return {{"SHOAL_UCX_TLS", "tcp,self"}, {"SHOAL_TIMEOUT_MS", timeout}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}};
+    return {{"SHOAL_UCX_TLS", "tcp,self"},
+            {"SHOAL_TIMEOUT_MS", timeout},
+            {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}};
   }
 
   /// Starts three PEs, sends PE 1 a signal, and returns what the others print.
   static std::vector<ProcessResult> run(const char* body, const std::string& argument, int signal,
                                         const std::string& timeout) {
     PeGroup group = start_pes(3, body, {.env = environment(timeout), .argument = argument});
-    for (Process& process : group.pes) EXPECT_TRUE(process.wait_for_output("ready")) << process.err();
+    for (Process& process : group.pes)
+      EXPECT_TRUE(process.wait_for_output("ready")) << process.err();
     if (argument == "busy") std::this_thread::sleep_for(std::chrono::milliseconds(200));
     const auto start = Clock::now();
     group.pes[1].send(signal);
@@ -186,7 +197,8 @@ class UcxFault : public WithUcx {
 };
 
 void expect_text(const ProcessResult& result, const std::string& text) {
-  EXPECT_NE(result.out.find(text), std::string::npos) << "without \"" << text << "\":\n" << result.describe();
+  EXPECT_NE(result.out.find(text), std::string::npos) << "without \"" << text << "\":\n"
+                                                      << result.describe();
 }
 
 /// UCX would print on standard output what Shoal has told already.
@@ -225,8 +237,8 @@ TEST_F(UcxFault, AStoppedPeRunsIntoTheTimeout) {
 }
 
 TEST_F(UcxFault, APeThatDoesNotConnectIsUnreached) {
-  const auto results =
-      run_pes(3, "connect_without_pe_1", {.env = environment("30000"), .argument = "PE 1 does not connect"});
+  const auto results = run_pes(3, "connect_without_pe_1",
+                               {.env = environment("30000"), .argument = "PE 1 does not connect"});
   expect_success(results);
   for (const std::size_t pe : {0u, 2u}) {
     expect_text(results[pe], "PE 1: it did not answer within 2000 ms");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the others are told when a PE of a world is killed, stopped, or cannot start.
 
 #include <gtest/gtest.h>
@@ -12,10 +13,10 @@
 #include <string>
 #include <thread>
 
+#include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
-#include "checks/world/operations.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -24,7 +25,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 Environment environment() {
-  return {{"SHOAL_SYMMETRIC_SIZE", "4M"}, {"SHOAL_TIMEOUT_MS", "30000"}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}};
+  return {{"SHOAL_SYMMETRIC_SIZE", "4M"},
+          {"SHOAL_TIMEOUT_MS", "30000"},
+          {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}};
 }
 
 /// Runs `call`, which must throw, and prints what it says for the test to read.
@@ -69,7 +72,8 @@ class KilledPe : public testing::TestWithParam<std::string> {};
 // D9, A10: a PE that is killed is reported at once, not after the timeout.
 TEST_P(KilledPe, IsReportedByAll) {
   PeGroup group = start_pes(3, "wait_for_pe_1", {.env = environment(), .argument = GetParam()});
-  for (const Process& process : group.pes) ASSERT_TRUE(const_cast<Process&>(process).wait_for_output("ready"));
+  for (const Process& process : group.pes)
+    ASSERT_TRUE(const_cast<Process&>(process).wait_for_output("ready"));
   const auto start = Clock::now();
   group.pes[1].send(SIGKILL);
   const pid_t pid = group.pes[1].pid();
@@ -79,7 +83,8 @@ TEST_P(KilledPe, IsReportedByAll) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
     EXPECT_NE(results[pe].out.find("peer_failed: "), std::string::npos) << results[pe].out;
     EXPECT_NE(results[pe].out.find("PE 1"), std::string::npos) << results[pe].out;
-    EXPECT_NE(results[pe].out.find("ended"), std::string::npos) << results[pe].out << " (pid " << pid << ")";
+    EXPECT_NE(results[pe].out.find("ended"), std::string::npos)
+        << results[pe].out << " (pid " << pid << ")";
   }
 }
 
@@ -91,8 +96,9 @@ TEST(WorldOpenFault, OneWithoutHeapFailsAll) {
   const auto results = run_pes(3, "fail_in_heap", {.env = environment()});
   expect_success(results);
   for (std::size_t pe = 0; pe < results.size(); ++pe) {
-    expect_parts(results[pe].out,
-                 {pe == 2 ? "system: " : "peer_failed: ", "PE 2 failed in phase heap: ", "File too large"});
+    expect_parts(
+        results[pe].out,
+        {pe == 2 ? "system: " : "peer_failed: ", "PE 2 failed in phase heap: ", "File too large"});
   }
 }
 
@@ -115,7 +121,8 @@ std::int64_t shared_memory_bytes() {
   return 0;
 }
 
-/// By how much the machine's shared memory grew while a job ran, and by how much after one of its PEs was killed.
+/// By how much the machine's shared memory grew while a job ran, and by how much after one of its
+/// PEs was killed.
 struct Growth {
   std::int64_t during = 0, after = 0;
 };
@@ -130,7 +137,8 @@ Growth kill_one_that_touched_memory() {
   const std::int64_t before = shared_memory_bytes();
   {
     PeGroup group = start_pes(kMemoryPes, "touch_memory", {.env = env});
-    for (Process& process : group.pes) EXPECT_TRUE(process.wait_for_output("ready")) << process.err();
+    for (Process& process : group.pes)
+      EXPECT_TRUE(process.wait_for_output("ready")) << process.err();
     growth.during = shared_memory_bytes() - before;
     group.pes[1].send(SIGKILL);
     const auto results = wait_all(group.pes);
@@ -143,8 +151,9 @@ Growth kill_one_that_touched_memory() {
   return growth;
 }
 
-// Heaps have no names, so a kill cannot leave them behind. The kernel counts for the whole machine: what other programs
-// do meanwhile can spoil a look, hence the tolerance, and more than one look. A leak shows in all of them.
+// Heaps have no names, so a kill cannot leave them behind. The kernel counts for the whole machine:
+// what other programs do meanwhile can spoil a look, hence the tolerance, and more than one look. A
+// leak shows in all of them.
 TEST(WorldFault, AKilledPeLeavesNoSharedMemory) {
   constexpr std::int64_t kTouchedByAll = kMemoryPes * kTouchedBytes;
   Growth growth;
@@ -152,7 +161,8 @@ TEST(WorldFault, AKilledPeLeavesNoSharedMemory) {
     growth = kill_one_that_touched_memory();
     if (growth.during > kTouchedByAll - kTolerance && growth.after <= kTolerance) break;
   }
-  EXPECT_GT(growth.during, kTouchedByAll - kTolerance) << "/proc/meminfo does not show symmetric memory";
+  EXPECT_GT(growth.during, kTouchedByAll - kTolerance)
+      << "/proc/meminfo does not show symmetric memory";
   EXPECT_LE(growth.after, kTolerance);
 }
 

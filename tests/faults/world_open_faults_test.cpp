@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A PE that is killed, or whose control plane aborts, in any phase of
 // World::open: the others are told by name, and soon (requirement D9).
 
@@ -12,10 +13,10 @@
 #include <tuple>
 #include <vector>
 
+#include "checks/world/operations.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 #include "support/world/step_bootstrap.hpp"
-#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {
@@ -27,7 +28,8 @@ using When = StepBootstrap::When;
 /// wait for each other elsewhere: inside the transports' connect.
 constexpr const char* kSteps[] = {"bootstrap",    "identity", "heap",         "transports",
                                   "connectivity", "teams",    "final barrier"};
-constexpr const char* kNetworkSteps[] = {"NIC choice", "network", "network map"};  // of a world that wants one
+constexpr const char* kNetworkSteps[] = {"NIC choice", "network",
+                                         "network map"};  // of a world that wants one
 
 std::vector<std::string> places() {
   std::vector<std::string> all{"after transports"};
@@ -46,13 +48,16 @@ std::string name_of_place(const testing::TestParamInfo<std::string>& info) {
 }
 
 Environment environment(const std::string& place) {
-  Environment environment{
-      {"SHOAL_SYMMETRIC_SIZE", "4M"}, {"SHOAL_TIMEOUT_MS", "30000"}, {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}};
+  Environment environment{{"SHOAL_SYMMETRIC_SIZE", "4M"},
+                          {"SHOAL_TIMEOUT_MS", "30000"},
+                          {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}};
   for (const char* step : kNetworkSteps)
     if (place.ends_with(step))
-      environment.insert({{"SHOAL_TRANSPORT_INSIDE", "ofi"}, {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}});
+      environment.insert(
+          {{"SHOAL_TRANSPORT_INSIDE", "ofi"}, {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}});
 #ifdef __SANITIZE_ADDRESS__
-  // Now and then libfabric 1.17 forgets a connection that is being made when its endpoint is closed.
+  // Now and then libfabric 1.17 forgets a connection that is being made when its endpoint is
+  // closed.
   if (place == "after network") environment.insert({"ASAN_OPTIONS", "detect_leaks=0"});
 #endif
   return environment;
@@ -60,7 +65,8 @@ Environment environment(const std::string& place) {
 
 /// The settings' bootstrap; on PE 1 that does `what` at the place that the
 /// argument names.
-std::shared_ptr<Bootstrap> bootstrap_of(const PeContext& pe, const std::function<void(Bootstrap&)>& what) {
+std::shared_ptr<Bootstrap> bootstrap_of(const PeContext& pe,
+                                        const std::function<void(Bootstrap&)>& what) {
   std::shared_ptr<Bootstrap> plain = make_bootstrap(pe.settings);
   if (pe.settings.pe != 1) return plain;
   const auto action = [plain = plain.get(), what] { what(*plain); };
@@ -94,8 +100,9 @@ SHOAL_PE_BODY(abort_while_opening) {
 }
 
 SHOAL_PE_BODY(throw_while_opening) {
-  open_and_print_error(pe,
-                       bootstrap_of(pe, [](Bootstrap&) { throw Error(Code::system, "the launcher lost its tongue"); }));
+  open_and_print_error(pe, bootstrap_of(pe, [](Bootstrap&) {
+                         throw Error(Code::system, "the launcher lost its tongue");
+                       }));
 }
 
 class KilledWhileOpening : public testing::TestWithParam<std::string> {};
@@ -104,12 +111,14 @@ class KilledWhileOpening : public testing::TestWithParam<std::string> {};
 class FailsWhileOpening : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(KilledWhileOpening, IsNamedByAll) {
-  PeGroup group = start_pes(3, "stop_while_opening", {.env = environment(GetParam()), .argument = GetParam()});
+  PeGroup group =
+      start_pes(3, "stop_while_opening", {.env = environment(GetParam()), .argument = GetParam()});
   ASSERT_TRUE(group.pes[1].wait_for_output("stopped")) << group.pes[1].err();
   const auto start = Clock::now();
   group.pes[1].send(SIGKILL);
   const auto results = wait_all(group.pes);
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5)) << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5))
+      << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
   EXPECT_EQ(results[1].signal, SIGKILL);
   for (const std::size_t pe : {0u, 2u}) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
@@ -121,10 +130,12 @@ TEST_P(FailsWhileOpening, TellsAllWhy) {
   const auto& [place, body] = GetParam();
   const auto start = Clock::now();
   const auto results = run_pes(3, body, {.env = environment(place), .argument = place});
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10)) << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10))
+      << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
   for (std::size_t pe = 0; pe < results.size(); ++pe) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
-    EXPECT_NE(results[pe].out.find(pe == 1 ? "system: " : "peer_failed: "), std::string::npos) << results[pe].out;
+    EXPECT_NE(results[pe].out.find(pe == 1 ? "system: " : "peer_failed: "), std::string::npos)
+        << results[pe].out;
     EXPECT_NE(results[pe].out.find("the launcher lost its tongue"), std::string::npos)
         << "PE " << pe << ": " << results[pe].out;
     if (pe != 1) EXPECT_NE(results[pe].out.find("PE 1"), std::string::npos) << results[pe].out;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fuzz.hpp: the few words that the fuzz programs share.
 #pragma once
 
@@ -19,7 +20,8 @@ inline void check(bool holds, const char* property) {
   std::abort();
 }
 
-/// Calls; an Error is a fine answer to bytes from outside, any other exception is not and ends the program.
+/// Calls; an Error is a fine answer to bytes from outside, any other exception is not and ends the
+/// program.
 template <typename Call>
 void allow_error(Call&& call) {
   try {

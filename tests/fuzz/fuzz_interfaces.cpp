@@ -1,5 +1,6 @@
-// The grammar of SHOAL_SOCKET_INTERFACE: what is accepted has no empty names, and what is chosen was there, was up and
-// is of the family.
+// SPDX-License-Identifier: Apache-2.0
+// The grammar of SHOAL_SOCKET_INTERFACE: what is accepted has no empty names, and what is chosen
+// was there, was up and is of the family.
 #include <netinet/in.h>
 
 #include "bootstrap/tcp/interfaces.hpp"
@@ -21,9 +22,9 @@ Interface make(const char* name, int family, unsigned char last, bool up = true)
   return interface;
 }
 
-const std::vector<Interface> kMachine = {make("lo", AF_INET, 1),      make("lo", AF_INET6, 1),
-                                         make("eth0", AF_INET, 2),    make("eth1", AF_INET6, 3),
-                                         make("docker0", AF_INET, 4), make("ib0", AF_INET, 5, false)};
+const std::vector<Interface> kMachine = {
+    make("lo", AF_INET, 1),    make("lo", AF_INET6, 1),     make("eth0", AF_INET, 2),
+    make("eth1", AF_INET6, 3), make("docker0", AF_INET, 4), make("ib0", AF_INET, 5, false)};
 
 }  // namespace
 

@@ -1,5 +1,6 @@
-// Settings from the environment: each line NAME=VALUE of the input is a variable. What is accepted is valid and prints
-// as something that is accepted again.
+// SPDX-License-Identifier: Apache-2.0
+// Settings from the environment: each line NAME=VALUE of the input is a variable. What is accepted
+// is valid and prints as something that is accepted again.
 #include <map>
 #include <optional>
 #include <string>
@@ -47,6 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Settings again = settings_from(printed);
   for (const auto& info : settings_table())
     if (!info.secret)
-      fuzz::check(format_value(info, again) == format_value(info, *settings), "a printed value is read back");
+      fuzz::check(format_value(info, again) == format_value(info, *settings),
+                  "a printed value is read back");
   return 0;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text form of a unique id: what is accepted prints as something that is read back the same.
 #include "bootstrap/tcp/socket.hpp"
 #include "fuzz.hpp"
@@ -12,11 +13,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     fuzz::check(id.key.size() == 32 && id.port >= 1 && id.port <= 65535 && !id.host.empty(),
                 "an accepted id is complete");
     const UniqueId again = UniqueId::parse(id.to_string());
-    fuzz::check(again.host == id.host && again.port == id.port && again.key == id.key, "an id is read back the same");
+    fuzz::check(again.host == id.host && again.port == id.port && again.key == id.key,
+                "an id is read back the same");
   });
   if (const auto where = bootstrap::parse_host_port(text)) {
-    const auto again = bootstrap::parse_host_port(bootstrap::format_host_port(where->host, where->port));
-    fuzz::check(again && again->host == where->host && again->port == where->port, "an address is read back the same");
+    const auto again =
+        bootstrap::parse_host_port(bootstrap::format_host_port(where->host, where->port));
+    fuzz::check(again && again->host == where->host && again->port == where->port,
+                "an address is read back the same");
   }
   return 0;
 }

@@ -1,5 +1,6 @@
-// The parser of bootstrap messages: a stream cut anywhere gives the same frames, a frame encodes to what was parsed,
-// and no payload makes a decoder throw anything but Error.
+// SPDX-License-Identifier: Apache-2.0
+// The parser of bootstrap messages: a stream cut anywhere gives the same frames, a frame encodes to
+// what was parsed, and no payload makes a decoder throw anything but Error.
 #include "bootstrap/tcp/wire.hpp"
 #include "fuzz.hpp"
 
@@ -26,19 +27,23 @@ std::vector<Frame> parse(std::span<const std::byte> stream, std::size_t piece) {
 }
 
 void decode_as_everything(std::span<const std::byte> payload) {
-  allow_error(
-      [&] { check(encode(decode_hello(payload)).size() == payload.size(), "a hello encodes to its own length"); });
+  allow_error([&] {
+    check(encode(decode_hello(payload)).size() == payload.size(),
+          "a hello encodes to its own length");
+  });
   allow_error([&] {
     const Bytes again = encode(decode_call(payload));
     check(again.size() == payload.size(), "a call encodes to its own length");
   });
   allow_error([&] {
-    check(encode(decode_failure(payload, 0)).size() == payload.size(), "a failure encodes to its own length");
+    check(encode(decode_failure(payload, 0)).size() == payload.size(),
+          "a failure encodes to its own length");
   });
   allow_error([&] { decode_nonce(payload); });
   allow_error([&] {
     const auto contributions = decode_contributions(payload, 3);
-    check(std::ranges::equal(encode_contributions(contributions), payload), "contributions encode to what was parsed");
+    check(std::ranges::equal(encode_contributions(contributions), payload),
+          "contributions encode to what was parsed");
   });
 }
 
@@ -57,7 +62,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
           "the frames do not depend on how the stream arrives");
     check(frame.payload.size() <= kLimit, "no payload is above the limit");
     const auto header = encode_header(frame.header);
-    check(std::ranges::equal(header, stream.subspan(at, kHeaderBytes)), "a header encodes to what was parsed");
+    check(std::ranges::equal(header, stream.subspan(at, kHeaderBytes)),
+          "a header encodes to what was parsed");
     check(!stranger.check(frame), "no frame passes with a key that its maker cannot know");
     decode_as_everything(frame.payload);
     at += kHeaderBytes + frame.payload.size() + kTagBytes;

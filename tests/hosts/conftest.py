@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests between hosts. SHOAL_BIN_DIR: where the programs are. Where namespaces are not allowed every test is skipped, and
 one line at the end says so."""
 

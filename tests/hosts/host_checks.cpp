@@ -1,19 +1,23 @@
-// host_checks: one PE of a world between hosts, for the tests in this folder. What it is and how it finds the others
-// comes from the environment, as in any program; the arguments name what it does, one after the other, in one world:
+// SPDX-License-Identifier: Apache-2.0
+// host_checks: one PE of a world between hosts, for the tests in this folder. What it is and how it
+// finds the others comes from the environment, as in any program; the arguments name what it does,
+// one after the other, in one world:
 //
 //   bootstrap                   no world: PEs tell each other their hosts (D7, D9)
 //   identity, world, collectives, ep
 //                               the checks of tests/support (D1 to D3, D6, D15; E2, E3)
-//   traffic                     some MiB to the PE with the same index on each other node (D13, D14)
-//   copies                      dispatch and combine with all experts on other nodes; prints what this host sent (E2)
-//   threads                     says which networks have a thread here
+//   traffic                     some MiB to the PE with the same index on each other node (D13,
+//   D14) copies                      dispatch and combine with all experts on other nodes; prints
+//   what this host sent (E2) threads                     says which networks have a thread here
 //   soak                        rounds of both modes of EP, PEs skewed (A4)
-//   masks                       low latency in a group that masks failed members, until all PEs of other nodes are
+//   masks                       low latency in a group that masks failed members, until all PEs of
+//   other nodes are
 //                               masked, and then without them (E3)
 //   fault-collective, fault-normal, fault-low-latency
-//                               the operation without end; an error is expected, and printed with its code
-//   again=FILE                  after the fault: waits for FILE, which holds the session id of a new world, and opens
-//   it
+//                               the operation without end; an error is expected, and printed with
+//                               its code
+//   again=FILE                  after the fault: waits for FILE, which holds the session id of a
+//   new world, and opens it
 //
 // Prints one line, "PE 1 of 4 on host0 ...", and exits with 0 when everything was as it must be.
 #include <fmt/format.h>
@@ -32,18 +36,19 @@
 #include <string>
 #include <thread>
 
-#include "shoal/world.hpp"
 #include "checks/collective/reference.hpp"
 #include "checks/ep/rounds.hpp"
-#include "support/process/threads_called.hpp"
 #include "checks/world/operations.hpp"
+#include "shoal/world.hpp"
+#include "support/process/threads_called.hpp"
 
 namespace shoal::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kUnsupported = 77;  // exit status: Error{unsupported}, which tests may take for "not here"
+constexpr int kUnsupported =
+    77;  // exit status: Error{unsupported}, which tests may take for "not here"
 
 std::string host_name() {
   char name[256] = "";
@@ -119,7 +124,8 @@ std::uint64_t sent_by_host() {
   return sum;
 }
 
-/// Rows of 14 KiB, each to all experts of the other of two nodes: bytes sent by this host in each operation.
+/// Rows of 14 KiB, each to all experts of the other of two nodes: bytes sent by this host in each
+/// operation.
 void copies(World& world) {
   constexpr std::int64_t kTokens = 128, kHidden = 7168;
   const std::int32_t per_node = world.pes_per_node(), top_k = 8, experts = 2 * top_k;
@@ -133,7 +139,8 @@ void copies(World& world) {
   std::fill_n(x.as<std::uint16_t>(), x.size(), std::uint16_t{0x3f80});  // 1.0
   Tensor topk_idx = Tensor::empty(DataType::int64, {kTokens, top_k});
   const std::int64_t first = world.my_pe() < per_node ? top_k : 0;
-  for (std::int64_t i = 0; i < topk_idx.size(); ++i) topk_idx.as<std::int64_t>()[i] = first + i % top_k;
+  for (std::int64_t i = 0; i < topk_idx.size(); ++i)
+    topk_idx.as<std::int64_t>()[i] = first + i % top_k;
   const ep::Routing routing = group.route(topk_idx);
   group.warmup();
 
@@ -149,15 +156,18 @@ void copies(World& world) {
   const std::uint64_t between = start();
   const ep::Combined back = group.combine(got.x, got.handle);
   const std::uint64_t after = start();
-  EXPECT_EQ(got.rows, kTokens * per_node) << "every token of the other node is for each member here";
+  EXPECT_EQ(got.rows, kTokens * per_node)
+      << "every token of the other node is for each member here";
   for (std::int64_t i = 0; i < back.x.size(); ++i)
-    if (back.x.as<std::uint16_t>()[i] != 0x4000) throw std::runtime_error("the sum of two rows of 1.0 is not 2.0");
+    if (back.x.as<std::uint16_t>()[i] != 0x4000)
+      throw std::runtime_error("the sum of two rows of 1.0 is not 2.0");
   if (world.my_pe_on_node() == 0)
-    fmt::print("{} sent {} bytes to dispatch and {} to combine {} bytes of tokens\n", host_name(), between - before,
-               after - between, kTokens * kHidden * 2 * per_node);
+    fmt::print("{} sent {} bytes to dispatch and {} to combine {} bytes of tokens\n", host_name(),
+               between - before, after - between, kTokens * kHidden * 2 * per_node);
 }
 
-/// Calls `round` until it throws. Tells the test when it has begun, and what was thrown, before anything is cleaned up.
+/// Calls `round` until it throws. Tells the test when it has begun, and what was thrown, before
+/// anything is cleaned up.
 void for_ever(World& world, const std::function<void()>& round) {
   try {
     for (int i = 0;; ++i) {
@@ -174,9 +184,11 @@ void for_ever(World& world, const std::function<void()>& round) {
 }
 
 void fault_collective(World& world) {
-  const auto sums = world.heap().allocate<std::int64_t>(1024), terms = world.heap().allocate<std::int64_t>(1024);
+  const auto sums = world.heap().allocate<std::int64_t>(1024),
+             terms = world.heap().allocate<std::int64_t>(1024);
   const Team team = world.team();
-  for_ever(world, [&] { reduce(team, DataType::int64, ReduceOp::sum, sums.data(), terms.data(), 1024); });
+  for_ever(world,
+           [&] { reduce(team, DataType::int64, ReduceOp::sum, sums.data(), terms.data(), 1024); });
 }
 
 void fault_normal(World& world) {
@@ -193,21 +205,26 @@ void fault_low_latency(World& world) {
   for_ever(world, [&] { round.run(group, true); });
 }
 
-/// Rounds with all members, with whoever is there while some are being masked, and with this node's members alone. Each
-/// tells the others of its node when it has masked all of the other nodes, so that all of them stop after the same one.
+/// Rounds with all members, with whoever is there while some are being masked, and with this node's
+/// members alone. Each tells the others of its node when it has masked all of the other nodes, so
+/// that all of them stop after the same one.
 void masks(World& world) {
   const EpCase c = shape(world);
   ep::GroupOptions options = options_for(c);
   options.mask_failed = true;
   options.timeout = std::chrono::milliseconds(1500);
   ep::Group group(world.team(), options);
-  const Pe me = world.my_pe(), first = me - world.my_pe_on_node(), end = first + world.pes_per_node();
+  const Pe me = world.my_pe(), first = me - world.my_pe_on_node(),
+           end = first + world.pes_per_node();
   const std::vector<int> nobody(static_cast<std::size_t>(c.ranks), 0);
   std::vector<int> others(nobody.size(), 1);
   std::fill(others.begin() + first, others.begin() + end, 0);
-  const LowLatencyRound all(c, me, ep::Reduction::per_rank), here(c, me, ep::Reduction::per_rank, others);
+  const LowLatencyRound all(c, me, ep::Reduction::per_rank),
+      here(c, me, ep::Reduction::per_rank, others);
   const auto alone_since = world.heap().allocate<std::int64_t>(nobody.size());  // a round, by PE
-  const auto since = [&](Pe pe) { return std::atomic_ref(alone_since[static_cast<std::size_t>(pe)]).load(); };
+  const auto since = [&](Pe pe) {
+    return std::atomic_ref(alone_since[static_cast<std::size_t>(pe)]).load();
+  };
   Clock::time_point start;
   for (std::int64_t i = 1, last = -1; i != last; ++i) {
     if (since(me) != 0) {
@@ -218,7 +235,8 @@ void masks(World& world) {
       const Tensor out = all.answer(group, got, i % 2 == 0).receive();
       if (group.masked() == nobody) all.check(out);
       if (group.masked() == others)
-        for (Pe pe = first; pe < end; ++pe) world.put_value(alone_since.on(pe)[static_cast<std::size_t>(me)], i);
+        for (Pe pe = first; pe < end; ++pe)
+          world.put_value(alone_since.on(pe)[static_cast<std::size_t>(me)], i);
     }
     if (i == 10) {
       fmt::print("PE {} is running\n", me);
@@ -249,8 +267,8 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"copies", copies},
     {"threads",
      [](World& world) {
-       fmt::print("PE {}: {} threads of ofi, {} of ucx\n", world.my_pe(), threads_called("shoal-ofi").size(),
-                  threads_called("shoal-ucx").size());
+       fmt::print("PE {}: {} threads of ofi, {} of ucx\n", world.my_pe(),
+                  threads_called("shoal-ofi").size(), threads_called("shoal-ucx").size());
      }},
     {"masks", masks},
 };
@@ -266,8 +284,9 @@ std::string describe(const World& world) {
   for (Pe pe = 0; pe < world.n_pes(); ++pe)
     if (const std::string text = world.describe_transport(pe); pe != world.my_pe())
       transports.insert(text.substr(0, text.find(':')));
-  return fmt::format("PE {} of {} on {} (index {} of {} on its node; {})", world.my_pe(), world.n_pes(), host_name(),
-                     world.my_pe_on_node(), world.pes_per_node(), fmt::join(transports, ", "));
+  return fmt::format("PE {} of {} on {} (index {} of {} on its node; {})", world.my_pe(),
+                     world.n_pes(), host_name(), world.my_pe_on_node(), world.pes_per_node(),
+                     fmt::join(transports, ", "));
 }
 
 std::string check_bootstrap() {
@@ -281,7 +300,8 @@ std::string check_bootstrap() {
   return fmt::format("PE {} of {} on {}: hosts{}", bootstrap->pe(), bootstrap->n_pes(), name, all);
 }
 
-/// A world of the same PEs, named by the session id that the test writes to `file` when the network is whole again.
+/// A world of the same PEs, named by the session id that the test writes to `file` when the network
+/// is whole again.
 void open_again(const std::string& file) {
   const auto deadline = Clock::now() + std::chrono::seconds(60);
   WorldOptions options = WorldOptions::from_environment();
@@ -310,9 +330,11 @@ std::string run(const std::vector<std::string>& arguments) {
       line += before + "new world ok";
     } else {
       const auto check = kChecks.find(argument);
-      if (check == kChecks.end()) throw std::runtime_error("host_checks: there is no \"" + argument + "\"");
+      if (check == kChecks.end())
+        throw std::runtime_error("host_checks: there is no \"" + argument + "\"");
       check->second(world);
-      line += fmt::format("{}{} {}", before, argument, ::testing::UnitTest::GetInstance()->Failed() ? "FAILED" : "ok");
+      line += fmt::format("{}{} {}", before, argument,
+                          ::testing::UnitTest::GetInstance()->Failed() ? "FAILED" : "ok");
     }
     before = ", ";
   }

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts made of namespaces, on rails made of bridges: a small cluster on one machine.
 
     with Network(hosts=2, rails=2) as network:

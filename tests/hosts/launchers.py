@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to start a PE program on the hosts of a Network: by hand, with torchrun's variables, with mpirun, srun and shoal-run.
 
 Each returns a Job. `per_host` PEs start on each host, numbered block by block.

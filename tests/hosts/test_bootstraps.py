@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PEs between hosts that are told nothing by Shoal's own variables: the launcher's plug-ins, and shoal-run --hosts (D7)."""
 
 import re

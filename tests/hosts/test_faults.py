@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links that are cut and hosts that die in the middle of an operation: every PE says so in time and names a PE that it cannot reach; when
 the network is whole again, the same processes open a new world (DESIGN.md, idea 5; E3)."""
 

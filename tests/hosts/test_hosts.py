@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The harness itself: hosts are separate machines, links can be cut, shaped and made lossy, and nothing is left however it ends."""
 
 import json

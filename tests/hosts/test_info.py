@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What shoal-info shows of a world between hosts, and worlds in which one PE lacks what the others have (A1, D9, D12)."""
 
 import json

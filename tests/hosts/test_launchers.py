@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launchers start PEs on hosts (shoal-run through mpirun; through srun see test_bootstraps.py): they find each other, see
 which of them share a host, and do EP over the network (D7, D9, E2, E3). What bootstraps the launchers offer is
 test_bootstraps.py's."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command of docs/kubernetes/moe-job.yaml, with the environment that it sets, in two hosts that stand for its pods."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Worlds, collectives and EP between hosts, over every network transport of the build (D4, D6, D12, D15, E2, E3)."""
 
 import re

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # check.sh BUILD: installs a build into a temporary folder and builds three programs against it with find_package(shoal):
 # the README's example, the example in C, and one that links shoal::shoal alone. Where there is nvcc, also kernels: as
 # docs/device.md says, they need the headers and nothing to link on the device.

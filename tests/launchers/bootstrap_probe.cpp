@@ -1,10 +1,13 @@
-// bootstrap_probe: opens worlds with the settings of its environment and checks that the PEs reach each other
-// (requirement D7). Prints "PE 1 of 3 via pmix ok" for each world. For tests under launchers, by hand and by programs.
+// SPDX-License-Identifier: Apache-2.0
+// bootstrap_probe: opens worlds with the settings of its environment and checks that the PEs reach
+// each other (requirement D7). Prints "PE 1 of 3 via pmix ok" for each world. For tests under
+// launchers, by hand and by programs.
 //
 // bootstrap_probe [--worlds N] [--at-once] [--control] [--absent PE] [--pe-fails PE]
 //   --worlds N    N worlds one after another; with --at-once they are all open together
 //   --control     no heap: only the control plane (all-gather and barrier)
-//   --absent PE   this PE (by the launcher's variables) sleeps in place of joining, until it is killed
+//   --absent PE   this PE (by the launcher's variables) sleeps in place of joining, until it is
+//   killed
 //   --pe-fails PE this PE exits with status 3 after the first world
 #include <unistd.h>
 
@@ -51,8 +54,9 @@ Options parse(int argc, char** argv) {
 }
 
 void say(int pe, int n_pes, const shoal::Settings& settings) {
-  const std::string line = fmt::format("PE {} of {} via {} ok\n", pe, n_pes,
-                                       shoal::bootstrap::choose_bootstrap(settings).bootstraps.front());
+  const std::string line =
+      fmt::format("PE {} of {} via {} ok\n", pe, n_pes,
+                  shoal::bootstrap::choose_bootstrap(settings).bootstraps.front());
   [[maybe_unused]] const auto written = write(STDOUT_FILENO, line.data(), line.size());
 }
 
@@ -61,7 +65,8 @@ void check_control(shoal::Bootstrap& bootstrap) {
   const auto all = bootstrap.all_gather(std::as_bytes(std::span(mine)), "probe");
   for (std::size_t pe = 0; pe < all.size(); ++pe) {
     const std::string text(reinterpret_cast<const char*>(all[pe].data()), all[pe].size());
-    shoal::require(text == fmt::format("hello from PE {}", pe), shoal::Code::mismatch, "PE {} says \"{}\"", pe, text);
+    shoal::require(text == fmt::format("hello from PE {}", pe), shoal::Code::mismatch,
+                   "PE {} says \"{}\"", pe, text);
   }
   bootstrap.barrier("probe");
 }
@@ -72,8 +77,8 @@ void check_world(const shoal::World& world, int round) {
   world.put_value(box.on((me + 1) % n), 1000 * round + me);
   shoal::barrier(world.team());
   const int expected = 1000 * round + (me + n - 1) % n;
-  shoal::require(box[0] == expected, shoal::Code::mismatch, "PE {} got {} from its neighbour, expected {}", me, box[0],
-                 expected);
+  shoal::require(box[0] == expected, shoal::Code::mismatch,
+                 "PE {} got {} from its neighbour, expected {}", me, box[0], expected);
   shoal::barrier(world.team());
 }
 
@@ -81,7 +86,9 @@ int run(const Options& options) {
   shoal::Settings settings = shoal::Settings::from_environment();
   settings.symmetric_size = std::size_t{16} << 20;
   shoal::log::configure(settings);
-  if (options.absent >= 0 && shoal::bootstrap::detect_launcher(settings.launcher).pe == options.absent) pause();
+  if (options.absent >= 0 &&
+      shoal::bootstrap::detect_launcher(settings.launcher).pe == options.absent)
+    pause();
   std::vector<shoal::World> open;
   for (int round = 0; round < options.worlds; ++round) {
     if (options.control) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Bootstrap plug-ins with faults, and a good one: FAULT says which (tests/unit/bootstrap/plugin_test.cpp). */
 #include <shoal/bootstrap_plugin.h>
 #include <stdio.h>

@@ -1,5 +1,7 @@
-// mpi_probe: worlds over MPI communicators (shoal/mpi.hpp, requirement D7): of all ranks, of halves with their ranks in
-// reversed order, several at once. Public headers only. Prints "rank 1 of 4 ok".
+// SPDX-License-Identifier: Apache-2.0
+// mpi_probe: worlds over MPI communicators (shoal/mpi.hpp, requirement D7): of all ranks, of halves
+// with their ranks in reversed order, several at once. Public headers only. Prints "rank 1 of 4
+// ok".
 #include <cstdio>
 #include <cstdlib>
 #include <shoal/collective.hpp>
@@ -18,7 +20,8 @@ shoal::World open(MPI_Comm communicator) {
 long sum(const shoal::World& world, long value) {
   auto box = world.heap().allocate<long>(1), total = world.heap().allocate<long>(1);
   box[0] = value;
-  shoal::reduce(world.team(), shoal::DataType::int64, shoal::ReduceOp::sum, total.data(), box.data(), 1);
+  shoal::reduce(world.team(), shoal::DataType::int64, shoal::ReduceOp::sum, total.data(),
+                box.data(), 1);
   const long result = total[0];
   shoal::barrier(world.team());
   return result;

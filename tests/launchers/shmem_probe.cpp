@@ -1,5 +1,6 @@
-// shmem_probe: a world opened by a program of OpenSHMEM with SHOAL_BOOTSTRAP=shmem (requirement D7). Prints "PE 1 of 3
-// ok".
+// SPDX-License-Identifier: Apache-2.0
+// shmem_probe: a world opened by a program of OpenSHMEM with SHOAL_BOOTSTRAP=shmem (requirement
+// D7). Prints "PE 1 of 3 ok".
 #include <shmem.h>
 
 #include <cstdio>
@@ -25,7 +26,8 @@ int main() {
   try {
     shoal::Settings settings = shoal::Settings::from_environment();
     settings.symmetric_size = std::size_t{16} << 20;
-    shoal::World first = shoal::World::open({settings, nullptr}), second = shoal::World::open({settings, nullptr});
+    shoal::World first = shoal::World::open({settings, nullptr}),
+                 second = shoal::World::open({settings, nullptr});
     status = ring(first) && ring(second) ? 0 : 1;
     second.close();
     first.close();

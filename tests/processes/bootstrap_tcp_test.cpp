@@ -1,5 +1,6 @@
-// The TCP bootstrap among processes: unique id and session id, IPv4 and IPv6, and the process that holds the root
-// (requirement D7).
+// SPDX-License-Identifier: Apache-2.0
+// The TCP bootstrap among processes: unique id and session id, IPv4 and IPv6, and the process that
+// holds the root (requirement D7).
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,7 +18,8 @@ SHOAL_PE_BODY(gather) {
   ASSERT_EQ(bootstrap->n_pes(), pe.settings.n_pes);
   ASSERT_EQ(bootstrap->pe(), pe.settings.pe);
   for (int round = 0; round < 20; ++round) {
-    const Bytes mine(static_cast<std::size_t>(100 * bootstrap->pe() + round), static_cast<std::byte>(bootstrap->pe()));
+    const Bytes mine(static_cast<std::size_t>(100 * bootstrap->pe() + round),
+                     static_cast<std::byte>(bootstrap->pe()));
     const auto all = bootstrap->all_gather(mine, "gather");
     for (std::int32_t from = 0; from < bootstrap->n_pes(); ++from)
       ASSERT_EQ(all[static_cast<std::size_t>(from)],
@@ -54,25 +56,27 @@ SHOAL_PE_BODY(session) {
 TEST(TcpBootstrap, SessionIdWithTheRootOnAnyPe) {
   for (const char* root : {"0", "2"}) {
     const std::string id = "127.0.0.1:" + std::to_string(free_port(AF_INET));
-    test::expect_success(test::run_pes(
-        3, "session",
-        {.env = {{"SHOAL_SESSION_ID", id}, {"SHOAL_SESSION_ROOT", root}, {"SHOAL_SESSION_SECRET", "s3cret"}}}));
+    test::expect_success(test::run_pes(3, "session",
+                                       {.env = {{"SHOAL_SESSION_ID", id},
+                                                {"SHOAL_SESSION_ROOT", root},
+                                                {"SHOAL_SESSION_SECRET", "s3cret"}}}));
   }
 }
 
 TEST(TcpBootstrap, SessionIdOverIpv6) {
   const std::string id = "[::1]:" + std::to_string(free_port(AF_INET6));
-  test::expect_success(
-      test::run_pes(3, "session", {.env = {{"SHOAL_SESSION_ID", id}, {"SHOAL_SESSION_SECRET", "s3cret"}}}));
+  test::expect_success(test::run_pes(
+      3, "session", {.env = {{"SHOAL_SESSION_ID", id}, {"SHOAL_SESSION_SECRET", "s3cret"}}}));
 }
 
 TEST(TcpBootstrap, SessionIdByHostName) {
   const std::string id = "localhost:" + std::to_string(free_port(AF_INET));
-  test::expect_success(
-      test::run_pes(2, "session", {.env = {{"SHOAL_SESSION_ID", id}, {"SHOAL_SESSION_SECRET", "s3cret"}}}));
+  test::expect_success(test::run_pes(
+      2, "session", {.env = {{"SHOAL_SESSION_ID", id}, {"SHOAL_SESSION_SECRET", "s3cret"}}}));
 }
 
-/// The root lives in PE 1, and PE 1 is the first to leave: the others must not take its end for a failure.
+/// The root lives in PE 1, and PE 1 is the first to leave: the others must not take its end for a
+/// failure.
 SHOAL_PE_BODY(root_leaves_first) {
   Settings settings = pe.settings;
   settings.unique_id.clear();
@@ -85,8 +89,8 @@ SHOAL_PE_BODY(root_leaves_first) {
 
 TEST(TcpBootstrap, ProcessWithTheRootMayLeaveFirst) {
   const std::string id = "127.0.0.1:" + std::to_string(free_port(AF_INET));
-  test::expect_success(
-      test::run_pes(3, "root_leaves_first", {.env = {{"SHOAL_SESSION_ID", id}, {"SHOAL_SESSION_ROOT", "1"}}}));
+  test::expect_success(test::run_pes(
+      3, "root_leaves_first", {.env = {{"SHOAL_SESSION_ID", id}, {"SHOAL_SESSION_ROOT", "1"}}}));
 }
 
 }  // namespace

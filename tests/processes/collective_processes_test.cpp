@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives among processes, on one node and on emulated nodes (requirement D6).
 #include <gtest/gtest.h>
 
-#include "shoal/world.hpp"
 #include "checks/collective/reference.hpp"
+#include "shoal/world.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal {
@@ -15,8 +16,9 @@ SHOAL_PE_BODY(random_collectives) {
 }
 
 void run(int n, const std::string& node_size) {
-  test::expect_success(test::run_pes(n, "random_collectives",
-                                     {.env = {{"SHOAL_SYMMETRIC_SIZE", "32M"}, {"SHOAL_NODE_SIZE", node_size}}}));
+  test::expect_success(
+      test::run_pes(n, "random_collectives",
+                    {.env = {{"SHOAL_SYMMETRIC_SIZE", "32M"}, {"SHOAL_NODE_SIZE", node_size}}}));
 }
 
 TEST(CollectiveProcesses, FourOnOneNode) {

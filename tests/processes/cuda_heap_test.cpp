@@ -1,5 +1,6 @@
-// Worlds of processes whose heap lies in GPU memory, on a driver without a GPU: handles really cross processes, the
-// memory behind them is the host's (requirements D1, D2).
+// SPDX-License-Identifier: Apache-2.0
+// Worlds of processes whose heap lies in GPU memory, on a driver without a GPU: handles really
+// cross processes, the memory behind them is the host's (requirements D1, D2).
 
 #include <gtest/gtest.h>
 
@@ -8,13 +9,13 @@
 #include <memory>
 #include <thread>
 
+#include "checks/world/operations.hpp"
+#include "checks/world/share.hpp"
 #include "shoal/collective.hpp"
-#include "support/expect_error.hpp"
 #include "support/cuda/fake_cuda.hpp"
+#include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 #include "support/world/world_local.hpp"
-#include "checks/world/share.hpp"
-#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {
@@ -78,7 +79,8 @@ SHOAL_PE_BODY(sharing_with_failures) {
     const ForeignMemory closed(world, 1000, ForeignMemory::Kind::mapped_without_handle);
     expect_error(Code::unsupported, "without an exportable handle",
                  [&] { world.heap().share_buffer(closed.data(), 1000); });
-    const ForeignMemory open(world, std::size_t{4} << 20, ForeignMemory::Kind::mapped_in_two_pieces);
+    const ForeignMemory open(world, std::size_t{4} << 20,
+                             ForeignMemory::Kind::mapped_in_two_pieces);
     expect_error(Code::system, "cannot import the buffer",
                  [&] { world.heap().share_buffer(open.data(), std::size_t{4} << 20); });
     const SharedBuffer shared = world.heap().share_buffer(open.data(), std::size_t{4} << 20);
@@ -93,7 +95,8 @@ SHOAL_PE_BODY(growth_with_a_failure) {
   FakeCudaOptions options;
   if (pe.settings.pe == 1) {
     options.failing_function = pe.argument;
-    options.failing_call = pe.argument == "mem_import" ? 2 : 1;  // the first ones belong to the start
+    options.failing_call =
+        pe.argument == "mem_import" ? 2 : 1;  // the first ones belong to the start
     options.failure = CUDA_ERROR_OUT_OF_MEMORY;
   }
   const FakeCuda fake(options);
@@ -136,7 +139,8 @@ TEST_P(CudaHeapOfProcesses, DoesEverythingWithThreads) {
 }
 TEST_P(CudaHeapOfProcesses, SharesBuffersOfAnyAllocator) {
   expect_success(run_pes(3, "sharing", {.env = environment(GetParam())}));
-  expect_success(run_pes(2, "two_threads_each", {.env = environment(GetParam()), .argument = "sharing"}));
+  expect_success(
+      run_pes(2, "two_threads_each", {.env = environment(GetParam()), .argument = "sharing"}));
 }
 INSTANTIATE_TEST_SUITE_P(Handles, CudaHeapOfProcesses, testing::Values("fd", "fabric", "ipc"),
                          [](const auto& handle) { return std::string(handle.param); });
@@ -144,7 +148,8 @@ INSTANTIATE_TEST_SUITE_P(Handles, CudaHeapOfProcesses, testing::Values("fd", "fa
 TEST(CudaHeapGrowthOfProcesses, ExchangesNewMemory) {
   expect_success(run_pes(3, "growth", {.env = environment("fd", "512M")}));
   expect_success(run_pes(3, "growth", {.env = environment("fabric", "512M")}));
-  expect_success(run_pes(2, "two_threads_each", {.env = environment("fd", "512M"), .argument = "growth"}));
+  expect_success(
+      run_pes(2, "two_threads_each", {.env = environment("fd", "512M"), .argument = "growth"}));
 }
 
 TEST(SharedBuffersOfProcesses, FailOnAllPesAndCanBeRepeated) {
@@ -153,7 +158,8 @@ TEST(SharedBuffersOfProcesses, FailOnAllPesAndCanBeRepeated) {
 
 TEST(CudaHeapGrowthOfProcesses, FailsOnAllPesAndCanBeRepeated) {
   for (const char* const function : {"mem_create", "mem_export", "mem_import"})
-    expect_success(run_pes(3, "growth_with_a_failure", {.env = environment("fd", "1G"), .argument = function}));
+    expect_success(run_pes(3, "growth_with_a_failure",
+                           {.env = environment("fd", "1G"), .argument = function}));
 }
 
 }  // namespace

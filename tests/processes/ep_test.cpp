@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EP with a process per PE: the same checks over shared memory (E2, E3, D2).
 #include <gtest/gtest.h>
 
@@ -5,8 +6,8 @@
 #include <ctime>
 #include <thread>
 
-#include "shoal/world.hpp"
 #include "checks/ep/normal.hpp"
+#include "shoal/world.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -53,10 +54,12 @@ SHOAL_PE_BODY(idle_between_send_and_receive) {
   };
   constexpr std::chrono::milliseconds kAllowed(5);  // a thread that polled would take 50
   for (int i = 0; i < 3; ++i) {
-    ep::PendingDispatch rows = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
+    ep::PendingDispatch rows =
+        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
     EXPECT_LT(idle(), kAllowed);
     const ep::LowLatencyReceived got = rows.receive();
-    ep::PendingCombine answers = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle);
+    ep::PendingCombine answers =
+        group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle);
     EXPECT_LT(idle(), kAllowed);
     answers.receive();
   }

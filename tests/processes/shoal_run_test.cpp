@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // shoal-run as its users see it: outputs, statuses, signals, and nothing left behind.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -52,25 +53,31 @@ void expect_gone(const std::vector<pid_t>& pids) {
 
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t found = 0;
-  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++found;
+  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size())
+    ++found;
   return found;
 }
 
 TEST(ShoalRun, GivesEachPeItsEnvironmentAndLabelsItsLines) {
   const auto result = shoal_run(
-      "-n 3", "echo pe $SHOAL_PE of $SHOAL_N_PES; echo oops $SHOAL_PE >&2; printf rest; test -n \"$SHOAL_UNIQUE_ID\"");
+      "-n 3",
+      "echo pe $SHOAL_PE of $SHOAL_N_PES; echo oops $SHOAL_PE >&2; printf rest; test -n \"$SHOAL_UNIQUE_ID\"");
   EXPECT_TRUE(result.ok()) << result.describe();
   for (int pe = 0; pe < 3; ++pe) {
-    EXPECT_NE(result.out.find(fmt::format("[{0}] pe {0} of 3\n", pe)), std::string::npos) << result.describe();
-    EXPECT_NE(result.out.find(fmt::format("[{}] rest\n", pe)), std::string::npos) << result.describe();
-    EXPECT_NE(result.err.find(fmt::format("[{0}] oops {0}\n", pe)), std::string::npos) << result.describe();
+    EXPECT_NE(result.out.find(fmt::format("[{0}] pe {0} of 3\n", pe)), std::string::npos)
+        << result.describe();
+    EXPECT_NE(result.out.find(fmt::format("[{}] rest\n", pe)), std::string::npos)
+        << result.describe();
+    EXPECT_NE(result.err.find(fmt::format("[{0}] oops {0}\n", pe)), std::string::npos)
+        << result.describe();
   }
   EXPECT_EQ(result.out.find("oops"), std::string::npos) << "the two outputs are kept apart";
 }
 
 TEST(ShoalRun, LinesOfDifferentPesNeverMix) {
-  const auto result =
-      shoal_run("-n 4", "i=0; while [ $i -lt 200 ]; do echo \"$SHOAL_PE$SHOAL_PE$SHOAL_PE\"; i=$((i+1)); done");
+  const auto result = shoal_run(
+      "-n 4",
+      "i=0; while [ $i -lt 200 ]; do echo \"$SHOAL_PE$SHOAL_PE$SHOAL_PE\"; i=$((i+1)); done");
   std::istringstream lines(result.out);
   std::size_t n = 0;
   for (std::string line; std::getline(lines, line); ++n) {
@@ -103,22 +110,25 @@ TEST(ShoalRun, FailedPeIsReportedAndItsStatusReturned) {
 }
 
 TEST(ShoalRun, KilledPeIsReportedWithItsSignal) {
-  const auto result = shoal_run("-n 2 --grace 0.2", "test $SHOAL_PE != 1 || kill -KILL $$; sleep 30");
+  const auto result =
+      shoal_run("-n 2 --grace 0.2", "test $SHOAL_PE != 1 || kill -KILL $$; sleep 30");
   EXPECT_EQ(result.exit_status, 128 + SIGKILL) << result.describe();
-  EXPECT_NE(result.err.find(") was killed by signal 9 (Killed)\n"), std::string::npos) << result.describe();
+  EXPECT_NE(result.err.find(") was killed by signal 9 (Killed)\n"), std::string::npos)
+      << result.describe();
 }
 
 TEST(ShoalRun, OthersHaveTheGracePeriodToReport) {
-  const auto result = shoal_run("-n 2 --grace 5", "test $SHOAL_PE != 1 || exit 3; sleep 0.3; echo saw it");
+  const auto result =
+      shoal_run("-n 2 --grace 5", "test $SHOAL_PE != 1 || exit 3; sleep 0.3; echo saw it");
   EXPECT_EQ(result.exit_status, 3);
   EXPECT_NE(result.out.find("[0] saw it"), std::string::npos) << result.describe();
 }
 
 TEST(ShoalRun, StubbornPesAndTheirHelpersAreKilled) {
-  const auto result =
-      shoal_run("-n 2 --grace 0.2",
-                "trap '' TERM; echo pid $$; sleep 60 & echo pid $!; test $SHOAL_PE != 1 || { sleep 0.2; exit 3; }; "
-                "while true; do sleep 60; done");
+  const auto result = shoal_run(
+      "-n 2 --grace 0.2",
+      "trap '' TERM; echo pid $$; sleep 60 & echo pid $!; test $SHOAL_PE != 1 || { sleep 0.2; exit 3; }; "
+      "while true; do sleep 60; done");
   EXPECT_EQ(result.exit_status, 3) << result.describe();
   EXPECT_EQ(pids_in(result.out).size(), 4u) << result.describe();
   expect_gone(pids_in(result.out));
@@ -127,17 +137,21 @@ TEST(ShoalRun, StubbornPesAndTheirHelpersAreKilled) {
 TEST(ShoalRun, TimeoutEndsTheJob) {
   const auto result = shoal_run("-n 2 --timeout 0.3 --grace 0.2", "echo pid $$; exec sleep 60");
   EXPECT_EQ(result.exit_status, 124) << result.describe();
-  EXPECT_NE(result.err.find("ran past its limit of 0.3 s: PEs 0, 1 are ended"), std::string::npos) << result.describe();
+  EXPECT_NE(result.err.find("ran past its limit of 0.3 s: PEs 0, 1 are ended"), std::string::npos)
+      << result.describe();
   expect_gone(pids_in(result.out));
 }
 
 TEST(ShoalRun, PassesSignalsOn) {
-  Process launcher(command("-n 2 --grace 10",
-                           "trap 'echo got term; exit 0' TERM; trap 'echo got usr1' USR1; echo ready; "
-                           "while true; do sleep 0.05; done"));
-  for (const char* ready : {"[0] ready", "[1] ready"}) ASSERT_TRUE(launcher.wait_for_output(ready)) << launcher.err();
+  Process launcher(
+      command("-n 2 --grace 10",
+              "trap 'echo got term; exit 0' TERM; trap 'echo got usr1' USR1; echo ready; "
+              "while true; do sleep 0.05; done"));
+  for (const char* ready : {"[0] ready", "[1] ready"})
+    ASSERT_TRUE(launcher.wait_for_output(ready)) << launcher.err();
   launcher.send(SIGUSR1);
-  for (const char* got : {"[0] got usr1", "[1] got usr1"}) EXPECT_TRUE(launcher.wait_for_output(got)) << launcher.out();
+  for (const char* got : {"[0] got usr1", "[1] got usr1"})
+    EXPECT_TRUE(launcher.wait_for_output(got)) << launcher.out();
   launcher.send(SIGTERM);
   const auto result = launcher.wait();
   EXPECT_TRUE(result.ok()) << result.describe();
@@ -146,7 +160,8 @@ TEST(ShoalRun, PassesSignalsOn) {
 
 TEST(ShoalRun, StatusOfASignalThatPesDoNotHandle) {
   Process launcher(command("-n 2", "echo pid $$; exec sleep 60"));
-  for (const char* ready : {"[0] pid", "[1] pid"}) ASSERT_TRUE(launcher.wait_for_output(ready)) << launcher.err();
+  for (const char* ready : {"[0] pid", "[1] pid"})
+    ASSERT_TRUE(launcher.wait_for_output(ready)) << launcher.err();
   launcher.send(SIGINT);
   const auto result = launcher.wait();
   EXPECT_EQ(result.exit_status, 128 + SIGINT) << result.describe();
@@ -166,8 +181,9 @@ TEST(ShoalRun, KilledLauncherLeavesNoOrphan) {
 TEST(ShoalRun, ProgramThatCannotBeStarted) {
   const auto missing = run_program({kShoalRun, "-n", "2", "/no/such/program"});
   EXPECT_EQ(missing.exit_status, 127) << missing.describe();
-  EXPECT_NE(missing.err.find("/no/such/program could not be started as PE 0: No such file or directory"),
-            std::string::npos)
+  EXPECT_NE(
+      missing.err.find("/no/such/program could not be started as PE 0: No such file or directory"),
+      std::string::npos)
       << missing.describe();
   const auto directory = run_program({kShoalRun, "-n", "2", "/tmp"});
   EXPECT_EQ(directory.exit_status, 126) << directory.describe();
@@ -193,9 +209,11 @@ SHOAL_PE_BODY(meet) {
 }
 
 TEST(ShoalRun, PesMeet) {
-  // The test program itself is the job: its PE body meets the others through the root in the launcher.
-  const auto result = run_program({kShoalRun, "-n", "4", "/proc/" + std::to_string(getpid()) + "/exe",
-                                   "--gtest_brief=1", "--gtest_filter=*", "--shoal-pe-body=meet"});
+  // The test program itself is the job: its PE body meets the others through the root in the
+  // launcher.
+  const auto result =
+      run_program({kShoalRun, "-n", "4", "/proc/" + std::to_string(getpid()) + "/exe",
+                   "--gtest_brief=1", "--gtest_filter=*", "--shoal-pe-body=meet"});
   EXPECT_TRUE(result.ok()) << result.describe();
 }
 

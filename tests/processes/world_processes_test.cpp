@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Worlds whose PEs are processes: the same checks as with threads, over passed descriptors.
 
 #include <gtest/gtest.h>
@@ -5,8 +6,8 @@
 #include <chrono>
 #include <thread>
 
-#include "support/process/process.hpp"
 #include "checks/world/operations.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {
@@ -97,8 +98,9 @@ TEST(WorldOfProcesses, MixesThreadsAndProcesses) {
     env["SHOAL_PE"] = std::to_string(i);
     env["SHOAL_N_PES"] = "2";
     env["SHOAL_UNIQUE_ID"] = id.to_string();
-    processes.emplace_back(
-        std::vector<std::string>{"/proc/self/exe", "--gtest_brief=1", "--shoal-pe-body=two_threads_each"}, env);
+    processes.emplace_back(std::vector<std::string>{"/proc/self/exe", "--gtest_brief=1",
+                                                    "--shoal-pe-body=two_threads_each"},
+                           env);
   }
   expect_success(wait_all(processes));
 }

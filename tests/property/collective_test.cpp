@@ -1,9 +1,10 @@
-// Random sequences of collectives on random, overlapping teams, with every PE delayed at random (requirement D6: two
-// operations in a row never mix).
+// SPDX-License-Identifier: Apache-2.0
+// Random sequences of collectives on random, overlapping teams, with every PE delayed at random
+// (requirement D6: two operations in a row never mix).
 #include <gtest/gtest.h>
 
-#include "shoal/world.hpp"
 #include "checks/collective/reference.hpp"
+#include "shoal/world.hpp"
 
 namespace shoal {
 namespace {
@@ -21,11 +22,13 @@ TEST_P(RandomCollectives, AgreeWithTheReference) {
   settings.timeout = std::chrono::milliseconds(20'000);
   settings.node_size = GetParam().node_size;
   for (std::uint64_t seed : {1, 2, 3})
-    run_threads(GetParam().n_pes, settings, [seed](World& world) { test::run_random_collectives(world, 200, seed); });
+    run_threads(GetParam().n_pes, settings,
+                [seed](World& world) { test::run_random_collectives(world, 200, seed); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, RandomCollectives,
-                         ::testing::Values(Shape{2, 0}, Shape{3, 0}, Shape{8, 0}, Shape{4, 2}, Shape{8, 4}),
+                         ::testing::Values(Shape{2, 0}, Shape{3, 0}, Shape{8, 0}, Shape{4, 2},
+                                           Shape{8, 4}),
                          [](const auto& parameter) {
                            return std::to_string(parameter.param.n_pes) + "PesNodeSize" +
                                   std::to_string(parameter.param.node_size);

@@ -1,5 +1,6 @@
-// What the random shapes of tests/gpu reach (checks/ep/draws.hpp): all that those tests say of themselves, whatever
-// becomes of the bounds that keep a seed short. Needs no GPU.
+// SPDX-License-Identifier: Apache-2.0
+// What the random shapes of tests/gpu reach (checks/ep/draws.hpp): all that those tests say of
+// themselves, whatever becomes of the bounds that keep a seed short. Needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +13,8 @@ namespace {
 
 /// What the seeds of one kind had, all together.
 struct Reached {
-  std::set<std::int64_t> ranks, top_k, experts, hidden, tokens;  ///< tokens of a member, not the limit of the group
+  std::set<std::int64_t> ranks, top_k, experts, hidden,
+      tokens;  ///< tokens of a member, not the limit of the group
   std::set<Load> loads;
   std::set<std::string> forms;  ///< what else occurred, by name
 
@@ -27,7 +29,9 @@ struct Reached {
   void add(const std::string& name, bool present) {
     if (present) forms.insert(name);
   }
-  void add(const char* what, DataType dtype) { forms.insert(std::string(what) + " " + std::string(name_of(dtype))); }
+  void add(const char* what, DataType dtype) {
+    forms.insert(std::string(what) + " " + std::string(name_of(dtype)));
+  }
 
   void expect_extremes(std::int64_t shortest_row, std::int64_t most_tokens) const {
     EXPECT_EQ(ranks.size(), static_cast<std::size_t>(kMostRanks)) << "every number of ranks";
@@ -38,11 +42,13 @@ struct Reached {
     EXPECT_EQ(*hidden.rbegin(), kLongestRow);
     EXPECT_GE(*hidden.begin(), shortest_row);
     EXPECT_LT(*hidden.begin(), 2 * shortest_row);
-    EXPECT_TRUE(std::any_of(hidden.begin(), hidden.end(), [](std::int64_t channels) { return channels % 16 == 8; }))
-        << "rows of bfloat16 of an odd number of 16 bytes";
+    EXPECT_TRUE(std::any_of(hidden.begin(), hidden.end(), [](std::int64_t channels) {
+      return channels % 16 == 8;
+    })) << "rows of bfloat16 of an odd number of 16 bytes";
     EXPECT_EQ(*tokens.begin(), 0);
     EXPECT_EQ(*tokens.rbegin(), most_tokens);
-    const auto many = std::count_if(tokens.begin(), tokens.end(), [&](std::int64_t n) { return n > most_tokens / 32; });
+    const auto many = std::count_if(tokens.begin(), tokens.end(),
+                                    [&](std::int64_t n) { return n > most_tokens / 32; });
     EXPECT_GE(many, 12) << "members with more than a few tokens";
     EXPECT_EQ(loads.size(), 4U) << "even, one hot expert, idle members, no tokens";
   }
@@ -61,8 +67,9 @@ TEST(EpDraws, NormalModeReachesWhatIsAnnounced) {
       reached.add("rows of", call.dtype);
       reached.add("answers of", call.answer);
       if (call.scales > 0) reached.add("scales of", call.scale_dtype);
-      reached.add("a row of an odd number of 16 bytes",
-                  (call.columns > 0 ? call.columns : drawn.c.hidden) * size_of(call.dtype) % 32 == 16);
+      reached.add(
+          "a row of an odd number of 16 bytes",
+          (call.columns > 0 ? call.columns : drawn.c.hidden) * size_of(call.dtype) % 32 == 16);
       reached.add("64 KiB", call.columns == 0 && drawn.c.hidden * size_of(call.dtype) == 65536);
       reached.add("worst case", call.dispatch.worst_case_rows > 0);
       reached.add("copy out", call.dispatch.copy_out);
@@ -119,8 +126,8 @@ TEST(EpDraws, LowLatencyReachesWhatIsAnnounced) {
     }
   }
   reached.expect_extremes(kShortestRow, kMostSlots);
-  reached.expect_forms({"two open", "quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact", "log_fmt",
-                        "zero copy", "early weights", "int32 indices", "immediate"});
+  reached.expect_forms({"two open", "quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact",
+                        "log_fmt", "zero copy", "early weights", "int32 indices", "immediate"});
 }
 
 TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
@@ -132,8 +139,8 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
       normal.add("rows of", form.dtype);
       normal.add("answers of", form.answer);
       if (form.scales > 0) normal.add("scales of", form.scale_dtype);
-      const bool expanded = form.expanded;
-      for (const char* layout : {"", expanded ? "expanded " : "flat "}) {
+      const bool expert_major = form.expert_major;
+      for (const char* layout : {"", expert_major ? "expert_major " : "flat "}) {
         normal.add(std::string(layout) + "worst case", form.worst_case);
         normal.add(std::string(layout) + "copy out", form.copy_out);
         normal.add(std::string(layout) + "in place", form.in_place);
@@ -152,15 +159,17 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
     }
   }
   normal.expect_extremes(8, kMostTokens);
-  normal.expect_forms({"rows of bfloat16",      "rows of float16",   "rows of float32",     "rows of float8_e4m3",
-                       "rows of int8",          "rows of uint8",     "answers of bfloat16", "answers of float16",
-                       "answers of float32",    "scales of float32", "scales of int32",     "flat worst case",
-                       "expanded worst case",   "flat copy out",     "expanded copy out",   "flat in place",
-                       "expanded in place",     "flat cached",       "expanded cached",     "flat int32 indices",
-                       "expanded int32 indices"});
+  normal.expect_forms(
+      {"rows of bfloat16",        "rows of float16",       "rows of float32",
+       "rows of float8_e4m3",     "rows of int8",          "rows of uint8",
+       "answers of bfloat16",     "answers of float16",    "answers of float32",
+       "scales of float32",       "scales of int32",       "flat worst case",
+       "expert_major worst case", "flat copy out",         "expert_major copy out",
+       "flat in place",           "expert_major in place", "flat cached",
+       "expert_major cached",     "flat int32 indices",    "expert_major int32 indices"});
   low_latency.expect_extremes(8, kMostSlots);
-  low_latency.expect_forms(
-      {"quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact", "log_fmt", "early weights", "int32 indices"});
+  low_latency.expect_forms({"quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact",
+                            "log_fmt", "early weights", "int32 indices"});
 }
 
 }  // namespace

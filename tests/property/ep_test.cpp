@@ -1,12 +1,13 @@
-// Random shapes against the naive reference (E1 to E4): ranks that are no power of two, any top-k up to 32, any hidden
-// that is a multiple of 16 bytes, holes, idle members, one hot expert; and shapes that have one size as large as it
-// gets.
+// SPDX-License-Identifier: Apache-2.0
+// Random shapes against the naive reference (E1 to E4): ranks that are no power of two, any top-k
+// up to 32, any hidden that is a multiple of 16 bytes, holes, idle members, one hot expert; and
+// shapes that have one size as large as it gets.
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "shoal/world.hpp"
 #include "checks/ep/normal.hpp"
+#include "shoal/world.hpp"
 
 namespace shoal::test {
 namespace {
@@ -39,8 +40,10 @@ void check_rounds(const EpCase& c, std::uint64_t rounds) {
       EpCase now = c;
       now.seed = c.seed + 1000 * round;
       check_normal(group, now, {.expert_alignment = static_cast<std::int32_t>(1 + round * 7)});
-      check_low_latency(group, now, round % 2 ? ep::Reduction::exact : ep::Reduction::per_rank, round == 2);
-      if (c.hidden % 16 == 0) check_low_latency_fp8(group, now, static_cast<ep::Quantize>(1 + round));
+      check_low_latency(group, now, round % 2 ? ep::Reduction::exact : ep::Reduction::per_rank,
+                        round == 2);
+      if (c.hidden % 16 == 0)
+        check_low_latency_fp8(group, now, static_cast<ep::Quantize>(1 + round));
     }
   });
 }
@@ -52,30 +55,72 @@ TEST_P(EpProperty, RandomShapesMatchTheReference) {
   check_rounds(random_case(GetParam()), 3);
 }
 
-// The sizes that tests/gpu compares with this backend (checks/ep/draws.hpp), little of everything else.
+// The sizes that tests/gpu compares with this backend (checks/ep/draws.hpp), little of everything
+// else.
 
 TEST(EpPropertyLimits, ManyExperts) {
-  check_rounds({.ranks = 8, .experts = 1024, .top_k = 8, .hidden = 264, .max_tokens = 3, .seed = 51}, 1);
-  check_rounds({.ranks = 1, .experts = 1024, .top_k = 32, .hidden = 64, .max_tokens = 9, .seed = 52, .full = true}, 2);
+  check_rounds(
+      {.ranks = 8, .experts = 1024, .top_k = 8, .hidden = 264, .max_tokens = 3, .seed = 51}, 1);
+  check_rounds({.ranks = 1,
+                .experts = 1024,
+                .top_k = 32,
+                .hidden = 64,
+                .max_tokens = 9,
+                .seed = 52,
+                .full = true},
+               2);
 }
 
 TEST(EpPropertyLimits, LongRows) {
-  check_rounds({.ranks = 3, .experts = 6, .top_k = 3, .hidden = 16384, .max_tokens = 3, .seed = 53}, 1);
-  check_rounds({.ranks = 2, .experts = 4, .top_k = 2, .hidden = 16376, .max_tokens = 3, .seed = 54, .full = true}, 1);
+  check_rounds({.ranks = 3, .experts = 6, .top_k = 3, .hidden = 16384, .max_tokens = 3, .seed = 53},
+               1);
+  check_rounds({.ranks = 2,
+                .experts = 4,
+                .top_k = 2,
+                .hidden = 16376,
+                .max_tokens = 3,
+                .seed = 54,
+                .full = true},
+               1);
 }
 
 TEST(EpPropertyLimits, ManyTokens) {
-  check_rounds({.ranks = 2, .experts = 4, .top_k = 2, .hidden = 16, .max_tokens = 8192, .seed = 55, .full = true}, 1);
-  EpCase hot{
-      .ranks = 8, .experts = 8, .top_k = 2, .hidden = 8, .max_tokens = 2048, .seed = 56, .load = Load::all_to_one};
+  check_rounds({.ranks = 2,
+                .experts = 4,
+                .top_k = 2,
+                .hidden = 16,
+                .max_tokens = 8192,
+                .seed = 55,
+                .full = true},
+               1);
+  EpCase hot{.ranks = 8,
+             .experts = 8,
+             .top_k = 2,
+             .hidden = 8,
+             .max_tokens = 2048,
+             .seed = 56,
+             .load = Load::all_to_one};
   hot.full = true;
   check_rounds(hot, 1);
 }
 
 TEST(EpPropertyLimits, ManyLanesAndNoTokens) {
-  check_rounds({.ranks = 8, .experts = 64, .top_k = 32, .hidden = 136, .max_tokens = 6, .seed = 57, .full = true}, 2);
-  check_rounds(
-      {.ranks = 8, .experts = 1024, .top_k = 32, .hidden = 16, .max_tokens = 2, .seed = 58, .load = Load::none}, 1);
+  check_rounds({.ranks = 8,
+                .experts = 64,
+                .top_k = 32,
+                .hidden = 136,
+                .max_tokens = 6,
+                .seed = 57,
+                .full = true},
+               2);
+  check_rounds({.ranks = 8,
+                .experts = 1024,
+                .top_k = 32,
+                .hidden = 16,
+                .max_tokens = 2,
+                .seed = 58,
+                .load = Load::none},
+               1);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The NIC plan on random machines (D13), and the fault of D14: NICs that are planned job by job, and NICs that are
-// planned for the host.
+// SPDX-License-Identifier: Apache-2.0
+// The NIC plan on random machines (D13), and the fault of D14: NICs that are planned job by job,
+// and NICs that are planned for the host.
 #include "topology/nic_plan.hpp"
 
 #include <fmt/format.h>
@@ -26,14 +27,16 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-/// Switches within switches, devices anywhere, several planes, cards of several functions and ports.
+/// Switches within switches, devices anywhere, several planes, cards of several functions and
+/// ports.
 struct RandomMachine {
   RandomMachine(Random& random, int most_gpus, int most_nics) : random_(random) {
     machine.numa_nodes = random.from(1, 3);
     const int bridges = random.from(1, 4);
     for (int i = 0; i < bridges; ++i) {
       const std::string bus = fmt::format("{:02x}", 16 * (i + 1));
-      places_.push_back({{"pci0000:" + bus}, random.chance(15) ? -1 : random.from(0, machine.numa_nodes - 1)});
+      places_.push_back(
+          {{"pci0000:" + bus}, random.chance(15) ? -1 : random.from(0, machine.numa_nodes - 1)});
       for (int level = random.from(0, 3); level > 0; --level) branch();
     }
     for (int i = random.from(1, most_gpus); i > 0; --i) machine.gpus.push_back({new_device()});
@@ -57,7 +60,8 @@ struct RandomMachine {
 
  private:
   void branch() {
-    Location place = places_[static_cast<std::size_t>(random_.from(0, static_cast<int>(places_.size()) - 1))];
+    Location place =
+        places_[static_cast<std::size_t>(random_.from(0, static_cast<int>(places_.size()) - 1))];
     place.path.push_back(next_address());
     places_.push_back(place);
   }
@@ -84,14 +88,16 @@ std::vector<Labels> labels_of(const Machine& machine, const NicPlan& plan) {
   std::vector<Labels> result;
   for (const auto& nics : plan.of_seat) {
     result.emplace_back();
-    for (const NicUse& use : nics) result.back().push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
+    for (const NicUse& use : nics)
+      result.back().push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
   }
   return result;
 }
 
 /// Checks what D13 promises of one seat and one plane.
 void check_seat(const Machine& machine, const NicPlan& plan, const Location& seat,
-                const std::vector<std::int32_t>& plane, const std::set<std::int32_t>& used, std::size_t seats) {
+                const std::vector<std::int32_t>& plane, const std::set<std::int32_t>& used,
+                std::size_t seats) {
   const auto from_seat = [&](std::int32_t nic) {
     return distance(seat, machine.nics[static_cast<std::size_t>(nic)].at);
   };
@@ -106,7 +112,9 @@ void check_seat(const Machine& machine, const NicPlan& plan, const Location& sea
     EXPECT_EQ(from_seat(held), nearest) << "a farther NIC than necessary";
     for (const std::int32_t other : plane)
       if (from_seat(other) == nearest && !mine.contains(other))
-        EXPECT_LE(plan.load[static_cast<std::size_t>(held)] - plan.load[static_cast<std::size_t>(other)], 1)
+        EXPECT_LE(
+            plan.load[static_cast<std::size_t>(held)] - plan.load[static_cast<std::size_t>(other)],
+            1)
             << "loads of equally near NICs";
   }
 }
@@ -128,13 +136,16 @@ TEST(NicPlanProperty, NearestAndBalanced) {
       std::set<std::int32_t> used;
       for (const NicUse& use : plan.of_seat[seat]) {
         EXPECT_TRUE(used.insert(use.nic).second) << "the same NIC twice";
-        EXPECT_EQ(use.distance, distance(seats[seat], machine.nics[static_cast<std::size_t>(use.nic)].at));
+        EXPECT_EQ(use.distance,
+                  distance(seats[seat], machine.nics[static_cast<std::size_t>(use.nic)].at));
         ++load[static_cast<std::size_t>(use.nic)];
       }
-      for (const auto& [number, nics] : planes) check_seat(machine, plan, seats[seat], nics, used, seats.size());
+      for (const auto& [number, nics] : planes)
+        check_seat(machine, plan, seats[seat], nics, used, seats.size());
     }
     EXPECT_EQ(load, plan.load);
-    for (std::size_t nic = 0; nic < load.size(); ++nic) EXPECT_EQ(load[nic] == 0, !plan.unused[nic].empty());
+    for (std::size_t nic = 0; nic < load.size(); ++nic)
+      EXPECT_EQ(load[nic] == 0, !plan.unused[nic].empty());
   }
 }
 
@@ -145,7 +156,8 @@ TEST(NicPlanProperty, BalancedForAnyDistances) {
     const int seats = random.from(1, 10), nics = random.from(1, 8), per_seat = random.from(1, 3);
     std::vector<std::vector<Distance>> table(static_cast<std::size_t>(seats));
     for (auto& row : table)
-      for (int i = 0; i < nics; ++i) row.push_back(random.chance(50) ? Distance::pix : Distance::node);
+      for (int i = 0; i < nics; ++i)
+        row.push_back(random.chance(50) ? Distance::pix : Distance::node);
     std::vector<std::int32_t> card;
     for (int i = 0; i < nics; ++i) card.push_back(i / 2);
     const auto plan = assign_by_distance(table, card, per_seat);
@@ -162,7 +174,8 @@ TEST(NicPlanProperty, BalancedForAnyDistances) {
         EXPECT_EQ(table[seat][static_cast<std::size_t>(mine)], nearest) << "seed " << seed;
         for (std::int32_t other = 0; other < nics; ++other)
           if (!held.contains(other) && table[seat][static_cast<std::size_t>(other)] == nearest)
-            EXPECT_LE(load[static_cast<std::size_t>(mine)] - load[static_cast<std::size_t>(other)], 1)
+            EXPECT_LE(load[static_cast<std::size_t>(mine)] - load[static_cast<std::size_t>(other)],
+                      1)
                 << "seed " << seed;
       }
     }
@@ -221,7 +234,8 @@ TEST(NicPlanProperty, OrderOfEnumerationChangesNothing) {
     random.shuffle(shuffled.gpus);
     random.shuffle(shuffled.nics);
     put_in_order(shuffled);
-    EXPECT_EQ(labels_of(shuffled, plan_nics(shuffled, host_seats(shuffled, 0), {})), expected) << "seed " << seed;
+    EXPECT_EQ(labels_of(shuffled, plan_nics(shuffled, host_seats(shuffled, 0), {})), expected)
+        << "seed " << seed;
 
     std::vector<std::size_t> order(seats.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -229,7 +243,8 @@ TEST(NicPlanProperty, OrderOfEnumerationChangesNothing) {
     std::vector<Location> moved;
     for (const std::size_t seat : order) moved.push_back(seats[seat]);
     const auto found = labels_of(machine, plan_nics(machine, moved, {}));
-    for (std::size_t i = 0; i < order.size(); ++i) EXPECT_EQ(found[i], expected[order[i]]) << "seed " << seed;
+    for (std::size_t i = 0; i < order.size(); ++i)
+      EXPECT_EQ(found[i], expected[order[i]]) << "seed " << seed;
   }
 }
 
@@ -238,8 +253,9 @@ Machine two_and_two() {
   Machine machine;
   for (int bus = 0; bus < 4; ++bus) {
     const auto path = [&](int device) {
-      return std::vector<std::string>{fmt::format("pci0000:{}0", bus), fmt::format("0000:{}0:01.0", bus),
-                                      fmt::format("0000:{}1:00.0", bus), fmt::format("0000:{}{}:00.0", bus, device)};
+      return std::vector<std::string>{
+          fmt::format("pci0000:{}0", bus), fmt::format("0000:{}0:01.0", bus),
+          fmt::format("0000:{}1:00.0", bus), fmt::format("0000:{}{}:00.0", bus, device)};
     };
     for (int i = 0; i < 2; ++i) {
       machine.gpus.push_back({{path(2 + i), bus / 2}});
@@ -254,15 +270,17 @@ Machine two_and_two() {
   return machine;
 }
 
-/// The old scheme: a job plans for its own PEs of the host, of which it has one in each rail group, and a transport
-/// that drives one NIC takes the first of those that the plan gives it.
-std::int32_t planned_by_job(const Machine& machine, const Location& only_pe, const NicBinding& binding) {
+/// The old scheme: a job plans for its own PEs of the host, of which it has one in each rail group,
+/// and a transport that drives one NIC takes the first of those that the plan gives it.
+std::int32_t planned_by_job(const Machine& machine, const Location& only_pe,
+                            const NicBinding& binding) {
   return plan_nics(machine, std::span(&only_pe, 1), binding).of_seat[0][0].nic;
 }
 
 std::int32_t planned_by_host(const Machine& machine, std::size_t gpu, const NicBinding& binding) {
   const auto seats = host_seats(machine, 0);
-  const auto seat = seat_of(machine, static_cast<std::int32_t>(seats.size()), machine.gpus[gpu].at.pci(), 0);
+  const auto seat =
+      seat_of(machine, static_cast<std::int32_t>(seats.size()), machine.gpus[gpu].at.pci(), 0);
   const auto nics = plan_nics(machine, seats, binding).of_seat[static_cast<std::size_t>(seat)];
   EXPECT_EQ(nics.size(), 1U);
   return nics[0].nic;
@@ -271,14 +289,16 @@ std::int32_t planned_by_host(const Machine& machine, std::size_t gpu, const NicB
 // D14: eight rail groups, eight jobs with one PE on each host.
 TEST(NicPlanProperty, RailGroupsDoNotShareANic) {
   const Machine machine = two_and_two();
-  for (const NicBinding& binding : {NicBinding{"", false, ""}, NicBinding{"", true, ""},
-                                    NicBinding{"mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7", true, ""}}) {
+  for (const NicBinding& binding :
+       {NicBinding{"", false, ""}, NicBinding{"", true, ""},
+        NicBinding{"mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7", true, ""}}) {
     std::set<std::int32_t> by_job, by_host;
     for (std::size_t gpu = 0; gpu < machine.gpus.size(); ++gpu) {
       by_job.insert(planned_by_job(machine, machine.gpus[gpu].at, binding));
       by_host.insert(planned_by_host(machine, gpu, binding));
     }
-    // By distance the two GPUs of a switch meet on its first NIC; round robin puts everybody on the first of all.
+    // By distance the two GPUs of a switch meet on its first NIC; round robin puts everybody on the
+    // first of all.
     EXPECT_EQ(by_job.size(), binding.round_robin ? 1U : 4U) << "the fault is in the old scheme";
     EXPECT_EQ(by_host.size(), 8U) << "and not in this one";
   }
@@ -295,8 +315,9 @@ TEST(NicPlanProperty, JobsAgree) {
       const auto n = static_cast<std::int32_t>(machine.gpus.size());
       const auto seats = host_seats(machine, random.from(1, n));
       const int gpu = random.from(0, n - 1);
-      const auto seat = seat_of(machine, static_cast<std::int32_t>(seats.size()),
-                                machine.gpus[static_cast<std::size_t>(gpu)].at.pci(), random.from(0, n - 1));
+      const auto seat =
+          seat_of(machine, static_cast<std::int32_t>(seats.size()),
+                  machine.gpus[static_cast<std::size_t>(gpu)].at.pci(), random.from(0, n - 1));
       EXPECT_EQ(seat, gpu);
       EXPECT_EQ(labels_of(machine, plan_nics(machine, seats, {}))[static_cast<std::size_t>(seat)],
                 whole[static_cast<std::size_t>(gpu)])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays cross between shoal and other libraries without copies, with their element types, and live long enough."""
 
 import gc

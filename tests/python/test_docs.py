@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every block of Python in the guides and the README runs; those of a page in order, as one program."""
 
 import importlib.util

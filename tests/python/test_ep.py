@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ep.Group of Python against plain NumPy: dispatch and combine, their options, and what they refuse (E1 to E4)."""
 
 import gc
@@ -95,7 +96,7 @@ def test_worst_case_rows_alignment_and_copy_out(settings):
 def test_expanded_layout_is_grouped_by_expert(settings):
     def body(group, pe):
         rows, indices, weights = tokens_of(pe)
-        received = group.dispatch(rows, group.route(indices), weights=weights, expanded=True, expert_alignment=4)
+        received = group.dispatch(rows, group.route(indices), weights=weights, expert_major=True, expert_alignment=4)
         first = received.expert_first_row.numpy()
         for expert in range(group.local_experts):
             block = received.topk_idx.numpy()[first[expert] : first[expert + 1], 0]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal.jax under jit and grad, on four processes, against the same layer in NumPy and on one process."""
 
 import multiprocessing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Worlds and deep_ep's buffer over communicators of mpi4py, with real processes of mpirun (D7)."""
 
 import importlib.util

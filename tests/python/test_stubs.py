@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stubs that editors and type checkers read: every name in them is known, and what callers use has a type."""
 
 import ast

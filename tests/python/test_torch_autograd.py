@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal.torch.dispatch and combine: what they deliver and their gradients, among 4 ranks and among pairs of them.
 
 The reference is the same mixture of experts in float64 on one process, which has the tokens of all members.

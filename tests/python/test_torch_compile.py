@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.compile and the operators of shoal.torch: fake implementations, fixed and data-dependent sizes."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal.torch.MoE among 4 ranks and pairs of them against the same layer on one process."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/train_moe.py: the same losses on four ranks, two and one as in one process without Shoal."""
 
 import json

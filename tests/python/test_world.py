@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Worlds, teams, one-sided operations and collectives of shoal in Python (D1, D6, D7, D15)."""
 
 import multiprocessing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs checks on several ranks: processes with a gloo group and a world of Shoal over it.
 
 A test module defines functions `check_*(world)` and starts them once, all in the same processes:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // draws.hpp: numbers for random shapes, the same for a seed wherever they are drawn.
 #pragma once
 

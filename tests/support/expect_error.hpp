@@ -1,4 +1,6 @@
-// expect_error.hpp: a call that must throw, with this code and this text in its message; texts that must have parts.
+// SPDX-License-Identifier: Apache-2.0
+// expect_error.hpp: a call that must throw, with this code and this text in its message; texts that
+// must have parts.
 #pragma once
 
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // made_up.hpp: made-up values that every PE can compute for every other, and checks that throw.
 #pragma once
 
@@ -12,8 +13,9 @@
 
 namespace shoal::test {
 
-/// For checks that run on PEs, whose threads GoogleTest does not watch. `what` is a text, or a function that makes one:
-/// where every element is checked, most of the time would go into texts that nobody sees.
+/// For checks that run on PEs, whose threads GoogleTest does not watch. `what` is a text, or a
+/// function that makes one: where every element is checked, most of the time would go into texts
+/// that nobody sees.
 template <class What>
 void expect(bool condition, const What& what) {
   if (condition) return;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures for the tests of Shoal's programs. SHOAL_BIN_DIR: where the programs are."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mixture-of-experts layer in NumPy float64, written from its definition and not from the program's source."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark runs, checks its results, and writes what it says (requirement A12). Figures are not judged here: docs/performance.md."""
 
 import json

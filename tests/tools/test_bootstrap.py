@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PEs find each other under real launchers, by torchrun's variables and by a plug-in of one's own; shoal-run --hosts (D7).
 
 A launcher that is not installed skips its test with one line. Slurm is tested between hosts, in tests/hosts.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bundle runs where it is moved to, and its scripts say what happened: nothing that was skipped counts as passed (issue of the GPU backend)."""
 
 import importlib.machinery

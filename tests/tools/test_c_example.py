@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shoal from C: the header as C and as C++, the example, what the library exports, the page, the frozen structs."""
 
 import os

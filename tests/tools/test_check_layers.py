@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cmake/check_layers.py on small trees, each with one fault or none."""
 
 import subprocess

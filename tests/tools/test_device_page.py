@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/device.md shows code that is compiled: every block of it is a marked part of a source file, word for word."""
 
 import os

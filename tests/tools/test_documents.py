@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages agree with the code: the README's example is examples/hello.cpp, docs/settings.md is what the table says."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Profiling scripts written for DeepEP find kernels by their names (E6, section 2.1 of the interface's description)."""
 
 import re

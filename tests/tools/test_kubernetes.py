@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/kubernetes/: the manifests are what Kubernetes' own schemas allow, unknown fields being errors."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/plot.py: the committed GPU results become the plots of docs/performance.md, with the limit of the link."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/protocol: the models of the protocol hold, and every mutation of them fails for its own reason."""
 
 import pathlib

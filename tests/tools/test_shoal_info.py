@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal-info as a user runs it: sections, JSON, pictures, worlds, the doctor (requirements A1, A3, D9, D11, D12)."""
 
 import json

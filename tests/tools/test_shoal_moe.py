@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal-moe as a user runs it: its results against NumPy, its JSON, its errors (requirements A12, E2, E3, E4)."""
 
 import json

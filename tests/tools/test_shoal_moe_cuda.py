@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal-moe --backend cuda as a user runs it. Tests with the fixture `gpu` need a GPU and cuBLASLt, and are skipped with the reason where
 there is none; the others need none."""
 
@@ -33,7 +34,7 @@ def without_gpu(run_program):
     return result.returncode == 0 and "GPUs: none" in result.stdout
 
 
-# --- without a GPU
+# Without a GPU.
 
 
 @pytest.mark.parametrize("start", [{}, {"pes": 3}, {"threads": 3}])
@@ -82,7 +83,7 @@ def test_a_failing_thread_ends_all(run_program):
     assert len(lines) == 1 and "cannot be spread evenly over 3 PEs" in lines[0], result.stderr
 
 
-# --- with a GPU
+# With a GPU.
 
 
 @pytest.fixture

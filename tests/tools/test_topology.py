@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal-info --topology: the machine and the NIC plan as text, for this machine and for described ones."""
 
 import os

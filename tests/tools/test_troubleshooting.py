@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/troubleshooting.md has an entry for every error message of the sources, and no others (requirement A14)."""
 
 import pathlib

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "info/build.hpp"
 
 #include <fmt/format.h>
@@ -17,15 +18,17 @@ namespace shoal::info {
 namespace {
 
 Module look_at(const Settings& settings, std::string_view name) {
-  const Plugin plugin = load_plugin(settings, fmt::format("transport_{}", name), transport::kModuleSymbol);
+  const Plugin plugin =
+      load_plugin(settings, fmt::format("transport_{}", name), transport::kModuleSymbol);
   Module module{std::string(name), plugin.file, "", plugin.reason};
   if (plugin.symbol == nullptr) return module;
   const auto& table = *static_cast<const transport::Module*>(plugin.symbol);
   if (table.version == transport::kModuleVersion)
     module.library = table.library;
   else
-    module.missing = fmt::format("it is of another build of Shoal (version {} of the table, this one's is {})",
-                                 table.version, transport::kModuleVersion);
+    module.missing =
+        fmt::format("it is of another build of Shoal (version {} of the table, this one's is {})",
+                    table.version, transport::kModuleVersion);
   return module;
 }
 
@@ -34,17 +37,20 @@ Module look_at(const Settings& settings, std::string_view name) {
 Build collect_build(const Settings& settings) {
   Build build{kVersion, kCommit, kBuildType, kCompiler, kCuda, {"self", "shm"}, {}, {}, {}, {}};
   if (!transport::heap_factories().empty()) build.transports.emplace_back("cuda_p2p");
-  for (const std::string_view name : transport::network_names()) build.networks.push_back(look_at(settings, name));
+  for (const std::string_view name : transport::network_names())
+    build.networks.push_back(look_at(settings, name));
   for (const std::string& folder : plugin_folders(settings)) {
     std::error_code error;
     if (!std::filesystem::is_directory(folder, error)) continue;
     const std::string real = std::filesystem::canonical(folder, error);
-    if (std::find(build.plugin_folders.begin(), build.plugin_folders.end(), real) != build.plugin_folders.end())
+    if (std::find(build.plugin_folders.begin(), build.plugin_folders.end(), real) !=
+        build.plugin_folders.end())
       continue;
     build.plugin_folders.push_back(real);
     for (const auto& entry : std::filesystem::directory_iterator(real, error)) {
       const std::string name = entry.path().filename();
-      const bool plugin = name.starts_with("libshoal_transport_") || name.starts_with("libshoal_bootstrap_");
+      const bool plugin =
+          name.starts_with("libshoal_transport_") || name.starts_with("libshoal_bootstrap_");
       if (plugin && name.ends_with(".so")) build.plugin_files.push_back(entry.path());
     }
   }
@@ -55,14 +61,17 @@ Build collect_build(const Settings& settings) {
 
 std::string to_text(const Build& build) {
   std::vector<std::vector<std::string>> rows = {
-      {"version", build.version}, {"commit", build.commit},
-      {"build type", build.type}, {"compiler", build.compiler},
-      {"CUDA", build.cuda},       {"transports", fmt::format("{}", fmt::join(build.transports, ", "))},
+      {"version", build.version},
+      {"commit", build.commit},
+      {"build type", build.type},
+      {"compiler", build.compiler},
+      {"CUDA", build.cuda},
+      {"transports", fmt::format("{}", fmt::join(build.transports, ", "))},
   };
   for (const Module& module : build.networks)
-    rows.push_back({"network " + module.name, module.missing.empty()
-                                                  ? fmt::format("{} ({})", module.library, module.file)
-                                                  : "not to be had: " + module.missing});
+    rows.push_back({"network " + module.name,
+                    module.missing.empty() ? fmt::format("{} ({})", module.library, module.file)
+                                           : "not to be had: " + module.missing});
   for (const std::string& file : build.plugin_files) rows.push_back({"plug-in", file});
   rows.push_back({"launcher", build.launcher});
   return "Build\n" + table(rows);
@@ -71,8 +80,10 @@ std::string to_text(const Build& build) {
 nlohmann::json to_json(const Build& build) {
   nlohmann::json networks = nlohmann::json::array();
   for (const Module& module : build.networks)
-    networks.push_back(
-        {{"name", module.name}, {"file", module.file}, {"library", module.library}, {"missing", module.missing}});
+    networks.push_back({{"name", module.name},
+                        {"file", module.file},
+                        {"library", module.library},
+                        {"missing", module.missing}});
   return {{"version", build.version},
           {"commit", build.commit},
           {"build_type", build.type},

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // build.hpp: what this build of Shoal is, which modules it finds, and who has started it.
 #pragma once
 

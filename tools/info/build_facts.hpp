@@ -1,5 +1,6 @@
-// build_facts.hpp: what CMake knew of this build (build_facts.cpp.in; the commit is looked up again after every
-// commit).
+// SPDX-License-Identifier: Apache-2.0
+// build_facts.hpp: what CMake knew of this build (build_facts.cpp.in; the commit is looked up again
+// after every commit).
 #pragma once
 
 namespace shoal::info {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The connectivity map as text and as JSON: pairs that are alike are shown once.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -37,7 +38,9 @@ std::vector<Group> group(const std::vector<PairReport>& pairs) {
     const auto found = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
       return known.alone == (pair.a == pair.b) && *known.verdicts == pair.verdicts;
     });
-    Group& own = found != groups.end() ? *found : groups.emplace_back(Group{&pair.verdicts, pair.a == pair.b, {}});
+    Group& own = found != groups.end()
+                     ? *found
+                     : groups.emplace_back(Group{&pair.verdicts, pair.a == pair.b, {}});
     own.pairs.emplace_back(pair.a, pair.b);
   }
   return groups;
@@ -46,16 +49,21 @@ std::vector<Group> group(const std::vector<PairReport>& pairs) {
 /// "0 with 1-3; 1 with 2, 3", "every PE with itself", "every pair inside a node".
 std::string members(const Group& group, const ConnectivityReport& report) {
   const std::size_t n_pes = report.node_of.size();
-  if (group.alone && group.pairs.size() == n_pes) return n_pes == 1 ? "PE 0 with itself" : "every PE with itself";
+  if (group.alone && group.pairs.size() == n_pes)
+    return n_pes == 1 ? "PE 0 with itself" : "every PE with itself";
   std::size_t inside = 0, all_inside = 0;
   for (std::size_t a = 0; a < n_pes; ++a)
-    for (std::size_t b = a + 1; b < n_pes; ++b) all_inside += report.node_of[a] == report.node_of[b];
+    for (std::size_t b = a + 1; b < n_pes; ++b)
+      all_inside += report.node_of[a] == report.node_of[b];
   for (const auto& [a, b] : group.pairs)
-    inside += report.node_of[static_cast<std::size_t>(a)] == report.node_of[static_cast<std::size_t>(b)];
+    inside +=
+        report.node_of[static_cast<std::size_t>(a)] == report.node_of[static_cast<std::size_t>(b)];
   const std::size_t all = n_pes * (n_pes - 1) / 2;
   if (!group.alone && group.pairs.size() == all) return "every pair";
-  if (!group.alone && inside == all_inside && group.pairs.size() == inside) return "every pair inside a node";
-  if (!group.alone && inside == 0 && group.pairs.size() == all - all_inside) return "every pair between nodes";
+  if (!group.alone && inside == all_inside && group.pairs.size() == inside)
+    return "every pair inside a node";
+  if (!group.alone && inside == 0 && group.pairs.size() == all - all_inside)
+    return "every pair between nodes";
   std::map<Pe, std::vector<std::int32_t>> partners;
   for (const auto& [a, b] : group.pairs) partners[a].push_back(b);
   if (group.alone) {
@@ -64,7 +72,8 @@ std::string members(const Group& group, const ConnectivityReport& report) {
     return fmt::format("PEs {}, each with itself", ranges(pes));
   }
   std::vector<std::string> parts;
-  for (const auto& [a, others] : partners) parts.push_back(fmt::format("PE {} with {}", a, ranges(others)));
+  for (const auto& [a, others] : partners)
+    parts.push_back(fmt::format("PE {} with {}", a, ranges(others)));
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
@@ -76,11 +85,12 @@ std::string groups_text(const std::vector<PairReport>& pairs, const Connectivity
     for (const TransportVerdict& verdict : *group.verdicts)
       if (verdict.chosen)
         rows.push_back(
-            {"* " + verdict.transport, fmt::format("{} [{}]", verdict.why, transport::describe(verdict.capabilities))});
+            {"* " + verdict.transport,
+             fmt::format("{} [{}]", verdict.why, transport::describe(verdict.capabilities))});
     if (rows.empty()) rows.push_back({"* none", "no transport reaches"});
     for (const TransportVerdict& verdict : *group.verdicts)
-      if (!verdict.chosen &&
-          !(group.alone && group.pairs.size() == report.node_of.size() && verdict.transport == "self"))
+      if (!verdict.chosen && !(group.alone && group.pairs.size() == report.node_of.size() &&
+                               verdict.transport == "self"))
         rows.push_back({"  " + verdict.transport, verdict.why});
     text += table(rows, 4);
   }
@@ -91,25 +101,29 @@ std::string groups_text(const std::vector<PairReport>& pairs, const Connectivity
 std::string matrix(const std::vector<PairReport>& pairs, Pe n_pes) {
   if (n_pes < 2 || n_pes > kLargestMatrix) return "";
   std::vector<std::string> names;
-  std::vector<std::string> cells(static_cast<std::size_t>(n_pes) * static_cast<std::size_t>(n_pes), "-");
+  std::vector<std::string> cells(static_cast<std::size_t>(n_pes) * static_cast<std::size_t>(n_pes),
+                                 "-");
   for (const PairReport& pair : pairs) {
     const TransportVerdict* const chosen = chosen_of(pair);
     if (chosen == nullptr) continue;
     const auto a = static_cast<std::size_t>(pair.a), b = static_cast<std::size_t>(pair.b);
     const std::string letter = pair.a == pair.b ? "." : chosen->transport.substr(0, 1);
-    cells[a * static_cast<std::size_t>(n_pes) + b] = cells[b * static_cast<std::size_t>(n_pes) + a] = letter;
+    cells[a * static_cast<std::size_t>(n_pes) + b] =
+        cells[b * static_cast<std::size_t>(n_pes) + a] = letter;
     const std::string meaning = fmt::format("{} {}", letter, chosen->transport);
     if (std::find(names.begin(), names.end(), meaning) == names.end()) names.push_back(meaning);
   }
   std::sort(names.begin(), names.end());
-  std::string text = fmt::format("  who uses what ({}; - nothing):\n        ", fmt::join(names, ", "));
+  std::string text =
+      fmt::format("  who uses what ({}; - nothing):\n        ", fmt::join(names, ", "));
   for (Pe b = 0; b < n_pes; ++b) text += fmt::format("{:>3}", b);
   text += "\n";
   for (Pe a = 0; a < n_pes; ++a) {
     text += fmt::format("  PE {:>3}", a);
     for (Pe b = 0; b < n_pes; ++b)
-      text += fmt::format(
-          "{:>3}", cells[static_cast<std::size_t>(a) * static_cast<std::size_t>(n_pes) + static_cast<std::size_t>(b)]);
+      text +=
+          fmt::format("{:>3}", cells[static_cast<std::size_t>(a) * static_cast<std::size_t>(n_pes) +
+                                     static_cast<std::size_t>(b)]);
     text += "\n";
   }
   return text;
@@ -119,7 +133,8 @@ std::string places_text(const ConnectivityReport& report) {
   std::vector<std::vector<std::string>> rows;
   for (std::size_t pe = 0; pe < report.hosts.size(); ++pe) {
     const auto& nics = report.nics[pe];
-    rows.push_back({fmt::format("PE {}", pe), "host " + report.hosts[pe], fmt::format("node {}", report.node_of[pe]),
+    rows.push_back({fmt::format("PE {}", pe), "host " + report.hosts[pe],
+                    fmt::format("node {}", report.node_of[pe]),
                     !nics           ? "NICs: none chosen, no pair needs a network"
                     : nics->empty() ? "NICs: none"
                                     : fmt::format("NICs: {}", fmt::join(*nics, ", "))});
@@ -137,10 +152,11 @@ nlohmann::json pairs_json(const std::vector<PairReport>& pairs) {
                             {"capabilities", transport::describe(verdict.capabilities)},
                             {"why", verdict.why}});
     const TransportVerdict* const chosen = chosen_of(pair);
-    list.push_back({{"a", pair.a},
-                    {"b", pair.b},
-                    {"chosen", chosen == nullptr ? nlohmann::json() : nlohmann::json(chosen->transport)},
-                    {"transports", transports}});
+    list.push_back(
+        {{"a", pair.a},
+         {"b", pair.b},
+         {"chosen", chosen == nullptr ? nlohmann::json() : nlohmann::json(chosen->transport)},
+         {"transports", transports}});
   }
   return list;
 }
@@ -150,11 +166,12 @@ nlohmann::json pairs_json(const std::vector<PairReport>& pairs) {
 std::string connectivity_text(const WorldView& view) {
   const ConnectivityReport& report = view.connectivity;
   const auto n_pes = static_cast<Pe>(report.node_of.size());
-  std::string text =
-      fmt::format("Connectivity of {} {} (* is the transport that a pair uses)\n", n_pes, n_pes == 1 ? "PE" : "PEs");
+  std::string text = fmt::format("Connectivity of {} {} (* is the transport that a pair uses)\n",
+                                 n_pes, n_pes == 1 ? "PE" : "PEs");
   text += places_text(report) + matrix(report.pairs, n_pes) + groups_text(report.pairs, report);
   if (!report.heap.empty())
-    text += "Connectivity of the heaps in GPU memory\n" + matrix(report.heap, n_pes) + groups_text(report.heap, report);
+    text += "Connectivity of the heaps in GPU memory\n" + matrix(report.heap, n_pes) +
+            groups_text(report.heap, report);
   if (n_pes == 1)
     text +=
         "  This is one PE alone. For a map of several: shoal-run -n 4 --no-label shoal-info --connectivity, or any "
@@ -166,11 +183,14 @@ nlohmann::json connectivity_json(const WorldView& view) {
   const ConnectivityReport& report = view.connectivity;
   nlohmann::json pes = nlohmann::json::array();
   for (std::size_t pe = 0; pe < report.hosts.size(); ++pe)
-    pes.push_back({{"pe", pe},
-                   {"host", report.hosts[pe]},
-                   {"node", report.node_of[pe]},
-                   {"nics", report.nics[pe] ? nlohmann::json(*report.nics[pe]) : nlohmann::json()}});
-  return {{"pes", pes}, {"pairs", pairs_json(report.pairs)}, {"gpu_heap_pairs", pairs_json(report.heap)}};
+    pes.push_back(
+        {{"pe", pe},
+         {"host", report.hosts[pe]},
+         {"node", report.node_of[pe]},
+         {"nics", report.nics[pe] ? nlohmann::json(*report.nics[pe]) : nlohmann::json()}});
+  return {{"pes", pes},
+          {"pairs", pairs_json(report.pairs)},
+          {"gpu_heap_pairs", pairs_json(report.heap)}};
 }
 
 }  // namespace shoal::info

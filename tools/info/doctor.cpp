@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "info/doctor.hpp"
 
 #include <fmt/format.h>
@@ -19,7 +20,8 @@ std::vector<std::string> find_gpus(const System& system) {
   const std::string folder = "/sys/bus/pci/devices/";
   for (const std::string& address : system.list(folder)) {
     const std::string kind = system.line(folder + address + "/class");
-    if (system.line(folder + address + "/vendor") == "0x10de" && kind.starts_with("0x03")) found.push_back(address);
+    if (system.line(folder + address + "/vendor") == "0x10de" && kind.starts_with("0x03"))
+      found.push_back(address);
   }
   return found;
 }
@@ -29,11 +31,13 @@ void look_at_machine(Patient& patient, const std::string& root) {
     if (root.empty()) {
       patient.machine = topology::read_machine();
     } else if (patient.system.exists("/machine.xml")) {
-      patient.machine = topology::read_machine((std::filesystem::path(root) / "machine.xml").string());
+      patient.machine =
+          topology::read_machine((std::filesystem::path(root) / "machine.xml").string());
     }
     const auto seats = topology::host_seats(patient.machine, patient.pes);
     patient.remarks = topology::remarks(
-        patient.machine, seats, topology::plan_nics(patient.machine, seats, topology::nic_binding(patient.settings)));
+        patient.machine, seats,
+        topology::plan_nics(patient.machine, seats, topology::nic_binding(patient.settings)));
   } catch (const Error& error) {
     patient.machine_error = error.what();
   }
@@ -73,7 +77,8 @@ std::vector<Finding> examine(const Patient& patient) {
 }
 
 bool has_fault(const std::vector<Finding>& findings) {
-  return std::any_of(findings.begin(), findings.end(), [](const Finding& f) { return f.state == State::fault; });
+  return std::any_of(findings.begin(), findings.end(),
+                     [](const Finding& f) { return f.state == State::fault; });
 }
 
 std::string to_text(const std::vector<Finding>& findings) {
@@ -85,8 +90,8 @@ std::string to_text(const std::vector<Finding>& findings) {
     text += fmt::format("  {:<{}}{:<{}}{}\n", finding.name, kName, name_of(finding.state), kState,
                         wrap(finding.found, kWidth, 2 + kName + kState));
     if (!finding.cure.empty())
-      text +=
-          fmt::format("  {:<{}}{}\n", "", kName + kState, wrap("cure: " + finding.cure, kWidth, 2 + kName + kState));
+      text += fmt::format("  {:<{}}{}\n", "", kName + kState,
+                          wrap("cure: " + finding.cure, kWidth, 2 + kName + kState));
   }
   return text + fmt::format("  {}, {}, {} ok, {} not applicable\n", count_text(counts[2], "fault"),
                             count_text(counts[1], "warning"), counts[0], counts[3]);
@@ -95,8 +100,10 @@ std::string to_text(const std::vector<Finding>& findings) {
 nlohmann::json to_json(const std::vector<Finding>& findings) {
   nlohmann::json list = nlohmann::json::array();
   for (const Finding& finding : findings)
-    list.push_back(
-        {{"name", finding.name}, {"state", name_of(finding.state)}, {"found", finding.found}, {"cure", finding.cure}});
+    list.push_back({{"name", finding.name},
+                    {"state", name_of(finding.state)},
+                    {"found", finding.found},
+                    {"cure", finding.cure}});
   return list;
 }
 

@@ -1,7 +1,9 @@
-// doctor.hpp: what of this system keeps Shoal from working or from being fast, and what cures it (requirements A3, A13,
-// D11).
+// SPDX-License-Identifier: Apache-2.0
+// doctor.hpp: what of this system keeps Shoal from working or from being fast, and what cures it
+// (requirements A3, A13, D11).
 //
-// A check is a pure function of a Patient, so that tests examine described systems (tests/data/doctor).
+// A check is a pure function of a Patient, so that tests examine described systems
+// (tests/data/doctor).
 #pragma once
 
 #include <cstdint>
@@ -44,13 +46,14 @@ struct Patient {
   std::vector<Module> networks;
 
   // What several checks ask, read once.
-  std::vector<std::string> nvidia_gpus;  ///< PCI addresses of NVIDIA's GPUs, whether or not a driver has them
-  std::vector<std::string> rdma;         ///< names of RDMA devices
+  std::vector<std::string>
+      nvidia_gpus;  ///< PCI addresses of NVIDIA's GPUs, whether or not a driver has them
+  std::vector<std::string> rdma;  ///< names of RDMA devices
   bool gpus_and_rdma() const { return !nvidia_gpus.empty() && !rdma.empty(); }
 };
 
-/// This system, or the one that folder `root` describes (with its machine in machine.xml). `pes` 0: SHOAL_LOCAL_SIZE,
-/// else the number of GPUs, else 1. Throws only for bad settings.
+/// This system, or the one that folder `root` describes (with its machine in machine.xml). `pes` 0:
+/// SHOAL_LOCAL_SIZE, else the number of GPUs, else 1. Throws only for bad settings.
 Patient collect_patient(const std::string& root, std::int32_t pes);
 
 /// Runs all checks, in the order of the page docs/shoal-info.md.

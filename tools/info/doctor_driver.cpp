@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of the GPU driver and of what lets NICs reach GPU memory.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,55 +19,67 @@ Finding gpu_driver(const Patient& patient) {
   const std::string name = "GPU driver";
   const std::string version = patient.system.line("/proc/driver/nvidia/version");
   if (patient.nvidia_gpus.empty()) {
-    if (version.empty()) return not_applicable(name, "no NVIDIA GPU on the PCI bus: heaps are in host memory");
+    if (version.empty())
+      return not_applicable(name, "no NVIDIA GPU on the PCI bus: heaps are in host memory");
     return ok(name, version);
   }
   if (version.empty())
     return fault(
         name,
-        fmt::format("{} NVIDIA GPUs on the PCI bus ({}), but no driver: /proc/driver/nvidia/version is not there",
-                    patient.nvidia_gpus.size(), fmt::join(patient.nvidia_gpus, ", ")),
+        fmt::format(
+            "{} NVIDIA GPUs on the PCI bus ({}), but no driver: /proc/driver/nvidia/version is not there",
+            patient.nvidia_gpus.size(), fmt::join(patient.nvidia_gpus, ", ")),
         "install NVIDIA's driver and modprobe nvidia; in a container: start it with --gpus all (NVIDIA "
         "container toolkit)");
   if (!patient.described && !patient.gpus.unavailable.empty())
-    return fault(name, "the driver is loaded, but CUDA sees no GPU: " + patient.gpus.unavailable,
-                 "check nvidia-smi, CUDA_VISIBLE_DEVICES and that the container was started with --gpus all; without "
-                 "GPUs set SHOAL_HEAP=host");
+    return fault(
+        name, "the driver is loaded, but CUDA sees no GPU: " + patient.gpus.unavailable,
+        "check nvidia-smi, CUDA_VISIBLE_DEVICES and that the container was started with --gpus all; without "
+        "GPUs set SHOAL_HEAP=host");
   return ok(name, fmt::format("{} GPUs; {}", patient.nvidia_gpus.size(), version));
 }
 
 /// Whether "A=1;B=2" has the key with a value that is not zero.
 bool registry_has(std::string_view dwords, std::string_view key) {
   const std::size_t at = dwords.find(std::string(key) + "=");
-  return at != std::string_view::npos && at + key.size() + 1 < dwords.size() && dwords[at + key.size() + 1] != '0';
+  return at != std::string_view::npos && at + key.size() + 1 < dwords.size() &&
+         dwords[at + key.size() + 1] != '0';
 }
 
 Finding peer_mapping(const Patient& patient) {
   const std::string name = "PeerMappingOverride";
-  if (!patient.gpus_and_rdma()) return not_applicable(name, "it is for GPUs that drive NICs: this host has not both");
-  if (!patient.system.exists(kParams)) return not_applicable(name, fmt::format("{} is not there", kParams));
+  if (!patient.gpus_and_rdma())
+    return not_applicable(name, "it is for GPUs that drive NICs: this host has not both");
+  if (!patient.system.exists(kParams))
+    return not_applicable(name, fmt::format("{} is not there", kParams));
   const std::string dwords = patient.system.value(kParams, "RegistryDwords");
-  if (registry_has(dwords, "PeerMappingOverride")) return ok(name, fmt::format("live: RegistryDwords is {}", dwords));
-  return warning(name,
-                 fmt::format("not set (RegistryDwords is {}): GPUs cannot ring a NIC's doorbell themselves; transfers "
-                             "that the host starts are not affected",
-                             dwords.empty() ? "empty" : dwords),
-                 std::string(kOptions));
+  if (registry_has(dwords, "PeerMappingOverride"))
+    return ok(name, fmt::format("live: RegistryDwords is {}", dwords));
+  return warning(
+      name,
+      fmt::format(
+          "not set (RegistryDwords is {}): GPUs cannot ring a NIC's doorbell themselves; transfers "
+          "that the host starts are not affected",
+          dwords.empty() ? "empty" : dwords),
+      std::string(kOptions));
 }
 
 Finding stream_memory_operations(const Patient& patient) {
   const std::string name = "EnableStreamMemOPs";
   if (patient.nvidia_gpus.empty()) return not_applicable(name, "no NVIDIA GPU");
   const auto& gpus = patient.gpus.gpus;
-  if (!gpus.empty() && std::all_of(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.stream_memory_ops; }))
+  if (!gpus.empty() &&
+      std::all_of(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.stream_memory_ops; }))
     return ok(name, "every GPU has 64-bit stream memory operations, whatever the parameter says");
   const std::string value = patient.system.value(kParams, "EnableStreamMemOPs");
   if (value == "1") return ok(name, "live: 1");
-  return warning(name,
-                 fmt::format("{}: drivers before CUDA 11.7, and NICs that are driven by GPUs, have no 64-bit stream "
-                             "memory operations then",
-                             value.empty() ? "not known" : "live: " + value),
-                 std::string(kOptions));
+  return warning(
+      name,
+      fmt::format(
+          "{}: drivers before CUDA 11.7, and NICs that are driven by GPUs, have no 64-bit stream "
+          "memory operations then",
+          value.empty() ? "not known" : "live: " + value),
+      std::string(kOptions));
 }
 
 /// Options of module nvidia that some modprobe.d file gives: (file, "EnableStreamMemOPs", "1").
@@ -76,7 +89,8 @@ struct Option {
 
 std::vector<Option> options_of(const System& system) {
   std::vector<Option> options;
-  for (const std::string folder : {"/usr/lib/modprobe.d/", "/lib/modprobe.d/", "/run/modprobe.d/", "/etc/modprobe.d/"})
+  for (const std::string folder :
+       {"/usr/lib/modprobe.d/", "/lib/modprobe.d/", "/run/modprobe.d/", "/etc/modprobe.d/"})
     for (const std::string& file : system.list(folder)) {
       if (!file.ends_with(".conf")) continue;
       for (const std::string& line : lines_of(system.read(folder + file).value_or(""))) {
@@ -97,7 +111,8 @@ std::vector<Option> options_of(const System& system) {
 Finding options_live(const Patient& patient) {
   const std::string name = "driver options";
   const std::vector<Option> options = options_of(patient.system);
-  if (!patient.system.exists(kParams)) return not_applicable(name, fmt::format("{} is not there", kParams));
+  if (!patient.system.exists(kParams))
+    return not_applicable(name, fmt::format("{} is not there", kParams));
   std::vector<std::string> late;
   for (const Option& option : options) {
     std::string live = patient.system.value(kParams, option.key);
@@ -106,44 +121,55 @@ Finding options_live(const Patient& patient) {
     while (wanted.ends_with(';')) wanted.pop_back();
     while (live.ends_with(';')) live.pop_back();
     // Not every parameter is shown there; a registry may hold more than one file asks for.
-    const bool shown = patient.system.read(kParams).value_or("").find(option.key + ":") != std::string::npos;
+    const bool shown =
+        patient.system.read(kParams).value_or("").find(option.key + ":") != std::string::npos;
     if (shown && live.find(wanted) == std::string::npos)
-      late.push_back(fmt::format("{} is {} in {}, but live {}", option.key, option.value, option.file,
-                                 live.empty() ? "empty" : live));
+      late.push_back(fmt::format("{} is {} in {}, but live {}", option.key, option.value,
+                                 option.file, live.empty() ? "empty" : live));
   }
   if (late.empty())
-    return ok(name,
-              options.empty() ? "none in modprobe.d" : fmt::format("all {} of modprobe.d are live", options.size()));
-  return warning(name, fmt::format("{}", fmt::join(late, "; ")),
-                 "reboot (after update-initramfs -u or dracut -f), or, with nothing using the GPUs: rmmod nvidia_uvm "
-                 "nvidia_drm nvidia_modeset nvidia_peermem nvidia; modprobe nvidia");
+    return ok(name, options.empty() ? "none in modprobe.d"
+                                    : fmt::format("all {} of modprobe.d are live", options.size()));
+  return warning(
+      name, fmt::format("{}", fmt::join(late, "; ")),
+      "reboot (after update-initramfs -u or dracut -f), or, with nothing using the GPUs: rmmod nvidia_uvm "
+      "nvidia_drm nvidia_modeset nvidia_peermem nvidia; modprobe nvidia");
 }
 
 Finding peer_memory(const Patient& patient) {
   const std::string name = "GPUDirect RDMA";
-  if (!patient.gpus_and_rdma()) return not_applicable(name, "it needs GPUs and RDMA devices: this host has not both");
+  if (!patient.gpus_and_rdma())
+    return not_applicable(name, "it needs GPUs and RDMA devices: this host has not both");
   for (const std::string module : {"nvidia_peermem", "nv_peer_mem"})
-    if (patient.system.module_loaded(module)) return ok(name, fmt::format("module {} is loaded", module));
+    if (patient.system.module_loaded(module))
+      return ok(name, fmt::format("module {} is loaded", module));
   const bool open =
-      patient.system.read("/proc/driver/nvidia/version").value_or("").find("Open Kernel Module") != std::string::npos;
+      patient.system.read("/proc/driver/nvidia/version").value_or("").find("Open Kernel Module") !=
+      std::string::npos;
   const auto [major, minor] = patient.system.kernel();
   const bool recent = major > 5 || (major == 5 && minor >= 12);
-  if (open && recent) return ok(name, fmt::format("dma-buf: open kernel modules on Linux {}.{}", major, minor));
-  return fault(name,
-               fmt::format("neither nvidia_peermem nor dma-buf ({}, Linux {}.{}): NICs cannot reach GPU memory",
-                           open ? "open kernel modules" : "the proprietary kernel modules", major, minor),
-               "as root: modprobe nvidia_peermem; echo nvidia_peermem > /etc/modules-load.d/nvidia-peermem.conf. Or "
-               "install the driver's open kernel modules on Linux 5.12 or later, which have dma-buf");
+  if (open && recent)
+    return ok(name, fmt::format("dma-buf: open kernel modules on Linux {}.{}", major, minor));
+  return fault(
+      name,
+      fmt::format(
+          "neither nvidia_peermem nor dma-buf ({}, Linux {}.{}): NICs cannot reach GPU memory",
+          open ? "open kernel modules" : "the proprietary kernel modules", major, minor),
+      "as root: modprobe nvidia_peermem; echo nvidia_peermem > /etc/modules-load.d/nvidia-peermem.conf. Or "
+      "install the driver's open kernel modules on Linux 5.12 or later, which have dma-buf");
 }
 
 Finding gdrcopy(const Patient& patient) {
   const std::string name = "GDRCopy";
-  if (!patient.gpus_and_rdma()) return not_applicable(name, "libfabric and UCX use it between GPUs and NICs");
+  if (!patient.gpus_and_rdma())
+    return not_applicable(name, "libfabric and UCX use it between GPUs and NICs");
   const bool module = patient.system.module_loaded("gdrdrv");
   if (module && patient.system.exists("/dev/gdrdrv")) return ok(name, "gdrdrv is loaded");
   if (module)
-    return warning(name, "gdrdrv is loaded, but /dev/gdrdrv is not there", "in a container: --device /dev/gdrdrv");
-  return warning(name, "gdrdrv is not loaded: libfabric and UCX move small messages of GPUs more slowly",
+    return warning(name, "gdrdrv is loaded, but /dev/gdrdrv is not there",
+                   "in a container: --device /dev/gdrdrv");
+  return warning(name,
+                 "gdrdrv is not loaded: libfabric and UCX move small messages of GPUs more slowly",
                  "install GDRCopy (package gdrdrv-dkms) and modprobe gdrdrv");
 }
 
@@ -155,18 +181,21 @@ Finding fabric_manager(const Patient& patient) {
     return ok(name, fmt::format("{} switches; the fabric manager runs", switches));
   return warning(
       name,
-      fmt::format("{} switches, but no fabric manager is to be seen: without it CUDA fails with \"system not "
-                  "yet initialized\" (a container does not show the host's)",
-                  switches),
+      fmt::format(
+          "{} switches, but no fabric manager is to be seen: without it CUDA fails with \"system not "
+          "yet initialized\" (a container does not show the host's)",
+          switches),
       "as root, on the host: systemctl enable --now nvidia-fabricmanager; its version must be the driver's");
 }
 
 Finding multicast(const Patient& patient) {
   const std::string name = "NVLink multicast";
   const auto& gpus = patient.gpus.gpus;
-  const auto with = std::count_if(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.multicast; });
+  const auto with =
+      std::count_if(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.multicast; });
   if (with == 0)
-    return not_applicable(name, patient.described ? "only a driver can tell" : "no GPU with it; Shoal does not use it");
+    return not_applicable(name, patient.described ? "only a driver can tell"
+                                                  : "no GPU with it; Shoal does not use it");
   return ok(name, fmt::format("{} of {} GPUs have it; Shoal does not use it", with, gpus.size()));
 }
 
@@ -177,19 +206,23 @@ Finding mps(const Patient& patient) {
   if (static_cast<std::size_t>(patient.pes) <= gpus)
     return not_applicable(name, fmt::format("{} PEs have {} GPUs: one each", patient.pes, gpus));
   if (patient.system.exists(patient.mps_folder + "/control"))
-    return ok(name, fmt::format("{} PEs share {} GPUs; the daemon is at {}", patient.pes, gpus, patient.mps_folder));
-  return warning(name,
-                 fmt::format("{} PEs share {} GPUs, and no MPS daemon is at {}: PEs that are processes run by turns",
-                             patient.pes, gpus, patient.mps_folder),
-                 "nvidia-cuda-mps-control -d, and the same CUDA_MPS_PIPE_DIRECTORY for all PEs; or PEs that are "
-                 "threads; or one PE per GPU");
+    return ok(name, fmt::format("{} PEs share {} GPUs; the daemon is at {}", patient.pes, gpus,
+                                patient.mps_folder));
+  return warning(
+      name,
+      fmt::format(
+          "{} PEs share {} GPUs, and no MPS daemon is at {}: PEs that are processes run by turns",
+          patient.pes, gpus, patient.mps_folder),
+      "nvidia-cuda-mps-control -d, and the same CUDA_MPS_PIPE_DIRECTORY for all PEs; or PEs that are "
+      "threads; or one PE per GPU");
 }
 
 }  // namespace
 
 std::vector<Check> driver_checks() {
-  return {gpu_driver, peer_mapping, stream_memory_operations, options_live, peer_memory, gdrcopy, fabric_manager,
-          multicast,  mps};
+  return {gpu_driver,     peer_mapping, stream_memory_operations,
+          options_live,   peer_memory,  gdrcopy,
+          fabric_manager, multicast,    mps};
 }
 
 }  // namespace shoal::info

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of the host: limits, memory, processors, identity, waiting times.
 #include <fmt/format.h>
 
@@ -40,37 +41,43 @@ Finding locked_memory(const Patient& patient) {
   const std::string name = "locked memory";
   const auto limit = soft_limit(patient.system, "Max locked memory");
   if (!limit) return not_applicable(name, "/proc/self/limits does not say");
-  if (patient.rdma.empty()) return not_applicable(name, "only RDMA devices need memory that is locked");
+  if (patient.rdma.empty())
+    return not_applicable(name, "only RDMA devices need memory that is locked");
   if (*limit == kUnlimited) return ok(name, "unlimited");
-  const std::uint64_t need = patient.settings.heap == "cuda" ? 64 << 20 : patient.settings.symmetric_size;
-  const std::string found =
-      fmt::format("{}; RDMA devices lock {} of each PE", bytes_text(*limit),
-                  patient.settings.heap == "cuda" ? "about 64 MiB (control words)"
-                                                  : fmt::format("its heap of {}", bytes_text(need)));
+  const std::uint64_t need =
+      patient.settings.heap == "cuda" ? 64 << 20 : patient.settings.symmetric_size;
+  const std::string found = fmt::format("{}; RDMA devices lock {} of each PE", bytes_text(*limit),
+                                        patient.settings.heap == "cuda"
+                                            ? "about 64 MiB (control words)"
+                                            : fmt::format("its heap of {}", bytes_text(need)));
   if (*limit >= need) return ok(name, found);
-  return fault(name, found,
-               "ulimit -l unlimited; for good: \"* - memlock unlimited\" in /etc/security/limits.d/shoal.conf, "
-               "LimitMEMLOCK=infinity for slurmd's service, --ulimit memlock=-1 for docker");
+  return fault(
+      name, found,
+      "ulimit -l unlimited; for good: \"* - memlock unlimited\" in /etc/security/limits.d/shoal.conf, "
+      "LimitMEMLOCK=infinity for slurmd's service, --ulimit memlock=-1 for docker");
 }
 
-/// Descriptors of a PE: one for every PE of the world in the process that holds the bootstrap's root, and for every PE
-/// of the host its memory and its process.
+/// Descriptors of a PE: one for every PE of the world in the process that holds the bootstrap's
+/// root, and for every PE of the host its memory and its process.
 Finding open_files(const Patient& patient) {
   const std::string name = "open files";
   const auto limit = soft_limit(patient.system, "Max open files");
   if (!limit) return not_applicable(name, "/proc/self/limits does not say");
   const std::int64_t world = std::max<std::int64_t>(patient.settings.n_pes, patient.pes);
   const auto need = static_cast<std::uint64_t>(256 + world + 2 * patient.pes);
-  const std::string found = *limit == kUnlimited ? "unlimited"
-                                                 : fmt::format("{}; {} here, {} in the world, need about {}", *limit,
-                                                               count_text(patient.pes, "PE"), world, need);
+  const std::string found = *limit == kUnlimited
+                                ? "unlimited"
+                                : fmt::format("{}; {} here, {} in the world, need about {}", *limit,
+                                              count_text(patient.pes, "PE"), world, need);
   if (*limit >= need) return ok(name, found);
-  return fault(name, found,
-               fmt::format("ulimit -n {}; for good: \"* - nofile {}\" in /etc/security/limits.d/shoal.conf", 2 * need,
-                           2 * need));
+  return fault(
+      name, found,
+      fmt::format("ulimit -n {}; for good: \"* - nofile {}\" in /etc/security/limits.d/shoal.conf",
+                  2 * need, 2 * need));
 }
 
-/// The lowest memory limit of the control groups that this process is in; kUnlimited where there is none.
+/// The lowest memory limit of the control groups that this process is in; kUnlimited where there is
+/// none.
 std::uint64_t cgroup_limit(const System& system) {
   std::uint64_t lowest = kUnlimited;
   const auto look = [&](const std::string& file) {
@@ -83,7 +90,8 @@ std::uint64_t cgroup_limit(const System& system) {
     if (!v2 && line.find(":memory:") == std::string::npos) continue;
     for (std::string path = line.substr(colon + 1);; path.resize(path.rfind('/'))) {
       if (path == "/") path.clear();
-      look(v2 ? "/sys/fs/cgroup" + path + "/memory.max" : "/sys/fs/cgroup/memory" + path + "/memory.limit_in_bytes");
+      look(v2 ? "/sys/fs/cgroup" + path + "/memory.max"
+              : "/sys/fs/cgroup/memory" + path + "/memory.limit_in_bytes");
       if (path.find('/') == std::string::npos) break;
     }
   }
@@ -92,30 +100,39 @@ std::uint64_t cgroup_limit(const System& system) {
 
 Finding memory_for_heaps(const Patient& patient) {
   const std::string name = "memory for heaps";
-  if (patient.settings.heap == "cuda") return not_applicable(name, "SHOAL_HEAP=cuda: heaps are in GPU memory");
+  if (patient.settings.heap == "cuda")
+    return not_applicable(name, "SHOAL_HEAP=cuda: heaps are in GPU memory");
   const std::uint64_t total = meminfo(patient.system, "MemTotal");
-  if (total == 0) return not_applicable(name, "/proc/meminfo does not say how much memory there is");
+  if (total == 0)
+    return not_applicable(name, "/proc/meminfo does not say how much memory there is");
   const std::uint64_t group = cgroup_limit(patient.system);
   const std::uint64_t there = std::min(total, group);
-  const std::uint64_t need = static_cast<std::uint64_t>(patient.pes) * patient.settings.symmetric_size;
-  const std::string found = fmt::format("{} with heaps of {}: {} of {}{}", count_text(patient.pes, "PE"),
-                                        bytes_text(patient.settings.symmetric_size), bytes_text(need),
-                                        bytes_text(there), group < total ? " (limit of the control group)" : "");
+  const std::uint64_t need =
+      static_cast<std::uint64_t>(patient.pes) * patient.settings.symmetric_size;
+  const std::string found =
+      fmt::format("{} with heaps of {}: {} of {}{}", count_text(patient.pes, "PE"),
+                  bytes_text(patient.settings.symmetric_size), bytes_text(need), bytes_text(there),
+                  group < total ? " (limit of the control group)" : "");
   if (need <= there) return ok(name, found);
-  return warning(name, found + "; memory is taken when it is used, and a job that fills its heaps is killed",
-                 fmt::format("SHOAL_SYMMETRIC_SIZE={}M{}",
-                             std::max<std::uint64_t>(1, (there / 2 / static_cast<std::uint64_t>(patient.pes)) >> 20),
-                             group < total ? ", or a larger limit (docker --memory, Slurm --mem)" : ""));
+  return warning(
+      name, found + "; memory is taken when it is used, and a job that fills its heaps is killed",
+      fmt::format(
+          "SHOAL_SYMMETRIC_SIZE={}M{}",
+          std::max<std::uint64_t>(1, (there / 2 / static_cast<std::uint64_t>(patient.pes)) >> 20),
+          group < total ? ", or a larger limit (docker --memory, Slurm --mem)" : ""));
 }
 
 Finding huge_pages(const Patient& patient) {
   const std::string name = "huge pages";
   const std::uint64_t total = meminfo(patient.system, "MemTotal");
-  const std::uint64_t reserved = meminfo(patient.system, "HugePages_Free") * meminfo(patient.system, "Hugepagesize");
+  const std::uint64_t reserved =
+      meminfo(patient.system, "HugePages_Free") * meminfo(patient.system, "Hugepagesize");
   if (total == 0) return not_applicable(name, "/proc/meminfo does not say");
-  const std::string found = fmt::format("{} reserved and free; Shoal does not use them", bytes_text(reserved));
+  const std::string found =
+      fmt::format("{} reserved and free; Shoal does not use them", bytes_text(reserved));
   if (reserved <= total / 10) return ok(name, found);
-  return warning(name, found + fmt::format(", and heaps cannot have this part of {}", bytes_text(total)),
+  return warning(name,
+                 found + fmt::format(", and heaps cannot have this part of {}", bytes_text(total)),
                  "as root: sysctl vm.nr_hugepages=0, unless another program needs them");
 }
 
@@ -137,14 +154,16 @@ Finding shared_memory(const Patient& patient) {
     }
     const std::string found = fmt::format("{}", bytes_text(size));
     if (size >= kLittle) return ok(name, found);
-    return warning(name,
-                   found +
-                       ": little for libfabric, UCX, MPI and NCCL, which put their buffers there (Shoal's heaps do "
-                       "not lie in it)",
-                   "mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g or --ipc=host");
+    return warning(
+        name,
+        found +
+            ": little for libfabric, UCX, MPI and NCCL, which put their buffers there (Shoal's heaps do "
+            "not lie in it)",
+        "mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g or --ipc=host");
   }
-  return warning(name, "not mounted: libfabric and UCX have no shared memory (Shoal's heaps do not lie in it)",
-                 "mount -t tmpfs tmpfs /dev/shm");
+  return warning(
+      name, "not mounted: libfabric and UCX have no shared memory (Shoal's heaps do not lie in it)",
+      "mount -t tmpfs tmpfs /dev/shm");
 }
 
 /// How many processors a list such as "0-3,8" names.
@@ -166,12 +185,14 @@ Finding processors(const Patient& patient) {
   const std::string list = patient.system.value("/proc/self/status", "Cpus_allowed_list");
   const std::size_t count = count_of(list);
   if (count == 0) return not_applicable(name, "/proc/self/status does not say");
-  const std::string found = fmt::format("{} may use {} ({})", count_text(patient.pes, "PE"),
-                                        count_text(static_cast<std::int64_t>(count), "processor"), list);
+  const std::string found =
+      fmt::format("{} may use {} ({})", count_text(patient.pes, "PE"),
+                  count_text(static_cast<std::int64_t>(count), "processor"), list);
   if (count >= static_cast<std::size_t>(patient.pes)) return ok(name, found);
-  return warning(name, found + ": PEs wait for each other's time slices",
-                 "launch without binding to single cores (mpirun --bind-to none, srun --cpu-bind=none), start fewer "
-                 "PEs, or set SHOAL_SPIN=0, so that waiting PEs yield at once");
+  return warning(
+      name, found + ": PEs wait for each other's time slices",
+      "launch without binding to single cores (mpirun --bind-to none, srun --cpu-bind=none), start fewer "
+      "PEs, or set SHOAL_SPIN=0, so that waiting PEs yield at once");
 }
 
 Finding kernel(const Patient& patient) {
@@ -180,31 +201,39 @@ Finding kernel(const Patient& patient) {
   if (major == 0) return not_applicable(name, "/proc/sys/kernel/osrelease does not say");
   const std::string found = fmt::format("Linux {}.{}", major, minor);
   if (major > 5 || (major == 5 && minor >= 3)) return ok(name, found);
-  return warning(name, found + " has no pidfd_open: PEs notice only through the bootstrap that another one ended",
-                 "Linux 5.3 or later");
+  return warning(
+      name,
+      found + " has no pidfd_open: PEs notice only through the bootstrap that another one ended",
+      "Linux 5.3 or later");
 }
 
 Finding host_identity(const Patient& patient) {
   const std::string name = "host identity";
-  if (!patient.settings.host_id.empty()) return ok(name, "SHOAL_HOST_ID=" + patient.settings.host_id);
+  if (!patient.settings.host_id.empty())
+    return ok(name, "SHOAL_HOST_ID=" + patient.settings.host_id);
   const bool machine = !patient.system.line("/etc/machine-id").empty();
   const bool boot = !patient.system.line("/proc/sys/kernel/random/boot_id").empty();
   if (machine && boot) return ok(name, "machine id and boot id");
   if (boot) return ok(name, "boot id alone (no /etc/machine-id)");
   if (machine)
-    return warning(name, "machine id alone: hosts made from one image have the same one, and would share memory",
-                   "SHOAL_HOST_ID=<a text of this host>, such as its name");
+    return warning(
+        name,
+        "machine id alone: hosts made from one image have the same one, and would share memory",
+        "SHOAL_HOST_ID=<a text of this host>, such as its name");
   return fault(name, "neither /etc/machine-id nor /proc/sys/kernel/random/boot_id",
                "SHOAL_HOST_ID=<a text of this host>");
 }
 
 Finding time_limits(const Patient& patient) {
   const std::string name = "time limits";
-  const auto timeout = patient.settings.timeout.count(), start = patient.settings.bootstrap_timeout.count();
+  const auto timeout = patient.settings.timeout.count(),
+             start = patient.settings.bootstrap_timeout.count();
   const std::string found = fmt::format(
-      "operations {} ms (SHOAL_TIMEOUT_MS), each step of the start {} ms (SHOAL_BOOTSTRAP_TIMEOUT_MS)", timeout, start);
+      "operations {} ms (SHOAL_TIMEOUT_MS), each step of the start {} ms (SHOAL_BOOTSTRAP_TIMEOUT_MS)",
+      timeout, start);
   if (timeout >= 1000 && start >= 5000) return ok(name, found);
-  return warning(name, found + ": a PE that is slow for once, such as at its first kernel, fails the job",
+  return warning(name,
+                 found + ": a PE that is slow for once, such as at its first kernel, fails the job",
                  timeout < 1000 ? "SHOAL_TIMEOUT_MS=30000" : "SHOAL_BOOTSTRAP_TIMEOUT_MS=60000");
 }
 

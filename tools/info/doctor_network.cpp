@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of NICs, of what lies between them and the GPUs, and of the settings for networks.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -25,7 +26,8 @@ std::vector<Port> ports_of(const Patient& patient) {
   for (const std::string& device : patient.rdma)
     for (const std::string& port : patient.system.list(kInfiniband + device + "/ports")) {
       const std::string folder = kInfiniband + device + "/ports/" + port;
-      ports.push_back({fmt::format("{}:{}", device, port), folder, patient.system.line(folder + "/state"),
+      ports.push_back({fmt::format("{}:{}", device, port), folder,
+                       patient.system.line(folder + "/state"),
                        patient.system.line(folder + "/link_layer")});
     }
   return ports;
@@ -48,7 +50,9 @@ Finding modules(const Patient& patient) {
   }
   if (there.empty())
     return warning(
-        name, fmt::format("none of {}, so worlds of several hosts do not open: {}", fmt::join(missing, ", "), why),
+        name,
+        fmt::format("none of {}, so worlds of several hosts do not open: {}",
+                    fmt::join(missing, ", "), why),
         "install libfabric-dev or libucx-dev and build Shoal again, or set SHOAL_PLUGIN_DIR to the folder of "
         "libshoal_transport_*.so");
   return ok(name, fmt::format("{}", fmt::join(there, ", ")));
@@ -58,10 +62,13 @@ Finding rdma_devices(const Patient& patient) {
   const std::string name = "RDMA ports";
   const std::vector<Port> ports = ports_of(patient);
   if (ports.empty())
-    return not_applicable(name, "no RDMA device: between hosts libfabric's and UCX's tcp is what there is");
+    return not_applicable(
+        name, "no RDMA device: between hosts libfabric's and UCX's tcp is what there is");
   std::vector<std::string> down;
   for (const Port& port : ports)
-    if (!active(port)) down.push_back(fmt::format("{} ({})", port.label, port.state.empty() ? "no state" : port.state));
+    if (!active(port))
+      down.push_back(
+          fmt::format("{} ({})", port.label, port.state.empty() ? "no state" : port.state));
   if (down.empty()) return ok(name, fmt::format("all {} are active", ports.size()));
   const std::string found =
       fmt::format("{} of {} are not active: {}", down.size(), ports.size(), fmt::join(down, ", "));
@@ -75,11 +82,13 @@ Finding rdma_access(const Patient& patient) {
   const std::string name = "RDMA access";
   if (patient.rdma.empty()) return not_applicable(name, "no RDMA device");
   const std::vector<std::string> files = patient.system.list("/dev/infiniband");
-  const auto verbs =
-      std::count_if(files.begin(), files.end(), [](const std::string& file) { return file.starts_with("uverbs"); });
+  const auto verbs = std::count_if(files.begin(), files.end(), [](const std::string& file) {
+    return file.starts_with("uverbs");
+  });
   if (verbs > 0) return ok(name, fmt::format("/dev/infiniband has {} uverbs devices", verbs));
-  return fault(name, "RDMA devices are there, but no /dev/infiniband/uverbs*: programs cannot open them",
-               "in a container: --device=/dev/infiniband --cap-add=IPC_LOCK; on the host: modprobe ib_uverbs");
+  return fault(
+      name, "RDMA devices are there, but no /dev/infiniband/uverbs*: programs cannot open them",
+      "in a container: --device=/dev/infiniband --cap-add=IPC_LOCK; on the host: modprobe ib_uverbs");
 }
 
 Finding roce(const Patient& patient) {
@@ -96,23 +105,27 @@ Finding roce(const Patient& patient) {
     if (!v2) without.push_back(port.label);
   }
   if (ethernet == 0) return not_applicable(name, "no active RDMA port on Ethernet");
-  if (without.empty()) return ok(name, fmt::format("all {} Ethernet ports have a RoCE v2 address", ethernet));
-  return warning(name, fmt::format("no RoCE v2 address: {}", fmt::join(without, ", ")),
-                 "give the port's interface an IP address (show_gids lists what there is), or leave the port out: "
-                 "SHOAL_NIC_LIST=^" +
-                     without.front());
+  if (without.empty())
+    return ok(name, fmt::format("all {} Ethernet ports have a RoCE v2 address", ethernet));
+  return warning(
+      name, fmt::format("no RoCE v2 address: {}", fmt::join(without, ", ")),
+      "give the port's interface an IP address (show_gids lists what there is), or leave the port out: "
+      "SHOAL_NIC_LIST=^" +
+          without.front());
 }
 
 Finding distances(const Patient& patient) {
   const std::string name = "NIC distances";
   if (!patient.machine_error.empty())
-    return fault(name, patient.machine_error, "correct the setting that the message names (docs/topology.md)");
+    return fault(name, patient.machine_error,
+                 "correct the setting that the message names (docs/topology.md)");
   if (patient.machine.gpus.empty() || patient.machine.nics.empty())
     return not_applicable(name, "no GPUs or no NICs to be near to each other");
   if (patient.remarks.empty()) return ok(name, "every GPU has a NIC below its own PCIe switch");
-  return warning(name, fmt::format("{}", fmt::join(patient.remarks, "; ")),
-                 "see shoal-info --topology; if a nearer NIC is down or left out, mend that, else choose by "
-                 "SHOAL_NIC_LIST or SHOAL_NIC_MAPPING (docs/topology.md)");
+  return warning(
+      name, fmt::format("{}", fmt::join(patient.remarks, "; ")),
+      "see shoal-info --topology; if a nearer NIC is down or left out, mend that, else choose by "
+      "SHOAL_NIC_LIST or SHOAL_NIC_MAPPING (docs/topology.md)");
 }
 
 /// What hwloc sees against what the PCI bus has.
@@ -121,9 +134,12 @@ Finding hwloc(const Patient& patient) {
   const std::size_t seen = patient.machine.gpus.size(), there = patient.nvidia_gpus.size();
   if (!patient.machine_error.empty() && seen == 0) return not_applicable(name, "see NIC distances");
   if (seen < there)
-    return warning(name, fmt::format("it sees {} of {} GPUs, so the NIC plan has no seat for the others", seen, there),
-                   "mount the host's /sys into the container, and do not set HWLOC_XMLFILE, HWLOC_SYNTHETIC or "
-                   "HWLOC_COMPONENTS");
+    return warning(
+        name,
+        fmt::format("it sees {} of {} GPUs, so the NIC plan has no seat for the others", seen,
+                    there),
+        "mount the host's /sys into the container, and do not set HWLOC_XMLFILE, HWLOC_SYNTHETIC or "
+        "HWLOC_COMPONENTS");
   return ok(name, fmt::format("{} GPUs, {} NICs, {} NUMA nodes", seen, patient.machine.nics.size(),
                               patient.machine.numa_nodes));
 }
@@ -141,14 +157,17 @@ std::set<std::string> bridges_above(const topology::Machine& machine) {
   return bridges;
 }
 
-/// The control register of a function's access control services; nothing where it has none or the configuration space
-/// beyond 256 bytes may not be read.
+/// The control register of a function's access control services; nothing where it has none or the
+/// configuration space beyond 256 bytes may not be read.
 std::optional<unsigned> acs_control(const std::string& config) {
-  const auto byte = [&](std::size_t at) { return static_cast<unsigned>(static_cast<unsigned char>(config[at])); };
+  const auto byte = [&](std::size_t at) {
+    return static_cast<unsigned>(static_cast<unsigned char>(config[at]));
+  };
   const auto word = [&](std::size_t at) { return byte(at) | byte(at + 1) << 8; };
   constexpr unsigned kAcs = 0x000d;
   // Each capability: its number, then a version (4 bits) and the offset of the next (12 bits).
-  for (std::size_t at = 0x100, steps = 0; at >= 0x100 && at + 8 <= config.size() && steps < 64; ++steps) {
+  for (std::size_t at = 0x100, steps = 0; at >= 0x100 && at + 8 <= config.size() && steps < 64;
+       ++steps) {
     if (word(at) == kAcs) return word(at + 6);
     at = word(at + 2) >> 4;
   }
@@ -162,7 +181,8 @@ Finding acs(const Patient& patient) {
   std::vector<std::string> redirecting;
   bool readable = false;
   for (const std::string& bridge : bridges_above(patient.machine)) {
-    const std::string config = patient.system.read("/sys/bus/pci/devices/" + bridge + "/config").value_or("");
+    const std::string config =
+        patient.system.read("/sys/bus/pci/devices/" + bridge + "/config").value_or("");
     readable |= config.size() > 0x100;
     const auto control = acs_control(config);
     if (control && (*control & kRedirect) != 0) redirecting.push_back(bridge);
@@ -172,26 +192,34 @@ Finding acs(const Patient& patient) {
   return warning(
       name,
       fmt::format("{} above GPUs or NICs send traffic between devices up to the processor: {}",
-                  count_text(static_cast<std::int64_t>(redirecting.size()), "bridge"), fmt::join(redirecting, ", ")),
-      fmt::format("on a machine without virtual machines: disable ACS in the firmware, or at every boot as "
-                  "root, for each bridge: setpci -s {} ECAP_ACS+0x6.w=0000",
-                  redirecting.front()));
+                  count_text(static_cast<std::int64_t>(redirecting.size()), "bridge"),
+                  fmt::join(redirecting, ", ")),
+      fmt::format(
+          "on a machine without virtual machines: disable ACS in the firmware, or at every boot as "
+          "root, for each bridge: setpci -s {} ECAP_ACS+0x6.w=0000",
+          redirecting.front()));
 }
 
 Finding iommu(const Patient& patient) {
   const std::string name = "IOMMU";
   if (!patient.gpus_and_rdma()) return not_applicable(name, "no traffic between GPUs and NICs");
-  const std::vector<std::string> command = words_of(trimmed(patient.system.read("/proc/cmdline").value_or("")));
+  const std::vector<std::string> command =
+      words_of(trimmed(patient.system.read("/proc/cmdline").value_or("")));
   const auto has = [&](std::string_view word) {
     return std::find(command.begin(), command.end(), word) != command.end();
   };
   if (patient.system.list("/sys/class/iommu").empty()) return ok(name, "off");
-  if (has("iommu=pt") || has("iommu.passthrough=1")) return ok(name, "on, and passes the devices of the host through");
-  const std::string group = "/sys/bus/pci/devices/" + patient.nvidia_gpus.front() + "/iommu_group/type";
-  if (patient.system.line(group) == "identity") return ok(name, "on, and passes the GPUs through (identity)");
-  return warning(name, "it translates the addresses of devices: traffic between GPUs and NICs is slow or fails",
-                 "add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub, update-grub, reboot; or switch the IOMMU "
-                 "(VT-d, AMD-Vi) off in the firmware");
+  if (has("iommu=pt") || has("iommu.passthrough=1"))
+    return ok(name, "on, and passes the devices of the host through");
+  const std::string group =
+      "/sys/bus/pci/devices/" + patient.nvidia_gpus.front() + "/iommu_group/type";
+  if (patient.system.line(group) == "identity")
+    return ok(name, "on, and passes the GPUs through (identity)");
+  return warning(
+      name,
+      "it translates the addresses of devices: traffic between GPUs and NICs is slow or fails",
+      "add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub, update-grub, reboot; or switch the IOMMU "
+      "(VT-d, AMD-Vi) off in the firmware");
 }
 
 /// How many requests must be in flight to fill a link, against how many are allowed.
@@ -205,7 +233,8 @@ Finding queue_depth(const Patient& patient) {
   const auto need = static_cast<std::int64_t>(std::ceil(rate * 1e9 / 8 * kRoundTrip / kRowBytes));
   const std::int64_t depth = patient.settings.network_depth;
   const std::string why = fmt::format(
-      "{} requests may be in flight to each PE; {} Gb/s take {} of 7168 bytes that last 10 us", depth, rate, need);
+      "{} requests may be in flight to each PE; {} Gb/s take {} of 7168 bytes that last 10 us",
+      depth, rate, need);
   if (depth >= need) return ok(name, why);
   return warning(name, why + ": a PE that sends to one other cannot fill the link",
                  fmt::format("SHOAL_NETWORK_DEPTH={}", (need + 63) / 64 * 64));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gpus.hpp: the GPUs of this machine, what they can do and who reaches whom (requirements A1, D11).
 #pragma once
 

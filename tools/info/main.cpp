@@ -1,5 +1,7 @@
-// shoal-info: what this build is, what this machine has, how PEs reach each other, how long they take to start, and
-// what is wrong with the system (requirements A1, A3, D9, D11, D12). docs/shoal-info.md has examples and the keys of
+// SPDX-License-Identifier: Apache-2.0
+// shoal-info: what this build is, what this machine has, how PEs reach each other, how long they
+// take to start, and what is wrong with the system (requirements A1, A3, D9, D11, D12).
+// docs/shoal-info.md has examples and the keys of
 // --json.
 #include <fmt/format.h>
 
@@ -35,7 +37,8 @@ class Output {
  public:
   explicit Output(bool json) : json_(json) {}
 
-  /// `section` returns the text, or with `true` the JSON, of one section. What it throws becomes the section.
+  /// `section` returns the text, or with `true` the JSON, of one section. What it throws becomes
+  /// the section.
   void add(const char* key, const std::function<std::string(nlohmann::json*)>& section) {
     try {
       nlohmann::json value;
@@ -105,8 +108,10 @@ void add_machine(const Options& options, Output& output) {
       return text_or_json(collect_build(shoal::Settings::from_environment()), json);
     });
   if (options.settings)
-    output.add("settings", [](nlohmann::json* json) { return text_or_json(collect_settings(), json); });
-  if (options.gpus) output.add("gpus", [](nlohmann::json* json) { return text_or_json(collect_gpus(), json); });
+    output.add("settings",
+               [](nlohmann::json* json) { return text_or_json(collect_settings(), json); });
+  if (options.gpus)
+    output.add("gpus", [](nlohmann::json* json) { return text_or_json(collect_gpus(), json); });
   if (options.topology)
     output.add("topology", [&](nlohmann::json* json) {
       const Topology topology = collect_topology(options.machine, options.pes);
@@ -118,9 +123,10 @@ void add_machine(const Options& options, Output& output) {
 int run(Options options) {
   Output output(options.json);
   if (options.all)
-    options.build = options.settings = options.gpus = options.topology = options.connectivity = options.timeline = true;
-  const bool nothing =
-      !options.settings && !options.topology && !options.connectivity && !options.timeline && !options.doctor;
+    options.build = options.settings = options.gpus = options.topology = options.connectivity =
+        options.timeline = true;
+  const bool nothing = !options.settings && !options.topology && !options.connectivity &&
+                       !options.timeline && !options.doctor;
   if (nothing && !options.build && !options.gpus) options.build = options.gpus = true;
 
   // All PEs of a world open it; what they found is the same, and one of them prints.
@@ -156,12 +162,15 @@ int main(int argc, char** argv) try {
       "PEs:\n  shoal-run -n 4 --no-label shoal-info --connectivity"};
   app.add_flag("-a,--all", options.all, "All of the following, without --doctor");
   app.add_flag("--build", options.build, "Version, compiler, CUDA, modules and plug-ins");
-  app.add_flag("--settings", options.settings, "Every setting with its value, where it comes from and what it means");
+  app.add_flag("--settings", options.settings,
+               "Every setting with its value, where it comes from and what it means");
   app.add_flag("--gpus", options.gpus, "GPUs, what they can do and who reaches whom");
-  app.add_flag("--topology", options.topology, "GPUs, NICs, distances, a picture, and the NICs of every PE");
+  app.add_flag("--topology", options.topology,
+               "GPUs, NICs, distances, a picture, and the NICs of every PE");
   app.add_flag("--connectivity", options.connectivity,
                "For every pair of PEs the transport it uses and why none of the others");
-  app.add_flag("--init-timeline", options.timeline, "The phases of the start of a world, with times");
+  app.add_flag("--init-timeline", options.timeline,
+               "The phases of the start of a world, with times");
   app.add_flag("--doctor", options.doctor,
                "What is wrong with this system and what cures it; exit status 1 for a fault");
   app.add_flag("--json", options.json, "One JSON document in place of text");
@@ -174,7 +183,8 @@ int main(int argc, char** argv) try {
          "--pes", options.pes,
          "PEs of all jobs on this host together, for --topology without GPUs and for --doctor (SHOAL_LOCAL_SIZE)")
       ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--svg", options.svg, "With --topology or --init-timeline: the picture as SVG, into this file");
+  app.add_option("--svg", options.svg,
+                 "With --topology or --init-timeline: the picture as SVG, into this file");
   app.add_flag("--settings-page", options.page, "The page docs/settings.md");
   app.set_version_flag("-n,--version", kVersion);
   app.callback([&] {
@@ -183,8 +193,10 @@ int main(int argc, char** argv) try {
     };
     need(options.topology || options.all, !options.machine.empty(), "--machine needs --topology");
     need(options.doctor, !options.root.empty(), "--root needs --doctor");
-    need(options.topology || options.doctor || options.all, options.pes > 0, "--pes needs --topology or --doctor");
-    need(options.topology || options.timeline, !options.svg.empty(), "--svg needs --topology or --init-timeline");
+    need(options.topology || options.doctor || options.all, options.pes > 0,
+         "--pes needs --topology or --doctor");
+    need(options.topology || options.timeline, !options.svg.empty(),
+         "--svg needs --topology or --init-timeline");
     need(!(options.topology && options.timeline), !options.svg.empty(),
          "--svg draws one picture: --topology or --init-timeline, not both");
   });

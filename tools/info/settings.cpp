@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "info/settings.hpp"
 
 #include <fmt/format.h>
@@ -29,16 +30,16 @@ std::vector<SettingRow> collect_settings() {
   const Settings settings = Settings::from_environment();
   std::vector<SettingRow> rows;
   for (const SettingInfo& info : settings_table())
-    rows.push_back({std::string(info.name), std::string(info.alias), format_value(info, settings), origin(info),
-                    std::string(info.meaning)});
+    rows.push_back({std::string(info.name), std::string(info.alias), format_value(info, settings),
+                    origin(info), std::string(info.meaning)});
   return rows;
 }
 
 std::string to_text(const std::vector<SettingRow>& settings) {
   std::string text = "Settings\n";
   for (const SettingRow& row : settings)
-    text += fmt::format("  {:<28} {:<14} {:<12} {}\n", row.name, row.value.empty() ? "\"\"" : row.value, row.origin,
-                        row.meaning);
+    text += fmt::format("  {:<28} {:<14} {:<12} {}\n", row.name,
+                        row.value.empty() ? "\"\"" : row.value, row.origin, row.meaning);
   return text;
 }
 

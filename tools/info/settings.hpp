@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // settings.hpp: every setting with its value and where that comes from.
 #pragma once
 

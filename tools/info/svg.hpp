@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // svg.hpp: an SVG document from boxes and texts.
 #pragma once
 
@@ -22,7 +23,8 @@ class Svg {
     bool bold = false;
   };
 
-  void rectangle(double x, double y, double width, double height, const Style& style, std::string_view tooltip = "");
+  void rectangle(double x, double y, double width, double height, const Style& style,
+                 std::string_view tooltip = "");
   void line(double x1, double y1, double x2, double y2, std::string_view colour, double width = 1);
   void text(double x, double y, std::string_view text, const Font& font);
 

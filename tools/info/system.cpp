@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "info/system.hpp"
 
 #include <algorithm>
@@ -58,7 +59,8 @@ bool System::exists(std::string_view path) const {
 std::vector<std::string> System::list(std::string_view path) const {
   std::vector<std::string> names;
   std::error_code error;
-  for (std::filesystem::directory_iterator entry(at(path), error), end; !error && entry != end; entry.increment(error))
+  for (std::filesystem::directory_iterator entry(at(path), error), end; !error && entry != end;
+       entry.increment(error))
     names.push_back(entry->path().filename());
   std::sort(names.begin(), names.end());
   return names;
@@ -91,7 +93,8 @@ std::pair<int, int> System::kernel() const {
 
 bool System::has_command(std::string_view name) const {
   for (const std::string& entry : list("/proc"))
-    if (entry.find_first_not_of("0123456789") == std::string::npos && line("/proc/" + entry + "/comm") == name)
+    if (entry.find_first_not_of("0123456789") == std::string::npos &&
+        line("/proc/" + entry + "/comm") == name)
       return true;
   return false;
 }

@@ -1,4 +1,6 @@
-// system.hpp: the files in which a Linux system describes itself, of this system or of a folder that looks like one.
+// SPDX-License-Identifier: Apache-2.0
+// system.hpp: the files in which a Linux system describes itself, of this system or of a folder
+// that looks like one.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +31,8 @@ class System {
   bool module_loaded(std::string_view name) const;
   /// {6, 1} for release 6.1.0-13; {0, 0} where it is not known.
   std::pair<int, int> kernel() const;
-  bool has_command(std::string_view name) const;  ///< whether a process of this command (at most 15 characters) runs
+  bool has_command(std::string_view name)
+      const;  ///< whether a process of this command (at most 15 characters) runs
 
  private:
   std::filesystem::path at(std::string_view path) const;

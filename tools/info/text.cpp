@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "info/text.hpp"
 
 #include <fmt/format.h>
@@ -58,8 +59,10 @@ std::string bytes_text(std::uint64_t bytes) {
   auto value = static_cast<double>(bytes);
   std::size_t unit = 0;
   for (; unit + 1 < std::size(units) && value >= 1024; ++unit) value /= 1024;
-  const bool whole = value == static_cast<double>(static_cast<std::uint64_t>(value)) || value >= 100;
-  return whole ? fmt::format("{:.0f} {}", value, units[unit]) : fmt::format("{:.1f} {}", value, units[unit]);
+  const bool whole =
+      value == static_cast<double>(static_cast<std::uint64_t>(value)) || value >= 100;
+  return whole ? fmt::format("{:.0f} {}", value, units[unit])
+               : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
 std::string ranges(const std::vector<std::int32_t>& numbers) {
@@ -67,7 +70,8 @@ std::string ranges(const std::vector<std::int32_t>& numbers) {
   for (std::size_t i = 0; i < numbers.size();) {
     std::size_t end = i;
     while (end + 1 < numbers.size() && numbers[end + 1] == numbers[end] + 1) ++end;
-    parts.push_back(end == i ? fmt::format("{}", numbers[i]) : fmt::format("{}-{}", numbers[i], numbers[end]));
+    parts.push_back(end == i ? fmt::format("{}", numbers[i])
+                             : fmt::format("{}-{}", numbers[i], numbers[end]));
     i = end + 1;
   }
   return fmt::format("{}", fmt::join(parts, ", "));

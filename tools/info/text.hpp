@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // text.hpp: what the sections of shoal-info print with.
 #pragma once
 
@@ -8,11 +9,12 @@
 
 namespace shoal::info {
 
-/// Lines of cells: columns as wide as their widest cell, two spaces apart, `indent` spaces in front. The last cell of a
-/// row is never padded.
+/// Lines of cells: columns as wide as their widest cell, two spaces apart, `indent` spaces in
+/// front. The last cell of a row is never padded.
 std::string table(const std::vector<std::vector<std::string>>& rows, std::size_t indent = 2);
 
-/// `text` in lines of at most `width` characters where it has spaces; all but the first are indented.
+/// `text` in lines of at most `width` characters where it has spaces; all but the first are
+/// indented.
 std::string wrap(std::string_view text, std::size_t width, std::size_t indent);
 
 std::string yes_or_no(bool value);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The phases of World::open as bars: text, JSON, SVG (requirement D9).
 #include <fmt/format.h>
 
@@ -72,30 +73,32 @@ std::string timeline_text(const WorldView& view) {
   nanoseconds sum{};
   for (const PhaseRow& row : phases) sum += row.longest;
   const std::size_t n_pes = view.timelines.size();
-  std::vector<std::vector<std::string>> rows = {{"phase", "ms", "own work ms", "most work", "", ""}};
+  std::vector<std::vector<std::string>> rows = {
+      {"phase", "ms", "own work ms", "most work", "", ""}};
   nanoseconds start{};
   for (const PhaseRow& row : phases) {
     const auto at = [&](nanoseconds time) {
-      return static_cast<std::size_t>(
-          std::lround(static_cast<double>(kWidth) * milliseconds(time) / std::max(milliseconds(sum), 1e-9)));
+      return static_cast<std::size_t>(std::lround(static_cast<double>(kWidth) * milliseconds(time) /
+                                                  std::max(milliseconds(sum), 1e-9)));
     };
     const std::size_t from = std::min(at(start), kWidth - 1);
-    const std::size_t length =
-        std::max<std::size_t>(1, at(start + row.longest) - std::min(at(start), at(start + row.longest)));
-    const auto work = static_cast<std::size_t>(std::lround(static_cast<double>(length) * milliseconds(row.most_work) /
-                                                           std::max(milliseconds(row.longest), 1e-9)));
+    const std::size_t length = std::max<std::size_t>(
+        1, at(start + row.longest) - std::min(at(start), at(start + row.longest)));
+    const auto work = static_cast<std::size_t>(
+        std::lround(static_cast<double>(length) * milliseconds(row.most_work) /
+                    std::max(milliseconds(row.longest), 1e-9)));
     const std::size_t filled = std::min(length, work);
     std::string bar(from, ' ');
     for (std::size_t i = 0; i < length; ++i) bar += i < filled ? "█" : "░";
     rows.push_back({row.name, fmt::format("{:.2f}", milliseconds(row.longest)),
-                    n_pes == 1
-                        ? fmt::format("{:.2f}", milliseconds(row.most_work))
-                        : fmt::format("{:.2f}-{:.2f}", milliseconds(row.least_work), milliseconds(row.most_work)),
+                    n_pes == 1 ? fmt::format("{:.2f}", milliseconds(row.most_work))
+                               : fmt::format("{:.2f}-{:.2f}", milliseconds(row.least_work),
+                                             milliseconds(row.most_work)),
                     fmt::format("PE {}", row.busiest), "", bar});
     start += row.longest;
   }
-  return fmt::format("Start of a world of {} {}: {:.2f} ms, of the slowest PE\n", n_pes, n_pes == 1 ? "PE" : "PEs",
-                     milliseconds(longest_total(view.timelines))) +
+  return fmt::format("Start of a world of {} {}: {:.2f} ms, of the slowest PE\n", n_pes,
+                     n_pes == 1 ? "PE" : "PEs", milliseconds(longest_total(view.timelines))) +
          table(rows) +
          "  ms: the longest of all PEs; █ own work (least and most of all PEs), ░ the all-gather, which waits for the "
          "slowest PE.\n";
@@ -106,9 +109,11 @@ nlohmann::json timeline_json(const WorldView& view) {
   for (std::size_t pe = 0; pe < view.timelines.size(); ++pe) {
     nlohmann::json phases = nlohmann::json::array();
     for (const InitPhase& phase : view.timelines[pe].phases)
-      phases.push_back(
-          {{"name", phase.name}, {"ms", milliseconds(phase.duration)}, {"waited_ms", milliseconds(phase.waited)}});
-    pes.push_back({{"pe", pe}, {"total_ms", milliseconds(total(view.timelines[pe]))}, {"phases", phases}});
+      phases.push_back({{"name", phase.name},
+                        {"ms", milliseconds(phase.duration)},
+                        {"waited_ms", milliseconds(phase.waited)}});
+    pes.push_back(
+        {{"pe", pe}, {"total_ms", milliseconds(total(view.timelines[pe]))}, {"phases", phases}});
   }
   return {{"pes", pes}};
 }
@@ -122,12 +127,14 @@ std::string timeline_svg(const WorldView& view) {
   Svg svg;
   svg.text(16, 26, fmt::format("Start of a world of {} PEs", timelines.size()),
            {16, "#1f2933", Svg::Anchor::start, true});
-  svg.text(16, 44, "milliseconds; pale: waiting in the all-gather; PEs are aligned where they end", {11.5, "#616e7c"});
+  svg.text(16, 44, "milliseconds; pale: waiting in the all-gather; PEs are aligned where they end",
+           {11.5, "#616e7c"});
   const double step = tick_step(range);
   for (int i = 0; i * step <= range * 1.0001; ++i) {
     const double tick = i * step;
     svg.line(kLeft + tick * scale, kTop - 6, kLeft + tick * scale, bottom, "#e4e7eb");
-    svg.text(kLeft + tick * scale, bottom + 16, fmt::format("{:g}", tick), {11, "#616e7c", Svg::Anchor::middle});
+    svg.text(kLeft + tick * scale, bottom + 16, fmt::format("{:g}", tick),
+             {11, "#616e7c", Svg::Anchor::middle});
   }
   for (std::size_t pe = 0; pe < timelines.size(); ++pe) {
     const double y = kTop + kRow * static_cast<double>(pe);
@@ -135,18 +142,23 @@ std::string timeline_svg(const WorldView& view) {
     double x = kLeft + (range - milliseconds(total(timelines[pe]))) * scale;
     for (std::size_t i = 0; i < timelines[pe].phases.size(); ++i) {
       const InitPhase& phase = timelines[pe].phases[i];
-      const double width = milliseconds(phase.duration) * scale, waited = milliseconds(phase.waited) * scale;
-      const std::string tooltip = fmt::format("{}: {:.3f} ms, of which {:.3f} in the all-gather", phase.name,
-                                              milliseconds(phase.duration), milliseconds(phase.waited));
-      svg.rectangle(x, y, std::max(width - waited, 0.4), kBar, {Svg::colour(i), "none", 1}, tooltip);
-      svg.rectangle(x + width - waited, y, waited, kBar, {Svg::colour(i), "none", 1, 1, "", 0.3}, tooltip);
+      const double width = milliseconds(phase.duration) * scale,
+                   waited = milliseconds(phase.waited) * scale;
+      const std::string tooltip =
+          fmt::format("{}: {:.3f} ms, of which {:.3f} in the all-gather", phase.name,
+                      milliseconds(phase.duration), milliseconds(phase.waited));
+      svg.rectangle(x, y, std::max(width - waited, 0.4), kBar, {Svg::colour(i), "none", 1},
+                    tooltip);
+      svg.rectangle(x + width - waited, y, waited, kBar, {Svg::colour(i), "none", 1, 1, "", 0.3},
+                    tooltip);
       x += width;
     }
   }
   double x = 16, y = bottom + 40;
   const std::vector<PhaseRow> phases = rows_of(timelines);
   for (std::size_t i = 0; i < phases.size(); ++i) {
-    const std::string label = fmt::format("{} {:.2f}", phases[i].name, milliseconds(phases[i].longest));
+    const std::string label =
+        fmt::format("{} {:.2f}", phases[i].name, milliseconds(phases[i].longest));
     const double width = 34 + static_cast<double>(label.size()) * 6.6;
     if (x + width > kLeft + kPlot + 24) {
       x = 16;

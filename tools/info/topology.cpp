@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "info/topology.hpp"
 
 #include <fmt/format.h>
@@ -31,11 +32,13 @@ std::string rate_text(const Nic& nic) {
 std::string devices_text(const Machine& machine) {
   std::string text = fmt::format("GPUs: {}\n", machine.gpus.size());
   for (std::size_t i = 0; i < machine.gpus.size(); ++i)
-    text += fmt::format("  GPU {:<10} {}  {}\n", i, machine.gpus[i].at.pci(), numa_text(machine.gpus[i].at));
+    text += fmt::format("  GPU {:<10} {}  {}\n", i, machine.gpus[i].at.pci(),
+                        numa_text(machine.gpus[i].at));
   text += fmt::format("NICs: {}\n", machine.nics.size());
   for (const Nic& nic : machine.nics)
-    text += fmt::format("  {:<14} {:<12}  {}  {:>9}  plane {}  {:<4}  {}\n", nic.label(), nic.at.pci(),
-                        numa_text(nic.at), rate_text(nic), nic.plane, nic.up ? "up" : "down", kind_text(nic));
+    text += fmt::format("  {:<14} {:<12}  {}  {:>9}  plane {}  {:<4}  {}\n", nic.label(),
+                        nic.at.pci(), numa_text(nic.at), rate_text(nic), nic.plane,
+                        nic.up ? "up" : "down", kind_text(nic));
   return text;
 }
 
@@ -66,7 +69,8 @@ std::string distances_text(const Machine& machine) {
   for (const Entry& row : entries) {
     text += fmt::format("  {:<{}}", row.name, width);
     for (const Entry& column : entries)
-      text += fmt::format("{:<{}}", &row == &column ? "-" : name_of(distance(*row.at, *column.at)), width);
+      text += fmt::format("{:<{}}", &row == &column ? "-" : name_of(distance(*row.at, *column.at)),
+                          width);
     text += "\n";
   }
   return text;
@@ -89,10 +93,12 @@ std::string tree_line(const Topology& topology, const TreeNode& node) {
   return node.label;
 }
 
-void draw(const Topology& topology, const TreeNode& node, const std::string& indent, std::string& text) {
+void draw(const Topology& topology, const TreeNode& node, const std::string& indent,
+          std::string& text) {
   for (std::size_t i = 0; i < node.children.size(); ++i) {
     const bool last = i + 1 == node.children.size();
-    text += fmt::format("{}{}{}\n", indent, last ? "└─ " : "├─ ", tree_line(topology, node.children[i]));
+    text += fmt::format("{}{}{}\n", indent, last ? "└─ " : "├─ ",
+                        tree_line(topology, node.children[i]));
     draw(topology, node.children[i], indent + (last ? "   " : "│  "), text);
   }
 }
@@ -108,22 +114,26 @@ std::string picture_text(const Topology& topology) {
 std::string plan_text(const Topology& topology) {
   const Machine& machine = topology.machine;
   const NicPlan& plan = topology.plan;
-  std::string text = fmt::format("NIC plan, {}; for the whole host, whatever jobs and teams run on it:\n", plan.rule);
+  std::string text = fmt::format(
+      "NIC plan, {}; for the whole host, whatever jobs and teams run on it:\n", plan.rule);
   for (std::size_t seat = 0; seat < topology.seats.size(); ++seat) {
     std::vector<std::string> nics;
     for (const NicUse& use : plan.of_seat[seat])
-      nics.push_back(
-          fmt::format("{} ({})", machine.nics[static_cast<std::size_t>(use.nic)].label(), name_of(use.distance)));
-    text += fmt::format("  {} {}: {}\n", machine.gpus.empty() ? "PE with local index" : "PEs on GPU", seat,
-                        nics.empty() ? "none" : fmt::format("{}", fmt::join(nics, ", ")));
+      nics.push_back(fmt::format("{} ({})", machine.nics[static_cast<std::size_t>(use.nic)].label(),
+                                 name_of(use.distance)));
+    text +=
+        fmt::format("  {} {}: {}\n", machine.gpus.empty() ? "PE with local index" : "PEs on GPU",
+                    seat, nics.empty() ? "none" : fmt::format("{}", fmt::join(nics, ", ")));
   }
   for (std::size_t nic = 0; nic < machine.nics.size(); ++nic)
     if (!plan.unused[nic].empty())
       text += fmt::format("  not used: {}: {}\n", machine.nics[nic].label(), plan.unused[nic]);
   if (topology.local_index >= 0)
-    text += fmt::format("  a PE with a heap in host memory and SHOAL_LOCAL_INDEX={} uses those of {}\n",
-                        topology.local_index,
-                        seat_of(machine, static_cast<std::int32_t>(topology.seats.size()), "", topology.local_index));
+    text +=
+        fmt::format("  a PE with a heap in host memory and SHOAL_LOCAL_INDEX={} uses those of {}\n",
+                    topology.local_index,
+                    seat_of(machine, static_cast<std::int32_t>(topology.seats.size()), "",
+                            topology.local_index));
   for (const std::string& remark : topology.remarks) text += fmt::format("Note: {}\n", remark);
   return text;
 }
@@ -135,7 +145,8 @@ Topology collect_topology(const std::string& machine_file, std::int32_t pes) {
   Topology topology;
   topology.name = machine_file.empty() ? "this one" : machine_file;
   topology.machine = machine_file.empty() ? read_machine() : read_machine(machine_file);
-  topology.seats = host_seats(topology.machine, pes > 0 ? pes : static_cast<std::int32_t>(settings.local_size));
+  topology.seats =
+      host_seats(topology.machine, pes > 0 ? pes : static_cast<std::int32_t>(settings.local_size));
   topology.plan = plan_nics(topology.machine, topology.seats, nic_binding(settings));
   topology.remarks = remarks(topology.machine, topology.seats, topology.plan);
   topology.local_index = static_cast<std::int32_t>(settings.local_index);
@@ -150,21 +161,23 @@ std::vector<std::int32_t> users_of(const Topology& topology, std::size_t nic) {
   std::vector<std::int32_t> users;
   for (std::size_t seat = 0; seat < topology.plan.of_seat.size(); ++seat)
     for (const NicUse& use : topology.plan.of_seat[seat])
-      if (use.nic == static_cast<std::int32_t>(nic)) users.push_back(static_cast<std::int32_t>(seat));
+      if (use.nic == static_cast<std::int32_t>(nic))
+        users.push_back(static_cast<std::int32_t>(seat));
   return users;
 }
 
 std::string to_text(const Topology& topology) {
   return fmt::format("Machine: {}, NUMA nodes: {}\n", topology.name, topology.machine.numa_nodes) +
-         devices_text(topology.machine) + distances_text(topology.machine) + picture_text(topology) +
-         plan_text(topology);
+         devices_text(topology.machine) + distances_text(topology.machine) +
+         picture_text(topology) + plan_text(topology);
 }
 
 nlohmann::json to_json(const Topology& topology) {
   using nlohmann::json;
   const Machine& machine = topology.machine;
   json gpus = json::array(), nics = json::array(), distances = json::array(), seats = json::array();
-  for (const Gpu& gpu : machine.gpus) gpus.push_back({{"pci", gpu.at.pci()}, {"numa", gpu.at.numa}});
+  for (const Gpu& gpu : machine.gpus)
+    gpus.push_back({{"pci", gpu.at.pci()}, {"numa", gpu.at.numa}});
   for (std::size_t i = 0; i < machine.nics.size(); ++i) {
     const Nic& nic = machine.nics[i];
     nics.push_back({{"name", nic.name},
@@ -181,18 +194,24 @@ nlohmann::json to_json(const Topology& topology) {
   for (const Entry& row : entries_of(machine))
     for (const Entry& column : entries_of(machine))
       if (row.name != column.name)
-        distances.push_back(
-            {{"from", row.name}, {"to", column.name}, {"distance", name_of(distance(*row.at, *column.at))}});
+        distances.push_back({{"from", row.name},
+                             {"to", column.name},
+                             {"distance", name_of(distance(*row.at, *column.at))}});
   for (std::size_t seat = 0; seat < topology.seats.size(); ++seat) {
     json uses = json::array();
     for (const NicUse& use : topology.plan.of_seat[seat])
-      uses.push_back(
-          {{"nic", machine.nics[static_cast<std::size_t>(use.nic)].label()}, {"distance", name_of(use.distance)}});
+      uses.push_back({{"nic", machine.nics[static_cast<std::size_t>(use.nic)].label()},
+                      {"distance", name_of(use.distance)}});
     seats.push_back({{"seat", seat}, {"name", seat_name(topology, seat)}, {"nics", uses}});
   }
-  return {
-      {"machine", topology.name}, {"numa_nodes", machine.numa_nodes}, {"gpus", gpus},   {"nics", nics},
-      {"distances", distances},   {"rule", topology.plan.rule},       {"seats", seats}, {"remarks", topology.remarks}};
+  return {{"machine", topology.name},
+          {"numa_nodes", machine.numa_nodes},
+          {"gpus", gpus},
+          {"nics", nics},
+          {"distances", distances},
+          {"rule", topology.plan.rule},
+          {"seats", seats},
+          {"remarks", topology.remarks}};
 }
 
 }  // namespace shoal::info

@@ -1,4 +1,6 @@
-// topology.hpp: this machine or a described one: devices, distances, the NICs of every PE (requirements A1, D13).
+// SPDX-License-Identifier: Apache-2.0
+// topology.hpp: this machine or a described one: devices, distances, the NICs of every PE
+// (requirements A1, D13).
 #pragma once
 
 #include <cstdint>
@@ -19,13 +21,14 @@ struct Topology {
   std::int32_t local_index = -1;  ///< SHOAL_LOCAL_INDEX
 };
 
-/// `machine_file` as SHOAL's described machines (docs/topology.md), empty: this machine. `pes`: of all jobs on a host
-/// without GPUs, 0: SHOAL_LOCAL_SIZE. Throws like read_machine and plan_nics.
+/// `machine_file` as SHOAL's described machines (docs/topology.md), empty: this machine. `pes`: of
+/// all jobs on a host without GPUs, 0: SHOAL_LOCAL_SIZE. Throws like read_machine and plan_nics.
 Topology collect_topology(const std::string& machine_file, std::int32_t pes);
 std::string to_text(const Topology& topology);
 nlohmann::json to_json(const Topology& topology);
 
-/// The picture as an SVG document: NUMA nodes, switches, GPUs and NICs; every seat has a colour, which its NICs bear.
+/// The picture as an SVG document: NUMA nodes, switches, GPUs and NICs; every seat has a colour,
+/// which its NICs bear.
 std::string to_svg(const Topology& topology);
 
 /// "PE" with its number where there are no GPUs, else "GPU" with its number.
@@ -41,8 +44,8 @@ struct TreeNode {
   std::vector<TreeNode> children;
 };
 
-/// Bridges that branch nowhere are left out, so that what remains are switches and host bridges. NUMA nodes ascending,
-/// devices that have no known place last.
+/// Bridges that branch nowhere are left out, so that what remains are switches and host bridges.
+/// NUMA nodes ascending, devices that have no known place last.
 TreeNode tree_of(const topology::Machine& machine);
 
 /// The seats that use NIC `nic`, ascending.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The picture of a machine: nested boxes, each as wide as what is in it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -32,8 +33,9 @@ bool is_device(const TreeNode& node) {
   return node.kind == Kind::gpu || node.kind == Kind::nic;
 }
 
-/// Puts boxes `first` to `last` of a node into a grid two columns wide that starts at height `y`; boxes of one column
-/// are equally wide, those of one row equally high. Returns the grid's right and lower ends.
+/// Puts boxes `first` to `last` of a node into a grid two columns wide that starts at height `y`;
+/// boxes of one column are equally wide, those of one row equally high. Returns the grid's right
+/// and lower ends.
 Size grid(std::vector<Box>& boxes, std::size_t first, std::size_t last, double y) {
   constexpr std::size_t kColumns = 2;
   double widths[kColumns] = {};
@@ -61,13 +63,15 @@ Box layout(const TreeNode& node) {
   Box box{&node, {kDeviceWidth, kDeviceHeight}, 0, 0, {}};
   if (is_device(node)) return box;
   for (const TreeNode& child : node.children) box.children.push_back(layout(child));
-  const auto bridges = std::stable_partition(box.children.begin(), box.children.end(),
-                                             [](const Box& child) { return is_device(*child.node); });
+  const auto bridges =
+      std::stable_partition(box.children.begin(), box.children.end(),
+                            [](const Box& child) { return is_device(*child.node); });
   const auto devices = static_cast<std::size_t>(bridges - box.children.begin());
   const Size upper = grid(box.children, 0, devices, kHeader + kPadding / 2);
   const Size lower = grid(box.children, devices, box.children.size(), upper.height);
   const double title = static_cast<double>(node.label.size()) * 6.6 + 2 * kPadding;
-  box.size = {std::max(std::max(upper.width, lower.width) + kPadding, title), lower.height - kGap + kPadding};
+  box.size = {std::max(std::max(upper.width, lower.width) + kPadding, title),
+              lower.height - kGap + kPadding};
   return box;
 }
 
@@ -99,14 +103,17 @@ void Picture::nic(const TreeNode& node, double x, double y) {
   const topology::Nic& nic = topology_.machine.nics[static_cast<std::size_t>(node.index)];
   const std::vector<std::int32_t> users = users_of(topology_, static_cast<std::size_t>(node.index));
   const bool used = !users.empty();
-  svg_.rectangle(x, y, kDeviceWidth, kDeviceHeight,
-                 {"#ffffff", used ? Svg::colour(static_cast<std::size_t>(users.front())) : "#b8c2cc", 6,
-                  used ? 2.0 : 1.0, used ? "" : "4 3"},
-                 used ? "" : topology_.plan.unused[static_cast<std::size_t>(node.index)]);
-  const double stripe = std::min(8.0, 56.0 / static_cast<double>(std::max<std::size_t>(users.size(), 1)));
+  svg_.rectangle(
+      x, y, kDeviceWidth, kDeviceHeight,
+      {"#ffffff", used ? Svg::colour(static_cast<std::size_t>(users.front())) : "#b8c2cc", 6,
+       used ? 2.0 : 1.0, used ? "" : "4 3"},
+      used ? "" : topology_.plan.unused[static_cast<std::size_t>(node.index)]);
+  const double stripe =
+      std::min(8.0, 56.0 / static_cast<double>(std::max<std::size_t>(users.size(), 1)));
   for (std::size_t i = 0; i < users.size(); ++i)
-    svg_.rectangle(x + kDeviceWidth - 6 - stripe * static_cast<double>(users.size() - i), y + 6, stripe - 1,
-                   kDeviceHeight - 12, {Svg::colour(static_cast<std::size_t>(users[i])), "none", 1.5},
+    svg_.rectangle(x + kDeviceWidth - 6 - stripe * static_cast<double>(users.size() - i), y + 6,
+                   stripe - 1, kDeviceHeight - 12,
+                   {Svg::colour(static_cast<std::size_t>(users[i])), "none", 1.5},
                    seat_name(topology_, static_cast<std::size_t>(users[i])));
   svg_.text(x + 10, y + 20, node.label, {13, used ? kInk : kGrey, Svg::Anchor::start, true});
   const std::string rate = nic.rate > 0 ? fmt::format("{} Gb/s", nic.rate) : "rate not known";
@@ -126,7 +133,8 @@ void Picture::box(const Box& box, double x, double y) {
   for (const Box& child : box.children) this->box(child, x + child.x, y + child.y);
 }
 
-/// What the colours mean: a line for every seat with its NICs, in as many columns as fit. Returns where it ends.
+/// What the colours mean: a line for every seat with its NICs, in as many columns as fit. Returns
+/// where it ends.
 double Picture::legend(double y, double width) {
   constexpr double kRow = 20;
   std::vector<std::string> lines;
@@ -134,14 +142,17 @@ double Picture::legend(double y, double width) {
   for (std::size_t seat = 0; seat < topology_.seats.size(); ++seat) {
     std::vector<std::string> nics;
     for (const topology::NicUse& use : topology_.plan.of_seat[seat])
-      nics.push_back(fmt::format("{} ({})", topology_.machine.nics[static_cast<std::size_t>(use.nic)].label(),
+      nics.push_back(fmt::format("{} ({})",
+                                 topology_.machine.nics[static_cast<std::size_t>(use.nic)].label(),
                                  topology::name_of(use.distance)));
-    lines.push_back(fmt::format("{} {}", topology_.machine.gpus.empty() ? "PE" : "PEs on GPU", seat) +
-                    (nics.empty() ? ": no NIC" : fmt::format(": {}", fmt::join(nics, ", "))));
+    lines.push_back(
+        fmt::format("{} {}", topology_.machine.gpus.empty() ? "PE" : "PEs on GPU", seat) +
+        (nics.empty() ? ": no NIC" : fmt::format(": {}", fmt::join(nics, ", "))));
     longest = std::max(longest, lines.back().size());
   }
   const double column = static_cast<double>(longest) * 6.4 + 40;
-  const auto across = std::max<std::size_t>(1, static_cast<std::size_t>((width - 2 * kPadding) / column));
+  const auto across =
+      std::max<std::size_t>(1, static_cast<std::size_t>((width - 2 * kPadding) / column));
   const std::size_t rows = (lines.size() + across - 1) / across;
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const std::size_t place = i / rows;
@@ -159,11 +170,12 @@ std::string Picture::draw() {
   const double width = std::max(machine.size.width, 420.0);
   const std::string title = topology_.name == "this one" ? "This machine" : topology_.name;
   svg_.text(kPadding, 26, title.substr(title.rfind('/') + 1), {16, kInk, Svg::Anchor::start, true});
-  svg_.text(kPadding, 44,
-            fmt::format("NIC plan {}; {}", topology_.plan.rule,
-                        topology_.machine.gpus.empty() ? "every PE has a colour, which is on its NICs"
-                                                       : "the colour of a GPU is on the NICs of its PEs"),
-            {11.5, kGrey});
+  svg_.text(
+      kPadding, 44,
+      fmt::format("NIC plan {}; {}", topology_.plan.rule,
+                  topology_.machine.gpus.empty() ? "every PE has a colour, which is on its NICs"
+                                                 : "the colour of a GPU is on the NICs of its PEs"),
+      {11.5, kGrey});
   box(machine, 0, 34);
   const double end = legend(34 + machine.size.height + 12, width);
   return svg_.finish(width, end + kPadding);

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "info/world.hpp"
 
-#include "world/startup/blob.hpp"
 #include "world/parts.hpp"
+#include "world/startup/blob.hpp"
 
 namespace shoal::info {
 namespace {
@@ -21,7 +22,8 @@ std::vector<PeTimeline> gather_timelines(World& world) {
     for (auto left = reader.value<std::uint64_t>(); left > 0; --left) {
       std::string name = reader.text();
       const std::chrono::nanoseconds duration(reader.value<std::int64_t>());
-      timeline.phases.push_back({std::move(name), duration, std::chrono::nanoseconds(reader.value<std::int64_t>())});
+      timeline.phases.push_back(
+          {std::move(name), duration, std::chrono::nanoseconds(reader.value<std::int64_t>())});
     }
   }
   return timelines;

@@ -1,4 +1,6 @@
-// world.hpp: what can only be seen of an open world: who reaches whom through what, and how long the start took.
+// SPDX-License-Identifier: Apache-2.0
+// world.hpp: what can only be seen of an open world: who reaches whom through what, and how long
+// the start took.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -21,8 +23,8 @@ struct WorldView {
   std::vector<PeTimeline> timelines;  ///< by PE
 };
 
-/// Opens a world by this process's environment, alone or under a launcher, looks at it and closes it. Collective; all
-/// PEs get the same, but for my_pe. Throws like World::open.
+/// Opens a world by this process's environment, alone or under a launcher, looks at it and closes
+/// it. Collective; all PEs get the same, but for my_pe. Throws like World::open.
 WorldView look_at_world();
 
 std::string connectivity_text(const WorldView& view);

@@ -1,5 +1,6 @@
-// exchange.hpp: bringing figures and failures of all PEs together, over the bootstrap: that works before the
-// world is open, and wherever its heap lies.
+// SPDX-License-Identifier: Apache-2.0
+// exchange.hpp: bringing figures and failures of all PEs together, over the bootstrap: that works
+// before the world is open, and wherever its heap lies.
 #pragma once
 
 #include <cstring>
@@ -28,7 +29,8 @@ class Peers {
   template <typename T>
   std::vector<T> gather(std::span<const T> mine) const {
     std::vector<T> all;
-    for (const std::vector<std::byte>& bytes : bootstrap_.all_gather(std::as_bytes(mine), "shoal-moe")) {
+    for (const std::vector<std::byte>& bytes :
+         bootstrap_.all_gather(std::as_bytes(mine), "shoal-moe")) {
       const std::size_t first = all.size();
       all.resize(first + bytes.size() / sizeof(T));
       if (!bytes.empty()) std::memcpy(all.data() + first, bytes.data(), bytes.size());
@@ -36,8 +38,8 @@ class Peers {
     return all;
   }
 
-  /// Runs `step` on every PE. When it throws on some of them, all throw AgreedFailure with the message of the first of
-  /// those. Collective.
+  /// Runs `step` on every PE. When it throws on some of them, all throw AgreedFailure with the
+  /// message of the first of those. Collective.
   template <typename Step>
   void agree(Step step) const {
     std::string message;

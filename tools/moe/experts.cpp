@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/experts.hpp"
 
 #include "ep/numeric/float16.hpp"
@@ -20,7 +21,9 @@ ExpertWeights WeightSource::load(std::int32_t expert) {
   ExpertWeights weights;
   if (file_) {
     const std::vector<float> all = file_->read_rows<float>(expert, 1);
-    const auto matrix = [&](std::size_t i) { return all.begin() + static_cast<std::ptrdiff_t>(i * count); };
+    const auto matrix = [&](std::size_t i) {
+      return all.begin() + static_cast<std::ptrdiff_t>(i * count);
+    };
     weights.gate.assign(matrix(0), matrix(1));
     weights.up.assign(matrix(1), matrix(2));
     weights.down.resize(count);
@@ -31,9 +34,11 @@ ExpertWeights WeightSource::load(std::int32_t expert) {
   }
   // Uniform with the variance that keeps the outputs of each matrix near 1.
   const Random random(seed_, weights_stream + static_cast<std::uint64_t>(expert));
-  const float inner = std::sqrt(3.0f / static_cast<float>(hidden_)), outer = std::sqrt(3.0f / static_cast<float>(ffn_));
+  const float inner = std::sqrt(3.0f / static_cast<float>(hidden_)),
+              outer = std::sqrt(3.0f / static_cast<float>(ffn_));
   std::uint64_t index = 0;
-  for (auto [matrix, scale] : {std::pair{&weights.gate, inner}, {&weights.up, inner}, {&weights.down, outer}}) {
+  for (auto [matrix, scale] :
+       {std::pair{&weights.gate, inner}, {&weights.up, inner}, {&weights.down, outer}}) {
     matrix->resize(count);
     for (float& value : *matrix) value = scale * random.uniform(index++);
   }

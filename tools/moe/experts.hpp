@@ -1,4 +1,6 @@
-// experts.hpp: the experts: a SwiGLU feed-forward network each, y = down * (silu(gate * x) . (up * x)).
+// SPDX-License-Identifier: Apache-2.0
+// experts.hpp: the experts: a SwiGLU feed-forward network each, y = down * (silu(gate * x) . (up *
+// x)).
 #pragma once
 
 #include <algorithm>
@@ -23,7 +25,8 @@ struct ExpertWeights {
   void round();
 };
 
-/// Where weights come from: --weights FILE, float [experts, 3, hidden, ffn] with gate, up and down, or the seed.
+/// Where weights come from: --weights FILE, float [experts, 3, hidden, ffn] with gate, up and down,
+/// or the seed.
 class WeightSource {
  public:
   /// The file must have been checked by resolve_shape.
@@ -36,7 +39,8 @@ class WeightSource {
   std::optional<tools::NpyReader> file_;
 };
 
-/// Applies experts to one row at a time in Real arithmetic: float for the run, double for the reference.
+/// Applies experts to one row at a time in Real arithmetic: float for the run, double for the
+/// reference.
 template <typename Real>
 class FeedForward {
  public:
@@ -63,7 +67,8 @@ class FeedForward {
     return y_;
   }
 
-  /// The sums of the magnitudes of the terms that the last result is made of: [hidden]. Valid until the next call.
+  /// The sums of the magnitudes of the terms that the last result is made of: [hidden]. Valid until
+  /// the next call.
   const std::vector<Real>& magnitude(const ExpertWeights& weights) {
     std::fill(magnitude_.begin(), magnitude_.end(), Real{0});
     magnitude_.resize(hidden_);
@@ -74,7 +79,8 @@ class FeedForward {
   }
 
  private:
-  static void add_scaled(Real* __restrict sum, Real factor, const float* __restrict row, std::size_t count) {
+  static void add_scaled(Real* __restrict sum, Real factor, const float* __restrict row,
+                         std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) sum[i] += factor * static_cast<Real>(row[i]);
   }
   std::size_t hidden_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/inputs.hpp"
 
 #include <algorithm>
@@ -22,9 +23,10 @@ std::vector<float> read_matrix(const std::string& path, std::int64_t first, std:
   std::vector<float> values = reader.read_rows<float>(first, count);
   const auto bad = std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
   const std::int64_t at = bad - values.begin();
-  require(bad == values.end(), Code::invalid_argument, "{}: element [{}, {}] is {}; finite numbers are wanted", path,
-          first + at / std::max<std::int64_t>(1, reader.row_size()), at % std::max<std::int64_t>(1, reader.row_size()),
-          bad == values.end() ? 0 : *bad);
+  require(bad == values.end(), Code::invalid_argument,
+          "{}: element [{}, {}] is {}; finite numbers are wanted", path,
+          first + at / std::max<std::int64_t>(1, reader.row_size()),
+          at % std::max<std::int64_t>(1, reader.row_size()), bad == values.end() ? 0 : *bad);
   return values;
 }
 
@@ -33,7 +35,9 @@ std::vector<float> popularity(const Shape& shape, const Options& options) {
   const Random random(options.seed, popularity_stream);
   std::vector<std::int32_t> order(static_cast<std::size_t>(shape.gate.experts));
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::sort(order, {}, [&](std::int32_t expert) { return random.bits(static_cast<std::uint64_t>(expert)); });
+  std::ranges::sort(order, {}, [&](std::int32_t expert) {
+    return random.bits(static_cast<std::uint64_t>(expert));
+  });
   std::vector<float> penalty(order.size());
   for (std::size_t rank = 0; rank < order.size(); ++rank)
     penalty[static_cast<std::size_t>(order[rank])] =
@@ -41,14 +45,16 @@ std::vector<float> popularity(const Shape& shape, const Options& options) {
   return penalty;
 }
 
-std::vector<float> make_logits(const Options& options, const Shape& shape, std::int64_t first, std::int64_t count) {
+std::vector<float> make_logits(const Options& options, const Shape& shape, std::int64_t first,
+                               std::int64_t count) {
   const Random random(options.seed, router_stream);
   const std::vector<float> penalty = popularity(shape, options);
   std::vector<float> logits;
   logits.reserve(static_cast<std::size_t>(count) * penalty.size());
   for (std::int64_t token = first; token < first + count; ++token)
     for (std::size_t expert = 0; expert < penalty.size(); ++expert)
-      logits.push_back(random.normal(static_cast<std::uint64_t>(token) * penalty.size() + expert) - penalty[expert]);
+      logits.push_back(random.normal(static_cast<std::uint64_t>(token) * penalty.size() + expert) -
+                       penalty[expert]);
   return logits;
 }
 
@@ -59,21 +65,26 @@ std::vector<float> make_bias(const Options& options, const Shape& shape) {
     bias = reader.read_rows<float>(0, shape.gate.experts);
   } else if (options.router_file.empty()) {
     const Random random(options.seed, bias_stream);
-    for (std::size_t expert = 0; expert < bias.size(); ++expert) bias[expert] = 0.02f * random.uniform(expert);
+    for (std::size_t expert = 0; expert < bias.size(); ++expert)
+      bias[expert] = 0.02f * random.uniform(expert);
   }
   return bias;
 }
 
-/// The files' say on tokens, hidden, experts and ffn; each must agree with those before and with the options.
+/// The files' say on tokens, hidden, experts and ffn; each must agree with those before and with
+/// the options.
 class ShapeFinder {
  public:
   explicit ShapeFinder(const Options& options)
-      : hidden_(options.hidden.value_or(-1)), experts_(options.experts.value_or(-1)), ffn_(options.ffn.value_or(-1)) {
+      : hidden_(options.hidden.value_or(-1)),
+        experts_(options.experts.value_or(-1)),
+        ffn_(options.ffn.value_or(-1)) {
     take(options.tokens_file, {{"tokens", &tokens_}, {"hidden", &hidden_}});
     take(options.router_file, {{"tokens", &tokens_}, {"experts", &experts_}});
     take(options.bias_file, {{"experts", &experts_}});
     std::int64_t matrices = 3;
-    take(options.weights_file, {{"experts", &experts_}, {"matrices", &matrices}, {"hidden", &hidden_}, {"ffn", &ffn_}});
+    take(options.weights_file,
+         {{"experts", &experts_}, {"matrices", &matrices}, {"hidden", &hidden_}, {"ffn", &ffn_}});
   }
   std::int64_t tokens() const { return tokens_; }
   std::int64_t hidden() const { return hidden_ < 0 ? kDefaultHidden : hidden_; }
@@ -104,8 +115,8 @@ class ShapeFinder {
 void check_writable(const std::string& path, std::string_view option) {
   if (path.empty()) return;
   const auto directory = std::filesystem::absolute(path).parent_path();
-  require(std::filesystem::is_directory(directory) && !std::filesystem::is_directory(path), Code::invalid_argument,
-          "{} {}: no file can be written there", option, path);
+  require(std::filesystem::is_directory(directory) && !std::filesystem::is_directory(path),
+          Code::invalid_argument, "{} {}: no file can be written there", option, path);
 }
 
 }  // namespace
@@ -119,20 +130,22 @@ Shape resolve_shape(const Options& options, std::int32_t pes) {
   shape.tokens = found.tokens() < 0 ? options.tokens_per_pe * pes : found.tokens();
   shape.hidden = found.hidden();
   shape.ffn = found.ffn();
-  require(found.experts() <= 65536, Code::invalid_argument, "{} experts; at most 65536 are allowed", found.experts());
+  require(found.experts() <= 65536, Code::invalid_argument, "{} experts; at most 65536 are allowed",
+          found.experts());
   shape.gate = {.experts = static_cast<std::int32_t>(found.experts()),
                 .groups = options.groups,
                 .groups_kept = options.groups_kept,
                 .top_k = options.top_k,
                 .routed_scaling = options.routed_scaling};
   shape.gate.validate();
-  require(shape.gate.experts % pes == 0, Code::invalid_argument,
-          "{} experts cannot be spread evenly over {} PEs; choose --experts or the number of PEs so that they divide",
-          shape.gate.experts, pes);
+  require(
+      shape.gate.experts % pes == 0, Code::invalid_argument,
+      "{} experts cannot be spread evenly over {} PEs; choose --experts or the number of PEs so that they divide",
+      shape.gate.experts, pes);
   const std::int64_t multiple = options.row_format == RowFormat::fp8 ? 16 : 8;
   require(shape.hidden >= multiple && shape.hidden % multiple == 0, Code::invalid_argument,
-          "hidden is {}; a positive multiple of {} is wanted (rows are whole units of 16 bytes)", shape.hidden,
-          multiple);
+          "hidden is {}; a positive multiple of {} is wanted (rows are whole units of 16 bytes)",
+          shape.hidden, multiple);
   require(shape.ffn >= 1, Code::invalid_argument, "ffn is {}; at least 1 is wanted", shape.ffn);
   return shape;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/layer.hpp"
 
 #include <chrono>
@@ -24,8 +25,9 @@ template <typename Call>
 auto timed(PhaseTimes& times, const char* phase, Call call) {
   const auto start = std::chrono::steady_clock::now();
   auto result = call();
-  times.emplace_back(phase,
-                     std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  times.emplace_back(
+      phase,
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   return result;
 }
 
@@ -34,17 +36,19 @@ ep::GroupOptions group_options(const Options& options, const Shape& shape) {
   group.hidden = shape.hidden;
   group.top_k = shape.gate.top_k;
   group.experts = shape.gate.experts;
-  (options.mode == Mode::normal ? group.max_tokens : group.low_latency_max_tokens) = shape.max_tokens();
+  (options.mode == Mode::normal ? group.max_tokens : group.low_latency_max_tokens) =
+      shape.max_tokens();
   return group;
 }
 
 /// Reads rows of either format as float32.
 class RowReader {
  public:
-  RowReader(const Tensor& x, std::size_t hidden) : x_(x), values_(hidden), scales_(numeric::group_count(hidden)) {}
+  RowReader(const Tensor& x, std::size_t hidden)
+      : x_(x), values_(hidden), scales_(numeric::group_count(hidden)) {}
 
-  /// Row `row`, counted over all but the last dimension. `scale_of(g)`: the dequantisation scale of its group g, for
-  /// float8 rows.
+  /// Row `row`, counted over all but the last dimension. `scale_of(g)`: the dequantisation scale of
+  /// its group g, for float8 rows.
   template <typename ScaleOf>
   const float* operator()(std::size_t row, ScaleOf scale_of) {
     if (x_.dtype == DataType::bfloat16) {
@@ -52,8 +56,8 @@ class RowReader {
       for (std::size_t i = 0; i < values_.size(); ++i) values_[i] = numeric::to_float(source[i]);
     } else {
       for (std::size_t g = 0; g < scales_.size(); ++g) scales_[g] = scale_of(g);
-      numeric::dequantize_row({x_.as<std::uint8_t>() + row * values_.size(), values_.size()}, scales_,
-                              std::span<float>(values_));
+      numeric::dequantize_row({x_.as<std::uint8_t>() + row * values_.size(), values_.size()},
+                              scales_, std::span<float>(values_));
     }
     return values_.data();
   }
@@ -81,20 +85,24 @@ class HostLayer final : public Layer {
   Tensor run_normal(PhaseTimes& times);
   Tensor run_low_latency(PhaseTimes& times);
   void quantize_tokens(Tensor& codes, Tensor& scales) const;
-  /// Answers to the rows of a normal-mode dispatch: each the weighted sum over this PE's experts. Written over the rows
-  /// where possible.
+  /// Answers to the rows of a normal-mode dispatch: each the weighted sum over this PE's experts.
+  /// Written over the rows where possible.
   Tensor apply_experts(const ep::Dispatched& rows);
   void apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y);
-  TensorView tokens_view() const { return {inputs_.x.data(), DataType::bfloat16, {tokens(), shape_.hidden}}; }
+  TensorView tokens_view() const {
+    return {inputs_.x.data(), DataType::bfloat16, {tokens(), shape_.hidden}};
+  }
 
   FeedForward<float> feed_forward_;
   std::vector<ExpertWeights> experts_;
 };
 
-HostLayer::HostLayer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs)
+HostLayer::HostLayer(const Team& team, const Options& options, const Shape& shape,
+                     const Inputs& inputs)
     : Layer(team, options, shape, inputs), feed_forward_(shape) {
   WeightSource weights(options, shape);
-  for (std::int32_t e = 0; e < shape.local_experts(); ++e) experts_.push_back(weights.load(first_expert() + e));
+  for (std::int32_t e = 0; e < shape.local_experts(); ++e)
+    experts_.push_back(weights.load(first_expert() + e));
 }
 
 Tensor HostLayer::run(PhaseTimes& times) {
@@ -104,12 +112,14 @@ Tensor HostLayer::run(PhaseTimes& times) {
 }
 
 void HostLayer::quantize_tokens(Tensor& codes, Tensor& scales) const {
-  const auto hidden = static_cast<std::size_t>(shape_.hidden), groups = numeric::group_count(hidden);
+  const auto hidden = static_cast<std::size_t>(shape_.hidden),
+             groups = numeric::group_count(hidden);
   codes = Tensor::empty(DataType::float8_e4m3, {tokens(), shape_.hidden});
   scales = Tensor::empty(DataType::float32, {tokens(), static_cast<std::int64_t>(groups)});
   for (std::size_t t = 0; t < static_cast<std::size_t>(tokens()); ++t)
-    numeric::quantize_row(std::span(inputs_.x).subspan(t * hidden, hidden), numeric::ScaleRounding::none,
-                          {codes.as<std::uint8_t>() + t * hidden, hidden}, {scales.as<float>() + t * groups, groups});
+    numeric::quantize_row(
+        std::span(inputs_.x).subspan(t * hidden, hidden), numeric::ScaleRounding::none,
+        {codes.as<std::uint8_t>() + t * hidden, hidden}, {scales.as<float>() + t * groups, groups});
 }
 
 Tensor HostLayer::run_normal(PhaseTimes& times) {
@@ -129,12 +139,14 @@ Tensor HostLayer::run_normal(PhaseTimes& times) {
 }
 
 Tensor HostLayer::apply_experts(const ep::Dispatched& rows) {
-  const auto hidden = static_cast<std::size_t>(shape_.hidden), top_k = static_cast<std::size_t>(shape_.gate.top_k);
+  const auto hidden = static_cast<std::size_t>(shape_.hidden),
+             top_k = static_cast<std::size_t>(shape_.gate.top_k);
   const auto count = static_cast<std::size_t>(rows.rows);
   std::vector<std::vector<Row>> rows_of(experts_.size());
   for (std::size_t i = 0; i < count * top_k; ++i)
     if (const std::int64_t expert = rows.topk_idx.as<std::int64_t>()[i]; expert >= 0)
-      rows_of[static_cast<std::size_t>(expert)].push_back({i / top_k, rows.topk_weights.as<float>()[i]});
+      rows_of[static_cast<std::size_t>(expert)].push_back(
+          {i / top_k, rows.topk_weights.as<float>()[i]});
 
   const auto groups = numeric::group_count(hidden);
   RowReader read(rows.x, hidden);
@@ -142,26 +154,32 @@ Tensor HostLayer::apply_experts(const ep::Dispatched& rows) {
   for (std::size_t e = 0; e < experts_.size(); ++e) {
     expert_load_[e] = static_cast<std::int64_t>(rows_of[e].size());
     for (const auto [row, weight] : rows_of[e]) {
-      const auto scale_of = [&, row](std::size_t g) { return rows.scales.as<float>()[row * groups + g]; };
+      const auto scale_of = [&, row](std::size_t g) {
+        return rows.scales.as<float>()[row * groups + g];
+      };
       const std::vector<float>& answer = feed_forward_(experts_[e], read(row, scale_of));
       for (std::size_t i = 0; i < hidden; ++i) sums[row * hidden + i] += weight * answer[i];
     }
   }
-  // bfloat16 rows are overwritten where they lie, so that combine fetches the answers from there without a copy.
-  Tensor y =
-      rows.x.dtype == DataType::bfloat16 ? rows.x : Tensor::empty(DataType::bfloat16, {rows.rows, shape_.hidden});
+  // bfloat16 rows are overwritten where they lie, so that combine fetches the answers from there
+  // without a copy.
+  Tensor y = rows.x.dtype == DataType::bfloat16
+                 ? rows.x
+                 : Tensor::empty(DataType::bfloat16, {rows.rows, shape_.hidden});
   store_rounded(sums, y.as<Bf16>());
   return y;
 }
 
 Tensor HostLayer::run_low_latency(PhaseTimes& times) {
   rows_to_ = group_.route(gated_.topk_idx).tokens_per_rank;
-  const auto quantize = options_.row_format == RowFormat::fp8 ? ep::Quantize::fp8 : ep::Quantize::none;
+  const auto quantize =
+      options_.row_format == RowFormat::fp8 ? ep::Quantize::fp8 : ep::Quantize::none;
   barrier(team_);
   auto sent = timed(times, "dispatch_send", [&] {
     return group_.low_latency_dispatch(tokens_view(), gated_.topk_idx, {.quantize = quantize});
   });
-  const ep::LowLatencyReceived rows = timed(times, "dispatch_receive", [&] { return sent.receive(); });
+  const ep::LowLatencyReceived rows =
+      timed(times, "dispatch_receive", [&] { return sent.receive(); });
   const auto y = timed(times, "experts", [&] {
     const TensorView target = group_.next_combine_buffer();
     apply_experts(rows, target);
@@ -169,7 +187,8 @@ Tensor HostLayer::run_low_latency(PhaseTimes& times) {
   });
   barrier(team_);
   auto answers = timed(times, "combine_send", [&] {
-    return group_.low_latency_combine(y, gated_.topk_idx, gated_.topk_weights, rows.handle, {.zero_copy = true});
+    return group_.low_latency_combine(y, gated_.topk_idx, gated_.topk_weights, rows.handle,
+                                      {.zero_copy = true});
   });
   return timed(times, "combine_receive", [&] { return answers.receive(); });
 }
@@ -184,13 +203,14 @@ void HostLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorVi
     for (std::size_t row = 0; row < count; ++row) {
       const auto scale_of = [&](std::size_t g) {
         const auto& strides = rows.scales.strides;
-        return rows.scales
-            .as<float>()[static_cast<std::int64_t>(e) * strides[0] + static_cast<std::int64_t>(row) * strides[1] +
-                         static_cast<std::int64_t>(g) * strides[2]];
+        return rows.scales.as<float>()[static_cast<std::int64_t>(e) * strides[0] +
+                                       static_cast<std::int64_t>(row) * strides[1] +
+                                       static_cast<std::int64_t>(g) * strides[2]];
       };
-      // The rows of y are further apart than they are long: strides, not shapes, say where they lie.
-      Bf16* target =
-          y.as<Bf16>() + static_cast<std::int64_t>(e) * y.strides[0] + static_cast<std::int64_t>(row) * y.strides[1];
+      // The rows of y are further apart than they are long: strides, not shapes, say where they
+      // lie.
+      Bf16* target = y.as<Bf16>() + static_cast<std::int64_t>(e) * y.strides[0] +
+                     static_cast<std::int64_t>(row) * y.strides[1];
       store_rounded(feed_forward_(experts_[e], read(e * capacity + row, scale_of)), target);
     }
   }
@@ -208,13 +228,16 @@ Layer::Layer(const Team& team, const Options& options, const Shape& shape, const
 
 std::int64_t Layer::dispatch_row_bytes() const {
   if (options_.row_format == RowFormat::bf16) return 2 * shape_.hidden;
-  return shape_.hidden + 4 * static_cast<std::int64_t>(numeric::group_count(static_cast<std::size_t>(shape_.hidden)));
+  return shape_.hidden + 4 * static_cast<std::int64_t>(
+                                 numeric::group_count(static_cast<std::size_t>(shape_.hidden)));
 }
 
 void Layer::run_gate(PhaseTimes& times) {
   gated_ = timed(times, "gate", [&] {
-    const TensorView logits(inputs_.logits.data(), DataType::float32, {tokens(), shape_.gate.experts});
-    return ep::gate(logits, {inputs_.bias.data(), DataType::float32, {shape_.gate.experts}}, shape_.gate);
+    const TensorView logits(inputs_.logits.data(), DataType::float32,
+                            {tokens(), shape_.gate.experts});
+    return ep::gate(logits, {inputs_.bias.data(), DataType::float32, {shape_.gate.experts}},
+                    shape_.gate);
   });
 }
 
@@ -229,10 +252,12 @@ std::unique_ptr<Layer> make_layer(const World& world, const Options& options, co
 void check_backend(const Options& options) {
   if (!options.on_gpu()) return;
 #ifdef SHOAL_WITH_CUDA
-  if (!options.cublaslt.empty()) CublasLt::load(options.cublaslt);  // an option that is wrong everywhere
+  if (!options.cublaslt.empty())
+    CublasLt::load(options.cublaslt);  // an option that is wrong everywhere
 #endif
   const memory::GpuReport gpus = memory::describe_gpus();
-  require(!gpus.gpus.empty(), Code::unsupported, "--backend cuda is not possible here: {}. --backend host needs no GPU",
+  require(!gpus.gpus.empty(), Code::unsupported,
+          "--backend cuda is not possible here: {}. --backend host needs no GPU",
           gpus.unavailable.empty() ? "the driver shows no GPU" : gpus.unavailable);
 #ifdef SHOAL_WITH_CUDA
   CublasLt::load(options.cublaslt);

@@ -1,4 +1,6 @@
-// layer.hpp: one mixture-of-experts layer over a group: route, dispatch, experts, combine, in either mode.
+// SPDX-License-Identifier: Apache-2.0
+// layer.hpp: one mixture-of-experts layer over a group: route, dispatch, experts, combine, in
+// either mode.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "moe/experts.hpp"
+#include "moe/inputs.hpp"
 #include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal/world.hpp"
-#include "moe/experts.hpp"
-#include "moe/inputs.hpp"
 
 namespace shoal::moe {
 
@@ -25,14 +27,15 @@ class Layer {
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  /// Runs the layer once; PEs meet before dispatch and before combine, so that each phase is measured by itself.
-  /// Returns bfloat16 [tokens, hidden] on the host.
+  /// Runs the layer once; PEs meet before dispatch and before combine, so that each phase is
+  /// measured by itself. Returns bfloat16 [tokens, hidden] on the host.
   virtual Tensor run(PhaseTimes& times) = 0;
   virtual void warmup() { group_.warmup(); }
   void close() { group_.close(); }
 
   const ep::Gated& gated() const { return gated_; }
-  /// Rows that this PE sends to each member: a token once for each member that holds one of its experts.
+  /// Rows that this PE sends to each member: a token once for each member that holds one of its
+  /// experts.
   const std::vector<std::int32_t>& rows_to() const { return rows_to_; }
   /// Tokens that came to each of this PE's experts in the last run.
   const std::vector<std::int64_t>& expert_load() const { return expert_load_; }
@@ -44,7 +47,8 @@ class Layer {
   virtual std::string experts_run_by() const { return {}; }
 
  protected:
-  /// Collective over the team. `inputs` are this PE's; options, shape and inputs must outlive the layer.
+  /// Collective over the team. `inputs` are this PE's; options, shape and inputs must outlive the
+  /// layer.
   Layer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs);
 
   /// Chooses the experts of this PE's tokens, on the host.
@@ -63,11 +67,13 @@ class Layer {
   std::int64_t differing_values_ = 0;
 };
 
-/// The layer of the backend that options ask for, with the weights of this PE's experts. Collective.
-std::unique_ptr<Layer> make_layer(const World& world, const Options& options, const Shape& shape, const Inputs& inputs);
+/// The layer of the backend that options ask for, with the weights of this PE's experts.
+/// Collective.
+std::unique_ptr<Layer> make_layer(const World& world, const Options& options, const Shape& shape,
+                                  const Inputs& inputs);
 
-/// Throws Error{unsupported} when this machine or this build lacks what options.backend needs, saying what and what to
-/// do about it. Not collective.
+/// Throws Error{unsupported} when this machine or this build lacks what options.backend needs,
+/// saying what and what to do about it. Not collective.
 void check_backend(const Options& options);
 
 }  // namespace shoal::moe

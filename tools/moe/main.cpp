@@ -1,9 +1,12 @@
-// shoal-moe: a DeepSeek-V3-like mixture-of-experts layer over Shoal, checked against a float64 reference.
+// SPDX-License-Identifier: Apache-2.0
+// shoal-moe: a DeepSeek-V3-like mixture-of-experts layer over Shoal, checked against a float64
+// reference.
 //
 //   shoal-run -n 8 shoal-moe --mode low-latency --dtype fp8 --skew 1
 //   shoal-moe --pes 8 --backend cuda
 //
-// Exit status: 0 when the check passes (or is left out), 1 when it fails, 2 for anything else that goes wrong.
+// Exit status: 0 when the check passes (or is left out), 1 when it fails, 2 for anything else that
+// goes wrong.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,13 +20,13 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "moe/npy.hpp"
-#include "shoal/collective.hpp"
-#include "moe/options.hpp"
 #include "moe/exchange.hpp"
 #include "moe/layer.hpp"
+#include "moe/npy.hpp"
+#include "moe/options.hpp"
 #include "moe/reference.hpp"
 #include "moe/report.hpp"
+#include "shoal/collective.hpp"
 
 namespace shoal::moe {
 
@@ -37,13 +40,20 @@ void declare(CLI::App& app, Options& options) {
       "A mixture-of-experts layer over Shoal: route, dispatch, experts, combine, check. Start it with shoal-run, or "
       "with --pes.");
   const std::string inputs = "Inputs (.npy; made from the seed where not given)";
-  auto* tokens = app.add_option("--tokens", options.tokens_file, "Activations, float [tokens, hidden]")->group(inputs);
+  auto* tokens =
+      app.add_option("--tokens", options.tokens_file, "Activations, float [tokens, hidden]")
+          ->group(inputs);
   auto* router =
-      app.add_option("--router", options.router_file, "Router logits, float [tokens, experts]")->group(inputs);
-  app.add_option("--bias", options.bias_file, "Bias of the expert choice, float [experts]")->group(inputs);
-  app.add_option("--weights", options.weights_file, "Experts, float [experts, 3, hidden, ffn]: gate, up, down")
+      app.add_option("--router", options.router_file, "Router logits, float [tokens, experts]")
+          ->group(inputs);
+  app.add_option("--bias", options.bias_file, "Bias of the expert choice, float [experts]")
       ->group(inputs);
-  app.add_option("--seed", options.seed, "Seed of what is not given")->capture_default_str()->group(inputs);
+  app.add_option("--weights", options.weights_file,
+                 "Experts, float [experts, 3, hidden, ffn]: gate, up, down")
+      ->group(inputs);
+  app.add_option("--seed", options.seed, "Seed of what is not given")
+      ->capture_default_str()
+      ->group(inputs);
   app.add_option("--skew", options.skew, "Unbalanced load: 0 none, 1 Zipf")
       ->check(CLI::Range(0.0, 10.0))
       ->capture_default_str()
@@ -56,40 +66,57 @@ void declare(CLI::App& app, Options& options) {
       ->excludes(router)
       ->capture_default_str()
       ->group(shape);
-  app.add_option("--hidden", options.hidden, fmt::format("Channels of a token [{}]", kDefaultHidden))->group(shape);
-  app.add_option("--ffn", options.ffn, fmt::format("Inner width of an expert [{}]", kDefaultFfn))->group(shape);
-  app.add_option("--experts", options.experts, fmt::format("Experts of all PEs [{}]", kDefaultExperts))->group(shape);
-  app.add_option("--groups", options.groups, "Groups of experts")->capture_default_str()->group(shape);
+  app.add_option("--hidden", options.hidden,
+                 fmt::format("Channels of a token [{}]", kDefaultHidden))
+      ->group(shape);
+  app.add_option("--ffn", options.ffn, fmt::format("Inner width of an expert [{}]", kDefaultFfn))
+      ->group(shape);
+  app.add_option("--experts", options.experts,
+                 fmt::format("Experts of all PEs [{}]", kDefaultExperts))
+      ->group(shape);
+  app.add_option("--groups", options.groups, "Groups of experts")
+      ->capture_default_str()
+      ->group(shape);
   app.add_option("--groups-kept", options.groups_kept, "Groups that a token may choose from")
       ->capture_default_str()
       ->group(shape);
-  app.add_option("--top-k", options.top_k, "Experts of a token")->capture_default_str()->group(shape);
+  app.add_option("--top-k", options.top_k, "Experts of a token")
+      ->capture_default_str()
+      ->group(shape);
   app.add_option("--routed-scaling", options.routed_scaling, "Sum of a token's weights")
       ->capture_default_str()
       ->group(shape);
 
   const std::string run = "Run";
   app.add_option_function<std::string>(
-         "--mode", [&](const std::string& name) { options.mode = name == "normal" ? Mode::normal : Mode::low_latency; },
+         "--mode",
+         [&](const std::string& name) {
+           options.mode = name == "normal" ? Mode::normal : Mode::low_latency;
+         },
          "normal or low-latency")
       ->check(CLI::IsMember({"normal", "low-latency"}).description(""))
       ->default_str("normal")
       ->group(run);
   app.add_option_function<std::string>(
          "--dtype",
-         [&](const std::string& name) { options.row_format = name == "fp8" ? RowFormat::fp8 : RowFormat::bf16; },
+         [&](const std::string& name) {
+           options.row_format = name == "fp8" ? RowFormat::fp8 : RowFormat::bf16;
+         },
          "Dispatched rows: bf16 or fp8")
       ->check(CLI::IsMember({"bf16", "fp8"}).description(""))
       ->default_str("bf16")
       ->group(run);
   app.add_option_function<std::string>(
          "--backend",
-         [&](const std::string& name) { options.backend = name == "cuda" ? Backend::cuda : Backend::host; },
+         [&](const std::string& name) {
+           options.backend = name == "cuda" ? Backend::cuda : Backend::host;
+         },
          "host or cuda: experts on GPUs, in bfloat16 through cuBLASLt [as SHOAL_HEAP]")
       ->check(CLI::IsMember({"host", "cuda"}).description(""))
       ->group(run);
-  app.add_option("--cublaslt", options.cublaslt,
-                 "The cuBLASLt library or its folder [libcublasLt.so.13 or .12 where libraries are found]")
+  app.add_option(
+         "--cublaslt", options.cublaslt,
+         "The cuBLASLt library or its folder [libcublasLt.so.13 or .12 where libraries are found]")
       ->group(run);
   app.add_option("--pes", options.pes, "PEs as threads of this process, without shoal-run")
       ->check(CLI::Range(1, 1024))
@@ -98,10 +125,13 @@ void declare(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str()
       ->group(run);
-  app.add_flag("!--no-check", options.check, "Leave the comparison with the reference out")->group(run);
-  app.add_flag("--inject-error", options.inject_error, "Spoil one value of the result: the check must notice")
+  app.add_flag("!--no-check", options.check, "Leave the comparison with the reference out")
       ->group(run);
-  app.add_option("--output", options.output_file, "Write the result, float32 [tokens, hidden], to this .npy file")
+  app.add_flag("--inject-error", options.inject_error,
+               "Spoil one value of the result: the check must notice")
+      ->group(run);
+  app.add_option("--output", options.output_file,
+                 "Write the result, float32 [tokens, hidden], to this .npy file")
       ->group(run);
   app.add_option("--json", options.json_file, "Write all figures to this file")->group(run);
   app.add_flag("--ascii", options.ascii, "Draw with ASCII characters only")->group(run);
@@ -119,7 +149,8 @@ void inject_error(const World& world, const Shape& shape, const Tensor& output) 
 void write_output(const World& world, const Peers& peers, const Shape& shape, const Tensor& output,
                   const std::string& path) {
   const auto row = static_cast<std::size_t>(shape.hidden);
-  auto staged = world.heap().allocate<ep::numeric::Bf16>(static_cast<std::size_t>(shape.max_tokens()) * row);
+  auto staged =
+      world.heap().allocate<ep::numeric::Bf16>(static_cast<std::size_t>(shape.max_tokens()) * row);
   const auto mine = staged.on(world.my_pe()).subspan(0, static_cast<std::size_t>(output.size()));
   world.put(mine, std::span<const ep::numeric::Bf16>(output.as<ep::numeric::Bf16>(), mine.count));
   barrier(world.team());
@@ -161,9 +192,10 @@ int run(const World& world, const Peers& peers, const Options& options) {
   if (options.inject_error) inject_error(world, shape, output);
   std::optional<Check> check;
   if (options.check) {
-    check = check_output(options, shape, inputs, layer->gated(), output, [&](std::int64_t done, std::int64_t experts) {
-      progress.show("reference, expert", done, experts);
-    });
+    check = check_output(options, shape, inputs, layer->gated(), output,
+                         [&](std::int64_t done, std::int64_t experts) {
+                           progress.show("reference, expert", done, experts);
+                         });
     check->differing = count_misrouted(peers, shape, *layer) + layer->differing_values();
   }
   const Report report = gather_report(peers, options, shape, *layer, times, check);
@@ -210,14 +242,15 @@ int run_threads(const Options& options, const Settings& settings) {
   std::vector<std::thread> threads;
   auto bootstraps = thread_bootstraps(options.pes, settings);
   for (std::size_t pe = 0; pe < statuses.size(); ++pe)
-    threads.emplace_back([&, pe, bootstrap = std::shared_ptr<Bootstrap>(std::move(bootstraps[pe]))] {
-      try {
-        statuses[pe] = run_pe(options, "", settings, bootstrap);
-      } catch (const std::exception& error) {
-        fmt::print(stderr, "PE {}: {}\n", pe, error.what());
-        bootstrap->abort(error.what());
-      }
-    });
+    threads.emplace_back(
+        [&, pe, bootstrap = std::shared_ptr<Bootstrap>(std::move(bootstraps[pe]))] {
+          try {
+            statuses[pe] = run_pe(options, "", settings, bootstrap);
+          } catch (const std::exception& error) {
+            fmt::print(stderr, "PE {}: {}\n", pe, error.what());
+            bootstrap->abort(error.what());
+          }
+        });
   for (std::thread& thread : threads) thread.join();
   return std::ranges::max(statuses);
 }
@@ -227,10 +260,12 @@ int run_program(Options options, std::string usage_error) {
   if (!options.backend) options.backend = settings.heap == "cuda" ? Backend::cuda : Backend::host;
   settings.heap = options.on_gpu() ? "cuda" : "host";
   if (options.pes > 0 && settings.n_pes >= 0 && usage_error.empty())
-    usage_error = "--pes starts PEs as threads, but shoal-run (SHOAL_N_PES) has started this one; choose one of them";
+    usage_error =
+        "--pes starts PEs as threads, but shoal-run (SHOAL_N_PES) has started this one; choose one of them";
   if (!usage_error.empty() && settings.n_pes < 0) throw Error(Code::invalid_argument, usage_error);
   if (options.on_gpu()) {
-    // Before the driver starts: PEs that share a GPU need a hardware queue for each of their streams (shoal/cuda.hpp).
+    // Before the driver starts: PEs that share a GPU need a hardware queue for each of their
+    // streams (shoal/cuda.hpp).
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   }
   if (options.pes > 0 && usage_error.empty()) return run_threads(options, settings);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/npy.hpp"
 
 #include <fmt/ranges.h>
@@ -14,7 +15,8 @@
 
 namespace shoal::tools {
 
-static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "elements are read and written as they lie in memory");
 
 namespace {
 
@@ -49,7 +51,8 @@ std::optional<std::vector<std::int64_t>> parse_shape(std::string_view text) {
   const std::size_t end = text.find(')');
   if (end == std::string_view::npos) return std::nullopt;
   std::vector<std::int64_t> shape;
-  for (std::string_view rest = text.substr(1, end - 1); rest.find_first_not_of(' ') != std::string_view::npos;) {
+  for (std::string_view rest = text.substr(1, end - 1);
+       rest.find_first_not_of(' ') != std::string_view::npos;) {
     rest.remove_prefix(rest.find_first_not_of(' '));
     std::int64_t extent = 0;
     const auto [next, error] = std::from_chars(rest.data(), rest.data() + rest.size(), extent);
@@ -68,7 +71,8 @@ std::optional<std::vector<std::int64_t>> parse_shape(std::string_view text) {
 std::optional<std::int64_t> product(std::span<const std::int64_t> shape) {
   std::int64_t n = 1;
   for (const std::int64_t extent : shape)
-    if (__builtin_mul_overflow(n, extent, &n) || n > std::numeric_limits<std::int64_t>::max() / 8) return std::nullopt;
+    if (__builtin_mul_overflow(n, extent, &n) || n > std::numeric_limits<std::int64_t>::max() / 8)
+      return std::nullopt;
   return n;
 }
 
@@ -89,17 +93,18 @@ void convert(const std::vector<char>& bytes, std::vector<T>& values) {
 NpyReader::NpyReader(const std::string& path) : path_(path), file_(path, std::ios::binary) {
   if (!file_) fail_errno("{}: cannot be opened", path_);
   char start[8];
-  require(file_.read(start, sizeof start) && std::memcmp(start, kMagic, sizeof kMagic) == 0, Code::invalid_argument,
-          "{}: not a .npy file (NumPy array)", path_);
+  require(file_.read(start, sizeof start) && std::memcmp(start, kMagic, sizeof kMagic) == 0,
+          Code::invalid_argument, "{}: not a .npy file (NumPy array)", path_);
   const int version = static_cast<unsigned char>(start[6]);
-  require(version == 1 || version == 2, Code::invalid_argument, "{}: .npy version {}; 1 and 2 are allowed", path_,
-          version);
+  require(version == 1 || version == 2, Code::invalid_argument,
+          "{}: .npy version {}; 1 and 2 are allowed", path_, version);
   unsigned char length_bytes[4] = {};
   const std::size_t length_size = version == 1 ? 2 : 4;
   file_.read(reinterpret_cast<char*>(length_bytes), static_cast<std::streamsize>(length_size));
   std::uint32_t length = 0;
   std::memcpy(&length, length_bytes, sizeof length);
-  require(file_ && length <= kMaxHeader, Code::invalid_argument, "{}: the .npy header is damaged", path_);
+  require(file_ && length <= kMaxHeader, Code::invalid_argument, "{}: the .npy header is damaged",
+          path_);
   std::string header(length, ' ');
   require(static_cast<bool>(file_.read(header.data(), length)), Code::invalid_argument,
           "{}: ends inside the .npy header", path_);
@@ -111,8 +116,8 @@ void NpyReader::parse_header(const std::string& header) {
   const auto descriptor = value_of(header, "descr"), order = value_of(header, "fortran_order"),
              shape = value_of(header, "shape");
   const auto extents = shape ? parse_shape(*shape) : std::nullopt;
-  require(descriptor && descriptor->size() > 1 && order && extents && product(*extents), Code::invalid_argument,
-          "{}: the .npy header is damaged", path_);
+  require(descriptor && descriptor->size() > 1 && order && extents && product(*extents),
+          Code::invalid_argument, "{}: the .npy header is damaged", path_);
   require(!order->starts_with("True"), Code::invalid_argument,
           "{}: the array is in Fortran order; save it with np.ascontiguousarray", path_);
   for (const Descriptor& known : kDescriptors)
@@ -125,8 +130,8 @@ void NpyReader::parse_header(const std::string& header) {
   file_.seekg(0, std::ios::end);
   const std::int64_t present = file_.tellg() - data_offset_;
   const std::int64_t wanted = *product(shape_) * static_cast<std::int64_t>(size_of(dtype_));
-  require(present >= wanted, Code::invalid_argument, "{}: has {} bytes of data; its shape needs {}", describe(),
-          present, wanted);
+  require(present >= wanted, Code::invalid_argument, "{}: has {} bytes of data; its shape needs {}",
+          describe(), present, wanted);
 }
 
 std::int64_t NpyReader::row_size() const noexcept {
@@ -137,28 +142,33 @@ std::string NpyReader::describe() const {
   return fmt::format("{}: {} [{}]", path_, name_of(dtype_), fmt::join(shape_, ", "));
 }
 
-void NpyReader::require_shape(std::span<const std::int64_t> wanted, std::span<const std::string_view> names) const {
-  const bool fits =
-      shape_.size() == wanted.size() &&
-      std::ranges::equal(shape_, wanted, [](std::int64_t got, std::int64_t want) { return want < 0 || got == want; });
+void NpyReader::require_shape(std::span<const std::int64_t> wanted,
+                              std::span<const std::string_view> names) const {
+  const bool fits = shape_.size() == wanted.size() &&
+                    std::ranges::equal(shape_, wanted, [](std::int64_t got, std::int64_t want) {
+                      return want < 0 || got == want;
+                    });
   if (fits) return;
   std::vector<std::string> texts;
   texts.reserve(wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i)
-    texts.push_back(wanted[i] < 0 ? std::string(names[i]) : fmt::format("{} {}", names[i], wanted[i]));
+    texts.push_back(wanted[i] < 0 ? std::string(names[i])
+                                  : fmt::format("{} {}", names[i], wanted[i]));
   fail(Code::invalid_argument, "{}; an array [{}] is wanted", describe(), fmt::join(texts, ", "));
 }
 
 template <typename T>
 std::vector<T> NpyReader::read_rows(std::int64_t first, std::int64_t count) {
-  require(first >= 0 && count >= 0 && count <= rows() - std::min(first, rows()), Code::invalid_argument,
-          "{}: rows {} to {} were asked for", describe(), first, first + count);
-  require(std::is_floating_point_v<T> || dtype_ == DataType::int32 || dtype_ == DataType::int64, Code::invalid_argument,
-          "{}: integers are wanted", describe());
+  require(first >= 0 && count >= 0 && count <= rows() - std::min(first, rows()),
+          Code::invalid_argument, "{}: rows {} to {} were asked for", describe(), first,
+          first + count);
+  require(std::is_floating_point_v<T> || dtype_ == DataType::int32 || dtype_ == DataType::int64,
+          Code::invalid_argument, "{}: integers are wanted", describe());
   const std::size_t row_bytes = static_cast<std::size_t>(row_size()) * size_of(dtype_);
   std::vector<char> bytes(static_cast<std::size_t>(count) * row_bytes);
   file_.clear();
-  file_.seekg(data_offset_ + static_cast<std::streamoff>(static_cast<std::size_t>(first) * row_bytes));
+  file_.seekg(data_offset_ +
+              static_cast<std::streamoff>(static_cast<std::size_t>(first) * row_bytes));
   file_.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   require(static_cast<bool>(file_), Code::system, "{}: cannot be read", describe());
   std::vector<T> values(static_cast<std::size_t>(count * row_size()));
@@ -193,10 +203,11 @@ NpyWriter::NpyWriter(const std::string& path, DataType dtype, std::span<const st
       missing_(product(shape).value_or(0)) {
   if (!file_) fail_errno("{}: cannot be written", path_);
   const auto* descriptor = std::ranges::find(kDescriptors, dtype, &Descriptor::dtype);
-  require(descriptor != std::end(kDescriptors), Code::invalid_argument, "{}: dtype {} has no .npy form here", path_,
-          name_of(dtype));
-  std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", descriptor->text,
-                                   fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
+  require(descriptor != std::end(kDescriptors), Code::invalid_argument,
+          "{}: dtype {} has no .npy form here", path_, name_of(dtype));
+  std::string header =
+      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", descriptor->text,
+                  fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
   const std::size_t prefix = sizeof kMagic + 4;
   header.append(kAlignment - 1 - (prefix + header.size()) % kAlignment, ' ');
   header += '\n';
@@ -208,15 +219,16 @@ NpyWriter::NpyWriter(const std::string& path, DataType dtype, std::span<const st
 }
 
 void NpyWriter::append_bytes(const void* data, std::size_t count, std::size_t element_size) {
-  require(element_size == size_of(dtype_), Code::invalid_argument, "{}: elements of {} bytes for dtype {}", path_,
-          element_size, name_of(dtype_));
+  require(element_size == size_of(dtype_), Code::invalid_argument,
+          "{}: elements of {} bytes for dtype {}", path_, element_size, name_of(dtype_));
   missing_ -= static_cast<std::int64_t>(count);
   require(missing_ >= 0, Code::invalid_argument, "{}: more elements than its shape has", path_);
   file_.write(static_cast<const char*>(data), static_cast<std::streamsize>(count * element_size));
 }
 
 void NpyWriter::close() {
-  require(missing_ == 0, Code::invalid_argument, "{}: {} elements fewer than its shape has", path_, missing_);
+  require(missing_ == 0, Code::invalid_argument, "{}: {} elements fewer than its shape has", path_,
+          missing_);
   file_.close();
   if (!file_) fail_errno("{}: cannot be written", path_);
 }

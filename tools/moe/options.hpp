@@ -1,5 +1,6 @@
-// options.hpp: what the parts of shoal-moe share: the options, and the shape of the run that follows from them and
-// the input files.
+// SPDX-License-Identifier: Apache-2.0
+// options.hpp: what the parts of shoal-moe share: the options, and the shape of the run that
+// follows from them and the input files.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +42,8 @@ inline constexpr std::int64_t kDefaultHidden = 1024;
 inline constexpr std::int64_t kDefaultFfn = 64;
 inline constexpr std::int32_t kDefaultExperts = 256;
 
-/// Sizes of a run; tokens are spread over the PEs in order, the first PEs taking one more where they do not divide.
+/// Sizes of a run; tokens are spread over the PEs in order, the first PEs taking one more where
+/// they do not divide.
 struct Shape {
   std::int64_t tokens = 0;  ///< of all PEs
   std::int64_t hidden = 0;

@@ -1,5 +1,7 @@
-// random.hpp: random numbers by counter: element i of a stream is a function of (seed, stream, i), so that
-// any PE can make any part of an array, and the same seed gives the same run on any number of PEs.
+// SPDX-License-Identifier: Apache-2.0
+// random.hpp: random numbers by counter: element i of a stream is a function of (seed, stream, i),
+// so that any PE can make any part of an array, and the same seed gives the same run on any number
+// of PEs.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +12,22 @@ class Random {
  public:
   Random(std::uint64_t seed, std::uint64_t stream) : key_(mix(mix(seed) + stream)) {}
 
-  std::uint64_t bits(std::uint64_t index) const { return mix(key_ + index * 0x9e37'79b9'7f4a'7c15u); }
+  std::uint64_t bits(std::uint64_t index) const {
+    return mix(key_ + index * 0x9e37'79b9'7f4a'7c15u);
+  }
 
   /// Uniform in [-1, 1), 24 bits.
-  float uniform(std::uint64_t index) const { return to_uniform(static_cast<std::uint32_t>(bits(index))); }
+  float uniform(std::uint64_t index) const {
+    return to_uniform(static_cast<std::uint32_t>(bits(index)));
+  }
 
   /// Nearly normal, of mean 0 and variance 1: the sum of four uniform numbers.
   float normal(std::uint64_t index) const {
     const std::uint64_t a = bits(2 * index), b = bits(2 * index + 1);
-    const float sum = to_uniform(static_cast<std::uint32_t>(a)) + to_uniform(static_cast<std::uint32_t>(a >> 32)) +
-                      to_uniform(static_cast<std::uint32_t>(b)) + to_uniform(static_cast<std::uint32_t>(b >> 32));
+    const float sum = to_uniform(static_cast<std::uint32_t>(a)) +
+                      to_uniform(static_cast<std::uint32_t>(a >> 32)) +
+                      to_uniform(static_cast<std::uint32_t>(b)) +
+                      to_uniform(static_cast<std::uint32_t>(b >> 32));
     return sum * 0.8660254f;  // the variance of the sum is 4/3
   }
 
@@ -27,7 +35,8 @@ class Random {
   static float to_uniform(std::uint32_t word) {
     return static_cast<float>(static_cast<std::int32_t>(word) >> 8) * 0x1p-23f;
   }
-  /// A bijection of 64-bit words that changes half of the bits on average (xor-shift and multiply, as in SplitMix64).
+  /// A bijection of 64-bit words that changes half of the bits on average (xor-shift and multiply,
+  /// as in SplitMix64).
   static std::uint64_t mix(std::uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58'476d'1ce4'e5b9u;
     x = (x ^ (x >> 27)) * 0x94d0'49bb'1331'11ebu;
@@ -37,6 +46,12 @@ class Random {
 };
 
 /// Streams of one seed. Experts have a stream each, from `weights` on.
-enum Stream : std::uint64_t { tokens_stream = 1, router_stream, bias_stream, popularity_stream, weights_stream = 1000 };
+enum Stream : std::uint64_t {
+  tokens_stream = 1,
+  router_stream,
+  bias_stream,
+  popularity_stream,
+  weights_stream = 1000
+};
 
 }  // namespace shoal::moe

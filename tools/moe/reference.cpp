@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/reference.hpp"
 
 #include <fmt/format.h>
@@ -18,8 +19,9 @@ namespace numeric = ep::numeric;
 
 constexpr double kBf16Unit = 0x1p-8;  // largest relative rounding error of bfloat16
 constexpr double kFloatUnit = 0x1p-24;
-constexpr double kTensorCoreUnit = 0x1p-22;  // tensor cores add in float32, but cut off instead of rounding
-constexpr double kSecondOrder = 1.02;        // roundings of rounded values
+constexpr double kTensorCoreUnit =
+    0x1p-22;  // tensor cores add in float32, but cut off instead of rounding
+constexpr double kSecondOrder = 1.02;  // roundings of rounded values
 
 int row_roundings(const Options& options) {
   return options.mode == Mode::normal ? 1 : 2;
@@ -30,7 +32,8 @@ double sum_unit(const Options& options) {
 }
 
 /// The tokens of this PE as the experts get to see them.
-std::vector<float> delivered_tokens(const Options& options, const Shape& shape, const Inputs& inputs) {
+std::vector<float> delivered_tokens(const Options& options, const Shape& shape,
+                                    const Inputs& inputs) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   std::vector<float> x(inputs.x.size());
   std::vector<std::uint8_t> codes(hidden);
@@ -53,17 +56,20 @@ std::vector<float> delivered_tokens(const Options& options, const Shape& shape, 
 struct Reference {
   std::vector<double> sum;        // [tokens, hidden]
   std::vector<double> magnitude;  // the sum of the terms' magnitudes
-  std::vector<double> inner;      // likewise of the terms of which the experts' sums are made; on GPUs
+  std::vector<double> inner;  // likewise of the terms of which the experts' sums are made; on GPUs
 };
 
-Reference compute(const Options& options, const Shape& shape, const std::vector<float>& x, const ep::Gated& gated,
-                  const std::function<void(std::int64_t)>& progress) {
-  const auto hidden = static_cast<std::size_t>(shape.hidden), top_k = static_cast<std::size_t>(shape.gate.top_k);
-  std::vector<std::vector<std::size_t>> choices(static_cast<std::size_t>(shape.gate.experts));  // token * top_k + k
+Reference compute(const Options& options, const Shape& shape, const std::vector<float>& x,
+                  const ep::Gated& gated, const std::function<void(std::int64_t)>& progress) {
+  const auto hidden = static_cast<std::size_t>(shape.hidden),
+             top_k = static_cast<std::size_t>(shape.gate.top_k);
+  std::vector<std::vector<std::size_t>> choices(
+      static_cast<std::size_t>(shape.gate.experts));  // token * top_k + k
   for (std::size_t i = 0; i < x.size() / hidden * top_k; ++i)
     choices[static_cast<std::size_t>(gated.topk_idx.as<std::int64_t>()[i])].push_back(i);
 
-  Reference reference{std::vector<double>(x.size()), std::vector<double>(x.size()), std::vector<double>(x.size())};
+  Reference reference{std::vector<double>(x.size()), std::vector<double>(x.size()),
+                      std::vector<double>(x.size())};
   FeedForward<double> feed_forward(shape);
   WeightSource source(options, shape);
   for (std::size_t expert = 0; expert < choices.size(); ++expert) {
@@ -81,7 +87,8 @@ Reference compute(const Options& options, const Shape& shape, const std::vector<
       }
       if (!options.on_gpu()) continue;
       const std::vector<double>& inner = feed_forward.magnitude(weights);
-      for (std::size_t i = 0; i < hidden; ++i) reference.inner[row + i] += std::abs(weight) * inner[i];
+      for (std::size_t i = 0; i < hidden; ++i)
+        reference.inner[row + i] += std::abs(weight) * inner[i];
     }
   }
   return reference;
@@ -93,16 +100,19 @@ double root_mean_square(std::span<const double> values) {
   return std::sqrt(sum / static_cast<double>(values.size()));
 }
 
-void compare_row(Check& check, const Options& options, const Shape& shape, const numeric::Bf16* output,
-                 std::span<const double> sum, std::span<const double> magnitude, std::span<const double> inner) {
+void compare_row(Check& check, const Options& options, const Shape& shape,
+                 const numeric::Bf16* output, std::span<const double> sum,
+                 std::span<const double> magnitude, std::span<const double> inner) {
   const double float_error = static_cast<double>(shape.hidden + shape.ffn) * sum_unit(options) *
                              root_mean_square(options.on_gpu() ? inner : magnitude);
   for (std::size_t i = 0; i < sum.size(); ++i) {
     const double error = std::abs(numeric::to_float(output[i]) - sum[i]);
-    const double bound =
-        kSecondOrder * kBf16Unit * (row_roundings(options) * magnitude[i] + std::abs(sum[i]) + inner[i]) + float_error;
+    const double bound = kSecondOrder * kBf16Unit *
+                             (row_roundings(options) * magnitude[i] + std::abs(sum[i]) + inner[i]) +
+                         float_error;
     // Not a comparison with max: a NaN must fail.
-    if (!(error <= check.worst * bound)) check.worst = bound > 0 && std::isfinite(error) ? error / bound : INFINITY;
+    if (!(error <= check.worst * bound))
+      check.worst = bound > 0 && std::isfinite(error) ? error / bound : INFINITY;
     check.squared_error += error * error;
     check.squared_reference += sum[i] * sum[i];
   }
@@ -111,28 +121,35 @@ void compare_row(Check& check, const Options& options, const Shape& shape, const
 }  // namespace
 
 std::string describe_tolerance(const Options& options, const Shape& shape) {
-  return fmt::format("|output - reference| <= 2^-8 * ({}sum|w_k expert_k(x)| + |reference|{}) + {} * 2^{} * rms",
-                     row_roundings(options) == 1 ? "" : "2 * ", options.on_gpu() ? " + inner" : "",
-                     shape.hidden + shape.ffn, std::ilogb(sum_unit(options)));
+  return fmt::format(
+      "|output - reference| <= 2^-8 * ({}sum|w_k expert_k(x)| + |reference|{}) + {} * 2^{} * rms",
+      row_roundings(options) == 1 ? "" : "2 * ", options.on_gpu() ? " + inner" : "",
+      shape.hidden + shape.ffn, std::ilogb(sum_unit(options)));
 }
 
-Check check_output(const Options& options, const Shape& shape, const Inputs& inputs, const ep::Gated& gated,
-                   const Tensor& output, const std::function<void(std::int64_t, std::int64_t)>& progress) {
+Check check_output(const Options& options, const Shape& shape, const Inputs& inputs,
+                   const ep::Gated& gated, const Tensor& output,
+                   const std::function<void(std::int64_t, std::int64_t)>& progress) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
-  const std::int64_t experts = shape.gate.experts, steps = options.row_format == RowFormat::fp8 ? 2 * experts : experts;
-  const Reference reference = compute(options, shape, delivered_tokens(options, shape, inputs), gated,
-                                      [&](std::int64_t expert) { progress(expert, steps); });
+  const std::int64_t experts = shape.gate.experts,
+                     steps = options.row_format == RowFormat::fp8 ? 2 * experts : experts;
+  const Reference reference = compute(options, shape, delivered_tokens(options, shape, inputs),
+                                      gated, [&](std::int64_t expert) { progress(expert, steps); });
   Check check;
   for (std::size_t row = 0; row < reference.sum.size(); row += hidden)
-    compare_row(check, options, shape, output.as<numeric::Bf16>() + row, std::span(reference.sum).subspan(row, hidden),
-                std::span(reference.magnitude).subspan(row, hidden), std::span(reference.inner).subspan(row, hidden));
+    compare_row(check, options, shape, output.as<numeric::Bf16>() + row,
+                std::span(reference.sum).subspan(row, hidden),
+                std::span(reference.magnitude).subspan(row, hidden),
+                std::span(reference.inner).subspan(row, hidden));
   if (options.row_format == RowFormat::fp8) {
     Options unquantized = options;
     unquantized.row_format = RowFormat::bf16;
-    const Reference exact = compute(options, shape, delivered_tokens(unquantized, shape, inputs), gated,
-                                    [&](std::int64_t expert) { progress(experts + expert, steps); });
+    const Reference exact =
+        compute(options, shape, delivered_tokens(unquantized, shape, inputs), gated,
+                [&](std::int64_t expert) { progress(experts + expert, steps); });
     for (std::size_t i = 0; i < exact.sum.size(); ++i)
-      check.squared_quantization += (exact.sum[i] - reference.sum[i]) * (exact.sum[i] - reference.sum[i]);
+      check.squared_quantization +=
+          (exact.sum[i] - reference.sum[i]) * (exact.sum[i] - reference.sum[i]);
   }
   return check;
 }
@@ -152,12 +169,14 @@ std::int64_t count_misrouted(const Peers& peers, const Shape& shape, const Layer
     for (const std::int64_t member : members) ++rows_to[static_cast<std::size_t>(member)];
   }
   std::int64_t wrong = 0;
-  for (std::size_t pe = 0; pe < rows_to.size(); ++pe) wrong += rows_to[pe] != layer.rows_to().at(pe) ? 1 : 0;
+  for (std::size_t pe = 0; pe < rows_to.size(); ++pe)
+    wrong += rows_to[pe] != layer.rows_to().at(pe) ? 1 : 0;
   const std::vector<std::int64_t> all = peers.gather<std::int64_t>(tokens_to);
   const std::size_t first = static_cast<std::size_t>(peers.me()) * layer.expert_load().size();
   for (std::size_t e = 0; e < layer.expert_load().size(); ++e) {
     std::int64_t tokens = 0;
-    for (std::size_t pe = 0; pe < rows_to.size(); ++pe) tokens += all[pe * tokens_to.size() + first + e];
+    for (std::size_t pe = 0; pe < rows_to.size(); ++pe)
+      tokens += all[pe * tokens_to.size() + first + e];
     wrong += tokens != layer.expert_load()[e] ? 1 : 0;
   }
   return wrong;

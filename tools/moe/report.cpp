@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/report.hpp"
 
 #include <fmt/format.h>
@@ -81,9 +82,10 @@ std::string format_header(const Report& report) {
       "shoal-moe: {} PE{}{dot} {} backend{}{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
       "{} tokens of {} channels{dot} {} experts ({} a PE) of width {}{dot} top-{} in {} of {} groups{dot} {}\n\n",
       shape.pes, shape.pes == 1 ? "" : "s", name_of(options.backend),
-      report.experts_run_by.empty() ? "" : fmt::format(", experts by {}", report.experts_run_by), name_of(options.mode),
-      name_of(options.row_format), options.iterations, options.iterations == 1 ? "" : "s", shape.tokens, shape.hidden,
-      shape.gate.experts, shape.local_experts(), shape.ffn, shape.gate.top_k, shape.gate.groups_kept, shape.gate.groups,
+      report.experts_run_by.empty() ? "" : fmt::format(", experts by {}", report.experts_run_by),
+      name_of(options.mode), name_of(options.row_format), options.iterations,
+      options.iterations == 1 ? "" : "s", shape.tokens, shape.hidden, shape.gate.experts,
+      shape.local_experts(), shape.ffn, shape.gate.top_k, shape.gate.groups_kept, shape.gate.groups,
       options.router_file.empty() ? fmt::format("skew {:g}", options.skew)
                                   : fmt::format("routed by {}", options.router_file),
       fmt::arg("dot", dot));
@@ -95,7 +97,8 @@ std::string format_phases(const Report& report) {
   for (std::size_t phase = 0; phase < report.pes.front().times.size(); ++phase) {
     double slowest = 0;
     for (const PeFigures& pe : report.pes) slowest = std::max(slowest, pe.times[phase].second);
-    text += fmt::format("{} {} {:.3f}", phase == 0 ? "" : ",", report.pes.front().times[phase].first, slowest);
+    text += fmt::format("{} {} {:.3f}", phase == 0 ? "" : ",",
+                        report.pes.front().times[phase].first, slowest);
   }
   return text + (report.options.on_gpu() ? "; after the gate on the GPU, between events\n" : "\n");
 }
@@ -106,15 +109,16 @@ std::string format_check(const Report& report) {
   std::string text = fmt::format(
       "check: {}: the largest error is {:.3f} of its bound; relative error {:.2e} (L2)\n"
       "       bound for every element: {}\n",
-      report.passed() ? "passed" : "FAILED", check->worst, relative(check->squared_error, check->squared_reference),
+      report.passed() ? "passed" : "FAILED", check->worst,
+      relative(check->squared_error, check->squared_reference),
       describe_tolerance(report.options, report.shape));
   if (check->differing > 0)
-    text += fmt::format("       {} counts or weights that must be exact differ\n", check->differing);
+    text +=
+        fmt::format("       {} counts or weights that must be exact differ\n", check->differing);
   if (report.options.on_gpu())
     text +=
         "       the reference takes weights as rounded to bfloat16; inner: sum|w_k down_f h_f|, with h_f = silu(gate "
-        "x) "
-        "* (up x)\n";
+        "x) * (up x)\n";
   if (report.options.row_format == RowFormat::fp8)
     text += fmt::format(
         "       the reference takes the tokens as FP8 delivers them; against unquantised ones it differs by {:.2e} "
@@ -123,8 +127,8 @@ std::string format_check(const Report& report) {
   return text;
 }
 
-/// The rows of the table. A bar is an expert, or a run of neighbouring experts (the largest of them) when there are
-/// many; a full block is the largest load of all PEs.
+/// The rows of the table. A bar is an expert, or a run of neighbouring experts (the largest of
+/// them) when there are many; a full block is the largest load of all PEs.
 class Table {
  public:
   explicit Table(const Report& report) : report_(report) {
@@ -138,8 +142,10 @@ class Table {
   }
 
   std::string head() const {
-    const std::string bar_title = run_ == 1 ? "load per expert" : fmt::format("load, {} experts a bar", run_);
-    const std::string scale = fmt::format("{} = {} tokens", report_.options.ascii ? "@" : "█", largest_);
+    const std::string bar_title =
+        run_ == 1 ? "load per expert" : fmt::format("load, {} experts a bar", run_);
+    const std::string scale =
+        fmt::format("{} = {} tokens", report_.options.ascii ? "@" : "█", largest_);
     return fmt::format(
         "              -- rows --     {0:<{1}}     load   -- dispatch ---   experts   -- combine ----    error\n"
         " PE  tokens   sent    recv   {2:<{3}}  of mean       ms   GB/s        ms       ms   GB/s   of bound\n",
@@ -148,9 +154,10 @@ class Table {
 
   std::string row(std::size_t index) const {
     const PeFigures& pe = report_.pes[index];
-    return line(fmt::format("{:3}", index), pe.tokens, pe.rows_sent, pe.rows_received, bars(pe.expert_load),
-                static_cast<double>(sum_of(pe.expert_load)), pe.milliseconds("dispatch"), report_.dispatch_rate(pe),
-                pe.milliseconds("experts"), pe.milliseconds("combine"), report_.combine_rate(pe), pe.check);
+    return line(fmt::format("{:3}", index), pe.tokens, pe.rows_sent, pe.rows_received,
+                bars(pe.expert_load), static_cast<double>(sum_of(pe.expert_load)),
+                pe.milliseconds("dispatch"), report_.dispatch_rate(pe), pe.milliseconds("experts"),
+                pe.milliseconds("combine"), report_.combine_rate(pe), pe.check);
   }
 
   /// Sums of counts and rates; the longest times; the largest load and error.
@@ -165,8 +172,8 @@ class Table {
       combine_rate += report_.combine_rate(pe);
     }
     return line("all", sum(report_, &PeFigures::tokens), sum(report_, &PeFigures::rows_sent),
-                sum(report_, &PeFigures::rows_received), "", load, dispatch, dispatch_rate, experts, combine,
-                combine_rate, merged_check(report_));
+                sum(report_, &PeFigures::rows_received), "", load, dispatch, dispatch_rate, experts,
+                combine, combine_rate, merged_check(report_));
   }
 
  private:
@@ -178,21 +185,27 @@ class Table {
     std::string text;
     for (std::size_t first = 0; first < loads.size(); first += run_) {
       const std::span run = std::span(loads).subspan(first, std::min(run_, loads.size() - first));
-      const std::int64_t level = largest_ == 0 ? 0 : (std::ranges::max(run) * 8 + largest_ - 1) / largest_;
+      const std::int64_t level =
+          largest_ == 0 ? 0 : (std::ranges::max(run) * 8 + largest_ - 1) / largest_;
       text += (report_.options.ascii ? kAscii : kBlocks)[level];
     }
     return text;
   }
 
-  static std::string rate(double gigabytes) { return fmt::format("{:.{}f}", gigabytes, gigabytes < 100 ? 2 : 1); }
+  static std::string rate(double gigabytes) {
+    return fmt::format("{:.{}f}", gigabytes, gigabytes < 100 ? 2 : 1);
+  }
 
-  std::string line(std::string_view name, std::int64_t tokens, std::int64_t sent, std::int64_t received,
-                   const std::string& bar, double load, double dispatch, double dispatch_rate, double experts,
-                   double combine, double combine_rate, const std::optional<Check>& check) const {
+  std::string line(std::string_view name, std::int64_t tokens, std::int64_t sent,
+                   std::int64_t received, const std::string& bar, double load, double dispatch,
+                   double dispatch_rate, double experts, double combine, double combine_rate,
+                   const std::optional<Check>& check) const {
     const std::string padding(width() - (bar.empty() ? 0 : bars_), ' ');
-    return fmt::format("{} {:7} {:6} {:7}   {}{}  {:6.2f}x {:8.3f} {:>6} {:9.2f} {:8.3f} {:>6}   {:>8}\n", name, tokens,
-                       sent, received, bar, padding, mean_ > 0 ? load / mean_ : 0, dispatch, rate(dispatch_rate),
-                       experts, combine, rate(combine_rate), check ? fmt::format("{:.3f}", check->worst) : "-");
+    return fmt::format(
+        "{} {:7} {:6} {:7}   {}{}  {:6.2f}x {:8.3f} {:>6} {:9.2f} {:8.3f} {:>6}   {:>8}\n", name,
+        tokens, sent, received, bar, padding, mean_ > 0 ? load / mean_ : 0, dispatch,
+        rate(dispatch_rate), experts, combine, rate(combine_rate),
+        check ? fmt::format("{:.3f}", check->worst) : "-");
   }
 
   const Report& report_;
@@ -203,7 +216,8 @@ class Table {
 
 /// This PE's figures before the other PEs are known.
 PeFigures own_figures(const Peers& peers, const Shape& shape, const Layer& layer,
-                      const std::vector<PhaseTimes>& iterations, const std::optional<Check>& check) {
+                      const std::vector<PhaseTimes>& iterations,
+                      const std::optional<Check>& check) {
   PeFigures mine;
   mine.tokens = shape.tokens_of(peers.me());
   mine.rows_sent = std::accumulate(layer.rows_to().begin(), layer.rows_to().end(), std::int64_t{0});
@@ -223,7 +237,8 @@ double PeFigures::milliseconds(std::string_view phase_prefix) const {
 }
 
 bool Report::passed() const {
-  return std::ranges::all_of(pes, [](const PeFigures& pe) { return !pe.check || pe.check->passed(); });
+  return std::ranges::all_of(pes,
+                             [](const PeFigures& pe) { return !pe.check || pe.check->passed(); });
 }
 
 double Report::dispatch_rate(const PeFigures& pe) const {
@@ -234,15 +249,16 @@ double Report::combine_rate(const PeFigures& pe) const {
   return gigabytes_per_second(pe.rows_sent * 2 * shape.hidden, pe.milliseconds("combine"));
 }
 
-Report gather_report(const Peers& peers, const Options& options, const Shape& shape, const Layer& layer,
-                     const std::vector<PhaseTimes>& iterations, const std::optional<Check>& check) {
+Report gather_report(const Peers& peers, const Options& options, const Shape& shape,
+                     const Layer& layer, const std::vector<PhaseTimes>& iterations,
+                     const std::optional<Check>& check) {
   const PeFigures mine = own_figures(peers, shape, layer, iterations, check);
   std::vector<double> times;
   for (const auto& [phase, time] : mine.times) times.push_back(time);
   const Check none;
   const Check& own = check ? *check : none;
-  const double checks[] = {own.worst, own.squared_error, own.squared_reference, own.squared_quantization,
-                           static_cast<double>(own.differing)};
+  const double checks[] = {own.worst, own.squared_error, own.squared_reference,
+                           own.squared_quantization, static_cast<double>(own.differing)};
   const std::int64_t counts[] = {mine.tokens, mine.rows_sent};
 
   const auto all_counts = peers.gather<std::int64_t>(counts);
@@ -257,7 +273,8 @@ Report gather_report(const Peers& peers, const Options& options, const Shape& sh
     PeFigures figures = mine;
     figures.tokens = all_counts[2 * pe];
     figures.rows_sent = all_counts[2 * pe + 1];
-    for (std::size_t source = 0; source < pes; ++source) figures.rows_received += all_rows[source * pes + pe];
+    for (std::size_t source = 0; source < pes; ++source)
+      figures.rows_received += all_rows[source * pes + pe];
     figures.expert_load.assign(&all_loads[pe * experts], &all_loads[pe * experts] + experts);
     for (std::size_t phase = 0; phase < times.size(); ++phase)
       figures.times[phase].second = all_times[pe * times.size() + phase];
@@ -316,12 +333,14 @@ void write_json(const Report& report, const std::string& path) {
                    {"passed", report.passed()},
                    {"check", nullptr}};
   if (const std::optional<Check> check = merged_check(report)) {
-    document["check"] = {{"tolerance", describe_tolerance(options, shape)},
-                         {"error_of_bound", check->worst},
-                         {"differing_values", check->differing},
-                         {"relative_error", relative(check->squared_error, check->squared_reference)}};
+    document["check"] = {
+        {"tolerance", describe_tolerance(options, shape)},
+        {"error_of_bound", check->worst},
+        {"differing_values", check->differing},
+        {"relative_error", relative(check->squared_error, check->squared_reference)}};
     if (options.row_format == RowFormat::fp8)
-      document["check"]["quantization_error"] = relative(check->squared_quantization, check->squared_reference);
+      document["check"]["quantization_error"] =
+          relative(check->squared_quantization, check->squared_reference);
   }
   std::ofstream file(path);
   file << document.dump(2) << "\n";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "run/hosts.hpp"
 
 #include <fcntl.h>
@@ -29,12 +30,14 @@ HostSlots parse_host(std::string_view item, std::string_view all) {
               host.host.find_first_of(" \t@") == std::string::npos && !host.host.starts_with('-');
   if (colon != std::string_view::npos) {
     const std::string_view number = item.substr(colon + 1);
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), host.slots);
+    const auto [end, error] =
+        std::from_chars(number.data(), number.data() + number.size(), host.slots);
     good = good && error == std::errc{} && end == number.data() + number.size();
   }
-  require(good && host.slots >= 1 && host.slots <= kMaxSlots, Code::invalid_argument,
-          "--hosts is \"{}\"; allowed: a comma list of host or host:n, n PEs from 1 to {}, such as node1:2,node2:2",
-          all, kMaxSlots);
+  require(
+      good && host.slots >= 1 && host.slots <= kMaxSlots, Code::invalid_argument,
+      "--hosts is \"{}\"; allowed: a comma list of host or host:n, n PEs from 1 to {}, such as node1:2,node2:2",
+      all, kMaxSlots);
   return host;
 }
 
@@ -51,7 +54,8 @@ bool installed(const std::string& program) {
   return false;
 }
 
-/// Standard output and error of "program --version"; what has come after some seconds is all there is.
+/// Standard output and error of "program --version"; what has come after some seconds is all there
+/// is.
 std::string version_of(const std::string& program) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) fail_errno("shoal-run could not create a pipe");
@@ -70,7 +74,9 @@ std::string version_of(const std::string& program) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   char buffer[4096];
   while (error == 0) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())
+            .count();
     pollfd entry{ends[0], POLLIN, 0};
     if (left <= 0 || poll(&entry, 1, static_cast<int>(left)) <= 0) break;
     const ssize_t count = read(ends[0], buffer, sizeof buffer);
@@ -101,7 +107,8 @@ std::vector<std::string> open_mpi(const HostsOptions& options) {
 
 /// Hydra gives its processes the whole environment.
 std::vector<std::string> hydra(const HostsOptions& options) {
-  std::vector<std::string> command = {"-hosts", list_of(options.hosts), "-n", std::to_string(count_pes(options.hosts))};
+  std::vector<std::string> command = {"-hosts", list_of(options.hosts), "-n",
+                                      std::to_string(count_pes(options.hosts))};
   if (options.label) command.emplace_back("-prepend-rank");
   return command;
 }
@@ -144,26 +151,31 @@ int count_pes(const std::vector<HostSlots>& hosts) {
 
 bool any_remote(const std::vector<HostSlots>& hosts, std::string_view this_host) {
   return std::ranges::any_of(hosts, [&](const HostSlots& host) {
-    return host.host != "localhost" && host.host != "[::1]" && !host.host.starts_with("127.") && host.host != this_host;
+    return host.host != "localhost" && host.host != "[::1]" && !host.host.starts_with("127.") &&
+           host.host != this_host;
   });
 }
 
 Launcher::Kind kind_of_version(const std::string& program, std::string_view text) {
-  const auto says = [&](std::string_view part) { return text.find(part) != std::string_view::npos; };
+  const auto says = [&](std::string_view part) {
+    return text.find(part) != std::string_view::npos;
+  };
   if (says("Open MPI") || says("OpenRTE")) return Launcher::Kind::open_mpi;
   if (says("HYDRA") || says("Intel(R) MPI")) return Launcher::Kind::hydra;
   if (text.starts_with("slurm")) return Launcher::Kind::srun;
-  fail(Code::unsupported,
-       "--launcher {} is of no known kind (\"{} --version\" says \"{}\"); known: mpirun of Open MPI, mpirun or mpiexec "
-       "of Hydra (MPICH, Intel MPI), srun",
-       program, program, text.substr(0, text.find('\n')));
+  fail(
+      Code::unsupported,
+      "--launcher {} is of no known kind (\"{} --version\" says \"{}\"); known: mpirun of Open MPI, mpirun or mpiexec "
+      "of Hydra (MPICH, Intel MPI), srun",
+      program, program, text.substr(0, text.find('\n')));
 }
 
 Launcher Launcher::find(const std::string& asked, bool in_slurm_job) {
   std::string program = asked;
   if (asked == "automatic") {
-    const std::vector<std::string> order =
-        in_slurm_job ? std::vector<std::string>{"srun", "mpirun"} : std::vector<std::string>{"mpirun", "srun"};
+    const std::vector<std::string> order = in_slurm_job
+                                               ? std::vector<std::string>{"srun", "mpirun"}
+                                               : std::vector<std::string>{"mpirun", "srun"};
     const auto found = std::ranges::find_if(order, installed);
     require(
         found != order.end(), Code::unsupported,
@@ -171,7 +183,8 @@ Launcher Launcher::find(const std::string& asked, bool in_slurm_job) {
         "run inside Slurm, or name one with --launcher");
     program = *found;
   }
-  require(installed(program), Code::unsupported, "--launcher {} is not installed, or not in PATH", program);
+  require(installed(program), Code::unsupported, "--launcher {} is not installed, or not in PATH",
+          program);
   return {program, kind_of_version(program, version_of(program))};
 }
 

@@ -1,5 +1,6 @@
-// hosts.hpp: shoal-run --hosts: the command of a launcher that exists, for PEs on several hosts. Pure, but
-// for Launcher::find.
+// SPDX-License-Identifier: Apache-2.0
+// hosts.hpp: shoal-run --hosts: the command of a launcher that exists, for PEs on several hosts.
+// Pure, but for Launcher::find.
 #pragma once
 
 #include <string>
@@ -13,8 +14,8 @@ struct HostSlots {
   int slots = 1;
 };
 
-/// "a:2,b" is two PEs on a and one on b; IPv6 addresses are in brackets. Throws Error{invalid_argument} stating the
-/// form.
+/// "a:2,b" is two PEs on a and one on b; IPv6 addresses are in brackets. Throws
+/// Error{invalid_argument} stating the form.
 std::vector<HostSlots> parse_hosts(std::string_view text);
 
 /// Sum of the slots.
@@ -29,9 +30,9 @@ struct Launcher {
   std::string program;  ///< as asked for, or found in PATH
   Kind kind = Kind::open_mpi;
 
-  /// `asked` is a program, such as mpirun, srun, mpiexec.hydra, or "automatic": srun inside a Slurm job, else mpirun,
-  /// else srun. Runs "mpirun --version" to tell Open MPI from Hydra (MPICH, Intel MPI). Throws Error{unsupported} when
-  /// there is none, or of no known kind.
+  /// `asked` is a program, such as mpirun, srun, mpiexec.hydra, or "automatic": srun inside a Slurm
+  /// job, else mpirun, else srun. Runs "mpirun --version" to tell Open MPI from Hydra (MPICH, Intel
+  /// MPI). Throws Error{unsupported} when there is none, or of no known kind.
   static Launcher find(const std::string& asked, bool in_slurm_job);
 };
 
@@ -40,7 +41,8 @@ Launcher::Kind kind_of_version(const std::string& program, std::string_view text
 
 struct HostsOptions {
   std::vector<HostSlots> hosts;
-  std::vector<std::string> names;  ///< environment variables for the PEs, without their values, which may be secret
+  std::vector<std::string>
+      names;  ///< environment variables for the PEs, without their values, which may be secret
   std::vector<std::string> launcher_args;
   bool label = true;
   std::vector<std::string> argv;  ///< the program and its arguments

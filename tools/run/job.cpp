@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "run/job.hpp"
 
 #include <fcntl.h>
@@ -140,7 +141,9 @@ void Job::start(int index) {
   close(failure.read_end);
   pes_.push_back(std::move(pe));
   if (error == 0) return;
-  status_ = error == ENOENT ? kStatusNotFound : started ? kStatusNotExecutable : kStatusLauncherFailed;
+  status_ = error == ENOENT ? kStatusNotFound
+            : started       ? kStatusNotExecutable
+                            : kStatusLauncherFailed;
   errno = error;
   fail_errno("{} could not be started as {}", options_.argv[0],
              options_.launcher ? "launcher" : fmt::format("PE {}", index));
@@ -181,9 +184,11 @@ void Job::poll_once() {
     }
   const auto next = std::min(deadline_, end_at_);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
-  const int timeout =
-      next == Clock::time_point::max() ? -1 : static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
-  if (poll(entries.data(), entries.size(), timeout) < 0 && errno != EINTR) fail_errno("shoal-run could not wait");
+  const int timeout = next == Clock::time_point::max()
+                          ? -1
+                          : static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+  if (poll(entries.data(), entries.size(), timeout) < 0 && errno != EINTR)
+    fail_errno("shoal-run could not wait");
   for (std::size_t i = 0; i < streams.size(); ++i)
     if (entries[i + 1].revents != 0) read(*streams[i]);
   take_signals();
@@ -224,10 +229,12 @@ void Job::take_signals() {
 void Job::reap() {
   for (auto& pe : pes_) {
     siginfo_t info{};
-    if (!pe.running || waitid(P_PID, static_cast<id_t>(pe.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+    if (!pe.running ||
+        waitid(P_PID, static_cast<id_t>(pe.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
         info.si_pid != pe.pid)
       continue;
-    kill(-pe.pid, SIGKILL);  // helpers that the PE has left; before the number of the group can be given to another
+    kill(-pe.pid, SIGKILL);  // helpers that the PE has left; before the number of the group can be
+                             // given to another
     waitpid(pe.pid, nullptr, 0);
     pe.running = false;
     for (auto& stream : pe.streams) read(stream);
@@ -246,7 +253,8 @@ void Job::report(const Pe& pe, int code, int status) {
   if (first) status_ = exited ? status : 128 + status;
   if (ending_ && !first) return;  // ended by this launcher, most likely
   say(exited ? fmt::format("{} (pid {}) exited with status {}", shown(pe), pe.pid, status)
-             : fmt::format("{} (pid {}) was killed by signal {} ({})", shown(pe), pe.pid, status, strsignal(status)));
+             : fmt::format("{} (pid {}) was killed by signal {} ({})", shown(pe), pe.pid, status,
+                           strsignal(status)));
   end_rest_at(Clock::now() + options_.grace);
 }
 
@@ -259,7 +267,8 @@ void Job::act_on_time() {
   if (now >= deadline_) {
     deadline_ = Clock::time_point::max();
     say(fmt::format("the job ran past its limit of {} s: PEs {} are ended",
-                    static_cast<double>(options_.timeout.count()) / 1000, fmt::join(running(), ", ")));
+                    static_cast<double>(options_.timeout.count()) / 1000,
+                    fmt::join(running(), ", ")));
     if (status_ == 0) status_ = kStatusTimeout;
     end_at_ = now;
   }

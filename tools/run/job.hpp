@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // job.hpp: n processes started together and ended together.
 #pragma once
 
@@ -17,18 +18,22 @@ struct JobOptions {
   int n_pes = 1;
   std::vector<std::string> argv;           ///< the program, looked up in PATH, and its arguments
   std::map<std::string, std::string> env;  ///< for all PEs; SHOAL_PE is added for each
-  bool launcher = false;                   ///< argv is a launcher, which starts and numbers the PEs: it is no PE itself
-  bool label = true;  ///< "[3] " before each line; without it the PEs write to the launcher's own outputs
-  std::chrono::milliseconds timeout{0};    ///< for the whole job; 0: none
-  std::chrono::milliseconds grace{2'000};  ///< for the others after a failure, and between SIGTERM and SIGKILL
+  bool launcher =
+      false;  ///< argv is a launcher, which starts and numbers the PEs: it is no PE itself
+  bool label =
+      true;  ///< "[3] " before each line; without it the PEs write to the launcher's own outputs
+  std::chrono::milliseconds timeout{0};  ///< for the whole job; 0: none
+  std::chrono::milliseconds grace{
+      2'000};  ///< for the others after a failure, and between SIGTERM and SIGKILL
 };
 
 /// Statuses of the launcher's own, as other launchers use them.
-constexpr int kStatusTimeout = 124, kStatusLauncherFailed = 125, kStatusNotExecutable = 126, kStatusNotFound = 127;
+constexpr int kStatusTimeout = 124, kStatusLauncherFailed = 125, kStatusNotExecutable = 126,
+              kStatusNotFound = 127;
 
-/// Each PE is the leader of a process group of its own; whatever is left in the group when the PE ends is killed, and
-/// the kernel kills the PEs if the launcher itself is killed. Signals that end or inform a program are passed on to all
-/// PEs.
+/// Each PE is the leader of a process group of its own; whatever is left in the group when the PE
+/// ends is killed, and the kernel kills the PEs if the launcher itself is killed. Signals that end
+/// or inform a program are passed on to all PEs.
 class Job {
  public:
   explicit Job(JobOptions options);
@@ -36,7 +41,8 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  /// Runs to the end. Returns 0, or the status of the first PE that failed (128 + signal for a killed one).
+  /// Runs to the end. Returns 0, or the status of the first PE that failed (128 + signal for a
+  /// killed one).
   int run();
 
  private:
@@ -72,7 +78,8 @@ class Job {
   int status_ = 0;
   bool ending_ = false;                                    // SIGTERM has been sent
   Clock::time_point deadline_ = Clock::time_point::max();  // of the job
-  Clock::time_point end_at_ = Clock::time_point::max();    // of the next step towards the end: SIGTERM, then SIGKILL
+  Clock::time_point end_at_ =
+      Clock::time_point::max();  // of the next step towards the end: SIGTERM, then SIGKILL
 };
 
 }  // namespace shoal::run

@@ -1,4 +1,6 @@
-// shoal-run: starts a program as the PEs of one world, on this machine or, through a launcher, on several.
+// SPDX-License-Identifier: Apache-2.0
+// shoal-run: starts a program as the PEs of one world, on this machine or, through a launcher, on
+// several.
 
 #include <unistd.h>
 
@@ -12,9 +14,9 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "bootstrap/round.hpp"
-#include "shoal/bootstrap.hpp"
 #include "run/hosts.hpp"
 #include "run/job.hpp"
+#include "shoal/bootstrap.hpp"
 
 namespace {
 
@@ -50,19 +52,21 @@ std::chrono::milliseconds milliseconds(double seconds) {
 
 void complete(CommandLine& line, std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
-  if (rest.empty()) throw CLI::ValidationError("program", "missing: shoal-run -n N program [args...]");
+  if (rest.empty())
+    throw CLI::ValidationError("program", "missing: shoal-run -n N program [args...]");
   if (rest.front().starts_with('-'))
     throw CLI::ValidationError(rest.front(), "not an option of shoal-run (see --help)");
   const int n = line.n_pes;
   line.job.n_pes = n;
   if (line.hosts.empty() && n == 0) throw CLI::RequiredError("-n");
-  if (line.hosts.empty() && (line.launcher != "automatic" || !line.launcher_args.empty() || line.dry_run))
+  if (line.hosts.empty() &&
+      (line.launcher != "automatic" || !line.launcher_args.empty() || line.dry_run))
     throw CLI::ValidationError("--launcher, --launcher-args, --dry-run", "are for --hosts");
   if (!line.hosts.empty() && line.nodes > 0)
     throw CLI::ValidationError("--nodes", "emulates hosts; --hosts has real ones");
   if (line.nodes > 0 && n % line.nodes != 0)
-    throw CLI::ValidationError("--nodes",
-                               "is " + std::to_string(line.nodes) + ", which does not divide -n " + std::to_string(n));
+    throw CLI::ValidationError("--nodes", "is " + std::to_string(line.nodes) +
+                                              ", which does not divide -n " + std::to_string(n));
   line.job.argv = std::move(rest);
   line.job.label = !line.no_label && n > 1;
   line.job.timeout = milliseconds(line.timeout_s);
@@ -79,29 +83,35 @@ int run_here(CommandLine& line, shoal::Settings settings) {
   return shoal::run::Job(line.job).run();
 }
 
-/// Names of the settings in the environment that the PEs are to have too. The launcher numbers them: no SHOAL_PE.
+/// Names of the settings in the environment that the PEs are to have too. The launcher numbers
+/// them: no SHOAL_PE.
 std::vector<std::string> names_to_pass() {
   unsetenv("SHOAL_PE");
   std::set<std::string> names = {"SHOAL_N_PES", "SHOAL_UNIQUE_ID"};
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
-    if (text.starts_with("SHOAL_") || text.starts_with("NVSHMEM_")) names.emplace(text.substr(0, text.find('=')));
+    if (text.starts_with("SHOAL_") || text.starts_with("NVSHMEM_"))
+      names.emplace(text.substr(0, text.find('=')));
   }
   return {names.begin(), names.end()};
 }
 
-/// The root stays here; the PEs are told where by their environment, never by a command line, which everybody can read.
+/// The root stays here; the PEs are told where by their environment, never by a command line, which
+/// everybody can read.
 int run_on_hosts(CommandLine& line, const shoal::Settings& settings) {
   const auto hosts = shoal::run::parse_hosts(line.hosts);
   const int n = shoal::run::count_pes(hosts);
   shoal::require(line.job.n_pes == 0 || line.job.n_pes == n, shoal::Code::invalid_argument,
                  "-n is {} but --hosts {} has {} PEs; leave -n out", line.job.n_pes, line.hosts, n);
-  const auto launcher = shoal::run::Launcher::find(line.launcher, settings.launcher.contains("SLURM_JOB_ID"));
+  const auto launcher =
+      shoal::run::Launcher::find(line.launcher, settings.launcher.contains("SLURM_JOB_ID"));
   std::istringstream words(line.launcher_args);
   const std::vector<std::string> extra{std::istream_iterator<std::string>(words), {}};
-  line.job.argv = compose(launcher, {hosts, names_to_pass(), extra, !line.no_label && n > 1, std::move(line.job.argv)});
+  line.job.argv = compose(
+      launcher, {hosts, names_to_pass(), extra, !line.no_label && n > 1, std::move(line.job.argv)});
   if (line.dry_run) {
-    std::cout << "SHOAL_N_PES=" << n << " SHOAL_UNIQUE_ID=... " << shoal::run::quoted(line.job.argv) << std::endl;
+    std::cout << "SHOAL_N_PES=" << n << " SHOAL_UNIQUE_ID=... " << shoal::run::quoted(line.job.argv)
+              << std::endl;
     return 0;
   }
   const shoal::UniqueId id = shoal::UniqueId::create(settings);
@@ -136,22 +146,27 @@ int main(int argc, char** argv) {
   app.add_option("--nodes", line.nodes, "Emulate K nodes of N / K PEs each (sets SHOAL_NODE_SIZE)")
       ->check(CLI::Range(1, 100'000))
       ->type_name("K");
-  app.add_option("--hosts", line.hosts,
-                 "Hosts and how many PEs on each: a:2,b:2. Started by a launcher, never by shoal-run")
+  app.add_option(
+         "--hosts", line.hosts,
+         "Hosts and how many PEs on each: a:2,b:2. Started by a launcher, never by shoal-run")
       ->type_name("LIST");
   app.add_option(
          "--launcher", line.launcher,
          "For --hosts: mpirun (of Open MPI, MPICH or Intel MPI), srun, or a path; automatic: srun inside a Slurm "
          "job, else mpirun, else srun")
       ->type_name("PROGRAM");
-  app.add_option("--launcher-args", line.launcher_args, "For --hosts: more words for the launcher, before the program")
+  app.add_option("--launcher-args", line.launcher_args,
+                 "For --hosts: more words for the launcher, before the program")
       ->type_name("WORDS");
-  app.add_flag("--dry-run", line.dry_run, "For --hosts: print the launcher's command and do not run it");
-  app.add_option("--timeout", line.timeout_s, "End the job after this many seconds; 0, the default: never")
+  app.add_flag("--dry-run", line.dry_run,
+               "For --hosts: print the launcher's command and do not run it");
+  app.add_option("--timeout", line.timeout_s,
+                 "End the job after this many seconds; 0, the default: never")
       ->check(CLI::Range(0.0, 1e6))
       ->type_name("S");
-  app.add_option("--grace", line.grace_s,
-                 "Seconds for the others after a failure, and between SIGTERM and SIGKILL; default 2")
+  app.add_option(
+         "--grace", line.grace_s,
+         "Seconds for the others after a failure, and between SIGTERM and SIGKILL; default 2")
       ->check(CLI::Range(0.0, 1e6))
       ->type_name("S");
   app.add_flag("--no-label", line.no_label, "Do not put \"[PE] \" before each line of output");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // output.hpp: what the PEs print, passed on line by line with the PE's number in front.
 #pragma once
 
@@ -10,7 +11,8 @@ namespace shoal::run {
 class LineLabeler {
  public:
   explicit LineLabeler(std::string label) : label_(std::move(label)) {}
-  /// The labelled lines that `bytes` completes. What follows the last line end is kept, up to kMaxLine bytes.
+  /// The labelled lines that `bytes` completes. What follows the last line end is kept, up to
+  /// kMaxLine bytes.
   std::string add(std::string_view bytes);
   /// The rest, as a line of its own.
   std::string finish();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // shoal/device/detail.cuh: what functions.cuh is made of. Not for users.
 #pragma once
 
@@ -11,10 +12,10 @@
 
 namespace shoal::device::detail {
 
-// --- failure reports
-// -------------------------------------------------------------------------------------------------------------------
+// Failure reports.
 
-/// Writes `report` unless one is there already. Its own function, so that it costs the caller no registers.
+/// Writes `report` unless one is there already. Its own function, so that it costs the caller no
+/// registers.
 __device__ __noinline__ inline void record(const World& world, FailureReport report) {
   FailureReport* const to = world.failure;
   if (atomicCAS_system(&to->state, static_cast<unsigned>(FailureReport::empty),
@@ -28,33 +29,37 @@ __device__ __noinline__ inline void record(const World& world, FailureReport rep
 }
 
 template <Word T>
-__device__ void record_wait(const World& world, FailureKind kind, const T* variable, Compare compare, T expected,
-                            T seen, std::uint64_t waited_ns, Pe awaited) {
+__device__ void record_wait(const World& world, FailureKind kind, const T* variable,
+                            Compare compare, T expected, T seen, std::uint64_t waited_ns,
+                            Pe awaited) {
   FailureReport report{};
   report.kind = kind;
   report.awaited = awaited;
   report.compare = compare;
   report.width = sizeof(T);
   report.is_signed = std::is_signed_v<T>;
-  report.offset = static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(variable) - world.heap);
+  report.offset =
+      static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(variable) - world.heap);
   report.expected = static_cast<std::uint64_t>(expected);
   report.seen = static_cast<std::uint64_t>(seen);
   report.waited_ns = waited_ns;
   record(world, report);
 }
 
-// --- addresses
-// -------------------------------------------------------------------------------------------------------------------
+// Addresses.
 
 /// The heap of `pe`, which exists; nullptr where it is not reachable.
 __device__ inline std::byte* base_of(const World& world, Pe pe) {
-  return world.bases != nullptr ? world.bases[pe] : world.window + static_cast<std::size_t>(pe) * world.stride;
+  return world.bases != nullptr ? world.bases[pe]
+                                : world.window + static_cast<std::size_t>(pe) * world.stride;
 }
 
-/// [local, local + bytes) as `pe` has it; nullptr and a report when that does not exist or is not reachable.
+/// [local, local + bytes) as `pe` has it; nullptr and a report when that does not exist or is not
+/// reachable.
 template <typename T>
 __device__ T* resolve(const World& world, T* local, std::size_t bytes, Pe pe) {
-  const auto offset = static_cast<std::size_t>(reinterpret_cast<const std::byte*>(local) - world.heap);
+  const auto offset =
+      static_cast<std::size_t>(reinterpret_cast<const std::byte*>(local) - world.heap);
   const bool exists = static_cast<std::uint32_t>(pe) < static_cast<std::uint32_t>(world.n_pes) &&
                       offset <= world.heap_bytes && bytes <= world.heap_bytes - offset;
   std::byte* const base = exists ? base_of(world, pe) : nullptr;
@@ -76,13 +81,12 @@ __device__ inline std::size_t extent(std::size_t element, std::size_t stride, st
   return bytes + element < bytes ? static_cast<std::size_t>(-1) : bytes + element;
 }
 
-// --- copies
-// -------------------------------------------------------------------------------------------------------------------
+// Copies.
 
 enum class Direction { put, get };
 
-/// What a put reads was ordered before by the caller; what a get reads may change at any time, so it bypasses the
-/// caches of this SM.
+/// What a put reads was ordered before by the caller; what a get reads may change at any time, so
+/// it bypasses the caches of this SM.
 template <Direction direction, typename Unit>
 __device__ Unit load(const Unit* address) {
   if constexpr (direction == Direction::get) {
@@ -96,12 +100,15 @@ __device__ Unit load(const Unit* address) {
 inline constexpr int kUnroll = 4;
 
 template <Direction direction, typename Unit>
-__device__ void copy_units(unsigned rank, unsigned size, Unit* target, const Unit* source, std::size_t count) {
+__device__ void copy_units(unsigned rank, unsigned size, Unit* target, const Unit* source,
+                           std::size_t count) {
   std::size_t i = rank;
-  for (; i + (kUnroll - 1) * static_cast<std::size_t>(size) < count; i += kUnroll * static_cast<std::size_t>(size)) {
+  for (; i + (kUnroll - 1) * static_cast<std::size_t>(size) < count;
+       i += kUnroll * static_cast<std::size_t>(size)) {
     Unit values[kUnroll];
 #pragma unroll
-    for (int k = 0; k < kUnroll; ++k) values[k] = load<direction>(source + i + static_cast<std::size_t>(k) * size);
+    for (int k = 0; k < kUnroll; ++k)
+      values[k] = load<direction>(source + i + static_cast<std::size_t>(k) * size);
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) target[i + static_cast<std::size_t>(k) * size] = values[k];
   }
@@ -110,8 +117,8 @@ __device__ void copy_units(unsigned rank, unsigned size, Unit* target, const Uni
 
 /// `bytes` bytes between addresses that are equal modulo sizeof(Unit).
 template <Direction direction, typename Unit>
-__device__ void copy_as(unsigned rank, unsigned size, std::uint8_t* target, const std::uint8_t* source,
-                        std::size_t bytes) {
+__device__ void copy_as(unsigned rank, unsigned size, std::uint8_t* target,
+                        const std::uint8_t* source, std::size_t bytes) {
   const std::size_t misaligned =
       (sizeof(Unit) - reinterpret_cast<std::uintptr_t>(target) % sizeof(Unit)) % sizeof(Unit);
   const std::size_t head = misaligned < bytes ? misaligned : bytes;
@@ -123,14 +130,17 @@ __device__ void copy_as(unsigned rank, unsigned size, std::uint8_t* target, cons
   copy_units<direction>(rank, size, target + done, source + done, bytes - done);
 }
 
-/// Copies with the widest accesses that both addresses allow; a single aligned 4- or 8-byte word is one access. Threads
-/// `rank` of `size` share the work.
+/// Copies with the widest accesses that both addresses allow; a single aligned 4- or 8-byte word is
+/// one access. Threads `rank` of `size` share the work.
 template <Direction direction>
-__device__ void copy(unsigned rank, unsigned size, void* target_bytes, const void* source_bytes, std::size_t bytes) {
+__device__ void copy(unsigned rank, unsigned size, void* target_bytes, const void* source_bytes,
+                     std::size_t bytes) {
   auto* const target = static_cast<std::uint8_t*>(target_bytes);
   const auto* const source = static_cast<const std::uint8_t*>(source_bytes);
-  const auto both = reinterpret_cast<std::uintptr_t>(target) | reinterpret_cast<std::uintptr_t>(source);
-  const auto apart = reinterpret_cast<std::uintptr_t>(target) ^ reinterpret_cast<std::uintptr_t>(source);
+  const auto both =
+      reinterpret_cast<std::uintptr_t>(target) | reinterpret_cast<std::uintptr_t>(source);
+  const auto apart =
+      reinterpret_cast<std::uintptr_t>(target) ^ reinterpret_cast<std::uintptr_t>(source);
   if (bytes == 8 && both % 8 == 0) {
     copy_as<direction, std::uint64_t>(rank, size, target, source, bytes);
   } else if (bytes == 4 && both % 4 == 0) {
@@ -150,15 +160,14 @@ __device__ void copy(unsigned rank, unsigned size, void* target_bytes, const voi
 
 /// `count` elements of `element` bytes, `target_stride` and `source_stride` bytes apart.
 template <Direction direction>
-__device__ void copy_strided(std::size_t rank, std::size_t size, std::uint8_t* target, std::size_t target_stride,
-                             const std::uint8_t* source, std::size_t source_stride, std::size_t element,
-                             std::size_t count) {
+__device__ void copy_strided(std::size_t rank, std::size_t size, std::uint8_t* target,
+                             std::size_t target_stride, const std::uint8_t* source,
+                             std::size_t source_stride, std::size_t element, std::size_t count) {
   for (std::size_t i = rank; i < count; i += size)
     copy<direction>(0, 1, target + i * target_stride, source + i * source_stride, element);
 }
 
-// --- words
-// -------------------------------------------------------------------------------------------------------------------
+// Words.
 
 /// The unsigned type of a word's width, as the instructions take it.
 template <Word T>
@@ -216,7 +225,8 @@ __device__ bool holds(T seen, Compare compare, T value) {
   return false;
 }
 
-/// Polls until `ready` is true or the deadline passes, and says which. `waited_ns` is set in the latter case.
+/// Polls until `ready` is true or the deadline passes, and says which. `waited_ns` is set in the
+/// latter case.
 template <typename Ready>
 __device__ bool poll(const World& world, std::uint64_t& waited_ns, Ready&& ready) {
   constexpr int kPollsPerClock = 32;  // reading the clock costs as much as a few polls
@@ -232,8 +242,8 @@ __device__ bool poll(const World& world, std::uint64_t& waited_ns, Ready&& ready
 
 /// One thread waits for one variable, and reports it when that was in vain.
 template <Word T>
-__device__ bool wait_for(const World& world, FailureKind kind, const T* variable, Compare compare, T value,
-                         Pe awaited = -1) {
+__device__ bool wait_for(const World& world, FailureKind kind, const T* variable, Compare compare,
+                         T value, Pe awaited = -1) {
   T seen{};
   std::uint64_t waited_ns = 0;
   const bool ok = poll(world, waited_ns, [&] {
@@ -261,15 +271,15 @@ __device__ inline std::size_t broadcast(Block scope, std::size_t value) {
   return result;
 }
 
-/// One look of a group of threads at many variables: the lowest index that compares so, kNoIndex when none does.
-/// `remaining` tells whether any variable is not left out.
+/// One look of a group of threads at many variables: the lowest index that compares so, kNoIndex
+/// when none does. `remaining` tells whether any variable is not left out.
 struct Scan {
   std::size_t index;
   bool remaining;
 };
 template <Word T>
-__device__ Scan scan(unsigned rank, unsigned size, unsigned mask, const T* variables, std::size_t count,
-                     Compare compare, T value, const int* skip) {
+__device__ Scan scan(unsigned rank, unsigned size, unsigned mask, const T* variables,
+                     std::size_t count, Compare compare, T value, const int* skip) {
   Scan found{kNoIndex, false};
   for (std::size_t first = 0; first < count; first += size) {
     const std::size_t i = first + rank;
@@ -293,8 +303,7 @@ __device__ unsigned scanners(S scope) {
   return scope.size() < 32 ? scope.size() : 32;
 }
 
-// --- teams
-// -------------------------------------------------------------------------------------------------------------------
+// Teams.
 
 __device__ inline bool is_member(const Team& team, Pe pe) {
   return (team.members[pe / 64] >> (pe % 64) & 1) != 0;
@@ -302,7 +311,8 @@ __device__ inline bool is_member(const Team& team, Pe pe) {
 
 /// The number of the barrier after `last`, which may stem from an earlier team of this index.
 __device__ inline std::uint64_t next_epoch(const Team& team, std::uint64_t last) {
-  return (last >> Team::kEpochBits) == team.generation ? last + 1 : (team.generation << Team::kEpochBits) + 1;
+  return (last >> Team::kEpochBits) == team.generation ? last + 1
+                                                       : (team.generation << Team::kEpochBits) + 1;
 }
 
 }  // namespace shoal::device::detail

@@ -1,22 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
 // shoal/device/functions.cuh: one-sided operations, signals, waits and barriers inside kernels.
 //
-// Who calls: functions with a scope are called by all of its threads, converged, with the same arguments, and begin and
-// end with scope.sync(): they see what other threads of the scope stored before, and the scope may go on with the
-// results at once. Functions without a scope work for each calling thread alone. `target` and `source` of the remote
-// side, flags and variables are addresses in this PE's heap; the copy of PE `pe` is meant.
+// Who calls: functions with a scope are called by all of its threads, converged, with the same
+// arguments, and begin and end with scope.sync(): they see what other threads of the scope stored
+// before, and the scope may go on with the results at once. Functions without a scope work for each
+// calling thread alone. `target` and `source` of the remote side, flags and variables are addresses
+// in this PE's heap; the copy of PE `pe` is meant.
 //
-// Memory order: put and get are unordered and return when the local side may be reused. fence orders what the scope
-// stored before it with what it stores after it; quiet also waits until all of that is visible everywhere. signal,
-// put_signal and barrier release at system scope: who sees the signal sees everything that the scope stored before.
-// Waits, tests and signal_fetch acquire at system scope, for all threads of the scope. Atomics are relaxed. A put of
-// one word of 4 or 8 bytes at a multiple of its size is one store.
+// Memory order: put and get are unordered and return when the local side may be reused. fence
+// orders what the scope stored before it with what it stores after it; quiet also waits until all
+// of that is visible everywhere. signal, put_signal and barrier release at system scope: who sees
+// the signal sees everything that the scope stored before. Waits, tests and signal_fetch acquire at
+// system scope, for all threads of the scope. Atomics are relaxed. A put of one word of 4 or 8
+// bytes at a multiple of its size is one store.
 //
-// Alignment: any for put and get, 16-byte accesses where both addresses are equal modulo 16; words at a multiple of
-// their size (not checked).
+// Alignment: any for put and get, 16-byte accesses where both addresses are equal modulo 16; words
+// at a multiple of their size (not checked).
 //
-// Failure: nothing traps. A wait gives up after World::timeout_ns. A PE that does not exist or is not reachable, or a
-// remote range outside the heap: the call does nothing, results are zero. The first such failure is kept in
-// World::failure, for the host to throw (shoal::cuda::check_failures). Local addresses are not checked.
+// Failure: nothing traps. A wait gives up after World::timeout_ns. A PE that does not exist or is
+// not reachable, or a remote range outside the heap: the call does nothing, results are zero. The
+// first such failure is kept in World::failure, for the host to throw
+// (shoal::cuda::check_failures). Local addresses are not checked.
 #pragma once
 
 #include <cstddef>
@@ -29,56 +33,62 @@
 
 namespace shoal::device {
 
-/// The address of `local` (in this PE's heap) in the heap of `pe`, for ordinary loads and stores; nullptr, and a
-/// failure report, where there is none.
+/// The address of `local` (in this PE's heap) in the heap of `pe`, for ordinary loads and stores;
+/// nullptr, and a failure report, where there is none.
 template <typename T>
 __device__ T* peer_pointer(const World& world, T* local, Pe pe) {
   return detail::resolve(world, local, sizeof(T), pe);
 }
 
-// --- put and get
-// -------------------------------------------------------------------------------------------------------------------
+// Put and get.
 
 /// `bytes` bytes of `source`, any memory of this GPU, to `target` on `pe`.
 template <Scope S>
-__device__ void put_bytes(S scope, const World& world, void* target, const void* source, std::size_t bytes, Pe pe) {
+__device__ void put_bytes(S scope, const World& world, void* target, const void* source,
+                          std::size_t bytes, Pe pe) {
   scope.sync();
   std::byte* const to = detail::resolve(world, static_cast<std::byte*>(target), bytes, pe);
-  if (to != nullptr) detail::copy<detail::Direction::put>(scope.rank(), scope.size(), to, source, bytes);
+  if (to != nullptr)
+    detail::copy<detail::Direction::put>(scope.rank(), scope.size(), to, source, bytes);
   scope.sync();
 }
 
 /// `bytes` bytes of `source` on `pe` to `target`, any memory of this GPU. Reads what is there now.
 template <Scope S>
-__device__ void get_bytes(S scope, const World& world, void* target, const void* source, std::size_t bytes, Pe pe) {
+__device__ void get_bytes(S scope, const World& world, void* target, const void* source,
+                          std::size_t bytes, Pe pe) {
   scope.sync();
-  const std::byte* const from = detail::resolve(world, static_cast<const std::byte*>(source), bytes, pe);
-  if (from != nullptr) detail::copy<detail::Direction::get>(scope.rank(), scope.size(), target, from, bytes);
+  const std::byte* const from =
+      detail::resolve(world, static_cast<const std::byte*>(source), bytes, pe);
+  if (from != nullptr)
+    detail::copy<detail::Direction::get>(scope.rank(), scope.size(), target, from, bytes);
   scope.sync();
 }
 
 /// The same for `count` elements.
 template <Scope S, typename T>
-__device__ void put(S scope, const World& world, T* target, const std::type_identity_t<T>* source, std::size_t count,
-                    Pe pe) {
+__device__ void put(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
+                    std::size_t count, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   put_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
 }
 template <Scope S, typename T>
-__device__ void get(S scope, const World& world, T* target, const std::type_identity_t<T>* source, std::size_t count,
-                    Pe pe) {
+__device__ void get(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
+                    std::size_t count, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   get_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
 }
 
-/// One element, by each calling thread. Of 1, 2, 4 or 8 bytes: one access; a Word is what another PE may wait for.
+/// One element, by each calling thread. Of 1, 2, 4 or 8 bytes: one access; a Word is what another
+/// PE may wait for.
 template <typename T>
 __device__ void put_value(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   T* const to = detail::resolve(world, target, sizeof(T), pe);
   if (to == nullptr) return;
   if constexpr (Word<T>)
-    ptx::st_relaxed_sys(reinterpret_cast<detail::Bits<T>*>(to), static_cast<detail::Bits<T>>(value));
+    ptx::st_relaxed_sys(reinterpret_cast<detail::Bits<T>*>(to),
+                        static_cast<detail::Bits<T>>(value));
   else
     *to = value;
 }
@@ -94,10 +104,11 @@ __device__ T get_value(const World& world, const T* source, Pe pe) {
 /// `count` elements, `target_stride` and `source_stride` elements apart, both at least 1.
 template <Scope S, typename T>
 __device__ void put_strided(S scope, const World& world, T* target, std::size_t target_stride,
-                            const std::type_identity_t<T>* source, std::size_t source_stride, std::size_t count,
-                            Pe pe) {
+                            const std::type_identity_t<T>* source, std::size_t source_stride,
+                            std::size_t count, Pe pe) {
   scope.sync();
-  T* const to = detail::resolve(world, target, detail::extent(sizeof(T), target_stride * sizeof(T), count), pe);
+  T* const to = detail::resolve(world, target,
+                                detail::extent(sizeof(T), target_stride * sizeof(T), count), pe);
   if (to != nullptr)
     detail::copy_strided<detail::Direction::put>(
         scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(to), target_stride * sizeof(T),
@@ -106,30 +117,33 @@ __device__ void put_strided(S scope, const World& world, T* target, std::size_t 
 }
 template <Scope S, typename T>
 __device__ void get_strided(S scope, const World& world, T* target, std::size_t target_stride,
-                            const std::type_identity_t<T>* source, std::size_t source_stride, std::size_t count,
-                            Pe pe) {
+                            const std::type_identity_t<T>* source, std::size_t source_stride,
+                            std::size_t count, Pe pe) {
   scope.sync();
-  const T* const from = detail::resolve(world, source, detail::extent(sizeof(T), source_stride * sizeof(T), count), pe);
+  const T* const from = detail::resolve(
+      world, source, detail::extent(sizeof(T), source_stride * sizeof(T), count), pe);
   if (from != nullptr)
-    detail::copy_strided<detail::Direction::get>(scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(target),
-                                                 target_stride * sizeof(T), reinterpret_cast<const std::uint8_t*>(from),
-                                                 source_stride * sizeof(T), sizeof(T), count);
+    detail::copy_strided<detail::Direction::get>(
+        scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(target),
+        target_stride * sizeof(T), reinterpret_cast<const std::uint8_t*>(from),
+        source_stride * sizeof(T), sizeof(T), count);
   scope.sync();
 }
 
-// --- atomics: on words of 4 or 8 bytes, by each calling thread; each returns the value before
-// -------------------------------------------------------------------------------------------------------------------
+// Atomics: on words of 4 or 8 bytes, by each calling thread; each returns the value before.
 
 template <Word T>
-__device__ T atomic(AtomicOp op, const World& world, T* target, std::type_identity_t<T> operand, Pe pe,
-                    std::type_identity_t<T> compare = 0) {
+__device__ T atomic(AtomicOp op, const World& world, T* target, std::type_identity_t<T> operand,
+                    Pe pe, std::type_identity_t<T> compare = 0) {
   T* const word = detail::resolve(world, target, sizeof(T), pe);
   return word == nullptr ? T{} : detail::atomic_on<T>(op, word, operand, compare);
 }
 template <Word T>
 __device__ T atomic_fetch(const World& world, const T* target, Pe pe) {
   const T* const word = detail::resolve(world, target, sizeof(T), pe);
-  return word == nullptr ? T{} : static_cast<T>(ptx::ld_relaxed_sys(reinterpret_cast<const detail::Bits<T>*>(word)));
+  return word == nullptr
+             ? T{}
+             : static_cast<T>(ptx::ld_relaxed_sys(reinterpret_cast<const detail::Bits<T>*>(word)));
 }
 template <Word T>
 __device__ void atomic_set(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
@@ -163,13 +177,13 @@ __device__ T atomic_compare_swap(const World& world, T* target, std::type_identi
   return atomic(AtomicOp::compare_swap, world, target, desired, pe, expected);
 }
 
-// --- order
-// -------------------------------------------------------------------------------------------------------------------
+// Order.
 
 template <Scope S>
 __device__ void fence(S scope) {
   scope.sync();
-  ptx::fence_acq_rel_sys();  // by every thread: it is what comes later in the same thread that is ordered
+  ptx::fence_acq_rel_sys();  // by every thread: it is what comes later in the same thread that is
+                             // ordered
 }
 template <Scope S>
 __device__ void quiet(S scope) {
@@ -177,11 +191,11 @@ __device__ void quiet(S scope) {
   scope.sync();
 }
 
-// --- signals: 64-bit words of the heap
-// -------------------------------------------------------------------------------------------------------------------
+// Signals: 64-bit words of the heap.
 
 template <Scope S>
-__device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalOp op, std::uint64_t value, Pe pe) {
+__device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalOp op,
+                       std::uint64_t value, Pe pe) {
   scope.sync();
   if (scope.rank() != 0) return;
   std::uint64_t* const word = detail::resolve(world, flag, sizeof *flag, pe);
@@ -195,8 +209,9 @@ __device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalO
 
 /// put, then signal: who sees the signal sees the data. Nothing is signalled when the put failed.
 template <Scope S, typename T>
-__device__ void put_signal(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
-                           std::size_t count, std::uint64_t* flag, SignalOp op, std::uint64_t value, Pe pe) {
+__device__ void put_signal(S scope, const World& world, T* target,
+                           const std::type_identity_t<T>* source, std::size_t count,
+                           std::uint64_t* flag, SignalOp op, std::uint64_t value, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   scope.sync();
   const std::size_t bytes = detail::extent(sizeof(T), sizeof(T), count);
@@ -212,27 +227,30 @@ __device__ T signal_fetch(const T* flag) {
   return detail::load_acquire(flag);
 }
 
-// --- wait and test on variables of this PE's heap that others write
-// -------------------------------------------------------------------------------------------------------------------
-// `skip`, where given, has an element per variable in memory of this GPU; those that are not zero are left out.
+// Wait and test on variables of this PE's heap that others write.
+// `skip`, where given, has an element per variable in memory of this GPU; those that are not zero
+// are left out.
 
 /// Waits until `*variable` compares so with `value`. False when the deadline passed.
 template <Scope S, Word T>
 __device__ bool wait_until(S scope, const World& world, const T* variable, Compare compare,
                            std::type_identity_t<T> value) {
-  const bool ok = scope.rank() != 0 || detail::wait_for<T>(world, FailureKind::wait_until, variable, compare, value);
+  const bool ok = scope.rank() != 0 ||
+                  detail::wait_for<T>(world, FailureKind::wait_until, variable, compare, value);
   return scope.all(ok);
 }
 /// Whether it compares so now.
 template <Scope S, Word T>
 __device__ bool test(S scope, const T* variable, Compare compare, std::type_identity_t<T> value) {
-  return scope.all(scope.rank() != 0 || detail::holds<T>(detail::load_acquire(variable), compare, value));
+  return scope.all(scope.rank() != 0 ||
+                   detail::holds<T>(detail::load_acquire(variable), compare, value));
 }
 
 /// Waits until all of `count` variables compare so. The threads of the scope share the waiting.
 template <Scope S, Word T>
-__device__ bool wait_until_all(S scope, const World& world, const T* variables, std::size_t count, Compare compare,
-                               std::type_identity_t<T> value, const int* skip = nullptr) {
+__device__ bool wait_until_all(S scope, const World& world, const T* variables, std::size_t count,
+                               Compare compare, std::type_identity_t<T> value,
+                               const int* skip = nullptr) {
   bool ok = true;
   for (std::size_t i = scope.rank(); i < count && ok; i += scope.size())
     if (skip == nullptr || skip[i] == 0)
@@ -240,20 +258,22 @@ __device__ bool wait_until_all(S scope, const World& world, const T* variables, 
   return scope.all(ok);
 }
 template <Scope S, Word T>
-__device__ bool test_all(S scope, const T* variables, std::size_t count, Compare compare, std::type_identity_t<T> value,
-                         const int* skip = nullptr) {
+__device__ bool test_all(S scope, const T* variables, std::size_t count, Compare compare,
+                         std::type_identity_t<T> value, const int* skip = nullptr) {
   bool ok = true;
   for (std::size_t i = scope.rank(); i < count && ok; i += scope.size())
-    if (skip == nullptr || skip[i] == 0) ok = detail::holds<T>(detail::load_acquire(variables + i), compare, value);
+    if (skip == nullptr || skip[i] == 0)
+      ok = detail::holds<T>(detail::load_acquire(variables + i), compare, value);
   return scope.all(ok);
 }
 
-/// Waits until one of `count` variables compares so. Returns the lowest index that does; kNoIndex when the deadline
-/// passed or, at once, when every variable is left out. A variable that always compares so hides those after it: leave
-/// out what was dealt with.
+/// Waits until one of `count` variables compares so. Returns the lowest index that does; kNoIndex
+/// when the deadline passed or, at once, when every variable is left out. A variable that always
+/// compares so hides those after it: leave out what was dealt with.
 template <Scope S, Word T>
-__device__ std::size_t wait_until_any(S scope, const World& world, const T* variables, std::size_t count,
-                                      Compare compare, std::type_identity_t<T> value, const int* skip = nullptr) {
+__device__ std::size_t wait_until_any(S scope, const World& world, const T* variables,
+                                      std::size_t count, Compare compare,
+                                      std::type_identity_t<T> value, const int* skip = nullptr) {
   const unsigned scanners = detail::scanners(scope);
   detail::Scan found{kNoIndex, false};
   scope.sync();
@@ -282,17 +302,17 @@ __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, 
   detail::Scan found{kNoIndex, false};
   scope.sync();
   if (scope.rank() < scanners)
-    found = detail::scan<T>(scope.rank(), scanners, scanners == 32 ? ~0U : (1U << scanners) - 1, variables, count,
-                            compare, value, skip);
+    found = detail::scan<T>(scope.rank(), scanners, scanners == 32 ? ~0U : (1U << scanners) - 1,
+                            variables, count, compare, value, skip);
   return detail::broadcast(scope, found.index);
 }
 
-// --- barrier
-// -------------------------------------------------------------------------------------------------------------------
+// Barrier.
 
-/// Waits until every member of the team has called; what each scope stored before is visible to all afterwards. One
-/// scope of each member calls, as often as those of the other members, StreamOperations::barrier included. False when
-/// the deadline passed: the team is then out of step and no longer usable.
+/// Waits until every member of the team has called; what each scope stored before is visible to all
+/// afterwards. One scope of each member calls, as often as those of the other members,
+/// StreamOperations::barrier included. False when the deadline passed: the team is then out of step
+/// and no longer usable.
 template <Scope S>
 __device__ bool barrier(S scope, const World& world, const Team& team) {
   scope.sync();
@@ -304,14 +324,15 @@ __device__ bool barrier(S scope, const World& world, const Team& team) {
   bool ok = true;
   for (Pe pe = first; pe < world.n_pes; pe += step) {
     if (!detail::is_member(team, pe) || pe == world.my_pe) continue;
-    std::uint64_t* const theirs = detail::resolve(world, team.arrived + world.my_pe, sizeof(std::uint64_t), pe);
+    std::uint64_t* const theirs =
+        detail::resolve(world, team.arrived + world.my_pe, sizeof(std::uint64_t), pe);
     if (theirs != nullptr) ptx::st_release_sys(theirs, epoch);
     ok = ok && theirs != nullptr;
   }
   for (Pe pe = first; pe < world.n_pes && ok; pe += step)
     if (detail::is_member(team, pe) && pe != world.my_pe)
-      ok = detail::wait_for<std::uint64_t>(world, FailureKind::barrier, team.arrived + pe, Compare::greater_equal,
-                                           epoch, pe);
+      ok = detail::wait_for<std::uint64_t>(world, FailureKind::barrier, team.arrived + pe,
+                                           Compare::greater_equal, epoch, pe);
   return scope.all(ok);
 }
 

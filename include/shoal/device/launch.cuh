@@ -1,4 +1,6 @@
-// shoal/device/launch.cuh: launching kernels whose blocks, or whose PEs, wait for each other (requirement D10).
+// SPDX-License-Identifier: Apache-2.0
+// shoal/device/launch.cuh: launching kernels whose blocks, or whose PEs, wait for each other
+// (requirement D10).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,7 +24,8 @@ namespace detail {
 inline void check_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // told here, not by whoever asks next
-  throw Error(Code::system, std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+  throw Error(Code::system, std::string(what) + ": " + cudaGetErrorName(error) + ": " +
+                                cudaGetErrorString(error));
 }
 
 /// Makes a GPU current while it lives.
@@ -42,11 +45,13 @@ class CurrentDevice {
 
 }  // namespace detail
 
-/// How many blocks of this kernel the GPU of this PE runs at once, shared evenly among the PEs that use it. Also loads
-/// the kernel, which may wait for kernels that run: call it (or launch_collective) once before anything waits. Throws
-/// Error{invalid_argument} when not one block fits, Error{system} with CUDA's reason.
+/// How many blocks of this kernel the GPU of this PE runs at once, shared evenly among the PEs that
+/// use it. Also loads the kernel, which may wait for kernels that run: call it (or
+/// launch_collective) once before anything waits. Throws Error{invalid_argument} when not one block
+/// fits, Error{system} with CUDA's reason.
 template <typename... Parameters>
-int resident_blocks(const shoal::World& world, void (*kernel)(Parameters...), dim3 block, std::size_t shared_bytes) {
+int resident_blocks(const shoal::World& world, void (*kernel)(Parameters...), dim3 block,
+                    std::size_t shared_bytes) {
   const cuda::LaunchContext context = cuda::launch_context(world);
   const detail::CurrentDevice current(context.device);
   const std::size_t threads = static_cast<std::size_t>(block.x) * block.y * block.z;
@@ -58,36 +63,40 @@ int resident_blocks(const shoal::World& world, void (*kernel)(Parameters...), di
                                             " threads; this kernel allows 1 to " +
                                             std::to_string(attributes.maxThreadsPerBlock));
   if (shared_bytes > static_cast<std::size_t>(attributes.maxDynamicSharedSizeBytes))
-    detail::check_cuda(
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared_bytes)),
-        "launch_collective: the dynamic shared memory of a block");
+    detail::check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(shared_bytes)),
+                       "launch_collective: the dynamic shared memory of a block");
   int per_multiprocessor = 0, multiprocessors = 0;
-  detail::check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel,
-                                                                   static_cast<int>(threads), shared_bytes),
+  detail::check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                         &per_multiprocessor, kernel, static_cast<int>(threads), shared_bytes),
                      "launch_collective: occupancy");
-  detail::check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, context.device),
-                     "launch_collective: multiprocessors");
+  detail::check_cuda(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, context.device),
+      "launch_collective: multiprocessors");
   const int blocks = per_multiprocessor * multiprocessors / context.pes_on_device;
   if (blocks == 0)
     throw Error(Code::invalid_argument,
                 "launch_collective: not one block of " + std::to_string(threads) + " threads and " +
                     std::to_string(shared_bytes) + " bytes of dynamic shared memory fits: " +
-                    std::to_string(per_multiprocessor) + " per multiprocessor, " + std::to_string(multiprocessors) +
-                    " multiprocessors, shared by " + std::to_string(context.pes_on_device) + " PEs");
+                    std::to_string(per_multiprocessor) + " per multiprocessor, " +
+                    std::to_string(multiprocessors) + " multiprocessors, shared by " +
+                    std::to_string(context.pes_on_device) + " PEs");
   return blocks;
 }
 
-/// Launches `kernel(arguments...)` cooperatively, so that all of its blocks run at once, on the high-priority stream of
-/// this PE, after what is queued on `stream` now and before what is queued there later. Returns at once; capturable.
+/// Launches `kernel(arguments...)` cooperatively, so that all of its blocks run at once, on the
+/// high-priority stream of this PE, after what is queued on `stream` now and before what is queued
+/// there later. Returns at once; capturable.
 ///
-/// Throws Error{invalid_argument} when the grid does not fit next to the same kernel of the other PEs on this GPU,
-/// stating what does; Error{unsupported} in worlds without a device side. That other kernels leave room is the caller's
-/// part.
+/// Throws Error{invalid_argument} when the grid does not fit next to the same kernel of the other
+/// PEs on this GPU, stating what does; Error{unsupported} in worlds without a device side. That
+/// other kernels leave room is the caller's part.
 template <typename... Parameters, typename... Arguments>
-void launch_collective(const shoal::World& world, cudaStream_t stream, LaunchShape shape, void (*kernel)(Parameters...),
-                       Arguments&&... arguments) {
-  static_assert(sizeof...(Parameters) == sizeof...(Arguments), "the kernel takes another number of arguments");
+void launch_collective(const shoal::World& world, cudaStream_t stream, LaunchShape shape,
+                       void (*kernel)(Parameters...), Arguments&&... arguments) {
+  static_assert(sizeof...(Parameters) == sizeof...(Arguments),
+                "the kernel takes another number of arguments");
   const int fitting = resident_blocks(world, kernel, shape.block, shape.shared_bytes);
   if (shape.grid.x == 0) shape.grid = dim3(static_cast<unsigned>(fitting), 1, 1);
   const std::size_t blocks = static_cast<std::size_t>(shape.grid.x) * shape.grid.y * shape.grid.z;
@@ -96,7 +105,8 @@ void launch_collective(const shoal::World& world, cudaStream_t stream, LaunchSha
     throw Error(Code::invalid_argument, "launch_collective: a grid of " + std::to_string(blocks) +
                                             " blocks; at once fit 1 to " + std::to_string(fitting) +
                                             " of this kernel and block size, with " +
-                                            std::to_string(context.pes_on_device) + " PEs on the GPU");
+                                            std::to_string(context.pes_on_device) +
+                                            " PEs on the GPU");
 
   const detail::CurrentDevice current(context.device);
   cudaLaunchAttribute attribute{};
@@ -111,7 +121,8 @@ void launch_collective(const shoal::World& world, cudaStream_t stream, LaunchSha
   config.numAttrs = 1;
   cuda::order(world, stream, context.priority);
   detail::check_cuda(
-      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(std::forward<Arguments>(arguments))...),
+      cudaLaunchKernelEx(&config, kernel,
+                         static_cast<Parameters>(std::forward<Arguments>(arguments))...),
       "launch_collective");
   cuda::order(world, context.priority, stream);
 }

@@ -1,6 +1,9 @@
-// shoal/device/ptx.cuh: the PTX instructions that CUDA C++ has no name for, one wrapper each, named after it.
+// SPDX-License-Identifier: Apache-2.0
+// shoal/device/ptx.cuh: the PTX instructions that CUDA C++ has no name for, one wrapper each, named
+// after it.
 //
-// All of them work on generic addresses and at system scope: the other side is another GPU, or the host.
+// All of them work on generic addresses and at system scope: the other side is another GPU, or the
+// host.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +35,10 @@ __device__ inline std::uint64_t ld_relaxed_sys(const std::uint64_t* address) {
 /// Two words of one aligned 16-byte access, each of them read at once.
 __device__ inline ulonglong2 ld_relaxed_sys(const ulonglong2* address) {
   ulonglong2 value;
-  asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address) : "memory");
+  asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];"
+               : "=l"(value.x), "=l"(value.y)
+               : "l"(address)
+               : "memory");
   return value;
 }
 
@@ -66,7 +72,8 @@ __device__ inline void st_release_sys(std::uint64_t* address, std::uint64_t valu
 
 /// red.release.sys.add
 __device__ inline void red_release_sys_add(std::uint64_t* address, std::uint64_t value) {
-  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value)
+  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)),
+               "l"(value)
                : "memory");
 }
 

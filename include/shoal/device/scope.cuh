@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // shoal/device/scope.cuh: who does the work of an operation: a thread, a warp or a block.
 //
-// rank() and size() number the threads of the scope; thread 0 is its leader. sync() is a barrier among them that also
-// orders their memory accesses. all() is sync() and tells everybody whether `value` is true on all of them.
+// rank() and size() number the threads of the scope; thread 0 is its leader. sync() is a barrier
+// among them that also orders their memory accesses. all() is sync() and tells everybody whether
+// `value` is true on all of them.
 #pragma once
 
 #include <concepts>
@@ -16,7 +18,8 @@ struct Thread {
   __device__ bool all(bool value) const { return value; }
 };
 
-/// All 32 lanes of a warp. Of a block whose size is no multiple of 32, the last warp cannot be a scope.
+/// All 32 lanes of a warp. Of a block whose size is no multiple of 32, the last warp cannot be a
+/// scope.
 struct Warp {
   __device__ unsigned rank() const {
     return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
@@ -31,7 +34,9 @@ struct Warp {
 
 /// All threads of a block, of any size and shape.
 struct Block {
-  __device__ unsigned rank() const { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+  __device__ unsigned rank() const {
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  }
   __device__ unsigned size() const { return blockDim.x * blockDim.y * blockDim.z; }
   __device__ void sync() const { __syncthreads(); }
   __device__ bool all(bool value) const { return __syncthreads_and(value) != 0; }

@@ -1,4 +1,6 @@
-// shoal/device/types.hpp: what kernels are given, as plain structs that travel as kernel parameters.
+// SPDX-License-Identifier: Apache-2.0
+// shoal/device/types.hpp: what kernels are given, as plain structs that travel as kernel
+// parameters.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +22,8 @@ enum class FailureKind : std::uint32_t {
   unreachable,     ///< the GPU of this PE cannot reach the heap of PE `awaited`; nothing was done
 };
 
-/// The first thing that went wrong in a kernel of this PE since the report was last taken. In host memory that the GPU
-/// writes; read it with shoal::cuda::check_failures or take_failure.
+/// The first thing that went wrong in a kernel of this PE since the report was last taken. In host
+/// memory that the GPU writes; read it with shoal::cuda::check_failures or take_failure.
 struct FailureReport {
   enum State : std::uint32_t { empty = 0, filling = 1, complete = 2 };
 
@@ -45,7 +47,8 @@ struct World {
   std::byte* heap;           ///< start of this PE's heap
   std::byte* window;         ///< heap of PE p: window + p * stride, where `bases` is nullptr
   std::size_t stride;        ///< bytes
-  std::byte* const* bases;   ///< in device memory, by PE, where heaps lie anywhere; nullptr elements: not reachable
+  std::byte* const* bases;   ///< in device memory, by PE, where heaps lie anywhere; nullptr
+                             ///< elements: not reachable
   std::size_t heap_bytes;    ///< of every heap
   std::uint64_t timeout_ns;  ///< deadline of every wait (SHOAL_TIMEOUT_MS)
   FailureReport* failure;    ///< in host memory
@@ -58,7 +61,8 @@ struct Team {
   static constexpr Pe kMaxPes = 1024;  ///< of the world
   static constexpr int kEpochBits = 40;
 
-  std::uint64_t* arrived;    ///< in this PE's heap, by world PE: the last barrier of this team that it has entered
+  std::uint64_t* arrived;    ///< in this PE's heap, by world PE: the last barrier of this team that
+                             ///< it has entered
   std::uint64_t* epoch;      ///< in this PE's heap: the last barrier that this PE has entered
   std::uint64_t generation;  ///< tells teams apart that had the same index one after another
   std::uint64_t members[kMaxPes / 64];  ///< bit p: world PE p is a member

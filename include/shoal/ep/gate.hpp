@@ -1,12 +1,16 @@
-// shoal/ep/gate.hpp: from router logits to top-k indices and weights, as DeepSeek-V3 does it (requirement E4).
+// SPDX-License-Identifier: Apache-2.0
+// shoal/ep/gate.hpp: from router logits to top-k indices and weights, as DeepSeek-V3 does it
+// (requirement E4).
 //
-// A pure function on the host, for programs that have no gate of their own: examples, tests, shoal-moe. Per token:
+// A pure function on the host, for programs that have no gate of their own: examples, tests,
+// shoal-moe. Per token:
 //   score = sigmoid(logit) (or softmax over the experts), selection = score + bias of the expert;
-//   experts come in groups of equal size; a group's score is the sum of its two best selections; the best groups are
-//   kept; the top_k experts of the kept groups with the best selection are chosen, the lower index first among equals
-//   (groups likewise); weight = score, without the bias; divided by the sum of the chosen ones if `normalize`; times
-//   `routed_scaling`.
-// Scores, selections and group scores are float32 values; so equal inputs give equal choices everywhere.
+//   experts come in groups of equal size; a group's score is the sum of its two best selections;
+//   the best groups are kept; the top_k experts of the kept groups with the best selection are
+//   chosen, the lower index first among equals (groups likewise); weight = score, without the bias;
+//   divided by the sum of the chosen ones if `normalize`; times `routed_scaling`.
+// Scores, selections and group scores are float32 values; so equal inputs give equal choices
+// everywhere.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +40,10 @@ struct Gated {
   Tensor topk_weights;  ///< float32 [tokens, top_k], in the same order
 };
 
-/// logits: float32 [tokens, experts], contiguous; -infinity masks an expert out while others remain; no NaN, no
-/// infinity. bias: float32 [experts], finite; or not defined: no bias. Throws Error{invalid_argument} as validate, for
-/// other shapes and dtypes, and for a NaN, naming the token and the expert.
+/// logits: float32 [tokens, experts], contiguous; -infinity masks an expert out while others
+/// remain; no NaN, no infinity. bias: float32 [experts], finite; or not defined: no bias. Throws
+/// Error{invalid_argument} as validate, for other shapes and dtypes, and for a NaN, naming the
+/// token and the expert.
 Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& options);
 
 }  // namespace shoal::ep

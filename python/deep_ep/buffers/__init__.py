@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The communicating part of ``deep_ep``: buffers over ``shoal`` worlds and groups.
 
 A file imports only from those before it: checks; groups (normal-mode groups by shape); runtime (World and streams).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Argument checks: AssertionError where the contract has a Python assert, RuntimeError (native_assert) elsewhere."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""``ElasticBuffer``: dispatch and combine in flat and expanded form, and the ring, gather and engram calls (V2)."""
+# SPDX-License-Identifier: Apache-2.0
+"""``ElasticBuffer``: dispatch and combine in flat and expert_major form, and the ring, gather and engram calls (V2)."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ class ElasticBuffer(ElasticTransfers):
             self.runtime.close()
             self.runtime = None
 
-    # --- streams ------------------------------------------------------------------------------------------------------
+    # Streams.
 
     @staticmethod
     def capture() -> EventHandle:
@@ -149,7 +150,7 @@ class ElasticBuffer(ElasticTransfers):
                     torch.cuda.current_stream().synchronize()
             shoal.barrier(runtime.team)
 
-    # --- dispatch and combine -----------------------------------------------------------------------------------------
+    # Dispatch and combine.
 
     def dispatch(
         self,
@@ -183,8 +184,8 @@ class ElasticBuffer(ElasticTransfers):
         expert, blocks at multiples of expert_alignment; do_zero_padding fills what lies between with zeros.
         use_tma_aligned_col_major_sf: scales with the row index running fastest.
 
-        Returns (recv_x as x, recv_topk_idx [rows, K] of local experts or -1, None when expanded; recv_topk_weights
-        [rows, K] of all choices, [rows] when expanded; handle; event).
+        Returns (recv_x as x, recv_topk_idx [rows, K] of local experts or -1, None when expert_major; recv_topk_weights
+        [rows, K] of all choices, [rows] when expert_major; handle; event).
         """
         call = "dispatch"
         runtime = self._open(call)
@@ -290,8 +291,8 @@ class ElasticBuffer(ElasticTransfers):
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Sums the answers to the rows of a dispatch at their sources, without weights. Collective.
 
-        x: bfloat16 [rows, H] in the form of the dispatch. topk_weights: float32 [rows, K], [rows] when expanded; each
-        comes back to its lane. bias: one or two bfloat16 [T, H]. Order of the sums: expanded rows of a rank in
+        x: bfloat16 [rows, H] in the form of the dispatch. topk_weights: float32 [rows, K], [rows] when expert_major; each
+        comes back to its lane. bias: one or two bfloat16 [T, H]. Order of the sums: expert_major rows of a rank in
         ascending lane order (rounded, with allow_multiple_reduction), then the ranks in the order of their last lanes;
         float32, biases first, rounded once. Returns (bfloat16 [T, H], float32 [T, K] or None, event).
         """
@@ -310,7 +311,7 @@ class ElasticBuffer(ElasticTransfers):
         lanes_apart = handle.do_expand and not self.allow_multiple_reduction
         if topk_weights is not None:
             native_assert(
-                not lanes_apart, f"{call}: expanded without allow_multiple_reduction there are no topk_weights"
+                not lanes_apart, f"{call}: expert_major without allow_multiple_reduction there are no topk_weights"
             )
             shape = (rows,) if handle.do_expand else (rows, top_k)
             require_tensor(call, "topk_weights", topk_weights, (torch.float32,), shape, runtime.device)
@@ -319,7 +320,7 @@ class ElasticBuffer(ElasticTransfers):
         ) as operation:
             answers, weights, target = x.detach(), topk_weights, known.handle
             if lanes_apart:
-                target = self._expanded_handle(handle, operation)
+                target = self._expert_major_handle(handle, operation)
             with profiled("combine_reduce_epilogue_impl"):  # which is a prologue here
                 if handle.do_expand and not lanes_apart:
                     answers = layout.sum_lanes(answers, known.lane_rows)
@@ -340,7 +341,7 @@ class ElasticBuffer(ElasticTransfers):
             operation.overlap((x, topk_weights, *biases, answers, weights), (sums, summed_weights)),
         )
 
-    # --- private ------------------------------------------------------------------------------------------------------
+    # Private.
 
     @staticmethod
     def _unpack_handle(handle: EPHandle | None) -> tuple[Any, ...]:
@@ -478,16 +479,16 @@ class ElasticBuffer(ElasticTransfers):
         aligned = (counts + (alignment - 1)) // alignment * alignment
         ends = aligned.cumsum(0, dtype=torch.int32)
         starts = ends - aligned
-        lane_rows = layout.expanded_rows(local_idx, starts) if do_expand else None
+        lane_rows = layout.expert_major_rows(local_idx, starts) if do_expand else None
         if worst_rows:
-            expanded = layout.most_expanded_rows(self.num_ranks, max_tokens, top_k, local_experts, alignment)
+            expert_major = layout.most_expert_major_rows(self.num_ranks, max_tokens, top_k, local_experts, alignment)
         else:
-            expanded = sum(received.tokens_per_expert)
+            expert_major = sum(received.tokens_per_expert)
         handle = EPHandle(
             *as_given,
             topk_idx,
             received.x.shape[0],
-            expanded,
+            expert_major,
             [] if worst_rows else received.tokens_per_expert,
             layout.rank_prefix(source_ids, (local_idx >= 0).any(1), max_tokens, self.num_ranks),
             starts + counts if do_expand else ends,
@@ -530,11 +531,11 @@ class ElasticBuffer(ElasticTransfers):
             recv_scales = (layout.column_major(recv_scales) if columns_first else recv_scales).view(scales.dtype)
         return recv_x, recv_scales, recv_topk_idx, recv_weights
 
-    def _expanded_handle(self, handle: EPHandle, operation: Operation) -> Any:
-        """The handle of Shoal's own expanded form of the same layout, made once by a dispatch of rows of 16 bytes."""
+    def _expert_major_handle(self, handle: EPHandle, operation: Operation) -> Any:
+        """The handle of Shoal's own expert_major form of the same layout, made once by a dispatch of rows of 16 bytes."""
         known: layout.ShoalLayout = handle.shoal
-        if known.expanded_handle:
-            return known.expanded_handle[0]
+        if known.expert_major_handle:
+            return known.expert_major_handle[0]
         captured = self.runtime.capturing()
         empty = torch.zeros((handle.topk_idx.shape[0], 16), dtype=torch.int8, device=handle.topk_idx.device)
         made = known.group.dispatch(
@@ -542,10 +543,10 @@ class ElasticBuffer(ElasticTransfers):
             known.routing,
             captured=captured,
             expert_alignment=handle.expert_alignment,
-            expanded=True,
+            expert_major=True,
             worst_case_rows=handle.num_expanded_tokens if known.worst_rows else 0,
             **operation.launch,
         )
         if not captured:  # what a graph makes is there when it is replayed
-            known.expanded_handle.append(made.handle)
+            known.expert_major_handle.append(made.handle)
         return made.handle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tensors that describe an elastic dispatch, computed from what Shoal delivers. No host synchronisation here."""
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class ShoalLayout(NamedTuple):
     handle: Any
     worst_rows: int  # of the flat form; 0: sizes were exchanged
     topk_idx: torch.Tensor  # int64 [rows, K]: local experts, -1 elsewhere
-    lane_rows: torch.Tensor | None  # int64 [rows, K]: expanded row of each lane, or -1; None in the flat form
-    expanded_handle: list[Any]  # of Shoal's own expanded form, once a combine has needed it
+    lane_rows: torch.Tensor | None  # int64 [rows, K]: expert_major row of each lane, or -1; None in the flat form
+    expert_major_handle: list[Any]  # of Shoal's own expert_major form, once a combine has needed it
 
 
-def most_expanded_rows(ranks: int, max_tokens: int, top_k: int, local_experts: int, alignment: int) -> int:
-    """Rows of the expanded form when nothing is known about the routing."""
+def most_expert_major_rows(ranks: int, max_tokens: int, top_k: int, local_experts: int, alignment: int) -> int:
+    """Rows of the expert_major form when nothing is known about the routing."""
     rows = ranks * max_tokens * min(top_k, local_experts) + (alignment - 1) * local_experts
     return align(rows, alignment)
 
@@ -44,7 +45,7 @@ def rank_prefix(source_ids: torch.Tensor, valid: torch.Tensor, max_tokens: int, 
     )
 
 
-def expanded_rows(local_idx: torch.Tensor, first_row: torch.Tensor) -> torch.Tensor:
+def expert_major_rows(local_idx: torch.Tensor, first_row: torch.Tensor) -> torch.Tensor:
     """int64 [rows, K]: where the copy for each lane lies when rows are grouped by expert; -1: not here.
 
     first_row: [E / R], the start of each expert's block. Within a block rows keep their order.
@@ -58,7 +59,7 @@ def expanded_rows(local_idx: torch.Tensor, first_row: torch.Tensor) -> torch.Ten
 
 
 def positions(lane_rows: torch.Tensor, total_rows: int) -> torch.Tensor:
-    """int64 [total rows]: index into lane_rows.flatten() of what lies in each expanded row; -1: padding."""
+    """int64 [total rows]: index into lane_rows.flatten() of what lies in each expert_major row; -1: padding."""
     targets = torch.where(lane_rows < 0, total_rows, lane_rows).flatten()
     source = torch.full((total_rows + 1,), -1, dtype=torch.int64, device=lane_rows.device)
     return source.scatter_(0, targets, torch.arange(targets.numel(), device=targets.device))[:total_rows]
@@ -114,7 +115,7 @@ def column_major(scales: torch.Tensor) -> torch.Tensor:
 
 
 def sum_lanes(y: torch.Tensor, lane_rows: torch.Tensor) -> torch.Tensor:
-    """Rows of the expanded form summed per received token: float32, lanes ascending, rounded to the type of y."""
+    """Rows of the expert_major form summed per received token: float32, lanes ascending, rounded to the type of y."""
     total = torch.zeros((lane_rows.shape[0], y.shape[1]), dtype=torch.float32, device=y.device)
     if y.shape[0] == 0:
         return total.to(y.dtype)
@@ -125,7 +126,7 @@ def sum_lanes(y: torch.Tensor, lane_rows: torch.Tensor) -> torch.Tensor:
 
 
 def weights_by_lane(weights: torch.Tensor, lane_rows: torch.Tensor) -> torch.Tensor:
-    """float32 [rows, K] of one weight per expanded row; 0 where a lane has no row."""
+    """float32 [rows, K] of one weight per expert_major row; 0 where a lane has no row."""
     if weights.numel() == 0:
         return torch.zeros(lane_rows.shape, dtype=weights.dtype, device=weights.device)
     return weights[lane_rows.clamp(min=0)].masked_fill(lane_rows < 0, 0)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes that ``ElasticBuffer`` tells its callers: bytes to ask for, SMs and queue pairs to use."""
 
 from __future__ import annotations

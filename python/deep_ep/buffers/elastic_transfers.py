@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The calls of ``ElasticBuffer`` beside dispatch and combine: ring, gather sessions, engram storage."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engram storage: a table spread over the ranks, from which each rank fetches rows with one-sided gets."""
 
 from __future__ import annotations

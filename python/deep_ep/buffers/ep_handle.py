@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``EPHandle``: what an elastic dispatch leaves for its combine and for cached dispatches."""
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ class EPHandle:
     """The layout of one ``ElasticBuffer.dispatch``. All tensors int32 unless said otherwise.
 
     do_expand, num_experts, expert_alignment, num_max_tokens_per_rank (M), num_sms: as dispatched.
-    topk_idx [T, K]: as sent. num_recv_tokens, num_expanded_tokens: rows of the flat and of the expanded form; the most
+    topk_idx [T, K]: as sent. num_recv_tokens, num_expanded_tokens: rows of the flat and of the expert_major form; the most
     there can be without CPU sync. num_recv_tokens_per_expert_list: aligned; [] without CPU sync.
     psum_num_recv_tokens_per_scaleup_rank [R]: rows from ranks 0 to i. psum_num_recv_tokens_per_expert [E / R]: flat:
-    sum of aligned counts of experts 0 to i; expanded: where the rows of expert i end, padding excluded.
+    sum of aligned counts of experts 0 to i; expert_major: where the rows of expert i end, padding excluded.
     num_unaligned_recv_tokens_per_expert [E / R]. recv_src_metadata [num_recv_tokens, K + 2]: source rank * M + token;
-    source rank * K + last lane of the token here; the expanded row of each lane, or -1 (flat: -1); rows beyond the
+    source rank * K + last lane of the token here; the expert_major row of each lane, or -1 (flat: -1); rows beyond the
     received ones are -1. dst_buffer_slot_idx [T, K]: this rank * M + number of the token among those to the lane's
     rank, for the last lane that asks for the rank; -1 elsewhere. token_metadata_at_forward, channel_linked_list: None
     (of two-level forms).

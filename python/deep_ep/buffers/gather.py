@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gather sessions: each rank puts its tensors to the same place of every rank's buffer.
 
 A session hands out its buffer from the start; a signal per call and source carries the session's number, so nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal.ep groups, made when first needed: a buffer learns hidden size, top-k and experts from its calls only."""
 
 from __future__ import annotations

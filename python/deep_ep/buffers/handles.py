@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles of the legacy buffer: the tuples that callers know, with Shoal's own handle inside."""
 
 from __future__ import annotations

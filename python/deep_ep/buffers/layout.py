@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where tokens go, from the top-k indices: plain torch, the same on the CPU and on GPUs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``Buffer``: dispatch and combine in normal and low-latency mode (the V1 interface)."""
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Buffer(LowLatencyCalls):
             self.runtime = None
             self._hooked.clear()
 
-    # --- statics ------------------------------------------------------------------------------------------------------
+    # Statics.
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -128,7 +129,7 @@ class Buffer(LowLatencyCalls):
         """The recommended tuning; AssertionError for rank counts without one."""
         return sizes.get_combine_config(num_ranks, Buffer.num_sms)
 
-    # --- memory and streams -------------------------------------------------------------------------------------------
+    # Memory and streams.
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The stream that operations run on; on the CPU a ``torch.Stream`` that orders nothing."""
@@ -158,7 +159,7 @@ class Buffer(LowLatencyCalls):
         expect(flat.numel() >= numel, f"get_local_buffer_tensor: {list(size)} of {dtype} in {flat.numel()} elements")
         return flat[:numel].view(size)
 
-    # --- normal mode --------------------------------------------------------------------------------------------------
+    # Normal mode.
 
     def get_dispatch_layout(
         self,
@@ -342,7 +343,7 @@ class Buffer(LowLatencyCalls):
             x, handle, topk_weights, bias, config, previous_event, async_finish, allocate_on_comm_stream
         )
 
-    # --- private ------------------------------------------------------------------------------------------------------
+    # Private.
 
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:

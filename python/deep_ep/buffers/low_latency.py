@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The low-latency half of the legacy buffer."""
 
 from __future__ import annotations

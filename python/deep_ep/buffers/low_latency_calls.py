@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The low-latency calls of ``Buffer``."""
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ class LowLatencyCalls(abc.ABC):
         self._check_shrink()
         self._low_latency.clear_masks()
 
-    # --- private ------------------------------------------------------------------------------------------------------
+    # Private.
 
     def _check_low_latency(self, call: str, max_tokens: int, hidden: int, num_experts: int) -> None:
         native_assert(self.low_latency_mode, f"{call}: this buffer was made without low_latency_mode=True")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pp_send and pp_recv: tensors between neighbours of a ring, through slots in the symmetric heap.
 
 Each link has slots at its receiver. A sender takes them in turn and waits while the receiver has not freed the one it

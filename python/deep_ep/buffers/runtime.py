@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every buffer owns: a World, its groups, and the stream that its operations run on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles of NCCL communicators, for callers that ask for one. The transport of this package needs none."""
 
 import ctypes

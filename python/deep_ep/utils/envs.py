@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process group, seeds and hardware around a test or a buffer."""
 
 import functools

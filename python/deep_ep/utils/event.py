@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events: points in a stream's work for which other streams can wait.
 
 On CUDA an event marks work queued on a stream. Without CUDA the calls of this package have done their work when they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where packages with native libraries are installed. Nothing in this package needs them; callers look here."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gate scores whose top-k choice loads ranks unevenly: rank 0 gets `ratio` times the tokens of any other rank.
 
 A token counts once for each rank that it goes to. All results are on the GPU where there is one, else on the CPU;

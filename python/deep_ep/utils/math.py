@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers that tests and callers share: rounding, FP8 casts, differences, hashes, bytes."""
 
 from collections.abc import Iterable, Iterator

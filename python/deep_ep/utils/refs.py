@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dispatch and combine in plain torch and torch.distributed: what the library must give, bit by bit."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small language helpers: defaults, per-object caches, and the check behind errors of the native class."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timing: by events or the clock (`bench`), and by the profiler's kernel times (`bench_kineto`)."""
 
 import os

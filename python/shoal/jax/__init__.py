@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shoal for JAX: dispatch and combine under jax.jit and jax.grad, on the host.
 
     received = shoal.jax.dispatch(group, x, topk_idx, topk_weights)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """XLA's foreign function interface, as far as it takes to call Python functions on host arrays without a copy.
 
 XLA calls a C function with a "call frame": arguments, results and attributes. The structs here are those of XLA's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shoal for PyTorch: differentiable dispatch and combine, operators for torch.compile, and a layer made of them.
 
     received = shoal.torch.dispatch(group, x, topk_idx, topk_weights)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """dispatch and combine as differentiable functions of tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mixture-of-experts layer over dispatch and combine: small, correct, and a place to start from."""
 
 from __future__ import annotations

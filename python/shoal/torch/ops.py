@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The custom operators `torch.ops.shoal`: what autograd and torch.compile see of dispatch and combine.
 
 A graph holds only tensors and integers. So a group travels as the integer that `register` gives it, and the layout of a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // common.hpp: what Shoal's bootstrap plug-ins share.
 #pragma once
 
@@ -31,8 +32,8 @@ inline std::string variable(const shoal_bootstrap_context* context, const char* 
   return value == nullptr ? std::string() : std::string(value);
 }
 
-/// Calls `finish` when the process ends well. A process that fails leaves its launcher without a word, so that the
-/// launcher ends the others too and does not wait for them.
+/// Calls `finish` when the process ends well. A process that fails leaves its launcher without a
+/// word, so that the launcher ends the others too and does not wait for them.
 inline void at_good_end(void (*finish)()) {
   on_exit(
       [](int status, void* what) {

@@ -1,8 +1,10 @@
-// mpi.cpp: MPI_COMM_WORLD, of the MPI that this file was built with (MPIs have no common ABI; programs with another MPI
-// use shoal/mpi.hpp).
+// SPDX-License-Identifier: Apache-2.0
+// mpi.cpp: MPI_COMM_WORLD, of the MPI that this file was built with (MPIs have no common ABI;
+// programs with another MPI use shoal/mpi.hpp).
 //
-// An MPI that the program has initialised is left to the program. One that is initialised here is finalised when the
-// process ends, since MPI cannot be initialised twice. MPI_Init has no deadline; the broadcast keeps to it.
+// An MPI that the program has initialised is left to the program. One that is initialised here is
+// finalised when the process ends, since MPI cannot be initialised twice. MPI_Init has no deadline;
+// the broadcast keeps to it.
 #include <mpi.h>
 #include <unistd.h>
 
@@ -22,7 +24,8 @@ constexpr const char* kBuiltWith = "MPICH";
 constexpr const char* kBuiltWith = "";
 #endif
 
-/// MPI as this process sees it: when the program was linked with another MPI, its functions are found first.
+/// MPI as this process sees it: when the program was linked with another MPI, its functions are
+/// found first.
 std::string running_library() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
@@ -41,10 +44,13 @@ int start(shoal_bootstrap_context* context) {
   int initialised = 0, finalised = 0;
   MPI_Initialized(&initialised);
   MPI_Finalized(&finalised);
-  if (finalised != 0) return report(context, SHOAL_BOOTSTRAP_FAILED, "MPI has been finalised in this process already");
+  if (finalised != 0)
+    return report(context, SHOAL_BOOTSTRAP_FAILED,
+                  "MPI has been finalised in this process already");
   if (initialised != 0) return SHOAL_BOOTSTRAP_OK;
   int provided = 0;
-  if (const int error = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided); error != MPI_SUCCESS)
+  if (const int error = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+      error != MPI_SUCCESS)
     return failed(context, "MPI_Init_thread", error);
   at_good_end([] {
     int over = 0;
@@ -58,8 +64,10 @@ int open(shoal_bootstrap_context* context, void** job, std::int32_t* pe, std::in
   const std::string library = running_library();
   if (library.find(kBuiltWith) == std::string::npos)
     return report(context, SHOAL_BOOTSTRAP_ABSENT,
-                  std::string("this plug-in is built for ") + kBuiltWith + ", but the MPI of this process is \"" +
-                      library.substr(0, library.find('\n')) + "\": open the world with connect_mpi of shoal/mpi.hpp");
+                  std::string("this plug-in is built for ") + kBuiltWith +
+                      ", but the MPI of this process is \"" +
+                      library.substr(0, library.find('\n')) +
+                      "\": open the world with connect_mpi of shoal/mpi.hpp");
   if (const int status = start(context); status != SHOAL_BOOTSTRAP_OK) return status;
   int rank = -1, size = -1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -76,7 +84,8 @@ int broadcast(shoal_bootstrap_context* context, void*, char* text) {
   auto buffer = std::make_unique<char[]>(SHOAL_BOOTSTRAP_TEXT_SIZE);
   std::memcpy(buffer.get(), text, SHOAL_BOOTSTRAP_TEXT_SIZE);
   MPI_Request request = MPI_REQUEST_NULL;
-  int error = MPI_Ibcast(buffer.get(), SHOAL_BOOTSTRAP_TEXT_SIZE, MPI_CHAR, 0, MPI_COMM_WORLD, &request);
+  int error =
+      MPI_Ibcast(buffer.get(), SHOAL_BOOTSTRAP_TEXT_SIZE, MPI_CHAR, 0, MPI_COMM_WORLD, &request);
   for (int done = 0; error == MPI_SUCCESS && done == 0; usleep(20)) {
     error = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (done == 0 && Clock::now() >= deadline) {
@@ -98,7 +107,8 @@ void close(void*) {}
 }  // namespace shoal::plugins
 
 const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {
-    SHOAL_BOOTSTRAP_PLUGIN_VERSION, SHOAL_BOOTSTRAP_SAME_THREAD, sizeof(shoal_bootstrap_plugin), "mpi",
+    SHOAL_BOOTSTRAP_PLUGIN_VERSION, SHOAL_BOOTSTRAP_SAME_THREAD,
+    sizeof(shoal_bootstrap_plugin), "mpi",
 #if defined(OPEN_MPI)
     "MPI_COMM_WORLD of Open MPI",
 #elif defined(MPICH_VERSION)
@@ -106,4 +116,5 @@ const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {
 #else
                                                              "MPI_COMM_WORLD",
 #endif
-    shoal::plugins::open,           shoal::plugins::broadcast,   shoal::plugins::close};
+    shoal::plugins::open,           shoal::plugins::broadcast,
+    shoal::plugins::close};

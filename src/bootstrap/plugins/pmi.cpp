@@ -1,6 +1,8 @@
-// pmi.cpp: PMI-1. Its wire protocol, lines of key=value over a socket that the process inherits (PMI_FD), is spoken
-// here directly, with deadlines and without a library: Hydra (MPICH, Intel MPI) and srun --mpi=pmi2 answer it. Tasks of
-// srun without a PMI server use Slurm's libpmi, which asks srun itself whatever --mpi says.
+// SPDX-License-Identifier: Apache-2.0
+// pmi.cpp: PMI-1. Its wire protocol, lines of key=value over a socket that the process inherits
+// (PMI_FD), is spoken here directly, with deadlines and without a library: Hydra (MPICH, Intel MPI)
+// and srun --mpi=pmi2 answer it. Tasks of srun without a PMI server use Slurm's libpmi, which asks
+// srun itself whatever --mpi says.
 #include <dlfcn.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -29,7 +31,8 @@ struct Failure : std::runtime_error {
 class Pmi {
  public:
   virtual ~Pmi() = default;
-  virtual void put(const std::string& key, const std::string& value, Clock::time_point deadline) = 0;
+  virtual void put(const std::string& key, const std::string& value,
+                   Clock::time_point deadline) = 0;
   virtual void barrier(Clock::time_point deadline) = 0;
   virtual std::string get(const std::string& key, Clock::time_point deadline) = 0;
   virtual void finalize() noexcept = 0;
@@ -52,7 +55,8 @@ int to_int(const std::string& text, const char* what) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < 0)
-    throw Failure(SHOAL_BOOTSTRAP_FAILED, std::string(what) + " is \"" + text + "\"; allowed: an integer from 0");
+    throw Failure(SHOAL_BOOTSTRAP_FAILED,
+                  std::string(what) + " is \"" + text + "\"; allowed: an integer from 0");
   return value;
 }
 
@@ -65,17 +69,21 @@ class Wire final : public Pmi {
     const std::string maxes = ask("cmd=get_maxes", "maxes", deadline);
     const int room = to_int(field(maxes, "vallen_max").value_or(""), "the launcher's vallen_max");
     if (room < SHOAL_BOOTSTRAP_TEXT_SIZE)
-      throw Failure(SHOAL_BOOTSTRAP_FAILED, "the launcher keeps values of " + std::to_string(room) +
-                                                " bytes; needed: " + std::to_string(SHOAL_BOOTSTRAP_TEXT_SIZE));
+      throw Failure(SHOAL_BOOTSTRAP_FAILED,
+                    "the launcher keeps values of " + std::to_string(room) +
+                        " bytes; needed: " + std::to_string(SHOAL_BOOTSTRAP_TEXT_SIZE));
     store_ = field(ask("cmd=get_my_kvsname", "my_kvsname", deadline), "kvsname").value_or("");
   }
 
   void put(const std::string& key, const std::string& value, Clock::time_point deadline) override {
     ask("cmd=put kvsname=" + store_ + " key=" + key + " value=" + value, "put_result", deadline);
   }
-  void barrier(Clock::time_point deadline) override { ask("cmd=barrier_in", "barrier_out", deadline); }
+  void barrier(Clock::time_point deadline) override {
+    ask("cmd=barrier_in", "barrier_out", deadline);
+  }
   std::string get(const std::string& key, Clock::time_point deadline) override {
-    return field(ask("cmd=get kvsname=" + store_ + " key=" + key, "get_result", deadline), "value").value_or("");
+    return field(ask("cmd=get kvsname=" + store_ + " key=" + key, "get_result", deadline), "value")
+        .value_or("");
   }
   void finalize() noexcept override {
     try {
@@ -86,15 +94,18 @@ class Wire final : public Pmi {
 
  private:
   /// Sends a line and returns the answer, which is of kind `expected`.
-  std::string ask(const std::string& line, const std::string& expected, Clock::time_point deadline) {
+  std::string ask(const std::string& line, const std::string& expected,
+                  Clock::time_point deadline) {
     if (broken_)
       throw Failure(SHOAL_BOOTSTRAP_FAILED,
                     "the connection to the launcher is no longer usable after an earlier failure");
-    broken_ = true;  // until the answer is here: a late one would be taken for that of the next question
+    broken_ =
+        true;  // until the answer is here: a late one would be taken for that of the next question
     send(line + "\n", deadline);
     const std::string answer = receive(line, deadline);
     if (field(answer, "cmd") != expected || field(answer, "rc").value_or("0") != "0")
-      throw Failure(SHOAL_BOOTSTRAP_FAILED, "the launcher answers \"" + answer + "\" to \"" + shown(line) + "\"");
+      throw Failure(SHOAL_BOOTSTRAP_FAILED,
+                    "the launcher answers \"" + answer + "\" to \"" + shown(line) + "\"");
     broken_ = false;
     return answer;
   }
@@ -108,7 +119,8 @@ class Wire final : public Pmi {
       const ssize_t count = ::send(fd_, text.data() + at, text.size() - at, MSG_NOSIGNAL);
       if (count > 0) at += static_cast<std::size_t>(count);
       if (count < 0 && errno != EINTR && errno != EAGAIN)
-        throw Failure(SHOAL_BOOTSTRAP_FAILED, std::string("writing to the launcher (PMI_FD): ") + std::strerror(errno));
+        throw Failure(SHOAL_BOOTSTRAP_FAILED,
+                      std::string("writing to the launcher (PMI_FD): ") + std::strerror(errno));
     }
   }
 
@@ -117,7 +129,8 @@ class Wire final : public Pmi {
     for (char c = 0; c != '\n';) {
       wait(POLLIN, question, deadline);
       const ssize_t count = ::read(fd_, &c, 1);
-      if (count == 0) throw Failure(SHOAL_BOOTSTRAP_FAILED, "the launcher has closed its connection (PMI_FD)");
+      if (count == 0)
+        throw Failure(SHOAL_BOOTSTRAP_FAILED, "the launcher has closed its connection (PMI_FD)");
       if (count < 0 && errno != EINTR && errno != EAGAIN)
         throw Failure(SHOAL_BOOTSTRAP_FAILED,
                       std::string("reading from the launcher (PMI_FD): ") + std::strerror(errno));
@@ -128,10 +141,12 @@ class Wire final : public Pmi {
 
   void wait(short events, const std::string& question, Clock::time_point deadline) const {
     while (true) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
       if (left <= 0)
-        throw Failure(SHOAL_BOOTSTRAP_TIMEOUT, "no answer from the launcher to \"" + shown(question) +
-                                                   "\" in time: a PE does not open this world, or the launcher hangs");
+        throw Failure(SHOAL_BOOTSTRAP_TIMEOUT,
+                      "no answer from the launcher to \"" + shown(question) +
+                          "\" in time: a PE does not open this world, or the launcher hangs");
       pollfd entry{fd_, events, 0};
       if (poll(&entry, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000))) > 0) return;
     }
@@ -149,15 +164,17 @@ class SlurmLibrary final : public Pmi {
     // Global: the plug-ins that libslurm loads in turn take its functions from there.
     void* const library = dlopen("libpmi.so.0", RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
     if (library == nullptr)
-      throw Failure(SHOAL_BOOTSTRAP_ABSENT, std::string("srun offers no PMI server (PMI_FD is not set) and Slurm's own "
-                                                        "library is not there: ") +
-                                                dlerror() + ". Start the program with srun --mpi=pmi2 or --mpi=pmix");
+      throw Failure(SHOAL_BOOTSTRAP_ABSENT,
+                    std::string("srun offers no PMI server (PMI_FD is not set) and Slurm's own "
+                                "library is not there: ") +
+                        dlerror() + ". Start the program with srun --mpi=pmi2 or --mpi=pmix");
     int spawned = 0;
     char name[kName] = "";
     check("PMI_Init", function<int(int*)>(library, "PMI_Init")(&spawned));
     check("PMI_Get_rank", function<int(int*)>(library, "PMI_Get_rank")(&pe));
     check("PMI_Get_size", function<int(int*)>(library, "PMI_Get_size")(&n_pes));
-    check("PMI_KVS_Get_my_name", function<int(char*, int)>(library, "PMI_KVS_Get_my_name")(name, kName));
+    check("PMI_KVS_Get_my_name",
+          function<int(char*, int)>(library, "PMI_KVS_Get_my_name")(name, kName));
     store_ = name;
     put_ = function<int(const char*, const char*, const char*)>(library, "PMI_KVS_Put");
     commit_ = function<int(const char*)>(library, "PMI_KVS_Commit");
@@ -184,12 +201,14 @@ class SlurmLibrary final : public Pmi {
   template <typename Type>
   static Type* function(void* library, const char* name) {
     void* const symbol = dlsym(library, name);
-    if (symbol == nullptr) throw Failure(SHOAL_BOOTSTRAP_ABSENT, std::string("libpmi.so.0 has no function ") + name);
+    if (symbol == nullptr)
+      throw Failure(SHOAL_BOOTSTRAP_ABSENT, std::string("libpmi.so.0 has no function ") + name);
     return reinterpret_cast<Type*>(symbol);
   }
   static void check(const char* call, int status) {
     if (status != 0)
-      throw Failure(SHOAL_BOOTSTRAP_FAILED, std::string(call) + " of libpmi.so.0 returned " + std::to_string(status));
+      throw Failure(SHOAL_BOOTSTRAP_FAILED,
+                    std::string(call) + " of libpmi.so.0 returned " + std::to_string(status));
   }
 
   std::string store_;
@@ -226,8 +245,9 @@ std::unique_ptr<Pmi> start(const shoal_bootstrap_context* context) {
           SHOAL_BOOTSTRAP_FAILED,
           "MPI runs in this process and speaks over the launcher's connection (PMI_FD) already: open the world "
           "with connect_mpi of shoal/mpi.hpp, or World.from_mpi4py");
-    return std::make_unique<Wire>(to_int(fd, "PMI_FD"), to_int(variable(context, "PMI_RANK"), "PMI_RANK"),
-                                  to_int(variable(context, "PMI_SIZE"), "PMI_SIZE"), deadline_of(context));
+    return std::make_unique<Wire>(
+        to_int(fd, "PMI_FD"), to_int(variable(context, "PMI_RANK"), "PMI_RANK"),
+        to_int(variable(context, "PMI_SIZE"), "PMI_SIZE"), deadline_of(context));
   }
   if (variable(context, "SLURM_STEP_ID").empty())
     throw Failure(
@@ -272,11 +292,12 @@ void close(void*) {}
 }  // namespace
 }  // namespace shoal::plugins
 
-const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION,
-                                                             0,
-                                                             sizeof(shoal_bootstrap_plugin),
-                                                             "pmi",
-                                                             "PMI-1: the wire protocol, or Slurm's libpmi.so.0",
-                                                             shoal::plugins::open,
-                                                             shoal::plugins::broadcast,
-                                                             shoal::plugins::close};
+const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {
+    SHOAL_BOOTSTRAP_PLUGIN_VERSION,
+    0,
+    sizeof(shoal_bootstrap_plugin),
+    "pmi",
+    "PMI-1: the wire protocol, or Slurm's libpmi.so.0",
+    shoal::plugins::open,
+    shoal::plugins::broadcast,
+    shoal::plugins::close};

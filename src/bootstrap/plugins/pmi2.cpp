@@ -1,6 +1,9 @@
-// pmi2.cpp: PMI-2 through libpmi2 (srun --mpi=pmi2, Hydra), which is opened when a world asks for it.
+// SPDX-License-Identifier: Apache-2.0
+// pmi2.cpp: PMI-2 through libpmi2 (srun --mpi=pmi2, Hydra), which is opened when a world asks for
+// it.
 //
-// The library's calls have no deadlines; Shoal gives up on them by itself (no SHOAL_BOOTSTRAP_SAME_THREAD).
+// The library's calls have no deadlines; Shoal gives up on them by itself (no
+// SHOAL_BOOTSTRAP_SAME_THREAD).
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -17,7 +20,8 @@ struct Library {
   int (*job_id)(char* id, int size) = nullptr;
   int (*put)(const char* key, const char* value) = nullptr;
   int (*fence)() = nullptr;
-  int (*get)(const char* job, int source, const char* key, char* value, int size, int* length) = nullptr;
+  int (*get)(const char* job, int source, const char* key, char* value, int size,
+             int* length) = nullptr;
 };
 
 constexpr int kAnySource = -1;
@@ -44,9 +48,10 @@ bool find(void* library, const char* name, Function& function) {
 
 bool load(Library& to, std::string& reason) {
   void* const library = dlopen("libpmi2.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library != nullptr && find(library, "PMI2_Init", to.init) && find(library, "PMI2_Finalize", to.finalize) &&
-      find(library, "PMI2_Job_GetId", to.job_id) && find(library, "PMI2_KVS_Put", to.put) &&
-      find(library, "PMI2_KVS_Fence", to.fence) && find(library, "PMI2_KVS_Get", to.get))
+  if (library != nullptr && find(library, "PMI2_Init", to.init) &&
+      find(library, "PMI2_Finalize", to.finalize) && find(library, "PMI2_Job_GetId", to.job_id) &&
+      find(library, "PMI2_KVS_Put", to.put) && find(library, "PMI2_KVS_Fence", to.fence) &&
+      find(library, "PMI2_KVS_Get", to.get))
     return true;
   const char* const why = dlerror();
   reason = why != nullptr ? why : "libpmi2.so.0 lacks a function of PMI-2";
@@ -98,8 +103,8 @@ int broadcast(shoal_bootstrap_context* context, void*, char* text) {
   if (const int status = own.library.fence(); status != 0)
     return report(context, SHOAL_BOOTSTRAP_FAILED, failure("PMI2_KVS_Fence", status));
   int length = 0;
-  if (const int status =
-          own.library.get(own.job.c_str(), kAnySource, key.c_str(), text, SHOAL_BOOTSTRAP_TEXT_SIZE, &length);
+  if (const int status = own.library.get(own.job.c_str(), kAnySource, key.c_str(), text,
+                                         SHOAL_BOOTSTRAP_TEXT_SIZE, &length);
       status != 0 || length < 0)
     return report(context, SHOAL_BOOTSTRAP_FAILED, failure("PMI2_KVS_Get", status));
   return SHOAL_BOOTSTRAP_OK;
@@ -110,7 +115,8 @@ void close(void*) {}
 }  // namespace
 }  // namespace shoal::plugins
 
-const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION, 0,
-                                                             sizeof(shoal_bootstrap_plugin), "pmi2",
-                                                             "PMI-2 through libpmi2.so.0",   shoal::plugins::open,
-                                                             shoal::plugins::broadcast,      shoal::plugins::close};
+const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {
+    SHOAL_BOOTSTRAP_PLUGIN_VERSION, 0,
+    sizeof(shoal_bootstrap_plugin), "pmi2",
+    "PMI-2 through libpmi2.so.0",   shoal::plugins::open,
+    shoal::plugins::broadcast,      shoal::plugins::close};

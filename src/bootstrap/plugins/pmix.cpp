@@ -1,5 +1,7 @@
-// pmix.cpp: PMIx (Open MPI's mpirun, srun --mpi=pmix, PRRTE). Both collective calls have deadlines of PMIx's own where
-// the server keeps them; where it does not, Shoal gives up on the call by itself.
+// SPDX-License-Identifier: Apache-2.0
+// pmix.cpp: PMIx (Open MPI's mpirun, srun --mpi=pmix, PRRTE). Both collective calls have deadlines
+// of PMIx's own where the server keeps them; where it does not, Shoal gives up on the call by
+// itself.
 #include <pmix.h>
 
 #include <algorithm>
@@ -11,7 +13,8 @@
 namespace shoal::plugins {
 namespace {
 
-/// PMIx counts initialisations, but may not be started again once it has ended: it stays until the process ends.
+/// PMIx counts initialisations, but may not be started again once it has ended: it stays until the
+/// process ends.
 struct Process {
   pmix_proc_t self{};
   std::int32_t n_pes = -1;
@@ -26,8 +29,11 @@ Process& process() {
 
 std::string failure(const char* call, pmix_status_t status) {
   const char* const hint =
-      status == PMIX_ERR_TIMEOUT ? ": some process of the job does not open this world, or PE 0 has failed" : "";
-  return std::string(call) + ": " + PMIx_Error_string(status) + " (" + std::to_string(status) + ")" + hint;
+      status == PMIX_ERR_TIMEOUT
+          ? ": some process of the job does not open this world, or PE 0 has failed"
+          : "";
+  return std::string(call) + ": " + PMIx_Error_string(status) + " (" + std::to_string(status) +
+         ")" + hint;
 }
 
 int code_of(pmix_status_t status) {
@@ -46,7 +52,8 @@ pmix_info_t info(const char* key, bool flag) {
   return entry;
 }
 
-/// PMIx counts in seconds; whole ones below the limit, since Shoal itself gives up shortly after it.
+/// PMIx counts in seconds; whole ones below the limit, since Shoal itself gives up shortly after
+/// it.
 pmix_info_t limit(const shoal_bootstrap_context* context) {
   int seconds = std::max(1, static_cast<int>(context->timeout_ms / 1000));
   pmix_info_t entry;
@@ -94,13 +101,15 @@ pmix_status_t publish(const std::string& key, char* text) {
   return status == PMIX_SUCCESS ? PMIx_Commit() : status;
 }
 
-pmix_status_t look_up(const Process& own, const std::string& key, pmix_info_t deadline, char* text) {
+pmix_status_t look_up(const Process& own, const std::string& key, pmix_info_t deadline,
+                      char* text) {
   pmix_proc_t source = own.self;
   source.rank = 0;
   pmix_value_t* value = nullptr;
   const pmix_status_t status = PMIx_Get(&source, key.c_str(), &deadline, 1, &value);
   if (status != PMIX_SUCCESS) return status;
-  const bool fits = value->type == PMIX_STRING && std::strlen(value->data.string) < SHOAL_BOOTSTRAP_TEXT_SIZE;
+  const bool fits =
+      value->type == PMIX_STRING && std::strlen(value->data.string) < SHOAL_BOOTSTRAP_TEXT_SIZE;
   if (fits) store(text, value->data.string);
   PMIX_VALUE_RELEASE(value);
   return fits ? PMIX_SUCCESS : PMIX_ERR_TYPE_MISMATCH;
@@ -114,7 +123,8 @@ int broadcast(shoal_bootstrap_context* context, void*, char* text) {
       return report(context, SHOAL_BOOTSTRAP_FAILED, failure("PMIx_Put and PMIx_Commit", status));
   const pmix_proc_t all = everybody(own);
   const std::array<pmix_info_t, 2> how = {info(PMIX_COLLECT_DATA, true), limit(context)};
-  if (const pmix_status_t status = PMIx_Fence(&all, 1, how.data(), how.size()); status != PMIX_SUCCESS)
+  if (const pmix_status_t status = PMIx_Fence(&all, 1, how.data(), how.size());
+      status != PMIX_SUCCESS)
     return report(context, code_of(status), failure("PMIx_Fence", status));
   if (const pmix_status_t status = look_up(own, key, limit(context), text); status != PMIX_SUCCESS)
     return report(context, code_of(status), failure("PMIx_Get", status));
@@ -126,7 +136,8 @@ void close(void*) {}
 }  // namespace
 }  // namespace shoal::plugins
 
-const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION, 0,
-                                                             sizeof(shoal_bootstrap_plugin), "pmix",
-                                                             "PMIx, library libpmix",        shoal::plugins::open,
-                                                             shoal::plugins::broadcast,      shoal::plugins::close};
+const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {
+    SHOAL_BOOTSTRAP_PLUGIN_VERSION, 0,
+    sizeof(shoal_bootstrap_plugin), "pmix",
+    "PMIx, library libpmix",        shoal::plugins::open,
+    shoal::plugins::broadcast,      shoal::plugins::close};

@@ -1,6 +1,8 @@
-// shmem.cpp: OpenSHMEM, which the program has initialised: Open MPI's shmem_init registers every writable mapping of
-// the process, has room for 32 of them, and crashes where a process of many libraries calls it late. So it is for the
-// program to call it, first thing in main, and to finalise it.
+// SPDX-License-Identifier: Apache-2.0
+// shmem.cpp: OpenSHMEM, which the program has initialised: Open MPI's shmem_init registers every
+// writable mapping of the process, has room for 32 of them, and crashes where a process of many
+// libraries calls it late. So it is for the program to call it, first thing in main, and to
+// finalise it.
 //
 // OpenSHMEM has no deadlines for symmetric allocation; only waiting for the text is bounded here.
 #include <shmem.h>
@@ -36,7 +38,8 @@ int open(shoal_bootstrap_context* context, void** job, std::int32_t* pe, std::in
         "not use OpenSHMEM themselves meet with SHOAL_BOOTSTRAP=pmix");
   void* const room = shmem_calloc(1, SHOAL_BOOTSTRAP_TEXT_SIZE + sizeof(long));
   if (room == nullptr)
-    return report(context, SHOAL_BOOTSTRAP_FAILED, "the symmetric heap of OpenSHMEM is full (SHMEM_SYMMETRIC_SIZE)");
+    return report(context, SHOAL_BOOTSTRAP_FAILED,
+                  "the symmetric heap of OpenSHMEM is full (SHMEM_SYMMETRIC_SIZE)");
   *job = room;
   *pe = shmem_my_pe();
   *n_pes = shmem_n_pes();
@@ -55,19 +58,26 @@ int broadcast(shoal_bootstrap_context* context, void* job, char* text) {
     shmem_quiet();
     return SHOAL_BOOTSTRAP_OK;
   }
-  for (const auto deadline = deadline_of(context); shmem_long_test(flag, SHMEM_CMP_EQ, 1) == 0; usleep(20))
+  for (const auto deadline = deadline_of(context); shmem_long_test(flag, SHMEM_CMP_EQ, 1) == 0;
+       usleep(20))
     if (Clock::now() >= deadline)
       return report(context, SHOAL_BOOTSTRAP_TIMEOUT, "PE 0 has not sent the text of this world");
   std::memcpy(text, room, SHOAL_BOOTSTRAP_TEXT_SIZE);
   return SHOAL_BOOTSTRAP_OK;
 }
 
-/// Giving the memory back is collective, which close is not: it stays, a few hundred bytes for each world.
+/// Giving the memory back is collective, which close is not: it stays, a few hundred bytes for each
+/// world.
 void close(void*) {}
 
 }  // namespace
 }  // namespace shoal::plugins
 
-const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {
-    SHOAL_BOOTSTRAP_PLUGIN_VERSION, SHOAL_BOOTSTRAP_SAME_THREAD, sizeof(shoal_bootstrap_plugin), "shmem", "OpenSHMEM",
-    shoal::plugins::open,           shoal::plugins::broadcast,   shoal::plugins::close};
+const shoal_bootstrap_plugin shoal_bootstrap_plugin_table = {SHOAL_BOOTSTRAP_PLUGIN_VERSION,
+                                                             SHOAL_BOOTSTRAP_SAME_THREAD,
+                                                             sizeof(shoal_bootstrap_plugin),
+                                                             "shmem",
+                                                             "OpenSHMEM",
+                                                             shoal::plugins::open,
+                                                             shoal::plugins::broadcast,
+                                                             shoal::plugins::close};

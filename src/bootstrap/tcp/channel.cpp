@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/tcp/channel.hpp"
 
 #include <sys/uio.h>
@@ -18,7 +19,8 @@ bool would_block(int error) {
 
 void Outbox::add(MessageType type, Pe pe, std::uint64_t sequence, SharedBytes payload) {
   if (!payload) payload = std::make_shared<const Bytes>();
-  const auto header = encode_header({type, pe, static_cast<std::uint32_t>(payload->size()), sequence});
+  const auto header =
+      encode_header({type, pe, static_cast<std::uint32_t>(payload->size()), sequence});
   const Tag tag = authenticator_.make(header, *payload);
   queue_.push_back({header, std::move(payload), tag});
 }

@@ -1,6 +1,9 @@
-// channel.hpp: one authenticated connection, on either side: frames out, frames in. Nothing here blocks.
+// SPDX-License-Identifier: Apache-2.0
+// channel.hpp: one authenticated connection, on either side: frames out, frames in. Nothing here
+// blocks.
 //
-// The two halves share the socket and nothing else, so that one thread may send while another receives.
+// The two halves share the socket and nothing else, so that one thread may send while another
+// receives.
 #pragma once
 
 #include <deque>
@@ -11,7 +14,8 @@
 
 namespace shoal::bootstrap {
 
-/// Frames to send. Payloads are shared, so the same result can wait in the queues of many PEs and be in memory once.
+/// Frames to send. Payloads are shared, so the same result can wait in the queues of many PEs and
+/// be in memory once.
 class Outbox {
  public:
   explicit Outbox(Direction direction) : authenticator_(direction) {}
@@ -35,15 +39,18 @@ class Outbox {
 /// Frames that came.
 class Inbox {
  public:
-  Inbox(Direction direction, std::size_t max_payload) : reader_(max_payload), authenticator_(direction) {}
+  Inbox(Direction direction, std::size_t max_payload)
+      : reader_(max_payload), authenticator_(direction) {}
   void set_key(const Key& key) { authenticator_.set_key(key); }
   void set_max_payload(std::size_t max_payload) { reader_.set_max_payload(max_payload); }
-  /// Reads what is there, at most about a megabyte, so that one connection cannot keep the others waiting. Returns
-  /// false at the end of the stream. Throws Error{peer_failed} when the connection is broken.
+  /// Reads what is there, at most about a megabyte, so that one connection cannot keep the others
+  /// waiting. Returns false at the end of the stream. Throws Error{peer_failed} when the connection
+  /// is broken.
   bool fill(int fd);
   /// The next frame, its tag not yet checked.
   std::optional<Frame> next_unchecked() { return reader_.next(); }
-  /// The next frame. Throws Error{mismatch} when it is malformed, altered, replayed or made with another key.
+  /// The next frame. Throws Error{mismatch} when it is malformed, altered, replayed or made with
+  /// another key.
   std::optional<Frame> next();
   bool check(const Frame& frame) { return authenticator_.check(frame); }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/tcp/interfaces.hpp"
 
 #include <ifaddrs.h>
@@ -28,22 +29,27 @@ bool matches(const InterfacePattern::Item& item, const Interface& interface) {
 int rank_of(const Interface& interface) {
   if (interface.loopback) return 2;
   constexpr std::string_view bridges[] = {"docker", "br-", "virbr", "veth", "cni", "lxc"};
-  return std::ranges::any_of(bridges, [&](auto prefix) { return interface.name.starts_with(prefix); }) ? 1 : 0;
+  return std::ranges::any_of(bridges,
+                             [&](auto prefix) { return interface.name.starts_with(prefix); })
+             ? 1
+             : 0;
 }
 
 /// Place of the interface in the order of preference, smaller is better; -1: not allowed.
 int preference(const InterfacePattern& pattern, const Interface& interface) {
-  const auto item = std::ranges::find_if(pattern.items, [&](const auto& entry) { return matches(entry, interface); });
+  const auto item = std::ranges::find_if(
+      pattern.items, [&](const auto& entry) { return matches(entry, interface); });
   const bool listed = item != pattern.items.end();
-  if (pattern.items.empty() || pattern.exclude) return listed || interface.link_local() ? -1 : rank_of(interface);
+  if (pattern.items.empty() || pattern.exclude)
+    return listed || interface.link_local() ? -1 : rank_of(interface);
   return listed ? static_cast<int>(item - pattern.items.begin()) : -1;
 }
 
 std::string list_of(std::span<const Interface> interfaces) {
   std::string text;
   for (const auto& interface : interfaces)
-    text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", interface.name, interface.address.host(),
-                        interface.up ? "" : " (down)");
+    text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", interface.name,
+                        interface.address.host(), interface.up ? "" : " (down)");
   return text.empty() ? "none" : text;
 }
 
@@ -67,11 +73,11 @@ InterfacePattern parse_interface_pattern(std::string_view text) {
     std::string_view item = trim(left.substr(0, comma));
     const bool exact = item.starts_with('=');
     if (exact) item = trim(item.substr(1));
-    require(!item.empty() && item.find_first_of("^=") == std::string_view::npos, Code::invalid_argument,
-            "SHOAL_SOCKET_INTERFACE is \"{}\"; allowed: a comma list of name prefixes, =name for an exact name, a "
-            "leading ^ to exclude "
-            "the whole list, such as \"eth,=ib0\" or \"^docker,lo\"",
-            text);
+    require(
+        !item.empty() && item.find_first_of("^=") == std::string_view::npos, Code::invalid_argument,
+        "SHOAL_SOCKET_INTERFACE is \"{}\"; allowed: a comma list of name prefixes, =name for an exact name, a "
+        "leading ^ to exclude the whole list, such as \"eth,=ib0\" or \"^docker,lo\"",
+        text);
     pattern.items.push_back({std::string(item), exact});
     if (comma == std::string_view::npos) return pattern;
     left.remove_prefix(comma + 1);
@@ -85,7 +91,8 @@ const Interface& choose_interface(std::span<const Interface> interfaces, std::st
   std::tuple<int, bool, bool> best_score;
   for (const auto& interface : interfaces) {
     const int wanted = interface.address.family();
-    if (!interface.up || (family == "AF_INET" && wanted != AF_INET) || (family == "AF_INET6" && wanted != AF_INET6))
+    if (!interface.up || (family == "AF_INET" && wanted != AF_INET) ||
+        (family == "AF_INET6" && wanted != AF_INET6))
       continue;
     const int place = preference(parsed, interface);
     if (place < 0) continue;
@@ -95,10 +102,11 @@ const Interface& choose_interface(std::span<const Interface> interfaces, std::st
       best_score = score;
     }
   }
-  require(best != nullptr, Code::unsupported,
-          "no network interface fits \"{}\" with address family {}; there are: {}. Settings: SHOAL_SOCKET_INTERFACE, "
-          "SHOAL_SOCKET_FAMILY",
-          pattern, family, list_of(interfaces));
+  require(
+      best != nullptr, Code::unsupported,
+      "no network interface fits \"{}\" with address family {}; there are: {}. Settings: SHOAL_SOCKET_INTERFACE, "
+      "SHOAL_SOCKET_FAMILY",
+      pattern, family, list_of(interfaces));
   return *best;
 }
 

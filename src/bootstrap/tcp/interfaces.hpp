@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // interfaces.hpp: which network interface the root of a bootstrap listens on.
 #pragma once
 
@@ -30,15 +31,16 @@ struct InterfacePattern {
   std::vector<Item> items;  ///< empty: no preference
 };
 
-/// "eth,=ib0" or "^docker,lo". Throws Error{invalid_argument} stating the form when an item is empty.
+/// "eth,=ib0" or "^docker,lo". Throws Error{invalid_argument} stating the form when an item is
+/// empty.
 InterfacePattern parse_interface_pattern(std::string_view text);
 
 /// The address to use among those of the machine. Pure.
 ///
-/// A list is tried item by item, in its order; without a list, or with one that excludes: networks first, then bridges
-/// of containers and virtual machines, then loopback. IPv4 goes before IPv6 within one item or rank; a link-local IPv6
-/// address only counts when its interface is listed and has no other. Throws Error{unsupported} listing what exists
-/// when nothing fits.
+/// A list is tried item by item, in its order; without a list, or with one that excludes: networks
+/// first, then bridges of containers and virtual machines, then loopback. IPv4 goes before IPv6
+/// within one item or rank; a link-local IPv6 address only counts when its interface is listed and
+/// has no other. Throws Error{unsupported} listing what exists when nothing fits.
 const Interface& choose_interface(std::span<const Interface> interfaces, std::string_view pattern,
                                   std::string_view family);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/tcp/rendezvous.hpp"
 
 #include <fmt/format.h>
@@ -21,23 +22,27 @@ std::vector<Pe> Rendezvous::pes_in(Presence presence) const {
 std::optional<Failure> Rendezvous::check(Pe pe, const Hello& hello) {
   const std::string who = fmt::format("the process {} on host {}", hello.pid, hello.host);
   if (hello.n_pes < 1 || hello.n_pes > kMaxPes)
-    return Failure{Code::invalid_argument, pe,
-                   fmt::format("{} gave {} as the number of PEs; allowed: 1 to {}. Setting: SHOAL_N_PES", who,
-                               hello.n_pes, kMaxPes)};
+    return Failure{
+        Code::invalid_argument, pe,
+        fmt::format("{} gave {} as the number of PEs; allowed: 1 to {}. Setting: SHOAL_N_PES", who,
+                    hello.n_pes, kMaxPes)};
   if (pe < 0 || pe >= hello.n_pes)
     return Failure{Code::invalid_argument, pe,
-                   fmt::format("{} gave {} as its PE; allowed: 0 to {}. Setting: SHOAL_PE", who, pe, hello.n_pes - 1)};
+                   fmt::format("{} gave {} as its PE; allowed: 0 to {}. Setting: SHOAL_PE", who, pe,
+                               hello.n_pes - 1)};
   if (n_pes_ > 0 && hello.n_pes != n_pes_) {
-    const auto first =
-        std::ranges::find_if(members_, [](const Member& member) { return member.presence != Presence::absent; });
+    const auto first = std::ranges::find_if(
+        members_, [](const Member& member) { return member.presence != Presence::absent; });
     return Failure{
         Code::mismatch, pe,
-        fmt::format("PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. Setting: SHOAL_N_PES",
-                    first - members_.begin(), n_pes_, pe, hello.n_pes)};
+        fmt::format(
+            "PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. Setting: SHOAL_N_PES",
+            first - members_.begin(), n_pes_, pe, hello.n_pes)};
   }
   if (n_pes_ > 0 && members_[static_cast<std::size_t>(pe)].presence != Presence::absent)
     return Failure{Code::invalid_argument, pe,
-                   fmt::format("{} gave {} as its PE, which is taken by {}. Setting: SHOAL_PE", who, pe, describe(pe))};
+                   fmt::format("{} gave {} as its PE, which is taken by {}. Setting: SHOAL_PE", who,
+                               pe, describe(pe))};
   return std::nullopt;
 }
 
@@ -84,7 +89,8 @@ void Rendezvous::call(Pe pe, std::uint64_t sequence, Call call, Clock::time_poin
   if (auto mismatch = round_->arrive(pe, std::move(call))) return fail(std::move(*mismatch));
   if (const auto closed = pes_in(Presence::closed); n_closed_ > 0 && !closed.empty())
     return fail({Code::peer_failed, closed.front(),
-                 fmt::format("{} closed the bootstrap before {}", describe(closed.front()), round_->name())});
+                 fmt::format("{} closed the bootstrap before {}", describe(closed.front()),
+                             round_->name())});
   if (first || now + limit < deadline_) {
     limit_ = limit;
     deadline_ = now + limit;
@@ -99,10 +105,12 @@ void Rendezvous::answer() {
   std::size_t at = 0;
   for (; result.size() - at > kMaxContribution; at += kMaxContribution) {
     const auto begin = result.begin() + static_cast<std::ptrdiff_t>(at);
-    broadcast(MessageType::part, -1, sequence_, std::make_shared<const Bytes>(begin, begin + kMaxContribution));
+    broadcast(MessageType::part, -1, sequence_,
+              std::make_shared<const Bytes>(begin, begin + kMaxContribution));
   }
   broadcast(MessageType::done, -1, sequence_,
-            std::make_shared<const Bytes>(result.begin() + static_cast<std::ptrdiff_t>(at), result.end()));
+            std::make_shared<const Bytes>(result.begin() + static_cast<std::ptrdiff_t>(at),
+                                          result.end()));
   ++sequence_;
   deadline_ = Clock::time_point::max();
 }
@@ -113,7 +121,8 @@ void Rendezvous::abort(Pe pe, const std::string& reason) {
 
 void Rendezvous::close(Pe pe) {
   if (round_ && round_->pending() && !failure_)
-    fail({Code::peer_failed, pe, fmt::format("{} closed the bootstrap before {}", describe(pe), round_->name())});
+    fail({Code::peer_failed, pe,
+          fmt::format("{} closed the bootstrap before {}", describe(pe), round_->name())});
   leave(pe, Presence::closed);
 }
 
@@ -135,7 +144,8 @@ void Rendezvous::stop(const std::string& why) {
 }
 
 void Rendezvous::tick(Clock::time_point now) {
-  if (failure_ && awaiting_latecomers_ && deadline_ == Clock::time_point::max()) deadline_ = now + latecomers_;
+  if (failure_ && awaiting_latecomers_ && deadline_ == Clock::time_point::max())
+    deadline_ = now + latecomers_;
   if (now < deadline_) return;
   deadline_ = Clock::time_point::max();
   if (failure_) {
@@ -157,12 +167,14 @@ Clock::time_point Rendezvous::deadline() const {
 void Rendezvous::fail(Failure failure) {
   if (failure_) return;
   failure_ = std::move(failure);
-  broadcast(MessageType::failed, failure_->origin, 0, std::make_shared<const Bytes>(encode(*failure_)));
+  broadcast(MessageType::failed, failure_->origin, 0,
+            std::make_shared<const Bytes>(encode(*failure_)));
   awaiting_latecomers_ = n_joined_ < n_pes_;
   deadline_ = Clock::time_point::max();
 }
 
-void Rendezvous::broadcast(MessageType type, Pe about, std::uint64_t sequence, const SharedBytes& payload) {
+void Rendezvous::broadcast(MessageType type, Pe about, std::uint64_t sequence,
+                           const SharedBytes& payload) {
   for (std::size_t pe = 0; pe < members_.size(); ++pe)
     if (members_[pe].presence == Presence::present)
       messages_.push_back({static_cast<Pe>(pe), type, about, sequence, payload});

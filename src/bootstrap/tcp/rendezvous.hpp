@@ -1,9 +1,10 @@
-// rendezvous.hpp: what the root of a TCP bootstrap decides. No socket and no clock of its own: events go in, messages
-// come out.
+// SPDX-License-Identifier: Apache-2.0
+// rendezvous.hpp: what the root of a TCP bootstrap decides. No socket and no clock of its own:
+// events go in, messages come out.
 //
-// PEs join until all have come; then every collective call is gathered and answered; the first failure (an abort, a PE
-// that ended, a mismatch, a deadline) is told to every PE and is final. A PE that comes after a failure is refused with
-// that failure.
+// PEs join until all have come; then every collective call is gathered and answered; the first
+// failure (an abort, a PE that ended, a mismatch, a deadline) is told to every PE and is final. A
+// PE that comes after a failure is refused with that failure.
 #pragma once
 
 #include <memory>
@@ -30,13 +31,15 @@ class Rendezvous {
   /// After a failure, PEs that have not come yet are awaited for `latecomers`, to be told.
   explicit Rendezvous(std::chrono::milliseconds latecomers) : latecomers_(latecomers) {}
 
-  /// A PE has proven the key. Returns why it is refused, or nullopt: it has joined, and the calls below may name it.
+  /// A PE has proven the key. Returns why it is refused, or nullopt: it has joined, and the calls
+  /// below may name it.
   std::optional<Failure> join(Pe pe, const Hello& hello, Clock::time_point now);
   void call(Pe pe, std::uint64_t sequence, Call call, Clock::time_point now);
   void abort(Pe pe, const std::string& reason);
   /// The PE has left in order.
   void close(Pe pe);
-  /// The PE's connection has ended, or was ended, without close; `how` completes "PE 3 (pid 7 on host x) ...".
+  /// The PE's connection has ended, or was ended, without close; `how` completes "PE 3 (pid 7 on
+  /// host x) ...".
   void lost(Pe pe, const std::string& how);
   /// The root's process is ending.
   void stop(const std::string& why);

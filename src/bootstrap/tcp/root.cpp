@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/tcp/root.hpp"
 
 #include <poll.h>
@@ -65,12 +66,14 @@ void Root::run() noexcept {
   try {
     while (!finished(Clock::now())) poll_once();
     if (!rendezvous_.over()) {
-      rendezvous_.stop(fmt::format("the process {} on host {}, which holds the root of the bootstrap, ended", creator_,
-                                   this_host_name()));
+      rendezvous_.stop(
+          fmt::format("the process {} on host {}, which holds the root of the bootstrap, ended",
+                      creator_, this_host_name()));
       deliver();
     }
   } catch (const std::exception& error) {
-    log::warn("the root of the bootstrap at {} ended: {}", address_.to_string(), plain(error.what()));
+    log::warn("the root of the bootstrap at {} ended: {}", address_.to_string(),
+              plain(error.what()));
   }
   by_pe_.clear();
   connections_.clear();
@@ -80,7 +83,8 @@ void Root::run() noexcept {
 
 bool Root::finished(Clock::time_point now) {
   if (rendezvous_.over())
-    return std::ranges::none_of(connections_, [](const auto& connection) { return connection->leaving; });
+    return std::ranges::none_of(connections_,
+                                [](const auto& connection) { return connection->leaving; });
   std::optional<std::chrono::milliseconds> grace;
   if (stopping_) {
     grace = rendezvous_.ending() ? kLeavingLimit : std::chrono::milliseconds(0);
@@ -93,8 +97,8 @@ bool Root::finished(Clock::time_point now) {
 }
 
 std::size_t Root::unproven() const {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(connections_, [](const auto& connection) { return connection->pe < 0; }));
+  return static_cast<std::size_t>(std::ranges::count_if(
+      connections_, [](const auto& connection) { return connection->pe < 0; }));
 }
 
 Clock::time_point Root::next_deadline() const {
@@ -110,8 +114,9 @@ void Root::poll_once() {
   const bool accepting = unproven() < kMaxUnproven && Clock::now() >= accept_again_;
   entries.push_back({accepting ? listener_.get() : -1, POLLIN, 0});
   for (const auto& connection : connections_)
-    entries.push_back(
-        {connection->fd.get(), static_cast<short>(connection->outbox.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    entries.push_back({connection->fd.get(),
+                       static_cast<short>(connection->outbox.empty() ? POLLIN : POLLIN | POLLOUT),
+                       0});
 
   const Clock::time_point next = next_deadline();
   const int timeout = next == Clock::time_point::max() ? -1 : poll_timeout(next);
@@ -132,13 +137,13 @@ void Root::accept_waiting() {
   while (unproven() < kMaxUnproven) {
     Address from;
     from.size = sizeof from.storage;
-    Fd fd(
-        accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Fd fd(accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.size,
+                  SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        log::warn("the root of the bootstrap at {} cannot accept a connection: {}", address_.to_string(),
-                  std::strerror(errno));
+        log::warn("the root of the bootstrap at {} cannot accept a connection: {}",
+                  address_.to_string(), std::strerror(errno));
         accept_again_ = Clock::now() + std::chrono::milliseconds(200);
       }
       return;
@@ -148,8 +153,9 @@ void Root::accept_waiting() {
     connection->peer = from.to_string();
     connection->nonce = random_nonce();
     connection->deadline = Clock::now() + kGreetingLimit;
-    connection->outbox.add(MessageType::challenge, -1, 0,
-                           std::make_shared<const Bytes>(connection->nonce.begin(), connection->nonce.end()));
+    connection->outbox.add(
+        MessageType::challenge, -1, 0,
+        std::make_shared<const Bytes>(connection->nonce.begin(), connection->nonce.end()));
     connections_.push_back(std::move(connection));
   }
 }
@@ -166,7 +172,8 @@ void Root::read(Connection& connection) {
         handle(connection, std::move(*frame));
       }
     }
-    if (!open) drop(connection, connection.pe < 0 ? "it ended before it greeted" : "ended without closing");
+    if (!open)
+      drop(connection, connection.pe < 0 ? "it ended before it greeted" : "ended without closing");
   } catch (const Error& error) {
     drop(connection, (connection.pe < 0 ? "" : "was disconnected: ") + plain(error.what()));
   }
@@ -180,8 +187,10 @@ void Root::greet(Connection& connection, const Frame& frame) {
   require(connection.inbox.check(frame), Code::mismatch, "its key is not that of this world");
   connection.outbox.set_key(key);
   if (auto refusal = rendezvous_.join(frame.header.pe, hello, Clock::now())) {
-    log::warn("the bootstrap at {} refused {}: {}", address_.to_string(), connection.peer, refusal->message);
-    connection.outbox.add(MessageType::refused, refusal->origin, 0, std::make_shared<const Bytes>(encode(*refusal)));
+    log::warn("the bootstrap at {} refused {}: {}", address_.to_string(), connection.peer,
+              refusal->message);
+    connection.outbox.add(MessageType::refused, refusal->origin, 0,
+                          std::make_shared<const Bytes>(encode(*refusal)));
     connection.leaving = true;
     connection.deadline = Clock::now() + kLeavingLimit;
     return;
@@ -220,8 +229,8 @@ void Root::drop(Connection& connection, const std::string& how) {
     rendezvous_.lost(connection.pe, how);
   } else {
     const auto level = n_strangers_ < kMaxStrangersLogged ? log::Level::warn : log::Level::debug;
-    log::print(level, "the bootstrap at {} turned away a stranger from {}: {}", address_.to_string(), connection.peer,
-               how);
+    log::print(level, "the bootstrap at {} turned away a stranger from {}: {}",
+               address_.to_string(), connection.peer, how);
     if (++n_strangers_ == kMaxStrangersLogged)
       log::warn("the bootstrap at {} does not report further strangers", address_.to_string());
   }
@@ -238,7 +247,8 @@ void Root::deliver() {
   while (true) {
     for (auto& message : rendezvous_.take_messages())
       if (const auto found = by_pe_.find(message.to); found != by_pe_.end())
-        found->second->outbox.add(message.type, message.about, message.sequence, std::move(message.payload));
+        found->second->outbox.add(message.type, message.about, message.sequence,
+                                  std::move(message.payload));
     bool broken = false;
     for (const auto& connection : connections_) {
       if (connection->dropped) continue;

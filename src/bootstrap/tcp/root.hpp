@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // root.hpp: the root of a TCP bootstrap: one thread, one listening socket, one connection per PE.
 //
-// A connection has a few seconds to prove that it knows the key; those that do not are closed with a warning and change
-// nothing for the PEs. What the PEs are told is decided by Rendezvous; here are sockets and time.
+// A connection has a few seconds to prove that it knows the key; those that do not are closed with
+// a warning and change nothing for the PEs. What the PEs are told is decided by Rendezvous; here
+// are sockets and time.
 #pragma once
 
 #include <atomic>
@@ -16,8 +18,8 @@
 
 namespace shoal::bootstrap {
 
-/// The thread. It ends when the world has ended, or `patience` after the last RootHandle is gone when nobody has ever
-/// come.
+/// The thread. It ends when the world has ended, or `patience` after the last RootHandle is gone
+/// when nobody has ever come.
 class Root {
  public:
   Root(Fd listener, const Key& key, std::chrono::milliseconds patience);
@@ -29,7 +31,8 @@ class Root {
   bool done() const { return done_; }
   /// No copy of the id is left in this process.
   void release();
-  /// Ends the thread: at once, or, when the world is ending already, after the PEs had a moment to leave in order.
+  /// Ends the thread: at once, or, when the world is ending already, after the PEs had a moment to
+  /// leave in order.
   void stop();
 
  private:
@@ -79,8 +82,8 @@ class Root {
   std::thread thread_;
 };
 
-/// Starts a root that lives on by itself: until its world has ended or this process exits. The handle is what a
-/// UniqueId keeps.
+/// Starts a root that lives on by itself: until its world has ended or this process exits. The
+/// handle is what a UniqueId keeps.
 struct StartedRoot {
   std::shared_ptr<void> handle;
   Address address;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/tcp/socket.hpp"
 
 #include <netdb.h>
@@ -32,7 +33,8 @@ std::optional<HostPort> parse_host_port(std::string_view text) {
   if (host.find_first_of("[]") != std::string_view::npos) return std::nullopt;
   int port = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
-  if (error != std::errc{} || end != digits.data() + digits.size() || port < 1 || port > 65535) return std::nullopt;
+  if (error != std::errc{} || end != digits.data() + digits.size() || port < 1 || port > 65535)
+    return std::nullopt;
   if (host.empty()) return std::nullopt;
   return HostPort{std::string(host), port};
 }
@@ -49,7 +51,8 @@ int Address::port() const {
 
 std::string Address::host() const {
   char text[NI_MAXHOST] = "?";
-  getnameinfo(reinterpret_cast<const sockaddr*>(&storage), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  getnameinfo(reinterpret_cast<const sockaddr*>(&storage), size, text, sizeof text, nullptr, 0,
+              NI_NUMERICHOST);
   return text;
 }
 
@@ -57,14 +60,17 @@ std::string Address::to_string() const {
   return format_host_port(host(), port());
 }
 
-std::vector<Address> resolve(const HostPort& where, std::string_view family, std::string_view setting) {
+std::vector<Address> resolve(const HostPort& where, std::string_view family,
+                             std::string_view setting) {
   addrinfo hints{};
   hints.ai_family = family == "AF_INET" ? AF_INET : family == "AF_INET6" ? AF_INET6 : AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &found);
-  require(error == 0, Code::invalid_argument, "the host \"{}\" in {} has no address of family {}: {}", where.host,
-          setting, family, gai_strerror(error));
+  const int error =
+      getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &found);
+  require(error == 0, Code::invalid_argument,
+          "the host \"{}\" in {} has no address of family {}: {}", where.host, setting, family,
+          gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
   std::vector<Address> addresses;
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {

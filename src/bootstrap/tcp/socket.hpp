@@ -1,4 +1,6 @@
-// socket.hpp: the few TCP operations of the bootstrap. Every socket is non-blocking and closed on exec.
+// SPDX-License-Identifier: Apache-2.0
+// socket.hpp: the few TCP operations of the bootstrap. Every socket is non-blocking and closed on
+// exec.
 #pragma once
 
 #include <sys/socket.h>
@@ -53,20 +55,24 @@ struct Address {
 };
 
 /// The addresses of a name or a number, those of `family` ("any", "AF_INET", "AF_INET6") only.
-/// Throws Error{invalid_argument} with the resolver's reason; `setting` names where the text came from.
-std::vector<Address> resolve(const HostPort& where, std::string_view family, std::string_view setting);
+/// Throws Error{invalid_argument} with the resolver's reason; `setting` names where the text came
+/// from.
+std::vector<Address> resolve(const HostPort& where, std::string_view family,
+                             std::string_view setting);
 
 /// A listening socket; port 0 lets the system choose. Throws Error{system}.
 Fd listen_at(const Address& address);
 Address local_address(int fd);
 
-/// Connects before the deadline. An invalid Fd and `reason` when the system refuses or the deadline passes.
+/// Connects before the deadline. An invalid Fd and `reason` when the system refuses or the deadline
+/// passes.
 Fd connect_to(const Address& address, Clock::time_point deadline, std::string& reason);
 
 /// No delay for small messages, and notice within about half a minute when the other host is gone.
 void tune(int fd);
 
-/// Waits until `fd` is ready for `events` (POLLIN, POLLOUT) or has an error; false when the deadline passed.
+/// Waits until `fd` is ready for `events` (POLLIN, POLLOUT) or has an error; false when the
+/// deadline passed.
 bool wait_ready(int fd, short events, Clock::time_point deadline);
 /// Milliseconds for poll() until `deadline`, rounded up; 0 when it has passed.
 int poll_timeout(Clock::time_point deadline);

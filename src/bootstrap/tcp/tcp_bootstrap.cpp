@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/tcp/tcp_bootstrap.hpp"
 
 #include <poll.h>
@@ -13,16 +14,16 @@
 namespace shoal::bootstrap {
 namespace {
 
-// The root ends a call at its deadline with a message that names the missing PEs. This is how long a PE waits for that
-// message.
+// The root ends a call at its deadline with a message that names the missing PEs. This is how long
+// a PE waits for that message.
 constexpr std::chrono::milliseconds kVerdict{1'000};
 constexpr std::chrono::milliseconds kLeaving{2'000};
 constexpr std::chrono::milliseconds kAbort{1'000};
 constexpr std::chrono::milliseconds kRetry{20};
 constexpr std::chrono::milliseconds kAttempt{3'000};  // to connect to one of several addresses
 
-/// A mutex that is almost never contended, with a deadline. (Not std::timed_mutex: ThreadSanitizer of gcc 12 does not
-/// know it.)
+/// A mutex that is almost never contended, with a deadline. (Not std::timed_mutex: ThreadSanitizer
+/// of gcc 12 does not know it.)
 bool lock_before(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
   while (!lock.try_lock()) {
     if (Clock::now() >= deadline) return false;
@@ -54,21 +55,23 @@ void TcpBootstrap::connect(const RootAddress& where, Clock::time_point deadline)
   std::string reason = "it has no address";
   do {
     for (const Address& address : where.candidates) {
-      socket_ = connect_to(address, several ? std::min(deadline, Clock::now() + kAttempt) : deadline, reason);
+      socket_ = connect_to(
+          address, several ? std::min(deadline, Clock::now() + kAttempt) : deadline, reason);
       if (socket_.valid()) return;
     }
     if (where.may_be_late) std::this_thread::sleep_for(kRetry);
   } while (where.may_be_late && Clock::now() < deadline);
   const Code code = Clock::now() >= deadline ? Code::timeout : Code::peer_failed;
-  fail(code, "PE {} of {} could not reach {} within {} ms: {}. {}", pe_, n_pes_, describe_root(), limit_.count(),
-       reason, where.hint);
+  fail(code, "PE {} of {} could not reach {} within {} ms: {}. {}", pe_, n_pes_, describe_root(),
+       limit_.count(), reason, where.hint);
 }
 
 void TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_point deadline) {
   const auto challenge = receive(deadline);
   if (!challenge) throw_if_failed();
-  require(challenge.has_value(), Code::timeout, "PE {} of {} got no answer from {} within {} ms. {}", pe_, n_pes_,
-          describe_root(), limit_.count(), where.hint);
+  require(challenge.has_value(), Code::timeout,
+          "PE {} of {} got no answer from {} within {} ms. {}", pe_, n_pes_, describe_root(),
+          limit_.count(), where.hint);
   require(challenge->header.type == MessageType::challenge, Code::mismatch,
           "{} is not one: it does not start with a challenge", describe_root());
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
@@ -79,29 +82,32 @@ void TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
   send(MessageType::hello, 0, encode(hello), deadline);
 
   const auto answer = receive(deadline + kVerdict);
-  require(answer || !failed_, Code::mismatch,
-          "PE {} of {} was not let in by {}: the key differs (another world listens there), or the process that holds "
-          "it ended. {}",
-          pe_, n_pes_, describe_root(), where.hint);
+  require(
+      answer || !failed_, Code::mismatch,
+      "PE {} of {} was not let in by {}: the key differs (another world listens there), or the process that holds "
+      "it ended. {}",
+      pe_, n_pes_, describe_root(), where.hint);
   require(answer.has_value(), Code::timeout,
-          "PE {} of {} got no verdict from {} within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS", pe_, n_pes_,
-          describe_root(), limit_.count());
+          "PE {} of {} got no verdict from {} within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+          pe_, n_pes_, describe_root(), limit_.count());
   if (answer->header.type == MessageType::refused) {
     const Failure refusal = decode_failure(answer->payload, answer->header.pe);
     throw Error(refusal.code, refusal.message);
   }
   keep_failure(*answer);
   throw_if_failed();
-  require(answer->header.type == MessageType::welcome, Code::mismatch, "{} sent an unexpected message of type {}",
-          describe_root(), static_cast<int>(answer->header.type));
+  require(answer->header.type == MessageType::welcome, Code::mismatch,
+          "{} sent an unexpected message of type {}", describe_root(),
+          static_cast<int>(answer->header.type));
 }
 
-std::vector<Bytes> TcpBootstrap::all_gather(std::span<const std::byte> mine, std::string_view step) {
+std::vector<Bytes> TcpBootstrap::all_gather(std::span<const std::byte> mine,
+                                            std::string_view step) {
   require(mine.size() <= kMaxContribution, Code::invalid_argument,
-          "all_gather(\"{}\") on PE {}: the contribution has {} bytes, at most {} "
-          "are allowed",
+          "all_gather(\"{}\") on PE {}: the contribution has {} bytes, at most {} are allowed",
           step, pe_, mine.size(), kMaxContribution);
-  const Bytes result = collective({Call::Kind::all_gather, limit_, std::string(step), Bytes(mine.begin(), mine.end())});
+  const Bytes result = collective(
+      {Call::Kind::all_gather, limit_, std::string(step), Bytes(mine.begin(), mine.end())});
   return decode_contributions(result, n_pes_);
 }
 
@@ -110,7 +116,8 @@ void TcpBootstrap::barrier(std::string_view step) {
 }
 
 Bytes TcpBootstrap::collective(const Call& call) {
-  require(!closed_, Code::closed, "the bootstrap of PE {} is closed: \"{}\" cannot be called", pe_, call.step);
+  require(!closed_, Code::closed, "the bootstrap of PE {} is closed: \"{}\" cannot be called", pe_,
+          call.step);
   throw_if_failed();
   const Clock::time_point deadline = Clock::now() + limit_ + kVerdict;
   const std::uint64_t sequence = ++sequence_;
@@ -121,19 +128,22 @@ Bytes TcpBootstrap::collective(const Call& call) {
     const auto frame = receive(deadline);
     if (frame) keep_failure(*frame);
     throw_if_failed();
-    require(frame.has_value(), Code::timeout,
-            "\"{}\" timed out after {} ms on PE {} of {}: no answer from {}. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-            call.step, limit_.count(), pe_, n_pes_, describe_root());
+    require(
+        frame.has_value(), Code::timeout,
+        "\"{}\" timed out after {} ms on PE {} of {}: no answer from {}. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+        call.step, limit_.count(), pe_, n_pes_, describe_root());
     const auto type = frame->header.type;
-    require((type == MessageType::part || type == MessageType::done) && frame->header.sequence == sequence,
-            Code::mismatch, "{} sent a message of type {} for call {} during call {}", describe_root(),
-            static_cast<int>(type), frame->header.sequence, sequence);
+    require((type == MessageType::part || type == MessageType::done) &&
+                frame->header.sequence == sequence,
+            Code::mismatch, "{} sent a message of type {} for call {} during call {}",
+            describe_root(), static_cast<int>(type), frame->header.sequence, sequence);
     result.insert(result.end(), frame->payload.begin(), frame->payload.end());
     if (type == MessageType::done) return result;
   }
 }
 
-void TcpBootstrap::send(MessageType type, std::uint64_t sequence, Bytes payload, Clock::time_point deadline) {
+void TcpBootstrap::send(MessageType type, std::uint64_t sequence, Bytes payload,
+                        Clock::time_point deadline) {
   std::unique_lock lock(send_mutex_, std::defer_lock);
   if (!lock_before(lock, deadline)) return;
   outbox_.add(type, pe_, sequence, std::make_shared<const Bytes>(std::move(payload)));
@@ -141,7 +151,8 @@ void TcpBootstrap::send(MessageType type, std::uint64_t sequence, Bytes payload,
     for (outbox_.flush(socket_.get()); !outbox_.empty(); outbox_.flush(socket_.get()))
       if (!wait_ready(socket_.get(), POLLOUT, deadline)) return;
   } catch (const Error&) {
-    // The root is gone, or has refused this PE: what it said last is still to be read, and says more than this error.
+    // The root is gone, or has refused this PE: what it said last is still to be read, and says
+    // more than this error.
   }
 }
 
@@ -192,7 +203,8 @@ void TcpBootstrap::abort(const std::string& reason) noexcept {
     keep({Code::peer_failed, pe_, fmt::format("PE {}: {}", pe_, plain(reason))});
     const Clock::time_point deadline = Clock::now() + kAbort;
     send(MessageType::abort, 0, encode_text(plain(reason)), deadline);
-    if (Clock::now() >= deadline) shutdown(socket_.get(), SHUT_RDWR);  // the others still learn that this PE is gone
+    if (Clock::now() >= deadline)
+      shutdown(socket_.get(), SHUT_RDWR);  // the others still learn that this PE is gone
   } catch (const std::exception& error) {
     log::warn("PE {} could not tell the others that it failed: {}", pe_, plain(error.what()));
   }
@@ -202,11 +214,13 @@ std::optional<std::string> TcpBootstrap::aborted() noexcept {
   try {
     if (closed_) return std::nullopt;
     if (!failed_) {
-      // Who does not get the mutex leaves it to the thread in a collective call, which will read the failure itself.
+      // Who does not get the mutex leaves it to the thread in a collective call, which will read
+      // the failure itself.
       const std::unique_lock lock(receive_mutex_, std::try_to_lock);
       if (!lock.owns_lock()) return std::nullopt;
       const bool open = inbox_.fill(socket_.get());
-      // The owner thread may be between sending its call and waiting for the result, so a result is put aside for it.
+      // The owner thread may be between sending its call and waiting for the result, so a result is
+      // put aside for it.
       while (auto frame = inbox_.next())
         if (!keep_failure(*frame)) waiting_.push_back(std::move(*frame));
       if (!open) keep({Code::peer_failed, -1, fmt::format("{} ended", describe_root())});
@@ -227,7 +241,8 @@ void TcpBootstrap::close() noexcept {
     const Clock::time_point deadline = Clock::now() + kLeaving;
     send(MessageType::close, 0, {}, deadline);
     shutdown(socket_.get(), SHUT_WR);
-    // Reading to the end keeps the system from resetting the connection, which could overtake the message.
+    // Reading to the end keeps the system from resetting the connection, which could overtake the
+    // message.
     while (receive(deadline)) {
     }
   } catch (const std::exception& error) {

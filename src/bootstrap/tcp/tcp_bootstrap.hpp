@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tcp_bootstrap.hpp: the PE's side of a TCP bootstrap.
 #pragma once
 
@@ -17,18 +18,20 @@ namespace shoal::bootstrap {
 struct RootAddress {
   std::vector<Address> candidates;  ///< tried in turn
   std::string shown;                ///< for messages
-  bool may_be_late = false;         ///< nobody listening yet is no reason to give up before the deadline (session ids)
-  std::string hint;                 ///< the settings to look at when nobody listens there
+  bool may_be_late =
+      false;  ///< nobody listening yet is no reason to give up before the deadline (session ids)
+  std::string hint;  ///< the settings to look at when nobody listens there
 };
 
-/// One connection to the root. Sending and receiving have a mutex each, so that abort and aborted work while the owner
-/// thread is in a collective call; whoever reads a failure keeps it for all later calls.
+/// One connection to the root. Sending and receiving have a mutex each, so that abort and aborted
+/// work while the owner thread is in a collective call; whoever reads a failure keeps it for all
+/// later calls.
 class TcpBootstrap final : public Bootstrap {
  public:
-  /// Returns when all PEs have come. `root` is kept as long as this object: the root's handle when it lives in this
-  /// process.
-  TcpBootstrap(const RootAddress& where, const Key& key, Pe pe, std::int32_t n_pes, std::chrono::milliseconds limit,
-               std::shared_ptr<void> root);
+  /// Returns when all PEs have come. `root` is kept as long as this object: the root's handle when
+  /// it lives in this process.
+  TcpBootstrap(const RootAddress& where, const Key& key, Pe pe, std::int32_t n_pes,
+               std::chrono::milliseconds limit, std::shared_ptr<void> root);
   ~TcpBootstrap() override;
 
   std::int32_t pe() const noexcept override { return pe_; }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // unique_id.cpp: the unique id and the world it names.
 
 #include <algorithm>
@@ -13,12 +14,13 @@ namespace shoal {
 namespace {
 
 constexpr std::string_view kPrefix = "shoal1:";
-constexpr std::string_view kForm = "shoal1:<host>:<port>:<64 hexadecimal digits>, an IPv6 host in brackets";
+constexpr std::string_view kForm =
+    "shoal1:<host>:<port>:<64 hexadecimal digits>, an IPv6 host in brackets";
 
 bootstrap::Key key_of(const UniqueId& id) {
   bootstrap::Key key;
-  require(id.key.size() == key.size(), Code::invalid_argument, "the key of a unique id has {} bytes, got {}",
-          key.size(), id.key.size());
+  require(id.key.size() == key.size(), Code::invalid_argument,
+          "the key of a unique id has {} bytes, got {}", key.size(), id.key.size());
   std::ranges::copy(id.key, key.begin());
   return key;
 }
@@ -28,11 +30,13 @@ bootstrap::Key key_of(const UniqueId& id) {
 UniqueId UniqueId::create(const Settings& settings) {
   const auto interfaces = bootstrap::list_interfaces();
   bootstrap::Fd listener = bootstrap::listen_at(
-      bootstrap::choose_interface(interfaces, settings.socket_interface, settings.socket_family).address);
+      bootstrap::choose_interface(interfaces, settings.socket_interface, settings.socket_family)
+          .address);
   const bootstrap::Key key = bootstrap::random_nonce();
   auto root = bootstrap::start_root(std::move(listener), key, settings.bootstrap_timeout);
   UniqueId id;
-  id.host = root.address.family() == AF_INET6 ? "[" + root.address.host() + "]" : root.address.host();
+  id.host =
+      root.address.family() == AF_INET6 ? "[" + root.address.host() + "]" : root.address.host();
   id.port = root.address.port();
   id.key.assign(key.begin(), key.end());
   id.root_ = std::move(root.handle);
@@ -50,12 +54,15 @@ UniqueId UniqueId::parse(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   require(text.starts_with(kPrefix) && colon != std::string_view::npos && colon > kPrefix.size(),
           Code::invalid_argument, "a unique id has the form {}", kForm);
-  const auto where = bootstrap::parse_host_port(text.substr(kPrefix.size(), colon - kPrefix.size()));
-  require(where.has_value(), Code::invalid_argument, "the address in a unique id is not of the form {}", kForm);
+  const auto where =
+      bootstrap::parse_host_port(text.substr(kPrefix.size(), colon - kPrefix.size()));
+  require(where.has_value(), Code::invalid_argument,
+          "the address in a unique id is not of the form {}", kForm);
   id.host = where->host.find(':') == std::string::npos ? where->host : "[" + where->host + "]";
   id.port = where->port;
   const std::string_view digits = text.substr(colon + 1);
-  const bool hexadecimal = std::ranges::all_of(digits, [](unsigned char c) { return std::isxdigit(c) != 0; });
+  const bool hexadecimal =
+      std::ranges::all_of(digits, [](unsigned char c) { return std::isxdigit(c) != 0; });
   require(digits.size() == 2 * sizeof(bootstrap::Key) && hexadecimal, Code::invalid_argument,
           "the key in a unique id of {} characters is not of the form {}", text.size(), kForm);
   for (std::size_t i = 0; i < digits.size(); i += 2) {
@@ -66,15 +73,18 @@ UniqueId UniqueId::parse(std::string_view text) {
   return id;
 }
 
-std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe, std::int32_t n_pes,
-                                             const Settings& settings) {
+std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe,
+                                             std::int32_t n_pes, const Settings& settings) {
   const auto where = bootstrap::parse_host_port(fmt::format("{}:{}", id.host, id.port));
-  require(where.has_value(), Code::invalid_argument, "\"{}:{}\" is not the address of a unique id", id.host, id.port);
+  require(where.has_value(), Code::invalid_argument, "\"{}:{}\" is not the address of a unique id",
+          id.host, id.port);
   bootstrap::RootAddress root{
-      bootstrap::resolve(*where, "any", "the unique id"), bootstrap::format_host_port(where->host, where->port), false,
+      bootstrap::resolve(*where, "any", "the unique id"),
+      bootstrap::format_host_port(where->host, where->port), false,
       "Its address and key come from the unique id; the process that created the id holds it, at "
       "the interface that it chose. Settings: SHOAL_UNIQUE_ID, SHOAL_SOCKET_INTERFACE"};
-  return std::make_unique<bootstrap::TcpBootstrap>(root, key_of(id), pe, n_pes, settings.bootstrap_timeout, nullptr);
+  return std::make_unique<bootstrap::TcpBootstrap>(root, key_of(id), pe, n_pes,
+                                                   settings.bootstrap_timeout, nullptr);
 }
 
 }  // namespace shoal

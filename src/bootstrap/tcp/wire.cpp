@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/tcp/wire.hpp"
 
 #include <sodium.h>
@@ -19,14 +20,16 @@ static_assert(kTagBytes == crypto_generichash_BYTES && sizeof(Key) == crypto_gen
 template <typename T>
 void store(std::byte* to, T value) {
   const auto bits = static_cast<std::make_unsigned_t<T>>(value);
-  for (std::size_t i = 0; i < sizeof(T); ++i) to[i] = static_cast<std::byte>((bits >> (8 * i)) & 0xff);
+  for (std::size_t i = 0; i < sizeof(T); ++i)
+    to[i] = static_cast<std::byte>((bits >> (8 * i)) & 0xff);
 }
 
 template <typename T>
 T load(const std::byte* from) {
   std::make_unsigned_t<T> bits = 0;
   for (std::size_t i = 0; i < sizeof(T); ++i)
-    bits = static_cast<std::make_unsigned_t<T>>(bits | std::to_integer<std::make_unsigned_t<T>>(from[i]) << (8 * i));
+    bits = static_cast<std::make_unsigned_t<T>>(
+        bits | std::to_integer<std::make_unsigned_t<T>>(from[i]) << (8 * i));
   return static_cast<T>(bits);
 }
 
@@ -39,7 +42,8 @@ unsigned char* raw(std::byte* bytes) {
 
 void start_sodium() {
   static const bool ready = sodium_init() >= 0;
-  require(ready, Code::system, "libsodium could not be initialised: the system gives no random numbers");
+  require(ready, Code::system,
+          "libsodium could not be initialised: the system gives no random numbers");
 }
 
 /// BLAKE2b over several pieces.
@@ -94,15 +98,16 @@ class Reader {
   }
   std::span<const std::byte> raw_bytes(std::size_t count) {
     require(count <= left_.size(), Code::mismatch,
-            "a {} message is truncated: {} more bytes were expected, {} are there", what_, count, left_.size());
+            "a {} message is truncated: {} more bytes were expected, {} are there", what_, count,
+            left_.size());
     const auto taken = left_.first(count);
     left_ = left_.subspan(count);
     return taken;
   }
   std::string text(std::size_t limit) {
     const std::size_t length = number<std::uint16_t>();
-    require(length <= limit, Code::mismatch, "a {} message has a text of {} bytes, at most {} are allowed", what_,
-            length, limit);
+    require(length <= limit, Code::mismatch,
+            "a {} message has a text of {} bytes, at most {} are allowed", what_, length, limit);
     return decode_text(raw_bytes(length));
   }
   Nonce nonce() {
@@ -113,7 +118,8 @@ class Reader {
   std::span<const std::byte> rest() { return raw_bytes(left_.size()); }
   std::size_t left() const { return left_.size(); }
   void end() const {
-    require(left_.empty(), Code::mismatch, "a {} message has {} bytes too many", what_, left_.size());
+    require(left_.empty(), Code::mismatch, "a {} message has {} bytes too many", what_,
+            left_.size());
   }
 
  private:
@@ -141,19 +147,20 @@ std::array<std::byte, kHeaderBytes> encode_header(const Header& header) {
 
 Header decode_header(std::span<const std::byte, kHeaderBytes> bytes, std::size_t max_payload) {
   const auto magic = load<std::uint32_t>(&bytes[0]);
-  require(magic == kMagic, Code::mismatch, "not a message of the Shoal bootstrap (it starts with {:#010x})", magic);
+  require(magic == kMagic, Code::mismatch,
+          "not a message of the Shoal bootstrap (it starts with {:#010x})", magic);
   const auto version = load<std::uint8_t>(&bytes[4]);
-  require(version == kVersion, Code::mismatch, "version {} of the bootstrap protocol, this Shoal speaks version {}",
-          version, kVersion);
+  require(version == kVersion, Code::mismatch,
+          "version {} of the bootstrap protocol, this Shoal speaks version {}", version, kVersion);
   const auto type = load<std::uint8_t>(&bytes[5]);
   require(type >= static_cast<std::uint8_t>(MessageType::challenge) &&
               type <= static_cast<std::uint8_t>(MessageType::close),
           Code::mismatch, "a message of unknown type {}", type);
   require(load<std::uint16_t>(&bytes[6]) == 0, Code::mismatch, "a message with unknown flags");
-  const Header header{static_cast<MessageType>(type), load<Pe>(&bytes[8]), load<std::uint32_t>(&bytes[12]),
-                      load<std::uint64_t>(&bytes[16])};
-  require(header.length <= max_payload, Code::mismatch, "a message of {} bytes, at most {} are allowed here",
-          header.length, max_payload);
+  const Header header{static_cast<MessageType>(type), load<Pe>(&bytes[8]),
+                      load<std::uint32_t>(&bytes[12]), load<std::uint64_t>(&bytes[16])};
+  require(header.length <= max_payload, Code::mismatch,
+          "a message of {} bytes, at most {} are allowed here", header.length, max_payload);
   return header;
 }
 
@@ -174,7 +181,8 @@ std::optional<Frame> FrameReader::next() {
   if (bytes.size() < total) return std::nullopt;
   const auto payload = bytes.subspan(kHeaderBytes, frame.header.length);
   frame.payload.assign(payload.begin(), payload.end());
-  std::ranges::copy(bytes.subspan(kHeaderBytes + frame.header.length, kTagBytes), frame.tag.begin());
+  std::ranges::copy(bytes.subspan(kHeaderBytes + frame.header.length, kTagBytes),
+                    frame.tag.begin());
   start_ += total;
   if (start_ == buffer_.size()) {
     buffer_ = Bytes();  // gives back what a large payload took
@@ -183,14 +191,16 @@ std::optional<Frame> FrameReader::next() {
   return frame;
 }
 
-Tag Authenticator::tag(std::span<const std::byte, kHeaderBytes> header, std::span<const std::byte> payload) const {
+Tag Authenticator::tag(std::span<const std::byte, kHeaderBytes> header,
+                       std::span<const std::byte> payload) const {
   std::array<std::byte, 9> context;
   context[0] = static_cast<std::byte>(direction_);
   store(&context[1], count_);
   return Hash(key_).add(context).add(header).add(payload).finish();
 }
 
-Tag Authenticator::make(std::span<const std::byte, kHeaderBytes> header, std::span<const std::byte> payload) {
+Tag Authenticator::make(std::span<const std::byte, kHeaderBytes> header,
+                        std::span<const std::byte> payload) {
   const Tag made = tag(header, payload);
   ++count_;
   return made;
@@ -215,7 +225,11 @@ Key session_key(const Key& world, const Nonce& root, const Nonce& pe) {
 
 Key key_from_text(std::string_view id, std::string_view secret) {
   const std::byte separator{0};
-  return Hash({}).add(std::as_bytes(std::span(id))).add({&separator, 1}).add(std::as_bytes(std::span(secret))).finish();
+  return Hash({})
+      .add(std::as_bytes(std::span(id)))
+      .add({&separator, 1})
+      .add(std::as_bytes(std::span(secret)))
+      .finish();
 }
 
 Bytes encode(const Hello& hello) {
@@ -261,8 +275,8 @@ Call decode_call(std::span<const std::byte> bytes) {
   call.step = reader.text(kMaxStep);
   const auto data = reader.rest();
   const std::size_t limit = call.kind == Call::Kind::barrier ? 0 : kMaxContribution;
-  require(data.size() <= limit, Code::mismatch, "a call message contributes {} bytes, at most {} are allowed",
-          data.size(), limit);
+  require(data.size() <= limit, Code::mismatch,
+          "a call message contributes {} bytes, at most {} are allowed", data.size(), limit);
   call.data.assign(data.begin(), data.end());
   return call;
 }
@@ -277,7 +291,8 @@ Bytes encode(const Failure& failure) {
 Failure decode_failure(std::span<const std::byte> bytes, Pe origin) {
   Reader reader(bytes, "failure");
   const auto code = reader.number<std::uint8_t>();
-  require(code >= static_cast<std::uint8_t>(Code::invalid_argument) && code <= static_cast<std::uint8_t>(Code::closed),
+  require(code >= static_cast<std::uint8_t>(Code::invalid_argument) &&
+              code <= static_cast<std::uint8_t>(Code::closed),
           Code::mismatch, "a failure message with unknown code {}", code);
   Failure failure{static_cast<Code>(code), origin, reader.text(kMaxReason)};
   reader.end();
@@ -302,7 +317,8 @@ Nonce decode_nonce(std::span<const std::byte> bytes) {
 
 Bytes encode_contributions(std::span<const Bytes> contributions) {
   Writer writer;
-  for (const auto& bytes : contributions) writer.number(static_cast<std::uint32_t>(bytes.size())).raw_bytes(bytes);
+  for (const auto& bytes : contributions)
+    writer.number(static_cast<std::uint32_t>(bytes.size())).raw_bytes(bytes);
   return writer.take();
 }
 

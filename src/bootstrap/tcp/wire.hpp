@@ -1,7 +1,9 @@
-// wire.hpp: the messages of the TCP bootstrap as bytes. Pure functions and small state machines over buffers: no socket
-// is known here.
+// SPDX-License-Identifier: Apache-2.0
+// wire.hpp: the messages of the TCP bootstrap as bytes. Pure functions and small state machines
+// over buffers: no socket is known here.
 //
-// A message is a frame: a header of 24 bytes, the payload, and a tag of 32 bytes. Numbers are little-endian.
+// A message is a frame: a header of 24 bytes, the payload, and a tag of 32 bytes. Numbers are
+// little-endian.
 //
 //   0  magic     u32   "SHL1"
 //   4  version   u8    1
@@ -11,10 +13,10 @@
 //   12 length    u32   of the payload
 //   16 sequence  u64   number of the collective call, from 1; 0 in messages that belong to none
 //
-// The tag is a keyed BLAKE2b hash over the direction, the number of the message in that direction (which is not sent),
-// header and payload. The key is derived from the key of the world and a nonce from each side, so a recorded message is
-// worth nothing, be it on another connection or later on the same. A challenge, the first message, precedes the key:
-// its tag is a checksum.
+// The tag is a keyed BLAKE2b hash over the direction, the number of the message in that direction
+// (which is not sent), header and payload. The key is derived from the key of the world and a nonce
+// from each side, so a recorded message is worth nothing, be it on another connection or later on
+// the same. A challenge, the first message, precedes the key: its tag is a checksum.
 #pragma once
 
 #include <array>
@@ -75,7 +77,8 @@ struct Frame {
 };
 
 std::array<std::byte, kHeaderBytes> encode_header(const Header& header);
-/// Throws Error{mismatch} saying what is wrong: magic, version, type, or a payload longer than `max_payload`.
+/// Throws Error{mismatch} saying what is wrong: magic, version, type, or a payload longer than
+/// `max_payload`.
 Header decode_header(std::span<const std::byte, kHeaderBytes> bytes, std::size_t max_payload);
 
 /// Cuts a stream of bytes into frames. It does not look at the tag.
@@ -84,8 +87,8 @@ class FrameReader {
   explicit FrameReader(std::size_t max_payload) : max_payload_(max_payload) {}
   void set_max_payload(std::size_t max_payload) { max_payload_ = max_payload; }
   void append(std::span<const std::byte> bytes);
-  /// The next complete frame, or nullopt when more bytes are needed. Throws Error{mismatch} when the stream is
-  /// malformed.
+  /// The next complete frame, or nullopt when more bytes are needed. Throws Error{mismatch} when
+  /// the stream is malformed.
   std::optional<Frame> next();
 
  private:
@@ -96,8 +99,8 @@ class FrameReader {
 
 enum class Direction : std::uint8_t { to_root = 1, from_root = 2 };
 
-/// Makes or checks the tags of one direction of one connection, and counts the messages. The checksum key until
-/// set_key.
+/// Makes or checks the tags of one direction of one connection, and counts the messages. The
+/// checksum key until set_key.
 class Authenticator {
  public:
   explicit Authenticator(Direction direction) : direction_(direction) {}
@@ -106,7 +109,8 @@ class Authenticator {
   bool check(const Frame& frame);
 
  private:
-  Tag tag(std::span<const std::byte, kHeaderBytes> header, std::span<const std::byte> payload) const;
+  Tag tag(std::span<const std::byte, kHeaderBytes> header,
+          std::span<const std::byte> payload) const;
 
   Direction direction_;
   Key key_{};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // thread_bootstrap.cpp: PEs that are threads of one process, and the world of one PE.
 
 #include <atomic>
@@ -17,7 +18,8 @@ using bootstrap::Failure;
 using bootstrap::Pe;
 using Clock = std::chrono::steady_clock;
 
-/// What the threads share. A round ends when all have arrived, or with the first failure, which is final.
+/// What the threads share. A round ends when all have arrived, or with the first failure, which is
+/// final.
 class Meeting {
  public:
   Meeting(std::int32_t n_pes, std::chrono::milliseconds limit)
@@ -73,8 +75,9 @@ class Meeting {
     if (!round_.pending() || failure_) return;
     for (std::size_t pe = 0; pe < closed_.size(); ++pe)
       if (closed_[pe])
-        return set_failure({Code::peer_failed, static_cast<Pe>(pe),
-                            fmt::format("PE {} closed the bootstrap before {}", pe, round_.name())});
+        return set_failure(
+            {Code::peer_failed, static_cast<Pe>(pe),
+             fmt::format("PE {} closed the bootstrap before {}", pe, round_.name())});
   }
 
   void set_failure(Failure failure) {
@@ -102,16 +105,18 @@ class Meeting {
 
 class ThreadBootstrap final : public Bootstrap {
  public:
-  ThreadBootstrap(std::shared_ptr<Meeting> meeting, Pe pe) : meeting_(std::move(meeting)), pe_(pe) {}
+  ThreadBootstrap(std::shared_ptr<Meeting> meeting, Pe pe)
+      : meeting_(std::move(meeting)), pe_(pe) {}
   ~ThreadBootstrap() override { close(); }
 
   std::int32_t pe() const noexcept override { return pe_; }
   std::int32_t n_pes() const noexcept override { return meeting_->n_pes(); }
   std::vector<Bytes> all_gather(std::span<const std::byte> mine, std::string_view step) override {
     require(mine.size() <= bootstrap::kMaxContribution, Code::invalid_argument,
-            "all_gather(\"{}\") on PE {}: the contribution has {} bytes, at most {} are allowed", step, pe_,
-            mine.size(), bootstrap::kMaxContribution);
-    return meeting_->meet(pe_, {Call::Kind::all_gather, {}, std::string(step), Bytes(mine.begin(), mine.end())});
+            "all_gather(\"{}\") on PE {}: the contribution has {} bytes, at most {} are allowed",
+            step, pe_, mine.size(), bootstrap::kMaxContribution);
+    return meeting_->meet(
+        pe_, {Call::Kind::all_gather, {}, std::string(step), Bytes(mine.begin(), mine.end())});
   }
   void barrier(std::string_view step) override {
     meeting_->meet(pe_, {Call::Kind::barrier, {}, std::string(step), {}});
@@ -127,12 +132,14 @@ class ThreadBootstrap final : public Bootstrap {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(std::int32_t n_pes, const Settings& settings) {
-  require(n_pes >= 1 && n_pes <= bootstrap::kMaxPes, Code::invalid_argument, "a world of {} threads; allowed: 1 to {}",
-          n_pes, bootstrap::kMaxPes);
+std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(std::int32_t n_pes,
+                                                          const Settings& settings) {
+  require(n_pes >= 1 && n_pes <= bootstrap::kMaxPes, Code::invalid_argument,
+          "a world of {} threads; allowed: 1 to {}", n_pes, bootstrap::kMaxPes);
   auto meeting = std::make_shared<Meeting>(n_pes, settings.bootstrap_timeout);
   std::vector<std::unique_ptr<Bootstrap>> all;
-  for (std::int32_t pe = 0; pe < n_pes; ++pe) all.push_back(std::make_unique<ThreadBootstrap>(meeting, pe));
+  for (std::int32_t pe = 0; pe < n_pes; ++pe)
+    all.push_back(std::make_unique<ThreadBootstrap>(meeting, pe));
   return all;
 }
 

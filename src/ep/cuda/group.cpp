@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/group.hpp"
 
 #include <algorithm>
@@ -17,16 +18,18 @@ void check(cudaError_t status, const char* what) {
   fail(Code::system, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-// --- memory and streams
+// Memory and streams.
 
 Resources::Resources(const memory::Device& gpu)
-    : taken_stream(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::highest)), stream(taken_stream.get()) {
+    : taken_stream(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::highest)),
+      stream(taken_stream.get()) {
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypePinned;
   properties.location = {cudaMemLocationTypeDevice, gpu.device};
   check(cudaMemPoolCreate(&pool, &properties), "memory pool of an ep::Group");
   std::uint64_t all = ~std::uint64_t{0};  // memory that results leave is kept for the next ones
-  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), "memory pool of an ep::Group");
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all),
+        "memory pool of an ep::Group");
 }
 
 Resources::~Resources() {
@@ -36,7 +39,8 @@ Resources::~Resources() {
 std::shared_ptr<void> Resources::allocate(std::size_t bytes, cudaStream_t on,
                                           const std::shared_ptr<Resources>& self) const {
   void* memory = nullptr;
-  check(cudaMallocFromPoolAsync(&memory, std::max<std::size_t>(bytes, 16), pool, on), "memory of an ep::Group");
+  check(cudaMallocFromPoolAsync(&memory, std::max<std::size_t>(bytes, 16), pool, on),
+        "memory of an ep::Group");
   return {memory, [self](void* pointer) { (void)cudaFreeAsync(pointer, self->stream); }};
 }
 
@@ -104,7 +108,8 @@ std::shared_ptr<void> take_pinned(std::size_t bytes) {
     }
   }
   if (memory == nullptr)
-    check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "host memory of an ep::Group");
+    check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+          "host memory of an ep::Group");
   std::memset(memory, 0, bytes);
   return {memory, [bytes](void* pointer) {
             auto& home = Pinned::instance();
@@ -113,7 +118,7 @@ std::shared_ptr<void> take_pinned(std::size_t bytes) {
           }};
 }
 
-// --- the group
+// The group.
 
 namespace {
 
@@ -187,7 +192,8 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
   gpu.activate();
   multiprocessors = gpu.multiprocessors;
   require(state.shape.ranks <= kMaxDeviceRanks, Code::unsupported,
-          "an ep::Group on GPUs has at most {} members; this team has {}", kMaxDeviceRanks, state.shape.ranks);
+          "an ep::Group on GPUs has at most {} members; this team has {}", kMaxDeviceRanks,
+          state.shape.ranks);
   resources = std::make_shared<Resources>(gpu);
   stream = resources->stream;
   last_stream = stream;
@@ -213,7 +219,8 @@ CudaGroup::~CudaGroup() {
 void CudaGroup::open() {
   state.world->cuda()->activate();
   device.layout = detail::DeviceLayout(state.shape);
-  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) device.block[rank] = state.peers[rank];
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank)
+    device.block[rank] = state.peers[rank];
   device.report = report;
   device.timeout_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(state.timeout).count());
   device.ranks = state.shape.ranks;
@@ -222,10 +229,11 @@ void CudaGroup::open() {
   device.local_experts = state.shape.local_experts;
   device.top_k = state.shape.top_k;
   device.mask_failed = state.options.mask_failed ? 1 : 0;
-  check(cudaMemsetAsync(state.block, 0, device.layout.control_end, stream), "signals of an ep::Group");
-  // Rows of low-latency mode: kUnwritten.
-  check(cudaMemsetAsync(state.block + device.layout.normal_end, 0xff, device.layout.total - device.layout.normal_end,
-                        stream),
+  check(cudaMemsetAsync(state.block, 0, device.layout.control_end, stream),
+        "signals of an ep::Group");
+  // Rows of low-latency mode: kSentinel.
+  check(cudaMemsetAsync(state.block + device.layout.normal_end, 0xff,
+                        device.layout.total - device.layout.normal_end, stream),
         "slots of an ep::Group");
   check(cudaMemsetAsync(device.memory, 0, sizeof(Memory), stream), "memory of an ep::Group");
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
@@ -243,7 +251,8 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
   if (!begun_.captured) {
     // On the group's own stream users may have work too, between calls.
     if (on != last_stream && (under_way_ || last_stream == stream)) {
-      if (last_stream == stream) check(cudaEventRecord(between_, stream), "order of an ep::Group's calls");
+      if (last_stream == stream)
+        check(cudaEventRecord(between_, stream), "order of an ep::Group's calls");
       check(cudaStreamWaitEvent(on, between_, 0), "order of an ep::Group's calls");
     }
     last_stream = on;
@@ -256,13 +265,15 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
 
 void CudaGroup::end(const Launch& launch, cudaStream_t on) {
   check(cudaGetLastError(), "launch of a kernel");
-  if (launch.done != nullptr) check(cudaEventRecord(static_cast<cudaEvent_t>(launch.done), on), "Launch.done");
+  if (launch.done != nullptr)
+    check(cudaEventRecord(static_cast<cudaEvent_t>(launch.done), on), "Launch.done");
   record(on);
 }
 
 void CudaGroup::record(cudaStream_t on) const {
   const bool captured = on == begun_.on ? begun_.captured : capturing(on);
-  if (on != stream && !captured) check(cudaEventRecord(between_, on), "order of an ep::Group's calls");
+  if (on != stream && !captured)
+    check(cudaEventRecord(between_, on), "order of an ep::Group's calls");
 }
 
 bool CudaGroup::capturing(cudaStream_t on) const {
@@ -284,19 +295,22 @@ void CudaGroup::throw_reported() {
   const Pe my_pe = state.team.world_pe(state.me);
   const std::uint64_t epoch = report->epoch;
   const auto waited = [&] {
-    return fmt::format("on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}", my_pe,
-                       state.world->n_pes(), wanted(report->phase), member, epoch,
-                       static_cast<std::uint64_t>(report->seen), name_of(report->phase));
+    return fmt::format(
+        "on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}", my_pe,
+        state.world->n_pes(), wanted(report->phase), member, epoch,
+        static_cast<std::uint64_t>(report->seen), name_of(report->phase));
   };
   switch (fault) {
     case Fault::timeout:
-      state.failure = fmt::format("{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", operation_of(*report),
-                                  epoch, state.timeout.count(), waited(), state.world->describe_progress(member),
-                                  state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+      state.failure = fmt::format(
+          "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", operation_of(*report), epoch,
+          state.timeout.count(), waited(), state.world->describe_progress(member),
+          state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
       throw Error(Code::timeout, state.failure);
     case Fault::peer_failed:
-      state.failure = fmt::format("{} (epoch {}) failed {}; PE {} gave this group up: its own message says why",
-                                  operation_of(*report), epoch, waited(), member);
+      state.failure =
+          fmt::format("{} (epoch {}) failed {}; PE {} gave this group up: its own message says why",
+                      operation_of(*report), epoch, waited(), member);
       throw Error(Code::peer_failed, state.failure);
     default:
       break;
@@ -312,18 +326,21 @@ void CudaGroup::throw_reported() {
           "or handle ({}, epoch {})",
           state.team.world_pe(0), member, operation_of(*report), epoch);
     case Fault::no_dispatch:
-      fail(Code::invalid_argument,
-           "{} (epoch {}): the handle is of a dispatch that did not take place; Group::synchronize says why",
-           operation_of(*report), epoch);
+      fail(
+          Code::invalid_argument,
+          "{} (epoch {}): the handle is of a dispatch that did not take place; Group::synchronize says why",
+          operation_of(*report), epoch);
     case Fault::no_room:
-      fail(Code::exhausted,
-           "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
-           "results that are still held. Release them, or raise GroupOptions.live_results (now {})",
-           member, state.shape.max_received(), device.layout.arena_bytes, state.shape.live_results);
+      fail(
+          Code::exhausted,
+          "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
+          "results that are still held. Release them, or raise GroupOptions.live_results (now {})",
+          member, state.shape.max_received(), device.layout.arena_bytes, state.shape.live_results);
     case Fault::too_many_rows:
-      fail(Code::exhausted, "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", member,
-           allowed, value);
-    case Fault::too_many_expanded:
+      fail(Code::exhausted,
+           "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}",
+           member, allowed, value);
+    case Fault::too_many_expert_major:
       fail(
           Code::exhausted,
           "dispatch: PE {} is sent {} rows, one for each expert of a token and gaps of expert_alignment included, but "
@@ -332,10 +349,12 @@ void CudaGroup::throw_reported() {
           "(live_results, now {})",
           member, value, allowed, state.shape.max_tokens, state.shape.live_results);
     case Fault::bad_index:
-      fail(Code::invalid_argument, "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as -1",
+      fail(Code::invalid_argument,
+           "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as -1",
            operation_of(*report), token, allowed, value, state.shape.experts - 1);
     default:
-      fail(Code::invalid_argument, "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",
+      fail(Code::invalid_argument,
+           "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",
            operation_of(*report), token, value);
   }
 }
@@ -343,8 +362,9 @@ void CudaGroup::throw_reported() {
 std::optional<std::int32_t> CudaGroup::ask_failed_member() {
   state.world->cuda()->activate();
   std::vector<std::uint64_t> failed(static_cast<std::size_t>(state.shape.ranks));
-  check(cudaMemcpy2DAsync(failed.data(), sizeof(std::uint64_t), state.block + device.layout.failed, detail::kLine,
-                          sizeof(std::uint64_t), failed.size(), cudaMemcpyDeviceToHost, stream),
+  check(cudaMemcpy2DAsync(failed.data(), sizeof(std::uint64_t), state.block + device.layout.failed,
+                          detail::kLine, sizeof(std::uint64_t), failed.size(),
+                          cudaMemcpyDeviceToHost, stream),
         "whether members have failed");
   check(cudaStreamSynchronize(stream), "whether members have failed");
   for (std::int32_t member = 0; member < state.shape.ranks; ++member)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/layout.hpp"
 
 #include <algorithm>
@@ -17,12 +18,14 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   Cursor cursor;
   for (std::size_t* signal : {&entered, &finished, &slots_read, &answers_read, &failed})
     *signal = cursor.take(ranks * kLine);
-  notice_bytes = align_up(sizeof(DeviceNotice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
+  notice_bytes =
+      align_up(sizeof(DeviceNotice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
   notices = cursor.take(2 * ranks * notice_bytes);
   slot_notices = cursor.take(2 * ranks * kLine);
   packets = (top_k + kLanesPerPacket - 1) / kLanesPerPacket;
   slot_headers = cursor.take(2 * ranks * tokens * packets * kPacketBytes);
-  slot_counts = cursor.take(tokens > 0 ? 2 * ranks * shape.local_experts * sizeof(std::uint64_t) : 0);
+  slot_counts =
+      cursor.take(tokens > 0 ? 2 * ranks * shape.local_experts * sizeof(std::uint64_t) : 0);
   slot_ready = cursor.take(2 * ranks * tokens * sizeof(std::uint64_t));
   member_answers = shape.mask_failed ? std::min(shape.top_k, shape.local_experts) : 0;
   token_answers = shape.mask_failed ? ranks * member_answers : top_k;
@@ -45,10 +48,12 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   cursor.at = normal_end;
   slot_weights = cursor.take(2 * ranks * tokens * top_k * sizeof(float));
   slot_scales = align_up(shape.hidden, 16);
-  slot_bytes = align_up(std::max<std::size_t>(shape.hidden * 2, slot_scales + scale_groups(shape.hidden) * 4), 128);
+  slot_bytes = align_up(
+      std::max<std::size_t>(shape.hidden * 2, slot_scales + scale_groups(shape.hidden) * 4), 128);
   slots = cursor.take(2 * ranks * tokens * slot_bytes);
   combine_weights = cursor.take(2 * ranks * tokens * top_k * sizeof(std::uint64_t));
-  answer_bytes = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 128);  // LogFMT has its ranges before it
+  answer_bytes = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4,
+                          128);  // LogFMT has its ranges before it
   answers = cursor.take(2 * tokens * token_answers * answer_bytes);
   total = align_up(cursor.at, kPage);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/shares.hpp"
 
 #include <array>
@@ -7,7 +8,8 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// A kernel that reads the entry for its old number is over; one that looks for a new one comes after these writes.
+/// A kernel that reads the entry for its old number is over; one that looks for a new one comes
+/// after these writes.
 void set(SharedRange& entry, const SharedRange& wanted) {
   if (entry.id == wanted.id) return;
   entry = wanted;
@@ -18,7 +20,8 @@ void set(SharedRange& entry, const SharedRange& wanted) {
 ShareTable::ShareTable(const detail::GroupState& state)
     : state_(state),
       ranges_(shoal::detail::shared_ranges(*state.world)),
-      memory_(take_pinned(static_cast<std::size_t>(state.shape.ranks) * kShareSlots * sizeof(SharedRange))),
+      memory_(take_pinned(static_cast<std::size_t>(state.shape.ranks) * kShareSlots *
+                          sizeof(SharedRange))),
       entries_(static_cast<SharedRange*>(memory_.get())) {}
 
 void ShareTable::refresh() {
@@ -27,15 +30,18 @@ void ShareTable::refresh() {
   for (std::int32_t member = 0; member < state_.shape.ranks; ++member) {
     std::array<SharedRange, kShareSlots> wanted{};
     for (const auto& range : ranges_.of(state_.team.world_pe(member)))
-      if (SharedRange& entry = wanted[range.id % kShareSlots]; entry.id == 0) entry = {range.id, range.base};
-    for (std::uint32_t slot = 0; slot < kShareSlots; ++slot) set(entries_[member * kShareSlots + slot], wanted[slot]);
+      if (SharedRange& entry = wanted[range.id % kShareSlots]; entry.id == 0)
+        entry = {range.id, range.base};
+    for (std::uint32_t slot = 0; slot < kShareSlots; ++slot)
+      set(entries_[member * kShareSlots + slot], wanted[slot]);
   }
   version_ = version;
 }
 
 shoal::detail::SharedRanges::Place ShareTable::find(const void* pointer, std::size_t bytes) const {
   const auto place = ranges_.find(pointer, bytes);
-  if (place.id == 0 || entries_[state_.me * kShareSlots + place.id % kShareSlots].id != place.id) return {};
+  if (place.id == 0 || entries_[state_.me * kShareSlots + place.id % kShareSlots].id != place.id)
+    return {};
   return place;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/warmup.hpp"
 
 #include <utility>
@@ -12,13 +13,15 @@ namespace shoal::ep::cuda {
 namespace {
 
 /// A device tensor with the bytes of a host tensor, or zeros.
-Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::int64_t> shape, const Tensor* from) {
+Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::int64_t> shape,
+                 const Tensor* from) {
   const TensorView extents(nullptr, dtype, shape);
   Tensor out = group.tensor(group.allocate(extents.bytes()), 0, dtype, shape);
   if (extents.bytes() == 0) return out;
   cudaStream_t on = group.last_stream;  // the memory's
   if (from != nullptr)
-    check(cudaMemcpyAsync(out.data, from->data, extents.bytes(), cudaMemcpyHostToDevice, on), "warm-up");
+    check(cudaMemcpyAsync(out.data, from->data, extents.bytes(), cudaMemcpyHostToDevice, on),
+          "warm-up");
   else
     check(cudaMemsetAsync(out.data, 0, extents.bytes(), on), "warm-up");
   check(cudaStreamSynchronize(on), "warm-up");
@@ -29,7 +32,8 @@ Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::in
 void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
   const GroupOptions& options = device.state.options;
   const Tensor host_topk = detail::even_topk(options.max_tokens, options.top_k, options.experts);
-  const Tensor topk = on_device(device, DataType::int64, {options.max_tokens, options.top_k}, &host_topk);
+  const Tensor topk =
+      on_device(device, DataType::int64, {options.max_tokens, options.top_k}, &host_topk);
   const Tensor x = on_device(device, options.dtype, {options.max_tokens, options.hidden}, nullptr);
   const bool quantized = options.dtype == DataType::float8_e4m3;
   Dispatched kept;
@@ -40,7 +44,8 @@ void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
     if (!quantized) {
       sums.push_back(group.combine(received.x, received.handle, {.launch = launch}));
     } else if (options.combine_staging) {
-      answers.push_back(on_device(device, DataType::bfloat16, {received.x.shape[0], options.hidden}, nullptr));
+      answers.push_back(
+          on_device(device, DataType::bfloat16, {received.x.shape[0], options.hidden}, nullptr));
       sums.push_back(group.combine(answers.back(), received.handle, {.launch = launch}));
     }
     if (options.live_results > 1 && device.state.arena.regions() == 1) kept = std::move(received);
@@ -49,7 +54,8 @@ void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
 }
 
 /// Each form in both halves of the buffers, with weights early and late.
-void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency, const Launch& launch) {
+void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency,
+                      const Launch& launch) {
   const GroupOptions& options = device.state.options;
   const std::int64_t tokens = options.low_latency_max_tokens;
   const Tensor host_topk = detail::even_topk(tokens, options.top_k, options.experts);
@@ -65,7 +71,9 @@ void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency, 
       if (half == 1) dispatch.weights = weights;
       const LowLatencyReceived received = group.low_latency_dispatch(x, topk, dispatch).receive();
       const TensorView y = group.next_combine_buffer();
-      sums.push_back(group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = true, .launch = launch})
+      sums.push_back(group
+                         .low_latency_combine(y, topk, weights, received.handle,
+                                              {.zero_copy = true, .launch = launch})
                          .receive());
     }
   device.synchronize();
@@ -77,7 +85,8 @@ void warm_up(Group& group, CudaGroup& device, LowLatency& low_latency) {
   const GroupOptions& options = device.state.options;
   device.begin({});
   // As calls come: on a stream of the caller's.
-  const auto callers = memory::cuda::take_stream(*device.state.world->cuda(), memory::cuda::StreamPriority::highest);
+  const auto callers =
+      memory::cuda::take_stream(*device.state.world->cuda(), memory::cuda::StreamPriority::highest);
   const Launch launch{.stream = callers.get(), .after = nullptr, .done = nullptr, .sms = 0};
   if (options.max_tokens > 0) warm_normal(group, device, launch);
   if (options.low_latency_max_tokens > 0) warm_low_latency(group, device, low_latency, launch);

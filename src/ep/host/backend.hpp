@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // backend.hpp: the phases of the host backend as a Backend.
 #pragma once
 

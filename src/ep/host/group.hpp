@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // group.hpp: what the host backend keeps for a group.
 #pragma once
 
@@ -26,9 +27,10 @@ struct HostGroup {
 
   const detail::GroupLayout layout;
   WorkerPool workers;
-  std::vector<char> masked;                                ///< [ranks]: left out of low-latency operations
-  std::vector<char> out_of_reach;                          ///< [ranks]: masked, and could not be told of it either
-  std::vector<std::uint64_t> chunks_sent, chunks_read;     ///< [nodes]: to and from the rail peer there; Rail
+  std::vector<char> masked;        ///< [ranks]: left out of low-latency operations
+  std::vector<char> out_of_reach;  ///< [ranks]: masked, and could not be told of it either
+  std::vector<std::uint64_t> chunks_sent,
+      chunks_read;  ///< [nodes]: to and from the rail peer there; Rail
   std::optional<LowLatencyResult> low_latency_results[2];  ///< used in turn
 };
 

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // arithmetic.hpp: float32 operations with the same bits on every machine, host or device.
 //
-// Compilers may fuse a * b + c into one rounding where they like; these functions say which it is. On the device they
-// are the intrinsics that nvcc never fuses. On the host mul and add are plain operators: the build passes
-// -ffp-contract=off, and numeric_float16_test fails where that is missing.
+// Compilers may fuse a * b + c into one rounding where they like; these functions say which it is.
+// On the device they are the intrinsics that nvcc never fuses. On the host mul and add are plain
+// operators: the build passes -ffp-contract=off, and numeric_float16_test fails where that is
+// missing.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +58,8 @@ SHOAL_HOST_DEVICE inline float fma(float a, float b, float c) {
 }
 #endif
 
-/// One term of a weighted sum: the product is rounded, then the sum, so that machines without a fused operation agree.
+/// One term of a weighted sum: the product is rounded, then the sum, so that machines without a
+/// fused operation agree.
 SHOAL_HOST_DEVICE inline float accumulate(float sum, float weight, float value) {
   return add(sum, mul(weight, value));
 }

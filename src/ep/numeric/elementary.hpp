@@ -1,5 +1,6 @@
-// elementary.hpp: log2 and exp2 in float32, made of fused multiply-adds: the same bits on every machine, which libm
-// does not promise.
+// SPDX-License-Identifier: Apache-2.0
+// elementary.hpp: log2 and exp2 in float32, made of fused multiply-adds: the same bits on every
+// machine, which libm does not promise.
 //
 // The error is below 2 units in the last place (numeric_elementary_test).
 #pragma once

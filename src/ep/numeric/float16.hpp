@@ -1,5 +1,6 @@
-// float16.hpp: bfloat16 and float16 as types of their own; the conversions are those of base/half.hpp: round to
-// nearest, ties to even.
+// SPDX-License-Identifier: Apache-2.0
+// float16.hpp: bfloat16 and float16 as types of their own; the conversions are those of
+// base/half.hpp: round to nearest, ties to even.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ SHOAL_HOST_DEVICE inline float to_float(Fp16 value) {
   return float_from_float16(value.bits);
 }
 
-/// Infinities stay, NaN stays NaN (quiet, with sign and the upper part of its payload), overflow gives infinity.
+/// Infinities stay, NaN stays NaN (quiet, with sign and the upper part of its payload), overflow
+/// gives infinity.
 SHOAL_HOST_DEVICE inline Bf16 to_bf16(float value) {
   return {bfloat16_from_float(value)};
 }

@@ -1,19 +1,21 @@
-// logfmt.hpp: LogFMT-10, the logarithmic 10-bit format for rows of a low-latency combine (requirement E3).
+// SPDX-License-Identifier: Apache-2.0
+// logfmt.hpp: LogFMT-10, the logarithmic 10-bit format for rows of a low-latency combine
+// (requirement E3).
 //
-// A row travels as the meta data of all of its groups of 128 channels (largest and smallest magnitude, bfloat16), then
-// its blocks. A block has 512 channels, or 1024 where hidden is a multiple of 1024; the last may be shorter. A block is
-// cast to 10 bits a value when every group in it allows that, else it stays bfloat16; the receiver derives the
-// positions from the meta data.
+// A row travels as the meta data of all of its groups of 128 channels (largest and smallest
+// magnitude, bfloat16), then its blocks. A block has 512 channels, or 1024 where hidden is a
+// multiple of 1024; the last may be shorter. A block is cast to 10 bits a value when every group in
+// it allows that, else it stays bfloat16; the receiver derives the positions from the meta data.
 //
-// Inside a group the logarithms of the magnitudes are cut into 510 equal steps between the smallest and the largest
-// one:
-//   code 0 is zero, code c >= 1 is 2^(log_min + (c - 1) * step); the threshold between two codes is the arithmetic mean
-//   of their values.
-// Sixteen values are 20 bytes: 16 codes of 9 bits, little end first, then 16 sign bits. A tail of eight values is 10
-// bytes alike.
+// Inside a group the logarithms of the magnitudes are cut into 510 equal steps between the smallest
+// and the largest one:
+//   code 0 is zero, code c >= 1 is 2^(log_min + (c - 1) * step); the threshold between two codes is
+//   the arithmetic mean of their values.
+// Sixteen values are 20 bytes: 16 codes of 9 bits, little end first, then 16 sign bits. A tail of
+// eight values is 10 bytes alike.
 //
-// A zero counts as the smallest magnitude: its logarithm is minus infinity, so the steps then span the whole range of
-// kLogfmtRange octaves.
+// A zero counts as the smallest magnitude: its logarithm is minus infinity, so the steps then span
+// the whole range of kLogfmtRange octaves.
 #pragma once
 
 #include "ep/numeric/elementary.hpp"
@@ -23,7 +25,8 @@ namespace shoal::ep::numeric {
 
 inline constexpr std::uint32_t kLogfmtCodes = 512;
 inline constexpr float kLogfmtSteps = 510.0f;
-inline constexpr float kLogfmtRange = 32.0f;  ///< smaller magnitudes than 2^-32 of the largest become zero
+inline constexpr float kLogfmtRange =
+    32.0f;  ///< smaller magnitudes than 2^-32 of the largest become zero
 
 /// What a group says about itself on the wire.
 struct LogfmtGroup {
@@ -53,7 +56,8 @@ SHOAL_HOST_DEVICE constexpr std::size_t logfmt_row_bytes(std::size_t hidden) {
   return group_count(hidden) * sizeof(LogfmtGroup) + hidden * sizeof(Bf16);
 }
 
-/// `group` with one more value of its channels. Start from {}. NaN counts as the largest magnitude of all.
+/// `group` with one more value of its channels. Start from {}. NaN counts as the largest magnitude
+/// of all.
 SHOAL_HOST_DEVICE inline LogfmtGroup with_value(LogfmtGroup group, Bf16 value) {
   const std::uint16_t magnitude = value.bits & 0x7fffu;
   if (magnitude > group.largest.bits) group.largest.bits = magnitude;
@@ -85,7 +89,8 @@ SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt(float value, const LogfmtSc
   return static_cast<std::uint32_t>(low < highest ? low : highest);
 }
 
-SHOAL_HOST_DEVICE inline float decode_logfmt(std::uint32_t code, bool negative, const LogfmtScale& scale) {
+SHOAL_HOST_DEVICE inline float decode_logfmt(std::uint32_t code, bool negative,
+                                             const LogfmtScale& scale) {
   const float magnitude = exp2(fma(static_cast<float>(code) - 1.0f, scale.step, scale.log_min));
   const float value = code == 0 ? 0.0f : magnitude;
   return float_of(bits_of(value) | (negative ? kSignBit : 0u));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/numeric/rows.hpp"
 
 #include <algorithm>
@@ -11,12 +12,13 @@ namespace {
 constexpr std::size_t kUnit = 16;
 
 template <typename Output, typename Convert>
-void dequantize(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales, std::span<Output> row,
-                Convert convert) {
+void dequantize(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales,
+                std::span<Output> row, Convert convert) {
   for (std::size_t group = 0; group < inverse_scales.size(); ++group) {
     const std::size_t first = group * kGroupChannels;
     const std::size_t end = first + group_channels(codes.size(), group);
-    for (std::size_t i = first; i < end; ++i) row[i] = convert(mul(decode_e4m3(codes[i]), inverse_scales[group]));
+    for (std::size_t i = first; i < end; ++i)
+      row[i] = convert(mul(decode_e4m3(codes[i]), inverse_scales[group]));
   }
 }
 
@@ -26,7 +28,8 @@ class BitWriter {
   explicit BitWriter(std::byte* bytes) : bytes_(bytes) {}
   void put(std::uint32_t value, int bits) {
     pending_ |= static_cast<std::uint64_t>(value) << used_;
-    for (used_ += bits; used_ >= 8; used_ -= 8, pending_ >>= 8) *bytes_++ = static_cast<std::byte>(pending_ & 0xff);
+    for (used_ += bits; used_ >= 8; used_ -= 8, pending_ >>= 8)
+      *bytes_++ = static_cast<std::byte>(pending_ & 0xff);
   }
 
  private:
@@ -39,7 +42,8 @@ class BitReader {
  public:
   explicit BitReader(const std::byte* bytes) : bytes_(bytes) {}
   std::uint32_t take(int bits) {
-    for (; available_ < bits; available_ += 8) pending_ |= static_cast<std::uint64_t>(*bytes_++) << available_;
+    for (; available_ < bits; available_ += 8)
+      pending_ |= static_cast<std::uint64_t>(*bytes_++) << available_;
     const auto value = static_cast<std::uint32_t>(pending_ & ((std::uint64_t{1} << bits) - 1));
     pending_ >>= bits;
     available_ -= bits;
@@ -71,28 +75,34 @@ void quantize_row(std::span<const Bf16> row, ScaleRounding rounding, std::span<s
     const std::size_t end = first + group_channels(row.size(), group);
     const Scale scale = scale_of(max_magnitude(row.subspan(first, end - first)), rounding);
     inverse_scales[group] = scale.dequantize;
-    for (std::size_t i = first; i < end; ++i) codes[i] = encode_e4m3(mul(to_float(row[i]), scale.quantize));
+    for (std::size_t i = first; i < end; ++i)
+      codes[i] = encode_e4m3(mul(to_float(row[i]), scale.quantize));
   }
 }
 
-void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales, std::span<float> row) {
+void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales,
+                    std::span<float> row) {
   dequantize(codes, inverse_scales, row, [](float value) { return value; });
 }
 
-void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales, std::span<Bf16> row) {
+void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales,
+                    std::span<Bf16> row) {
   dequantize(codes, inverse_scales, row, [](float value) { return to_bf16(value); });
 }
 
 void pack_ue8m0(std::span<const float> inverse_scales, std::span<std::int32_t> words) {
   std::ranges::fill(words, 0);
-  for (std::size_t g = 0; g < inverse_scales.size(); ++g) words[g / 4] = with_ue8m0(words[g / 4], g, inverse_scales[g]);
+  for (std::size_t g = 0; g < inverse_scales.size(); ++g)
+    words[g / 4] = with_ue8m0(words[g / 4], g, inverse_scales[g]);
 }
 
 void unpack_ue8m0(std::span<const std::int32_t> words, std::span<float> inverse_scales) {
-  for (std::size_t g = 0; g < inverse_scales.size(); ++g) inverse_scales[g] = ue8m0_scale(words[g / 4], g);
+  for (std::size_t g = 0; g < inverse_scales.size(); ++g)
+    inverse_scales[g] = ue8m0_scale(words[g / 4], g);
 }
 
-void logfmt_encode_block(std::span<const Bf16> values, std::span<const LogfmtGroup> groups, std::byte* bytes) {
+void logfmt_encode_block(std::span<const Bf16> values, std::span<const LogfmtGroup> groups,
+                         std::byte* bytes) {
   BitWriter writer(bytes);
   LogfmtScale scale{};
   for (std::size_t first = 0; first < values.size(); first += kUnit) {
@@ -103,7 +113,8 @@ void logfmt_encode_block(std::span<const Bf16> values, std::span<const LogfmtGro
   }
 }
 
-void logfmt_decode_block(const std::byte* bytes, std::span<const LogfmtGroup> groups, std::span<float> values) {
+void logfmt_decode_block(const std::byte* bytes, std::span<const LogfmtGroup> groups,
+                         std::span<float> values) {
   BitReader reader(bytes);
   LogfmtScale scale{};
   for (std::size_t first = 0; first < values.size(); first += kUnit) {
@@ -111,7 +122,8 @@ void logfmt_decode_block(const std::byte* bytes, std::span<const LogfmtGroup> gr
     const std::size_t count = std::min(kUnit, values.size() - first);
     std::uint32_t codes[kUnit];
     for (std::size_t i = 0; i < count; ++i) codes[i] = reader.take(9);
-    for (std::size_t i = 0; i < count; ++i) values[first + i] = decode_logfmt(codes[i], reader.take(1) != 0, scale);
+    for (std::size_t i = 0; i < count; ++i)
+      values[first + i] = decode_logfmt(codes[i], reader.take(1) != 0, scale);
   }
 }
 
@@ -144,7 +156,8 @@ std::size_t logfmt_decode_row(const std::byte* bytes, std::span<float> row) {
   for (std::size_t first = 0; first < row.size(); first += logfmt_block_channels(row.size())) {
     const Block block = block_of(row.size(), first);
     if (logfmt_can_encode(groups + block.first_group, block.groups)) {
-      logfmt_decode_block(in, {groups + block.first_group, block.groups}, row.subspan(first, block.channels));
+      logfmt_decode_block(in, {groups + block.first_group, block.groups},
+                          row.subspan(first, block.channels));
       in += logfmt_bytes(block.channels);
       continue;
     }

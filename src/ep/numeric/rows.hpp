@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 // rows.hpp: whole rows on the host: the reference that faster code is compared with, bit by bit.
 //
-// Plain loops over the element functions. Sizes are the caller's promise: spans of codes and rows have `hidden`
-// elements, spans of scales group_count(hidden).
+// Plain loops over the element functions. Sizes are the caller's promise: spans of codes and rows
+// have `hidden` elements, spans of scales group_count(hidden).
 #pragma once
 
 #include <span>
@@ -25,19 +26,25 @@ void quantize_row(std::span<const Bf16> row, ScaleRounding rounding, std::span<s
                   std::span<float> inverse_scales);
 
 /// The values of a quantised row.
-void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales, std::span<float> row);
-void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales, std::span<Bf16> row);
+void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales,
+                    std::span<float> row);
+void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales,
+                    std::span<Bf16> row);
 
-/// Scales as UE8M0: ue8m0_words(hidden) words. The scales must be powers of two (ScaleRounding::power_of_two).
+/// Scales as UE8M0: ue8m0_words(hidden) words. The scales must be powers of two
+/// (ScaleRounding::power_of_two).
 void pack_ue8m0(std::span<const float> inverse_scales, std::span<std::int32_t> words);
 void unpack_ue8m0(std::span<const std::int32_t> words, std::span<float> inverse_scales);
 
-/// Packs one block of a castable row: logfmt_bytes(values.size()) bytes. `groups` are those of the block.
-void logfmt_encode_block(std::span<const Bf16> values, std::span<const LogfmtGroup> groups, std::byte* bytes);
-void logfmt_decode_block(const std::byte* bytes, std::span<const LogfmtGroup> groups, std::span<float> values);
+/// Packs one block of a castable row: logfmt_bytes(values.size()) bytes. `groups` are those of the
+/// block.
+void logfmt_encode_block(std::span<const Bf16> values, std::span<const LogfmtGroup> groups,
+                         std::byte* bytes);
+void logfmt_decode_block(const std::byte* bytes, std::span<const LogfmtGroup> groups,
+                         std::span<float> values);
 
-/// Writes the LogFMT-10 form of a row (hidden a multiple of 8) to `bytes`, which has room for logfmt_row_bytes(hidden)
-/// and the alignment of LogfmtGroup. Returns the bytes written.
+/// Writes the LogFMT-10 form of a row (hidden a multiple of 8) to `bytes`, which has room for
+/// logfmt_row_bytes(hidden) and the alignment of LogfmtGroup. Returns the bytes written.
 std::size_t logfmt_encode_row(std::span<const Bf16> row, std::byte* bytes);
 /// The values of such a row. Returns the bytes read.
 std::size_t logfmt_decode_row(const std::byte* bytes, std::span<float> row);

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // scale.hpp: the FP8 scales of a group of 128 channels (requirement E3).
 //
-// A group is quantised as e4m3(x * scale) and dequantised as e4m3 * inverse; `inverse` travels, as float32 or as its 8
-// exponent bits (UE8M0). A group with an infinity or a NaN has scales of NaN: all of it becomes NaN and nothing is
-// hidden.
+// A group is quantised as e4m3(x * scale) and dequantised as e4m3 * inverse; `inverse` travels, as
+// float32 or as its 8 exponent bits (UE8M0). A group with an infinity or a NaN has scales of NaN:
+// all of it becomes NaN and nothing is hidden.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +36,8 @@ struct Scale {
   float dequantize;  ///< the inverse scale: multiplies decoded values
 };
 
-/// The larger of `largest` and |value|, or NaN when either is NaN: magnitudes order like their bit patterns.
+/// The larger of `largest` and |value|, or NaN when either is NaN: magnitudes order like their bit
+/// patterns.
 SHOAL_HOST_DEVICE inline float max_magnitude(float largest, float value) {
   const std::uint32_t a = bits_of(largest), b = bits_of(value) & ~kSignBit;
   return float_of(a > b ? a : b);
@@ -72,19 +74,22 @@ SHOAL_HOST_DEVICE inline float decode_ue8m0(std::uint8_t code) {
   return float_of(code == 0xff ? kQuietNanBits : code == 0 ? lowest : exponent);
 }
 
-/// 32-bit words that hold the UE8M0 scales of a row: four a word, the first group in the lowest byte; bytes without a
-/// group are 0.
+/// 32-bit words that hold the UE8M0 scales of a row: four a word, the first group in the lowest
+/// byte; bytes without a group are 0.
 SHOAL_HOST_DEVICE constexpr std::size_t ue8m0_words(std::size_t hidden) {
   return (group_count(hidden) + 3) / 4;
 }
 
-/// Adds the scale of group `group` to the word it belongs to, group / 4, which must have started at 0.
-SHOAL_HOST_DEVICE inline std::int32_t with_ue8m0(std::int32_t word, std::size_t group, float inverse) {
+/// Adds the scale of group `group` to the word it belongs to, group / 4, which must have started at
+/// 0.
+SHOAL_HOST_DEVICE inline std::int32_t with_ue8m0(std::int32_t word, std::size_t group,
+                                                 float inverse) {
   const std::uint32_t byte = static_cast<std::uint32_t>(encode_ue8m0(inverse)) << (8 * (group % 4));
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(word) | byte);
 }
 SHOAL_HOST_DEVICE inline float ue8m0_scale(std::int32_t word, std::size_t group) {
-  return decode_ue8m0(static_cast<std::uint8_t>(static_cast<std::uint32_t>(word) >> (8 * (group % 4))));
+  return decode_ue8m0(
+      static_cast<std::uint8_t>(static_cast<std::uint32_t>(word) >> (8 * (group % 4))));
 }
 
 }  // namespace shoal::ep::numeric

@@ -1,4 +1,6 @@
-// arena.hpp: regions of the receive area, taken when a dispatch starts and returned when its result goes.
+// SPDX-License-Identifier: Apache-2.0
+// arena.hpp: regions of the receive area, taken when a dispatch starts and returned when its result
+// goes.
 #pragma once
 
 #include <cstddef>
@@ -8,18 +10,22 @@
 
 namespace shoal::ep::detail {
 
-/// First-fit allocation in [0, size), in pages. A region is taken at the largest size it may need and shrunk once the
-/// real one is known. Any thread may call: results are released wherever their last owner goes.
+/// First-fit allocation in [0, size), in pages. A region is taken at the largest size it may need
+/// and shrunk once the real one is known. Any thread may call: results are released wherever their
+/// last owner goes.
 ///
-/// A tight arena has room for exactly `most` regions of the largest size, 1 or 2, and refuses more: regions lie at its
-/// two ends, so that what is held never cuts the rest in two. Others need (2 n - 1) times the largest size to promise
-/// room for n: with n - 1 held, of any sizes and wherever they lie, one gap of the largest size is left.
+/// A tight arena has room for exactly `most` regions of the largest size, 1 or 2, and refuses more:
+/// regions lie at its two ends, so that what is held never cuts the rest in two. Others need (2 n -
+/// 1) times the largest size to promise room for n: with n - 1 held, of any sizes and wherever they
+/// lie, one gap of the largest size is left.
 class Arena {
  public:
   /// Tight for `results` of 1 or 2; 0: not tight.
-  explicit Arena(std::size_t size, std::size_t results = 0) : size_(size), most_(results <= kTightest ? results : 0) {}
+  explicit Arena(std::size_t size, std::size_t results = 0)
+      : size_(size), most_(results <= kTightest ? results : 0) {}
 
-  /// Bytes in which `results` results of at most `largest` bytes can be held, where memory is worth saving.
+  /// Bytes in which `results` results of at most `largest` bytes can be held, where memory is worth
+  /// saving.
   static std::size_t bytes_for(std::size_t results, std::size_t largest) {
     return (results <= kTightest ? results : 2 * results - 1) * pages(largest);
   }
@@ -67,7 +73,9 @@ class Arena {
   }
 
   /// At least one page, so that no two regions start at the same offset.
-  static std::size_t pages(std::size_t bytes) { return bytes <= kPage ? kPage : (bytes + kPage - 1) / kPage * kPage; }
+  static std::size_t pages(std::size_t bytes) {
+    return bytes <= kPage ? kPage : (bytes + kPage - 1) / kPage * kPage;
+  }
 
   static constexpr std::size_t kPage = 4096;
   const std::size_t size_;

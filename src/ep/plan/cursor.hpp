@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cursor.hpp: lays out arrays one after another in a block of memory.
 #pragma once
 
@@ -28,7 +29,8 @@ class ArrayCursor {
 
   template <typename T>
   T* take(std::size_t count) {
-    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(block_) + cursor_.take(count * sizeof(T)));
+    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(block_) +
+                                cursor_.take(count * sizeof(T)));
   }
   /// So far; padded, so that blocks of this size can lie one after another.
   std::size_t bytes() const { return align_up(cursor_.at, Cursor::kAlignment); }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/plan/nodes.hpp"
 
 #include <algorithm>
@@ -6,7 +7,8 @@
 
 namespace shoal::ep::detail {
 
-Nodes make_nodes(std::span<const std::int32_t> domain_of, std::span<const Pe> pes, std::int32_t me) {
+Nodes make_nodes(std::span<const std::int32_t> domain_of, std::span<const Pe> pes,
+                 std::int32_t me) {
   const auto ranks = static_cast<std::int32_t>(domain_of.size());
   std::vector<std::int32_t> domains;               // node n has this domain
   std::vector<std::vector<std::int32_t>> on_node;  // members, ascending
@@ -25,13 +27,14 @@ Nodes make_nodes(std::span<const std::int32_t> domain_of, std::span<const Pe> pe
   nodes.count = static_cast<std::int32_t>(on_node.size());
   nodes.size = static_cast<std::int32_t>(on_node.front().size());
   for (const auto& members : on_node) {
-    require(members.size() == on_node.front().size(), Code::unsupported,
-            "an ep::Group needs equally many members on every node: {} share memory with PE {}, {} with PE {}",
-            on_node.front().size(), pes[on_node.front().front()], members.size(), pes[members.front()]);
+    require(
+        members.size() == on_node.front().size(), Code::unsupported,
+        "an ep::Group needs equally many members on every node: {} share memory with PE {}, {} with PE {}",
+        on_node.front().size(), pes[on_node.front().front()], members.size(), pes[members.front()]);
     nodes.members.insert(nodes.members.end(), members.begin(), members.end());
     for (std::int32_t member = 0; member < ranks; ++member)
-      nodes.before_on_node.push_back(
-          static_cast<std::int32_t>(std::lower_bound(members.begin(), members.end(), member) - members.begin()));
+      nodes.before_on_node.push_back(static_cast<std::int32_t>(
+          std::lower_bound(members.begin(), members.end(), member) - members.begin()));
   }
   nodes.mine = nodes.node_of[me];
   nodes.rail = nodes.rail_of[me];

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/plan/routing.hpp"
 
 #include <algorithm>
@@ -8,18 +9,23 @@
 namespace shoal::ep {
 
 bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
-  require(state != nullptr && token >= 0 && token < state->tokens && rank >= 0 && rank < state->shape.ranks,
-          Code::invalid_argument, "is_token_in_rank(token {}, rank {}); this routing has {} tokens and {} ranks", token,
+  require(state != nullptr && token >= 0 && token < state->tokens && rank >= 0 &&
+              rank < state->shape.ranks,
+          Code::invalid_argument,
+          "is_token_in_rank(token {}, rank {}); this routing has {} tokens and {} ranks", token,
           rank, state ? state->tokens : 0, state ? state->shape.ranks : 0);
-  require(topk_idx.device.kind == DeviceKind::host, Code::unsupported,
-          "is_token_in_rank: this routing is in GPU memory, which the host does not read; use Routing::topk_idx there");
+  require(
+      topk_idx.device.kind == DeviceKind::host, Code::unsupported,
+      "is_token_in_rank: this routing is in GPU memory, which the host does not read; use Routing::topk_idx there");
   const auto copies = state->copies_of(token);
-  return std::any_of(copies.begin(), copies.end(), [rank](const detail::Copy& copy) { return copy.rank == rank; });
+  return std::any_of(copies.begin(), copies.end(),
+                     [rank](const detail::Copy& copy) { return copy.rank == rank; });
 }
 
 namespace detail {
 
-std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_t local_experts, std::int32_t* ranks) {
+std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_t local_experts,
+                                std::int32_t* ranks) {
   std::int32_t count = 0;
   for (std::size_t lane = lanes.size(); lane-- > 0;) {
     if (lanes[lane] < 0) continue;
@@ -30,21 +36,25 @@ std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_
   return count;
 }
 
-void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& device, std::int64_t max_tokens,
-                const char* call) {
+void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& device,
+                std::int64_t max_tokens, const char* call) {
   require(
       topk_idx.rank == 2 && topk_idx.shape[1] == shape.top_k && topk_idx.contiguous() &&
           (topk_idx.dtype == DataType::int64 || topk_idx.dtype == DataType::int32),
-      Code::invalid_argument, "{}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}]", call,
+      Code::invalid_argument,
+      "{}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}]", call,
       [&] { return topk_idx.describe(); }, shape.top_k);
   check_device(device, call, "topk_idx", topk_idx);
   const std::int64_t tokens = topk_idx.shape[0];
   require(tokens <= max_tokens, Code::invalid_argument,
-          "{}: {} tokens; this group was made for at most {} per member and operation", call, tokens, max_tokens);
-  require(tokens == 0 || topk_idx.data != nullptr, Code::invalid_argument, "{}: topk_idx has no data", call);
+          "{}: {} tokens; this group was made for at most {} per member and operation", call,
+          tokens, max_tokens);
+  require(tokens == 0 || topk_idx.data != nullptr, Code::invalid_argument,
+          "{}: topk_idx has no data", call);
 }
 
-Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens, const char* call) {
+Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens,
+                    const char* call) {
   check_topk(topk_idx, shape, Device{}, max_tokens, call);
   const std::int64_t tokens = topk_idx.shape[0];
   Tensor copy = Tensor::empty(DataType::int64, {tokens, shape.top_k});
@@ -53,12 +63,15 @@ Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t
     std::int64_t* row = out + t * shape.top_k;
     for (std::int32_t k = 0; k < shape.top_k; ++k) {
       const std::int64_t i = t * shape.top_k + k;
-      const std::int64_t expert =
-          topk_idx.dtype == DataType::int64 ? topk_idx.as<std::int64_t>()[i] : topk_idx.as<std::int32_t>()[i];
+      const std::int64_t expert = topk_idx.dtype == DataType::int64
+                                      ? topk_idx.as<std::int64_t>()[i]
+                                      : topk_idx.as<std::int32_t>()[i];
       require(expert >= -1 && expert < shape.experts, Code::invalid_argument,
-              "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none", call, t, k, expert, shape.experts - 1);
+              "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none", call, t, k, expert,
+              shape.experts - 1);
       require(expert < 0 || std::find(row, row + k, expert) == row + k, Code::invalid_argument,
-              "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row", call, t, expert);
+              "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row", call,
+              t, expert);
       row[k] = expert;
     }
   }
@@ -90,14 +103,15 @@ std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& s
     for (const std::int64_t expert : state->lanes_of(t))
       state->expert_ordinal.push_back(expert >= 0 ? state->tokens_per_expert[expert]++ : -1);
     const std::int32_t count = ranks_by_last_lane(state->lanes_of(t), shape.local_experts, ranks);
-    for (std::int32_t i = 0; i < count; ++i) state->copies.push_back({ranks[i], state->tokens_per_rank[ranks[i]]++});
+    for (std::int32_t i = 0; i < count; ++i)
+      state->copies.push_back({ranks[i], state->tokens_per_rank[ranks[i]]++});
     state->first_copy.push_back(static_cast<std::int32_t>(state->copies.size()));
   }
   return state;
 }
 
-ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* const> counts, std::int32_t me,
-                            std::int32_t alignment) {
+ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* const> counts,
+                            std::int32_t me, std::int32_t alignment) {
   ExpertRows rows;
   rows.first.reserve(shape.experts);
   for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {

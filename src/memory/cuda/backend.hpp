@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // backend.hpp: what memory/device_heap.cpp chooses from in a build with CUDA.
 #pragma once
 

@@ -1,8 +1,10 @@
-// The GPU of a PE. Several PEs of one process may use one GPU: they share its primary context, not the stream.
+// SPDX-License-Identifier: Apache-2.0
+// The GPU of a PE. Several PEs of one process may use one GPU: they share its primary context, not
+// the stream.
 #include <cstring>
 
-#include "base/check.hpp"
 #include "base/backoff.hpp"
+#include "base/check.hpp"
 #include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/peers.hpp"
@@ -17,13 +19,15 @@ int attribute(const Driver& driver, CUdevice device, CUdevice_attribute which) {
   return driver.device_attribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
 }
 
-/// The attribute says what the GPU can do; whether the machine's fabric manager lets it, only an export shows.
+/// The attribute says what the GPU can do; whether the machine's fabric manager lets it, only an
+/// export shows.
 bool fabric_works(const Driver& driver, int device, std::size_t granularity) {
   const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_FABRIC);
   CUmemGenericAllocationHandle memory{};
   if (driver.mem_create(&memory, granularity, &properties, 0) != CUDA_SUCCESS) return false;
   CUmemFabricHandle handle{};
-  const bool works = driver.mem_export(&handle, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0) == CUDA_SUCCESS;
+  const bool works =
+      driver.mem_export(&handle, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0) == CUDA_SUCCESS;
   driver.mem_release(memory);
   return works;
 }
@@ -56,20 +60,23 @@ class CudaDevice final : public Device {
   std::shared_ptr<CUstream_st> taken_stream_;  // what `stream` is
 };
 
-CudaDevice::CudaDevice(const DeviceRequest& request) : driver_(driver()), timeout_(request.timeout) {
+CudaDevice::CudaDevice(const DeviceRequest& request)
+    : driver_(driver()), timeout_(request.timeout) {
   int count = 0;
   check(driver_, driver_.device_count(&count), "cannot count the GPUs");
-  require(count > 0, Code::unsupported,
-          "SHOAL_HEAP is cuda, but the CUDA driver shows no GPU (CUDA_VISIBLE_DEVICES may hide them)");
-  require(request.ordinal < count, Code::invalid_argument, "SHOAL_DEVICE is {}; this machine has GPUs 0 to {}",
-          request.ordinal, count - 1);
+  require(
+      count > 0, Code::unsupported,
+      "SHOAL_HEAP is cuda, but the CUDA driver shows no GPU (CUDA_VISIBLE_DEVICES may hide them)");
+  require(request.ordinal < count, Code::invalid_argument,
+          "SHOAL_DEVICE is {}; this machine has GPUs 0 to {}", request.ordinal, count - 1);
   device = static_cast<int>(request.ordinal >= 0 ? request.ordinal : request.index % count);
   check(driver_, driver_.device_get(&handle_, device), fmt::format("cannot find GPU {}", device));
-  require(attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) != 0, Code::unsupported,
-          "GPU {} has no unified addressing", device);
+  require(attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) != 0,
+          Code::unsupported, "GPU {} has no unified addressing", device);
   multiprocessors = attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-  compute_capability = 10 * attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
-                       attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  compute_capability =
+      10 * attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+      attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   context = primary_context(driver_, handle_);
   activate();
   describe_self(request);
@@ -82,36 +89,42 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
   description_.network_namespace = network_namespace();
   description_.ordinal = device;
   CUuuid uuid{};
-  check(driver_, driver_.device_uuid(&uuid, handle_), fmt::format("cannot identify GPU {}", device));
+  check(driver_, driver_.device_uuid(&uuid, handle_),
+        fmt::format("cannot identify GPU {}", device));
   static_assert(sizeof uuid.bytes == 16);
   std::memcpy(description_.uuid.data(), uuid.bytes, sizeof uuid.bytes);
   granularity = Segment::kAlignment;
   if (attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0) {
     description_.has_vmm = 1;
     description_.has_fd =
-        attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
+        attribute(driver_, handle_,
+                  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
     const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_NONE);
-    check(driver_, driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+    check(driver_,
+          driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
           fmt::format("cannot read the granularity of mappings of GPU {}", device));
-    description_.has_fabric = request.probe_fabric &&
-                              attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0 &&
-                              fabric_works(driver_, device, granularity);
+    description_.has_fabric =
+        request.probe_fabric &&
+        attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0 &&
+        fabric_works(driver_, device, granularity);
   }
   description_.granularity = granularity;
 }
 
 void CudaDevice::synchronize(CUstream on, const char* what) const {
   const auto start = std::chrono::steady_clock::now();
-  StepAside step_aside;
+  Backoff backoff;
   for (int polls = 0;; ++polls) {
     const CUresult result = driver_.stream_query(on);
     if (result == CUDA_SUCCESS) return;
-    if (result != CUDA_ERROR_NOT_READY) check(driver_, result, fmt::format("{} failed on GPU {}", what, device));
+    if (result != CUDA_ERROR_NOT_READY)
+      check(driver_, result, fmt::format("{} failed on GPU {}", what, device));
     if (polls < 1000) continue;
-    require(std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
-            "{} timed out after {} ms: GPU {} does not get to it, other work occupies it; Setting: SHOAL_TIMEOUT_MS.",
-            what, timeout_.count(), device);
-    step_aside();
+    require(
+        std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
+        "{} timed out after {} ms: GPU {} does not get to it, other work occupies it; Setting: SHOAL_TIMEOUT_MS.",
+        what, timeout_.count(), device);
+    backoff();
   }
 }
 

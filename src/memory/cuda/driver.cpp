@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/cuda/driver.hpp"
 
 #include <dlfcn.h>
@@ -17,7 +18,8 @@ struct Loaded {
 template <typename Function>
 bool resolve(void* library, const char* name, Function& function, std::string& why) {
   function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr && why.empty()) why = fmt::format("the CUDA driver library has no {}: it is too old", name);
+  if (function == nullptr && why.empty())
+    why = fmt::format("the CUDA driver library has no {}: it is too old", name);
   return function != nullptr;
 }
 
@@ -30,7 +32,8 @@ Loaded load() {
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const reason = dlerror();
-    loaded.why = fmt::format("this machine has no CUDA driver ({})", reason == nullptr ? "libcuda.so.1" : reason);
+    loaded.why = fmt::format("this machine has no CUDA driver ({})",
+                             reason == nullptr ? "libcuda.so.1" : reason);
     return loaded;
   }
   Driver& table = loaded.table;
@@ -77,7 +80,8 @@ std::string describe(const Driver& driver, CUresult result) {
 }
 
 void fail_driver(const Driver& driver, CUresult result, const std::string& what) {
-  fail(result == CUDA_ERROR_OUT_OF_MEMORY ? Code::exhausted : Code::system, "{}: {}", what, describe(driver, result));
+  fail(result == CUDA_ERROR_OUT_OF_MEMORY ? Code::exhausted : Code::system, "{}: {}", what,
+       describe(driver, result));
 }
 
 }  // namespace shoal::memory::cuda

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 // driver.hpp: the CUDA driver library as a table of functions, opened at run time.
 //
-// One binary serves machines with and without a GPU: nothing links against libcuda. Tests put a table of their own in
-// the place of the driver's to see what happens when it fails.
+// One binary serves machines with and without a GPU: nothing links against libcuda. Tests put a
+// table of their own in the place of the driver's to see what happens when it fails.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +13,8 @@
 
 namespace shoal::memory::cuda {
 
-// Field name and function. cuda.h maps many names to versioned ones by macros, which decltype and the loader follow.
+// Field name and function. cuda.h maps many names to versioned ones by macros, which decltype and
+// the loader follow.
 #define SHOAL_CUDA_DRIVER_FUNCTIONS(X)                      \
   X(init, cuInit)                                           \
   X(driver_version, cuDriverGetVersion)                     \
@@ -69,22 +71,23 @@ struct Driver {
 #undef SHOAL_CUDA_FIELD
 };
 
-/// The driver, initialised; nullptr where there is none, with the reason in `why`. The answer is kept for the process.
+/// The driver, initialised; nullptr where there is none, with the reason in `why`. The answer is
+/// kept for the process.
 const Driver* find_driver(std::string* why);
 
 /// As find_driver; throws Error{unsupported} with the reason.
 const Driver& driver();
 
-/// Puts `table` in the place of the machine's driver, nullptr: the machine's again. For tests, while no world is open.
+/// Puts `table` in the place of the machine's driver, nullptr: the machine's again. For tests,
+/// while no world is open.
 void replace_driver(const Driver* table);
 
 /// "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
 std::string describe(const Driver& driver, CUresult result);
 
 [[noreturn]] void fail_driver(const Driver& driver, CUresult result, const std::string& what);
-/// Throws Error{code} "<what>: <name>: <text>" unless `result` is success. The code is exhausted for
-/// CUDA_ERROR_OUT_OF_MEMORY, else system.
-/// `what` may be a function that returns the text.
+/// Throws Error{code} "<what>: <name>: <text>" unless `result` is success. The code is exhausted
+/// for CUDA_ERROR_OUT_OF_MEMORY, else system. `what` may be a function that returns the text.
 template <typename What>
 void check(const Driver& driver, CUresult result, const What& what) {
   if (result != CUDA_SUCCESS) [[unlikely]]

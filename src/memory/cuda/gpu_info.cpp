@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What shoal-info shows about the GPUs of this machine (requirement D11).
 #include "base/check.hpp"
 #include "memory/cuda/backend.hpp"
@@ -36,9 +37,10 @@ GpuInfo describe_gpu(const Driver& driver, int ordinal, int count) {
                driver.can_access_peer(&reaches, device, there) != CUDA_SUCCESS || reaches == 0) {
       info.peers.emplace_back("no");
     } else {
-      const bool native = driver.p2p_attribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, device,
-                                               there) == CUDA_SUCCESS &&
-                          atomics != 0;
+      const bool native =
+          driver.p2p_attribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, device,
+                               there) == CUDA_SUCCESS &&
+          atomics != 0;
       info.peers.emplace_back(native ? "yes" : "yes, no atomics");
     }
   }
@@ -54,10 +56,12 @@ GpuReport describe_gpus() {
   driver->driver_version(&report.driver_version);
   int count = 0;
   if (const CUresult result = driver->device_count(&count); result != CUDA_SUCCESS || count == 0) {
-    report.unavailable = result == CUDA_SUCCESS ? "the CUDA driver shows no GPU" : describe(*driver, result);
+    report.unavailable =
+        result == CUDA_SUCCESS ? "the CUDA driver shows no GPU" : describe(*driver, result);
     return report;
   }
-  for (int ordinal = 0; ordinal < count; ++ordinal) report.gpus.push_back(describe_gpu(*driver, ordinal, count));
+  for (int ordinal = 0; ordinal < count; ++ordinal)
+    report.gpus.push_back(describe_gpu(*driver, ordinal, count));
   return report;
 }
 

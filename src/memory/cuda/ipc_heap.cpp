@@ -1,5 +1,7 @@
-// The fallback by CUDA IPC, where virtual-memory management is missing or not wanted: one allocation of the full size,
-// opened by each process wherever the driver puts it. No window, no growth.
+// SPDX-License-Identifier: Apache-2.0
+// The fallback by CUDA IPC, where virtual-memory management is missing or not wanted: one
+// allocation of the full size, opened by each process wherever the driver puts it. No window, no
+// growth.
 #include <algorithm>
 #include <cstring>
 
@@ -45,8 +47,12 @@ class IpcHeap final : public DeviceHeap {
   }
 
   std::byte* base(Pe pe) const noexcept override { return bases_[static_cast<std::size_t>(pe)]; }
-  const std::string& obstacle(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].obstacle; }
-  bool atomics(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].atomics; }
+  const std::string& obstacle(Pe pe) const noexcept override {
+    return peers_[static_cast<std::size_t>(pe)].obstacle;
+  }
+  bool atomics(Pe pe) const noexcept override {
+    return peers_[static_cast<std::size_t>(pe)].atomics;
+  }
 
  private:
   void open_peer(std::size_t pe, const IpcAddition& addition);
@@ -61,19 +67,24 @@ class IpcHeap final : public DeviceHeap {
 
 std::vector<std::byte> IpcHeap::add(std::size_t) {
   device_->activate();
-  check(driver_, driver_.mem_alloc(&allocation_, size_ + Segment::kAlignment),
-        fmt::format("GPU {} has no {} bytes for the symmetric heap of PE {}; by CUDA IPC all of it is taken at the "
-                    "start (SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE)",
-                    device_->device, size_ + Segment::kAlignment, context_.my_pe));
+  check(
+      driver_, driver_.mem_alloc(&allocation_, size_ + Segment::kAlignment),
+      fmt::format(
+          "GPU {} has no {} bytes for the symmetric heap of PE {}; by CUDA IPC all of it is taken at the "
+          "start (SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE)",
+          device_->device, size_ + Segment::kAlignment, context_.my_pe));
   IpcAddition addition;
-  addition.skipped = (Segment::kAlignment - allocation_ % Segment::kAlignment) % Segment::kAlignment;
+  addition.skipped =
+      (Segment::kAlignment - allocation_ % Segment::kAlignment) % Segment::kAlignment;
   addition.address = allocation_ + addition.skipped;
-  if (std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.same_process; })) {
+  if (std::any_of(peers_.begin(), peers_.end(),
+                  [](const Peer& peer) { return !peer.same_process; })) {
     const CUresult result = driver_.ipc_get(&addition.handle, allocation_);
     if (result != CUDA_SUCCESS) roll_back();
     check(driver_, result,
-          fmt::format("cannot pass the heap on GPU {} to other processes by CUDA IPC (SHOAL_CUDA_HANDLE)",
-                      device_->device));
+          fmt::format(
+              "cannot pass the heap on GPU {} to other processes by CUDA IPC (SHOAL_CUDA_HANDLE)",
+              device_->device));
   }
   std::vector<std::byte> blob(sizeof addition);
   std::memcpy(blob.data(), &addition, sizeof addition);
@@ -85,7 +96,8 @@ void IpcHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExc
   for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
     IpcAddition addition;
     require(blobs[pe].size() == sizeof addition, Code::mismatch,
-            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof addition);
+            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(),
+            sizeof addition);
     std::memcpy(&addition, blobs[pe].data(), sizeof addition);
     if (peers_[pe].obstacle.empty()) open_peer(pe, addition);
   }
@@ -94,7 +106,8 @@ void IpcHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExc
 void IpcHeap::open_peer(std::size_t pe, const IpcAddition& addition) {
   Peer& peer = peers_[pe];
   if (!peer.same_process) {
-    const CUresult result = driver_.ipc_open(&opened_[pe], addition.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    const CUresult result =
+        driver_.ipc_open(&opened_[pe], addition.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (result != CUDA_SUCCESS) {
       opened_[pe] = 0;
       peer.obstacle = "its memory cannot be opened by CUDA IPC: " + describe(driver_, result);
@@ -103,7 +116,9 @@ void IpcHeap::open_peer(std::size_t pe, const IpcAddition& addition) {
     bases_[pe] = reinterpret_cast<std::byte*>(opened_[pe] + addition.skipped);
     return;
   }
-  if (const std::string reason = enable_peer_access(driver_, *device_, context_.devices[pe].ordinal); !reason.empty()) {
+  if (const std::string reason =
+          enable_peer_access(driver_, *device_, context_.devices[pe].ordinal);
+      !reason.empty()) {
     peer.obstacle = reason;
     return;
   }

@@ -1,6 +1,7 @@
-// The heap by virtual-memory management: address space for all of it is reserved at the start, memory is mapped when it
-// is needed, on all PEs alike. PEs of this process find each other's memory in the shared window; other processes'
-// memory comes as file descriptor or fabric handle.
+// SPDX-License-Identifier: Apache-2.0
+// The heap by virtual-memory management: address space for all of it is reserved at the start,
+// memory is mapped when it is needed, on all PEs alike. PEs of this process find each other's
+// memory in the shared window; other processes' memory comes as file descriptor or fabric handle.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -32,9 +33,15 @@ class MappedHeap final : public DeviceHeap {
   void commit() noexcept override;
   void roll_back() noexcept override;
 
-  std::byte* base(Pe pe) const noexcept override { return obstacle(pe).empty() ? window_->base(pe) : nullptr; }
-  const std::string& obstacle(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].obstacle; }
-  bool atomics(Pe pe) const noexcept override { return peers_[static_cast<std::size_t>(pe)].atomics; }
+  std::byte* base(Pe pe) const noexcept override {
+    return obstacle(pe).empty() ? window_->base(pe) : nullptr;
+  }
+  const std::string& obstacle(Pe pe) const noexcept override {
+    return peers_[static_cast<std::size_t>(pe)].obstacle;
+  }
+  bool atomics(Pe pe) const noexcept override {
+    return peers_[static_cast<std::size_t>(pe)].atomics;
+  }
 
  private:
   void export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition);
@@ -59,7 +66,8 @@ MappedHeap::MappedHeap(DeviceHeapContext context)
   peers_ = survey_peers(driver_, context_);
   const auto n_pes = static_cast<Pe>(context_.devices.size());
   std::size_t alignment = Segment::kAlignment;
-  for (const DeviceDescription& one : context_.devices) alignment = std::max<std::size_t>(alignment, one.granularity);
+  for (const DeviceDescription& one : context_.devices)
+    alignment = std::max<std::size_t>(alignment, one.granularity);
   window_ = Window::open(context_.world, n_pes, size_, alignment);
   for (const Peer& peer : peers_)
     if (peer.exchanges_fds && !socket_) socket_.emplace();
@@ -69,18 +77,23 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
   MappedAddition addition;
   addition.offset = mapped_;
   addition.bytes = bytes - mapped_;
-  // Without a peer in another process nothing needs to be exported, so nothing that can fail is asked for.
-  const bool exports = std::any_of(peers_.begin(), peers_.end(),
-                                   [](const Peer& peer) { return !peer.same_process && peer.obstacle.empty(); });
-  const auto kind = !exports                                ? CU_MEM_HANDLE_TYPE_NONE
-                    : context_.handle == HandleKind::fabric ? CU_MEM_HANDLE_TYPE_FABRIC
-                                                            : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  // Without a peer in another process nothing needs to be exported, so nothing that can fail is
+  // asked for.
+  const bool exports = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    return !peer.same_process && peer.obstacle.empty();
+  });
+  const auto kind = !exports ? CU_MEM_HANDLE_TYPE_NONE
+                    : context_.handle == HandleKind::fabric
+                        ? CU_MEM_HANDLE_TYPE_FABRIC
+                        : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const CUmemAllocationProp properties = heap_properties(device_->device, kind);
   CUmemGenericAllocationHandle memory{};
-  check(driver_, driver_.mem_create(&memory, addition.bytes, &properties, 0),
-        fmt::format("GPU {} has no {} bytes more for the symmetric heap of PE {}, which has {} of at most {} "
-                    "(SHOAL_SYMMETRIC_SIZE)",
-                    device_->device, addition.bytes, context_.my_pe, mapped_, size_));
+  check(
+      driver_, driver_.mem_create(&memory, addition.bytes, &properties, 0),
+      fmt::format(
+          "GPU {} has no {} bytes more for the symmetric heap of PE {}, which has {} of at most {} "
+          "(SHOAL_SYMMETRIC_SIZE)",
+          device_->device, addition.bytes, context_.my_pe, mapped_, size_));
   try {
     if (exports) export_memory(memory, addition);
   } catch (...) {
@@ -90,9 +103,11 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
   window_->map(context_.my_pe, addition.offset, addition.bytes, memory);
   pending_ = bytes;
   try {
-    check(driver_, window_->grant(context_.my_pe, addition.offset, device_->device),
-          fmt::format("GPU {} gets no access to the {} bytes mapped for its symmetric heap (SHOAL_SYMMETRIC_SIZE)",
-                      device_->device, addition.bytes));
+    check(
+        driver_, window_->grant(context_.my_pe, addition.offset, device_->device),
+        fmt::format(
+            "GPU {} gets no access to the {} bytes mapped for its symmetric heap (SHOAL_SYMMETRIC_SIZE)",
+            device_->device, addition.bytes));
   } catch (...) {
     roll_back();
     throw;
@@ -104,41 +119,48 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
 
 void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition) {
   const auto what = [&] {
-    return fmt::format("cannot pass {} bytes of GPU {} to other processes as {} (SHOAL_CUDA_HANDLE)", addition.bytes,
-                       device_->device, name_of(context_.handle));
+    return fmt::format(
+        "cannot pass {} bytes of GPU {} to other processes as {} (SHOAL_CUDA_HANDLE)",
+        addition.bytes, device_->device, name_of(context_.handle));
   };
   if (context_.handle == HandleKind::fabric) {
-    check(driver_, driver_.mem_export(&addition.fabric, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0), what());
+    check(driver_, driver_.mem_export(&addition.fabric, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+          what());
     return;
   }
   int fd = -1;
-  check(driver_, driver_.mem_export(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), what());
+  check(driver_, driver_.mem_export(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+        what());
   exported_ = FileDescriptor(fd);
   const std::string& name = socket_->name();
-  require(name.size() <= sizeof addition.socket_name, Code::system, "the kernel chose a socket name of {} bytes",
-          name.size());
+  require(name.size() <= sizeof addition.socket_name, Code::system,
+          "the kernel chose a socket name of {} bytes", name.size());
   addition.socket_name_length = name.size();
   std::memcpy(addition.socket_name, name.data(), name.size());
 }
 
-void MappedHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExchange& exchange) {
+void MappedHeap::connect(std::span<const std::vector<std::byte>> blobs,
+                         const FdExchange& exchange) {
   std::vector<MappedAddition> additions(blobs.size());
   const auto me = static_cast<std::size_t>(context_.my_pe);
   for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
     require(blobs[pe].size() == sizeof(MappedAddition), Code::mismatch,
-            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof(MappedAddition));
+            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(),
+            sizeof(MappedAddition));
     std::memcpy(&additions[pe], blobs[pe].data(), sizeof(MappedAddition));
   }
   for (std::size_t pe = 0; pe < blobs.size(); ++pe)
-    require(additions[pe].offset == additions[me].offset && additions[pe].bytes == additions[me].bytes, Code::mismatch,
-            "PE {} adds {} bytes at {} to its heap, PE {} {} at {}", pe, additions[pe].bytes, additions[pe].offset, me,
-            additions[me].bytes, additions[me].offset);
+    require(
+        additions[pe].offset == additions[me].offset && additions[pe].bytes == additions[me].bytes,
+        Code::mismatch, "PE {} adds {} bytes at {} to its heap, PE {} {} at {}", pe,
+        additions[pe].bytes, additions[pe].offset, me, additions[me].bytes, additions[me].offset);
   if (socket_) import_fds(additions, exchange);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const auto pe = static_cast<Pe>(i);
     if (i == me || !peers_[i].obstacle.empty()) continue;
     if (peers_[i].same_process) reach(pe, std::nullopt);
-    if (!peers_[i].same_process && context_.handle == HandleKind::fabric) import_fabric(pe, additions[i]);
+    if (!peers_[i].same_process && context_.handle == HandleKind::fabric)
+      import_fabric(pe, additions[i]);
   }
 }
 
@@ -146,7 +168,8 @@ void MappedHeap::import_fds(std::span<const MappedAddition> additions, const FdE
   std::vector<FdPeer> passing;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (!peers_[i].exchanges_fds) continue;
-    const std::size_t length = std::min<std::size_t>(additions[i].socket_name_length, sizeof additions[i].socket_name);
+    const std::size_t length =
+        std::min<std::size_t>(additions[i].socket_name_length, sizeof additions[i].socket_name);
     passing.push_back({static_cast<Pe>(i), std::string(additions[i].socket_name, length)});
   }
   const auto received = exchange_fds(*socket_, exported_.get(), passing, exchange);
@@ -155,8 +178,9 @@ void MappedHeap::import_fds(std::span<const MappedAddition> additions, const FdE
     if (!obstacle(from.pe).empty()) continue;
     CUmemGenericAllocationHandle memory{};
     const auto descriptor = static_cast<std::intptr_t>(from.fd.get());
-    const CUresult result = driver_.mem_import(&memory, reinterpret_cast<void*>(descriptor),  // NOLINT
-                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const CUresult result =
+        driver_.mem_import(&memory, reinterpret_cast<void*>(descriptor),  // NOLINT
+                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (result != CUDA_SUCCESS) {
       fail_reach(from.pe, "its memory cannot be imported: " + describe(driver_, result));
     } else {
@@ -170,7 +194,8 @@ void MappedHeap::import_fabric(Pe pe, const MappedAddition& addition) {
   CUmemFabricHandle handle = addition.fabric;
   const CUresult result = driver_.mem_import(&memory, &handle, CU_MEM_HANDLE_TYPE_FABRIC);
   if (result != CUDA_SUCCESS)
-    return fail_reach(pe, "its memory cannot be imported by fabric handle: " + describe(driver_, result));
+    return fail_reach(
+        pe, "its memory cannot be imported by fabric handle: " + describe(driver_, result));
   reach(pe, memory);
 }
 
@@ -181,12 +206,14 @@ void MappedHeap::reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>&
     return fail_reach(pe, error.what());
   }
   if (const CUresult result = window_->grant(pe, mapped_, device_->device); result != CUDA_SUCCESS)
-    fail_reach(pe, fmt::format("GPU {} gets no access to its memory: {}", device_->device, describe(driver_, result)));
+    fail_reach(pe, fmt::format("GPU {} gets no access to its memory: {}", device_->device,
+                               describe(driver_, result)));
 }
 
 void MappedHeap::fail_reach(Pe pe, const std::string& reason) {
   // At the start a pair without reach is something to report; a heap that was reached must stay so.
-  require(!started_, Code::system, "the symmetric heap cannot grow to {} bytes: PE {}: {}", pending_, pe, reason);
+  require(!started_, Code::system, "the symmetric heap cannot grow to {} bytes: PE {}: {}",
+          pending_, pe, reason);
   peers_[static_cast<std::size_t>(pe)].obstacle = reason;
 }
 
@@ -199,7 +226,8 @@ void MappedHeap::commit() noexcept {
 void MappedHeap::roll_back() noexcept {
   if (pending_ == 0) return;
   for (std::size_t pe = 0; pe < peers_.size(); ++pe)
-    if (!peers_[pe].same_process || static_cast<Pe>(pe) == context_.my_pe) window_->unmap(static_cast<Pe>(pe), mapped_);
+    if (!peers_[pe].same_process || static_cast<Pe>(pe) == context_.my_pe)
+      window_->unmap(static_cast<Pe>(pe), mapped_);
   exported_ = FileDescriptor();
   pending_ = 0;
 }

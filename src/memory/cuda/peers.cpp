@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/cuda/peers.hpp"
 
 #include <cstring>
@@ -23,22 +24,25 @@ std::string handle_obstacle(const DeviceHeapContext& context, std::size_t pe) {
   return "";
 }
 
-void survey_gpus(const Driver& driver, const DeviceHeapContext& context, std::size_t pe, Peer& peer) {
+void survey_gpus(const Driver& driver, const DeviceHeapContext& context, std::size_t pe,
+                 Peer& peer) {
   const DeviceDescription& mine = context.devices[static_cast<std::size_t>(context.my_pe)];
   if (context.devices[pe].uuid == mine.uuid) return;
   const auto theirs = visible_device(driver, context.devices[pe].uuid);
   if (!theirs) return;
   CUdevice here{}, there{};
   int reaches = 0;
-  if (driver.device_get(&here, mine.ordinal) != CUDA_SUCCESS || driver.device_get(&there, *theirs) != CUDA_SUCCESS ||
+  if (driver.device_get(&here, mine.ordinal) != CUDA_SUCCESS ||
+      driver.device_get(&there, *theirs) != CUDA_SUCCESS ||
       driver.can_access_peer(&reaches, here, there) != CUDA_SUCCESS || reaches == 0) {
-    peer.obstacle = fmt::format("GPU {} has no peer access to GPU {} (cuDeviceCanAccessPeer)", mine.ordinal, *theirs);
+    peer.obstacle = fmt::format("GPU {} has no peer access to GPU {} (cuDeviceCanAccessPeer)",
+                                mine.ordinal, *theirs);
     return;
   }
   int atomics = 0;
-  peer.atomics =
-      driver.p2p_attribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, here, there) == CUDA_SUCCESS &&
-      atomics != 0;
+  peer.atomics = driver.p2p_attribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+                                      here, there) == CUDA_SUCCESS &&
+                 atomics != 0;
 }
 
 }  // namespace
@@ -49,7 +53,8 @@ std::optional<int> visible_device(const Driver& driver, const std::array<std::by
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     CUdevice device{};
     CUuuid one{};
-    if (driver.device_get(&device, ordinal) == CUDA_SUCCESS && driver.device_uuid(&one, device) == CUDA_SUCCESS &&
+    if (driver.device_get(&device, ordinal) == CUDA_SUCCESS &&
+        driver.device_uuid(&one, device) == CUDA_SUCCESS &&
         std::memcmp(one.bytes, uuid.data(), uuid.size()) == 0)
       return ordinal;
   }
@@ -64,7 +69,8 @@ std::vector<Peer> survey_peers(const Driver& driver, const DeviceHeapContext& co
     peer.same_process = context.devices[pe].process == mine.process;
     if (!peer.same_process) {
       peer.obstacle = handle_obstacle(context, pe);
-      // Also with those that turn out to be out of reach: passing descriptors takes both, and both must decide alike.
+      // Also with those that turn out to be out of reach: passing descriptors takes both, and both
+      // must decide alike.
       peer.exchanges_fds = context.handle == HandleKind::fd && peer.obstacle.empty();
     }
     if (peer.obstacle.empty()) survey_gpus(driver, context, pe, peer);
@@ -79,7 +85,8 @@ std::string enable_peer_access(const Driver& driver, const Device& device, int o
   device.activate();
   const CUresult result = driver.enable_peer_access(primary_context(driver, there), 0);
   if (result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return "";
-  return fmt::format("GPU {} gets no peer access to GPU {}: {}", device.device, other, describe(driver, result));
+  return fmt::format("GPU {} gets no peer access to GPU {}: {}", device.device, other,
+                     describe(driver, result));
 }
 
 CUcontext primary_context(const Driver& driver, CUdevice device) {
@@ -88,7 +95,8 @@ CUcontext primary_context(const Driver& driver, CUdevice device) {
   const std::lock_guard lock(mutex);
   CUcontext& context = contexts[{&driver, device}];
   if (context == nullptr)
-    check(driver, driver.retain_context(&context, device), fmt::format("cannot start a context on GPU {}", device));
+    check(driver, driver.retain_context(&context, device),
+          fmt::format("cannot start a context on GPU {}", device));
   return context;
 }
 

@@ -1,5 +1,6 @@
-// Mapping memory that somebody else allocated: pieces of virtual-memory management by their own handles, cudaMalloc by
-// CUDA IPC, PEs of this process by their own addresses.
+// SPDX-License-Identifier: Apache-2.0
+// Mapping memory that somebody else allocated: pieces of virtual-memory management by their own
+// handles, cudaMalloc by CUDA IPC, PEs of this process by their own addresses.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -25,15 +26,20 @@ struct Mapped {
 
 class CudaSharedBuffers final : public SharedBuffers {
  public:
-  explicit CudaSharedBuffers(std::shared_ptr<Device> device) : driver_(driver()), device_(std::move(device)) {}
+  explicit CudaSharedBuffers(std::shared_ptr<Device> device)
+      : driver_(driver()), device_(std::move(device)) {}
   ~CudaSharedBuffers() override {
     while (!mapped_.empty()) drop(mapped_.begin()->first.first, mapped_.begin()->first.second);
   }
 
   BufferRange locate(const void* pointer, std::size_t bytes) const override;
-  bool is_current(const BufferRange& range) const override { return allocation_id(range.base) == range.allocation; }
-  ExportedPiece export_piece(const BufferRange& range, std::size_t number, FileDescriptor& fd) const override;
-  void import_piece(Pe pe, std::uint64_t id, const ExportedPiece& piece, const FileDescriptor& fd) override;
+  bool is_current(const BufferRange& range) const override {
+    return allocation_id(range.base) == range.allocation;
+  }
+  ExportedPiece export_piece(const BufferRange& range, std::size_t number,
+                             FileDescriptor& fd) const override;
+  void import_piece(Pe pe, std::uint64_t id, const ExportedPiece& piece,
+                    const FileDescriptor& fd) override;
   void adopt(Pe pe, std::uint64_t id, std::byte* base, std::size_t bytes) override;
   std::byte* base(Pe pe, std::uint64_t id) const noexcept override {
     const auto entry = mapped_.find({pe, id});
@@ -44,7 +50,10 @@ class CudaSharedBuffers final : public SharedBuffers {
  private:
   std::uint64_t allocation_id(const void* pointer) const {
     unsigned long long id = 0;
-    return driver_.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address(pointer)) == CUDA_SUCCESS ? id : 0;
+    return driver_.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address(pointer)) ==
+                   CUDA_SUCCESS
+               ? id
+               : 0;
   }
   CUresult piece_at(CUdeviceptr pointer, CUdeviceptr& base, std::size_t& bytes) const;
   void map_piece(Mapped& range, Pe pe, const ExportedPiece& piece, const FileDescriptor& fd);
@@ -55,16 +64,19 @@ class CudaSharedBuffers final : public SharedBuffers {
   std::map<std::pair<Pe, std::uint64_t>, Mapped> mapped_;
 };
 
-/// The allocation, or the piece of mapped memory, that `pointer` lies in. Drivers were seen that know no range of
-/// mapped pieces while other threads map theirs: the mapping itself they know.
-CUresult CudaSharedBuffers::piece_at(CUdeviceptr pointer, CUdeviceptr& base, std::size_t& bytes) const {
+/// The allocation, or the piece of mapped memory, that `pointer` lies in. Drivers were seen that
+/// know no range of mapped pieces while other threads map theirs: the mapping itself they know.
+CUresult CudaSharedBuffers::piece_at(CUdeviceptr pointer, CUdeviceptr& base,
+                                     std::size_t& bytes) const {
   const CUresult result = driver_.address_range(&base, &bytes, pointer);
   if (result == CUDA_SUCCESS) return result;
   CUmemGenericAllocationHandle memory{};
-  if (driver_.mem_retain(&memory, reinterpret_cast<void*>(pointer)) != CUDA_SUCCESS) return result;  // NOLINT
+  if (driver_.mem_retain(&memory, reinterpret_cast<void*>(pointer)) != CUDA_SUCCESS)
+    return result;  // NOLINT
   driver_.mem_release(memory);
   const bool known =
-      driver_.pointer_attribute(&base, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, pointer) == CUDA_SUCCESS &&
+      driver_.pointer_attribute(&base, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, pointer) ==
+          CUDA_SUCCESS &&
       driver_.pointer_attribute(&bytes, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, pointer) == CUDA_SUCCESS;
   return known ? CUDA_SUCCESS : result;
 }
@@ -73,10 +85,11 @@ BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) co
   device_->activate();
   BufferRange range;
   CUmemorytype type = CU_MEMORYTYPE_HOST;
-  const bool on_gpu =
-      driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(pointer)) == CUDA_SUCCESS &&
-      type == CU_MEMORYTYPE_DEVICE;
-  require(on_gpu, Code::invalid_argument, "{} is not GPU memory; allowed: memory of GPU {}", pointer, device_->device);
+  const bool on_gpu = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                address(pointer)) == CUDA_SUCCESS &&
+                      type == CU_MEMORYTYPE_DEVICE;
+  require(on_gpu, Code::invalid_argument, "{} is not GPU memory; allowed: memory of GPU {}",
+          pointer, device_->device);
   const CUdeviceptr end = address(pointer) + bytes;
   for (CUdeviceptr next = address(pointer); next < end;) {
     CUdeviceptr base{};
@@ -84,7 +97,8 @@ BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) co
     const CUresult result = piece_at(next, base, size);
     require(result == CUDA_SUCCESS && size != 0 && base + size > next, Code::invalid_argument,
             "[{}, {}) is not all GPU memory: nothing is allocated at {} ({})", pointer,
-            reinterpret_cast<const void*>(end), reinterpret_cast<const void*>(next), describe(driver_, result));
+            reinterpret_cast<const void*>(end), reinterpret_cast<const void*>(next),
+            describe(driver_, result));
     range.pieces.push_back({reinterpret_cast<std::byte*>(base), size});
     next = base + size;
   }
@@ -94,7 +108,8 @@ BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) co
   return range;
 }
 
-ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::size_t number, FileDescriptor& fd) const {
+ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::size_t number,
+                                              FileDescriptor& fd) const {
   device_->activate();
   const BufferPiece& piece = range.pieces[number];
   ExportedPiece exported;
@@ -102,13 +117,15 @@ ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::siz
   exported.bytes = piece.bytes;
   exported.range_bytes = range.bytes;
   CUmemGenericAllocationHandle memory{};
-  if (driver_.mem_retain(&memory, piece.base) != CUDA_SUCCESS) {  // not of virtual-memory management
+  if (driver_.mem_retain(&memory, piece.base) !=
+      CUDA_SUCCESS) {  // not of virtual-memory management
     CUipcMemHandle handle{};
     const CUresult result = driver_.ipc_get(&handle, address(piece.base));
-    require(result == CUDA_SUCCESS && range.pieces.size() == 1, Code::unsupported,
-            "{} bytes at {} cannot be passed to other processes: {}; allowed: memory of cudaMalloc, or mapped memory "
-            "created with an exportable handle type",
-            piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
+    require(
+        result == CUDA_SUCCESS && range.pieces.size() == 1, Code::unsupported,
+        "{} bytes at {} cannot be passed to other processes: {}; allowed: memory of cudaMalloc, or mapped memory "
+        "created with an exportable handle type",
+        piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
     static_assert(sizeof handle == sizeof exported.handle);
     std::memcpy(exported.handle.data(), &handle, sizeof handle);
     exported.kind = PieceKind::ipc;
@@ -116,7 +133,9 @@ ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::siz
   }
   CUmemAllocationProp properties{};
   CUresult result = driver_.mem_properties(&properties, memory);
-  const auto offers = [&](CUmemAllocationHandleType type) { return (properties.requestedHandleTypes & type) != 0; };
+  const auto offers = [&](CUmemAllocationHandleType type) {
+    return (properties.requestedHandleTypes & type) != 0;
+  };
   if (result == CUDA_SUCCESS && offers(CU_MEM_HANDLE_TYPE_FABRIC)) {
     CUmemFabricHandle handle{};
     result = driver_.mem_export(&handle, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0);
@@ -130,10 +149,11 @@ ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::siz
     if (result == CUDA_SUCCESS) fd = FileDescriptor(number_of_fd), exported.kind = PieceKind::fd;
   }
   driver_.mem_release(memory);
-  require(exported.kind != PieceKind::none, Code::unsupported,
-          "{} bytes at {} cannot be passed to other processes: their allocator made them without an exportable handle "
-          "type ({})",
-          piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
+  require(
+      exported.kind != PieceKind::none, Code::unsupported,
+      "{} bytes at {} cannot be passed to other processes: their allocator made them without an exportable handle "
+      "type ({})",
+      piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
   return exported;
 }
 
@@ -142,15 +162,17 @@ void CudaSharedBuffers::grant(const void* base, std::size_t bytes, Pe pe) const 
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device_->device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  // One PE of this process at a time: of two that ask for the same GPU at once, the driver was seen to refuse one with
-  // CUDA_ERROR_ALREADY_MAPPED, and access was missing afterwards.
+  // One PE of this process at a time: of two that ask for the same GPU at once, the driver was seen
+  // to refuse one with CUDA_ERROR_ALREADY_MAPPED, and access was missing afterwards.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  check(driver_, driver_.mem_set_access(address(base), bytes, &access, 1),
-        [&] { return fmt::format("GPU {} gets no access to the buffer of PE {}", device_->device, pe); });
+  check(driver_, driver_.mem_set_access(address(base), bytes, &access, 1), [&] {
+    return fmt::format("GPU {} gets no access to the buffer of PE {}", device_->device, pe);
+  });
 }
 
-void CudaSharedBuffers::import_piece(Pe pe, std::uint64_t id, const ExportedPiece& piece, const FileDescriptor& fd) {
+void CudaSharedBuffers::import_piece(Pe pe, std::uint64_t id, const ExportedPiece& piece,
+                                     const FileDescriptor& fd) {
   device_->activate();
   Mapped& range = mapped_[{pe, id}];
   if (piece.kind != PieceKind::ipc) return map_piece(range, pe, piece, fd);
@@ -161,30 +183,34 @@ void CudaSharedBuffers::import_piece(Pe pe, std::uint64_t id, const ExportedPiec
   range.base = reinterpret_cast<std::byte*>(range.opened);
 }
 
-void CudaSharedBuffers::map_piece(Mapped& range, Pe pe, const ExportedPiece& piece, const FileDescriptor& fd) {
+void CudaSharedBuffers::map_piece(Mapped& range, Pe pe, const ExportedPiece& piece,
+                                  const FileDescriptor& fd) {
   if (range.base == nullptr) {
     CUdeviceptr base{};
     check(driver_, driver_.address_reserve(&base, piece.range_bytes, Segment::kAlignment, 0, 0),
-          fmt::format("cannot reserve {} bytes of GPU addresses for the buffer of PE {}", piece.range_bytes, pe));
+          fmt::format("cannot reserve {} bytes of GPU addresses for the buffer of PE {}",
+                      piece.range_bytes, pe));
     range.base = reinterpret_cast<std::byte*>(base);
     range.bytes = piece.range_bytes;
   }
   require(piece.bytes <= range.bytes - range.filled, Code::mismatch,
-          "PE {} passes {} bytes of a buffer of {} bytes, of which {} are mapped", pe, piece.bytes, range.bytes,
-          range.filled);
+          "PE {} passes {} bytes of a buffer of {} bytes, of which {} are mapped", pe, piece.bytes,
+          range.bytes, range.filled);
   CUmemGenericAllocationHandle memory{};
   CUmemFabricHandle fabric{};
   std::memcpy(&fabric, piece.handle.data(), sizeof fabric);
   const auto descriptor = static_cast<std::intptr_t>(fd.get());
-  const CUresult imported = piece.kind == PieceKind::fabric
-                                ? driver_.mem_import(&memory, &fabric, CU_MEM_HANDLE_TYPE_FABRIC)
-                                : driver_.mem_import(&memory, reinterpret_cast<void*>(descriptor),  // NOLINT
-                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  const CUresult imported =
+      piece.kind == PieceKind::fabric
+          ? driver_.mem_import(&memory, &fabric, CU_MEM_HANDLE_TYPE_FABRIC)
+          : driver_.mem_import(&memory, reinterpret_cast<void*>(descriptor),  // NOLINT
+                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   check(driver_, imported, fmt::format("cannot import the buffer of PE {}", pe));
   std::byte* const at = range.base + range.filled;
   const CUresult result = driver_.mem_map(address(at), piece.bytes, 0, memory, 0);
   driver_.mem_release(memory);
-  check(driver_, result, fmt::format("cannot map {} bytes of the buffer of PE {}", piece.bytes, pe));
+  check(driver_, result,
+        fmt::format("cannot map {} bytes of the buffer of PE {}", piece.bytes, pe));
   range.pieces.push_back({at, piece.bytes});
   range.filled += piece.bytes;
   grant(at, piece.bytes, pe);
@@ -193,25 +219,29 @@ void CudaSharedBuffers::map_piece(Mapped& range, Pe pe, const ExportedPiece& pie
 void CudaSharedBuffers::adopt(Pe pe, std::uint64_t id, std::byte* base, std::size_t bytes) {
   int owner = 0;
   device_->activate();
-  check(driver_, driver_.pointer_attribute(&owner, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address(base)),
+  check(driver_,
+        driver_.pointer_attribute(&owner, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address(base)),
         fmt::format("cannot find the GPU of the buffer of PE {}", pe));
   if (owner != device_->device) {
     CUmemGenericAllocationHandle memory{};
     if (driver_.mem_retain(&memory, base) == CUDA_SUCCESS) {
       driver_.mem_release(memory);
-      for (const BufferPiece& piece : locate(base, bytes).pieces) grant(piece.base, piece.bytes, pe);
+      for (const BufferPiece& piece : locate(base, bytes).pieces)
+        grant(piece.base, piece.bytes, pe);
     } else {
       CUmemoryPool pool = nullptr;
-      const bool pooled = driver_.pointer_attribute(static_cast<void*>(&pool), CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-                                                    address(base)) == CUDA_SUCCESS &&
-                          pool != nullptr;
+      const bool pooled =
+          driver_.pointer_attribute(static_cast<void*>(&pool), CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                                    address(base)) == CUDA_SUCCESS &&
+          pool != nullptr;
       require(
           !pooled, Code::unsupported,
           "the buffer of PE {} is from a stream-ordered pool, which GPU {} cannot use; allowed: memory of cudaMalloc, "
           "or mapped memory",
           pe, device_->device);
       const std::string reason = enable_peer_access(driver_, *device_, owner);
-      require(reason.empty(), Code::unsupported, "the buffer of PE {} is out of reach: {}", pe, reason);
+      require(reason.empty(), Code::unsupported, "the buffer of PE {} is out of reach: {}", pe,
+              reason);
     }
   }
   mapped_[{pe, id}].base = base;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/cuda/stream_pool.hpp"
 
 #include <algorithm>
@@ -11,9 +12,10 @@
 namespace shoal::memory::cuda {
 namespace {
 
-/// What streams must have in common to stand in for each other. A stream dies with its context; the contexts here live
-/// as long as the process (primary_context retains them and never releases them), so that the streams may as well.
-/// Only a reset of the device would end them before, with all other memory of Shoal's there.
+/// What streams must have in common to stand in for each other. A stream dies with its context; the
+/// contexts here live as long as the process (primary_context retains them and never releases
+/// them), so that the streams may as well. Only a reset of the device would end them before, with
+/// all other memory of Shoal's there.
 struct Kind {
   const Driver* driver;  // tests have one of their own
   CUcontext context;
@@ -40,9 +42,11 @@ struct Pool {
 Entry* take_free(const Kind& kind) {
   Pool& pool = Pool::instance();
   const std::lock_guard lock(pool.mutex);
-  const auto found = std::find_if(pool.entries.begin(), pool.entries.end(), [&](const Entry& entry) {
-    return entry.kind == kind && !entry.taken && kind.driver->stream_query(entry.stream) == CUDA_SUCCESS;
-  });
+  const auto found =
+      std::find_if(pool.entries.begin(), pool.entries.end(), [&](const Entry& entry) {
+        return entry.kind == kind && !entry.taken &&
+               kind.driver->stream_query(entry.stream) == CUDA_SUCCESS;
+      });
   if (found == pool.entries.end()) return nullptr;
   found->taken = true;
   return &*found;
@@ -76,7 +80,8 @@ void destroy_free_streams(const Driver& driver) {
   Pool& pool = Pool::instance();
   const std::lock_guard lock(pool.mutex);
   pool.entries.remove_if([&](const Entry& entry) {
-    return entry.kind.driver == &driver && !entry.taken && driver.stream_destroy(entry.stream) == CUDA_SUCCESS;
+    return entry.kind.driver == &driver && !entry.taken &&
+           driver.stream_destroy(entry.stream) == CUDA_SUCCESS;
   });
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/cuda/window.hpp"
 
 #include "base/check.hpp"
@@ -26,7 +27,8 @@ CUmemAllocationProp heap_properties(int device, CUmemAllocationHandleType handle
   return properties;
 }
 
-std::shared_ptr<Window> Window::open(const Token& world, Pe n_pes, std::size_t stride, std::size_t alignment) {
+std::shared_ptr<Window> Window::open(const Token& world, Pe n_pes, std::size_t stride,
+                                     std::size_t alignment) {
   auto& registry = Registry::instance();
   const std::lock_guard lock(registry.mutex);
   std::weak_ptr<Window>& entry = registry.windows[world];
@@ -38,13 +40,19 @@ std::shared_ptr<Window> Window::open(const Token& world, Pe n_pes, std::size_t s
   return window;
 }
 
-Window::Window(const Driver& driver, const Token& world, Pe n_pes, std::size_t stride, std::size_t alignment)
-    : driver_(driver), world_(world), stride_(stride), bytes_(static_cast<std::size_t>(n_pes) * stride) {
+Window::Window(const Driver& driver, const Token& world, Pe n_pes, std::size_t stride,
+               std::size_t alignment)
+    : driver_(driver),
+      world_(world),
+      stride_(stride),
+      bytes_(static_cast<std::size_t>(n_pes) * stride) {
   CUdeviceptr start{};
-  check(driver_, driver_.address_reserve(&start, bytes_, alignment, 0, 0),
-        fmt::format("cannot reserve {} bytes of GPU addresses for the heaps of {} PEs (SHOAL_SYMMETRIC_SIZE sets the "
-                    "size of each)",
-                    bytes_, n_pes));
+  check(
+      driver_, driver_.address_reserve(&start, bytes_, alignment, 0, 0),
+      fmt::format(
+          "cannot reserve {} bytes of GPU addresses for the heaps of {} PEs (SHOAL_SYMMETRIC_SIZE sets the "
+          "size of each)",
+          bytes_, n_pes));
   base_ = reinterpret_cast<std::byte*>(start);
 }
 
@@ -55,11 +63,13 @@ Window::~Window() {
     const auto entry = registry.windows.find(world_);
     if (entry != registry.windows.end() && entry->second.expired()) registry.windows.erase(entry);
   }
-  for (const auto& [where, bytes] : mapped_) driver_.mem_unmap(address(base(where.first) + where.second), bytes);
+  for (const auto& [where, bytes] : mapped_)
+    driver_.mem_unmap(address(base(where.first) + where.second), bytes);
   driver_.address_free(address(base_), bytes_);
 }
 
-void Window::map(Pe pe, std::size_t offset, std::size_t bytes, CUmemGenericAllocationHandle memory) {
+void Window::map(Pe pe, std::size_t offset, std::size_t bytes,
+                 CUmemGenericAllocationHandle memory) {
   const std::lock_guard lock(mutex_);
   CUresult result = CUDA_SUCCESS;
   if (!mapped_.contains({pe, offset})) {
@@ -67,7 +77,8 @@ void Window::map(Pe pe, std::size_t offset, std::size_t bytes, CUmemGenericAlloc
     if (result == CUDA_SUCCESS) mapped_.emplace(std::pair(pe, offset), bytes);
   }
   driver_.mem_release(memory);  // the mapping keeps the memory
-  check(driver_, result, fmt::format("cannot map {} bytes of the symmetric heap of PE {}", bytes, pe));
+  check(driver_, result,
+        fmt::format("cannot map {} bytes of the symmetric heap of PE {}", bytes, pe));
 }
 
 CUresult Window::grant(Pe pe, std::size_t offset, int device) {

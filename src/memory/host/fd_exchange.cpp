@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/host/fd_exchange.hpp"
 
 #include <fmt/ranges.h>
@@ -61,15 +62,16 @@ bool try_send(int socket, int fd, const FdPeer& peer, const FdExchange& exchange
   rights->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
   if (sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return true;
-  // ETOOMANYREFS: the kernel's limit on descriptors in flight, which falls again when they are taken.
-  // ECONNREFUSED: the peer is gone; why, exchange.check or the deadline says better.
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOBUFS || errno == ETOOMANYREFS ||
-      errno == ECONNREFUSED)
+  // ETOOMANYREFS: the kernel's limit on descriptors in flight, which falls again when they are
+  // taken. ECONNREFUSED: the peer is gone; why, exchange.check or the deadline says better.
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOBUFS ||
+      errno == ETOOMANYREFS || errno == ECONNREFUSED)
     return false;
   fail_errno("cannot pass symmetric memory to PE {}", peer.pe);
 }
 
-/// One datagram of this world; nullopt when none is waiting. Those that are not of this world are dropped.
+/// One datagram of this world; nullopt when none is waiting. Those that are not of this world are
+/// dropped.
 std::optional<ReceivedFd> try_receive(int socket, const FdExchange& exchange) {
   for (;;) {
     Message message{};
@@ -88,7 +90,8 @@ std::optional<ReceivedFd> try_receive(int socket, const FdExchange& exchange) {
     }
     ReceivedFd result;
     ucred sender{0, static_cast<uid_t>(-1), 0};
-    for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
+    for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
+         part = CMSG_NXTHDR(&header, part)) {
       if (part->cmsg_level != SOL_SOCKET) continue;
       if (part->cmsg_type == SCM_CREDENTIALS) std::memcpy(&sender, CMSG_DATA(part), sizeof sender);
       if (part->cmsg_type == SCM_RIGHTS) {
@@ -133,7 +136,8 @@ std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<c
 
   const auto deadline = std::chrono::steady_clock::now() + exchange.timeout;
   while (!to_send.empty() || !to_receive.empty()) {
-    std::erase_if(to_send, [&](const FdPeer& peer) { return try_send(socket.get(), fd, peer, exchange); });
+    std::erase_if(to_send,
+                  [&](const FdPeer& peer) { return try_send(socket.get(), fd, peer, exchange); });
     while (auto message = try_receive(socket.get(), exchange))
       if (std::erase(to_receive, message->pe) != 0) received.push_back(std::move(*message));
     if (to_send.empty() && to_receive.empty()) break;
@@ -141,11 +145,12 @@ std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<c
     if (std::chrono::steady_clock::now() >= deadline) {
       std::vector<Pe> full;
       for (const FdPeer& peer : to_send) full.push_back(peer.pe);
-      fail(Code::timeout,
-           "passing symmetric memory timed out after {} ms on PE {}: nothing came from PEs [{}], nothing was taken by "
-           "PEs [{}]; Setting: "
-           "SHOAL_BOOTSTRAP_TIMEOUT_MS",
-           exchange.timeout.count(), exchange.my_pe, fmt::join(to_receive, ", "), fmt::join(full, ", "));
+      fail(
+          Code::timeout,
+          "passing symmetric memory timed out after {} ms on PE {}: nothing came from PEs [{}], nothing was taken by "
+          "PEs [{}]; Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+          exchange.timeout.count(), exchange.my_pe, fmt::join(to_receive, ", "),
+          fmt::join(full, ", "));
     }
     if (exchange.check) exchange.check();
     pollfd waiting{socket.get(), POLLIN, 0};

@@ -1,4 +1,6 @@
-// fd_exchange.hpp: gives a file descriptor to other processes of this host, over an abstract AF_UNIX datagram socket.
+// SPDX-License-Identifier: Apache-2.0
+// fd_exchange.hpp: gives a file descriptor to other processes of this host, over an abstract
+// AF_UNIX datagram socket.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +16,8 @@
 
 namespace shoal::memory {
 
-/// A socket with a name that the kernel chose; it exists in no file system and goes with the object.
+/// A socket with a name that the kernel chose; it exists in no file system and goes with the
+/// object.
 class FdSocket {
  public:
   FdSocket();  ///< Throws Error{system}.
@@ -33,8 +36,8 @@ struct FdPeer {
 
 struct ReceivedFd {
   Pe pe = 0;
-  pid_t pid =
-      0;  ///< of the sender, as this process sees it; 0 when it lives in a PID namespace that is invisible from here
+  pid_t pid = 0;  ///< of the sender, as this process sees it; 0 when it lives in a PID namespace
+                  ///< that is invisible from here
   FileDescriptor fd;
 };
 
@@ -45,10 +48,10 @@ struct FdExchange {
   std::function<void()> check;  ///< called about every millisecond; throws to give up early
 };
 
-/// Sends `fd` to every peer and receives one from each. Every peer calls, each with this PE among its peers. Sends and
-/// receives are interleaved without blocking, so that full socket queues cannot lock PEs against each other. Datagrams
-/// of other users are dropped. Throws Error{timeout} naming the PEs that did not send or did not take, Error{system}
-/// when a socket fails.
+/// Sends `fd` to every peer and receives one from each. Every peer calls, each with this PE among
+/// its peers. Sends and receives are interleaved without blocking, so that full socket queues
+/// cannot lock PEs against each other. Datagrams of other users are dropped. Throws Error{timeout}
+/// naming the PEs that did not send or did not take, Error{system} when a socket fails.
 std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<const FdPeer> peers,
                                      const FdExchange& exchange);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/host/segment.hpp"
 
 #include <fcntl.h>
@@ -17,7 +18,8 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-/// The segments that this process created, so that its other PEs share the one mapping instead of making their own.
+/// The segments that this process created, so that its other PEs share the one mapping instead of
+/// making their own.
 struct Registry {
   std::mutex mutex;
   std::map<Token, std::weak_ptr<Segment>> segments;
@@ -28,22 +30,27 @@ struct Registry {
   }
 };
 
-/// Maps `bytes` bytes of `fd` at a multiple of Segment::kAlignment: reserves more address space than needed, then
-/// trims.
+/// Maps `bytes` bytes of `fd` at a multiple of Segment::kAlignment: reserves more address space
+/// than needed, then trims.
 std::byte* map_aligned(int fd, std::size_t bytes) {
   const std::size_t reserved = bytes + Segment::kAlignment;
-  void* const raw = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const raw =
+      mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED)
-    fail_errno("cannot reserve {} bytes of address space (SHOAL_SYMMETRIC_SIZE sets the size)", reserved);
+    fail_errno("cannot reserve {} bytes of address space (SHOAL_SYMMETRIC_SIZE sets the size)",
+               reserved);
   auto* const start = static_cast<std::byte*>(raw);
   const auto address = reinterpret_cast<std::uintptr_t>(raw);
-  const std::size_t lead = (Segment::kAlignment - address % Segment::kAlignment) % Segment::kAlignment;
+  const std::size_t lead =
+      (Segment::kAlignment - address % Segment::kAlignment) % Segment::kAlignment;
   std::byte* const base = start + lead;
-  if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0) == MAP_FAILED) {
+  if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0) ==
+      MAP_FAILED) {
     const int error = errno;
     munmap(raw, reserved);
     errno = error;
-    fail_errno("cannot map {} bytes of symmetric memory (SHOAL_SYMMETRIC_SIZE sets the size)", bytes);
+    fail_errno("cannot map {} bytes of symmetric memory (SHOAL_SYMMETRIC_SIZE sets the size)",
+               bytes);
   }
   if (lead != 0) munmap(start, lead);
   munmap(base + bytes, reserved - lead - bytes);
@@ -78,7 +85,8 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   FileDescriptor fd(memfd_create("shoal-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) fail_errno("cannot create symmetric memory (memfd_create)");
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
-    fail_errno("cannot give {} bytes to the symmetric memory (SHOAL_SYMMETRIC_SIZE sets the size)", bytes);
+    fail_errno("cannot give {} bytes to the symmetric memory (SHOAL_SYMMETRIC_SIZE sets the size)",
+               bytes);
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
     fail_errno("cannot fix the size of the symmetric memory (F_ADD_SEALS)");
   std::shared_ptr<Segment> segment(new Segment(fd.get(), bytes));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // segment.hpp: anonymous memory that PEs of one host map together: a memfd, never a file.
 #pragma once
 
@@ -31,20 +32,22 @@ class FileDescriptor {
 using Token = std::array<std::byte, 16>;
 Token make_token();
 
-/// Memory mapped shared into this process, 2 MiB aligned. Pages are taken from the system when first touched.
+/// Memory mapped shared into this process, 2 MiB aligned. Pages are taken from the system when
+/// first touched.
 class Segment {
  public:
   static constexpr std::size_t kAlignment = std::size_t{2} << 20;
 
-  /// New memory of `bytes` bytes (a multiple of the page size), zero, of fixed size. Threads of this process find it by
-  /// `token()`. Throws Error{system} naming SHOAL_SYMMETRIC_SIZE.
+  /// New memory of `bytes` bytes (a multiple of the page size), zero, of fixed size. Threads of
+  /// this process find it by `token()`. Throws Error{system} naming SHOAL_SYMMETRIC_SIZE.
   static std::shared_ptr<Segment> create(std::size_t bytes);
 
-  /// Maps the memory behind a descriptor that another process created. Throws Error{mismatch} when it is not sealed or
-  /// not of `bytes` bytes: then a peer could take pages away under us.
+  /// Maps the memory behind a descriptor that another process created. Throws Error{mismatch} when
+  /// it is not sealed or not of `bytes` bytes: then a peer could take pages away under us.
   static std::shared_ptr<Segment> map(const FileDescriptor& fd, std::size_t bytes);
 
-  /// The segment that some thread of this process created with this token; nullptr when there is none.
+  /// The segment that some thread of this process created with this token; nullptr when there is
+  /// none.
   static std::shared_ptr<Segment> find(const Token& token);
 
   ~Segment();

@@ -1,4 +1,6 @@
-// Copies on one stream per PE. Local buffers may lie on the host, pinned or not, or on a GPU: addresses are unified.
+// SPDX-License-Identifier: Apache-2.0
+// Copies on one stream per PE. Local buffers may lie on the host, pinned or not, or on a GPU:
+// addresses are unified.
 #include "transport/cuda_p2p/cuda_p2p.hpp"
 
 #include <cstring>
@@ -23,14 +25,16 @@ class CudaP2pTransport final : public Transport {
         device_(heap_->device()),
         stream_(for_another_thread ? nullptr : device_.stream),
         my_pe_(context.my_pe) {
-    // What is mapped is reached, also on another host of an NVLink domain; only nodes that a host is split into for
-    // tests are kept apart.
+    // What is mapped is reached, also on another host of an NVLink domain; only nodes that a host
+    // is split into for tests are kept apart.
     const auto me = static_cast<std::size_t>(my_pe_);
     for (std::size_t pe = 0; pe < context.node_of.size(); ++pe)
-      split_off_.push_back(context.host_of[pe] == context.host_of[me] && context.node_of[pe] != context.node_of[me]);
+      split_off_.push_back(context.host_of[pe] == context.host_of[me] &&
+                           context.node_of[pe] != context.node_of[me]);
     device_.activate();
     void* word = nullptr;
-    memory::cuda::check(driver_, driver_.host_alloc(&word, sizeof *result_, CU_MEMHOSTALLOC_PORTABLE),
+    memory::cuda::check(driver_,
+                        driver_.host_alloc(&word, sizeof *result_, CU_MEMHOSTALLOC_PORTABLE),
                         "cannot pin host memory");
     result_ = static_cast<std::uint64_t*>(word);
   }
@@ -40,7 +44,9 @@ class CudaP2pTransport final : public Transport {
 
   std::string_view name() const noexcept override { return "cuda_p2p"; }
   std::vector<std::byte> address() override { return {}; }
-  void connect(std::span<const std::vector<std::byte>>) override { started(kernels_.load(), "loading kernels"); }
+  void connect(std::span<const std::vector<std::byte>>) override {
+    started(kernels_.load(), "loading kernels");
+  }
   Reach reach(Pe pe) const override;
   std::byte* base(Pe pe) const noexcept override {
     return split_off_[static_cast<std::size_t>(pe)] ? nullptr : heap_->base(pe);
@@ -58,20 +64,23 @@ class CudaP2pTransport final : public Transport {
   void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
     copy(target, at(pe, offset), bytes, "get", pe);
   }
-  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source, std::size_t source_stride,
-                   std::size_t element, std::size_t count) override {
-    copy_strided(at(pe, offset), target_stride, source, source_stride, element, count, "put_strided", pe);
+  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override {
+    copy_strided(at(pe, offset), target_stride, source, source_stride, element, count,
+                 "put_strided", pe);
     wait("put_strided");
   }
-  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset, std::size_t source_stride,
-                   std::size_t element, std::size_t count) override {
-    copy_strided(target, target_stride, at(pe, offset), source_stride, element, count, "get_strided", pe);
+  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override {
+    copy_strided(target, target_stride, at(pe, offset), source_stride, element, count,
+                 "get_strided", pe);
     wait("get_strided");
   }
 
-  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                       std::size_t width) override {
-    started(kernels_.atomic(stream(), at(pe, offset), op, operand, compare, width, result_), "atomic");
+  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                       std::uint64_t compare, std::size_t width) override {
+    started(kernels_.atomic(stream(), at(pe, offset), op, operand, compare, width, result_),
+            "atomic");
     wait("atomic");
     return *result_;
   }
@@ -79,8 +88,8 @@ class CudaP2pTransport final : public Transport {
     start_signal(pe, offset, op, value);
     wait("signal");
   }
-  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
-                  SignalOp op, std::uint64_t value) override {
+  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
+                  std::size_t signal_offset, SignalOp op, std::uint64_t value) override {
     put_nbi(pe, offset, source, bytes);
     start_signal(pe, signal_offset, op, value);
     wait("put_signal");
@@ -91,13 +100,15 @@ class CudaP2pTransport final : public Transport {
     device_.activate();
     wait("quiet");
   }
-  std::span<const Ended> ended() noexcept override { return {}; }  // the control block's transports see that
+  std::span<const Ended> ended() noexcept override {
+    return {};
+  }  // the control block's transports see that
 
  private:
   std::byte* at(Pe pe, std::size_t offset) const { return heap_->base(pe) + offset; }
   void started(const char* failure, const char* what) const {
-    require(failure == nullptr, Code::system, "{} failed to start on GPU {}: {}", what, device_.device,
-            failure == nullptr ? "" : failure);
+    require(failure == nullptr, Code::system, "{} failed to start on GPU {}: {}", what,
+            device_.device, failure == nullptr ? "" : failure);
   }
   void wait(const char* what) { device_.synchronize(stream(), what); }
   CUstream stream() {
@@ -112,19 +123,22 @@ class CudaP2pTransport final : public Transport {
   /// Whether the host can read what lies at `pointer` directly.
   bool on_host(const void* pointer) const {
     CUmemorytype type = CU_MEMORYTYPE_HOST;
-    const CUresult result =
-        driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory::cuda::address(pointer));
-    return result != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE;  // ordinary memory is unknown to the driver
+    const CUresult result = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                      memory::cuda::address(pointer));
+    return result != CUDA_SUCCESS ||
+           type != CU_MEMORYTYPE_DEVICE;  // ordinary memory is unknown to the driver
   }
   void copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe);
-  void copy_strided(void* target, std::size_t target_stride, const void* source, std::size_t source_stride,
-                    std::size_t element, std::size_t count, const char* what, Pe pe);
+  void copy_strided(void* target, std::size_t target_stride, const void* source,
+                    std::size_t source_stride, std::size_t element, std::size_t count,
+                    const char* what, Pe pe);
 
   const Driver& driver_;
   const WordKernels& kernels_;
   std::shared_ptr<memory::DeviceHeap> heap_;
   const memory::Device& device_;
-  CUstream stream_;  ///< the device's, or its own, taken when it is needed, for a thread beside the PE's
+  CUstream
+      stream_;  ///< the device's, or its own, taken when it is needed, for a thread beside the PE's
   std::shared_ptr<CUstream_st> own_stream_;
   Pe my_pe_;
   std::vector<bool> split_off_;  // by PE: on this host, but not on this node
@@ -134,7 +148,8 @@ class CudaP2pTransport final : public Transport {
 Reach CudaP2pTransport::reach(Pe pe) const {
   if (!heap_->obstacle(pe).empty()) return {0, heap_->obstacle(pe)};
   const Capabilities near = split_off_[static_cast<std::size_t>(pe)] ? 0 : capability::load_store;
-  if (!heap_->atomics(pe)) return {near | capability::put | capability::get, "no atomics between these GPUs"};
+  if (!heap_->atomics(pe))
+    return {near | capability::put | capability::get, "no atomics between these GPUs"};
   return {near | capability::all_operations, ""};
 }
 
@@ -149,16 +164,18 @@ void CudaP2pTransport::put_nbi(Pe pe, std::size_t offset, const void* source, st
   copy(target, source, bytes, "put", pe);
 }
 
-void CudaP2pTransport::copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe) {
+void CudaP2pTransport::copy(void* target, const void* source, std::size_t bytes, const char* what,
+                            Pe pe) {
   if (bytes == 0 || target == source) return;
-  memory::cuda::check(driver_,
-                      driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, stream()),
-                      [&] { return fmt::format("{} of {} bytes with PE {}", what, bytes, pe); });
+  memory::cuda::check(
+      driver_,
+      driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, stream()),
+      [&] { return fmt::format("{} of {} bytes with PE {}", what, bytes, pe); });
 }
 
 void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, const void* source,
-                                    std::size_t source_stride, std::size_t element, std::size_t count, const char* what,
-                                    Pe pe) {
+                                    std::size_t source_stride, std::size_t element,
+                                    std::size_t count, const char* what, Pe pe) {
   if (element == 0 || count == 0) return;
   constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;
   if (target_stride < element || source_stride < element || target_stride > kLargestPitch ||
@@ -168,7 +185,8 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
            static_cast<const std::byte*>(source) + i * source_stride, element, what, pe);
     return;
   }
-  CUDA_MEMCPY2D rows{};  // NOLINT(bugprone-invalid-enum-default-initialization): both memory types are set below
+  CUDA_MEMCPY2D rows{};  // NOLINT(bugprone-invalid-enum-default-initialization): both memory types
+                         // are set below
   rows.srcMemoryType = on_host(source) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   rows.srcHost = source;
   rows.srcDevice = memory::cuda::address(source);

@@ -1,6 +1,7 @@
-// Single words of GPU memory, own or a peer's: one thread a launch. A signal is a release at system scope; copies
-// before it on the stream are complete when the kernel starts. The result of an atomic goes to pinned host memory,
-// which the caller reads after it has waited for the stream.
+// SPDX-License-Identifier: Apache-2.0
+// Single words of GPU memory, own or a peer's: one thread a launch. A signal is a release at system
+// scope; copies before it on the stream are complete when the kernel starts. The result of an
+// atomic goes to pinned host memory, which the caller reads after it has waited for the stream.
 #include <atomic>
 #include <cuda/atomic>
 
@@ -71,21 +72,22 @@ const char* load() {
                                  reinterpret_cast<const void*>(store_kernel<std::uint64_t>)};
   for (const void* const kernel : kernels) {
     cudaFuncAttributes attributes{};
-    if (const cudaError_t result = cudaFuncGetAttributes(&attributes, kernel); result != cudaSuccess)
+    if (const cudaError_t result = cudaFuncGetAttributes(&attributes, kernel);
+        result != cudaSuccess)
       return text_of(result);
   }
   return nullptr;
 }
 
 template <typename T>
-void launch_atomic(CUstream_st* stream, void* word, AtomicOp op, std::uint64_t operand, std::uint64_t compare,
-                   std::uint64_t* before) {
-  atomic_kernel<<<1, 1, 0, stream>>>(static_cast<T*>(word), op, static_cast<T>(operand), static_cast<T>(compare),
-                                     before);
+void launch_atomic(CUstream_st* stream, void* word, AtomicOp op, std::uint64_t operand,
+                   std::uint64_t compare, std::uint64_t* before) {
+  atomic_kernel<<<1, 1, 0, stream>>>(static_cast<T*>(word), op, static_cast<T>(operand),
+                                     static_cast<T>(compare), before);
 }
 
-const char* atomic(CUstream_st* stream, void* word, AtomicOp op, std::uint64_t operand, std::uint64_t compare,
-                   std::size_t width, std::uint64_t* before) {
+const char* atomic(CUstream_st* stream, void* word, AtomicOp op, std::uint64_t operand,
+                   std::uint64_t compare, std::size_t width, std::uint64_t* before) {
   if (width == sizeof(std::uint64_t)) {
     launch_atomic<std::uint64_t>(stream, word, op, operand, compare, before);
   } else {
@@ -103,7 +105,8 @@ const char* store(CUstream_st* stream, void* word, std::uint64_t value, std::siz
   if (width == sizeof(std::uint64_t)) {
     store_kernel<<<1, 1, 0, stream>>>(static_cast<std::uint64_t*>(word), value);
   } else {
-    store_kernel<<<1, 1, 0, stream>>>(static_cast<std::uint32_t*>(word), static_cast<std::uint32_t>(value));
+    store_kernel<<<1, 1, 0, stream>>>(static_cast<std::uint32_t*>(word),
+                                      static_cast<std::uint32_t>(value));
   }
   return text_of(cudaGetLastError());
 }

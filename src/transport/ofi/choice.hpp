@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // choice.hpp: which of the endpoints that libfabric offers become the rails of a PE. Pure.
 #pragma once
 
@@ -31,28 +32,32 @@ inline std::string_view device_of(std::string_view label) {
   return label.substr(0, label.rfind(':'));
 }
 
-/// Is it an endpoint on the NIC of this name? Domains are named after the device or the interface, some with a suffix.
+/// Is it an endpoint on the NIC of this name? Domains are named after the device or the interface,
+/// some with a suffix.
 inline bool is_on(const Candidate& candidate, std::string_view label) {
   const std::string_view name = device_of(label);
-  return candidate.device == name || candidate.domain == name || candidate.domain.starts_with(std::string(name) + "-");
+  return candidate.device == name || candidate.domain == name ||
+         candidate.domain.starts_with(std::string(name) + "-");
 }
 
 namespace detail {
-/// IPv4 before IPv6, and link-local addresses last, which need a scope that other hosts do not share.
+/// IPv4 before IPv6, and link-local addresses last, which need a scope that other hosts do not
+/// share.
 inline int rank(const Candidate& candidate) {
   return (candidate.v6 ? 1 : 0) + (candidate.link_local ? 2 : 0);
 }
 }  // namespace detail
 
-/// One rail for each of `nics`, in their order. Without NICs the first candidate that is not loopback, or else
-/// loopback. `loopback`: all peers are on this host, and loopback is better where the provider has it.
-inline Choice choose_rails(const std::vector<Candidate>& candidates, const std::vector<std::string>& nics,
-                           bool loopback) {
+/// One rail for each of `nics`, in their order. Without NICs the first candidate that is not
+/// loopback, or else loopback. `loopback`: all peers are on this host, and loopback is better where
+/// the provider has it.
+inline Choice choose_rails(const std::vector<Candidate>& candidates,
+                           const std::vector<std::string>& nics, bool loopback) {
   const auto best = [&](auto&& fits) {
     std::size_t found = candidates.size();
     for (std::size_t i = 0; i < candidates.size(); ++i)
-      if (fits(candidates[i]) &&
-          (found == candidates.size() || detail::rank(candidates[i]) < detail::rank(candidates[found])))
+      if (fits(candidates[i]) && (found == candidates.size() ||
+                                  detail::rank(candidates[i]) < detail::rank(candidates[found])))
         found = i;
     return found;
   };
@@ -68,7 +73,8 @@ inline Choice choose_rails(const std::vector<Candidate>& candidates, const std::
   Choice choice;
   for (const std::string& nic : nics) {
     const std::size_t found = best([&](const Candidate& c) { return is_on(c, nic); });
-    if (found != none && std::find(choice.rails.begin(), choice.rails.end(), found) == choice.rails.end())
+    if (found != none &&
+        std::find(choice.rails.begin(), choice.rails.end(), found) == choice.rails.end())
       choice.rails.push_back(found);
   }
   if (!choice.rails.empty()) return choice;
@@ -81,8 +87,8 @@ inline Choice choose_rails(const std::vector<Candidate>& candidates, const std::
   for (const Candidate& candidate : candidates)
     if (std::find(domains.begin(), domains.end(), candidate.domain) == domains.end())
       domains.push_back(candidate.domain);
-  choice.reason =
-      fmt::format("it has none of this PE's NICs ({}), but {}", fmt::join(nics, ", "), fmt::join(domains, ", "));
+  choice.reason = fmt::format("it has none of this PE's NICs ({}), but {}", fmt::join(nics, ", "),
+                              fmt::join(domains, ", "));
   return choice;
 }
 

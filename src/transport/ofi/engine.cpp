@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/ofi/engine.hpp"
 
 #include <rdma/fi_errno.h>
@@ -41,7 +42,8 @@ void Engine::open_rails(const Context& context) {
   Provider provider = choose_provider(context);
   provider_ = provider.name;
   const auto depth = static_cast<std::size_t>(settings_.network_depth);
-  const auto n_peers = static_cast<std::size_t>(std::count(context.wanted.begin(), context.wanted.end(), true));
+  const auto n_peers =
+      static_cast<std::size_t>(std::count(context.wanted.begin(), context.wanted.end(), true));
   if (provider.rails.size() > kMaxRails) provider.rails.resize(kMaxRails);
   std::size_t receive_size = SIZE_MAX, requests = 0;
   for (const Info& info : provider.rails) {
@@ -70,8 +72,9 @@ void Engine::open_rails(const Context& context) {
 void Engine::make_pools() {
   for (std::size_t r = 0; r < lines_.size(); ++r) {
     Line& line = lines_[r];
-    const auto pool = [&](std::vector<Request>& requests, std::vector<std::byte>& memory, Registered& region,
-                          std::size_t count, std::size_t bytes, FreeList& list) {
+    const auto pool = [&](std::vector<Request>& requests, std::vector<std::byte>& memory,
+                          Registered& region, std::size_t count, std::size_t bytes,
+                          FreeList& list) {
       memory.resize(count * bytes);
       requests.resize(count);
       for (std::size_t i = 0; i < count; ++i) {
@@ -90,8 +93,8 @@ void Engine::make_pools() {
 Engine::~Engine() {
   // Regions before endpoints, endpoints before the memory that they receive into.
   for (Line& line : lines_) {
-    for (Registered* const region :
-         {&line.segment, &line.scratch, &line.messages_region, &line.outgoing_region, &line.bounces_region})
+    for (Registered* const region : {&line.segment, &line.scratch, &line.messages_region,
+                                     &line.outgoing_region, &line.bounces_region})
       region->region.reset();
     line.rail.reset();
   }
@@ -117,16 +120,17 @@ std::vector<std::byte> Engine::address() {
 
 void Engine::add_peer(Pe pe, std::span<const std::byte> bytes) {
   AddressHeader header;
-  require(bytes.size() >= sizeof header, Code::mismatch, "its address has {} bytes, expected at least {}", bytes.size(),
-          sizeof header);
+  require(bytes.size() >= sizeof header, Code::mismatch,
+          "its address has {} bytes, expected at least {}", bytes.size(), sizeof header);
   std::memcpy(&header, bytes.data(), sizeof header);
   header.provider[sizeof header.provider - 1] = '\0';
   require(header.rails >= 1 && header.rails <= kMaxRails && header.window >= 1 &&
               bytes.size() == sizeof header + header.rails * sizeof(RailAddress),
           Code::mismatch, "its address has {} bytes for {} rails", bytes.size(), header.rails);
-  require(header.provider == provider_, Code::mismatch, "it uses provider {}, this PE {}", header.provider, provider_);
-  require(header.segment_bytes == segment_bytes_, Code::mismatch, "its memory has {} bytes, expected {}",
-          header.segment_bytes, segment_bytes_);
+  require(header.provider == provider_, Code::mismatch, "it uses provider {}, this PE {}",
+          header.provider, provider_);
+  require(header.segment_bytes == segment_bytes_, Code::mismatch,
+          "its memory has {} bytes, expected {}", header.segment_bytes, segment_bytes_);
   Peer& peer = peers_[static_cast<std::size_t>(pe)];
   const std::size_t rails = std::min<std::size_t>(header.rails, lines_.size());
   for (std::size_t r = 0; r < rails; ++r) {
@@ -168,12 +172,13 @@ void Engine::post_receives() {
 }
 
 void Engine::post_receive(Line& line, Request& request) {
-  const ssize_t code =
-      line.rail->receive(request.buffer, kMessageBytes, line.messages_region.descriptor, &request.context);
+  const ssize_t code = line.rail->receive(request.buffer, kMessageBytes,
+                                          line.messages_region.descriptor, &request.context);
   if (code == 0) return;
   line.unposted.push_back(&request);
   if (code != -FI_EAGAIN)
-    log::warn("PE {}: transport ofi: fi_recv on {} failed: {}", my_pe_, line.rail->domain(), error_text(code));
+    log::warn("PE {}: transport ofi: fi_recv on {} failed: {}", my_pe_, line.rail->domain(),
+              error_text(code));
 }
 
 bool Engine::poll() {
@@ -215,8 +220,8 @@ void Engine::handle(std::size_t rail, const fi_cq_msg_entry& entry) {
 void Engine::handle_fault(std::size_t rail) {
   const Rail::Fault fault = lines_[rail].rail->fault();
   if (fault.code == 0) return;
-  const std::string text =
-      fmt::format("{} on rail {} ({}) of provider {}", fault.text, rail, lines_[rail].rail->domain(), provider_);
+  const std::string text = fmt::format("{} on rail {} ({}) of provider {}", fault.text, rail,
+                                       lines_[rail].rail->domain(), provider_);
   auto* const request = static_cast<Request*>(fault.context);
   if (request == nullptr) return log::warn("PE {}: transport ofi: {}", my_pe_, text);
   if (request->kind == Request::Kind::receive) {
@@ -266,8 +271,8 @@ void Engine::fail_peer(Pe pe, const std::string& text) {
 void Engine::check_peer(const Peer& peer, const char* operation) const {
   if (peer.failure.empty()) [[likely]]
     return;
-  fail(Code::peer_failed, "{} of PE {} to PE {}: the connection of transport ofi is lost: {}", operation, my_pe_,
-       peer.pe, peer.failure);
+  fail(Code::peer_failed, "{} of PE {} to PE {}: the connection of transport ofi is lost: {}",
+       operation, my_pe_, peer.pe, peer.failure);
 }
 
 void Engine::time_out(const char* operation, Pe pe) const {
@@ -276,11 +281,14 @@ void Engine::time_out(const char* operation, Pe pe) const {
     if ((pe >= 0 && peer.pe != pe) || (pe < 0 && !peer.busy())) continue;
     if (!state.empty()) state += "; ";
     state +=
-        fmt::format("to PE {} (rail {}, {}) {} writes, {} reads and {} messages are on their way", peer.pe, peer.home,
-                    lines_[peer.home].rail->domain(), peer.writes, peer.reads, peer.sent - peer.acknowledged);
+        fmt::format("to PE {} (rail {}, {}) {} writes, {} reads and {} messages are on their way",
+                    peer.pe, peer.home, lines_[peer.home].rail->domain(), peer.writes, peer.reads,
+                    peer.sent - peer.acknowledged);
   }
-  fail(Code::timeout, "{} timed out after {} ms on PE {}: transport ofi, provider {}: {}. Setting: SHOAL_TIMEOUT_MS",
-       operation, settings_.timeout.count(), my_pe_, provider_, state);
+  fail(
+      Code::timeout,
+      "{} timed out after {} ms on PE {}: transport ofi, provider {}: {}. Setting: SHOAL_TIMEOUT_MS",
+      operation, settings_.timeout.count(), my_pe_, provider_, state);
 }
 
 void Engine::suspect(Pe pe) {
@@ -297,7 +305,8 @@ void Engine::suspect(Pe pe) {
 std::span<const Transport::Ended> Engine::ended() noexcept {
   if (failures_.load(std::memory_order_acquire) == ended_.size()) return ended_;
   const std::lock_guard guard(lock_);
-  while (ended_.size() < failed_.size()) ended_.push_back(failed_[ended_.size()]);  // room was reserved
+  while (ended_.size() < failed_.size())
+    ended_.push_back(failed_[ended_.size()]);  // room was reserved
   return ended_;
 }
 

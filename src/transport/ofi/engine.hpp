@@ -1,13 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 // engine.hpp: rails, peers and everything that is in flight between them, under one lock.
 //
-// Order (requirement C1). A signal must be seen after the data that was put before it. Where the provider promises that
-// messages follow writes (FI_ORDER_SAW) and there is one rail, the signal's message is sent at once, and a write is
-// known to be complete when a later message was acknowledged. Otherwise writes ask for FI_DELIVERY_COMPLETE and the
-// signal waits for the writes that its rail does not order. No order of two writes is relied on: after a fence, a write
-// waits until what was before it is complete.
+// Order (requirement C1). A signal must be seen after the data that was put before it. Where the
+// provider promises that messages follow writes (FI_ORDER_SAW) and there is one rail, the signal's
+// message is sent at once, and a write is known to be complete when a later message was
+// acknowledged. Otherwise writes ask for FI_DELIVERY_COMPLETE and the signal waits for the writes
+// that its rail does not order. No order of two writes is relied on: after a fence, a write waits
+// until what was before it is complete.
 //
-// Nothing grows: requests and messages come from pools, a pair has at most SHOAL_NETWORK_DEPTH of either in flight, and
-// a call that finds none free polls until there is one, or its deadline passes.
+// Nothing grows: requests and messages come from pools, a pair has at most SHOAL_NETWORK_DEPTH of
+// either in flight, and a call that finds none free polls until there is one, or its deadline
+// passes.
 #pragma once
 
 #include <atomic>
@@ -38,14 +41,16 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   std::vector<std::byte> address();
-  /// Takes a peer in by its address; messages of it are answered from then on. Throws where they do not fit together.
+  /// Takes a peer in by its address; messages of it are answered from then on. Throws where they do
+  /// not fit together.
   void add_peer(Pe pe, std::span<const std::byte> bytes);
   /// Posts the buffers for messages of all peers: after the last add_peer, before the first poll.
   void post_receives();
   const Peer& peer(Pe pe) const { return peers_[static_cast<std::size_t>(pe)]; }
   std::size_t segment_bytes() const noexcept { return segment_bytes_; }
 
-  /// Reads completions, applies messages, sends answers. Called with the lock held; false when there was nothing.
+  /// Reads completions, applies messages, sends answers. Called with the lock held; false when
+  /// there was nothing.
   bool poll();
   Lock& lock() noexcept { return lock_; }
   /// As poll, by a PE that waits; where another thread has the lock, that one polls.
@@ -56,14 +61,17 @@ class Engine {
   // Operations on connected peers. They throw Error{timeout} and Error{peer_failed}.
 
   /// Sends a request in order. `after_writes`: it is applied after the data of earlier writes.
-  /// `payload`: of Kind::data. Kind::fetch: the value goes to `target` (`width` bytes), counted in `batch` if any.
-  void request(const char* operation, Pe pe, Message message, bool after_writes, const void* payload = nullptr,
-               void* target = nullptr, Batch* batch = nullptr);
-  /// `batch`: counts what still uses the local memory; nullptr: nobody waits for it but quiet. `eager`: asks for its
-  /// acknowledgement, unless one is on its way, so that a quiet after it need not.
-  void write(const char* operation, Pe pe, std::size_t offset, const void* source, std::size_t bytes, Batch* batch,
-             bool eager = false);
-  void read(const char* operation, void* target, Pe pe, std::size_t offset, std::size_t bytes, Batch* batch);
+  /// `payload`: of Kind::data. Kind::fetch: the value goes to `target` (`width` bytes), counted in
+  /// `batch` if any.
+  void request(const char* operation, Pe pe, Message message, bool after_writes,
+               const void* payload = nullptr, void* target = nullptr, Batch* batch = nullptr);
+  /// `batch`: counts what still uses the local memory; nullptr: nobody waits for it but quiet.
+  /// `eager`: asks for its acknowledgement, unless one is on its way, so that a quiet after it need
+  /// not.
+  void write(const char* operation, Pe pe, std::size_t offset, const void* source,
+             std::size_t bytes, Batch* batch, bool eager = false);
+  void read(const char* operation, void* target, Pe pe, std::size_t offset, std::size_t bytes,
+            Batch* batch);
   /// Waits for a batch. A call that throws while one is in use must abandon it.
   void finish(const char* operation, Pe pe, Batch& batch);
   void abandon(Batch& batch) noexcept;
@@ -71,7 +79,9 @@ class Engine {
   void quiet();
 
   std::span<const Transport::Ended> ended() noexcept;
-  std::size_t most_in_flight() const noexcept { return most_in_flight_.load(std::memory_order_relaxed); }
+  std::size_t most_in_flight() const noexcept {
+    return most_in_flight_.load(std::memory_order_relaxed);
+  }
 
  private:
   friend class Handshake;
@@ -140,11 +150,13 @@ class Engine {
   void fail_peer(Pe pe, const std::string& text);
   void check_peer(const Peer& peer, const char* operation) const;
   [[noreturn]] void time_out(const char* operation, Pe pe) const;
-  /// Without the lock: asks the world and the provider whether who is waited for (negative: anybody) lives.
+  /// Without the lock: asks the world and the provider whether who is waited for (negative:
+  /// anybody) lives.
   void suspect(Pe pe);
 
   void count_in_flight(std::uint32_t now) noexcept {
-    if (now > most_in_flight_.load(std::memory_order_relaxed)) most_in_flight_.store(now, std::memory_order_relaxed);
+    if (now > most_in_flight_.load(std::memory_order_relaxed))
+      most_in_flight_.store(now, std::memory_order_relaxed);
   }
 
   // rma.cpp
@@ -153,14 +165,15 @@ class Engine {
   std::size_t longest_piece(const void* local, std::size_t bytes) const;
   void ask_eagerly(Peer& peer);
   static std::size_t pick_rail(Peer& peer, std::size_t bytes);
-  bool try_rma(Transfer& transfer, Peer& peer, std::size_t rail, std::size_t offset, std::byte* local,
-               std::size_t bytes);
+  bool try_rma(Transfer& transfer, Peer& peer, std::size_t rail, std::size_t offset,
+               std::byte* local, std::size_t bytes);
   bool writes_done(const Peer& peer) const;
   bool done(Peer& peer, Mark& mark);
 
   // messages.cpp, with the lock held.
   bool try_request(Peer& peer, Message message, const void* payload, void* target, Batch* batch);
-  ssize_t post_message(Peer& peer, std::size_t rail, const Message& message, const void* payload, std::size_t bytes);
+  ssize_t post_message(Peer& peer, std::size_t rail, const Message& message, const void* payload,
+                       std::size_t bytes);
   void take_message(std::size_t rail, const std::byte* buffer, std::size_t bytes);
   bool apply(Peer& peer, const Message& message, const std::byte* payload, std::size_t bytes);
   void take_reply(Peer& peer, const Message& message);

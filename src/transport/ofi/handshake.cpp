@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/ofi/handshake.hpp"
 
 #include <rdma/fi_errno.h>
@@ -5,9 +6,9 @@
 
 #include <cstring>
 
+#include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/deadline.hpp"
-#include "base/backoff.hpp"
 
 namespace shoal::transport::ofi {
 namespace {
@@ -16,7 +17,8 @@ using Pattern = std::array<std::byte, kPatternBytes>;
 
 Pattern pattern(Pe from, Pe to, std::size_t rail) {
   Pattern bytes;
-  std::uint64_t state = (static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)) * 31 + rail + 1;
+  std::uint64_t state =
+      (static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)) * 31 + rail + 1;
   for (std::byte& byte : bytes) {
     state = state * 6364136223846793005ULL + 1442695040888963407ULL;
     byte = static_cast<std::byte>(state >> 56);
@@ -39,10 +41,12 @@ std::size_t scratch_bytes(Pe n_pes) {
 
 bool Handshake::arrived(const std::byte* scratch, Pe from, Pe to, std::size_t rail) {
   const Pattern expected = pattern(from, to, rail);
-  return std::memcmp(scratch + slot_offset(from, rail, incoming), expected.data(), kPatternBytes) == 0;
+  return std::memcmp(scratch + slot_offset(from, rail, incoming), expected.data(), kPatternBytes) ==
+         0;
 }
 
-Handshake::Handshake(Engine& engine, Pe my_pe) : engine_(engine), my_pe_(my_pe), reasons_(engine.peers_.size()) {
+Handshake::Handshake(Engine& engine, Pe my_pe)
+    : engine_(engine), my_pe_(my_pe), reasons_(engine.peers_.size()) {
   for (Peer& peer : engine.peers_)
     for (std::size_t rail = 0; rail < peer.rails.size(); ++rail)
       if (peer.known) tracks_.push_back({peer, rail, Stage::put, {}});
@@ -50,7 +54,7 @@ Handshake::Handshake(Engine& engine, Pe my_pe) : engine_(engine), my_pe_(my_pe),
 
 void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>& check) {
   Deadline deadline(Clock::now() + limit);
-  StepAside step_aside;
+  Backoff backoff;
   auto next_check = Clock::now();
   const auto abandon = [&] {
     for (Track& track : tracks_) engine_.abandon(track.batch);
@@ -73,7 +77,7 @@ void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>
         throw;
       }
     }
-    step_aside();
+    backoff();
   }
   abandon();
   const std::lock_guard guard(engine_.lock());
@@ -82,8 +86,9 @@ void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>
                                              "it took no message", "a message was not answered",
                                              "it took no read",    "a read had no result"};
     if (track.stage != Stage::done && track.stage != Stage::failed)
-      fail(track, fmt::format("{} for {} ms on rail {} ({})", kWaits[static_cast<std::size_t>(track.stage)],
-                              limit.count(), track.rail, engine_.lines_[track.rail].rail->domain()));
+      fail(track, fmt::format("{} for {} ms on rail {} ({})",
+                              kWaits[static_cast<std::size_t>(track.stage)], limit.count(),
+                              track.rail, engine_.lines_[track.rail].rail->domain()));
   }
   for (Peer& peer : engine_.peers_) peer.connected = peer.known && reason(peer.pe).empty();
 }
@@ -103,7 +108,9 @@ bool Handshake::step(Track& track) {
     return true;
   }
   const std::uint32_t bit = std::uint32_t{1} << track.rail;
-  const auto slot = [&](Slot which) { return engine_.scratch_.data() + slot_offset(peer.pe, track.rail, which); };
+  const auto slot = [&](Slot which) {
+    return engine_.scratch_.data() + slot_offset(peer.pe, track.rail, which);
+  };
   const Pattern mine = pattern(my_pe_, peer.pe, track.rail);
   switch (track.stage) {
     case Stage::put:
@@ -117,7 +124,8 @@ bool Handshake::step(Track& track) {
       Message message;
       message.kind = Kind::hello;
       message.offset = track.rail;
-      if (engine_.post_message(peer, track.rail, message, nullptr, 0) == 0) track.stage = Stage::wait;
+      if (engine_.post_message(peer, track.rail, message, nullptr, 0) == 0)
+        track.stage = Stage::wait;
       break;
     }
     case Stage::wait:
@@ -130,7 +138,8 @@ bool Handshake::step(Track& track) {
     case Stage::getting:
       if (track.batch.pending != 0) break;
       track.stage = Stage::done;
-      if (std::memcmp(slot(read_back), mine.data(), mine.size()) != 0) fail(track, "other data was read than was put");
+      if (std::memcmp(slot(read_back), mine.data(), mine.size()) != 0)
+        fail(track, "other data was read than was put");
       break;
     default:
       break;
@@ -153,16 +162,19 @@ bool Handshake::post(Track& track, bool write) {
   request.bounce = nullptr;
   request.buffer = nullptr;
   request.target = nullptr;
-  std::byte* const local = engine_.scratch_.data() + slot_offset(peer.pe, track.rail, write ? outgoing : read_back);
+  std::byte* const local =
+      engine_.scratch_.data() + slot_offset(peer.pe, track.rail, write ? outgoing : read_back);
   const std::size_t remote = slot_offset(my_pe_, track.rail, incoming);
-  const ssize_t code = write ? line.rail->write(on.address, on.scratch, remote, local, kPatternBytes,
-                                                line.scratch.descriptor, engine_.delivery_, &request.context)
-                             : line.rail->read(on.address, on.scratch, remote, local, kPatternBytes,
-                                               line.scratch.descriptor, &request.context);
+  const ssize_t code =
+      write ? line.rail->write(on.address, on.scratch, remote, local, kPatternBytes,
+                               line.scratch.descriptor, engine_.delivery_, &request.context)
+            : line.rail->read(on.address, on.scratch, remote, local, kPatternBytes,
+                              line.scratch.descriptor, &request.context);
   if (code != 0) {
     engine_.free_.give(&request);
     if (code != -FI_EAGAIN)
-      fail(track, fmt::format("{} on rail {} ({})", error_text(code), track.rail, line.rail->domain()));
+      fail(track,
+           fmt::format("{} on rail {} ({})", error_text(code), track.rail, line.rail->domain()));
     return false;
   }
   ++track.batch.pending;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lock.hpp: the lock of the engine. It is held for microseconds, by threads that may share a core.
 #pragma once
 
@@ -15,27 +16,29 @@ inline void pause_core() noexcept {
 #endif
 }
 
-/// Spins a little, then yields its core: a thread that sleeps for it would wait for its wake-up far longer than for the
-/// lock.
+/// Spins a little, then yields its core: a thread that sleeps for it would wait for its wake-up far
+/// longer than for the lock.
 class Lock {
  public:
   bool try_lock() noexcept {
-    return !held_.load(std::memory_order_relaxed) && !held_.exchange(true, std::memory_order_acquire);
+    return !held_.load(std::memory_order_relaxed) &&
+           !held_.exchange(true, std::memory_order_acquire);
   }
   void lock() noexcept {
     if (try_lock()) return;
     waiting_.fetch_add(1, std::memory_order_relaxed);
-    StepAside step_aside;
+    Backoff backoff;
     for (int tries = 0; !try_lock(); ++tries) {
       if (tries < kSpins) {
         pause_core();
       } else {
-        step_aside();
+        backoff();
       }
     }
     waiting_.fetch_sub(1, std::memory_order_relaxed);
   }
-  /// Somebody has it or waits for it: whoever takes it again and again, just to look, lets them go first.
+  /// Somebody has it or waits for it: whoever takes it again and again, just to look, lets them go
+  /// first.
   bool busy() const noexcept {
     return held_.load(std::memory_order_relaxed) || waiting_.load(std::memory_order_relaxed) != 0;
   }

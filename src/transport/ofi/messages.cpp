@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages of the engine: sending requests, applying those of others, answering them (wire.hpp).
 #include <rdma/fi_errno.h>
 
@@ -13,8 +14,8 @@
 
 namespace shoal::transport::ofi {
 
-void Engine::request(const char* operation, Pe pe, Message message, bool after_writes, const void* payload,
-                     void* target, Batch* batch) {
+void Engine::request(const char* operation, Pe pe, Message message, bool after_writes,
+                     const void* payload, void* target, Batch* batch) {
   Peer& peer = peers_[static_cast<std::size_t>(pe)];
   wait(operation, pe, [&] {
     check_peer(peer, operation);
@@ -26,11 +27,13 @@ void Engine::request(const char* operation, Pe pe, Message message, bool after_w
 }
 
 /// False: poll and try again, or the peer has failed.
-bool Engine::try_request(Peer& peer, Message message, const void* payload, void* target, Batch* batch) {
+bool Engine::try_request(Peer& peer, Message message, const void* payload, void* target,
+                         Batch* batch) {
   if (peer.sent - peer.acknowledged >= peer.window) return false;
   message.sequence = peer.sent + 1;
   if ((message.flags & flag::eager) != 0)
-    message.flags ^= flag::eager | (not_before(peer.acknowledged, peer.asked) ? flag::acknowledge : 0);
+    message.flags ^=
+        flag::eager | (not_before(peer.acknowledged, peer.asked) ? flag::acknowledge : 0);
   const std::size_t bytes = message.kind == Kind::data ? message.compare : 0;
   if (post_message(peer, peer.home, message, payload, bytes) != 0) return false;
   ++peer.sent;
@@ -42,13 +45,14 @@ bool Engine::try_request(Peer& peer, Message message, const void* payload, void*
     if (batch != nullptr) ++batch->pending;
   }
   // A fetch is acknowledged by its answer.
-  if ((message.flags & flag::acknowledge) != 0 || message.kind == Kind::fetch) peer.asked = peer.sent;
+  if ((message.flags & flag::acknowledge) != 0 || message.kind == Kind::fetch)
+    peer.asked = peer.sent;
   return true;
 }
 
 /// 0, or -FI_EAGAIN; other errors fail the peer.
-ssize_t Engine::post_message(Peer& peer, std::size_t rail, const Message& message, const void* payload,
-                             std::size_t bytes) {
+ssize_t Engine::post_message(Peer& peer, std::size_t rail, const Message& message,
+                             const void* payload, std::size_t bytes) {
   Line& line = lines_[rail];
   std::byte buffer[kMessageBytes];
   Message complete = message;
@@ -68,29 +72,33 @@ ssize_t Engine::post_message(Peer& peer, std::size_t rail, const Message& messag
     request->probe = probe;
     request->pe = peer.pe;
     std::memcpy(request->buffer, buffer, length);
-    code = line.rail->send(to, request->buffer, length, line.outgoing_region.descriptor, &request->context);
+    code = line.rail->send(to, request->buffer, length, line.outgoing_region.descriptor,
+                           &request->context);
     if (code != 0) line.senders.give(request);
   }
   if (code == 0) {
     peer.told = complete.acknowledged;
     peer.due = false;
   } else if (code != -FI_EAGAIN) {
-    fail_peer(peer.pe,
-              fmt::format("{} on rail {} ({}) of provider {}", error_text(code), rail, line.rail->domain(), provider_));
+    fail_peer(peer.pe, fmt::format("{} on rail {} ({}) of provider {}", error_text(code), rail,
+                                   line.rail->domain(), provider_));
   }
   return code;
 }
 
 void Engine::take_message(std::size_t rail, const std::byte* buffer, std::size_t bytes) {
   Message message;
-  if (bytes < sizeof message) return log::warn("PE {}: transport ofi: {} bytes are no message", my_pe_, bytes);
+  if (bytes < sizeof message)
+    return log::warn("PE {}: transport ofi: {} bytes are no message", my_pe_, bytes);
   std::memcpy(&message, buffer, sizeof message);
   const auto source = static_cast<std::size_t>(message.source);
   if (message.world != world_ || source >= peers_.size() || !peers_[source].known)
-    return log::warn("PE {}: transport ofi: a message on {} is not of this world", my_pe_, lines_[rail].rail->domain());
+    return log::warn("PE {}: transport ofi: a message on {} is not of this world", my_pe_,
+                     lines_[rail].rail->domain());
   Peer& peer = peers_[source];
   if (message.kind == Kind::reply) take_reply(peer, message);
-  if (not_before(message.acknowledged, peer.acknowledged) && not_before(peer.sent, message.acknowledged))
+  if (not_before(message.acknowledged, peer.acknowledged) &&
+      not_before(peer.sent, message.acknowledged))
     peer.acknowledged = message.acknowledged;
   switch (message.kind) {
     case Kind::acknowledge:
@@ -99,7 +107,8 @@ void Engine::take_message(std::size_t rail, const std::byte* buffer, std::size_t
     case Kind::hello:
       return take_hello(peer, message);
     case Kind::welcome:
-      (message.operand == 1 ? peer.welcomed : peer.refused) |= std::uint32_t{1} << (message.offset % kMaxRails);
+      (message.operand == 1 ? peer.welcomed : peer.refused) |= std::uint32_t{1}
+                                                               << (message.offset % kMaxRails);
       return;
     case Kind::probe:
       peer.due = true;
@@ -108,10 +117,11 @@ void Engine::take_message(std::size_t rail, const std::byte* buffer, std::size_t
       break;
   }
   if (message.sequence != peer.received + 1)
-    return fail_peer(peer.pe,
-                     fmt::format("message {} came where {} was expected", message.sequence, peer.received + 1));
+    return fail_peer(peer.pe, fmt::format("message {} came where {} was expected", message.sequence,
+                                          peer.received + 1));
   if (!apply(peer, message, buffer + sizeof message, bytes - sizeof message))
-    return fail_peer(peer.pe, fmt::format("it sent an operation at offset {} that is not allowed", message.offset));
+    return fail_peer(peer.pe, fmt::format("it sent an operation at offset {} that is not allowed",
+                                          message.offset));
   ++peer.received;
   const std::uint32_t untold = peer.received - peer.told;
   if ((message.flags & flag::acknowledge) != 0 || untold >= (window_ + 1) / 2) peer.due = true;
@@ -119,7 +129,8 @@ void Engine::take_message(std::size_t rail, const std::byte* buffer, std::size_t
 }
 
 /// False: nothing of it was done, for it is outside of this PE's memory or unknown.
-bool Engine::apply(Peer& peer, const Message& message, const std::byte* payload, std::size_t bytes) {
+bool Engine::apply(Peer& peer, const Message& message, const std::byte* payload,
+                   std::size_t bytes) {
   const auto inside = [&](std::uint64_t offset, std::uint64_t length, std::uint64_t alignment) {
     return offset % alignment == 0 && offset <= segment_bytes_ && length <= segment_bytes_ - offset;
   };
@@ -131,7 +142,8 @@ bool Engine::apply(Peer& peer, const Message& message, const std::byte* payload,
       case Kind::data:
         return message.compare <= bytes && inside(message.offset, message.compare, 1);
       default:
-        return word && message.op <= AtomicOp::compare_swap && inside(message.offset, message.width, message.width);
+        return word && message.op <= AtomicOp::compare_swap &&
+               inside(message.offset, message.width, message.width);
     }
   };
   const bool signal = (message.flags & (flag::signal_set | flag::signal_add)) != 0;
@@ -146,7 +158,8 @@ bool Engine::apply(Peer& peer, const Message& message, const std::byte* payload,
   } else if (message.kind == Kind::data) {
     std::memcpy(target, payload, message.compare);
   } else if (message.kind != Kind::nothing) {
-    const std::uint64_t before = update_word(target, message.width, message.op, message.operand, message.compare);
+    const std::uint64_t before =
+        update_word(target, message.width, message.op, message.operand, message.compare);
     if (message.kind == Kind::fetch) {
       Message reply;
       reply.kind = Kind::reply;
@@ -157,7 +170,8 @@ bool Engine::apply(Peer& peer, const Message& message, const std::byte* payload,
   }
   if (signal)
     update_signal(segment_->base() + message.signal_offset,
-                  (message.flags & flag::signal_set) != 0 ? SignalOp::set : SignalOp::add, message.signal_value);
+                  (message.flags & flag::signal_set) != 0 ? SignalOp::set : SignalOp::add,
+                  message.signal_value);
   return true;
 }
 
@@ -209,7 +223,9 @@ void Engine::send_answers() {
 /// False: there are still some.
 bool Engine::send_answers(Peer& peer) {
   while (!peer.welcomes.empty()) {
-    if (post_message(peer, peer.welcomes.front().offset, peer.welcomes.front(), nullptr, 0) == -FI_EAGAIN) return false;
+    if (post_message(peer, peer.welcomes.front().offset, peer.welcomes.front(), nullptr, 0) ==
+        -FI_EAGAIN)
+      return false;
     if (!peer.failure.empty()) return true;
     peer.welcomes.pop_front();
   }

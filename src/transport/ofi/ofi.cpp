@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transport over libfabric: how each operation of Transport is carried out by the engine.
 //
-// Words, atomics and signals are messages, for they must agree with the atomic instructions of PEs that share memory
-// with the target. Everything longer is RMA; a short put with a signal is one message.
+// Words, atomics and signals are messages, for they must agree with the atomic instructions of PEs
+// that share memory with the target. Everything longer is RMA; a short put with a signal is one
+// message.
 #include <rdma/fabric.h>
 
 #include <cstdio>
@@ -27,14 +29,18 @@ using ofi::Message;
 class OfiTransport final : public Transport {
  public:
   explicit OfiTransport(const Context& context)
-      : context_(context), settings_(*context.settings), reach_(static_cast<std::size_t>(context.n_pes)) {
+      : context_(context),
+        settings_(*context.settings),
+        reach_(static_cast<std::size_t>(context.n_pes)) {
     for (bool wanted : context.wanted) any_wanted_ = any_wanted_ || wanted;
     if (any_wanted_) engine_.emplace(context);
     for (Reach& reach : reach_) reach.reason = "not needed: another transport reaches it";
   }
 
   std::string_view name() const noexcept override { return "ofi"; }
-  std::vector<std::byte> address() override { return engine_ ? engine_->address() : std::vector<std::byte>(); }
+  std::vector<std::byte> address() override {
+    return engine_ ? engine_->address() : std::vector<std::byte>();
+  }
   void connect(std::span<const std::vector<std::byte>> addresses) override;
   Reach reach(Pe pe) const override { return reach_[static_cast<std::size_t>(pe)]; }
   std::byte* base(Pe) const noexcept override { return nullptr; }
@@ -43,29 +49,33 @@ class OfiTransport final : public Transport {
   void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override;
   void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
   void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override;
-  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source, std::size_t source_stride,
-                   std::size_t element, std::size_t count) override;
-  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset, std::size_t source_stride,
-                   std::size_t element, std::size_t count) override;
-  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                       std::size_t width) override;
+  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override;
+  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override;
+  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                       std::uint64_t compare, std::size_t width) override;
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
-  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
-                  SignalOp op, std::uint64_t value) override;
+  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
+                  std::size_t signal_offset, SignalOp op, std::uint64_t value) override;
   void fence(Pe pe) override { engine(pe, "fence").fence(pe); }
   void quiet() override {
     if (engine_) engine_->quiet();
   }
   bool progress() noexcept override { return engine_ && engine_->drive(); }
-  std::size_t most_in_flight() const noexcept override { return engine_ ? engine_->most_in_flight() : 0; }
-  std::span<const Ended> ended() noexcept override { return engine_ ? engine_->ended() : std::span<const Ended>(); }
+  std::size_t most_in_flight() const noexcept override {
+    return engine_ ? engine_->most_in_flight() : 0;
+  }
+  std::span<const Ended> ended() noexcept override {
+    return engine_ ? engine_->ended() : std::span<const Ended>();
+  }
 
  private:
   Engine& engine(Pe pe, const char* operation);
-  void put_part(Engine& engine, const char* operation, Pe pe, std::size_t offset, const void* source, std::size_t bytes,
-                Batch* batch);
-  void get_part(Engine& engine, const char* operation, void* target, Pe pe, std::size_t offset, std::size_t bytes,
-                Batch* batch);
+  void put_part(Engine& engine, const char* operation, Pe pe, std::size_t offset,
+                const void* source, std::size_t bytes, Batch* batch);
+  void get_part(Engine& engine, const char* operation, void* target, Pe pe, std::size_t offset,
+                std::size_t bytes, Batch* batch);
   template <typename Body>
   void blocking(Engine& engine, const char* operation, Pe pe, Body&& body);
   std::int64_t progress_core() const;
@@ -83,7 +93,8 @@ std::int64_t OfiTransport::progress_core() const {
   if (settings_.progress_core < 0) return -1;
   std::int64_t index = 0;
   for (Pe pe = 0; pe < context_.my_pe; ++pe)
-    if (context_.host_of[static_cast<std::size_t>(pe)] == context_.host_of[static_cast<std::size_t>(context_.my_pe)])
+    if (context_.host_of[static_cast<std::size_t>(pe)] ==
+        context_.host_of[static_cast<std::size_t>(context_.my_pe)])
       ++index;
   return settings_.progress_core + index;
 }
@@ -116,8 +127,8 @@ void OfiTransport::connect(std::span<const std::vector<std::byte>> addresses) {
 
 Engine& OfiTransport::engine(Pe pe, const char* operation) {
   const Reach& reach = reach_[static_cast<std::size_t>(pe)];
-  require(reach.capabilities != 0, Code::unsupported, "{} to PE {}: transport ofi does not reach it: {}", operation, pe,
-          reach.reason);
+  require(reach.capabilities != 0, Code::unsupported,
+          "{} to PE {}: transport ofi does not reach it: {}", operation, pe, reach.reason);
   return *engine_;
 }
 
@@ -149,16 +160,16 @@ Message carrier(const void* target, std::size_t offset, const void* source, std:
   return message;
 }
 
-void OfiTransport::put_part(Engine& engine, const char* operation, Pe pe, std::size_t offset, const void* source,
-                            std::size_t bytes, Batch* batch) {
+void OfiTransport::put_part(Engine& engine, const char* operation, Pe pe, std::size_t offset,
+                            const void* source, std::size_t bytes, Batch* batch) {
   const std::byte* const target = context_.segment->base() + offset;
   if (bytes == 0) return;
   if (!is_word(target, bytes)) return engine.write(operation, pe, offset, source, bytes, batch);
   engine.request(operation, pe, carrier(target, offset, source, bytes), false);
 }
 
-void OfiTransport::get_part(Engine& engine, const char* operation, void* target, Pe pe, std::size_t offset,
-                            std::size_t bytes, Batch* batch) {
+void OfiTransport::get_part(Engine& engine, const char* operation, void* target, Pe pe,
+                            std::size_t offset, std::size_t bytes, Batch* batch) {
   if (bytes == 0) return;
   if (!is_word(context_.segment->base() + offset, bytes))
     return engine.read(operation, target, pe, offset, bytes, batch);
@@ -173,18 +184,21 @@ void OfiTransport::get_part(Engine& engine, const char* operation, void* target,
 void OfiTransport::put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
   Engine& to = engine(pe, "put");
   if (bytes == 0) return;
-  // A quiet is likely to follow: it then need not ask for the acknowledgement, which takes a round trip.
+  // A quiet is likely to follow: it then need not ask for the acknowledgement, which takes a round
+  // trip.
   if (bytes <= ofi::kInlineBytes) {
     Message message = carrier(context_.segment->base() + offset, offset, source, bytes);
     message.flags = ofi::flag::eager;
     return to.request("put", pe, message, false, source);
   }
-  blocking(to, "put", pe, [&](Batch* batch) { to.write("put", pe, offset, source, bytes, batch, true); });
+  blocking(to, "put", pe,
+           [&](Batch* batch) { to.write("put", pe, offset, source, bytes, batch, true); });
 }
 
 void OfiTransport::get(void* target, Pe pe, std::size_t offset, std::size_t bytes) {
   Engine& from = engine(pe, "get");
-  blocking(from, "get", pe, [&](Batch* batch) { get_part(from, "get", target, pe, offset, bytes, batch); });
+  blocking(from, "get", pe,
+           [&](Batch* batch) { get_part(from, "get", target, pe, offset, bytes, batch); });
 }
 
 void OfiTransport::put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
@@ -195,13 +209,15 @@ void OfiTransport::get_nbi(void* target, Pe pe, std::size_t offset, std::size_t 
   get_part(engine(pe, "get_nbi"), "get_nbi", target, pe, offset, bytes, nullptr);
 }
 
-void OfiTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
-                               std::size_t source_stride, std::size_t element, std::size_t count) {
+void OfiTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_stride,
+                               const void* source, std::size_t source_stride, std::size_t element,
+                               std::size_t count) {
   Engine& to = engine(pe, "put_strided");
   const auto* const from = static_cast<const std::byte*>(source);
   blocking(to, "put_strided", pe, [&](Batch* batch) {
     for (std::size_t i = 0; i < count; ++i)
-      put_part(to, "put_strided", pe, offset + i * target_stride, from + i * source_stride, element, batch);
+      put_part(to, "put_strided", pe, offset + i * target_stride, from + i * source_stride, element,
+               batch);
   });
 }
 
@@ -211,12 +227,13 @@ void OfiTransport::get_strided(void* target, std::size_t target_stride, Pe pe, s
   auto* const to = static_cast<std::byte*>(target);
   blocking(from, "get_strided", pe, [&](Batch* batch) {
     for (std::size_t i = 0; i < count; ++i)
-      get_part(from, "get_strided", to + i * target_stride, pe, offset + i * source_stride, element, batch);
+      get_part(from, "get_strided", to + i * target_stride, pe, offset + i * source_stride, element,
+               batch);
   });
 }
 
-std::uint64_t OfiTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                                   std::size_t width) {
+std::uint64_t OfiTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                                   std::uint64_t compare, std::size_t width) {
   Engine& at = engine(pe, "atomic");
   Message message;
   message.kind = Kind::fetch;
@@ -226,7 +243,9 @@ std::uint64_t OfiTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::
   message.operand = operand;
   message.compare = compare;
   std::uint64_t before = 0;
-  blocking(at, "atomic", pe, [&](Batch* batch) { at.request("atomic", pe, message, false, nullptr, &before, batch); });
+  blocking(at, "atomic", pe, [&](Batch* batch) {
+    at.request("atomic", pe, message, false, nullptr, &before, batch);
+  });
   return before;
 }
 
@@ -247,7 +266,8 @@ void OfiTransport::put_signal(Pe pe, std::size_t offset, const void* source, std
   Engine& to = engine(pe, "put_signal");
   if (bytes <= ofi::kInlineBytes) {
     const Message message = carrier(context_.segment->base() + offset, offset, source, bytes);
-    return to.request("put_signal", pe, with_signal(message, signal_offset, op, value), true, source);
+    return to.request("put_signal", pe, with_signal(message, signal_offset, op, value), true,
+                      source);
   }
   blocking(to, "put_signal", pe, [&](Batch* batch) {
     to.write("put_signal", pe, offset, source, bytes, batch);
@@ -262,12 +282,15 @@ std::unique_ptr<Transport> make_ofi(const Context& context) {
 /// "libfabric 1.17"
 const char* library_name() noexcept {
   static char name[32];
-  std::snprintf(name, sizeof name, "libfabric %u.%u", FI_MAJOR(fi_version()), FI_MINOR(fi_version()));
+  std::snprintf(name, sizeof name, "libfabric %u.%u", FI_MAJOR(fi_version()),
+                FI_MINOR(fi_version()));
   return name;
 }
 
 }  // namespace
 }  // namespace shoal::transport
 
-extern "C" __attribute__((visibility("default"))) const shoal::transport::Module shoal_transport_module = {
-    shoal::transport::kModuleVersion, "ofi", shoal::transport::library_name(), shoal::transport::make_ofi};
+extern "C" __attribute__((visibility("default")))
+const shoal::transport::Module shoal_transport_module = {shoal::transport::kModuleVersion, "ofi",
+                                                         shoal::transport::library_name(),
+                                                         shoal::transport::make_ofi};

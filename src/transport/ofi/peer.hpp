@@ -1,4 +1,6 @@
-// peer.hpp: what the engine knows of another PE: how to reach it, what is on its way to it and from it.
+// SPDX-License-Identifier: Apache-2.0
+// peer.hpp: what the engine knows of another PE: how to reach it, what is on its way to it and from
+// it.
 #pragma once
 
 #include <cstdint>
@@ -66,9 +68,13 @@ struct Peer {
   std::uint32_t refused = 0;     ///< rails on which it did not find what was put
 
   /// The newest request from it that may be acknowledged: none whose answer is still here.
-  std::uint32_t applied() const noexcept { return replies.empty() ? received : replies.front().sequence - 1; }
+  std::uint32_t applied() const noexcept {
+    return replies.empty() ? received : replies.front().sequence - 1;
+  }
   /// Operations since it was last quiet.
-  bool busy() const noexcept { return written || writes != 0 || reads != 0 || fetching != 0 || sent != acknowledged; }
+  bool busy() const noexcept {
+    return written || writes != 0 || reads != 0 || fetching != 0 || sent != acknowledged;
+  }
 };
 
 }  // namespace shoal::transport::ofi

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/ofi/progress.hpp"
 
 #include <pthread.h>
@@ -6,9 +7,9 @@
 
 #include <algorithm>
 
+#include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "base/backoff.hpp"
 
 namespace shoal::transport::ofi {
 namespace {
@@ -46,7 +47,8 @@ void Progress::bind(std::int64_t core, Pe pe) {
         pe, core, std::strerror(error));
 }
 
-/// A thread that naps must not push a PE from its core each time it wakes: SCHED_BATCH waits until the core is free.
+/// A thread that naps must not push a PE from its core each time it wakes: SCHED_BATCH waits until
+/// the core is free.
 void be_modest() {
   const sched_param none{};
   pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
@@ -57,10 +59,11 @@ void Progress::run() {
   prctl(PR_SET_TIMERSLACK, 1'000UL);  // else a sleep of 50 us takes 100
   std::chrono::nanoseconds nap = kShortNap;
   std::uint32_t driven = engine_.driven();
-  StepAside step_aside;
+  Backoff backoff;
   for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
     bool progress = false;
-    // A PE that waits polls, and so does a thread that has or wants the lock: the core is of more use to them.
+    // A PE that waits polls, and so does a thread that has or wants the lock: the core is of more
+    // use to them.
     if (const std::uint32_t now = engine_.driven();
         policy_ != Policy::spin && (now != driven || engine_.lock().busy())) {
       driven = now;
@@ -79,15 +82,16 @@ void Progress::run() {
     }
     idle = progress ? 0 : idle + 1;
     if (progress) {
-      step_aside.reset();
+      backoff.reset();
       continue;
     }
     if (policy_ == Policy::spin) {
       pause_core();
     } else if (policy_ == Policy::yield || idle < kSpinsBeforeSleep) {
-      step_aside();
+      backoff();
     } else {
-      std::this_thread::sleep_for(std::min(kLongestSleep, std::chrono::nanoseconds(1000) * (idle - kSpinsBeforeSleep)));
+      std::this_thread::sleep_for(
+          std::min(kLongestSleep, std::chrono::nanoseconds(1000) * (idle - kSpinsBeforeSleep)));
     }
   }
 }

@@ -1,4 +1,6 @@
-// progress.hpp: the thread that carries out what others ask of this PE while its own threads do something else.
+// SPDX-License-Identifier: Apache-2.0
+// progress.hpp: the thread that carries out what others ask of this PE while its own threads do
+// something else.
 #pragma once
 
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/ofi/provider.hpp"
 
 #include <arpa/inet.h>
@@ -29,12 +30,13 @@ Info make_hints(const std::string& provider, std::uint64_t order) {
   hints->ep_attr->type = FI_EP_RDM;
   hints->tx_attr->msg_order = order;
   hints->rx_attr->msg_order = order;
-  hints->domain_attr->mr_mode =
-      FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;  // what rail.cpp honours
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
+                                FI_MR_ENDPOINT;      // what rail.cpp honours
   hints->domain_attr->threading = FI_THREAD_DOMAIN;  // all calls are made under the engine's lock
   if (!provider.empty()) {
     hints->fabric_attr->prov_name = strdup(provider.c_str());
-    require(hints->fabric_attr->prov_name != nullptr, Code::system, "transport ofi: no memory for a name");
+    require(hints->fabric_attr->prov_name != nullptr, Code::system,
+            "transport ofi: no memory for a name");
   }
   return hints;
 }
@@ -47,9 +49,11 @@ struct Offer {
 Offer ask(const std::string& provider) {
   // The stronger promise first: with it a signal can follow data at once.
   Offer offer;
-  for (const std::uint64_t order : {std::uint64_t{FI_ORDER_SAS | FI_ORDER_SAW}, std::uint64_t{FI_ORDER_SAS}}) {
+  for (const std::uint64_t order :
+       {std::uint64_t{FI_ORDER_SAS | FI_ORDER_SAW}, std::uint64_t{FI_ORDER_SAS}}) {
     fi_info* list = nullptr;
-    offer.status = fi_getinfo(kApiVersion, nullptr, nullptr, 0, make_hints(provider, order).get(), &list);
+    offer.status =
+        fi_getinfo(kApiVersion, nullptr, nullptr, 0, make_hints(provider, order).get(), &list);
     offer.list.reset(list);
     if (offer.status == 0) return offer;
   }
@@ -59,7 +63,8 @@ Offer ask(const std::string& provider) {
 Candidate describe(const fi_info& info) {
   Candidate candidate;
   candidate.domain = info.domain_attr->name != nullptr ? info.domain_attr->name : "";
-  if (info.nic != nullptr && info.nic->device_attr != nullptr && info.nic->device_attr->name != nullptr)
+  if (info.nic != nullptr && info.nic->device_attr != nullptr &&
+      info.nic->device_attr->name != nullptr)
     candidate.device = info.nic->device_attr->name;
   if (info.src_addr == nullptr) return candidate;
   if (info.addr_format == FI_SOCKADDR_IN && info.src_addrlen >= sizeof(sockaddr_in)) {
@@ -81,7 +86,8 @@ std::string offered() {
   std::vector<std::string> names;
   for (const fi_info* info = all.list.get(); info != nullptr; info = info->next) {
     std::string name = info->fabric_attr->prov_name;
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      names.push_back(std::move(name));
   }
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
@@ -104,8 +110,10 @@ std::string try_provider(const std::string& name, const Context& context, Provid
   std::vector<Candidate> candidates;
   std::vector<const fi_info*> infos;
   for (const fi_info* info = offer.list.get(); info != nullptr; info = info->next) {
-    // A request for "tcp" is answered by "tcp;ofi_rxm", maybe among others: those of the first kind only.
-    if (std::strcmp(info->fabric_attr->prov_name, offer.list->fabric_attr->prov_name) != 0) continue;
+    // A request for "tcp" is answered by "tcp;ofi_rxm", maybe among others: those of the first kind
+    // only.
+    if (std::strcmp(info->fabric_attr->prov_name, offer.list->fabric_attr->prov_name) != 0)
+      continue;
     candidates.push_back(describe(*info));
     infos.push_back(info);
   }
@@ -114,7 +122,8 @@ std::string try_provider(const std::string& name, const Context& context, Provid
   provider.name = offer.list->fabric_attr->prov_name;
   for (const std::size_t i : choice.rails) {
     provider.rails.emplace_back(fi_dupinfo(infos[i]));
-    require(provider.rails.back() != nullptr, Code::system, "transport ofi: no memory for fi_dupinfo");
+    require(provider.rails.back() != nullptr, Code::system,
+            "transport ofi: no memory for fi_dupinfo");
   }
   return {};
 }
@@ -132,7 +141,8 @@ Provider choose_provider(const Context& context) {
   if (wanted != "automatic" && !wanted.empty()) {
     reasons.push_back(try_provider(wanted, context, provider));
     if (reasons.back().empty()) return provider;
-    fail(Code::unsupported, "libfabric's provider {}; providers that do here: {}. Setting: SHOAL_OFI_PROVIDER",
+    fail(Code::unsupported,
+         "libfabric's provider {}; providers that do here: {}. Setting: SHOAL_OFI_PROVIDER",
          reasons.back(), offered());
   }
   for (const char* name : kProviders) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // provider.hpp: asks libfabric for endpoints and chooses among them.
 #pragma once
 
@@ -24,8 +25,8 @@ struct Provider {
   std::vector<Info> rails;  ///< one an endpoint to open, by the NIC plan; at least one
 };
 
-/// The provider and the endpoints for this PE. Throws Error{unsupported} stating what was asked for, what there is and
-/// the setting.
+/// The provider and the endpoints for this PE. Throws Error{unsupported} stating what was asked
+/// for, what there is and the setting.
 Provider choose_provider(const Context& context);
 
 /// "No data available" for -61.

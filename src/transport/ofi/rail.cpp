@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/ofi/rail.hpp"
 
 #include <rdma/fi_errno.h>
@@ -13,19 +14,22 @@ namespace {
 /// A key that nobody guesses, of as many bytes as the provider takes.
 std::uint64_t random_key(std::size_t bytes) {
   std::uint64_t key = 0;
-  if (getrandom(&key, sizeof key, 0) != static_cast<ssize_t>(sizeof key)) fail_errno("transport ofi: getrandom");
+  if (getrandom(&key, sizeof key, 0) != static_cast<ssize_t>(sizeof key))
+    fail_errno("transport ofi: getrandom");
   return bytes >= sizeof key ? key : key & ((std::uint64_t{1} << (8 * bytes)) - 1);
 }
 
 }  // namespace
 
 void Rail::refuse(const char* call, long code) const {
-  fail(Code::system, "transport ofi: {} on {} of provider {} failed: {}. Setting: SHOAL_OFI_PROVIDER", call,
+  fail(Code::system,
+       "transport ofi: {} on {} of provider {} failed: {}. Setting: SHOAL_OFI_PROVIDER", call,
        domain_name_, info_->fabric_attr->prov_name, error_text(code));
 }
 
 Rail::Rail(Info info, std::size_t queue)
-    : info_(std::move(info)), domain_name_(info_->domain_attr->name != nullptr ? info_->domain_attr->name : "?") {
+    : info_(std::move(info)),
+      domain_name_(info_->domain_attr->name != nullptr ? info_->domain_attr->name : "?") {
   const auto check = [&](const char* call, int code) {
     if (code != 0) refuse(call, code);
   };
@@ -43,7 +47,8 @@ Rail::Rail(Info info, std::size_t queue)
   check("fi_cq_open", fi_cq_open(domain, &queue_attributes, &completions, nullptr));
   queue_.reset(completions);
   fi_av_attr peer_attributes{};
-  peer_attributes.type = info_->domain_attr->av_type == FI_AV_UNSPEC ? FI_AV_TABLE : info_->domain_attr->av_type;
+  peer_attributes.type =
+      info_->domain_attr->av_type == FI_AV_UNSPEC ? FI_AV_TABLE : info_->domain_attr->av_type;
   fid_av* peers = nullptr;
   check("fi_av_open", fi_av_open(domain, &peer_attributes, &peers, nullptr));
   peers_.reset(peers);
@@ -68,27 +73,31 @@ Registered Rail::enroll(void* memory, std::size_t bytes, bool remote) {
     const int code = fi_mr_reg(domain_.get(), memory, bytes, access, 0, key, 0, &region, nullptr);
     if (code == -FI_ENOKEY && own_key && tries < 16) continue;
     if (code != 0)
-      fail(Code::system,
-           "transport ofi: fi_mr_reg of {} bytes on {} of provider {} failed: {}. Settings: SHOAL_SYMMETRIC_SIZE, "
-           "SHOAL_OFI_PROVIDER; limit: ulimit -l",
-           bytes, domain_name_, info_->fabric_attr->prov_name, error_text(code));
+      fail(
+          Code::system,
+          "transport ofi: fi_mr_reg of {} bytes on {} of provider {} failed: {}. Settings: SHOAL_SYMMETRIC_SIZE, "
+          "SHOAL_OFI_PROVIDER; limit: ulimit -l",
+          bytes, domain_name_, info_->fabric_attr->prov_name, error_text(code));
     registered.region.reset(region);
     break;
   }
   fid_mr* const region = registered.region.get();
   if ((mode & FI_MR_ENDPOINT) != 0) {
-    if (const int code = fi_mr_bind(region, &endpoint_->fid, 0); code != 0) refuse("fi_mr_bind", code);
+    if (const int code = fi_mr_bind(region, &endpoint_->fid, 0); code != 0)
+      refuse("fi_mr_bind", code);
     if (const int code = fi_mr_enable(region); code != 0) refuse("fi_mr_enable", code);
   }
   registered.remote.key = fi_mr_key(region);
-  registered.remote.base = (mode & FI_MR_VIRT_ADDR) != 0 ? reinterpret_cast<std::uintptr_t>(memory) : 0;
+  registered.remote.base =
+      (mode & FI_MR_VIRT_ADDR) != 0 ? reinterpret_cast<std::uintptr_t>(memory) : 0;
   registered.descriptor = fi_mr_desc(region);
   return registered;
 }
 
 void Rail::name(RailAddress& address) const {
   std::size_t bytes = sizeof address.name;
-  if (const int code = fi_getname(&endpoint_->fid, address.name, &bytes); code != 0) refuse("fi_getname", code);
+  if (const int code = fi_getname(&endpoint_->fid, address.name, &bytes); code != 0)
+    refuse("fi_getname", code);
   address.name_bytes = bytes;
   std::strncpy(address.domain, domain_name_.c_str(), sizeof address.domain - 1);
 }
@@ -100,8 +109,8 @@ fi_addr_t Rail::insert(const RailAddress& address) {
   return handle;
 }
 
-ssize_t Rail::write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, const void* source, std::size_t bytes,
-                    void* descriptor, bool delivery, void* context) {
+ssize_t Rail::write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, const void* source,
+                    std::size_t bytes, void* descriptor, bool delivery, void* context) {
   iovec local{const_cast<void*>(source), bytes};
   fi_rma_iov remote{memory.base + offset, bytes, memory.key};
   fi_msg_rma message{};
@@ -112,19 +121,22 @@ ssize_t Rail::write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, con
   message.rma_iov = &remote;
   message.rma_iov_count = 1;
   message.context = context;
-  return fi_writemsg(endpoint_.get(), &message, FI_COMPLETION | (delivery ? FI_DELIVERY_COMPLETE : 0));
+  return fi_writemsg(endpoint_.get(), &message,
+                     FI_COMPLETION | (delivery ? FI_DELIVERY_COMPLETE : 0));
 }
 
-ssize_t Rail::read(fi_addr_t from, RemoteMemory memory, std::uint64_t offset, void* target, std::size_t bytes,
-                   void* descriptor, void* context) {
-  return fi_read(endpoint_.get(), target, bytes, descriptor, from, memory.base + offset, memory.key, context);
+ssize_t Rail::read(fi_addr_t from, RemoteMemory memory, std::uint64_t offset, void* target,
+                   std::size_t bytes, void* descriptor, void* context) {
+  return fi_read(endpoint_.get(), target, bytes, descriptor, from, memory.base + offset, memory.key,
+                 context);
 }
 
 ssize_t Rail::inject(fi_addr_t to, const void* message, std::size_t bytes) {
   return fi_inject(endpoint_.get(), message, bytes, to);
 }
 
-ssize_t Rail::send(fi_addr_t to, const void* message, std::size_t bytes, void* descriptor, void* context) {
+ssize_t Rail::send(fi_addr_t to, const void* message, std::size_t bytes, void* descriptor,
+                   void* context) {
   return fi_send(endpoint_.get(), message, bytes, descriptor, to, context);
 }
 
@@ -144,9 +156,11 @@ Rail::Fault Rail::fault() {
   fault.context = entry.op_context;
   fault.code = entry.err;
   char buffer[128] = {};
-  const char* const detail = fi_cq_strerror(queue_.get(), entry.prov_errno, entry.err_data, buffer, sizeof buffer);
+  const char* const detail =
+      fi_cq_strerror(queue_.get(), entry.prov_errno, entry.err_data, buffer, sizeof buffer);
   fault.text = error_text(entry.err);
-  if (detail != nullptr && detail[0] != '\0' && fault.text != detail) fault.text += fmt::format(" ({})", detail);
+  if (detail != nullptr && detail[0] != '\0' && fault.text != detail)
+    fault.text += fmt::format(" ({})", detail);
   return fault;
 }
 

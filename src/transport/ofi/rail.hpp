@@ -1,4 +1,6 @@
-// rail.hpp: one endpoint with its domain, completion queue and registered memory. Not locked: the engine does that.
+// SPDX-License-Identifier: Apache-2.0
+// rail.hpp: one endpoint with its domain, completion queue and registered memory. Not locked: the
+// engine does that.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -34,20 +36,24 @@ struct Registered {
 
 class Rail {
  public:
-  /// Opens the endpoint. Throws Error{system} naming provider, domain and call. `queue`: completions that may wait.
+  /// Opens the endpoint. Throws Error{system} naming provider, domain and call. `queue`:
+  /// completions that may wait.
   Rail(Info info, std::size_t queue);
 
   const std::string& domain() const noexcept { return domain_name_; }
   const fi_info& info() const noexcept { return *info_; }
   /// Buffers of local operations must be registered.
-  bool local_registration() const noexcept { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
+  bool local_registration() const noexcept {
+    return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+  }
   /// A message is seen after the data that earlier writes of the same pair of endpoints put.
   bool messages_after_writes() const noexcept {
     return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0;
   }
   std::size_t longest() const noexcept { return info_->ep_attr->max_msg_size; }
 
-  /// Registers for everything that peers and this PE do with it. `remote`: peers may read and write it.
+  /// Registers for everything that peers and this PE do with it. `remote`: peers may read and write
+  /// it.
   Registered enroll(void* memory, std::size_t bytes, bool remote);
   /// This endpoint's address, into `address`.
   void name(RailAddress& address) const;
@@ -55,12 +61,13 @@ class Rail {
   fi_addr_t insert(const RailAddress& address);
 
   // 0, -FI_EAGAIN (poll and try again) or an error.
-  ssize_t write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, const void* source, std::size_t bytes,
-                void* descriptor, bool delivery, void* context);
-  ssize_t read(fi_addr_t from, RemoteMemory memory, std::uint64_t offset, void* target, std::size_t bytes,
-               void* descriptor, void* context);
+  ssize_t write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, const void* source,
+                std::size_t bytes, void* descriptor, bool delivery, void* context);
+  ssize_t read(fi_addr_t from, RemoteMemory memory, std::uint64_t offset, void* target,
+               std::size_t bytes, void* descriptor, void* context);
   ssize_t inject(fi_addr_t to, const void* message, std::size_t bytes);
-  ssize_t send(fi_addr_t to, const void* message, std::size_t bytes, void* descriptor, void* context);
+  ssize_t send(fi_addr_t to, const void* message, std::size_t bytes, void* descriptor,
+               void* context);
   ssize_t receive(void* buffer, std::size_t bytes, void* descriptor, void* context);
   std::size_t inject_limit() const noexcept { return info_->tx_attr->inject_size; }
 

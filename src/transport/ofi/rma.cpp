@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RMA of the engine: transfers cut into pieces, and what orders and completes them.
 #include <rdma/fi_errno.h>
 
@@ -31,8 +32,8 @@ std::size_t Engine::pick_rail(Peer& peer, std::size_t bytes) {
 }
 
 /// Posts one piece; false: poll and try again.
-bool Engine::try_rma(Transfer& transfer, Peer& peer, std::size_t rail, std::size_t offset, std::byte* local,
-                     std::size_t bytes) {
+bool Engine::try_rma(Transfer& transfer, Peer& peer, std::size_t rail, std::size_t offset,
+                     std::byte* local, std::size_t bytes) {
   check_peer(peer, transfer.operation);
   if (peer.writes + peer.reads >= static_cast<std::uint32_t>(settings_.network_depth)) return false;
   Line& line = lines_[rail];
@@ -53,16 +54,17 @@ bool Engine::try_rma(Transfer& transfer, Peer& peer, std::size_t rail, std::size
   std::byte* const memory = bounced ? request.buffer : local;
   void* const descriptor = bounced ? line.bounces_region.descriptor : line.segment.descriptor;
   Peer::OnRail& on = peer.rails[rail];
-  const ssize_t code =
-      transfer.write
-          ? line.rail->write(on.address, on.segment, offset, memory, bytes, descriptor, delivery_, &request.context)
-          : line.rail->read(on.address, on.segment, offset, memory, bytes, descriptor, &request.context);
+  const ssize_t code = transfer.write
+                           ? line.rail->write(on.address, on.segment, offset, memory, bytes,
+                                              descriptor, delivery_, &request.context)
+                           : line.rail->read(on.address, on.segment, offset, memory, bytes,
+                                             descriptor, &request.context);
   if (code != 0) {
     if (bounced) line.bouncers.give(request.bounce);
     free_.give(&request);
     if (code == -FI_EAGAIN) return false;
-    fail_peer(peer.pe,
-              fmt::format("{} on rail {} ({}) of provider {}", error_text(code), rail, line.rail->domain(), provider_));
+    fail_peer(peer.pe, fmt::format("{} on rail {} ({}) of provider {}", error_text(code), rail,
+                                   line.rail->domain(), provider_));
     check_peer(peer, transfer.operation);
   }
   if (request.batch != nullptr) ++request.batch->pending;
@@ -77,7 +79,8 @@ bool Engine::try_rma(Transfer& transfer, Peer& peer, std::size_t rail, std::size
   return true;
 }
 
-void Engine::transfer(Transfer transfer, Pe pe, std::size_t offset, std::byte* local, std::size_t bytes) {
+void Engine::transfer(Transfer transfer, Pe pe, std::size_t offset, std::byte* local,
+                      std::size_t bytes) {
   Peer& peer = peers_[static_cast<std::size_t>(pe)];
   const std::size_t piece =
       piece_bytes(bytes, std::max<std::size_t>(peer.rails.size(), 1), longest_piece(local, bytes));
@@ -111,12 +114,14 @@ void Engine::ask_eagerly(Peer& peer) {
   try_request(peer, message, nullptr, nullptr, nullptr);  // else quiet asks
 }
 
-void Engine::write(const char* operation, Pe pe, std::size_t offset, const void* source, std::size_t bytes,
-                   Batch* batch, bool eager) {
-  transfer({operation, true, eager, batch}, pe, offset, static_cast<std::byte*>(const_cast<void*>(source)), bytes);
+void Engine::write(const char* operation, Pe pe, std::size_t offset, const void* source,
+                   std::size_t bytes, Batch* batch, bool eager) {
+  transfer({operation, true, eager, batch}, pe, offset,
+           static_cast<std::byte*>(const_cast<void*>(source)), bytes);
 }
 
-void Engine::read(const char* operation, void* target, Pe pe, std::size_t offset, std::size_t bytes, Batch* batch) {
+void Engine::read(const char* operation, void* target, Pe pe, std::size_t offset, std::size_t bytes,
+                  Batch* batch) {
   transfer({operation, false, false, batch}, pe, offset, static_cast<std::byte*>(target), bytes);
 }
 
@@ -152,10 +157,12 @@ bool Engine::writes_done(const Peer& peer) const {
   return ordered_ && peer.writes == peer.rails[peer.home].writes;
 }
 
-/// All that was sent and put before the first call with this mark is complete at its target, and local memory is free.
+/// All that was sent and put before the first call with this mark is complete at its target, and
+/// local memory is free.
 bool Engine::done(Peer& peer, Mark& mark) {
   if (!mark.set) {
-    const bool covered = !peer.written && (peer.sent == peer.acknowledged || peer.asked == peer.sent);
+    const bool covered =
+        !peer.written && (peer.sent == peer.acknowledged || peer.asked == peer.sent);
     if (!covered) {
       Message message;
       message.flags = flag::acknowledge;
@@ -179,9 +186,12 @@ void Engine::quiet() {
     bool all = true;
     for (Peer& peer : peers_) {
       if (!peer.busy() || peer.loss_told) continue;
-      peer.loss_told = !peer.failure.empty();  // what was on its way to it is lost; nothing new is accepted
+      peer.loss_told =
+          !peer.failure.empty();  // what was on its way to it is lost; nothing new is accepted
       check_peer(peer, "quiet");
-      if (!done(peer, marks[static_cast<std::size_t>(peer.pe)]) || peer.reads != 0 || peer.fetching != 0) all = false;
+      if (!done(peer, marks[static_cast<std::size_t>(peer.pe)]) || peer.reads != 0 ||
+          peer.fetching != 0)
+        all = false;
     }
     return all;
   });

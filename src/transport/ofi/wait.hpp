@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wait.hpp: how a call of the engine waits: it polls, so that it needs no other thread to go on.
 #pragma once
 
@@ -5,8 +6,8 @@
 
 #include <mutex>
 
-#include "base/deadline.hpp"
 #include "base/backoff.hpp"
+#include "base/deadline.hpp"
 #include "transport/ofi/engine.hpp"
 #include "transport/scoped_timeout.hpp"
 
@@ -35,8 +36,8 @@ class Engine::Waiting {
   Deadline deadline_;
 };
 
-/// Until `ready()`, which is called with the lock held and may throw. Throws Error{timeout}. `pe`: who is waited for;
-/// negative: all.
+/// Until `ready()`, which is called with the lock held and may throw. Throws Error{timeout}. `pe`:
+/// who is waited for; negative: all.
 template <typename Ready>
 void Engine::wait(const char* operation, Pe pe, Ready&& ready) {
   {
@@ -44,7 +45,7 @@ void Engine::wait(const char* operation, Pe pe, Ready&& ready) {
     if (ready()) return;
   }
   Waiting waiting(*this);
-  StepAside step_aside;
+  Backoff backoff;
   for (;;) {
     bool progress = false;
     driven_.fetch_add(1, std::memory_order_relaxed);
@@ -56,9 +57,9 @@ void Engine::wait(const char* operation, Pe pe, Ready&& ready) {
     }
     if (waiting.suspicious()) suspect(pe);
     if (progress) {
-      step_aside.reset();
+      backoff.reset();
     } else {
-      step_aside();
+      backoff();
     }
   }
 }

@@ -1,13 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 // wire.hpp: what the PEs of this transport send each other: how to reach a PE, and messages.
 //
-// Data goes by RMA. Everything that must be applied by a processor goes in messages, which the receiver's progress
-// thread applies with the same atomic instructions that PEs of its host use on that memory: single words, atomics and
-// signals.
+// Data goes by RMA. Everything that must be applied by a processor goes in messages, which the
+// receiver's progress thread applies with the same atomic instructions that PEs of its host use on
+// that memory: single words, atomics and signals.
 //
-// Flow control. Requests are numbered from 1 by pair of PEs and stay in order (FI_ORDER_SAS). A sender has at most
-// `window` of them not acknowledged. Acknowledgements are cumulative and each message carries one; a request makes its
-// receiver send at most one message. So a receiver that posts 2 * window buffers for a peer, and kSpareMessages for
-// what is not numbered, is never overrun.
+// Flow control. Requests are numbered from 1 by pair of PEs and stay in order (FI_ORDER_SAS). A
+// sender has at most `window` of them not acknowledged. Acknowledgements are cumulative and each
+// message carries one; a request makes its receiver send at most one message. So a receiver that
+// posts 2 * window buffers for a peer, and kSpareMessages for what is not numbered, is never
+// overrun.
 #pragma once
 
 #include <cstddef>
@@ -34,14 +36,16 @@ enum class Kind : std::uint8_t {
   reply,    ///< `sequence`: of the request, `operand`: the value before
   hello,    ///< of a handshake, on rail `offset`, which has put a pattern
   welcome,  ///< its answer; `operand`: 1 when the pattern was there
-  probe,    ///< answered by acknowledge, or by an error of the provider: finds out whether a silent peer lives
+  probe,    ///< answered by acknowledge, or by an error of the provider: finds out whether a silent
+            ///< peer lives
 };
 
 namespace flag {
 inline constexpr std::uint8_t acknowledge = 1;  ///< soon, please
 inline constexpr std::uint8_t signal_set = 2;
 inline constexpr std::uint8_t signal_add = 4;
-inline constexpr std::uint8_t eager = 8;  ///< not sent: becomes `acknowledge` where none is on its way
+inline constexpr std::uint8_t eager =
+    8;  ///< not sent: becomes `acknowledge` where none is on its way
 }  // namespace flag
 
 struct Message {
@@ -52,7 +56,8 @@ struct Message {
   std::uint8_t flags = 0;
   std::int32_t source = 0;
   std::uint32_t sequence = 0;
-  std::uint32_t acknowledged = 0;  ///< the newest request of the receiver that the source has applied
+  std::uint32_t acknowledged =
+      0;  ///< the newest request of the receiver that the source has applied
   std::uint64_t offset = 0;
   std::uint64_t operand = 0;
   std::uint64_t compare = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/self/self.hpp"
 
 #include "transport/mapped.hpp"
@@ -7,7 +8,8 @@ namespace {
 
 class SelfTransport final : public MappedTransport {
  public:
-  explicit SelfTransport(const Context& context) : MappedTransport(context.n_pes), my_pe_(context.my_pe) {
+  explicit SelfTransport(const Context& context)
+      : MappedTransport(context.n_pes), my_pe_(context.my_pe) {
     set_mapping(my_pe_, context.segment);
   }
 

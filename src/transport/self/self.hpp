@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // self.hpp: a PE's operations on itself.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/shm/shm.hpp"
 
 #include <poll.h>
@@ -34,14 +35,18 @@ struct Address {
 class ShmTransport final : public MappedTransport {
  public:
   explicit ShmTransport(const Context& context)
-      : MappedTransport(context.n_pes), context_(context), reach_(static_cast<std::size_t>(context.n_pes)) {}
+      : MappedTransport(context.n_pes),
+        context_(context),
+        reach_(static_cast<std::size_t>(context.n_pes)) {}
 
   std::string_view name() const noexcept override { return "shm"; }
   std::vector<std::byte> address() override;
   void connect(std::span<const std::vector<std::byte>> blobs) override;
   Reach reach(Pe pe) const override { return reach_[static_cast<std::size_t>(pe)]; }
   std::byte* base(Pe pe) const noexcept override {
-    return (reach_[static_cast<std::size_t>(pe)].capabilities & capability::load_store) != 0 ? mapping(pe) : nullptr;
+    return (reach_[static_cast<std::size_t>(pe)].capabilities & capability::load_store) != 0
+               ? mapping(pe)
+               : nullptr;
   }
   std::span<const Ended> ended() noexcept override;
 
@@ -80,9 +85,11 @@ std::vector<std::byte> ShmTransport::address() {
   return bytes;
 }
 
-std::optional<std::string> ShmTransport::obstacle(Pe pe, const Address& mine, const Address& theirs) const {
+std::optional<std::string> ShmTransport::obstacle(Pe pe, const Address& mine,
+                                                  const Address& theirs) const {
   if (pe == context_.my_pe) return "the PE itself";
-  if (context_.host_of[static_cast<std::size_t>(pe)] != context_.host_of[static_cast<std::size_t>(context_.my_pe)])
+  if (context_.host_of[static_cast<std::size_t>(pe)] !=
+      context_.host_of[static_cast<std::size_t>(context_.my_pe)])
     return "on another host";
   if (mine.network_namespace != theirs.network_namespace)
     return "on this host, but in another network namespace, through which descriptors cannot be passed";
@@ -93,7 +100,8 @@ void ShmTransport::connect(std::span<const std::vector<std::byte>> blobs) {
   std::vector<Address> addresses(blobs.size());
   for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
     require(blobs[pe].size() == sizeof(Address), Code::mismatch,
-            "PE {} describes its shared memory in {} bytes, expected {}", pe, blobs[pe].size(), sizeof(Address));
+            "PE {} describes its shared memory in {} bytes, expected {}", pe, blobs[pe].size(),
+            sizeof(Address));
     std::memcpy(&addresses[pe], blobs[pe].data(), sizeof(Address));
   }
   const Address& mine = addresses[static_cast<std::size_t>(context_.my_pe)];
@@ -104,11 +112,13 @@ void ShmTransport::connect(std::span<const std::vector<std::byte>> blobs) {
       reach_[i].reason = *reason;
       continue;
     }
-    const bool same_node = context_.node_of[i] == context_.node_of[static_cast<std::size_t>(context_.my_pe)];
+    const bool same_node =
+        context_.node_of[i] == context_.node_of[static_cast<std::size_t>(context_.my_pe)];
     reach_[i].capabilities = capability::all_operations | (same_node ? capability::load_store : 0);
     if (addresses[i].process == mine.process) {
       auto segment = Segment::find(addresses[i].segment);
-      require(segment != nullptr, Code::system, "PE {} is a thread of this process, but its memory is gone", pe);
+      require(segment != nullptr, Code::system,
+              "PE {} is a thread of this process, but its memory is gone", pe);
       set_mapping(pe, std::move(segment));
     } else {
       in_other_processes.push_back(pe);
@@ -122,16 +132,21 @@ void ShmTransport::map_processes(std::span<const Address> addresses, std::span<c
   std::vector<memory::FdPeer> peers;
   for (const Pe pe : pes) {
     const Address& address = addresses[static_cast<std::size_t>(pe)];
-    const std::size_t length = std::min<std::size_t>(address.socket_name_length, sizeof address.socket_name);
+    const std::size_t length =
+        std::min<std::size_t>(address.socket_name_length, sizeof address.socket_name);
     peers.push_back({pe, std::string(address.socket_name, length)});
   }
-  const auto received = memory::exchange_fds(*socket_, context_.segment->descriptor().get(), peers,
-                                             {context_.world, context_.my_pe, context_.timeout, context_.check});
+  const auto received =
+      memory::exchange_fds(*socket_, context_.segment->descriptor().get(), peers,
+                           {context_.world, context_.my_pe, context_.timeout, context_.check});
   for (const memory::ReceivedFd& from : received) {
-    set_mapping(from.pe, Segment::map(from.fd, addresses[static_cast<std::size_t>(from.pe)].segment_bytes));
+    set_mapping(from.pe,
+                Segment::map(from.fd, addresses[static_cast<std::size_t>(from.pe)].segment_bytes));
     if (from.pid <= 0) continue;
     FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, from.pid, 0)));
-    if (!pidfd) continue;  // a kernel without pidfd, or a process that ended already: the bootstrap notices then
+    if (!pidfd)
+      continue;  // a kernel without pidfd, or a process that ended already: the bootstrap notices
+                 // then
     polled_.push_back({pidfd.get(), POLLIN, 0});
     watched_.push_back({from.pe, from.pid, std::move(pidfd)});
   }

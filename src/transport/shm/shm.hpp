@@ -1,4 +1,6 @@
-// shm.hpp: PEs of one host that map each other's segments: threads share one mapping, processes pass descriptors.
+// SPDX-License-Identifier: Apache-2.0
+// shm.hpp: PEs of one host that map each other's segments: threads share one mapping, processes
+// pass descriptors.
 #pragma once
 
 #include "transport/transport.hpp"

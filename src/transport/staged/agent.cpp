@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/staged/agent.hpp"
 
 #include <pthread.h>
@@ -5,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/log.hpp"
 #include "base/backoff.hpp"
+#include "base/log.hpp"
 #include "memory/device_heap.hpp"
 
 namespace shoal::transport::staged {
@@ -14,7 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A PE that has asked asks again soon, most likely: until then a sleep would be most of what it waits for.
+/// A PE that has asked asks again soon, most likely: until then a sleep would be most of what it
+/// waits for.
 constexpr std::chrono::milliseconds kAttentive{2};
 constexpr std::chrono::microseconds kSleep{50};
 
@@ -48,7 +50,8 @@ std::size_t size_of(const Request& request) {
 
 }  // namespace
 
-Agent::Agent(const Context& context, const Layout& layout, Transport& own, std::span<const Pe> peers)
+Agent::Agent(const Context& context, const Layout& layout, Transport& own,
+             std::span<const Pe> peers)
     : layout_(layout),
       segment_(context.segment),
       heap_(context.device_heap),
@@ -73,7 +76,7 @@ void Agent::run() {
   } catch (const std::exception& error) {
     log::warn("PE {}: the thread of transport staged cannot use the GPU: {}", my_pe_, error.what());
   }
-  StepAside step_aside;
+  Backoff backoff;
   for (auto last = Clock::now(); !stop_.load(std::memory_order_acquire);) {
     bool served = false;
     for (Peer& peer : peers_) served |= serve(peer);
@@ -81,9 +84,9 @@ void Agent::run() {
     const auto now = Clock::now();
     if (served) {
       last = now;
-      step_aside.reset();
+      backoff.reset();
     } else if (now - last < kAttentive) {
-      step_aside();
+      backoff();
     } else {
       std::this_thread::sleep_for(kSleep);
     }
@@ -91,7 +94,8 @@ void Agent::run() {
 }
 
 const Request& Agent::request(Pe from, std::uint64_t number) const noexcept {
-  return *reinterpret_cast<const Request*>(segment_->base() + area_ + layout_.request(from, number));
+  return *reinterpret_cast<const Request*>(segment_->base() + area_ +
+                                           layout_.request(from, number));
 }
 
 bool Agent::serve(Peer& peer) {
@@ -100,8 +104,11 @@ bool Agent::serve(Peer& peer) {
   while (together.size() < layout_.depth()) {
     const std::uint64_t number = peer.done + together.size() + 1;
     const Request& next = request(peer.pe, number);
-    if (std::atomic_ref(const_cast<std::uint64_t&>(next.number)).load(std::memory_order_acquire) != number) break;
-    if (!together.empty() && (!moves_chunk(next) || is_get(next) != is_get(*together.front()))) break;
+    if (std::atomic_ref(const_cast<std::uint64_t&>(next.number)).load(std::memory_order_acquire) !=
+        number)
+      break;
+    if (!together.empty() && (!moves_chunk(next) || is_get(next) != is_get(*together.front())))
+      break;
     together.push_back(&next);
     if (!moves_chunk(next)) break;
   }
@@ -117,7 +124,8 @@ bool Agent::serve(Peer& peer) {
     if (!failure.empty()) refuse(peer, peer.done + 1, failure);
     complete(peer, last);
   } catch (const std::exception& error) {
-    log::debug("PE {}: PE {} gets no answer of transport staged: {}", my_pe_, peer.pe, error.what());
+    log::debug("PE {}: PE {} gets no answer of transport staged: {}", my_pe_, peer.pe,
+               error.what());
     peer.lost = true;  // it has ended, or finds out by its deadline
   }
   peer.done = last;
@@ -135,10 +143,11 @@ void Agent::carry_out(Peer& peer, const Requests& requests) {
     case Kind::get_strided:
       return load_and_send(peer, requests);
     case Kind::atomic:
-      peer.value =
-          own_.atomic(my_pe_, static_cast<AtomicOp>(first.op), first.offset, first.operand, first.compare, first.width);
-      return host_route_(peer.pe).put(peer.pe, area_ + layout_.reply(my_pe_) + offsetof(Reply, value), &peer.value,
-                                      sizeof peer.value);
+      peer.value = own_.atomic(my_pe_, static_cast<AtomicOp>(first.op), first.offset, first.operand,
+                               first.compare, first.width);
+      return host_route_(peer.pe).put(peer.pe,
+                                      area_ + layout_.reply(my_pe_) + offsetof(Reply, value),
+                                      &peer.value, sizeof peer.value);
     case Kind::signal:
       return own_.signal(my_pe_, first.offset, static_cast<SignalOp>(first.op), first.operand);
   }
@@ -153,7 +162,8 @@ void Agent::fetch_and_store(const Peer& peer, const Requests& puts) {
   for (std::size_t i = 0; i < puts.size(); ++i) {
     const Request& put = *puts[i];
     if (is_strided(put)) {
-      own_.put_strided(my_pe_, put.offset, put.stride, base + chunk(i), put.bytes, put.bytes, put.count);
+      own_.put_strided(my_pe_, put.offset, put.stride, base + chunk(i), put.bytes, put.bytes,
+                       put.count);
     } else {
       own_.put_nbi(my_pe_, put.offset, base + chunk(i), put.bytes);
     }
@@ -167,7 +177,8 @@ void Agent::load_and_send(const Peer& peer, const Requests& gets) {
   for (std::size_t i = 0; i < gets.size(); ++i) {
     const Request& get = *gets[i];
     if (is_strided(get)) {
-      own_.get_strided(base + chunk(i), get.bytes, my_pe_, get.offset, get.stride, get.bytes, get.count);
+      own_.get_strided(base + chunk(i), get.bytes, my_pe_, get.offset, get.stride, get.bytes,
+                       get.count);
     } else {
       own_.get_nbi(base + chunk(i), my_pe_, get.offset, get.bytes);
     }
@@ -179,8 +190,8 @@ void Agent::load_and_send(const Peer& peer, const Requests& gets) {
 }
 
 void Agent::complete(const Peer& peer, std::uint64_t number) {
-  host_route_(peer.pe).signal(peer.pe, area_ + layout_.reply(my_pe_) + offsetof(Reply, completed), SignalOp::set,
-                              number);
+  host_route_(peer.pe).signal(peer.pe, area_ + layout_.reply(my_pe_) + offsetof(Reply, completed),
+                              SignalOp::set, number);
 }
 
 void Agent::refuse(const Peer& peer, std::uint64_t number, const std::string& reason) {
@@ -190,7 +201,8 @@ void Agent::refuse(const Peer& peer, std::uint64_t number, const std::string& re
   std::memcpy(answer.reason, reason.data(), std::min(reason.size(), Reply::kReason - 1));
   constexpr std::size_t start = offsetof(Reply, failed);
   host_route_(peer.pe).put(peer.pe, area_ + layout_.reply(my_pe_) + start,
-                           reinterpret_cast<const std::byte*>(&answer) + start, sizeof answer - start);
+                           reinterpret_cast<const std::byte*>(&answer) + start,
+                           sizeof answer - start);
 }
 
 }  // namespace shoal::transport::staged

@@ -1,4 +1,6 @@
-// agent.hpp: the side of a PE that carries out what others ask for on its heap: a thread that looks for requests.
+// SPDX-License-Identifier: Apache-2.0
+// agent.hpp: the side of a PE that carries out what others ask for on its heap: a thread that looks
+// for requests.
 #pragma once
 
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/staged/copies.hpp"
 
 #include <cstring>
@@ -23,7 +24,8 @@ void Copies::rows(const Elements& target, const Elements& source) const {
       std::memcpy(target.start + i * target.pitch, source.start + i * source.pitch, target.element);
     return;
   }
-  CUDA_MEMCPY2D rows{};  // NOLINT(bugprone-invalid-enum-default-initialization): both memory types are set below
+  CUDA_MEMCPY2D rows{};  // NOLINT(bugprone-invalid-enum-default-initialization): both memory types
+                         // are set below
   rows.srcMemoryType = from_gpu ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   rows.srcHost = source.start;
   rows.srcDevice = memory::cuda::address(source.start);
@@ -35,16 +37,18 @@ void Copies::rows(const Elements& target, const Elements& source) const {
   rows.WidthInBytes = target.element;
   rows.Height = target.count;
   memory::cuda::check(driver_, driver_.copy_2d(&rows, device_.stream),
-                      fmt::format("copy of {} x {} bytes between the GPU and staging", target.count, target.element));
+                      fmt::format("copy of {} x {} bytes between the GPU and staging", target.count,
+                                  target.element));
   device_.synchronize("a copy between the GPU and staging");
 }
 
 bool Copies::on_gpu(const void* pointer) const {
   device_.activate();
   CUmemorytype type = CU_MEMORYTYPE_HOST;
-  const CUresult result =
-      driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory::cuda::address(pointer));
-  return result == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;  // ordinary memory is unknown to the driver
+  const CUresult result = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                    memory::cuda::address(pointer));
+  return result == CUDA_SUCCESS &&
+         type == CU_MEMORYTYPE_DEVICE;  // ordinary memory is unknown to the driver
 }
 
 void Copies::pin(void* memory, std::size_t bytes) {
@@ -59,7 +63,8 @@ void Copies::pin(void* memory, std::size_t bytes) {
 }
 
 void Copies::unpin() noexcept {
-  if (pinned_ != nullptr && driver_.set_current(device_.context) == CUDA_SUCCESS) driver_.host_unregister(pinned_);
+  if (pinned_ != nullptr && driver_.set_current(device_.context) == CUDA_SUCCESS)
+    driver_.host_unregister(pinned_);
   pinned_ = nullptr;
 }
 

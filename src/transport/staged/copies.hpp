@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // copies.hpp: between chunks in host memory and wherever a caller's buffer lies.
 #pragma once
 
@@ -16,7 +17,8 @@ struct Elements {
 
 class Copies {
  public:
-  explicit Copies(const memory::Device& device) : driver_(memory::cuda::driver()), device_(device) {}
+  explicit Copies(const memory::Device& device)
+      : driver_(memory::cuda::driver()), device_(device) {}
 
   // Complete when they return. Throw Error{system, timeout}.
   void to_chunk(std::byte* chunk, const Elements& source) const;

@@ -1,5 +1,6 @@
-// layout.hpp: what two PEs write into each other's host memory so that one carries out operations on the heap of the
-// other: requests, replies and chunks. Everything here is the same on all PEs.
+// SPDX-License-Identifier: Apache-2.0
+// layout.hpp: what two PEs write into each other's host memory so that one carries out operations
+// on the heap of the other: requests, replies and chunks. Everything here is the same on all PEs.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,8 @@ namespace shoal::transport::staged {
 
 enum class Kind : std::uint32_t { put, put_strided, get, get_strided, atomic, signal };
 
-/// Written by the PE that asks, into a ring in the memory of the PE that does it. `number` comes last.
+/// Written by the PE that asks, into a ring in the memory of the PE that does it. `number` comes
+/// last.
 struct Request {
   static constexpr std::size_t kPayload = 176;
   std::uint64_t number;  ///< from 1, by pair of PEs; which place of the ring: number % depth
@@ -56,11 +58,14 @@ class Layout {
   std::size_t reply(Pe from) const noexcept {
     return n_pes_ * depth_ * sizeof(Request) + static_cast<std::size_t>(from) * sizeof(Reply);
   }
-  /// Requests under way from one PE to one other, chunks under way from one PE, and those that it works on for others.
+  /// Requests under way from one PE to one other, chunks under way from one PE, and those that it
+  /// works on for others.
   std::size_t depth() const noexcept { return depth_; }
   std::size_t chunk_bytes() const noexcept { return chunk_; }
   std::size_t chunks() const noexcept { return chunks_; }  ///< of both kinds, one range of memory
-  std::size_t own_chunk(std::size_t i) const noexcept { return chunks_ + i * chunk_; }  ///< of requests of this PE
+  std::size_t own_chunk(std::size_t i) const noexcept {
+    return chunks_ + i * chunk_;
+  }  ///< of requests of this PE
   std::size_t served_chunk(std::size_t i) const noexcept { return chunks_ + (depth_ + i) * chunk_; }
   std::size_t bytes() const noexcept { return chunks_ + 2 * depth_ * chunk_; }
 

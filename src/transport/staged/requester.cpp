@@ -1,12 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/staged/requester.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
+#include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/deadline.hpp"
-#include "base/backoff.hpp"
 #include "transport/scoped_timeout.hpp"
 
 namespace shoal::transport::staged {
@@ -37,10 +38,11 @@ const Reply& Requester::reply(Pe pe) const noexcept {
   return *reinterpret_cast<const Reply*>(at(layout_.reply(pe)));
 }
 
-/// Calls `each` for every piece of `local` that one chunk holds, with a request that says where it lies in the heap.
+/// Calls `each` for every piece of `local` that one chunk holds, with a request that says where it
+/// lies in the heap.
 template <typename Each>
-void Requester::cut(Pe pe, const char* what, Kind kind, std::size_t offset, const Elements& local, std::size_t stride,
-                    Each&& each) {
+void Requester::cut(Pe pe, const char* what, Kind kind, std::size_t offset, const Elements& local,
+                    std::size_t stride, Each&& each) {
   const std::size_t room = layout_.chunk_bytes();
   const bool whole = local.pitch == local.element && stride == local.element;
   const std::size_t run = whole ? local.element * local.count : local.element;
@@ -53,7 +55,8 @@ void Requester::cut(Pe pe, const char* what, Kind kind, std::size_t offset, cons
     for (std::size_t i = 0; i < local.count; i += request.count) {
       request.count = std::min(room / local.element, local.count - i);
       request.offset = offset + i * stride;
-      each(pe, what, request, Elements{local.start + i * local.pitch, local.element, request.count, local.pitch});
+      each(pe, what, request,
+           Elements{local.start + i * local.pitch, local.element, request.count, local.pitch});
     }
     return;
   }
@@ -62,7 +65,8 @@ void Requester::cut(Pe pe, const char* what, Kind kind, std::size_t offset, cons
     for (std::size_t done = 0; done < run; done += request.bytes) {
       request.bytes = std::min(room, run - done);
       request.offset = offset + i * stride + done;
-      each(pe, what, request, Elements{local.start + i * local.pitch + done, request.bytes, 1, request.bytes});
+      each(pe, what, request,
+           Elements{local.start + i * local.pitch + done, request.bytes, 1, request.bytes});
     }
 }
 
@@ -106,8 +110,8 @@ void Requester::get(Pe pe, std::size_t offset, const Elements& target, std::size
   finish_gets();
 }
 
-std::uint64_t Requester::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                                std::size_t width) {
+std::uint64_t Requester::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                                std::uint64_t compare, std::size_t width) {
   const std::lock_guard guard(mutex_);
   Request request{};
   request.kind = Kind::atomic;
@@ -138,7 +142,8 @@ void Requester::quiet() {
     if (asked_[pe] > 0) await(static_cast<Pe>(pe), "quiet", asked_[pe]);
 }
 
-/// A chunk that no request uses any more, in turn, so that the one which has been in use for longest is waited for.
+/// A chunk that no request uses any more, in turn, so that the one which has been in use for
+/// longest is waited for.
 std::size_t Requester::take_chunk() {
   const std::size_t chunk = next_chunk_;
   next_chunk_ = (next_chunk_ + 1) % uses_.size();
@@ -156,7 +161,8 @@ void Requester::finish_chunk(Use& use, std::size_t chunk) {
 
 void Requester::finish_gets() {
   for (std::size_t i = 0; i < uses_.size(); ++i) {
-    const std::size_t chunk = (next_chunk_ + i) % uses_.size();  // in the order in which they were asked for
+    const std::size_t chunk =
+        (next_chunk_ + i) % uses_.size();  // in the order in which they were asked for
     if (uses_[chunk].target.start != nullptr) finish_chunk(uses_[chunk], chunk);
   }
 }
@@ -169,32 +175,36 @@ void Requester::ask(Pe pe, const char* what, Request request) {
   const std::size_t bytes = request.kind == Kind::put && request.in_payload != 0
                                 ? offsetof(Request, payload) + request.bytes
                                 : offsetof(Request, payload);
-  host_route_(pe).put_signal(pe, place + kBehindNumber, reinterpret_cast<std::byte*>(&request) + kBehindNumber,
+  host_route_(pe).put_signal(pe, place + kBehindNumber,
+                             reinterpret_cast<std::byte*>(&request) + kBehindNumber,
                              bytes - kBehindNumber, place, SignalOp::set, number);
   asked_[static_cast<std::size_t>(pe)] = number;
 }
 
-/// Until request `number` of `pe` is done. Throws Error{timeout, peer_failed}, and what the other PE says of a request
-/// that it could not carry out.
+/// Until request `number` of `pe` is done. Throws Error{timeout, peer_failed}, and what the other
+/// PE says of a request that it could not carry out.
 void Requester::await(Pe pe, const char* what, std::uint64_t number) {
   const Reply& answer = reply(pe);
   Transport& route = host_route_(pe);
   Deadline deadline(wait_deadline(timeout_));
-  StepAside step_aside;
+  Backoff backoff;
   for (int polls = 1; load(answer.completed) < number; ++polls) {
-    if (route.progress()) step_aside.reset();
-    step_aside();
+    if (route.progress()) backoff.reset();
+    backoff();
     if (polls % kPollsBetweenChecks != 0) continue;
     const std::string failure = failure_ ? failure_(pe) : "";
-    require(failure.empty(), Code::peer_failed, "{} of PE {} on the heap of PE {} in GPU memory: {}", what, my_pe_, pe,
-            failure);
-    require(!deadline.passed(Clock::now()), Code::timeout,
-            "{} timed out after {} ms on PE {}: transport staged: PE {} has done {} of the {} requests. Setting: "
-            "SHOAL_TIMEOUT_MS",
-            what, timeout_.count(), my_pe_, pe, load(answer.completed), asked_[static_cast<std::size_t>(pe)]);
+    require(failure.empty(), Code::peer_failed,
+            "{} of PE {} on the heap of PE {} in GPU memory: {}", what, my_pe_, pe, failure);
+    require(
+        !deadline.passed(Clock::now()), Code::timeout,
+        "{} timed out after {} ms on PE {}: transport staged: PE {} has done {} of the {} requests. Setting: "
+        "SHOAL_TIMEOUT_MS",
+        what, timeout_.count(), my_pe_, pe, load(answer.completed),
+        asked_[static_cast<std::size_t>(pe)]);
   }
-  require(load(answer.failed) == 0, Code::system, "{} of PE {} on the heap of PE {} in GPU memory failed there: {}",
-          what, my_pe_, pe, answer.reason);
+  require(load(answer.failed) == 0, Code::system,
+          "{} of PE {} on the heap of PE {} in GPU memory failed there: {}", what, my_pe_, pe,
+          answer.reason);
 }
 
 }  // namespace shoal::transport::staged

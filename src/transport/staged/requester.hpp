@@ -1,5 +1,6 @@
-// requester.hpp: the side of a PE that asks others to work on their heaps. Calls come from several threads and take
-// turns.
+// SPDX-License-Identifier: Apache-2.0
+// requester.hpp: the side of a PE that asks others to work on their heaps. Calls come from several
+// threads and take turns.
 #pragma once
 
 #include <mutex>
@@ -15,16 +16,16 @@ class Requester {
  public:
   Requester(const Context& context, const Layout& layout, Copies& copies);
 
-  // As the operations of Transport. put and signal leave the source free, and are complete after finish or quiet; get
-  // has filled the target when it returns, start_get when quiet does.
+  // As the operations of Transport. put and signal leave the source free, and are complete after
+  // finish or quiet; get has filled the target when it returns, start_get when quiet does.
   void put(Pe pe, std::size_t offset, const Elements& source, std::size_t stride);
-  /// All earlier requests to `pe`. Control words go another way than heaps: who was told of a put by those finds it
-  /// done.
+  /// All earlier requests to `pe`. Control words go another way than heaps: who was told of a put
+  /// by those finds it done.
   void finish(Pe pe);
   void get(Pe pe, std::size_t offset, const Elements& target, std::size_t stride);
   void start_get(Pe pe, std::size_t offset, const Elements& target, std::size_t stride);
-  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                       std::size_t width);
+  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                       std::uint64_t compare, std::size_t width);
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value);
   void quiet();
 
@@ -42,8 +43,8 @@ class Requester {
   void ask(Pe pe, const char* what, Request request);
   void await(Pe pe, const char* what, std::uint64_t number);
   template <typename Each>
-  void cut(Pe pe, const char* what, Kind kind, std::size_t offset, const Elements& local, std::size_t stride,
-           Each&& each);
+  void cut(Pe pe, const char* what, Kind kind, std::size_t offset, const Elements& local,
+           std::size_t stride, Each&& each);
   const Reply& reply(Pe pe) const noexcept;
   std::byte* at(std::size_t offset) const noexcept { return segment_->base() + area_ + offset; }
 

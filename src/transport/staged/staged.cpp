@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/staged/staged.hpp"
 
 #include <optional>
@@ -32,15 +33,19 @@ class StagedTransport final : public Transport {
 
   std::string_view name() const noexcept override { return "staged"; }
   std::vector<std::byte> address() override { return own_->address(); }
-  void connect(std::span<const std::vector<std::byte>> addresses) override { own_->connect(addresses); }
+  void connect(std::span<const std::vector<std::byte>> addresses) override {
+    own_->connect(addresses);
+  }
   Reach reach(Pe pe) const override {
     if (pe == context_.my_pe) return {0, "for other PEs"};
-    if (heap_->obstacle(pe).empty() && !heap_->atomics(pe)) return {0, "the GPUs reach each other, but for atomics"};
+    if (heap_->obstacle(pe).empty() && !heap_->atomics(pe))
+      return {0, "the GPUs reach each other, but for atomics"};
     return {capability::all_operations, ""};
   }
   void carry(std::span<const Pe> pes) override {
     if (pes.empty()) return;
-    copies_.pin(context_.segment->base() + context_.staging + layout_.chunks(), layout_.bytes() - layout_.chunks());
+    copies_.pin(context_.segment->base() + context_.staging + layout_.chunks(),
+                layout_.bytes() - layout_.chunks());
     agent_.emplace(context_, layout_, *own_, pes);
   }
   std::byte* base(Pe) const noexcept override { return nullptr; }
@@ -58,33 +63,35 @@ class StagedTransport final : public Transport {
   void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
     requester_.start_get(pe, offset, {bytes_of(target), bytes, 1, bytes}, bytes);
   }
-  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source, std::size_t source_stride,
-                   std::size_t element, std::size_t count) override {
+  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override {
     requester_.put(pe, offset, {bytes_of(source), element, count, source_stride}, target_stride);
     requester_.finish(pe);
   }
-  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset, std::size_t source_stride,
-                   std::size_t element, std::size_t count) override {
+  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override {
     requester_.get(pe, offset, {bytes_of(target), element, count, target_stride}, source_stride);
   }
 
-  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                       std::size_t width) override {
+  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                       std::uint64_t compare, std::size_t width) override {
     return requester_.atomic(pe, op, offset, operand, compare, width);
   }
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override {
     requester_.signal(pe, offset, op, value);
     requester_.finish(pe);
   }
-  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
-                  SignalOp op, std::uint64_t value) override {
+  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
+                  std::size_t signal_offset, SignalOp op, std::uint64_t value) override {
     put_nbi(pe, offset, source, bytes);
     signal(pe, signal_offset, op, value);
   }
 
   void fence(Pe) override {}  // the other PE does one thing after the other
   void quiet() override { requester_.quiet(); }
-  std::span<const Ended> ended() noexcept override { return {}; }  // the control block's transports see that
+  std::span<const Ended> ended() noexcept override {
+    return {};
+  }  // the control block's transports see that
 
  private:
   const Context context_;

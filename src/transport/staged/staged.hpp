@@ -1,5 +1,6 @@
-// staged.hpp: heaps in GPU memory that this PE's GPU does not reach: each operation is a request that the other PE
-// carries out on its own heap, and data go through chunks of pinned host memory.
+// SPDX-License-Identifier: Apache-2.0
+// staged.hpp: heaps in GPU memory that this PE's GPU does not reach: each operation is a request
+// that the other PE carries out on its own heap, and data go through chunks of pinned host memory.
 #pragma once
 
 #include "transport/transport.hpp"

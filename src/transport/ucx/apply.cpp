@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/ucx/apply.hpp"
 
 #include <cstring>
@@ -29,7 +30,8 @@ bool are_elements_inside(const Header& message, std::size_t bytes) {
 bool is_inside(const Header& message, std::size_t bytes) {
   switch (message.kind) {
     case Kind::put:
-      return are_elements_inside(message, bytes) && message.payload == message.element * message.count &&
+      return are_elements_inside(message, bytes) &&
+             message.payload == message.element * message.count &&
              (!message.then_signal || is_word_inside(message.signal_offset, 8, bytes));
     case Kind::get:
       return are_elements_inside(message, bytes);
@@ -64,12 +66,14 @@ void load(void* target, std::byte* symmetric, std::size_t bytes) {
 
 void apply_put(const Header& message, const std::byte* payload, std::byte* segment) {
   for (std::size_t i = 0; i < message.count; ++i)
-    store(segment + message.offset + i * message.stride, payload + i * message.element, message.element);
+    store(segment + message.offset + i * message.stride, payload + i * message.element,
+          message.element);
 }
 
 void gather(const Header& message, std::byte* segment, std::byte* packed) {
   for (std::size_t i = 0; i < message.count; ++i)
-    load(packed + i * message.element, segment + message.offset + i * message.stride, message.element);
+    load(packed + i * message.element, segment + message.offset + i * message.stride,
+         message.element);
 }
 
 void apply_signal(const Header& message, std::byte* segment) {
@@ -77,7 +81,8 @@ void apply_signal(const Header& message, std::byte* segment) {
 }
 
 std::uint64_t apply_atomic(const Header& message, std::byte* segment) {
-  return update_word(segment + message.offset, message.width, message.atomic, message.operand, message.compare);
+  return update_word(segment + message.offset, message.width, message.atomic, message.operand,
+                     message.compare);
 }
 
 }  // namespace shoal::transport::ucx

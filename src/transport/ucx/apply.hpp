@@ -1,5 +1,7 @@
-// apply.hpp: what a message does to the memory of the PE that receives it. Words are accessed atomically, so that it
-// fits together with what PEs of the same host do to them through shared memory.
+// SPDX-License-Identifier: Apache-2.0
+// apply.hpp: what a message does to the memory of the PE that receives it. Words are accessed
+// atomically, so that it fits together with what PEs of the same host do to them through shared
+// memory.
 #pragma once
 
 #include <cstddef>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/ucx/engine.hpp"
 
 #include <pthread.h>
@@ -6,9 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "base/backoff.hpp"
 #include "transport/ucx/message.hpp"
 
 namespace shoal::transport::ucx {
@@ -17,7 +18,8 @@ namespace {
 constexpr unsigned kMessageId = 1;
 constexpr int kProgressSteps = 32;  // in a row, before somebody else may have the lock
 constexpr std::chrono::microseconds kSleep{50};
-constexpr std::chrono::milliseconds kGoodbye{1000};  // for what a PE does when it leaves, each of two steps
+constexpr std::chrono::milliseconds kGoodbye{
+    1000};  // for what a PE does when it leaves, each of two steps
 
 /// "put of 5000 bytes", "quiet".
 std::string describe(const Operation& operation) {
@@ -46,8 +48,10 @@ Engine::Engine(const Context& context)
     peers_[pe].wanted = context.wanted[pe];
   }
   library_ = std::make_unique<Library>(context);
-  segment_memory_ = std::make_unique<Memory>(*library_, context.segment->base(), context.segment->size());
-  scratch_memory_ = std::make_unique<Memory>(*library_, scratch_.data(), scratch_.size() * sizeof scratch_[0]);
+  segment_memory_ =
+      std::make_unique<Memory>(*library_, context.segment->base(), context.segment->size());
+  scratch_memory_ =
+      std::make_unique<Memory>(*library_, scratch_.data(), scratch_.size() * sizeof scratch_[0]);
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -56,8 +60,8 @@ Engine::Engine(const Context& context)
   handler.cb = &Callbacks::on_message;
   handler.arg = this;
   const ucs_status_t status = ucp_worker_set_am_recv_handler(library_->worker(), &handler);
-  require(status == UCS_OK, Code::unsupported, "UCX has no active messages: {}. Settings: {}", text_of(status),
-          library_->selection());
+  require(status == UCS_OK, Code::unsupported, "UCX has no active messages: {}. Settings: {}",
+          text_of(status), library_->selection());
   start_thread();
 }
 
@@ -72,23 +76,23 @@ void Engine::Lock::acquire() {
   if (engine_.mutex_.try_lock()) return;
   engine_.callers_.fetch_add(1, std::memory_order_relaxed);
   const std::int64_t spin = engine_.context_.settings->spin;
-  StepAside step_aside;
+  Backoff backoff;
   for (std::int64_t tries = 0; !engine_.mutex_.try_lock(); ++tries) {
     if (tries < spin) {
       pause_core();
     } else {
-      step_aside();
+      backoff();
     }
   }
   engine_.callers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Engine::let_others(Lock& lock, std::int64_t polls, StepAside& step_aside) {
+void Engine::let_others(Lock& lock, std::int64_t polls, Backoff& backoff) {
   lock.release();
   if (polls < context_.settings->spin) {
     pause_core();
   } else {
-    step_aside();
+    backoff();
   }
   lock.acquire();
 }
@@ -103,7 +107,8 @@ void Engine::ask_world(Lock& lock, Peer& peer) {
 
 bool Engine::progress() {
   bool any = false;
-  for (int step = 0; step < kProgressSteps && ucp_worker_progress(library_->worker()) != 0; ++step) any = true;
+  for (int step = 0; step < kProgressSteps && ucp_worker_progress(library_->worker()) != 0; ++step)
+    any = true;
   return any;
 }
 
@@ -127,28 +132,29 @@ void Engine::start_thread() {
 void Engine::bind_thread() {
   if (context_.settings->progress_core < 0) return;
   const auto me = static_cast<std::size_t>(context_.my_pe);
-  const auto before_me =
-      std::count(context_.host_of.begin(), context_.host_of.begin() + context_.my_pe, context_.host_of[me]);
+  const auto before_me = std::count(
+      context_.host_of.begin(), context_.host_of.begin() + context_.my_pe, context_.host_of[me]);
   const std::int64_t core = context_.settings->progress_core + before_me;
   cpu_set_t cores;
   CPU_ZERO(&cores);
   const bool known = core < CPU_SETSIZE;
   if (known) CPU_SET(static_cast<std::size_t>(core), &cores);
   if (!known || pthread_setaffinity_np(pthread_self(), sizeof cores, &cores) != 0)
-    log::warn("PE {}: the progress thread of ucx cannot be bound to core {}. Setting: SHOAL_PROGRESS_CORE",
-              context_.my_pe, core);
+    log::warn(
+        "PE {}: the progress thread of ucx cannot be bound to core {}. Setting: SHOAL_PROGRESS_CORE",
+        context_.my_pe, core);
 }
 
 void Engine::run() {
   const Settings& settings = *context_.settings;
   const bool sleeps = settings.progress_wait == "sleep", spins = settings.progress_wait == "spin";
   std::uint32_t driven = 0;
-  StepAside step_aside;
+  Backoff backoff;
   for (std::int64_t idle = 0; !stop_.load(std::memory_order_acquire); ++idle) {
     if (callers_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock()) {
       if (progress()) {
         idle = 0;
-        step_aside.reset();
+        backoff.reset();
       }
       mutex_.unlock();
     }
@@ -160,7 +166,7 @@ void Engine::run() {
     } else if (sleeps || relieved) {
       std::this_thread::sleep_for(kSleep);
     } else {
-      step_aside();
+      backoff();
     }
   }
 }
@@ -170,20 +176,22 @@ Peer& Engine::open_peer(Pe pe, const Operation& operation) {
   if (peer.connected && !peer.ended) [[likely]]
     return peer;
   if (peer.connected) throw_ended(peer, operation);
-  fail(Code::unsupported, "{} to PE {}: transport ucx does not reach it ({})", operation.name, pe, peer.reason);
+  fail(Code::unsupported, "{} to PE {}: transport ucx does not reach it ({})", operation.name, pe,
+       peer.reason);
 }
 
 void Engine::throw_ended(const Peer& peer, const Operation& operation) const {
-  fail(Code::peer_failed, "{} failed on PE {}: transport ucx has lost PE {}: {}", describe(operation), context_.my_pe,
-       peer.pe, peer.reason);
+  fail(Code::peer_failed, "{} failed on PE {}: transport ucx has lost PE {}: {}",
+       describe(operation), context_.my_pe, peer.pe, peer.reason);
 }
 
 void Engine::throw_timeout(const Peer& peer, const Operation& operation) const {
-  fail(Code::timeout,
-       "{} timed out after {} ms on PE {}: PE {} has not acknowledged {} messages, {} wait for a flush, {} "
-       "transfers and {} answers are under way (transport ucx). Setting: SHOAL_TIMEOUT_MS",
-       describe(operation), context_.settings->timeout.count(), context_.my_pe, peer.pe, peer.unacknowledged(),
-       peer.held.size(), peer.in_flight, peer.requests.size());
+  fail(
+      Code::timeout,
+      "{} timed out after {} ms on PE {}: PE {} has not acknowledged {} messages, {} wait for a flush, {} "
+      "transfers and {} answers are under way (transport ucx). Setting: SHOAL_TIMEOUT_MS",
+      describe(operation), context_.settings->timeout.count(), context_.my_pe, peer.pe,
+      peer.unacknowledged(), peer.held.size(), peer.in_flight, peer.requests.size());
 }
 
 void Engine::end_peer(Peer& peer, std::string reason) {
@@ -215,11 +223,11 @@ void Callbacks::on_error(void* user_data, ucp_ep_h, ucs_status_t status) {
 template <typename Done>
 void Engine::progress_until(Clock::time_point deadline, Done&& done) {
   Lock lock(*this);
-  StepAside step_aside;
+  Backoff backoff;
   for (std::int64_t polls = 0; !done(); ++polls) {
-    if (progress()) step_aside.reset();
+    if (progress()) backoff.reset();
     if (Clock::now() > deadline) return;
-    let_others(lock, polls, step_aside);
+    let_others(lock, polls, backoff);
   }
 }
 
@@ -250,7 +258,8 @@ void Engine::say_goodbye() {
 void Engine::close_endpoints() {
   const auto deadline = Clock::now() + kGoodbye;
   progress_until(deadline, [&] {
-    return std::none_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.flushing && !peer.ended; });
+    return std::none_of(peers_.begin(), peers_.end(),
+                        [](const Peer& peer) { return peer.flushing && !peer.ended; });
   });
   std::vector<void*> closing;
   for (Peer& peer : peers_) {

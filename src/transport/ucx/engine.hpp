@@ -1,10 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 // engine.hpp: one PE's UCX worker with its peers, its lock and its progress thread.
 //
-// One lock guards the worker and everything about peers; UCX runs our callbacks inside its own calls, so they hold it
-// too. The progress thread applies messages of peers while this PE computes; a caller that waits makes progress itself.
+// One lock guards the worker and everything about peers; UCX runs our callbacks inside its own
+// calls, so they hold it too. The progress thread applies messages of peers while this PE computes;
+// a caller that waits makes progress itself.
 //
-// Bounds: to each peer at most SHOAL_NETWORK_DEPTH messages that are not acknowledged and RMA requests together, one
-// flush, and one acknowledgement; answers are bounded by the depth of who asked. Callers wait for room.
+// Bounds: to each peer at most SHOAL_NETWORK_DEPTH messages that are not acknowledged and RMA
+// requests together, one flush, and one acknowledgement; answers are bounded by the depth of who
+// asked. Callers wait for room.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +23,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/deadline.hpp"
 #include "base/backoff.hpp"
+#include "base/deadline.hpp"
 #include "transport/scoped_timeout.hpp"
 #include "transport/transport.hpp"
 #include "transport/ucx/library.hpp"
@@ -70,7 +73,8 @@ class Engine {
   void connect(Lock& lock, std::span<const std::vector<std::byte>> addresses);
 
   // messages.cpp: with the lock held.
-  /// A message to fill, once there is room for it in the peer's window. post follows without letting go of the lock.
+  /// A message to fill, once there is room for it in the peer's window. post follows without
+  /// letting go of the lock.
   Message& begin_message(Lock& lock, Peer& peer, Kind kind, const Operation& operation);
   /// Sends after fenced RMA, and after transfer `after`, have been flushed.
   void post(Message& message, std::uint64_t after = 0);
@@ -81,22 +85,25 @@ class Engine {
   void ask_for_acknowledgement(Peer& peer);
 
   // transfers.cpp: RMA, with the lock held.
-  void put(Lock& lock, Peer& peer, std::size_t offset, const void* source, std::size_t bytes, bool blocking);
-  void get(Lock& lock, Peer& peer, std::size_t offset, void* target, std::size_t bytes, bool blocking);
+  void put(Lock& lock, Peer& peer, std::size_t offset, const void* source, std::size_t bytes,
+           bool blocking);
+  void get(Lock& lock, Peer& peer, std::size_t offset, void* target, std::size_t bytes,
+           bool blocking);
   /// Starts a flush where there is something to flush and none is under way.
   void flush(Peer& peer);
   void quiet(Lock& lock);
 
-  /// Makes progress until `ready`. Throws Error{peer_failed} when `peer` ends, Error{timeout} after SHOAL_TIMEOUT_MS.
+  /// Makes progress until `ready`. Throws Error{peer_failed} when `peer` ends, Error{timeout} after
+  /// SHOAL_TIMEOUT_MS.
   template <typename Ready>
   void wait(Lock& lock, Peer& peer, const Operation& operation, Ready&& ready) {
     if (ready()) return;
     const Waiting waiting(*this);
     Deadline deadline(wait_deadline(context_.settings->timeout));
     auto next_question = Clock::now() + kPatience;
-    StepAside step_aside;
+    Backoff backoff;
     for (std::int64_t polls = 0;; ++polls) {
-      if (progress()) step_aside.reset();
+      if (progress()) backoff.reset();
       if (ready()) return;
       if (peer.ended) throw_ended(peer, operation);
       if (polls % 64 == 63) {
@@ -107,13 +114,13 @@ class Engine {
           next_question = now + kPatience;
         }
       }
-      let_others(lock, polls, step_aside);
+      let_others(lock, polls, backoff);
     }
   }
   /// Ends the peer where the world knows that it failed: UCX may not notice.
   void ask_world(Lock& lock, Peer& peer);
   /// Lets others have the lock and the core for a moment.
-  void let_others(Lock& lock, std::int64_t polls, StepAside& step_aside);
+  void let_others(Lock& lock, std::int64_t polls, Backoff& backoff);
   bool progress();
   /// The same by a PE that waits; where another thread has the lock, that one makes progress.
   bool drive() noexcept;
@@ -125,7 +132,9 @@ class Engine {
   /// A caller that makes progress: the progress thread need not have the core meanwhile.
   class Waiting {
    public:
-    explicit Waiting(Engine& engine) : engine_(engine) { engine_.waiting_.fetch_add(1, std::memory_order_relaxed); }
+    explicit Waiting(Engine& engine) : engine_(engine) {
+      engine_.waiting_.fetch_add(1, std::memory_order_relaxed);
+    }
     ~Waiting() { engine_.waiting_.fetch_sub(1, std::memory_order_relaxed); }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
@@ -181,12 +190,13 @@ class Engine {
   void take_answer(Peer& peer, const Header& header, const std::byte* payload);
 
   // transfers.cpp
-  void transfer(Lock& lock, Peer& peer, Direction direction, std::size_t offset, std::byte* local, std::size_t bytes,
-                bool blocking);
+  void transfer(Lock& lock, Peer& peer, Direction direction, std::size_t offset, std::byte* local,
+                std::size_t bytes, bool blocking);
   void await_fenced(Lock& lock, Peer& peer, const Operation& operation);
   /// A transfer of the handshake: one request, not waited for.
   void probe(Peer& peer, Direction direction, RmaTarget target, void* local, std::size_t bytes);
-  void issue(Transfer& transfer, Direction direction, RmaTarget target, std::byte* local, std::size_t bytes);
+  void issue(Transfer& transfer, Direction direction, RmaTarget target, std::byte* local,
+             std::size_t bytes);
 
   Context context_;
   std::vector<Peer> peers_;
@@ -209,16 +219,16 @@ class Engine {
 
   std::mutex mutex_;
   std::atomic<std::uint32_t> driven_{0};  // counts drive()
-  std::atomic<int> callers_{0};           // that want the lock: the progress thread leaves it to them
-  std::atomic<int> waiting_{0};           // that make progress themselves
+  std::atomic<int> callers_{0};  // that want the lock: the progress thread leaves it to them
+  std::atomic<int> waiting_{0};  // that make progress themselves
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
 
 /// The functions that UCX calls back.
 struct Callbacks {
-  static ucs_status_t on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
-                                 std::size_t bytes, const ucp_am_recv_param_t* param);
+  static ucs_status_t on_message(void* engine, const void* header, std::size_t header_bytes,
+                                 void* data, std::size_t bytes, const ucp_am_recv_param_t* param);
   static void on_sent(void* request, ucs_status_t status, void* user_data);
   static void on_transferred(void* request, ucs_status_t status, void* user_data);
   static void on_flushed(void* request, ucs_status_t status, void* user_data);

@@ -1,6 +1,7 @@
-// How PEs describe themselves to each other, and the proof that a pair works both ways before it is relied on: a put
-// into scratch memory of the peer, a flush, a message that the peer answers after looking at what was put, and a get of
-// it and of the peer's segment.
+// SPDX-License-Identifier: Apache-2.0
+// How PEs describe themselves to each other, and the proof that a pair works both ways before it is
+// relied on: a put into scratch memory of the peer, a flush, a message that the peer answers after
+// looking at what was put, and a get of it and of the peer's segment.
 #include <algorithm>
 #include <cstring>
 
@@ -16,8 +17,8 @@ using Pattern = std::array<std::uint64_t, 8>;
 Pattern pattern(std::uint64_t world, Pe from, Pe to) {
   Pattern words;
   for (std::size_t i = 0; i < words.size(); ++i)
-    words[i] =
-        (world + i) * 0x9E3779B97F4A7C15u ^ (static_cast<std::uint64_t>(from) << 32) ^ static_cast<std::uint64_t>(to);
+    words[i] = (world + i) * 0x9E3779B97F4A7C15u ^ (static_cast<std::uint64_t>(from) << 32) ^
+               static_cast<std::uint64_t>(to);
   return words;
 }
 
@@ -47,10 +48,11 @@ struct Engine::Description {
   static Description unpack(std::span<const std::byte> bytes) {
     Description description;
     Fixed& fixed = description.fixed;
-    require(bytes.size() >= sizeof fixed, Code::mismatch, "it describes itself in {} bytes", bytes.size());
+    require(bytes.size() >= sizeof fixed, Code::mismatch, "it describes itself in {} bytes",
+            bytes.size());
     std::memcpy(&fixed, bytes.data(), sizeof fixed);
-    require(fixed.format == kFormat, Code::mismatch, "its description has format {}, expected {}", fixed.format,
-            kFormat);
+    require(fixed.format == kFormat, Code::mismatch, "its description has format {}, expected {}",
+            fixed.format, kFormat);
     bytes = bytes.subspan(sizeof fixed);
     const auto take = [&](std::uint64_t length) {
       require(length <= bytes.size(), Code::mismatch, "its description is cut off");
@@ -128,28 +130,30 @@ void Engine::create_endpoint(Peer& peer, const Description& description) {
   params.err_handler = {&Callbacks::on_error, &peer};
   params.user_data = &peer;
   ucs_status_t status = ucp_ep_create(library_->worker(), &params, &peer.endpoint);
-  if (status != UCS_OK) {  // transports that do not notice the end of a peer: the world's deadlines remain
+  if (status !=
+      UCS_OK) {  // transports that do not notice the end of a peer: the world's deadlines remain
     params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
     status = ucp_ep_create(library_->worker(), &params, &peer.endpoint);
   }
   if (status != UCS_OK) peer.endpoint = nullptr;
-  require(status == UCS_OK, Code::unsupported, "UCX makes no connection: {}. Settings: {}", text_of(status),
-          library_->selection());
+  require(status == UCS_OK, Code::unsupported, "UCX makes no connection: {}. Settings: {}",
+          text_of(status), library_->selection());
 }
 
 void Engine::greet(Greeting& greeting, const std::vector<std::byte>& blob) {
   Peer& peer = greeting.peer;
   const Description description = Description::unpack(blob);
   const Fixed& theirs = description.fixed;
-  require(theirs.segment_bytes == context_.segment->size(), Code::mismatch, "its segment has {} bytes, expected {}",
-          theirs.segment_bytes, context_.segment->size());
+  require(theirs.segment_bytes == context_.segment->size(), Code::mismatch,
+          "its segment has {} bytes, expected {}", theirs.segment_bytes, context_.segment->size());
   peer.base = theirs.segment;
   peer.depth = theirs.depth;
   create_endpoint(peer, description);
   const auto unpack = [&](const std::vector<std::byte>& key, ucp_rkey_h& to) {
     const ucs_status_t status = ucp_ep_rkey_unpack(peer.endpoint, key.data(), &to);
-    require(status == UCS_OK, Code::unsupported, "UCX cannot use the keys of its memory: {}. Settings: {}",
-            text_of(status), library_->selection());
+    require(status == UCS_OK, Code::unsupported,
+            "UCX cannot use the keys of its memory: {}. Settings: {}", text_of(status),
+            library_->selection());
   };
   unpack(description.segment_key, peer.key);
   unpack(description.scratch_key, greeting.scratch_key);
@@ -210,11 +214,13 @@ void Engine::connect(Lock& lock, std::span<const std::vector<std::byte>> address
   }
   Deadline deadline(Clock::now() + context_.timeout);
   auto next_check = Clock::now();
-  StepAside step_aside;
+  Backoff backoff;
   for (std::int64_t polls = 0;; ++polls) {
-    if (progress()) step_aside.reset();
+    if (progress()) backoff.reset();
     for (const auto& greeting : greetings_) advance(*greeting);
-    if (std::all_of(greetings_.begin(), greetings_.end(), [](const auto& greeting) { return greeting->over(); })) break;
+    if (std::all_of(greetings_.begin(), greetings_.end(),
+                    [](const auto& greeting) { return greeting->over(); }))
+      break;
     const auto now = Clock::now();
     if (deadline.passed(now)) break;
     if (now >= next_check) {
@@ -226,15 +232,15 @@ void Engine::connect(Lock& lock, std::span<const std::vector<std::byte>> address
       } const again{lock};
       context_.check();
     }
-    let_others(lock, polls, step_aside);
+    let_others(lock, polls, backoff);
   }
   for (const auto& greeting : greetings_) {
     Peer& peer = greeting->peer;
     if (!greeting->over())
-      end_peer(peer,
-               fmt::format("{} within {} ms. Settings: SHOAL_BOOTSTRAP_TIMEOUT_MS, {}",
-                           greeting->step == Greeting::Step::done ? "it did not reach this PE" : "it did not answer",
-                           context_.timeout.count(), library_->selection()));
+      end_peer(peer, fmt::format("{} within {} ms. Settings: SHOAL_BOOTSTRAP_TIMEOUT_MS, {}",
+                                 greeting->step == Greeting::Step::done ? "it did not reach this PE"
+                                                                        : "it did not answer",
+                                 context_.timeout.count(), library_->selection()));
     peer.connected = !peer.ended;
   }
   std::erase_if(greetings_, [](const auto& greeting) { return greeting->peer.connected; });

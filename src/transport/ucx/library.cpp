@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/ucx/library.hpp"
 
 #include <dlfcn.h>
@@ -15,7 +16,8 @@
 namespace shoal::transport::ucx {
 namespace {
 
-constexpr const char* kWithoutSharedMemory = "^sm";  // what PEs of one host share is the business of shm
+constexpr const char* kWithoutSharedMemory =
+    "^sm";  // what PEs of one host share is the business of shm
 
 /// Whether code at `address` is of the same library as `other`.
 bool same_library(const void* address, const void* other) {
@@ -23,14 +25,16 @@ bool same_library(const void* address, const void* other) {
   return dladdr(address, &one) != 0 && dladdr(other, &two) != 0 && one.dli_fbase == two.dli_fbase;
 }
 
-/// UCX takes handlers for faults (to print backtraces) and a signal that stops the process, when it is loaded. A
-/// library must not: gives them back where they are still UCX's, and leaves what the program has set since.
+/// UCX takes handlers for faults (to print backtraces) and a signal that stops the process, when it
+/// is loaded. A library must not: gives them back where they are still UCX's, and leaves what the
+/// program has set since.
 void give_back_signals() noexcept {
   const auto give_back = [](int number) {
     struct sigaction now{};
     if (number <= 0 || sigaction(number, nullptr, &now) != 0) return;
-    const void* const handler = (now.sa_flags & SA_SIGINFO) != 0 ? reinterpret_cast<const void*>(now.sa_sigaction)
-                                                                 : reinterpret_cast<const void*>(now.sa_handler);
+    const void* const handler = (now.sa_flags & SA_SIGINFO) != 0
+                                    ? reinterpret_cast<const void*>(now.sa_sigaction)
+                                    : reinterpret_cast<const void*>(now.sa_handler);
     if (same_library(handler, reinterpret_cast<const void*>(&ucs_debug_disable_signal)))
       ucs_debug_disable_signal(number);
   };
@@ -47,9 +51,11 @@ void quieten() {
   static std::once_flag once;
   std::call_once(once, [] {
     char level[32] = {};
-    const bool untouched = ucs_global_opts_get_value("LOG_LEVEL", level, sizeof level) == UCS_OK &&
-                           std::string_view(level) == "WARN";  // its default; other values are the user's choice
-    if (untouched && !log::enabled(log::Level::debug)) ucs_global_opts_set_value("LOG_LEVEL", "FATAL");
+    const bool untouched =
+        ucs_global_opts_get_value("LOG_LEVEL", level, sizeof level) == UCS_OK &&
+        std::string_view(level) == "WARN";  // its default; other values are the user's choice
+    if (untouched && !log::enabled(log::Level::debug))
+      ucs_global_opts_set_value("LOG_LEVEL", "FATAL");
   });
 }
 
@@ -76,7 +82,8 @@ class Config {
  public:
   Config() {
     const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config_);
-    require(status == UCS_OK, Code::unsupported, "UCX cannot read its configuration: {}", text_of(status));
+    require(status == UCS_OK, Code::unsupported, "UCX cannot read its configuration: {}",
+            text_of(status));
   }
   ~Config() { ucp_config_release(config_); }
   Config(const Config&) = delete;
@@ -84,8 +91,9 @@ class Config {
 
   void set(const char* name, const std::string& value, const char* setting) {
     const ucs_status_t status = ucp_config_modify(config_, name, value.c_str());
-    require(status == UCS_OK, Code::invalid_argument, "UCX does not take \"{}\" for {}: {}. Setting: {}", value, name,
-            text_of(status), setting);
+    require(status == UCS_OK, Code::invalid_argument,
+            "UCX does not take \"{}\" for {}: {}. Setting: {}", value, name, text_of(status),
+            setting);
   }
   const ucp_config_t* get() const { return config_; }
 
@@ -110,20 +118,22 @@ Library::Library(const Context& context) {
   const std::lock_guard lock(starting());
   const std::string& tls = context.settings->ucx_tls;
   const std::string devices = devices_for(context);
-  selection_ = fmt::format("SHOAL_UCX_TLS \"{}\"{}, {}", tls, tls.empty() ? " (all but shared memory)" : "",
-                           devices.empty() ? std::string("any device") : "devices " + devices);
+  selection_ =
+      fmt::format("SHOAL_UCX_TLS \"{}\"{}, {}", tls, tls.empty() ? " (all but shared memory)" : "",
+                  devices.empty() ? std::string("any device") : "devices " + devices);
   Config config;
   config.set("TLS", tls.empty() ? kWithoutSharedMemory : tls, "SHOAL_UCX_TLS");
   if (!devices.empty()) config.set("NET_DEVICES", devices, "SHOAL_NIC_LIST");
 
   ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME;
+  params.field_mask =
+      UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM;
   params.estimated_num_eps = static_cast<std::size_t>(context.n_pes);
   params.name = "shoal";
   const ucs_status_t started = ucp_init(&params, config.get(), &context_);
-  require(started == UCS_OK, Code::unsupported, "UCX finds nothing to work with: {}. Settings: {}", text_of(started),
-          selection_);
+  require(started == UCS_OK, Code::unsupported, "UCX finds nothing to work with: {}. Settings: {}",
+          text_of(started), selection_);
 
   ucp_worker_params_t worker{};
   worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS;
@@ -132,7 +142,8 @@ Library::Library(const Context& context) {
   const ucs_status_t created = ucp_worker_create(context_, &worker, &worker_);
   if (created == UCS_OK) return;
   ucp_cleanup(context_);
-  fail(Code::unsupported, "UCX cannot make a worker: {}. Settings: {}", text_of(created), selection_);
+  fail(Code::unsupported, "UCX cannot make a worker: {}. Settings: {}", text_of(created),
+       selection_);
 }
 
 Library::~Library() {
@@ -145,7 +156,8 @@ std::vector<std::byte> Library::address() const {
   ucp_address_t* address = nullptr;
   std::size_t length = 0;
   const ucs_status_t status = ucp_worker_get_address(worker_, &address, &length);
-  require(status == UCS_OK, Code::unsupported, "UCX has no address: {}. Settings: {}", text_of(status), selection_);
+  require(status == UCS_OK, Code::unsupported, "UCX has no address: {}. Settings: {}",
+          text_of(status), selection_);
   auto bytes = bytes_of(address, length);
   ucp_worker_release_address(worker_, address);
   return bytes;
@@ -153,8 +165,8 @@ std::vector<std::byte> Library::address() const {
 
 Memory::Memory(const Library& library, void* start, std::size_t bytes) : library_(library) {
   ucp_mem_map_params_t params{};
-  params.field_mask =
-      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
   params.address = start;
   params.length = bytes;
   params.memory_type = UCS_MEMORY_TYPE_HOST;
@@ -173,7 +185,8 @@ std::vector<std::byte> Memory::packed_key() const {
   void* key = nullptr;
   std::size_t length = 0;
   const ucs_status_t status = ucp_rkey_pack(library_.context(), handle_, &key, &length);
-  require(status == UCS_OK, Code::unsupported, "UCX cannot describe registered memory: {}", text_of(status));
+  require(status == UCS_OK, Code::unsupported, "UCX cannot describe registered memory: {}",
+          text_of(status));
   auto bytes = bytes_of(key, length);
   ucp_rkey_buffer_release(key);
   return bytes;

@@ -1,5 +1,6 @@
-// library.hpp: UCX as a library: its context, worker and memory handles as objects, and its side effects on the process
-// kept small. Only this folder includes UCX.
+// SPDX-License-Identifier: Apache-2.0
+// library.hpp: UCX as a library: its context, worker and memory handles as objects, and its side
+// effects on the process kept small. Only this folder includes UCX.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -17,7 +18,8 @@ namespace shoal::transport::ucx {
 /// "Connection reset by remote peer".
 std::string text_of(ucs_status_t status);
 
-/// A UCX context and one worker in it. The worker is not used by two threads at once; callers see to it.
+/// A UCX context and one worker in it. The worker is not used by two threads at once; callers see
+/// to it.
 class Library {
  public:
   /// Throws Error{unsupported} naming the settings that decide what UCX looks for.
@@ -53,8 +55,8 @@ class Memory {
   ucp_mem_h handle_ = nullptr;
 };
 
-/// Blocks all signals in this thread while it lives: threads that are started meanwhile never run the program's
-/// handlers.
+/// Blocks all signals in this thread while it lives: threads that are started meanwhile never run
+/// the program's handlers.
 class SignalsBlocked {
  public:
   SignalsBlocked();

@@ -1,4 +1,6 @@
-// Messages between PEs: a window of numbered ones to each peer, applied in order, acknowledged lazily.
+// SPDX-License-Identifier: Apache-2.0
+// Messages between PEs: a window of numbered ones to each peer, applied in order, acknowledged
+// lazily.
 #include <algorithm>
 #include <cstring>
 
@@ -38,12 +40,14 @@ Message& Engine::begin_message(Lock& lock, Peer& peer, Kind kind, const Operatio
   return take_slot(peer, kind).message;
 }
 
-/// Gives the message its place in the order. Asks for an acknowledgement often enough for a full window to empty.
+/// Gives the message its place in the order. Asks for an acknowledgement often enough for a full
+/// window to empty.
 void Engine::number(Slot& slot) {
   Peer& peer = *slot.peer;
   Header& header = slot.message.header;
   header.sequence = ++peer.sent;
-  if (header.kind != Kind::nothing && peer.sent - peer.asked < std::max<std::size_t>(1, depth_ / 2)) return;
+  if (header.kind != Kind::nothing && peer.sent - peer.asked < std::max<std::size_t>(1, depth_ / 2))
+    return;
   header.acknowledge = true;
   peer.asked = peer.sent;
 }
@@ -76,17 +80,19 @@ void Engine::transmit(Slot& slot) {
   message.header.applied = peer.applied;
   peer.acknowledge = false;
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
-                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                       UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.cb.send = &Callbacks::on_sent;
   param.user_data = &slot;
-  void* const status = ucp_am_send_nbx(peer.endpoint, kMessageId, nullptr, 0, &message, message.bytes(), &param);
+  void* const status =
+      ucp_am_send_nbx(peer.endpoint, kMessageId, nullptr, 0, &message, message.bytes(), &param);
   if (UCS_PTR_IS_PTR(status)) return;
   if (message.header.kind == Kind::acknowledgement) peer.acknowledging = false;
   give_slot(slot);
-  if (UCS_PTR_IS_ERR(status)) end_peer(peer, fmt::format("sending failed: {}", text_of(UCS_PTR_STATUS(status))));
+  if (UCS_PTR_IS_ERR(status))
+    end_peer(peer, fmt::format("sending failed: {}", text_of(UCS_PTR_STATUS(status))));
 }
 
 void Callbacks::on_sent(void* request, ucs_status_t status, void* user_data) {
@@ -96,7 +102,8 @@ void Callbacks::on_sent(void* request, ucs_status_t status, void* user_data) {
   Engine& engine = *peer.engine;
   const bool acknowledgement = slot.message.header.kind == Kind::acknowledgement;
   engine.give_slot(slot);
-  if (status != UCS_OK) return engine.end_peer(peer, fmt::format("sending failed: {}", text_of(status)));
+  if (status != UCS_OK)
+    return engine.end_peer(peer, fmt::format("sending failed: {}", text_of(status)));
   if (!acknowledgement) return;
   peer.acknowledging = false;
   engine.send_acknowledgement(peer);
@@ -110,7 +117,8 @@ void Engine::send_acknowledgement(Peer& peer) {
 
 void Engine::ask_for_acknowledgement(Peer& peer) {
   if (peer.ended || peer.acknowledged == peer.sent || peer.asked == peer.sent) return;
-  post(take_slot(peer, Kind::nothing).message);  // beyond the window, but once for all that came before
+  post(take_slot(peer, Kind::nothing)
+           .message);  // beyond the window, but once for all that came before
 }
 
 std::uint64_t Engine::post_request(Message& message, Request request, std::uint64_t after) {
@@ -122,7 +130,8 @@ std::uint64_t Engine::post_request(Message& message, Request request, std::uint6
   return number;
 }
 
-std::uint64_t Engine::await(Lock& lock, Peer& peer, std::uint64_t number, const Operation& operation) {
+std::uint64_t Engine::await(Lock& lock, Peer& peer, std::uint64_t number,
+                            const Operation& operation) {
   struct Forget {  // an answer that comes after a failure finds no memory to write to
     std::map<std::uint64_t, Request>& requests;
     std::map<std::uint64_t, Request>::iterator at;
@@ -133,8 +142,8 @@ std::uint64_t Engine::await(Lock& lock, Peer& peer, std::uint64_t number, const 
   return request.value;
 }
 
-ucs_status_t Callbacks::on_message(void* engine, const void*, std::size_t, void* data, std::size_t bytes,
-                                   const ucp_am_recv_param_t* param) {
+ucs_status_t Callbacks::on_message(void* engine, const void*, std::size_t, void* data,
+                                   std::size_t bytes, const ucp_am_recv_param_t* param) {
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0)  // nothing of ours is sent so
     static_cast<Engine*>(engine)->receive(static_cast<const std::byte*>(data), bytes);
   return UCS_OK;
@@ -144,7 +153,9 @@ void Engine::receive(const std::byte* data, std::size_t bytes) {
   Header header;
   if (bytes < sizeof header) return;
   std::memcpy(&header, data, sizeof header);
-  if (header.world != world_ || header.pe >= peers_.size() || bytes != sizeof header + header.payload) return;
+  if (header.world != world_ || header.pe >= peers_.size() ||
+      bytes != sizeof header + header.payload)
+    return;
   Peer& peer = peers_[header.pe];
   if (!peer.wanted || peer.ended) return;
   if (header.applied > peer.sent) return end_peer(peer, "it acknowledges what was never sent");
@@ -159,11 +170,14 @@ void Engine::receive(const std::byte* data, std::size_t bytes) {
   }
 }
 
-void Engine::receive_numbered(Peer& peer, const Header& header, const std::byte* data, std::size_t bytes) {
+void Engine::receive_numbered(Peer& peer, const Header& header, const std::byte* data,
+                              std::size_t bytes) {
   if (header.sequence != peer.applied + 1) {
-    const bool good = header.sequence > peer.applied && peer.early.size() <= 2 * peer.depth + 2 &&
-                      peer.early.emplace(header.sequence, std::vector<std::byte>(data, data + bytes)).second;
-    if (!good) end_peer(peer, fmt::format("its message {} came after {}", header.sequence, peer.applied));
+    const bool good =
+        header.sequence > peer.applied && peer.early.size() <= 2 * peer.depth + 2 &&
+        peer.early.emplace(header.sequence, std::vector<std::byte>(data, data + bytes)).second;
+    if (!good)
+      end_peer(peer, fmt::format("its message {} came after {}", header.sequence, peer.applied));
     return;
   }
   apply(peer, header, data + sizeof header);
@@ -224,10 +238,11 @@ void Engine::take_answer(Peer& peer, const Header& header, const std::byte* payl
   if (at == peer.requests.end()) return;  // its caller has given up
   Request& request = at->second;
   if (header.payload != request.element * request.count)
-    return end_peer(
-        peer, fmt::format("it answers with {} bytes, expected {}", header.payload, request.element * request.count));
+    return end_peer(peer, fmt::format("it answers with {} bytes, expected {}", header.payload,
+                                      request.element * request.count));
   for (std::size_t i = 0; i < request.count; ++i)
-    std::memcpy(request.target + i * request.stride, payload + i * request.element, request.element);
+    std::memcpy(request.target + i * request.stride, payload + i * request.element,
+                request.element);
   request.value = header.operand;
   request.done = true;
   if (!request.awaited) peer.requests.erase(at);

@@ -1,5 +1,6 @@
-// peer.hpp: what a PE knows about its connection to another one. Everything here belongs to who holds the engine's
-// lock.
+// SPDX-License-Identifier: Apache-2.0
+// peer.hpp: what a PE knows about its connection to another one. Everything here belongs to who
+// holds the engine's lock.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -26,7 +27,8 @@ struct Slot {
   Peer* peer = nullptr;
 };
 
-/// Something that a peer will answer. Without `awaited` nobody but quiet waits, and the answer ends it.
+/// Something that a peer will answer. Without `awaited` nobody but quiet waits, and the answer ends
+/// it.
 struct Request {
   std::byte* target = nullptr;  ///< where bytes go, element by element
   std::size_t stride = 0, element = 0, count = 0;
@@ -77,15 +79,17 @@ struct Peer {
 
   // Messages from it.
   std::uint64_t applied = 0;
-  bool acknowledge = false;                               ///< it waits for a message that says what has been applied
-  bool acknowledging = false;                             ///< such a message is on its way; one at a time
-  std::map<std::uint64_t, std::vector<std::byte>> early;  ///< overtook others; no more than its depth
+  bool acknowledge = false;    ///< it waits for a message that says what has been applied
+  bool acknowledging = false;  ///< such a message is on its way; one at a time
+  std::map<std::uint64_t, std::vector<std::byte>>
+      early;  ///< overtook others; no more than its depth
   bool hello_good = false;
   std::optional<std::uint64_t> hello_request;  ///< came before there was an endpoint to answer to
 
   std::uint64_t unacknowledged() const { return sent - acknowledged; }
   bool idle() const {
-    return unacknowledged() == 0 && held.empty() && flushed == issued && in_flight == 0 && requests.empty();
+    return unacknowledged() == 0 && held.empty() && flushed == issued && in_flight == 0 &&
+           requests.empty();
   }
 };
 

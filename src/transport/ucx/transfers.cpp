@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RMA: transfers that are too long for messages, cut into requests; flushes; quiet.
 #include <algorithm>
 
@@ -6,7 +7,8 @@
 
 namespace shoal::transport::ucx {
 
-/// A put or get under way. Lives until its caller and all of its requests are done with it: a caller may give up first.
+/// A put or get under way. Lives until its caller and all of its requests are done with it: a
+/// caller may give up first.
 struct Engine::Transfer {
   Peer& peer;
   std::size_t in_flight = 0;
@@ -27,10 +29,12 @@ void Callbacks::on_transferred(void* request, ucs_status_t status, void* user_da
   Peer& peer = transfer.peer;
   --peer.in_flight;
   if (--transfer.in_flight == 0 && transfer.abandoned) delete &transfer;
-  if (status != UCS_OK) peer.engine->end_peer(peer, fmt::format("a transfer failed: {}", text_of(status)));
+  if (status != UCS_OK)
+    peer.engine->end_peer(peer, fmt::format("a transfer failed: {}", text_of(status)));
 }
 
-void Engine::issue(Transfer& transfer, Direction direction, RmaTarget target, std::byte* local, std::size_t bytes) {
+void Engine::issue(Transfer& transfer, Direction direction, RmaTarget target, std::byte* local,
+                   std::size_t bytes) {
   Peer& peer = transfer.peer;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
@@ -38,9 +42,10 @@ void Engine::issue(Transfer& transfer, Direction direction, RmaTarget target, st
   param.user_data = &transfer;
   ++peer.issued;
   if (direction == Direction::put) peer.last_put = peer.issued;
-  void* const status = direction == Direction::put
-                           ? ucp_put_nbx(peer.endpoint, local, bytes, target.address, target.key, &param)
-                           : ucp_get_nbx(peer.endpoint, local, bytes, target.address, target.key, &param);
+  void* const status =
+      direction == Direction::put
+          ? ucp_put_nbx(peer.endpoint, local, bytes, target.address, target.key, &param)
+          : ucp_get_nbx(peer.endpoint, local, bytes, target.address, target.key, &param);
   if (UCS_PTR_IS_PTR(status)) {
     ++peer.in_flight;
     ++transfer.in_flight;
@@ -59,32 +64,36 @@ void Engine::await_fenced(Lock& lock, Peer& peer, const Operation& operation) {
   });
 }
 
-void Engine::transfer(Lock& lock, Peer& peer, Direction direction, std::size_t offset, std::byte* local,
-                      std::size_t bytes, bool blocking) {
+void Engine::transfer(Lock& lock, Peer& peer, Direction direction, std::size_t offset,
+                      std::byte* local, std::size_t bytes, bool blocking) {
   const Operation operation{direction == Direction::put ? "put" : "get", bytes};
   await_fenced(lock, peer, operation);
   const Transfer::Owner transfer(new Transfer{peer});
   for (std::size_t at = 0; at < bytes; at += chunk_) {
     wait(lock, peer, operation, [&] { return peer.unacknowledged() + peer.in_flight < depth_; });
     if (peer.ended) throw_ended(peer, operation);
-    issue(*transfer, direction, {peer.base + offset + at, peer.key}, local + at, std::min(chunk_, bytes - at));
+    issue(*transfer, direction, {peer.base + offset + at, peer.key}, local + at,
+          std::min(chunk_, bytes - at));
   }
   if (blocking) wait(lock, peer, operation, [&] { return transfer->in_flight == 0; });
   if (peer.ended) throw_ended(peer, operation);
 }
 
-void Engine::probe(Peer& peer, Direction direction, RmaTarget target, void* local, std::size_t bytes) {
+void Engine::probe(Peer& peer, Direction direction, RmaTarget target, void* local,
+                   std::size_t bytes) {
   const Transfer::Owner transfer(new Transfer{peer});
   issue(*transfer, direction, target, static_cast<std::byte*>(local), bytes);
 }
 
-void Engine::put(Lock& lock, Peer& peer, std::size_t offset, const void* source, std::size_t bytes, bool blocking) {
+void Engine::put(Lock& lock, Peer& peer, std::size_t offset, const void* source, std::size_t bytes,
+                 bool blocking) {
   // UCX does not write to the source of a put.
-  transfer(lock, peer, Direction::put, offset, const_cast<std::byte*>(static_cast<const std::byte*>(source)), bytes,
-           blocking);
+  transfer(lock, peer, Direction::put, offset,
+           const_cast<std::byte*>(static_cast<const std::byte*>(source)), bytes, blocking);
 }
 
-void Engine::get(Lock& lock, Peer& peer, std::size_t offset, void* target, std::size_t bytes, bool blocking) {
+void Engine::get(Lock& lock, Peer& peer, std::size_t offset, void* target, std::size_t bytes,
+                 bool blocking) {
   transfer(lock, peer, Direction::get, offset, static_cast<std::byte*>(target), bytes, blocking);
 }
 
@@ -109,7 +118,8 @@ void Callbacks::on_flushed(void* request, ucs_status_t status, void* user_data) 
   ucp_request_free(request);
   Peer& peer = *static_cast<Peer*>(user_data);
   peer.flushing = false;
-  if (status != UCS_OK) return peer.engine->end_peer(peer, fmt::format("a flush failed: {}", text_of(status)));
+  if (status != UCS_OK)
+    return peer.engine->end_peer(peer, fmt::format("a flush failed: {}", text_of(status)));
   peer.flushed = peer.flush_target;
   peer.engine->send_held(peer);
 }
@@ -133,7 +143,8 @@ void Engine::quiet(Lock& lock) {
     wait(lock, peer, operation, [&] {
       if (peer.flushed < mark.transfers) flush(peer);
       const bool answered = peer.requests.empty() || peer.requests.begin()->first > mark.requests;
-      return peer.ended || (peer.acknowledged >= mark.messages && peer.flushed >= mark.transfers && answered);
+      return peer.ended ||
+             (peer.acknowledged >= mark.messages && peer.flushed >= mark.transfers && answered);
     });
   }
   for (Peer& peer : peers_) {

@@ -1,4 +1,6 @@
-// The ucx transport as the core sees it: operations in terms of the engine's messages and transfers.
+// SPDX-License-Identifier: Apache-2.0
+// The ucx transport as the core sees it: operations in terms of the engine's messages and
+// transfers.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -28,7 +30,9 @@ class UcxTransport final : public Transport {
   }
 
   std::string_view name() const noexcept override { return "ucx"; }
-  std::vector<std::byte> address() override { return engine_ ? engine_->address() : std::vector<std::byte>(); }
+  std::vector<std::byte> address() override {
+    return engine_ ? engine_->address() : std::vector<std::byte>();
+  }
   void connect(std::span<const std::vector<std::byte>> addresses) override;
   Reach reach(Pe pe) const override;
   std::byte* base(Pe) const noexcept override { return nullptr; }
@@ -37,15 +41,15 @@ class UcxTransport final : public Transport {
   void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override;
   void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
   void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override;
-  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source, std::size_t source_stride,
-                   std::size_t element, std::size_t count) override;
-  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset, std::size_t source_stride,
-                   std::size_t element, std::size_t count) override;
-  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                       std::size_t width) override;
+  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override;
+  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override;
+  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                       std::uint64_t compare, std::size_t width) override;
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
-  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes, std::size_t signal_offset,
-                  SignalOp op, std::uint64_t value) override;
+  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
+                  std::size_t signal_offset, SignalOp op, std::uint64_t value) override;
   void fence(Pe pe) override;
   void quiet() override;
   bool progress() noexcept override { return engine_ && engine_->drive(); }
@@ -60,12 +64,16 @@ class UcxTransport final : public Transport {
     Peer& peer;
 
     Call(UcxTransport& transport, Pe pe, const char* name, std::size_t bytes)
-        : operation{name, bytes}, engine(*transport.engine_), lock(engine), peer(engine.open_peer(pe, operation)) {}
+        : operation{name, bytes},
+          engine(*transport.engine_),
+          lock(engine),
+          peer(engine.open_peer(pe, operation)) {}
     Message& message(Kind kind) { return engine.begin_message(lock, peer, kind, operation); }
   };
 
   Message& put_message(Call& call, std::size_t offset, const void* source, std::size_t bytes);
-  std::uint64_t request_bytes(Call& call, void* target, std::size_t offset, std::size_t bytes, bool awaited);
+  std::uint64_t request_bytes(Call& call, void* target, std::size_t offset, std::size_t bytes,
+                              bool awaited);
   void check_usable(const char* operation) const {
     require(engine_ != nullptr, Code::unsupported, "{}: transport ucx: {}", operation, reason_);
   }
@@ -91,7 +99,8 @@ Reach UcxTransport::reach(Pe pe) const {
   return {0, peer.reason};
 }
 
-Message& UcxTransport::put_message(Call& call, std::size_t offset, const void* source, std::size_t bytes) {
+Message& UcxTransport::put_message(Call& call, std::size_t offset, const void* source,
+                                   std::size_t bytes) {
   Message& message = call.message(Kind::put);
   Header& header = message.header;
   header.offset = offset;
@@ -105,7 +114,8 @@ void UcxTransport::put(Pe pe, std::size_t offset, const void* source, std::size_
   if (bytes == 0) return;
   check_usable("put");
   Call call(*this, pe, "put", bytes);
-  if (bytes > message_bytes()) return call.engine.put(call.lock, call.peer, offset, source, bytes, true);
+  if (bytes > message_bytes())
+    return call.engine.put(call.lock, call.peer, offset, source, bytes, true);
   call.engine.post(put_message(call, offset, source, bytes));
 }
 
@@ -113,41 +123,49 @@ void UcxTransport::put_nbi(Pe pe, std::size_t offset, const void* source, std::s
   if (bytes == 0) return;
   check_usable("put_nbi");
   Call call(*this, pe, "put_nbi", bytes);
-  if (bytes > message_bytes()) return call.engine.put(call.lock, call.peer, offset, source, bytes, false);
+  if (bytes > message_bytes())
+    return call.engine.put(call.lock, call.peer, offset, source, bytes, false);
   call.engine.post(put_message(call, offset, source, bytes));
 }
 
-std::uint64_t UcxTransport::request_bytes(Call& call, void* target, std::size_t offset, std::size_t bytes,
-                                          bool awaited) {
+std::uint64_t UcxTransport::request_bytes(Call& call, void* target, std::size_t offset,
+                                          std::size_t bytes, bool awaited) {
   Message& message = call.message(Kind::get);
   message.header.offset = offset;
   message.header.element = static_cast<std::uint32_t>(bytes);
   message.header.count = 1;
-  return call.engine.post_request(
-      message, {.target = static_cast<std::byte*>(target), .element = bytes, .count = 1, .awaited = awaited});
+  return call.engine.post_request(message, {.target = static_cast<std::byte*>(target),
+                                            .element = bytes,
+                                            .count = 1,
+                                            .awaited = awaited});
 }
 
 void UcxTransport::get(void* target, Pe pe, std::size_t offset, std::size_t bytes) {
   if (bytes == 0) return;
   check_usable("get");
   Call call(*this, pe, "get", bytes);
-  if (bytes > message_bytes()) return call.engine.get(call.lock, call.peer, offset, target, bytes, true);
-  call.engine.await(call.lock, call.peer, request_bytes(call, target, offset, bytes, true), call.operation);
+  if (bytes > message_bytes())
+    return call.engine.get(call.lock, call.peer, offset, target, bytes, true);
+  call.engine.await(call.lock, call.peer, request_bytes(call, target, offset, bytes, true),
+                    call.operation);
 }
 
 void UcxTransport::get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) {
   if (bytes == 0) return;
   check_usable("get_nbi");
   Call call(*this, pe, "get_nbi", bytes);
-  if (bytes > message_bytes()) return call.engine.get(call.lock, call.peer, offset, target, bytes, false);
+  if (bytes > message_bytes())
+    return call.engine.get(call.lock, call.peer, offset, target, bytes, false);
   request_bytes(call, target, offset, bytes, false);
 }
 
-void UcxTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
-                               std::size_t source_stride, std::size_t element, std::size_t count) {
+void UcxTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_stride,
+                               const void* source, std::size_t source_stride, std::size_t element,
+                               std::size_t count) {
   const auto* const from = static_cast<const std::byte*>(source);
   if (element > message_bytes()) {
-    for (std::size_t i = 0; i < count; ++i) put(pe, offset + i * target_stride, from + i * source_stride, element);
+    for (std::size_t i = 0; i < count; ++i)
+      put(pe, offset + i * target_stride, from + i * source_stride, element);
     return;
   }
   if (element == 0 || count == 0) return;
@@ -164,7 +182,8 @@ void UcxTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_str
     header.count = static_cast<std::uint32_t>(n);
     header.payload = static_cast<std::uint32_t>(element * n);
     for (std::size_t i = 0; i < n; ++i)
-      std::memcpy(message.payload.data() + i * element, from + (first + i) * source_stride, element);
+      std::memcpy(message.payload.data() + i * element, from + (first + i) * source_stride,
+                  element);
     call.engine.post(message);
   }
 }
@@ -173,7 +192,8 @@ void UcxTransport::get_strided(void* target, std::size_t target_stride, Pe pe, s
                                std::size_t source_stride, std::size_t element, std::size_t count) {
   auto* const to = static_cast<std::byte*>(target);
   if (element > message_bytes()) {
-    for (std::size_t i = 0; i < count; ++i) get(to + i * target_stride, pe, offset + i * source_stride, element);
+    for (std::size_t i = 0; i < count; ++i)
+      get(to + i * target_stride, pe, offset + i * source_stride, element);
     return;
   }
   if (element == 0 || count == 0) return;
@@ -187,17 +207,18 @@ void UcxTransport::get_strided(void* target, std::size_t target_stride, Pe pe, s
     message.header.stride = source_stride;
     message.header.element = static_cast<std::uint32_t>(element);
     message.header.count = static_cast<std::uint32_t>(n);
-    const std::uint64_t request = call.engine.post_request(message, {.target = to + first * target_stride,
-                                                                     .stride = target_stride,
-                                                                     .element = element,
-                                                                     .count = n,
-                                                                     .awaited = true});
+    const std::uint64_t request =
+        call.engine.post_request(message, {.target = to + first * target_stride,
+                                           .stride = target_stride,
+                                           .element = element,
+                                           .count = n,
+                                           .awaited = true});
     call.engine.await(call.lock, call.peer, request, call.operation);
   }
 }
 
-std::uint64_t UcxTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand, std::uint64_t compare,
-                                   std::size_t width) {
+std::uint64_t UcxTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                                   std::uint64_t compare, std::size_t width) {
   check_usable("atomic");
   Call call(*this, pe, "atomic", width);
   Message& message = call.message(Kind::atomic);
@@ -206,7 +227,8 @@ std::uint64_t UcxTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::
   message.header.operand = operand;
   message.header.compare = compare;
   message.header.width = static_cast<std::uint8_t>(width);
-  return call.engine.await(call.lock, call.peer, call.engine.post_request(message, {.awaited = true}), call.operation);
+  return call.engine.await(call.lock, call.peer,
+                           call.engine.post_request(message, {.awaited = true}), call.operation);
 }
 
 void UcxTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {

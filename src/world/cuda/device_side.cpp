@@ -1,5 +1,6 @@
-// CudaDeviceSide: memory and streams through the driver's table, kernels through the CUDA runtime, which shares the
-// primary context.
+// SPDX-License-Identifier: Apache-2.0
+// CudaDeviceSide: memory and streams through the driver's table, kernels through the CUDA runtime,
+// which shares the primary context.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -20,8 +21,8 @@ using cuda::Stream;
 using device::FailureReport;
 using memory::cuda::address;
 
-/// From here on the copy engines are used. Below, a kernel is done before an engine has started; the exact place is not
-/// measured.
+/// From here on the copy engines are used. Below, a kernel is done before an engine has started;
+/// the exact place is not measured.
 constexpr std::size_t kCopyEngineBytes = std::size_t{256} << 10;
 /// What one block moves within the time of a second launch.
 constexpr std::size_t kFusedSignalBytes = std::size_t{32} << 10;
@@ -34,24 +35,30 @@ class CudaDeviceSide final : public DeviceSide {
   void check_local(const char* what, const void* memory, std::size_t bytes) const override;
   void copy(Stream stream, void* target, const void* source, std::size_t bytes) const override;
   void copy_strided(Stream stream, void* target, std::size_t target_stride, const void* source,
-                    std::size_t source_stride, std::size_t element, std::size_t count) const override {
-    start("strided copy",
-          [&] { return kernels::copy_strided(stream, target, target_stride, source, source_stride, element, count); });
+                    std::size_t source_stride, std::size_t element,
+                    std::size_t count) const override {
+    start("strided copy", [&] {
+      return kernels::copy_strided(stream, target, target_stride, source, source_stride, element,
+                                   count);
+    });
   }
   void store(Stream stream, void* target, std::uint64_t value, std::size_t width) const override {
     start("put_value", [&] { return kernels::store(stream, target, value, width); });
   }
-  void atomic(Stream stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare, std::size_t width,
-              void* result) const override {
-    start("atomic", [&] { return kernels::atomic(stream, op, word, operand, compare, width, result); });
+  void atomic(Stream stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
+              std::size_t width, void* result) const override {
+    start("atomic",
+          [&] { return kernels::atomic(stream, op, word, operand, compare, width, result); });
   }
   void signal(Stream stream, std::uint64_t* word, SignalOp op, std::uint64_t value) const override {
     start("signal", [&] { return kernels::signal(stream, word, op, value); });
   }
-  void copy_signal(Stream stream, void* target, const void* source, std::size_t bytes, std::uint64_t* word, SignalOp op,
-                   std::uint64_t value) const override {
+  void copy_signal(Stream stream, void* target, const void* source, std::size_t bytes,
+                   std::uint64_t* word, SignalOp op, std::uint64_t value) const override {
     if (bytes != 0 && bytes <= kFusedSignalBytes)
-      return start("put_signal", [&] { return kernels::copy_signal(stream, target, source, bytes, word, op, value); });
+      return start("put_signal", [&] {
+        return kernels::copy_signal(stream, target, source, bytes, word, op, value);
+      });
     if (bytes != 0) copy(stream, target, source, bytes);
     signal(stream, word, op, value);
   }
@@ -69,15 +76,15 @@ class CudaDeviceSide final : public DeviceSide {
  private:
   void lay_out_heap(WorldParts& world);
   void check_runtime(cudaError_t result, const char* what) const {
-    require(result == cudaSuccess, Code::system, "{} failed on GPU {}: {}: {}", what, launch_.device,
-            cudaGetErrorName(result), cudaGetErrorString(result));
+    require(result == cudaSuccess, Code::system, "{} failed on GPU {}: {}: {}", what,
+            launch_.device, cudaGetErrorName(result), cudaGetErrorString(result));
   }
   template <typename Launch>
   void start(const char* what, Launch&& launch) const {
     device_->activate();
     const char* const failure = unusable_ != nullptr ? unusable_ : launch();
-    require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", what, launch_.device,
-            failure == nullptr ? "" : failure);
+    require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", what,
+            launch_.device, failure == nullptr ? "" : failure);
   }
 
   const memory::cuda::Driver& driver_;
@@ -87,19 +94,23 @@ class CudaDeviceSide final : public DeviceSide {
   mutable cudaEvent_t ordering_ = nullptr;      // made at its first use
 };
 
-CudaDeviceSide::CudaDeviceSide(WorldParts& world) : driver_(memory::cuda::driver()), device_(world.device) {
+CudaDeviceSide::CudaDeviceSide(WorldParts& world)
+    : driver_(memory::cuda::driver()), device_(world.device) {
   device_->activate();
   launch_.device = device_->device;
   const auto here = device_->description().uuid;
-  launch_.pes_on_device = static_cast<int>(
-      std::count_if(world.devices.begin(), world.devices.end(), [&](const auto& other) { return other.uuid == here; }));
+  launch_.pes_on_device =
+      static_cast<int>(std::count_if(world.devices.begin(), world.devices.end(),
+                                     [&](const auto& other) { return other.uuid == here; }));
   world_.my_pe = world.my_pe;
   world_.n_pes = world.n_pes;
   world_.heap = world.heap_base();
   world_.heap_bytes = world.heap_size();
-  world_.timeout_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(world.settings.timeout).count());
+  world_.timeout_ns =
+      static_cast<std::uint64_t>(std::chrono::nanoseconds(world.settings.timeout).count());
   lay_out_heap(world);
-  // Kernels that cannot be loaded are the failure of who starts one: the heap can be used without them.
+  // Kernels that cannot be loaded are the failure of who starts one: the heap can be used without
+  // them.
   unusable_ = kernels::load();
 
   launch_stream_ = memory::cuda::take_stream(*device_, memory::cuda::StreamPriority::highest);
@@ -116,17 +127,19 @@ CudaDeviceSide::~CudaDeviceSide() {
   driver_.host_free(world_.failure);
 }
 
-/// Takes memory for the words of all teams and, where heaps do not lie at equal distances, the table of heaps.
+/// Takes memory for the words of all teams and, where heaps do not lie at equal distances, the
+/// table of heaps.
 void CudaDeviceSide::lay_out_heap(WorldParts& world) {
   const auto n_pes = static_cast<std::size_t>(world.n_pes);
   const auto teams = static_cast<std::size_t>(world.settings.max_teams);
   const std::size_t words = teams * team_stride(world.n_pes) + n_pes;
   const std::size_t bytes = words * sizeof(std::uint64_t);
   const auto offset = world.allocator.allocate(bytes, alignof(std::uint64_t));
-  require(offset && *offset + bytes <= world.heap_mapped(), Code::exhausted,
-          "the signals of {} teams of {} PEs take {} bytes of the symmetric heap, whose first step has {}; settings: "
-          "SHOAL_MAX_TEAMS, SHOAL_SYMMETRIC_SIZE",
-          teams, n_pes, bytes, world.heap_mapped());
+  require(
+      offset && *offset + bytes <= world.heap_mapped(), Code::exhausted,
+      "the signals of {} teams of {} PEs take {} bytes of the symmetric heap, whose first step has {}; settings: "
+      "SHOAL_MAX_TEAMS, SHOAL_SYMMETRIC_SIZE",
+      teams, n_pes, bytes, world.heap_mapped());
   team_words_ = reinterpret_cast<std::uint64_t*>(world_.heap + *offset);
   device_->zero(team_words_, bytes);
 
@@ -134,15 +147,16 @@ void CudaDeviceSide::lay_out_heap(WorldParts& world) {
   const std::ptrdiff_t stride = n_pes == 1 ? 0 : bases[1] - bases[0];
   bool window = true;
   for (std::size_t pe = 0; pe < n_pes; ++pe)
-    window = window && bases[pe] != nullptr && bases[pe] - bases[0] == static_cast<std::ptrdiff_t>(pe) * stride;
+    window = window && bases[pe] != nullptr &&
+             bases[pe] - bases[0] == static_cast<std::ptrdiff_t>(pe) * stride;
   world_.window = bases[0];
   world_.stride = static_cast<std::size_t>(stride);
   if (!window) {
     auto* const table = team_words_ + teams * team_stride(world.n_pes);
     world_.bases = reinterpret_cast<std::byte* const*>(table);
     check(driver_,
-          driver_.copy(address(table), address(static_cast<const void*>(bases.data())), n_pes * sizeof bases[0],
-                       device_->stream),
+          driver_.copy(address(table), address(static_cast<const void*>(bases.data())),
+                       n_pes * sizeof bases[0], device_->stream),
           "cannot copy the table of heaps to the GPU");
   }
   device_->synchronize("the set-up of the device side");
@@ -153,16 +167,20 @@ void CudaDeviceSide::check_local(const char* what, const void* memory, std::size
   const auto* const first = static_cast<const std::byte*>(memory);
   for (const std::byte* const byte : {first, first + bytes - 1}) {
     CUmemorytype type = CU_MEMORYTYPE_HOST;
-    const CUresult result = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(byte));
-    require(result == CUDA_SUCCESS, Code::invalid_argument,
-            "{}: the local buffer of {} bytes at {} is not memory that GPU {} can use; allowed: GPU memory, the "
-            "symmetric heap, pinned host memory",
-            what, bytes, memory, launch_.device);
+    const CUresult result =
+        driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(byte));
+    require(
+        result == CUDA_SUCCESS, Code::invalid_argument,
+        "{}: the local buffer of {} bytes at {} is not memory that GPU {} can use; allowed: GPU memory, the "
+        "symmetric heap, pinned host memory",
+        what, bytes, memory, launch_.device);
   }
 }
 
-void CudaDeviceSide::copy(Stream stream, void* target, const void* source, std::size_t bytes) const {
-  if (bytes < kCopyEngineBytes) return start("copy", [&] { return kernels::copy(stream, target, source, bytes); });
+void CudaDeviceSide::copy(Stream stream, void* target, const void* source,
+                          std::size_t bytes) const {
+  if (bytes < kCopyEngineBytes)
+    return start("copy", [&] { return kernels::copy(stream, target, source, bytes); });
   device_->activate();
   check(driver_, driver_.copy(address(target), address(source), bytes, stream),
         fmt::format("a copy of {} bytes did not start on GPU {}", bytes, launch_.device));
@@ -171,7 +189,8 @@ void CudaDeviceSide::copy(Stream stream, void* target, const void* source, std::
 void CudaDeviceSide::order(Stream before, Stream after) const {
   device_->activate();
   if (ordering_ == nullptr)
-    check_runtime(cudaEventCreateWithFlags(&ordering_, cudaEventDisableTiming), "creating an event");
+    check_runtime(cudaEventCreateWithFlags(&ordering_, cudaEventDisableTiming),
+                  "creating an event");
   check_runtime(cudaEventRecord(ordering_, before), "recording an event");
   check_runtime(cudaStreamWaitEvent(after, ordering_, 0), "waiting for an event");
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // make_device_side.hpp: the device side as CUDA implements it.
 #pragma once
 

@@ -1,8 +1,10 @@
-// Operations on streams as kernels. They move no more than a few hundred KiB each: what is larger goes to the copy
-// engines.
+// SPDX-License-Identifier: Apache-2.0
+// Operations on streams as kernels. They move no more than a few hundred KiB each: what is larger
+// goes to the copy engines.
 //
-// Memory order: a kernel starts when what was queued before it is complete, so a signal (a release at system scope)
-// covers all earlier work of its stream, copies included. Waits acquire, and what is queued after them starts later.
+// Memory order: a kernel starts when what was queued before it is complete, so a signal (a release
+// at system scope) covers all earlier work of its stream, copies included. Waits acquire, and what
+// is queued after them starts later.
 #include <algorithm>
 #include <iterator>
 
@@ -31,11 +33,13 @@ __global__ void copy_kernel(std::uint8_t* target, const std::uint8_t* source, st
                                bytes - first < per_block ? bytes - first : per_block);
 }
 
-__global__ void strided_kernel(std::uint8_t* target, std::size_t target_stride, const std::uint8_t* source,
-                               std::size_t source_stride, std::size_t element, std::size_t count) {
-  dd::copy_strided<dd::Direction::get>(static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x,
-                                       static_cast<std::size_t>(gridDim.x) * blockDim.x, target, target_stride, source,
-                                       source_stride, element, count);
+__global__ void strided_kernel(std::uint8_t* target, std::size_t target_stride,
+                               const std::uint8_t* source, std::size_t source_stride,
+                               std::size_t element, std::size_t count) {
+  dd::copy_strided<dd::Direction::get>(
+      static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x,
+      static_cast<std::size_t>(gridDim.x) * blockDim.x, target, target_stride, source,
+      source_stride, element, count);
 }
 
 __global__ void store_kernel(void* target, std::uint64_t value, std::size_t width) {
@@ -47,7 +51,8 @@ __global__ void store_kernel(void* target, std::uint64_t value, std::size_t widt
       *static_cast<std::uint16_t*>(target) = static_cast<std::uint16_t>(value);
       break;
     case 4:
-      device::ptx::st_release_sys(static_cast<std::uint32_t*>(target), static_cast<std::uint32_t>(value));
+      device::ptx::st_release_sys(static_cast<std::uint32_t*>(target),
+                                  static_cast<std::uint32_t>(value));
       break;
     default:
       device::ptx::st_release_sys(static_cast<std::uint64_t*>(target), value);
@@ -73,15 +78,17 @@ __global__ void signal_kernel(std::uint64_t* word, SignalOp op, std::uint64_t va
   raise(word, op, value);
 }
 
-__global__ void copy_signal_kernel(std::uint8_t* target, const std::uint8_t* source, std::size_t bytes,
-                                   std::uint64_t* word, SignalOp op, std::uint64_t value) {
+__global__ void copy_signal_kernel(std::uint8_t* target, const std::uint8_t* source,
+                                   std::size_t bytes, std::uint64_t* word, SignalOp op,
+                                   std::uint64_t value) {
   dd::copy<dd::Direction::get>(threadIdx.x, blockDim.x, target, source, bytes);
   __syncthreads();
   if (threadIdx.x == 0) raise(word, op, value);
 }
 
 template <typename T>
-__global__ void wait_kernel(const __grid_constant__ device::World world, const T* variable, Compare compare, T value) {
+__global__ void wait_kernel(const __grid_constant__ device::World world, const T* variable,
+                            Compare compare, T value) {
   device::wait_until(Thread{}, world, variable, compare, value);
 }
 
@@ -90,7 +97,8 @@ __global__ void test_kernel(const T* variable, Compare compare, T value, int* re
   *result = device::test(Thread{}, variable, compare, value) ? 1 : 0;
 }
 
-__global__ void barrier_kernel(const __grid_constant__ device::World world, const __grid_constant__ device::Team team) {
+__global__ void barrier_kernel(const __grid_constant__ device::World world,
+                               const __grid_constant__ device::Team team) {
   device::barrier(Block{}, world, team);
 }
 
@@ -119,10 +127,10 @@ const char* with_type(const Condition& condition, Launch&& launch) {
 }
 
 template <typename T>
-void launch_atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
-                   void* result) {
-  atomic_kernel<T><<<1, 1, 0, stream>>>(op, static_cast<T*>(word), static_cast<T>(operand), static_cast<T>(compare),
-                                        static_cast<T*>(result));
+void launch_atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand,
+                   std::uint64_t compare, void* result) {
+  atomic_kernel<T><<<1, 1, 0, stream>>>(op, static_cast<T*>(word), static_cast<T>(operand),
+                                        static_cast<T>(compare), static_cast<T*>(result));
 }
 
 template <typename Kernel>
@@ -151,7 +159,8 @@ const char* load() {
                              address_of(barrier_kernel)};
   for (const void* const kernel : all) {
     cudaFuncAttributes attributes{};
-    if (const cudaError_t result = cudaFuncGetAttributes(&attributes, kernel); result != cudaSuccess) {
+    if (const cudaError_t result = cudaFuncGetAttributes(&attributes, kernel);
+        result != cudaSuccess) {
       cudaGetLastError();  // what failed here is not to be taken for the failure of a launch
       return text_of(result);
     }
@@ -160,19 +169,23 @@ const char* load() {
 }
 
 const char* copy(cuda::Stream stream, void* target, const void* source, std::size_t bytes) {
-  const std::size_t blocks = std::clamp((bytes + kBytesPerBlock - 1) / kBytesPerBlock, std::size_t{1}, kMaxBlocks);
+  const std::size_t blocks =
+      std::clamp((bytes + kBytesPerBlock - 1) / kBytesPerBlock, std::size_t{1}, kMaxBlocks);
   const std::size_t per_block = ((bytes + blocks - 1) / blocks + 15) / 16 * 16;
   copy_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      static_cast<std::uint8_t*>(target), static_cast<const std::uint8_t*>(source), bytes, per_block);
+      static_cast<std::uint8_t*>(target), static_cast<const std::uint8_t*>(source), bytes,
+      per_block);
   return started();
 }
 
-const char* copy_strided(cuda::Stream stream, void* target, std::size_t target_stride, const void* source,
-                         std::size_t source_stride, std::size_t element, std::size_t count) {
-  const std::size_t blocks = std::clamp((count + kThreads - 1) / kThreads, std::size_t{1}, kMaxBlocks);
+const char* copy_strided(cuda::Stream stream, void* target, std::size_t target_stride,
+                         const void* source, std::size_t source_stride, std::size_t element,
+                         std::size_t count) {
+  const std::size_t blocks =
+      std::clamp((count + kThreads - 1) / kThreads, std::size_t{1}, kMaxBlocks);
   strided_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      static_cast<std::uint8_t*>(target), target_stride, static_cast<const std::uint8_t*>(source), source_stride,
-      element, count);
+      static_cast<std::uint8_t*>(target), target_stride, static_cast<const std::uint8_t*>(source),
+      source_stride, element, count);
   return started();
 }
 
@@ -181,8 +194,8 @@ const char* store(cuda::Stream stream, void* target, std::uint64_t value, std::s
   return started();
 }
 
-const char* atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
-                   std::size_t width, void* result) {
+const char* atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand,
+                   std::uint64_t compare, std::size_t width, void* result) {
   if (width == 8) {
     launch_atomic<std::uint64_t>(stream, op, word, operand, compare, result);
   } else {
@@ -196,30 +209,32 @@ const char* signal(cuda::Stream stream, std::uint64_t* word, SignalOp op, std::u
   return started();
 }
 
-const char* copy_signal(cuda::Stream stream, void* target, const void* source, std::size_t bytes, std::uint64_t* word,
-                        SignalOp op, std::uint64_t value) {
+const char* copy_signal(cuda::Stream stream, void* target, const void* source, std::size_t bytes,
+                        std::uint64_t* word, SignalOp op, std::uint64_t value) {
   copy_signal_kernel<<<1, kThreads, 0, stream>>>(static_cast<std::uint8_t*>(target),
-                                                 static_cast<const std::uint8_t*>(source), bytes, word, op, value);
+                                                 static_cast<const std::uint8_t*>(source), bytes,
+                                                 word, op, value);
   return started();
 }
 
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition) {
   return with_type(condition, [&]<typename T>(T) {
-    wait_kernel<T><<<1, 1, 0, stream>>>(world, static_cast<const T*>(condition.variable), condition.compare,
-                                        static_cast<T>(condition.value));
+    wait_kernel<T><<<1, 1, 0, stream>>>(world, static_cast<const T*>(condition.variable),
+                                        condition.compare, static_cast<T>(condition.value));
   });
 }
 
 const char* test(cuda::Stream stream, const Condition& condition, int* result) {
   return with_type(condition, [&]<typename T>(T) {
-    test_kernel<T><<<1, 1, 0, stream>>>(static_cast<const T*>(condition.variable), condition.compare,
-                                        static_cast<T>(condition.value), result);
+    test_kernel<T><<<1, 1, 0, stream>>>(static_cast<const T*>(condition.variable),
+                                        condition.compare, static_cast<T>(condition.value), result);
   });
 }
 
 const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team) {
   // A thread per member, so that signals go out and are waited for side by side.
-  const unsigned threads = std::clamp((static_cast<unsigned>(world.n_pes) + 31) / 32 * 32, 32U, kThreads);
+  const unsigned threads =
+      std::clamp((static_cast<unsigned>(world.n_pes) + 31) / 32 * 32, 32U, kThreads);
   barrier_kernel<<<1, threads, 0, stream>>>(world, team);
   return started();
 }

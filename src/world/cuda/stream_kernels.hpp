@@ -1,5 +1,6 @@
-// stream_kernels.hpp: starts the kernels of operations on streams, on the device that is current. Each returns CUDA's
-// reason when its kernel did not start, else nullptr. Nothing here waits.
+// SPDX-License-Identifier: Apache-2.0
+// stream_kernels.hpp: starts the kernels of operations on streams, on the device that is current.
+// Each returns CUDA's reason when its kernel did not start, else nullptr. Nothing here waits.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +10,22 @@
 
 namespace shoal::detail::kernels {
 
-/// Loads all kernels, so that no later launch waits for kernels that run (CUDA programming guide, "Lazy Loading").
+/// Loads all kernels, so that no later launch waits for kernels that run (CUDA programming guide,
+/// "Lazy Loading").
 const char* load();
 
 /// For sizes that a copy engine takes longer to start than to move.
 const char* copy(cuda::Stream stream, void* target, const void* source, std::size_t bytes);
-const char* copy_strided(cuda::Stream stream, void* target, std::size_t target_stride, const void* source,
-                         std::size_t source_stride, std::size_t element, std::size_t count);
+const char* copy_strided(cuda::Stream stream, void* target, std::size_t target_stride,
+                         const void* source, std::size_t source_stride, std::size_t element,
+                         std::size_t count);
 const char* store(cuda::Stream stream, void* target, std::uint64_t value, std::size_t width);
-const char* atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
-                   std::size_t width, void* result);
+const char* atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand,
+                   std::uint64_t compare, std::size_t width, void* result);
 const char* signal(cuda::Stream stream, std::uint64_t* word, SignalOp op, std::uint64_t value);
 /// One block; for few bytes.
-const char* copy_signal(cuda::Stream stream, void* target, const void* source, std::size_t bytes, std::uint64_t* word,
-                        SignalOp op, std::uint64_t value);
+const char* copy_signal(cuda::Stream stream, void* target, const void* source, std::size_t bytes,
+                        std::uint64_t* word, SignalOp op, std::uint64_t value);
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition);
 const char* test(cuda::Stream stream, const Condition& condition, int* result);
 const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team);

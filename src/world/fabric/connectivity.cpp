@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world/fabric/connectivity.hpp"
 
 #include <fmt/ranges.h>
@@ -14,10 +15,12 @@ using transport::Capabilities;
 namespace capability = transport::capability;
 
 bool same_node(const Connectivity& map, Pe a, Pe b) {
-  return map.node_of.empty() || map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
+  return map.node_of.empty() ||
+         map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
 }
 
-/// The transports that a pair may use, in order, as names. "self" is for a PE alone and always allowed.
+/// The transports that a pair may use, in order, as names. "self" is for a PE alone and always
+/// allowed.
 const std::vector<std::string>& order(const Connectivity& map, Pe a, Pe b) {
   const auto& wanted = same_node(map, a, b) ? map.inside : map.between;
   return wanted.empty() || a == b ? map.names : wanted;
@@ -64,8 +67,9 @@ std::vector<std::string> parse_order(std::string_view setting, std::string_view 
     std::string name(text.substr(at, end - at));
     if (name == "libfabric") name = "ofi";
     require(is_of(kHostTransports, name) || is_of(kHeapTransports, name), Code::invalid_argument,
-            "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}, {}", setting, text, name,
-            fmt::join(kHostTransports, ", "), fmt::join(kHeapTransports, ", "));
+            "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}, {}",
+            setting, text, name, fmt::join(kHostTransports, ", "),
+            fmt::join(kHeapTransports, ", "));
     require(std::find(names.begin(), names.end(), name) == names.end(), Code::invalid_argument,
             "{} is \"{}\", which names {} twice", setting, text, name);
     names.push_back(std::move(name));
@@ -97,7 +101,8 @@ const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a,
   return order(connectivity, a, b);
 }
 
-void read_preferences(Connectivity& connectivity, const Settings& settings, std::span<const std::string_view> kind) {
+void read_preferences(Connectivity& connectivity, const Settings& settings,
+                      std::span<const std::string_view> kind) {
   connectivity.inside = parse_order("SHOAL_TRANSPORT_INSIDE", settings.transport_inside, kind);
   connectivity.between = parse_order("SHOAL_TRANSPORT_BETWEEN", settings.transport_between, kind);
 }
@@ -112,8 +117,10 @@ bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name) 
   return false;
 }
 
-std::string_view next_network(const Connectivity& connectivity, std::span<const std::string_view> networks) {
-  // In the order in which pairs would like to have them; between nodes first, which is what networks are for.
+std::string_view next_network(const Connectivity& connectivity,
+                              std::span<const std::string_view> networks) {
+  // In the order in which pairs would like to have them; between nodes first, which is what
+  // networks are for.
   std::vector<std::string> order = connectivity.between;
   order.insert(order.end(), connectivity.inside.begin(), connectivity.inside.end());
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);
@@ -139,7 +146,8 @@ void drop_where_broken(Connectivity& connectivity, std::string_view name) {
       const Capabilities both = connectivity.at(a, b, t) & connectivity.at(b, a, t);
       if (does_everything(both)) continue;
       connectivity.dropped[t] =
-          fmt::format("dropped for all, since between PE {} and PE {} it offers {}", a, b, transport::describe(both));
+          fmt::format("dropped for all, since between PE {} and PE {} it offers {}", a, b,
+                      transport::describe(both));
       return;
     }
 }
@@ -156,8 +164,8 @@ std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b) {
   return text;
 }
 
-std::vector<Capabilities> connectivity_row(std::span<const std::unique_ptr<transport::Transport>> transports,
-                                           Pe n_pes) {
+std::vector<Capabilities> connectivity_row(
+    std::span<const std::unique_ptr<transport::Transport>> transports, Pe n_pes) {
   std::vector<Capabilities> row;
   for (Pe pe = 0; pe < n_pes; ++pe)
     for (const auto& transport : transports) row.push_back(transport->reach(pe).capabilities);
@@ -171,15 +179,17 @@ void choose_transports(Connectivity& connectivity, Pe my_pe) {
   // This PE's own pairs first: their message has the reasons.
   for (Pe pe = 0; pe < n_pes; ++pe) {
     const auto chosen = choose(connectivity, my_pe, pe);
-    require(chosen.has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}", my_pe, pe,
-            why_not(connectivity, my_pe, my_pe, pe));
+    require(chosen.has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}",
+            my_pe, pe, why_not(connectivity, my_pe, my_pe, pe));
     connectivity.transport_of.push_back(*chosen);
-    connectivity.capabilities.push_back(connectivity.at(my_pe, pe, *chosen) & connectivity.at(pe, my_pe, *chosen));
+    connectivity.capabilities.push_back(connectivity.at(my_pe, pe, *chosen) &
+                                        connectivity.at(pe, my_pe, *chosen));
   }
   for (Pe a = 0; a < n_pes; ++a)
     for (Pe b = a + 1; b < n_pes; ++b)
-      require(choose(connectivity, a, b).has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}", a,
-              b, why_not(connectivity, my_pe, a, b));
+      require(choose(connectivity, a, b).has_value(), Code::unsupported,
+              "no transport connects PE {} and PE {}: {}", a, b,
+              why_not(connectivity, my_pe, a, b));
 }
 
 void choose_heap_transports(Connectivity& connectivity, Pe my_pe) {

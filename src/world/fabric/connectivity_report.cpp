@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world/fabric/connectivity_report.hpp"
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
-#include "world/startup/blob.hpp"
 #include "world/parts.hpp"
+#include "world/startup/blob.hpp"
 
 namespace shoal::detail {
 namespace {
@@ -18,10 +19,13 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// What the two PEs of a pair say against a transport: one sentence where they agree or only one has something to say.
+/// What the two PEs of a pair say against a transport: one sentence where they agree or only one
+/// has something to say.
 std::string objections(Reasons reasons, Pe a, Pe b, std::size_t transport) {
-  const std::string& first = reasons[static_cast<std::size_t>(a)][static_cast<std::size_t>(b)][transport];
-  const std::string& second = reasons[static_cast<std::size_t>(b)][static_cast<std::size_t>(a)][transport];
+  const std::string& first =
+      reasons[static_cast<std::size_t>(a)][static_cast<std::size_t>(b)][transport];
+  const std::string& second =
+      reasons[static_cast<std::size_t>(b)][static_cast<std::size_t>(a)][transport];
   if (first == second || second.empty()) return first;
   if (first.empty()) return second;
   return fmt::format("PE {}: {}; PE {}: {}", a, first, b, second);
@@ -35,8 +39,8 @@ struct Pair {
   std::optional<std::size_t> chosen;
 
   std::string_view setting() const {
-    const bool inside =
-        map.node_of.empty() || map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
+    const bool inside = map.node_of.empty() || map.node_of[static_cast<std::size_t>(a)] ==
+                                                   map.node_of[static_cast<std::size_t>(b)];
     return inside ? "SHOAL_TRANSPORT_INSIDE" : "SHOAL_TRANSPORT_BETWEEN";
   }
   bool allowed(std::string_view name) const { return contains(order_of(map, a, b), name); }
@@ -47,23 +51,25 @@ struct Pair {
 
 TransportVerdict Pair::of_map(std::size_t t) const {
   TransportVerdict verdict{map.names[t], map.at(a, b, t) & map.at(b, a, t), chosen == t, ""};
-  const bool does_everything = (verdict.capabilities & capability::all_operations) == capability::all_operations;
+  const bool does_everything =
+      (verdict.capabilities & capability::all_operations) == capability::all_operations;
   const std::string against = objections(reasons, a, b, t);
   if (verdict.chosen && a == b) {
     verdict.why = "the PE itself";
   } else if (verdict.chosen && does_everything) {
     const std::vector<std::string>& order = order_of(map, a, b);
-    verdict.why = order.size() == 1
-                      ? fmt::format("the only one that {} allows", setting())
-                      : fmt::format("the first of {} that does everything, both ways", fmt::join(order, ", "));
+    verdict.why = order.size() == 1 ? fmt::format("the only one that {} allows", setting())
+                                    : fmt::format("the first of {} that does everything, both ways",
+                                                  fmt::join(order, ", "));
   } else if (verdict.chosen) {
     verdict.why = fmt::format("nothing does more; {}", against);
   } else if (!map.dropped.empty() && !map.dropped[t].empty()) {
     verdict.why = map.dropped[t];
   } else if (!does_everything) {
-    verdict.why = verdict.capabilities == 0 ? against
-                                            : fmt::format("does only {}{}{}", transport::describe(verdict.capabilities),
-                                                          against.empty() ? "" : ": ", against);
+    verdict.why = verdict.capabilities == 0
+                      ? against
+                      : fmt::format("does only {}{}{}", transport::describe(verdict.capabilities),
+                                    against.empty() ? "" : ": ", against);
     if (verdict.why.empty()) verdict.why = "offers nothing, without a reason";
   } else if (!allowed(verdict.transport)) {
     verdict.why = fmt::format("left out by {}", setting());
@@ -89,7 +95,8 @@ TransportVerdict Pair::of_network(std::string_view name) const {
 
 }  // namespace
 
-std::vector<PairReport> explain(const Connectivity& map, Reasons reasons, std::span<const std::string_view> networks,
+std::vector<PairReport> explain(const Connectivity& map, Reasons reasons,
+                                std::span<const std::string_view> networks,
                                 std::optional<std::size_t> (*chosen)(const Connectivity&, Pe, Pe)) {
   std::vector<PairReport> report;
   const auto n_pes = static_cast<Pe>(map.n_pes);
@@ -125,7 +132,8 @@ ConnectivityReport report_connectivity(WorldState& state) {
     report.hosts.push_back(reader.text());
     auto& of_pe_nics = report.nics.emplace_back();
     if (reader.value<std::uint8_t>() != 0) of_pe_nics.emplace();
-    for (auto left = reader.value<std::uint64_t>(); left > 0; --left) of_pe_nics->push_back(reader.text());
+    for (auto left = reader.value<std::uint64_t>(); left > 0; --left)
+      of_pe_nics->push_back(reader.text());
     for (std::size_t i = 0; i < std::size(maps); ++i) {
       auto& of_pe = reasons[i].emplace_back(maps[i]->reasons.size());
       for (auto& row : of_pe)
@@ -135,7 +143,8 @@ ConnectivityReport report_connectivity(WorldState& state) {
   report.host_of = parts.placement.host_of;
   report.node_of = parts.placement.node_of;
   report.pairs = explain(parts.connectivity, reasons[0], transport::network_names(), chosen_for);
-  if (parts.device_heap) report.heap = explain(parts.heap_connectivity, reasons[1], {}, chosen_for_heap);
+  if (parts.device_heap)
+    report.heap = explain(parts.heap_connectivity, reasons[1], {}, chosen_for_heap);
   return report;
 }
 

@@ -1,5 +1,6 @@
-// connectivity_report.hpp: the connectivity map for people: for every pair of PEs the transport it uses and why none of
-// the others, with what every PE knows (requirements A1, D12).
+// SPDX-License-Identifier: Apache-2.0
+// connectivity_report.hpp: the connectivity map for people: for every pair of PEs the transport it
+// uses and why none of the others, with what every PE knows (requirements A1, D12).
 #pragma once
 
 #include <optional>
@@ -34,17 +35,20 @@ struct ConnectivityReport {
   /// By PE: the NICs of the plan that it uses; nothing where no pair of PEs needs a network.
   std::vector<std::optional<std::vector<std::string>>> nics;
   std::vector<PairReport> pairs;  ///< by a, then b
-  std::vector<PairReport> heap;   ///< the same for heaps in GPU memory; empty where they are on the host
+  std::vector<PairReport>
+      heap;  ///< the same for heaps in GPU memory; empty where they are on the host
 };
 
-/// The verdicts on all pairs of one map. `reasons[pe]` is what PE `pe` says, by PE and transport of the map, as
-/// Connectivity::reasons; `networks` are the transports that are loaded when some pair wants one. Pure.
-std::vector<PairReport> explain(const Connectivity& map, std::span<const std::vector<std::vector<std::string>>> reasons,
+/// The verdicts on all pairs of one map. `reasons[pe]` is what PE `pe` says, by PE and transport of
+/// the map, as Connectivity::reasons; `networks` are the transports that are loaded when some pair
+/// wants one. Pure.
+std::vector<PairReport> explain(const Connectivity& map,
+                                std::span<const std::vector<std::vector<std::string>>> reasons,
                                 std::span<const std::string_view> networks,
                                 std::optional<std::size_t> (*chosen)(const Connectivity&, Pe, Pe));
 
-/// The report of an open world, the same on all PEs. Collective over the world: every PE calls. Throws as the
-/// bootstrap's all-gather does.
+/// The report of an open world, the same on all PEs. Collective over the world: every PE calls.
+/// Throws as the bootstrap's all-gather does.
 ConnectivityReport report_connectivity(WorldState& state);
 
 }  // namespace shoal::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world/health/health.hpp"
 
 #include <fmt/format.h>
@@ -24,7 +25,8 @@ Pe leading_pe(std::string_view text) {
 }  // namespace
 
 Health::Health(Pe n_pes, const ControlLayout& layout, std::byte* control,
-               std::span<const std::unique_ptr<transport::Transport>> transports, std::shared_ptr<Bootstrap> bootstrap)
+               std::span<const std::unique_ptr<transport::Transport>> transports,
+               std::shared_ptr<Bootstrap> bootstrap)
     : layout_(layout),
       control_(control),
       transports_(transports),
@@ -33,7 +35,8 @@ Health::Health(Pe n_pes, const ControlLayout& layout, std::byte* control,
       ended_seen_(transports.size()) {}
 
 void Health::update() noexcept {
-  read_ended();  // reads the board afterwards, so that a PE that closed and ended is not taken for one that failed
+  read_ended();  // reads the board afterwards, so that a PE that closed and ended is not taken for
+                 // one that failed
   read_bootstrap();
 }
 
@@ -87,7 +90,8 @@ void Health::record(Pe pe, PeerStatus status, const std::string& reason) {
 std::optional<std::string> Health::failure(Pe awaited) const {
   if (!world_failure_.empty()) return world_failure_;
   for (std::size_t i = 0; i < peers_.size(); ++i)
-    if (!peers_[i].failure.empty() && (awaited < 0 || static_cast<std::size_t>(awaited) == i)) return peers_[i].failure;
+    if (!peers_[i].failure.empty() && (awaited < 0 || static_cast<std::size_t>(awaited) == i))
+      return peers_[i].failure;
   return std::nullopt;
 }
 

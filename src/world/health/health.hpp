@@ -1,4 +1,6 @@
-// health.hpp: which PEs of the world have closed it, left it, failed or ended, from every source that tells.
+// SPDX-License-Identifier: Apache-2.0
+// health.hpp: which PEs of the world have closed it, left it, failed or ended, from every source
+// that tells.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +16,22 @@
 
 namespace shoal::detail {
 
-/// Sources: the status board in this PE's control block, which the others write; transports, which see processes end;
-/// the bootstrap. Used by the thread of this PE alone.
+/// Sources: the status board in this PE's control block, which the others write; transports, which
+/// see processes end; the bootstrap. Used by the thread of this PE alone.
 class Health {
  public:
   Health(Pe n_pes, const ControlLayout& layout, std::byte* control,
-         std::span<const std::unique_ptr<transport::Transport>> transports, std::shared_ptr<Bootstrap> bootstrap);
+         std::span<const std::unique_ptr<transport::Transport>> transports,
+         std::shared_ptr<Bootstrap> bootstrap);
 
   /// Looks at all sources. Takes a microsecond or so.
   void update() noexcept;
 
   /// "PE 3: ..." for the first failure that concerns a wait for `awaited` (negative: for anybody).
   std::optional<std::string> failure(Pe awaited) const;
-  bool has_failed(Pe pe) const noexcept { return !peers_[static_cast<std::size_t>(pe)].failure.empty(); }
+  bool has_failed(Pe pe) const noexcept {
+    return !peers_[static_cast<std::size_t>(pe)].failure.empty();
+  }
 
  private:
   struct Peer {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The symmetric heap: every PE keeps an allocator of its own, and all of them do the same.
 #include "shoal/heap.hpp"
 
@@ -9,9 +10,9 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "world/parts.hpp"
 #include "world/startup/agreement.hpp"
 #include "world/startup/outcome.hpp"
-#include "world/parts.hpp"
 
 namespace shoal {
 namespace detail {
@@ -42,20 +43,24 @@ std::string describe(const HeapRequest& request) {
   return text + (request.offset == kNone ? "" : fmt::format(" at offset {}", request.offset));
 }
 
-/// Returns when all PEs are in this call with the same arguments and the same outcome; throws Error{mismatch} on all
-/// PEs otherwise.
+/// Returns when all PEs are in this call with the same arguments and the same outcome; throws
+/// Error{mismatch} on all PEs otherwise.
 void agree(WorldState& state, const HeapRequest& mine) {
   TeamState& team = state.parts().world_team();
-  state.set_progress(Activity::allocating, team.epoch + 1, mine.call == HeapCall::allocate ? "malloc" : "free");
-  const auto blobs = state.exchange(team, &mine, sizeof mine, mine.call == HeapCall::allocate ? "malloc" : "free");
+  state.set_progress(Activity::allocating, team.epoch + 1,
+                     mine.call == HeapCall::allocate ? "malloc" : "free");
+  const auto blobs =
+      state.exchange(team, &mine, sizeof mine, mine.call == HeapCall::allocate ? "malloc" : "free");
   std::vector<HeapRequest> all(team.members.size());
   std::memcpy(all.data(), blobs.data(), blobs.size());
   std::vector<std::string> texts;
   for (const HeapRequest& request : all) texts.push_back(describe(request));
-  const bool equal = std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts.front(); });
-  require(equal, Code::mismatch,
-          "PEs make different calls on the symmetric heap: {}; all must make the same, in the same order",
-          group_by_text(texts, team.members));
+  const bool equal = std::all_of(texts.begin(), texts.end(),
+                                 [&](const auto& text) { return text == texts.front(); });
+  require(
+      equal, Code::mismatch,
+      "PEs make different calls on the symmetric heap: {}; all must make the same, in the same order",
+      group_by_text(texts, team.members));
   state.set_progress(Activity::idle, team.epoch, "heap call");
 }
 
@@ -68,8 +73,8 @@ std::size_t product(std::size_t count, std::size_t size) {
   return size != 0 && count > kTooMuch / size ? kTooMuch : count * size;
 }
 
-/// Puts memory behind the first `bytes` bytes of the heap of every PE. Collective. Throws on all PEs or on none, and
-/// changes nothing when it throws.
+/// Puts memory behind the first `bytes` bytes of the heap of every PE. Collective. Throws on all
+/// PEs or on none, and changes nothing when it throws.
 void grow(WorldState& state, std::size_t bytes) {
   WorldParts& world = state.parts();
   memory::DeviceHeap& heap = *world.device_heap;
@@ -89,8 +94,8 @@ void grow(WorldState& state, std::size_t bytes) {
     const auto check = [&] {
       if (const auto failure = state.failure()) fail(Code::peer_failed, "{}", *failure);
     };
-    const auto connected =
-        attempt([&] { heap.connect(blobs, {world.token, world.my_pe, world.settings.timeout, check}); });
+    const auto connected = attempt(
+        [&] { heap.connect(blobs, {world.token, world.my_pe, world.settings.timeout, check}); });
     agree_on_outcome(state, connected, "heap growth");
   } catch (...) {
     heap.roll_back();
@@ -116,8 +121,8 @@ void clear(WorldState& state, std::size_t offset, std::size_t bytes) {
 void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool zero) {
   WorldParts& world = open_parts(state, "malloc");
   require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
-          Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}", alignment,
-          kMaximumAlignment);
+          Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
+          alignment, kMaximumAlignment);
   memory::Allocator& allocator = world.allocator;
   const std::size_t touched = allocator.high_water();
   const auto offset = allocator.allocate(bytes, alignment);
@@ -142,27 +147,30 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
   }
   if (offset) return state.heap().base() + *offset;
   if (bytes == 0) return nullptr;
-  fail(Code::exhausted,
-       "the symmetric heap has no room for {} bytes aligned to {}: {} of {} bytes are free, the largest block has {}; "
-       "SHOAL_SYMMETRIC_SIZE "
-       "sets the size",
-       bytes, std::max(alignment, memory::Allocator::kMinimumAlignment), allocator.free(), allocator.size(),
-       allocator.largest_free());
+  fail(
+      Code::exhausted,
+      "the symmetric heap has no room for {} bytes aligned to {}: {} of {} bytes are free, the largest block has {}; "
+      "SHOAL_SYMMETRIC_SIZE sets the size",
+      bytes, std::max(alignment, memory::Allocator::kMinimumAlignment), allocator.free(),
+      allocator.size(), allocator.largest_free());
 }
 
 void release(WorldState& state, const void* pointer) {
   WorldParts& world = open_parts(state, "free");
-  const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - state.heap().base());
+  const auto offset =
+      static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - state.heap().base());
   const bool known = state.heap().contains(pointer) && world.allocator.size_of(offset) != 0;
   for (const auto& transport : world.transports) transport->quiet();
   agree(state, {HeapCall::release, 0, 0, known ? offset : kNone});
   require(known, Code::invalid_argument,
-          "free of {}, which malloc, calloc and align did not return or which is free already", pointer);
+          "free of {}, which malloc, calloc and align did not return or which is free already",
+          pointer);
   world.allocator.release(offset);
 }
 
-/// What a SymmetricArray does when it goes. While an exception is on its way the other PEs do not come to the
-/// collective call: the memory stays allocated then, and the next heap call sees that the PEs differ.
+/// What a SymmetricArray does when it goes. While an exception is on its way the other PEs do not
+/// come to the collective call: the memory stays allocated then, and the next heap call sees that
+/// the PEs differ.
 void release_quietly(const std::weak_ptr<WorldState>& weak, void* pointer) noexcept {
   const auto state = weak.lock();
   if (!state || !state->is_open() || std::uncaught_exceptions() > 0 || state->failure()) return;
@@ -179,7 +187,8 @@ std::shared_ptr<void> allocate_symmetric(WorldState& state, std::size_t count, s
                                          std::size_t alignment) {
   void* const pointer = allocate(state, product(count, size), alignment, true);
   if (pointer == nullptr) return nullptr;
-  return {pointer, [weak = state.weak_from_this()](void* memory) { release_quietly(weak, memory); }};
+  return {pointer,
+          [weak = state.weak_from_this()](void* memory) { release_quietly(weak, memory); }};
 }
 
 }  // namespace detail
@@ -203,9 +212,10 @@ void SymmetricHeap::free(void* pointer) {
 void SymmetricHeap::register_buffer(void* pointer, std::size_t bytes) {
   auto& world = detail::open_parts(*state_, "register_buffer");
   const auto* const start = static_cast<const std::byte*>(pointer);
-  require(start + bytes <= base() || start >= base() + size(), Code::invalid_argument,
-          "register_buffer of {} bytes at {}: this lies in the symmetric heap, which needs no registration", bytes,
-          pointer);
+  require(
+      start + bytes <= base() || start >= base() + size(), Code::invalid_argument,
+      "register_buffer of {} bytes at {}: this lies in the symmetric heap, which needs no registration",
+      bytes, pointer);
   world.registered.add(pointer, bytes);
 }
 
@@ -215,16 +225,17 @@ void SymmetricHeap::unregister_buffer(void* pointer) {
 
 void* SymmetricHeap::peer_pointer(const void* local, Pe pe) const {
   const std::size_t offset = offset_of(local);
-  require(pe >= 0 && pe < state_->n_pes(), Code::invalid_argument, "peer_pointer: PE {}; the world has PEs 0 to {}", pe,
-          state_->n_pes() - 1);
+  require(pe >= 0 && pe < state_->n_pes(), Code::invalid_argument,
+          "peer_pointer: PE {}; the world has PEs 0 to {}", pe, state_->n_pes() - 1);
   std::byte* const peer = state_->peer_base(pe);
   return peer == nullptr ? nullptr : peer + offset;
 }
 
 std::size_t SymmetricHeap::offset_of(const void* local) const {
   detail::open_parts(*state_, "offset_of");
-  require(contains(local), Code::invalid_argument, "{} is not in this PE's symmetric heap of {} bytes at {}", local,
-          size(), static_cast<const void*>(base()));
+  require(contains(local), Code::invalid_argument,
+          "{} is not in this PE's symmetric heap of {} bytes at {}", local, size(),
+          static_cast<const void*>(base()));
   return static_cast<std::size_t>(static_cast<const std::byte*>(local) - base());
 }
 

@@ -1,5 +1,7 @@
-// Sharing buffers of the program. One exchange says who offers what; ranges that were shared before are known by
-// number, and nothing more happens. New ranges are passed piece by piece, in rounds that all PEs take part in.
+// SPDX-License-Identifier: Apache-2.0
+// Sharing buffers of the program. One exchange says who offers what; ranges that were shared before
+// are known by number, and nothing more happens. New ranges are passed piece by piece, in rounds
+// that all PEs take part in.
 #include "world/memory/shared_buffers.hpp"
 
 #include <algorithm>
@@ -7,13 +9,13 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "world/startup/outcome.hpp"
 #include "world/parts.hpp"
+#include "world/startup/outcome.hpp"
 
 namespace shoal {
 namespace detail {
 
-// --- what the layers above ask for
+// What the layers above ask for.
 
 const SharedRanges& shared_ranges(const WorldState& state) noexcept {
   return state.parts().shared_ranges;
@@ -23,7 +25,8 @@ SharedRanges::Place SharedRanges::find(const void* pointer, std::size_t bytes) c
   const auto* const first = static_cast<const std::byte*>(pointer);
   const std::lock_guard lock(mutex_);
   for (const auto& [id, range] : own_)
-    if (first >= range.base && first + bytes <= range.base + range.bytes && mappings_->is_current(range))
+    if (first >= range.base && first + bytes <= range.base + range.bytes &&
+        mappings_->is_current(range))
       return {id, static_cast<std::uint64_t>(first - range.base)};
   return {};
 }
@@ -105,7 +108,8 @@ std::vector<T> exchange_values(WorldState& state, const T& mine) {
 /// One collective call on one PE.
 class Sharing {
  public:
-  explicit Sharing(WorldState& state) : state_(state), world_(state.parts()), table_(*world_.shared_buffers) {}
+  explicit Sharing(WorldState& state)
+      : state_(state), world_(state.parts()), table_(*world_.shared_buffers) {}
 
   void run(const void* pointer, std::size_t bytes);
   std::byte* address(Pe pe) const;
@@ -116,7 +120,8 @@ class Sharing {
   bool same_process(Pe pe) const { return device(pe).process == device(world_.my_pe).process; }
   bool passes_fds(Pe pe) const {
     const auto& host = world_.placement.host_of;
-    return !same_process(pe) && host[static_cast<std::size_t>(pe)] == host[static_cast<std::size_t>(world_.my_pe)] &&
+    return !same_process(pe) &&
+           host[static_cast<std::size_t>(pe)] == host[static_cast<std::size_t>(world_.my_pe)] &&
            device(pe).network_namespace == device(world_.my_pe).network_namespace;
   }
   /// Whether every PE that maps this one's heap can be given a descriptor, or needs none.
@@ -126,10 +131,13 @@ class Sharing {
     return true;
   }
   bool reached(Pe pe) const { return world_.device_heap->obstacle(pe).empty(); }
-  const memory::DeviceDescription& device(Pe pe) const { return world_.devices[static_cast<std::size_t>(pe)]; }
+  const memory::DeviceDescription& device(Pe pe) const {
+    return world_.devices[static_cast<std::size_t>(pe)];
+  }
   void pass_pieces();
   std::vector<memory::ReceivedFd> pass_fds(const memory::FileDescriptor& mine) const;
-  void import_round(std::uint64_t round, const std::vector<Round>& all, const std::vector<memory::ReceivedFd>& fds);
+  void import_round(std::uint64_t round, const std::vector<Round>& all,
+                    const std::vector<memory::ReceivedFd>& fds);
   void adopt_threads();
   void publish_ranges();
   void roll_back() noexcept;
@@ -143,7 +151,8 @@ class Sharing {
 
 void Sharing::fill_offer(Offer& offer, const void* pointer, std::size_t bytes) {
   if (bytes == 0) return;
-  require(pointer != nullptr, Code::invalid_argument, "share_buffer: the buffer of {} bytes is null", bytes);
+  require(pointer != nullptr, Code::invalid_argument,
+          "share_buffer: the buffer of {} bytes is null", bytes);
   offer.bytes = bytes;
   if (state_.heap().contains(pointer, bytes)) {
     offer.in_heap = 1;
@@ -179,8 +188,8 @@ void Sharing::run(const void* pointer, std::size_t bytes) {
     fill_offer(mine, pointer, bytes);
     if (table_.socket) {
       const std::string& name = table_.socket->name();
-      require(name.size() <= sizeof mine.socket_name, Code::system, "the kernel chose a socket name of {} bytes",
-              name.size());
+      require(name.size() <= sizeof mine.socket_name, Code::system,
+              "the kernel chose a socket name of {} bytes", name.size());
       mine.socket_name_length = name.size();
       std::memcpy(mine.socket_name, name.data(), name.size());
     }
@@ -195,7 +204,8 @@ void Sharing::run(const void* pointer, std::size_t bytes) {
       }
       offer(pe).failure.rethrow(pe, failure_);
     }
-    const bool any_new = std::any_of(offers_.begin(), offers_.end(), [](const Offer& one) { return one.is_new != 0; });
+    const bool any_new = std::any_of(offers_.begin(), offers_.end(),
+                                     [](const Offer& one) { return one.is_new != 0; });
     if (!any_new) return;
     pass_pieces();
     adopt_threads();
@@ -221,15 +231,18 @@ void Sharing::pass_pieces() {
     const auto exported = attempt([&] {
       if (mine.is_new != 0 && round < mine.pieces)
         out.piece = table_.mappings->export_piece(table_.own.at(mine.id).range, round, fd);
-      if (out.piece.kind == memory::PieceKind::fd && !fds_reach_all()) table_.own.at(mine.id).everywhere = false;
+      if (out.piece.kind == memory::PieceKind::fd && !fds_reach_all())
+        table_.own.at(mine.id).everywhere = false;
     });
     out.failure = FailureRecord(exported);
     const auto all = exchange_values(state_, out);
     for (Pe other = 0; other < world_.n_pes; ++other)
       all[static_cast<std::size_t>(other)].failure.rethrow(other, exported);
-    const bool any_fd =
-        std::any_of(all.begin(), all.end(), [](const Round& one) { return one.piece.kind == memory::PieceKind::fd; });
-    // Everybody takes part in passing descriptors as soon as anybody does: the sockets queue one call at a time.
+    const bool any_fd = std::any_of(all.begin(), all.end(), [](const Round& one) {
+      return one.piece.kind == memory::PieceKind::fd;
+    });
+    // Everybody takes part in passing descriptors as soon as anybody does: the sockets queue one
+    // call at a time.
     import_round(round, all, any_fd ? pass_fds(fd) : std::vector<memory::ReceivedFd>());
   }
 }
@@ -240,7 +253,8 @@ std::vector<memory::ReceivedFd> Sharing::pass_fds(const memory::FileDescriptor& 
   for (Pe pe = 0; pe < world_.n_pes; ++pe)
     if (passes_fds(pe)) {
       const Offer& theirs = offer(pe);
-      const std::size_t length = std::min<std::size_t>(theirs.socket_name_length, sizeof theirs.socket_name);
+      const std::size_t length =
+          std::min<std::size_t>(theirs.socket_name_length, sizeof theirs.socket_name);
       peers.push_back({pe, std::string(theirs.socket_name, length)});
     }
   const auto check = [&] {
@@ -256,13 +270,17 @@ void Sharing::import_round(std::uint64_t round, const std::vector<Round>& all,
   static const memory::FileDescriptor kNoDescriptor;
   for (Pe pe = 0; pe < world_.n_pes; ++pe) {
     const Offer& theirs = offer(pe);
-    if (pe == world_.my_pe || same_process(pe) || !reached(pe) || theirs.is_new == 0 || round >= theirs.pieces)
+    if (pe == world_.my_pe || same_process(pe) || !reached(pe) || theirs.is_new == 0 ||
+        round >= theirs.pieces)
       continue;
     const memory::ExportedPiece& piece = all[static_cast<std::size_t>(pe)].piece;
-    const auto fd = std::find_if(fds.begin(), fds.end(), [&](const auto& one) { return one.pe == pe; });
-    if (piece.kind == memory::PieceKind::fd && fd == fds.end()) continue;  // from another host: out of reach
-    const auto failed =
-        attempt([&] { table_.mappings->import_piece(pe, theirs.id, piece, fd == fds.end() ? kNoDescriptor : fd->fd); });
+    const auto fd =
+        std::find_if(fds.begin(), fds.end(), [&](const auto& one) { return one.pe == pe; });
+    if (piece.kind == memory::PieceKind::fd && fd == fds.end())
+      continue;  // from another host: out of reach
+    const auto failed = attempt([&] {
+      table_.mappings->import_piece(pe, theirs.id, piece, fd == fds.end() ? kNoDescriptor : fd->fd);
+    });
     if (failed && !failure_) failure_ = failed;
   }
 }
@@ -271,8 +289,10 @@ void Sharing::adopt_threads() {
   for (Pe pe = 0; pe < world_.n_pes; ++pe) {
     const Offer& theirs = offer(pe);
     if (pe == world_.my_pe || !same_process(pe) || !reached(pe) || theirs.is_new == 0) continue;
-    const auto failed = attempt(
-        [&] { table_.mappings->adopt(pe, theirs.id, reinterpret_cast<std::byte*>(theirs.base), theirs.range_bytes); });
+    const auto failed = attempt([&] {
+      table_.mappings->adopt(pe, theirs.id, reinterpret_cast<std::byte*>(theirs.base),
+                             theirs.range_bytes);
+    });
     if (failed && !failure_) failure_ = failed;
   }
 }
@@ -314,13 +334,15 @@ std::byte* Sharing::address(Pe pe) const {
 SharedBufferTable& open_table(WorldState& state) {
   require(state.is_open(), Code::closed, "share_buffer: the world is closed");
   WorldParts& world = state.parts();
-  require(world.device_heap != nullptr, Code::unsupported,
-          "share_buffer: the symmetric heap is on the host; buffers are shared between GPUs, where SHOAL_HEAP is cuda");
+  require(
+      world.device_heap != nullptr, Code::unsupported,
+      "share_buffer: the symmetric heap is on the host; buffers are shared between GPUs, where SHOAL_HEAP is cuda");
   if (!world.shared_buffers) {
     auto table = std::make_shared<SharedBufferTable>();
     table->mappings = memory::make_shared_buffers(world.device);
     for (const memory::DeviceDescription& one : world.devices)
-      if (!(one.process == world.devices[static_cast<std::size_t>(world.my_pe)].process) && !table->socket)
+      if (!(one.process == world.devices[static_cast<std::size_t>(world.my_pe)].process) &&
+          !table->socket)
         table->socket.emplace();
     world.shared_buffers = std::move(table);
   }
@@ -352,12 +374,15 @@ void SymmetricHeap::unshare_buffer(const SharedBuffer& buffer) {
     detail::FailureRecord failure;
     std::uint64_t dropped = 0;
   } mine;
-  const auto failure = detail::attempt(
-      [&] { require(known, Code::invalid_argument, "unshare_buffer of a buffer that is not shared, or no longer"); });
+  const auto failure = detail::attempt([&] {
+    require(known, Code::invalid_argument,
+            "unshare_buffer of a buffer that is not shared, or no longer");
+  });
   mine.failure = detail::FailureRecord(failure);
   if (known && buffer.id_ != 0 && own->second.uses == 1) mine.dropped = buffer.id_;
   const auto all = detail::exchange_values(*state_, mine);
-  for (std::size_t pe = 0; pe < all.size(); ++pe) all[pe].failure.rethrow(static_cast<Pe>(pe), failure);
+  for (std::size_t pe = 0; pe < all.size(); ++pe)
+    all[pe].failure.rethrow(static_cast<Pe>(pe), failure);
   for (std::size_t pe = 0; pe < all.size(); ++pe)
     if (all[pe].dropped != 0) {
       state_->parts().shared_ranges.remove(static_cast<Pe>(pe), all[pe].dropped);

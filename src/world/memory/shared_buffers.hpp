@@ -1,4 +1,6 @@
-// shared_buffers.hpp: buffers of the program that all PEs map from each other (SymmetricHeap::share_buffer).
+// SPDX-License-Identifier: Apache-2.0
+// shared_buffers.hpp: buffers of the program that all PEs map from each other
+// (SymmetricHeap::share_buffer).
 #pragma once
 
 #include <atomic>
@@ -17,7 +19,8 @@
 
 namespace shoal::detail {
 
-/// What this PE has shared, by a number that only grows and that the others know it by; and what it has mapped.
+/// What this PE has shared, by a number that only grows and that the others know it by; and what it
+/// has mapped.
 struct SharedBufferTable {
   struct Own {
     memory::BufferRange range;
@@ -32,15 +35,16 @@ struct SharedBufferTable {
 
 class WorldState;
 
-/// What all PEs share now and where it lies for this PE's GPU, for the layers above. Kept apart from the table because
-/// any thread asks, also while another one is in share_buffer.
+/// What all PEs share now and where it lies for this PE's GPU, for the layers above. Kept apart
+/// from the table because any thread asks, also while another one is in share_buffer.
 class SharedRanges {
  public:
   struct Range {
-    std::uint64_t id = 0;       ///< its owner's number for it; numbers of one owner are never used again
+    std::uint64_t id = 0;  ///< its owner's number for it; numbers of one owner are never used again
     std::byte* base = nullptr;  ///< nullptr where this PE does not map it
   };
-  /// A piece of memory of this PE within one of its ranges; id 0: there is none that everybody maps.
+  /// A piece of memory of this PE within one of its ranges; id 0: there is none that everybody
+  /// maps.
   struct Place {
     std::uint64_t id = 0;
     std::uint64_t offset = 0;  ///< from the start of the range
@@ -53,7 +57,8 @@ class SharedRanges {
 
   // For share_buffer, unshare_buffer and the end of the world.
   void add(Pe pe, std::uint64_t id, std::byte* base);
-  void add_own(Pe my_pe, std::uint64_t id, const SharedBufferTable::Own& own, const memory::SharedBuffers& mappings);
+  void add_own(Pe my_pe, std::uint64_t id, const SharedBufferTable::Own& own,
+               const memory::SharedBuffers& mappings);
   void remove(Pe pe, std::uint64_t id) noexcept;
   void clear() noexcept;
 

@@ -1,12 +1,14 @@
-// The public calls of shoal/cuda.hpp: arguments are checked here, work is started by the world's device side.
+// SPDX-License-Identifier: Apache-2.0
+// The public calls of shoal/cuda.hpp: arguments are checked here, work is started by the world's
+// device side.
 #include <cstring>
 #include <utility>
 
 #include "base/check.hpp"
 #include "shoal/cuda.hpp"
-#include "world/rma/address_checks.hpp"
 #include "world/device_side.hpp"
 #include "world/parts.hpp"
+#include "world/rma/address_checks.hpp"
 
 namespace shoal::cuda {
 namespace {
@@ -36,18 +38,21 @@ std::byte* reached(const WorldParts& world, const char* what, Pe pe, std::size_t
                    transport::Capabilities needed) {
   world.heap_route(pe, needed);  // throws where the pair of PEs cannot do it
   std::byte* const base = world.peer_base[static_cast<std::size_t>(pe)];
-  require(base != nullptr, Code::unsupported,
-          "{}: PE {} reaches the heap of PE {} by messages only; operations on streams need loads and stores", what,
-          world.my_pe, pe);
+  require(
+      base != nullptr, Code::unsupported,
+      "{}: PE {} reaches the heap of PE {} by messages only; operations on streams need loads and stores",
+      what, world.my_pe, pe);
   return base + offset;
 }
 
 /// A variable of this PE's heap.
-detail::Condition checked_condition(WorldState& state, const char* what, const void* variable, Compare compare,
-                                    std::uint64_t value, std::size_t width, bool is_signed) {
+detail::Condition checked_condition(WorldState& state, const char* what, const void* variable,
+                                    Compare compare, std::uint64_t value, std::size_t width,
+                                    bool is_signed) {
   const SymmetricHeap& heap = state.heap();
   require(heap.contains(variable, width) && reinterpret_cast<std::uintptr_t>(variable) % width == 0,
-          Code::invalid_argument, "{}: {} is no aligned word of {} bytes of this PE's symmetric heap of {} bytes at {}",
+          Code::invalid_argument,
+          "{}: {} is no aligned word of {} bytes of this PE's symmetric heap of {} bytes at {}",
           what, variable, width, heap.size(), static_cast<const void*>(heap.base()));
   return {variable, compare, value, width, is_signed};
 }
@@ -90,7 +95,8 @@ void order(const shoal::World& world, Stream before, Stream after) {
   if (before != after) side.order(before, after);
 }
 
-StreamOperations::StreamOperations(shoal::World world, Stream stream) : world_(std::move(world)), stream_(stream) {
+StreamOperations::StreamOperations(shoal::World world, Stream stream)
+    : world_(std::move(world)), stream_(stream) {
   const int sharing = side().launch().pes_on_device;
   require(
       (stream != nullptr && stream != kLegacyStream) || sharing == 1, Code::invalid_argument,
@@ -104,19 +110,22 @@ DeviceSide& StreamOperations::side() const {
 }
 
 void StreamOperations::check_counts(std::size_t target, std::size_t source) {
-  require(target == source, Code::invalid_argument, "source has {} elements, target {}; they must be equal", source,
-          target);
+  require(target == source, Code::invalid_argument,
+          "source has {} elements, target {}; they must be equal", source, target);
 }
 
-void StreamOperations::check_strided(std::size_t available, std::ptrdiff_t remote_stride, std::ptrdiff_t local_stride,
-                                     std::size_t count) {
+void StreamOperations::check_strided(std::size_t available, std::ptrdiff_t remote_stride,
+                                     std::ptrdiff_t local_stride, std::size_t count) {
   require(remote_stride >= 1 && local_stride >= 1, Code::invalid_argument,
-          "strides of {} elements (remote) and {} (local); both must be at least 1", remote_stride, local_stride);
-  require(extent(1, static_cast<std::size_t>(remote_stride), count) <= available, Code::invalid_argument,
-          "{} elements {} apart leave the remote span of {} elements", count, remote_stride, available);
+          "strides of {} elements (remote) and {} (local); both must be at least 1", remote_stride,
+          local_stride);
+  require(extent(1, static_cast<std::size_t>(remote_stride), count) <= available,
+          Code::invalid_argument, "{} elements {} apart leave the remote span of {} elements",
+          count, remote_stride, available);
 }
 
-void StreamOperations::put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const {
+void StreamOperations::put_bytes(RemoteAddress target, const void* source,
+                                 std::size_t bytes) const {
   const DeviceSide& device = side();
   const WorldParts& world = world_.state().parts();
   const std::size_t offset = checked(world, "put", target, bytes);
@@ -134,51 +143,59 @@ void StreamOperations::get_bytes(void* target, RemoteAddress source, std::size_t
   if (bytes != 0) device.copy(stream_, target, from, bytes);
 }
 
-void StreamOperations::put_small(RemoteAddress target, const void* value, std::size_t bytes, std::size_t count) const {
+void StreamOperations::put_small(RemoteAddress target, const void* value, std::size_t bytes,
+                                 std::size_t count) const {
   const DeviceSide& device = side();
   const WorldParts& world = world_.state().parts();
   require(count >= 1, Code::invalid_argument, "put_value: an empty span as target");
   const std::size_t offset = checked(world, "put_value", target, bytes);
   require(offset % bytes == 0, Code::invalid_argument,
-          "put_value: offset {} of PE {} is not a multiple of the value's {} bytes", offset, target.pe, bytes);
+          "put_value: offset {} of PE {} is not a multiple of the value's {} bytes", offset,
+          target.pe, bytes);
   std::uint64_t bits = 0;
   std::memcpy(&bits, value, bytes);
-  device.store(stream_, reached(world, "put_value", target.pe, offset, capability::put), bits, bytes);
+  device.store(stream_, reached(world, "put_value", target.pe, offset, capability::put), bits,
+               bytes);
 }
 
-void StreamOperations::put_strided_bytes(RemoteAddress target, std::size_t target_stride, const void* source,
-                                         std::size_t source_stride, std::size_t element, std::size_t count) const {
+void StreamOperations::put_strided_bytes(RemoteAddress target, std::size_t target_stride,
+                                         const void* source, std::size_t source_stride,
+                                         std::size_t element, std::size_t count) const {
   const DeviceSide& device = side();
   const WorldParts& world = world_.state().parts();
-  const std::size_t offset = checked(world, "put_strided", target, extent(element, target_stride, count));
+  const std::size_t offset =
+      checked(world, "put_strided", target, extent(element, target_stride, count));
   check_local(device, "put_strided", source, extent(element, source_stride, count));
   std::byte* const to = reached(world, "put_strided", target.pe, offset, capability::put);
   if (element != 0 && count != 0)
     device.copy_strided(stream_, to, target_stride, source, source_stride, element, count);
 }
 
-void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source,
-                                         std::size_t source_stride, std::size_t element, std::size_t count) const {
+void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride,
+                                         RemoteAddress source, std::size_t source_stride,
+                                         std::size_t element, std::size_t count) const {
   const DeviceSide& device = side();
   const WorldParts& world = world_.state().parts();
-  const std::size_t offset = checked(world, "get_strided", source, extent(element, source_stride, count));
+  const std::size_t offset =
+      checked(world, "get_strided", source, extent(element, source_stride, count));
   check_local(device, "get_strided", target, extent(element, target_stride, count));
   const std::byte* const from = reached(world, "get_strided", source.pe, offset, capability::get);
   if (element != 0 && count != 0)
     device.copy_strided(stream_, target, target_stride, from, source_stride, element, count);
 }
 
-void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand, std::uint64_t compare,
-                                   std::size_t width, void* result) const {
+void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
+                                   std::uint64_t compare, std::size_t width, void* result) const {
   const DeviceSide& device = side();
   const WorldParts& world = world_.state().parts();
   const std::size_t offset = checked_word(world, "atomic", target, width);
   if (result != nullptr) device.check_local("atomic", result, width);
-  device.atomic(stream_, op, reached(world, "atomic", target.pe, offset, capability::atomics), operand, compare, width,
-                result);
+  device.atomic(stream_, op, reached(world, "atomic", target.pe, offset, capability::atomics),
+                operand, compare, width, result);
 }
 
-void StreamOperations::signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const {
+void StreamOperations::signal(RemoteSpan<std::uint64_t> target, SignalOp op,
+                              std::uint64_t value) const {
   const DeviceSide& device = side();
   const WorldParts& world = world_.state().parts();
   const std::size_t offset = checked_signal(world, "signal", target);
@@ -187,27 +204,31 @@ void StreamOperations::signal(RemoteSpan<std::uint64_t> target, SignalOp op, std
 }
 
 void StreamOperations::put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
-                                        RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const {
+                                        RemoteSpan<std::uint64_t> flag, SignalOp op,
+                                        std::uint64_t value) const {
   const DeviceSide& device = side();
   const WorldParts& world = world_.state().parts();
   const std::size_t offset = checked(world, "put_signal", target, bytes);
   const std::size_t flag_offset = checked_signal(world, "put_signal", flag);
   require(flag.address.pe == target.pe, Code::invalid_argument,
-          "put_signal: data for PE {}, but a signal of PE {}; they must be one PE", target.pe, flag.address.pe);
+          "put_signal: data for PE {}, but a signal of PE {}; they must be one PE", target.pe,
+          flag.address.pe);
   check_local(device, "put_signal", source, bytes);
-  std::byte* const base = reached(world, "put_signal", target.pe, 0, capability::put | capability::signals);
-  device.copy_signal(stream_, base + offset, source, bytes, reinterpret_cast<std::uint64_t*>(base + flag_offset), op,
-                     value);
+  std::byte* const base =
+      reached(world, "put_signal", target.pe, 0, capability::put | capability::signals);
+  device.copy_signal(stream_, base + offset, source, bytes,
+                     reinterpret_cast<std::uint64_t*>(base + flag_offset), op, value);
 }
 
-void StreamOperations::wait_word(const void* variable, Compare compare, std::uint64_t value, std::size_t width,
-                                 bool is_signed) const {
+void StreamOperations::wait_word(const void* variable, Compare compare, std::uint64_t value,
+                                 std::size_t width, bool is_signed) const {
   const DeviceSide& device = side();
-  device.wait(stream_, checked_condition(world_.state(), "wait_until", variable, compare, value, width, is_signed));
+  device.wait(stream_, checked_condition(world_.state(), "wait_until", variable, compare, value,
+                                         width, is_signed));
 }
 
-void StreamOperations::test_word(const void* variable, Compare compare, std::uint64_t value, std::size_t width,
-                                 bool is_signed, int* result) const {
+void StreamOperations::test_word(const void* variable, Compare compare, std::uint64_t value,
+                                 std::size_t width, bool is_signed, int* result) const {
   const DeviceSide& device = side();
   const detail::Condition condition =
       checked_condition(world_.state(), "test", variable, compare, value, width, is_signed);
@@ -225,7 +246,8 @@ void StreamOperations::quiet() const {
 void StreamOperations::barrier(const Team& team) const {
   const DeviceSide& device = side();
   const detail::TeamState& state = team.state();
-  require(state.world.get() == &world_.state(), Code::invalid_argument, "barrier: a team of another world");
+  require(state.world.get() == &world_.state(), Code::invalid_argument,
+          "barrier: a team of another world");
   const WorldParts& world = world_.state().parts();
   for (const Pe pe : state.members) reached(world, "barrier", pe, 0, capability::signals);
   device.barrier(stream_, detail::describe_team(device, state));

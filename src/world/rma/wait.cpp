@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The wait and test families: one loop over variables of either width.
 #include <atomic>
 
@@ -29,12 +30,14 @@ bool holds(T seen, Compare compare, T value) {
 /// The variables as the host can read them: those in GPU memory are fetched, all at once.
 class Snapshot {
  public:
-  Snapshot(detail::WorldState& world, const void* variables, std::size_t bytes) : variables_(variables) {
+  Snapshot(detail::WorldState& world, const void* variables, std::size_t bytes)
+      : variables_(variables) {
     if (world.cuda() == nullptr) return;
     fetched_.resize((bytes + sizeof fetched_[0] - 1) / sizeof fetched_[0]);
     const Pe me = world.my_pe();
     const detail::HeapRoute route = world.parts().heap_route(me, transport::capability::get);
-    route.transport.get(fetched_.data(), me, route.start + world.heap().offset_of(variables), bytes);
+    route.transport.get(fetched_.data(), me, route.start + world.heap().offset_of(variables),
+                        bytes);
     variables_ = fetched_.data();
   }
   const void* data() const noexcept { return variables_; }
@@ -46,13 +49,14 @@ class Snapshot {
 
 template <typename T>
 T load(const void* variables, std::size_t index) {
-  auto* const variable =
-      const_cast<T*>(static_cast<const T*>(variables)) + index;  // atomic_ref takes no const in C++20
+  auto* const variable = const_cast<T*>(static_cast<const T*>(variables)) +
+                         index;  // atomic_ref takes no const in C++20
   return std::atomic_ref<T>(*variable).load(std::memory_order_acquire);
 }
 
 template <typename T>
-bool holds_at(const void* variables, std::size_t index, const void* values, std::size_t value_index, Compare compare) {
+bool holds_at(const void* variables, std::size_t index, const void* values, std::size_t value_index,
+              Compare compare) {
   return holds(load<T>(variables, index), compare, static_cast<const T*>(values)[value_index]);
 }
 
@@ -68,18 +72,20 @@ enum Needed { all, any, some };
 World::WaitResult World::test_words(const Words& words, Compare compare, int needed) const {
   detail::WorldState& world = state();
   require(words.skip.empty() || words.skip.size() == words.count, Code::invalid_argument,
-          "wait or test: skip has {} elements for {} variables; allowed: none, or one each", words.skip.size(),
-          words.count);
+          "wait or test: skip has {} elements for {} variables; allowed: none, or one each",
+          words.skip.size(), words.count);
   require(words.value_count == 1 || words.value_count == words.count, Code::invalid_argument,
-          "wait or test: {} values for {} variables; allowed: 1, or one each", words.value_count, words.count);
+          "wait or test: {} values for {} variables; allowed: 1, or one each", words.value_count,
+          words.count);
   if (words.count == 0) return {needed == all, {}};
-  require(world.heap().contains(words.variables, words.count * words.width) &&
-              reinterpret_cast<std::uintptr_t>(words.variables) % words.width == 0,
-          Code::invalid_argument,
-          "wait or test: {} variables of {} bytes at {} are not aligned words of this PE's symmetric heap of {} bytes "
-          "at {}",
-          words.count, words.width, words.variables, world.heap().size(),
-          static_cast<const void*>(world.heap().base()));
+  require(
+      world.heap().contains(words.variables, words.count * words.width) &&
+          reinterpret_cast<std::uintptr_t>(words.variables) % words.width == 0,
+      Code::invalid_argument,
+      "wait or test: {} variables of {} bytes at {} are not aligned words of this PE's symmetric heap of {} bytes "
+      "at {}",
+      words.count, words.width, words.variables, world.heap().size(),
+      static_cast<const void*>(world.heap().base()));
 
   const Snapshot snapshot(world, words.variables, words.count * words.width);
   const void* const variables = snapshot.data();
@@ -125,18 +131,21 @@ World::WaitResult World::wait_words(const Words& words, Compare compare, int nee
   world.set_progress(detail::Activity::idle, world.parts().world_team().epoch, "wait_until");
   if (outcome == detail::WaitOutcome::ready) return result;
   const Snapshot last(world, words.variables, words.width);
-  const auto seen = words.width == 8 ? load<std::int64_t>(last.data(), 0) : load<std::int32_t>(last.data(), 0);
+  const auto seen =
+      words.width == 8 ? load<std::int64_t>(last.data(), 0) : load<std::int32_t>(last.data(), 0);
   const auto wanted = words.width == 8 ? *static_cast<const std::int64_t*>(words.values)
                                        : *static_cast<const std::int32_t*>(words.values);
   world.throw_wait_failed(
       outcome, "wait_until",
-      fmt::format("waiting for {} of {} variables at heap offset {}, the first to be {} {}, seen {}",
-                  needed == all ? "all" : "one", words.count, world.heap().offset_of(words.variables),
-                  symbol_of(compare), wanted, seen));
+      fmt::format(
+          "waiting for {} of {} variables at heap offset {}, the first to be {} {}, seen {}",
+          needed == all ? "all" : "one", words.count, world.heap().offset_of(words.variables),
+          symbol_of(compare), wanted, seen));
 }
 
 std::uint64_t World::signal_fetch(const std::uint64_t* flag) const {
-  require(state().heap().contains(flag, sizeof *flag) && reinterpret_cast<std::uintptr_t>(flag) % sizeof *flag == 0,
+  require(state().heap().contains(flag, sizeof *flag) &&
+              reinterpret_cast<std::uintptr_t>(flag) % sizeof *flag == 0,
           Code::invalid_argument, "signal_fetch: {} is no aligned word of this PE's symmetric heap",
           static_cast<const void*>(flag));
   return load<std::uint64_t>(Snapshot(state(), flag, sizeof *flag).data(), 0);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world/startup/agreement.hpp"
 
 #include <algorithm>
@@ -24,16 +25,17 @@ std::vector<SharedField> shared_fields(const Settings& settings, const ControlLa
   };
 }
 
-void check_shared(std::span<const SharedField> fields, std::span<const std::vector<std::string>> values) {
+void check_shared(std::span<const SharedField> fields,
+                  std::span<const std::vector<std::string>> values) {
   std::vector<Pe> pes;
   for (std::size_t pe = 0; pe < values.size(); ++pe) pes.push_back(static_cast<Pe>(pe));
   for (std::size_t i = 0; i < fields.size(); ++i) {
     std::vector<std::string> texts;
     for (const auto& of_pe : values) texts.push_back(i < of_pe.size() ? of_pe[i] : "unknown to it");
-    const bool equal =
-        std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts.front(); });
-    require(equal, Code::mismatch, "PEs disagree about {}, which must be the same on all: {}", fields[i].name,
-            group_by_text(texts, pes));
+    const bool equal = std::all_of(texts.begin(), texts.end(),
+                                   [&](const std::string& text) { return text == texts.front(); });
+    require(equal, Code::mismatch, "PEs disagree about {}, which must be the same on all: {}",
+            fields[i].name, group_by_text(texts, pes));
   }
 }
 

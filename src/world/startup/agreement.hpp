@@ -1,4 +1,6 @@
-// agreement.hpp: what must be equal on all PEs, and how to say that it is not (requirements A2, A7).
+// SPDX-License-Identifier: Apache-2.0
+// agreement.hpp: what must be equal on all PEs, and how to say that it is not (requirements A2,
+// A7).
 #pragma once
 
 #include <cstdint>
@@ -22,14 +24,17 @@ struct SharedField {
 /// These as this PE sees them; the protocol version first.
 std::vector<SharedField> shared_fields(const Settings& settings, const ControlLayout& layout);
 
-/// Throws Error{mismatch} naming the first field whose values differ, and who has which. `values` is by PE, in the
-/// order of `fields`.
-void check_shared(std::span<const SharedField> fields, std::span<const std::vector<std::string>> values);
+/// Throws Error{mismatch} naming the first field whose values differ, and who has which. `values`
+/// is by PE, in the order of `fields`.
+void check_shared(std::span<const SharedField> fields,
+                  std::span<const std::vector<std::string>> values);
 
-/// "PE 0, 2: x; PE 1: y": each distinct text once, with the PEs that have it. `pes` numbers the texts.
+/// "PE 0, 2: x; PE 1: y": each distinct text once, with the PEs that have it. `pes` numbers the
+/// texts.
 std::string group_by_text(std::span<const std::string> texts, std::span<const Pe> pes);
 
-/// The text of an exception without the "shoal: " that Error puts in front: for use inside another message.
+/// The text of an exception without the "shoal: " that Error puts in front: for use inside another
+/// message.
 std::string message_of(const std::exception& exception);
 
 /// `bytes` rounded up to pages.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // blob.hpp: values and texts packed into bytes for an all-gather, and unpacked again.
 #pragma once
 
@@ -36,8 +37,8 @@ class BlobWriter {
   std::vector<std::byte> data_;
 };
 
-/// Reads in the order of writing. Throws Error{mismatch} when the blob is shorter than what is read: another build
-/// wrote it.
+/// Reads in the order of writing. Throws Error{mismatch} when the blob is shorter than what is
+/// read: another build wrote it.
 class BlobReader {
  public:
   // NOLINTNEXTLINE(google-explicit-constructor): a reader is a view of its blob
@@ -63,7 +64,8 @@ class BlobReader {
 
  private:
   std::span<const std::byte> take(std::size_t size) {
-    require(size <= rest_.size(), Code::mismatch, "a PE of another version of Shoal: its message is {} bytes too short",
+    require(size <= rest_.size(), Code::mismatch,
+            "a PE of another version of Shoal: its message is {} bytes too short",
             size - rest_.size());
     const auto taken = rest_.first(size);
     rest_ = rest_.subspan(size);

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // World::open as a table of named, timed phases (requirement D9).
 //
-// Each phase has a local half that prepares this PE's contribution, an all-gather, and a half that uses everybody's.
-// The all-gather also carries failures: when either half of a phase fails on some PE, the next all-gather tells all of
-// them, and all of them throw.
+// Each phase has a local half that prepares this PE's contribution, an all-gather, and a half that
+// uses everybody's. The all-gather also carries failures: when either half of a phase fails on some
+// PE, the next all-gather tells all of them, and all of them throw.
 #include "world/startup/init.hpp"
 
 #include <algorithm>
@@ -12,10 +13,10 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "topology/nic_plan.hpp"
-#include "world/startup/agreement.hpp"
-#include "world/startup/blob.hpp"
 #include "world/device_side.hpp"
 #include "world/parts.hpp"
+#include "world/startup/agreement.hpp"
+#include "world/startup/blob.hpp"
 #include "world/teams/team.hpp"
 
 namespace shoal::detail {
@@ -23,7 +24,8 @@ namespace shoal::detail {
 /// World::open on one PE.
 class Opening {
  public:
-  explicit Opening(WorldOptions options) : state_(std::make_shared<WorldState>()), parts_(state_->parts()) {
+  explicit Opening(WorldOptions options)
+      : state_(std::make_shared<WorldState>()), parts_(state_->parts()) {
     parts_.settings = std::move(options.settings);
     parts_.bootstrap = std::move(options.bootstrap);
   }
@@ -81,7 +83,7 @@ class Opening {
   std::shared_ptr<WorldState> state_;
   WorldParts& parts_;
   std::optional<Failure> failure_;  // of this PE; reported by the next all-gather
-  std::string network_;             // the network transport to try next; the same on all PEs, empty: none
+  std::string network_;  // the network transport to try next; the same on all PEs, empty: none
 };
 
 const Opening::Phase Opening::kPhases[] = {
@@ -104,7 +106,8 @@ std::shared_ptr<WorldState> Opening::run() {
     if (phase.cuda_only && parts_.settings.heap != "cuda") continue;
     if (phase.network_only) continue;
     run(phase);
-    // As long as some pair wants a network that has not been tried, another round with the next one.
+    // As long as some pair wants a network that has not been tried, another round with the next
+    // one.
     if (phase.prepare == &Opening::map_connections)
       while (!network_.empty())
         for (const Phase& step : kPhases)
@@ -129,11 +132,13 @@ void Opening::run(const Phase& phase) {
     attempt(phase.name, [&] { (this->*phase.use)(all); });
   }
   parts_.phases.push_back({phase.name, Clock::now() - start, waited});
-  log::debug("PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
-             std::chrono::duration_cast<std::chrono::microseconds>(parts_.phases.back().duration).count());
+  log::debug(
+      "PE {} of {}: phase {} took {} us", parts_.my_pe, parts_.n_pes, phase.name,
+      std::chrono::duration_cast<std::chrono::microseconds>(parts_.phases.back().duration).count());
 }
 
-/// Runs one half of a phase; what it throws is kept for the next all-gather. Only the first failure counts.
+/// Runs one half of a phase; what it throws is kept for the next all-gather. Only the first failure
+/// counts.
 template <typename Step>
 void Opening::attempt(const char* phase, Step&& step) {
   std::optional<Failure> caught;
@@ -161,10 +166,12 @@ Opening::Blobs Opening::gather(const char* phase, std::vector<std::byte> mine) {
   try {
     gathered = parts_.bootstrap->all_gather(blob.take(), phase);
   } catch (const std::exception& error) {
-    // A bootstrap that fails here alone must say so to the others; where it has failed for all, nobody listens.
+    // A bootstrap that fails here alone must say so to the others; where it has failed for all,
+    // nobody listens.
     parts_.bootstrap->abort(fmt::format("failed in phase {}: {}", phase, message_of(error)));
     if (failure_)
-      fail(failure_->code, "PE {} failed in phase {}: {}", parts_.my_pe, failure_->phase, failure_->message);
+      fail(failure_->code, "PE {} failed in phase {}: {}", parts_.my_pe, failure_->phase,
+           failure_->message);
     throw;
   }
 
@@ -190,10 +197,11 @@ void Opening::throw_agreed(const std::vector<std::pair<Pe, Failure>>& failures) 
   const auto& [pe, first] = failures.front();
   // What all PEs found alike, such as a disagreement between them, is nobody's fault in particular.
   const auto same = [&](const auto& other) { return other.second.message == first.message; };
-  const bool by_all =
-      static_cast<Pe>(failures.size()) == parts_.n_pes && std::all_of(failures.begin(), failures.end(), same);
+  const bool by_all = static_cast<Pe>(failures.size()) == parts_.n_pes &&
+                      std::all_of(failures.begin(), failures.end(), same);
   const Code code = failure_ ? failure_->code : Code::peer_failed;
-  if (by_all && parts_.n_pes > 1) fail(code, "all PEs failed in phase {}: {}", first.phase, first.message);
+  if (by_all && parts_.n_pes > 1)
+    fail(code, "all PEs failed in phase {}: {}", first.phase, first.message);
   fail(code, "PE {} failed in phase {}: {}", pe, first.phase, first.message);
 }
 
@@ -210,7 +218,8 @@ void Opening::connect_bootstrap(BlobWriter& mine) {
   parts_.token = memory::make_token();
   mine.value(parts_.token);
   mine.value(kProtocolVersion);
-  for (const SharedField& field : shared_fields(parts_.settings, parts_.layout)) mine.text(field.value);
+  for (const SharedField& field : shared_fields(parts_.settings, parts_.layout))
+    mine.text(field.value);
 }
 
 void Opening::compare_settings(const Blobs& all) {
@@ -246,34 +255,39 @@ void Opening::place(const Blobs& all) {
 
 void Opening::open_device(BlobWriter& mine) {
   const auto& hosts = parts_.placement.host_of;
-  const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](auto host) { return host == hosts.front(); });
+  const bool one_host =
+      std::all_of(hosts.begin(), hosts.end(), [&](auto host) { return host == hosts.front(); });
   memory::DeviceRequest request;
   request.ordinal = parts_.settings.device;
   request.index = parts_.placement.index_on_host[static_cast<std::size_t>(parts_.my_pe)];
-  request.probe_fabric =
-      parts_.settings.cuda_handle == "fabric" || (parts_.settings.cuda_handle == "automatic" && !one_host);
+  request.probe_fabric = parts_.settings.cuda_handle == "fabric" ||
+                         (parts_.settings.cuda_handle == "automatic" && !one_host);
   request.timeout = parts_.settings.timeout;
   parts_.device = memory::open_device(request);
   mine.value(parts_.device->description());
 }
 
 void Opening::know_devices(const Blobs& all) {
-  for (const auto& blob : all) parts_.devices.push_back(BlobReader(blob).value<memory::DeviceDescription>());
+  for (const auto& blob : all)
+    parts_.devices.push_back(BlobReader(blob).value<memory::DeviceDescription>());
 }
 
 void Opening::create_heap(BlobWriter& mine) {
   const bool on_host = parts_.settings.heap != "cuda";
-  const std::size_t behind = on_host ? heap_bytes(parts_.settings) : whole_pages(parts_.settings.staging_size);
+  const std::size_t behind =
+      on_host ? heap_bytes(parts_.settings) : whole_pages(parts_.settings.staging_size);
   parts_.heap_staging = parts_.layout.bytes() + behind;
   parts_.segment = memory::Segment::create(
-      parts_.heap_staging + (on_host ? 0 : whole_pages(transport::heap_staging(parts_.n_pes, parts_.settings))));
+      parts_.heap_staging +
+      (on_host ? 0 : whole_pages(transport::heap_staging(parts_.n_pes, parts_.settings))));
   if (!on_host) {
     memory::DeviceHeapContext context;
     context.device = parts_.device;
     context.my_pe = parts_.my_pe;
     context.devices = parts_.devices;
     context.host_of = parts_.placement.host_of;
-    context.handle = memory::choose_handle(parts_.settings.cuda_handle, parts_.devices, parts_.placement.host_of);
+    context.handle = memory::choose_handle(parts_.settings.cuda_handle, parts_.devices,
+                                           parts_.placement.host_of);
     context.bytes = memory::device_heap_bytes(parts_.settings.symmetric_size, parts_.devices);
     context.world = parts_.token;
     parts_.device_heap = memory::make_device_heap(std::move(context));
@@ -322,7 +336,9 @@ transport::Context Opening::transport_context() const {
   context.failure = [state = state_.get()](Pe pe) {
     return state->has_failed(pe) ? state->failure().value_or("") : std::string();
   };
-  context.host_route = [parts = &parts_](Pe pe) -> transport::Transport& { return parts->route(pe); };
+  context.host_route = [parts = &parts_](Pe pe) -> transport::Transport& {
+    return parts->route(pe);
+  };
   context.staging = parts_.heap_staging;
   return context;
 }
@@ -367,7 +383,8 @@ void Opening::map_connections(BlobWriter& mine) {
     for (const auto& transport : transports) map.names.emplace_back(transport->name());
     for (Pe pe = 0; pe < parts_.n_pes; ++pe) {
       map.reasons.emplace_back();
-      for (const auto& transport : transports) map.reasons.back().push_back(transport->reach(pe).reason);
+      for (const auto& transport : transports)
+        map.reasons.back().push_back(transport->reach(pe).reason);
     }
     for (const transport::Capabilities capabilities : connectivity_row(transports, parts_.n_pes))
       mine.value(capabilities);
@@ -402,33 +419,40 @@ void Opening::choose_nics(BlobWriter& mine) {
   const auto me = static_cast<std::size_t>(parts_.my_pe);
   const auto& host_of = parts_.placement.host_of;
   const Settings& settings = parts_.settings;
-  const auto on_host = static_cast<std::int32_t>(std::count(host_of.begin(), host_of.end(), host_of[me]));
+  const auto on_host =
+      static_cast<std::int32_t>(std::count(host_of.begin(), host_of.end(), host_of[me]));
   const Pe index = parts_.placement.index_on_host[me];
   const topology::Machine machine = topology::read_machine();
-  const auto seats =
-      topology::host_seats(machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
+  const auto seats = topology::host_seats(
+      machine, settings.local_size > 0 ? static_cast<std::int32_t>(settings.local_size) : on_host);
   std::string gpu =
-      parts_.device ? memory::describe_gpus().gpus.at(static_cast<std::size_t>(parts_.device->device)).pci : "";
+      parts_.device
+          ? memory::describe_gpus().gpus.at(static_cast<std::size_t>(parts_.device->device)).pci
+          : "";
   if (!gpu.empty() && machine.gpus.empty()) {  // containers may hide the PCI bus
-    log::info("PE {}: this machine shows no GPU on its PCI bus: NICs are chosen without GPU {}", parts_.my_pe, gpu);
+    log::info("PE {}: this machine shows no GPU on its PCI bus: NICs are chosen without GPU {}",
+              parts_.my_pe, gpu);
     gpu.clear();
   }
-  const std::int32_t seat =
-      topology::seat_of(machine, static_cast<std::int32_t>(seats.size()), gpu,
-                        settings.local_index >= 0 ? static_cast<std::int32_t>(settings.local_index) : index);
-  const topology::NicPlan plan = topology::plan_nics(machine, seats, topology::nic_binding(settings));
+  const std::int32_t seat = topology::seat_of(
+      machine, static_cast<std::int32_t>(seats.size()), gpu,
+      settings.local_index >= 0 ? static_cast<std::int32_t>(settings.local_index) : index);
+  const topology::NicPlan plan =
+      topology::plan_nics(machine, seats, topology::nic_binding(settings));
   const std::vector<topology::NicUse>& uses = plan.of_seat[static_cast<std::size_t>(seat)];
   parts_.nics.emplace();
   for (const topology::NicUse& use : uses)
     parts_.nics->push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
   mine.text(topology::read_host_identity(settings.host_id).name);
-  for (const std::vector<std::string>& list : {*parts_.nics, topology::networks_of(machine, uses)}) {
+  for (const std::vector<std::string>& list :
+       {*parts_.nics, topology::networks_of(machine, uses)}) {
     mine.value<std::uint64_t>(list.size());
     for (const std::string& text : list) mine.text(text);
   }
 }
 
-/// NICs that cannot reach each other are named here, by rail: a network would only find that nobody answers, in time.
+/// NICs that cannot reach each other are named here, by rail: a network would only find that nobody
+/// answers, in time.
 void Opening::check_nics(const Blobs& all) {
   std::vector<topology::RailEnd> ends;
   for (const auto& blob : all) {
@@ -438,7 +462,8 @@ void Opening::check_nics(const Blobs& all) {
     end.host = parts_.placement.host_of[ends.size() - 1];
     end.host_name = reader.text();
     for (auto* const list : {&end.nics, &end.networks})
-      for (auto left = reader.value<std::uint64_t>(); left > 0; --left) list->push_back(reader.text());
+      for (auto left = reader.value<std::uint64_t>(); left > 0; --left)
+        list->push_back(reader.text());
   }
   topology::check_rails(topology::rails(parts_.placement), ends);
 }
@@ -464,7 +489,8 @@ void Opening::connect_network(const Blobs& all) {
 
 void Opening::use_connections() {
   choose_transports(parts_.connectivity, parts_.my_pe);
-  // A network that was dropped goes: its thread would poll for nobody, and what becomes of its connections is no news.
+  // A network that was dropped goes: its thread would poll for nobody, and what becomes of its
+  // connections is no news.
   for (std::size_t t = 0; t < parts_.connectivity.dropped.size(); ++t)
     if (const std::string& why = parts_.connectivity.dropped[t]; !why.empty())
       parts_.transports[t] = transport::make_unavailable(parts_.connectivity.names[t], why);
@@ -473,7 +499,8 @@ void Opening::use_connections() {
   for (std::size_t t = 0; t < parts_.heap_transports.size(); ++t) {
     std::vector<Pe> carried;
     for (Pe pe = 0; pe < parts_.n_pes; ++pe)
-      if (parts_.heap_connectivity.transport_of[static_cast<std::size_t>(pe)] == t) carried.push_back(pe);
+      if (parts_.heap_connectivity.transport_of[static_cast<std::size_t>(pe)] == t)
+        carried.push_back(pe);
     parts_.heap_transports[t]->carry(carried);
   }
 }
@@ -485,14 +512,16 @@ std::byte* Opening::peer_heap(Pe pe) const {
     return base == nullptr ? nullptr : base + parts_.layout.bytes();
   }
   const auto i = static_cast<std::size_t>(pe);
-  if ((parts_.heap_connectivity.capabilities[i] & transport::capability::load_store) == 0) return nullptr;
+  if ((parts_.heap_connectivity.capabilities[i] & transport::capability::load_store) == 0)
+    return nullptr;
   return parts_.heap_transports[parts_.heap_connectivity.transport_of[i]]->base(pe);
 }
 
 void Opening::make_teams(BlobWriter&) {
   make_predefined_teams(*state_);
   parts_.joins_read.resize(static_cast<std::size_t>(parts_.n_pes));
-  parts_.health.emplace(parts_.n_pes, parts_.layout, parts_.segment->base(), parts_.transports, parts_.bootstrap);
+  parts_.health.emplace(parts_.n_pes, parts_.layout, parts_.segment->base(), parts_.transports,
+                        parts_.bootstrap);
   state_->spin_ = parts_.settings.spin;
   state_->networked_ = parts_.transports.size() > transport::factories().size();
   if (parts_.device_heap) parts_.device_side = make_device_side(parts_);

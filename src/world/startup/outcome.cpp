@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world/startup/outcome.hpp"
 
 #include <algorithm>
@@ -27,7 +28,8 @@ void agree_on_outcome(WorldState& state, const std::optional<Error>& failure, co
   const auto blobs = state.exchange(state.world_team(), &mine, sizeof mine, what);
   for (Pe pe = 0; pe < state.n_pes(); ++pe) {
     FailureRecord record;
-    std::memcpy(&record, blobs.data() + static_cast<std::size_t>(pe) * sizeof record, sizeof record);
+    std::memcpy(&record, blobs.data() + static_cast<std::size_t>(pe) * sizeof record,
+                sizeof record);
     record.rethrow(pe, failure);
   }
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // outcome.hpp: steps of a collective call that may fail on some PEs and then must fail on all.
 #pragma once
 
@@ -31,11 +32,13 @@ struct FailureRecord {
 
   FailureRecord() = default;
   explicit FailureRecord(const std::optional<Error>& failure);
-  /// Throws, where there is a failure: `own` on the PE whose it is, the record's text with that PE's number on others.
+  /// Throws, where there is a failure: `own` on the PE whose it is, the record's text with that
+  /// PE's number on others.
   void rethrow(Pe pe, const std::optional<Error>& own) const;
 };
 
-/// Returns when all PEs of the world have come here without failure; throws on all of them otherwise. `what` names it.
+/// Returns when all PEs of the world have come here without failure; throws on all of them
+/// otherwise. `what` names it.
 void agree_on_outcome(WorldState& state, const std::optional<Error>& failure, const char* what);
 
 }  // namespace shoal::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -34,8 +35,8 @@ int rank_of(const Error& error) {
   return error.code() == Code::timeout ? 1 : 0;
 }
 
-void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap, const std::function<void(World&)>& body,
-            Failures& failures) {
+void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap,
+            const std::function<void(World&)>& body, Failures& failures) {
   World world;
   const auto failed = [&](const std::string& reason, int rank) {
     failures.add(std::current_exception(), rank);

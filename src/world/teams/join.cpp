@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // World::make_team: PEs that know only a common id find each other.
 //
-// Every joining PE writes a record (id, size, its index, its free team indices) into the join board of every PE of the
-// world, and watches its own board for records with the same id. When it has all of them it acknowledges them to their
-// writers; a writer whose record is acknowledged by all members may use its place in the boards again. So two joins in
-// a row cannot be mixed, whatever their ids.
+// Every joining PE writes a record (id, size, its index, its free team indices) into the join board
+// of every PE of the world, and watches its own board for records with the same id. When it has all
+// of them it acknowledges them to their writers; a writer whose record is acknowledged by all
+// members may use its place in the boards again. So two joins in a row cannot be mixed, whatever
+// their ids.
 #include <algorithm>
 
 #include "base/check.hpp"
@@ -45,9 +47,10 @@ class Join {
     acknowledge();
     state_.set_progress(Activity::idle, parts_.joins, "team join");
     require(problem.empty(), Code::invalid_argument, "{}", problem);
-    require(team_index.has_value(), Code::exhausted,
-            "make_team(id {}, size {}): no team index is free on all members; SHOAL_MAX_TEAMS is {}", id_, size_,
-            parts_.slots.count());
+    require(
+        team_index.has_value(), Code::exhausted,
+        "make_team(id {}, size {}): no team index is free on all members; SHOAL_MAX_TEAMS is {}",
+        id_, size_, parts_.slots.count());
     return Team(new_team(state_, *team_index, generation, std::move(members)));
   }
 
@@ -78,7 +81,8 @@ class Join {
     const std::size_t offset = parts_.layout.join_record(pe);
     JoinRecord record{};
     record.version = parts_.load(offset);
-    if (record.version % 2 != 0 || record.version <= parts_.joins_read[static_cast<std::size_t>(pe)])
+    if (record.version % 2 != 0 ||
+        record.version <= parts_.joins_read[static_cast<std::size_t>(pe)])
       return std::nullopt;
     record.id = parts_.load(offset + offsetof(JoinRecord, id));
     record.size = parts_.load(offset + offsetof(JoinRecord, size));
@@ -104,26 +108,30 @@ class Join {
   void wait_for_candidates() {
     const auto outcome = state_.poll([&] { return complete(); }, state_.deadline());
     if (outcome != WaitOutcome::ready)
-      state_.throw_wait_failed(outcome, fmt::format("make_team(id {}, size {}, index {})", id_, size_, index_),
-                               fmt::format("waiting for {} members, {} came ({})", size_, candidates_.size(), list()));
+      state_.throw_wait_failed(
+          outcome, fmt::format("make_team(id {}, size {}, index {})", id_, size_, index_),
+          fmt::format("waiting for {} members, {} came ({})", size_, candidates_.size(), list()));
     if (!sizes_differ()) return;
     // Nobody waits for acknowledgements here, but the same records must not spoil a later attempt.
-    for (const auto& [pe, record] : candidates_) parts_.joins_read[static_cast<std::size_t>(pe)] = record.version;
+    for (const auto& [pe, record] : candidates_)
+      parts_.joins_read[static_cast<std::size_t>(pe)] = record.version;
     fail(Code::mismatch, "make_team(id {}): PEs give different sizes: {}", id_, list());
   }
 
   /// Empty when the members have the indices 0 .. size - 1.
   std::string find_problem() const {
     if (candidates_.size() > static_cast<std::size_t>(size_))
-      return fmt::format("make_team(id {}, size {}): {} PEs joined: {}", id_, size_, candidates_.size(), list());
+      return fmt::format("make_team(id {}, size {}): {} PEs joined: {}", id_, size_,
+                         candidates_.size(), list());
     std::vector<bool> taken(static_cast<std::size_t>(size_));
     for (const Candidate& candidate : candidates_) {
       const auto index = static_cast<std::int64_t>(candidate.record.index);
       if (index < 0 || index >= size_)
-        return fmt::format("make_team(id {}, size {}): PE {} has index {}; allowed: 0 to {}", id_, size_, candidate.pe,
-                           index, size_ - 1);
+        return fmt::format("make_team(id {}, size {}): PE {} has index {}; allowed: 0 to {}", id_,
+                           size_, candidate.pe, index, size_ - 1);
       if (taken[candidate.record.index])
-        return fmt::format("make_team(id {}, size {}): index {} is taken twice: {}", id_, size_, index, list());
+        return fmt::format("make_team(id {}, size {}): index {} is taken twice: {}", id_, size_,
+                           index, list());
       taken[candidate.record.index] = true;
     }
     return {};
@@ -132,8 +140,8 @@ class Join {
   std::string list() const {
     std::string text;
     for (const Candidate& candidate : candidates_)
-      text += fmt::format("{}PE {}: size {}, index {}", text.empty() ? "" : "; ", candidate.pe, candidate.record.size,
-                          static_cast<std::int64_t>(candidate.record.index));
+      text += fmt::format("{}PE {}: size {}, index {}", text.empty() ? "" : "; ", candidate.pe,
+                          candidate.record.size, static_cast<std::int64_t>(candidate.record.index));
     return text.empty() ? "nobody" : text;
   }
 
@@ -141,21 +149,25 @@ class Join {
   std::optional<std::int32_t> common_index() const {
     std::vector<std::uint64_t> common(words_, ~std::uint64_t{0});
     for (const Candidate& candidate : candidates_)
-      for (std::size_t i = 0; i < words_; ++i) common[i] &= parts_.load(parts_.layout.join_free_word(candidate.pe, i));
+      for (std::size_t i = 0; i < words_; ++i)
+        common[i] &= parts_.load(parts_.layout.join_free_word(candidate.pe, i));
     return TeamSlots::lowest(common);
   }
 
   void acknowledge() {
     for (const auto& [pe, record] : candidates_) {
-      parts_.route(pe).signal(pe, parts_.layout.join_acknowledged(parts_.my_pe), SignalOp::set, record.version);
+      parts_.route(pe).signal(pe, parts_.layout.join_acknowledged(parts_.my_pe), SignalOp::set,
+                              record.version);
       parts_.joins_read[static_cast<std::size_t>(pe)] = record.version;
     }
     for (const auto& [pe, record] : candidates_) {
       const std::size_t word = parts_.layout.join_acknowledged(pe);
-      const auto outcome = state_.poll([&] { return parts_.load(word) >= version_; }, state_.deadline(), pe);
+      const auto outcome =
+          state_.poll([&] { return parts_.load(word) >= version_; }, state_.deadline(), pe);
       if (outcome != WaitOutcome::ready)
-        state_.throw_wait_failed(outcome, fmt::format("make_team(id {}, size {}, index {})", id_, size_, index_),
-                                 fmt::format("waiting for PE {} to see this PE; {}", pe, state_.describe_progress(pe)));
+        state_.throw_wait_failed(
+            outcome, fmt::format("make_team(id {}, size {}, index {})", id_, size_, index_),
+            fmt::format("waiting for PE {} to see this PE; {}", pe, state_.describe_progress(pe)));
     }
   }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // slots.hpp: which team indices are free on this PE.
 #pragma once
 
@@ -29,9 +30,11 @@ class TeamSlots {
   void release(std::int32_t index) noexcept { free_[at(index)] |= bit(index); }
 
   /// Lowest index whose bit is set, plus `first`; nullopt when none is.
-  static std::optional<std::int32_t> lowest(std::span<const std::uint64_t> words, std::size_t first_word = 0) noexcept {
+  static std::optional<std::int32_t> lowest(std::span<const std::uint64_t> words,
+                                            std::size_t first_word = 0) noexcept {
     for (std::size_t i = 0; i < words.size(); ++i)
-      if (words[i] != 0) return static_cast<std::int32_t>((first_word + i) * 64) + __builtin_ctzll(words[i]);
+      if (words[i] != 0)
+        return static_cast<std::int32_t>((first_word + i) * 64) + __builtin_ctzll(words[i]);
     return std::nullopt;
   }
 
@@ -39,7 +42,9 @@ class TeamSlots {
   std::uint64_t next_generation = 2;  // predefined teams are generation 1
 
  private:
-  static std::size_t at(std::int32_t index) noexcept { return static_cast<std::size_t>(index) / 64; }
+  static std::size_t at(std::int32_t index) noexcept {
+    return static_cast<std::size_t>(index) / 64;
+  }
   static std::uint64_t bit(std::int32_t index) noexcept { return std::uint64_t{1} << (index % 64); }
 
   std::vector<std::uint64_t> free_;

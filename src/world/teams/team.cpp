@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "world/teams/team.hpp"
 
 #include <algorithm>
@@ -6,8 +7,8 @@
 #include <functional>
 
 #include "base/check.hpp"
-#include "world/startup/agreement.hpp"
 #include "world/parts.hpp"
+#include "world/startup/agreement.hpp"
 
 namespace shoal {
 namespace detail {
@@ -19,8 +20,8 @@ std::shared_ptr<TeamState> new_team(WorldState& state, std::int32_t index, std::
   team->index = index;
   team->generation = generation;
   team->members = std::move(members);
-  team->my_pe =
-      static_cast<Pe>(std::find(team->members.begin(), team->members.end(), state.my_pe()) - team->members.begin());
+  team->my_pe = static_cast<Pe>(
+      std::find(team->members.begin(), team->members.end(), state.my_pe()) - team->members.begin());
   state.parts().slots.take(index);
   state.parts().slots.next_generation = generation + 1;
   return team;
@@ -59,23 +60,26 @@ std::vector<SplitRequest> exchange_requests(TeamState& parent, const SplitReques
 void check_agreement(const TeamState& parent, const std::vector<SplitRequest>& all) {
   std::vector<std::string> texts;
   for (const SplitRequest& request : all) texts.push_back(describe(request));
-  const bool equal = std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts.front(); });
+  const bool equal = std::all_of(texts.begin(), texts.end(),
+                                 [&](const auto& text) { return text == texts.front(); });
   require(equal, Code::mismatch, "members of team {} split it differently: {}", parent.index,
           group_by_text(texts, parent.members));
 }
 
 /// The lowest index that is free on all members of a group, among those of this part.
-std::optional<std::int32_t> common_index(const std::vector<SplitRequest>& all, const std::vector<Pe>& group,
-                                         std::size_t first_word) {
-  std::array<std::uint64_t, SplitRequest::kWords> common = all[static_cast<std::size_t>(group.front())].free;
+std::optional<std::int32_t> common_index(const std::vector<SplitRequest>& all,
+                                         const std::vector<Pe>& group, std::size_t first_word) {
+  std::array<std::uint64_t, SplitRequest::kWords> common =
+      all[static_cast<std::size_t>(group.front())].free;
   for (const Pe member : group)
-    for (std::size_t i = 0; i < common.size(); ++i) common[i] &= all[static_cast<std::size_t>(member)].free[i];
+    for (std::size_t i = 0; i < common.size(); ++i)
+      common[i] &= all[static_cast<std::size_t>(member)].free[i];
   return TeamSlots::lowest(common, first_word);
 }
 
-/// Splits `parent` into the groups that `divide` forms once all members agree on the arguments. Every member learns
-/// every group's index, so that all throw when one group gets none. Returns the team of this PE's group; nothing where
-/// it is in none.
+/// Splits `parent` into the groups that `divide` forms once all members agree on the arguments.
+/// Every member learns every group's index, so that all throw when one group gets none. Returns the
+/// team of this PE's group; nothing where it is in none.
 std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<Pe, 3> arguments,
                                  const std::function<Groups()>& divide) {
   WorldState& state = *parent.world;
@@ -98,7 +102,9 @@ std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<P
     }
     for (std::size_t g = 0; g < groups.size(); ++g)
       if (!indices[g]) indices[g] = common_index(all, groups[g], first);
-    if (std::all_of(indices.begin(), indices.end(), [](const auto& index) { return index.has_value(); })) break;
+    if (std::all_of(indices.begin(), indices.end(),
+                    [](const auto& index) { return index.has_value(); }))
+      break;
   }
   state.set_progress(Activity::idle, parent.epoch, "team split");
 
@@ -145,17 +151,20 @@ void make_predefined_teams(WorldState& state) {
   const std::vector<Pe> members[] = {
       everybody,
       placement.nodes[static_cast<std::size_t>(placement.node_of[me])],
-      load_store_peers(world.device_heap ? world.heap_connectivity : world.connectivity, world.my_pe),
+      load_store_peers(world.device_heap ? world.heap_connectivity : world.connectivity,
+                       world.my_pe),
       same_index,
       {world.my_pe}};
   static_assert(std::size(members) == static_cast<std::size_t>(PredefinedTeam::count));
   world.slots = TeamSlots(world.settings.max_teams);
   for (std::size_t i = 0; i < std::size(members); ++i) {
     auto team = std::make_shared<TeamState>();
-    team->world = std::shared_ptr<WorldState>(std::shared_ptr<void>(), &state);  // no owner: the world owns the team
+    team->world = std::shared_ptr<WorldState>(std::shared_ptr<void>(),
+                                              &state);  // no owner: the world owns the team
     team->index = static_cast<std::int32_t>(i);
     team->members = members[i];
-    team->my_pe = static_cast<Pe>(std::find(members[i].begin(), members[i].end(), world.my_pe) - members[i].begin());
+    team->my_pe = static_cast<Pe>(std::find(members[i].begin(), members[i].end(), world.my_pe) -
+                                  members[i].begin());
     team->predefined = true;
     world.slots.take(team->index);
     world.predefined.push_back(std::move(team));
@@ -177,16 +186,18 @@ std::int32_t Team::index() const noexcept {
 }
 
 TeamState& Team::state() const {
-  require(state_ != nullptr, Code::invalid_argument, "this team is invalid: this PE is no member of it");
+  require(state_ != nullptr, Code::invalid_argument,
+          "this team is invalid: this PE is no member of it");
   require(!state_->destroyed, Code::closed, "team {} was destroyed", state_->index);
-  require(state_->world->is_open(), Code::closed, "team {} belongs to a world that is closed", state_->index);
+  require(state_->world->is_open(), Code::closed, "team {} belongs to a world that is closed",
+          state_->index);
   return *state_;
 }
 
 Pe Team::world_pe(Pe pe) const {
   const TeamState& team = state();
-  require(pe >= 0 && pe < size(), Code::invalid_argument, "PE {} of team {}; it has PEs 0 to {}", pe, team.index,
-          size() - 1);
+  require(pe >= 0 && pe < size(), Code::invalid_argument, "PE {} of team {}; it has PEs 0 to {}",
+          pe, team.index, size() - 1);
   return team.members[static_cast<std::size_t>(pe)];
 }
 
@@ -201,23 +212,25 @@ std::optional<Pe> Team::translate(Pe pe, const Team& other) const {
 }
 
 Team Team::split_strided(Pe start, Pe stride, Pe count) const {
-  return detail::handle(detail::split(state(), detail::SplitKind::strided, {start, stride, count}, [&] {
-    const std::int64_t last = start + static_cast<std::int64_t>(stride) * (count - 1);
-    require(count >= 1 && stride != 0 && start >= 0 && start < size() && last >= 0 && last < size(),
+  return detail::handle(
+      detail::split(state(), detail::SplitKind::strided, {start, stride, count}, [&] {
+        const std::int64_t last = start + static_cast<std::int64_t>(stride) * (count - 1);
+        require(
+            count >= 1 && stride != 0 && start >= 0 && start < size() && last >= 0 && last < size(),
             Code::invalid_argument,
             "split_strided(start {}, stride {}, count {}) of a team of {} PEs; count must be at least 1, stride not 0, "
-            "and all of start, "
-            "start + stride, ... must lie in 0 to {}",
+            "and all of start, start + stride, ... must lie in 0 to {}",
             start, stride, count, size(), size() - 1);
-    std::vector<Pe> members;
-    for (Pe i = 0; i < count; ++i) members.push_back(start + i * stride);
-    return detail::Groups{std::move(members)};
-  }));
+        std::vector<Pe> members;
+        for (Pe i = 0; i < count; ++i) members.push_back(start + i * stride);
+        return detail::Groups{std::move(members)};
+      }));
 }
 
 std::pair<Team, Team> Team::split_2d(Pe x_range) const {
   const auto check = [&] {
-    require(x_range >= 1, Code::invalid_argument, "split_2d: x_range is {}; it must be at least 1", x_range);
+    require(x_range >= 1, Code::invalid_argument, "split_2d: x_range is {}; it must be at least 1",
+            x_range);
     return std::min(x_range, size());
   };
   auto row = detail::split(state(), detail::SplitKind::rows, {x_range, 0, 0}, [&] {
@@ -233,7 +246,8 @@ std::pair<Team, Team> Team::split_2d(Pe x_range) const {
     auto column = detail::split(state(), detail::SplitKind::columns, {x_range, 0, 0}, [&] {
       const Pe width = check();
       detail::Groups columns(static_cast<std::size_t>(width));
-      for (Pe pe = 0; pe < size(); ++pe) columns[static_cast<std::size_t>(pe % width)].push_back(pe);
+      for (Pe pe = 0; pe < size(); ++pe)
+        columns[static_cast<std::size_t>(pe % width)].push_back(pe);
       return columns;
     });
     return {Team(std::move(row)), Team(std::move(column))};
@@ -245,7 +259,8 @@ std::pair<Team, Team> Team::split_2d(Pe x_range) const {
 
 void Team::destroy() {
   TeamState& team = state();
-  require(!team.predefined, Code::invalid_argument, "team {} is predefined; it lives as long as its world", team.index);
+  require(!team.predefined, Code::invalid_argument,
+          "team {} is predefined; it lives as long as its world", team.index);
   const auto keep = state_;
   // Released whatever the others do: a member that failed must not cost this PE its slot.
   struct Release {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // team.hpp: how teams come to be.
 #pragma once
 
@@ -12,8 +13,8 @@ namespace shoal::detail {
 /// The teams that every world has (world, node, shared, same index, self); takes their indices.
 void make_predefined_teams(WorldState& state);
 
-/// A team of `members`, this PE among them, at an index and generation that all of them have agreed on. Takes the
-/// index.
+/// A team of `members`, this PE among them, at an index and generation that all of them have agreed
+/// on. Takes the index.
 std::shared_ptr<TeamState> new_team(WorldState& state, std::int32_t index, std::uint64_t generation,
                                     std::vector<Pe> members);
 

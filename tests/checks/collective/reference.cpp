@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/collective/reference.hpp"
 
 #include <gtest/gtest.h>
@@ -67,7 +68,8 @@ T combine_floats(ReduceOp op, T a, T b) {
 /// Reduces element `i`, read with `load` into an accumulator and combined with `combine`.
 auto fold(const std::vector<Bytes>& sources, std::size_t i, auto load, auto combine) {
   auto value = load(sources[0], i);
-  for (std::size_t member = 1; member < sources.size(); ++member) value = combine(value, load(sources[member], i));
+  for (std::size_t member = 1; member < sources.size(); ++member)
+    value = combine(value, load(sources[member], i));
   return value;
 }
 
@@ -110,10 +112,11 @@ Bytes reduce_naively(DataType dtype, ReduceOp op, const std::vector<Bytes>& sour
   for (std::size_t i = 0; i < result.size() / size_of(dtype); ++i) {
     switch (dtype) {
       case DataType::int32:
-        set_element(
-            result, i,
-            static_cast<std::int32_t>(fold(
-                sources, i, [](auto& s, auto k) -> std::int64_t { return element<std::int32_t>(s, k); }, integers)));
+        set_element(result, i,
+                    static_cast<std::int32_t>(fold(
+                        sources, i,
+                        [](auto& s, auto k) -> std::int64_t { return element<std::int32_t>(s, k); },
+                        integers)));
         break;
       case DataType::int64:
         set_element(result, i, fold(sources, i, element<std::int64_t>, integers));
@@ -125,16 +128,20 @@ Bytes reduce_naively(DataType dtype, ReduceOp op, const std::vector<Bytes>& sour
         set_element(result, i, fold(sources, i, element<double>, floats));
         break;
       case DataType::bfloat16:
-        set_element(result, i,
-                    bfloat16_from_float(fold(
-                        sources, i, [](auto& s, auto k) { return float_from_bfloat16(element<std::uint16_t>(s, k)); },
-                        floats)));
+        set_element(
+            result, i,
+            bfloat16_from_float(fold(
+                sources, i,
+                [](auto& s, auto k) { return float_from_bfloat16(element<std::uint16_t>(s, k)); },
+                floats)));
         break;
       default:
         set_element(
             result, i,
             float16_from_float(fold(
-                sources, i, [](auto& s, auto k) { return float_from_float16(element<std::uint16_t>(s, k)); }, floats)));
+                sources, i,
+                [](auto& s, auto k) { return float_from_float16(element<std::uint16_t>(s, k)); },
+                floats)));
     }
   }
   return result;
@@ -154,19 +161,24 @@ void CollectiveCheck::clear_target() {
   std::fill_n(target_.data(), target_.size(), kUntouched);
 }
 
-void CollectiveCheck::expect_target(const Bytes& expected, const std::byte* where, const char* operation) const {
+void CollectiveCheck::expect_target(const Bytes& expected, const std::byte* where,
+                                    const char* operation) const {
   const auto first = std::mismatch(expected.begin(), expected.end(), where).first;
-  EXPECT_EQ(first, expected.end()) << operation << ": first wrong byte is " << first - expected.begin() << " of "
-                                   << expected.size();
+  EXPECT_EQ(first, expected.end()) << operation << ": first wrong byte is "
+                                   << first - expected.begin() << " of " << expected.size();
   const auto untouched = [](std::byte b) { return b == kUntouched; };
   if (where != target()) return;
-  EXPECT_TRUE(std::all_of(target() - kGuard, target(), untouched) &&
-              std::all_of(target() + expected.size(), target() + expected.size() + kGuard, untouched))
+  EXPECT_TRUE(
+      std::all_of(target() - kGuard, target(), untouched) &&
+      std::all_of(target() + expected.size(), target() + expected.size() + kGuard, untouched))
       << operation << ": bytes around the target changed";
 }
 
-void CollectiveCheck::broadcast(const Team& team, std::size_t bytes, Pe root, std::uint64_t seed, bool in_place) {
-  const auto contents = [&](Pe pe) { return random_bytes(bytes, member_seed(seed, static_cast<std::size_t>(pe))); };
+void CollectiveCheck::broadcast(const Team& team, std::size_t bytes, Pe root, std::uint64_t seed,
+                                bool in_place) {
+  const auto contents = [&](Pe pe) {
+    return random_bytes(bytes, member_seed(seed, static_cast<std::size_t>(pe)));
+  };
   clear_target();
   std::byte* from = in_place ? target() : source();
   load(from, contents(team.my_pe()));
@@ -202,7 +214,9 @@ void CollectiveCheck::all_to_all(const Team& team, std::size_t bytes, std::uint6
 
 void CollectiveCheck::all_to_all_v(const Team& team, std::size_t max_bytes, std::uint64_t seed) {
   const auto n = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.my_pe());
-  const auto pair_seed = [&](std::size_t from, std::size_t to) { return member_seed(seed, from) * 1000 + to; };
+  const auto pair_seed = [&](std::size_t from, std::size_t to) {
+    return member_seed(seed, from) * 1000 + to;
+  };
   const auto size = [&](std::size_t from, std::size_t to) {
     return std::mt19937_64(pair_seed(from, to))() % 4 == 0
                ? 0
@@ -218,14 +232,16 @@ void CollectiveCheck::all_to_all_v(const Team& team, std::size_t max_bytes, std:
     receive_bytes[other] = size(other, me);
     receive_offsets[other] = other * (max_bytes + 3);
     const Bytes received = random_bytes(receive_bytes[other], pair_seed(other, me));
-    std::copy(received.begin(), received.end(), expected.begin() + static_cast<std::ptrdiff_t>(receive_offsets[other]));
+    std::copy(received.begin(), received.end(),
+              expected.begin() + static_cast<std::ptrdiff_t>(receive_offsets[other]));
   }
-  shoal::all_to_all_v(team, target(), receive_bytes, receive_offsets, source(), send_bytes, send_offsets);
+  shoal::all_to_all_v(team, target(), receive_bytes, receive_offsets, source(), send_bytes,
+                      send_offsets);
   expect_target(expected, target(), "all_to_all_v");
 }
 
-void CollectiveCheck::reduce(const Team& team, DataType dtype, ReduceOp op, std::size_t count, std::uint64_t seed,
-                             bool in_place) {
+void CollectiveCheck::reduce(const Team& team, DataType dtype, ReduceOp op, std::size_t count,
+                             std::uint64_t seed, bool in_place) {
   std::vector<Bytes> sources;
   for (std::size_t member = 0; member < static_cast<std::size_t>(team.size()); ++member)
     sources.push_back(random_elements(dtype, count, member_seed(seed, member)));
@@ -236,8 +252,8 @@ void CollectiveCheck::reduce(const Team& team, DataType dtype, ReduceOp op, std:
   expect_target(reduce_naively(dtype, op, sources), target(), "reduce");
 }
 
-void CollectiveCheck::reduce_scatter(const Team& team, DataType dtype, ReduceOp op, std::size_t count,
-                                     std::uint64_t seed, bool in_place) {
+void CollectiveCheck::reduce_scatter(const Team& team, DataType dtype, ReduceOp op,
+                                     std::size_t count, std::uint64_t seed, bool in_place) {
   const auto n = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.my_pe());
   const std::size_t block = count * size_of(dtype);
   std::vector<Bytes> sources;
@@ -255,16 +271,18 @@ void CollectiveCheck::reduce_scatter(const Team& team, DataType dtype, ReduceOp 
 
 namespace {
 
-/// The world, its parts, and strided teams that overlap each other; invalid where this PE is no member.
+/// The world, its parts, and strided teams that overlap each other; invalid where this PE is no
+/// member.
 std::vector<Team> random_teams(World& world, std::mt19937_64& random) {
-  std::vector<Team> teams = {world.team(), world.node_team(), world.self_team(), world.same_index_team()};
+  std::vector<Team> teams = {world.team(), world.node_team(), world.self_team(),
+                             world.same_index_team()};
   const auto n = static_cast<std::uint64_t>(world.n_pes());
   for (int i = 0; i < 4; ++i) {
     const auto start = random() % n;
     const auto stride = 1 + random() % n;
     const auto count = 1 + random() % ((n - 1 - start) / stride + 1);
-    teams.push_back(
-        world.team().split_strided(static_cast<Pe>(start), static_cast<Pe>(stride), static_cast<Pe>(count)));
+    teams.push_back(world.team().split_strided(static_cast<Pe>(start), static_cast<Pe>(stride),
+                                               static_cast<Pe>(count)));
   }
   return teams;
 }
@@ -275,7 +293,8 @@ std::size_t random_size(std::mt19937_64& random, std::size_t limit) {
   return std::min(limit, random() % magnitude);
 }
 
-void run_random_collective(CollectiveCheck& check, const Team& team, std::mt19937_64& random, std::size_t capacity) {
+void run_random_collective(CollectiveCheck& check, const Team& team, std::mt19937_64& random,
+                           std::size_t capacity) {
   const auto n = static_cast<std::size_t>(team.size());
   const DataType dtype = kReduceTypes[random() % std::size(kReduceTypes)];
   const ReduceOp op = kReduceOps[random() % (is_integer(dtype) ? 7 : 4)];
@@ -283,7 +302,8 @@ void run_random_collective(CollectiveCheck& check, const Team& team, std::mt1993
   const std::uint64_t seed = random() % 1'000'000;
   switch (random() % 8) {
     case 0:
-      return check.broadcast(team, random_size(random, capacity), static_cast<Pe>(random() % n), seed, in_place);
+      return check.broadcast(team, random_size(random, capacity), static_cast<Pe>(random() % n),
+                             seed, in_place);
     case 1:
       return check.all_gather(team, random_size(random, capacity / n), seed);
     case 2:
@@ -293,7 +313,8 @@ void run_random_collective(CollectiveCheck& check, const Team& team, std::mt1993
     case 4:
       return check.reduce(team, dtype, op, random_size(random, capacity / 8), seed, in_place);
     case 5:
-      return check.reduce_scatter(team, dtype, op, random_size(random, capacity / 8 / n), seed, in_place);
+      return check.reduce_scatter(team, dtype, op, random_size(random, capacity / 8 / n), seed,
+                                  in_place);
     case 6:
       return shoal::sync(team);
     default:
@@ -310,7 +331,8 @@ void run_random_collectives(World& world, std::size_t count, std::uint64_t seed)
   std::mt19937_64 own(seed * 1000 + static_cast<std::uint64_t>(world.my_pe()));
   const std::vector<Team> teams = random_teams(world, shared);
   for (std::size_t i = 0; i < count; ++i) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed << ", operation " << i << ", PE " << world.my_pe());
+    SCOPED_TRACE(::testing::Message()
+                 << "seed " << seed << ", operation " << i << ", PE " << world.my_pe());
     const std::size_t chosen = shared() % teams.size();
     std::mt19937_64 random(shared());
     if (own() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 500));

@@ -1,5 +1,7 @@
-// reference.hpp: collectives compared with naive references. Contents follow from a seed and the member's
-// number, so that every PE computes what all members sent, and with that what it must receive, without communication.
+// SPDX-License-Identifier: Apache-2.0
+// reference.hpp: collectives compared with naive references. Contents follow from a seed and the
+// member's number, so that every PE computes what all members sent, and with that what it must
+// receive, without communication.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +13,12 @@
 
 namespace shoal::test {
 
-inline constexpr DataType kReduceTypes[] = {DataType::int32,   DataType::int64,    DataType::float32,
-                                            DataType::float64, DataType::bfloat16, DataType::float16};
-inline constexpr ReduceOp kReduceOps[] = {ReduceOp::sum,     ReduceOp::prod,   ReduceOp::min,    ReduceOp::max,
-                                          ReduceOp::bit_and, ReduceOp::bit_or, ReduceOp::bit_xor};
+inline constexpr DataType kReduceTypes[] = {DataType::int32,    DataType::int64,
+                                            DataType::float32,  DataType::float64,
+                                            DataType::bfloat16, DataType::float16};
+inline constexpr ReduceOp kReduceOps[] = {ReduceOp::sum,    ReduceOp::prod,    ReduceOp::min,
+                                          ReduceOp::max,    ReduceOp::bit_and, ReduceOp::bit_or,
+                                          ReduceOp::bit_xor};
 
 bool is_integer(DataType dtype);
 bool is_bit_operation(ReduceOp op);
@@ -27,23 +31,24 @@ Bytes random_elements(DataType dtype, std::size_t count, std::uint64_t seed);
 /// Element by element, from source 0 upwards; bfloat16 and float16 in float, rounded once.
 Bytes reduce_naively(DataType dtype, ReduceOp op, const std::vector<Bytes>& sources);
 
-/// Two areas of the symmetric heap and one call per collective, which runs it and compares every byte of the target,
-/// and some before and behind it that must not change. Making one is collective over the world; the calls are
-/// collective over the team.
+/// Two areas of the symmetric heap and one call per collective, which runs it and compares every
+/// byte of the target, and some before and behind it that must not change. Making one is collective
+/// over the world; the calls are collective over the team.
 class CollectiveCheck {
  public:
   /// `capacity`: the most bytes that a source or target may have.
   CollectiveCheck(World& world, std::size_t capacity);
 
-  void broadcast(const Team& team, std::size_t bytes, Pe root, std::uint64_t seed, bool in_place = false);
+  void broadcast(const Team& team, std::size_t bytes, Pe root, std::uint64_t seed,
+                 bool in_place = false);
   void all_gather(const Team& team, std::size_t bytes, std::uint64_t seed);
   void all_to_all(const Team& team, std::size_t bytes, std::uint64_t seed);
   /// Sizes of 0 to `max_bytes` per pair, with gaps between the blocks.
   void all_to_all_v(const Team& team, std::size_t max_bytes, std::uint64_t seed);
   void reduce(const Team& team, DataType dtype, ReduceOp op, std::size_t count, std::uint64_t seed,
               bool in_place = false);
-  void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, std::size_t count, std::uint64_t seed,
-                      bool in_place = false);
+  void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, std::size_t count,
+                      std::uint64_t seed, bool in_place = false);
 
   std::byte* target() const { return target_.data() + kGuard; }
   std::byte* source() const { return source_.data() + kGuard; }
@@ -60,8 +65,9 @@ class CollectiveCheck {
   SymmetricArray<std::byte> source_;
 };
 
-/// Runs `count` operations of random kind, shape and team, the same ones on every PE, and checks each. Before some of
-/// them a PE sleeps, each at its own times, so that PEs enter and leave operations skewed. Collective over the world.
+/// Runs `count` operations of random kind, shape and team, the same ones on every PE, and checks
+/// each. Before some of them a PE sleeps, each at its own times, so that PEs enter and leave
+/// operations skewed. Collective over the world.
 void run_random_collectives(World& world, std::size_t count, std::uint64_t seed);
 
 }  // namespace shoal::test

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/ep/case.hpp"
 
 #include <fmt/format.h>
@@ -35,7 +36,8 @@ std::vector<std::int64_t> EpCase::topk(std::int32_t rank) const {
     std::iota(order.begin(), order.end(), 0);
     for (std::int32_t k = 0; k < std::min(top_k, experts); ++k) {
       std::swap(order[k], order[k + random() % (experts - k)]);
-      lanes[t * top_k + k] = std::uniform_real_distribution<double>(0, 1)(random) < holes ? -1 : order[k];
+      lanes[t * top_k + k] =
+          std::uniform_real_distribution<double>(0, 1)(random) < holes ? -1 : order[k];
     }
     if (load == Load::all_to_one) {
       std::fill_n(lanes.begin() + t * top_k, top_k, -1);
@@ -53,8 +55,8 @@ std::vector<float> EpCase::weights(std::int32_t rank) const {
 }
 
 std::uint16_t EpCase::value(std::int32_t rank, std::int64_t token, std::int64_t channel) const {
-  const std::uint64_t h =
-      mix(seed + (static_cast<std::uint64_t>(rank) << 48) + (static_cast<std::uint64_t>(token) << 24) + channel);
+  const std::uint64_t h = mix(seed + (static_cast<std::uint64_t>(rank) << 48) +
+                              (static_cast<std::uint64_t>(token) << 24) + channel);
   const float value = static_cast<float>(static_cast<std::int64_t>(h % 4001) - 2000) / 1000.0F;
   if (!mixed_magnitudes) return bf16_of(value);
   const bool large = (token + channel / 512) % 3 == 0;
@@ -69,14 +71,16 @@ std::vector<std::uint16_t> EpCase::rows(std::int32_t rank) const {
 }
 
 std::string EpCase::describe() const {
-  return fmt::format("ranks {} experts {} top_k {} hidden {} max_tokens {}{} load {} seed {}", ranks, experts, top_k,
-                     hidden, max_tokens, full ? " (all)" : "", static_cast<int>(load), seed);
+  return fmt::format("ranks {} experts {} top_k {} hidden {} max_tokens {}{} load {} seed {}",
+                     ranks, experts, top_k, hidden, max_tokens, full ? " (all)" : "",
+                     static_cast<int>(load), seed);
 }
 
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes) {
   std::vector<std::int32_t> ranks;
   for (std::int32_t rank = 0; rank < c.ranks; ++rank)
-    if (std::any_of(lanes, lanes + c.top_k, [&](std::int64_t e) { return e >= 0 && e / c.local_experts() == rank; }))
+    if (std::any_of(lanes, lanes + c.top_k,
+                    [&](std::int64_t e) { return e >= 0 && e / c.local_experts() == rank; }))
       ranks.push_back(rank);
   const auto last_lane = [&](std::int32_t rank) {
     std::int32_t last = -1;
@@ -84,7 +88,8 @@ std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes) {
       if (lanes[k] >= 0 && lanes[k] / c.local_experts() == rank) last = k;
     return last;
   };
-  std::sort(ranks.begin(), ranks.end(), [&](std::int32_t a, std::int32_t b) { return last_lane(a) < last_lane(b); });
+  std::sort(ranks.begin(), ranks.end(),
+            [&](std::int32_t a, std::int32_t b) { return last_lane(a) < last_lane(b); });
   return ranks;
 }
 
@@ -98,7 +103,9 @@ ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
     std::int64_t rows = 0;
     for (std::int64_t t = 0; t < c.tokens(source); ++t) {
       const std::int64_t* row = lanes.data() + t * c.top_k;
-      const auto here = [&](std::int64_t expert) { return expert >= first && expert < first + c.local_experts(); };
+      const auto here = [&](std::int64_t expert) {
+        return expert >= first && expert < first + c.local_experts();
+      };
       if (std::none_of(row, row + c.top_k, here)) continue;
       ++rows;
       e.source_rank.push_back(source);
@@ -114,9 +121,11 @@ ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
   return e;
 }
 
-ExpectedExpanded expected_expanded(const EpCase& c, std::int32_t rank, std::int32_t alignment) {
-  ExpectedExpanded e;
-  const auto push = [&e](std::int32_t source, std::int64_t token, std::int32_t lane, std::int64_t local, float weight) {
+ExpectedExpertMajor expected_expert_major(const EpCase& c, std::int32_t rank,
+                                          std::int32_t alignment) {
+  ExpectedExpertMajor e;
+  const auto push = [&e](std::int32_t source, std::int64_t token, std::int32_t lane,
+                         std::int64_t local, float weight) {
     e.source_rank.push_back(source);
     e.source_token.push_back(static_cast<std::int32_t>(token));
     e.lane.push_back(lane);
@@ -137,8 +146,8 @@ ExpectedExpanded expected_expanded(const EpCase& c, std::int32_t rank, std::int3
       const auto& lanes = lanes_of[source];
       for (std::size_t i = 0; i < lanes.size(); ++i) {
         if (lanes[i] != std::int64_t{rank} * c.local_experts() + local) continue;
-        push(source, static_cast<std::int64_t>(i) / c.top_k, static_cast<std::int32_t>(i) % c.top_k, local,
-             weights_of[source][i]);
+        push(source, static_cast<std::int64_t>(i) / c.top_k, static_cast<std::int32_t>(i) % c.top_k,
+             local, weights_of[source][i]);
         ++e.rows_per_source[source];
       }
     }
@@ -153,12 +162,13 @@ float expert_factor(std::int32_t expert) {
   return 0.5F + static_cast<float>(expert % 61) / 32.0F;
 }
 
-std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x, const std::int64_t* local_idx,
-                     const float* weights) {
+std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x,
+                     const std::int64_t* local_idx, const float* weights) {
   float sum = 0;
   for (std::int32_t k = 0; k < c.top_k; ++k)
     if (local_idx[k] >= 0) {
-      const float term = weights[k] * expert_factor(rank * c.local_experts() + static_cast<std::int32_t>(local_idx[k]));
+      const float term = weights[k] * expert_factor(rank * c.local_experts() +
+                                                    static_cast<std::int32_t>(local_idx[k]));
       sum += term * float_of_bf16(x);
     }
   return bf16_of(sum);
@@ -173,7 +183,8 @@ std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32
   return nodes;
 }
 
-std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank, const std::vector<std::uint16_t>* bias0,
+std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
+                                            const std::vector<std::uint16_t>* bias0,
                                             const std::vector<std::uint16_t>* bias1) {
   const auto lanes = c.topk(rank);
   const auto weights = c.weights(rank);
@@ -185,11 +196,14 @@ std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank, 
     const auto nodes = nodes_of(c, ranks);
     for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
       const std::size_t at = t * c.hidden + channel;
-      float sum = (bias0 ? float_of_bf16((*bias0)[at]) : 0.0F) + (bias1 ? float_of_bf16((*bias1)[at]) : 0.0F);
+      float sum = (bias0 ? float_of_bf16((*bias0)[at]) : 0.0F) +
+                  (bias1 ? float_of_bf16((*bias1)[at]) : 0.0F);
       const auto add = [&](std::int32_t owner, float& to) {
         for (std::int32_t k = 0; k < c.top_k; ++k)
-          local[k] = row[k] >= 0 && row[k] / c.local_experts() == owner ? row[k] % c.local_experts() : -1;
-        to += float_of_bf16(answer(c, owner, c.value(rank, t, channel), local.data(), weights.data() + t * c.top_k));
+          local[k] =
+              row[k] >= 0 && row[k] / c.local_experts() == owner ? row[k] % c.local_experts() : -1;
+        to += float_of_bf16(answer(c, owner, c.value(rank, t, channel), local.data(),
+                                   weights.data() + t * c.top_k));
       };
       if (c.nodes == 1)
         for (const std::int32_t owner : ranks) add(owner, sum);
@@ -206,7 +220,8 @@ std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank, 
   return out;
 }
 
-ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t rank, const std::vector<int>& masked) {
+ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t rank,
+                                                 const std::vector<int>& masked) {
   ExpectedLowLatency e;
   e.rows.resize(c.local_experts());
   e.layout.assign(static_cast<std::size_t>(c.local_experts()) * c.ranks, 0);
@@ -233,12 +248,13 @@ void travel(const Travel& how, std::span<const std::uint16_t> row, std::span<flo
 }
 
 /// The answers to token `t` of member `rank` as they arrive: [top_k][hidden].
-std::vector<float> low_latency_answers(const EpCase& c, std::int32_t rank, std::int64_t t, const std::int64_t* lanes,
-                                       const Travels& travels) {
+std::vector<float> low_latency_answers(const EpCase& c, std::int32_t rank, std::int64_t t,
+                                       const std::int64_t* lanes, const Travels& travels) {
   const auto hidden = static_cast<std::size_t>(c.hidden);
   std::vector<std::uint16_t> row(hidden);
   std::vector<float> x(hidden), answers(c.top_k * hidden);
-  for (std::size_t ch = 0; ch < hidden; ++ch) row[ch] = c.value(rank, t, static_cast<std::int64_t>(ch));
+  for (std::size_t ch = 0; ch < hidden; ++ch)
+    row[ch] = c.value(rank, t, static_cast<std::int64_t>(ch));
   travel(travels.to_experts, row, x);
   for (std::int32_t k = 0; k < c.top_k; ++k) {
     if (lanes[k] < 0) continue;
@@ -251,19 +267,27 @@ std::vector<float> low_latency_answers(const EpCase& c, std::int32_t rank, std::
 
 }  // namespace
 
-std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
-                                                const std::vector<int>& masked, const Travels& travels) {
+std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank,
+                                                ep::Reduction reduction,
+                                                const std::vector<int>& masked,
+                                                const Travels& travels) {
   const auto lanes = c.topk(rank);
   const auto weights = c.weights(rank);
   std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
   for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
     const std::int64_t* row = lanes.data() + t * c.top_k;
     const auto answers = low_latency_answers(c, rank, t, row, travels);
-    const auto owner_of = [&](std::int32_t k) { return static_cast<std::int32_t>(row[k] / c.local_experts()); };
-    const auto counts = [&](std::int32_t k) { return row[k] >= 0 && (masked.empty() || masked[owner_of(k)] == 0); };
+    const auto owner_of = [&](std::int32_t k) {
+      return static_cast<std::int32_t>(row[k] / c.local_experts());
+    };
+    const auto counts = [&](std::int32_t k) {
+      return row[k] >= 0 && (masked.empty() || masked[owner_of(k)] == 0);
+    };
     const auto ranks = ranks_of(c, row);
     for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
-      const auto term = [&](std::int32_t k) { return weights[t * c.top_k + k] * answers[k * c.hidden + channel]; };
+      const auto term = [&](std::int32_t k) {
+        return weights[t * c.top_k + k] * answers[k * c.hidden + channel];
+      };
       float sum = 0;
       if (reduction == ep::Reduction::exact) {
         for (std::int32_t k = 0; k < c.top_k; ++k)
@@ -282,7 +306,8 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
   return out;
 }
 
-void expect_same(const std::string& what, const void* got, const void* wanted, std::size_t bytes, std::size_t element) {
+void expect_same(const std::string& what, const void* got, const void* wanted, std::size_t bytes,
+                 std::size_t element) {
   if (bytes == 0 || std::memcmp(got, wanted, bytes) == 0) return;
   const auto* a = static_cast<const unsigned char*>(got);
   const auto* b = static_cast<const unsigned char*>(wanted);
@@ -291,8 +316,8 @@ void expect_same(const std::string& what, const void* got, const void* wanted, s
     std::string got_hex, wanted_hex;
     for (std::size_t j = element; j-- > 0;)
       got_hex += fmt::format("{:02x}", a[i + j]), wanted_hex += fmt::format("{:02x}", b[i + j]);
-    throw std::runtime_error(fmt::format("{}: element {} of {} is 0x{}, expected 0x{}", what, i / element,
-                                         bytes / element, got_hex, wanted_hex));
+    throw std::runtime_error(fmt::format("{}: element {} of {} is 0x{}, expected 0x{}", what,
+                                         i / element, bytes / element, got_hex, wanted_hex));
   }
 }
 

@@ -1,8 +1,10 @@
-// case.hpp: made-up routing and rows that every PE can compute for every PE, and naive references for what EP must
-// deliver.
+// SPDX-License-Identifier: Apache-2.0
+// case.hpp: made-up routing and rows that every PE can compute for every PE, and naive references
+// for what EP must deliver.
 //
-// A case is a pure function of its parameters and a seed, so a PE knows what the others send without asking them.
-// Experts answer with a function of their own id: rows that reach the wrong expert cannot cancel out.
+// A case is a pure function of its parameters and a seed, so a PE knows what the others send
+// without asking them. Experts answer with a function of their own id: rows that reach the wrong
+// expert cannot cancel out.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +25,12 @@ struct EpCase {
   std::uint64_t seed = 1;
   Load load = Load::random;
   double holes = 0.1;  ///< share of lanes that are -1
-  /// Blocks of 512 channels differ in magnitude: the answers to two of three are below 1, where LogFMT applies, and one
-  /// token of five is all zeros.
+  /// Blocks of 512 channels differ in magnitude: the answers to two of three are below 1, where
+  /// LogFMT applies, and one token of five is all zeros.
   bool mixed_magnitudes = false;
-  std::int32_t nodes =
-      1;              ///< that the ranks lie on, in blocks; normal combine rounds once a node where there are several
-  bool full = false;  ///< members that are not idle have max_tokens tokens
+  std::int32_t nodes = 1;  ///< that the ranks lie on, in blocks; normal combine rounds once a node
+                           ///< where there are several
+  bool full = false;       ///< members that are not idle have max_tokens tokens
 
   std::int32_t local_experts() const { return experts / ranks; }
   std::int32_t node_of(std::int32_t rank) const { return rank / (ranks / nodes); }
@@ -41,12 +43,12 @@ struct EpCase {
   std::string describe() const;
 };
 
-/// Members that hold experts of a token, ordered by the last lane that asks for each: the order in which their answers
-/// are added. `lanes` are the top_k experts of the token.
+/// Members that hold experts of a token, ordered by the last lane that asks for each: the order in
+/// which their answers are added. `lanes` are the top_k experts of the token.
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes);
 
-/// The nodes of these members, each once, ordered by the last member of it: of members by last lane, nodes by last
-/// lane.
+/// The nodes of these members, each once, ordered by the last member of it: of members by last
+/// lane, nodes by last lane.
 std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32_t>& ranks);
 
 /// What member `rank` must receive in normal mode.
@@ -58,23 +60,25 @@ struct ExpectedDispatch {
 };
 ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank);
 
-/// What member `rank` must receive in the expert-major layout (DispatchOptions.expanded).
-struct ExpectedExpanded {
-  std::vector<std::int32_t> source_rank, source_token, lane;     ///< per row; -1 between blocks
-  std::vector<std::int64_t> topk_idx;                            ///< per row: local expert; -1 between blocks
-  std::vector<float> weights;                                    ///< per row; 0 between blocks
-  std::vector<std::int32_t> first_row;                           ///< [local experts + 1]
+/// What member `rank` must receive in the expert-major layout (DispatchOptions.expert_major).
+struct ExpectedExpertMajor {
+  std::vector<std::int32_t> source_rank, source_token, lane;  ///< per row; -1 between blocks
+  std::vector<std::int64_t> topk_idx;   ///< per row: local expert; -1 between blocks
+  std::vector<float> weights;           ///< per row; 0 between blocks
+  std::vector<std::int32_t> first_row;  ///< [local experts + 1]
   std::vector<std::int64_t> rows_per_source, tokens_per_expert;  ///< the latter aligned
   std::int64_t rows() const { return static_cast<std::int64_t>(topk_idx.size()); }
 };
-ExpectedExpanded expected_expanded(const EpCase& c, std::int32_t rank, std::int32_t alignment);
+ExpectedExpertMajor expected_expert_major(const EpCase& c, std::int32_t rank,
+                                          std::int32_t alignment);
 
 /// The function of expert `expert` in all tests.
 float expert_factor(std::int32_t expert);
 
-/// The answer of member `rank` to one of its rows: bfloat16 of the weighted sum of its experts' answers.
-std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x, const std::int64_t* local_idx,
-                     const float* weights);
+/// The answer of member `rank` to one of its rows: bfloat16 of the weighted sum of its experts'
+/// answers.
+std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x,
+                     const std::int64_t* local_idx, const float* weights);
 
 /// What combine must give member `rank` back: [tokens, hidden] bfloat16; biases may be null.
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
@@ -98,15 +102,18 @@ struct Travels {
   Travel to_experts, back;
 };
 
-/// What low-latency combine must give back for rows that experts multiply by expert_factor and answer in bfloat16;
-/// members in `masked` are left out.
-std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
-                                                const std::vector<int>& masked = {}, const Travels& travels = {});
+/// What low-latency combine must give back for rows that experts multiply by expert_factor and
+/// answer in bfloat16; members in `masked` are left out.
+std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank,
+                                                ep::Reduction reduction,
+                                                const std::vector<int>& masked = {},
+                                                const Travels& travels = {});
 
 std::uint16_t bf16_of(float value);
 float float_of_bf16(std::uint16_t bits);
 
 /// Throws std::runtime_error naming the first difference.
-void expect_same(const std::string& what, const void* got, const void* wanted, std::size_t bytes, std::size_t element);
+void expect_same(const std::string& what, const void* got, const void* wanted, std::size_t bytes,
+                 std::size_t element);
 
 }  // namespace shoal::test

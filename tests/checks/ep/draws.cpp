@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/ep/draws.hpp"
 
 #include <algorithm>
@@ -16,7 +17,8 @@ using ep::Reduction;
 enum class Kept : std::uint64_t { hidden, experts, tokens, top_k, nobody, nothing };
 
 Kept kept_by(std::uint64_t seed) {
-  return static_cast<Kept>(std::min<std::uint64_t>(seed % 8, static_cast<std::uint64_t>(Kept::nothing)));
+  return static_cast<Kept>(
+      std::min<std::uint64_t>(seed % 8, static_cast<std::uint64_t>(Kept::nothing)));
 }
 
 struct Size {
@@ -25,13 +27,14 @@ struct Size {
   bool kept;
 };
 
-/// Takes a quarter off one of `sizes` after another, those that are kept left alone, until they fit or are as small as
-/// they get.
+/// Takes a quarter off one of `sizes` after another, those that are kept left alone, until they fit
+/// or are as small as they get.
 template <typename TooMuch>
 void shrink(Draws& draws, std::span<const Size> sizes, const TooMuch& too_much) {
   const auto can_shrink = [](const Size& size) { return !size.kept && size.value > size.least; };
   while (too_much() && std::any_of(sizes.begin(), sizes.end(), can_shrink)) {
-    const Size& size = sizes[static_cast<std::size_t>(draws.pick(0, static_cast<std::int64_t>(sizes.size()) - 1))];
+    const Size& size =
+        sizes[static_cast<std::size_t>(draws.pick(0, static_cast<std::int64_t>(sizes.size()) - 1))];
     if (can_shrink(size)) size.value = std::max(size.least, size.value * 3 / 4);
   }
 }
@@ -48,13 +51,16 @@ bool whole(DataType dtype, std::int64_t hidden) {
 /// Ranks, top-k, holes and load of a case.
 class Shapes : protected Draws {
  protected:
-  explicit Shapes(std::uint64_t seed, std::uint64_t salt) : Draws(seed * 104729 + salt, 8), seed_(seed) {}
+  explicit Shapes(std::uint64_t seed, std::uint64_t salt)
+      : Draws(seed * 104729 + salt, 8), seed_(seed) {}
 
   EpCase shape() {
     EpCase c;
     c.seed = seed_;
-    c.ranks = static_cast<std::int32_t>(kept_by(seed_) == Kept::experts ? one_of(1, 2, 4, 8) : pick(1, kMostRanks));
-    c.top_k = static_cast<std::int32_t>(kept_by(seed_) == Kept::top_k ? ep::kMaxTopK : pick(1, ep::kMaxTopK));
+    c.ranks = static_cast<std::int32_t>(kept_by(seed_) == Kept::experts ? one_of(1, 2, 4, 8)
+                                                                        : pick(1, kMostRanks));
+    c.top_k = static_cast<std::int32_t>(kept_by(seed_) == Kept::top_k ? ep::kMaxTopK
+                                                                      : pick(1, ep::kMaxTopK));
     c.holes = static_cast<double>(pick(0, 4)) / 8;
     c.load = pick(0, 9) < 6 ? Load::random : one_of(Load::all_to_one, Load::some_idle);
     if (c.ranks == 1) c.load = Load::random;  // the others are for several
@@ -82,20 +88,23 @@ class Normal : Shapes {
   explicit Normal(std::uint64_t seed) : Shapes(seed, 1) {}
 
   NormalDraw all() {
-    constexpr std::int64_t kMostBytes = std::int64_t{16} << 20;  // of rows that all members together send to one
+    constexpr std::int64_t kMostBytes = std::int64_t{16}
+                                        << 20;  // of rows that all members together send to one
     NormalDraw drawn;
     EpCase& c = drawn.c = shape();
     c.experts = c.ranks * static_cast<std::int32_t>(size(Kept::experts, 1, kMostExperts / c.ranks));
     ep::GroupOptions& options = drawn.options;
-    options.dtype = one_of(DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3);
+    options.dtype =
+        one_of(DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3);
     const auto element = static_cast<std::int64_t>(size_of(options.dtype));
     const std::int64_t step = 16 / element;  // channels of 16 bytes
     std::int64_t steps = size(Kept::hidden, kShortestRow / step, kLongestRow / step);
     std::int64_t tokens = size(Kept::tokens, 1, kMostTokens);
     const Size sizes[] = {{steps, kShortestRow / step, kept_by(seed_) == Kept::hidden},
                           {tokens, 1, kept_by(seed_) == Kept::tokens}};
-    shrink(*this, sizes,
-           [&] { return c.ranks * tokens * steps * step * std::max<std::int64_t>(element, 2) > kMostBytes; });
+    shrink(*this, sizes, [&] {
+      return c.ranks * tokens * steps * step * std::max<std::int64_t>(element, 2) > kMostBytes;
+    });
     c.hidden = steps * step;
     set_tokens(c, tokens);
     options.max_tokens = c.max_tokens;
@@ -116,8 +125,8 @@ class Normal : Shapes {
       return static_cast<std::int64_t>(size_of(dtype)) <= widest && whole(dtype, c.hidden);
     };
     do {
-      call.dtype = one_of(DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3,
-                          DataType::int8, DataType::uint8);
+      call.dtype = one_of(DataType::bfloat16, DataType::float16, DataType::float32,
+                          DataType::float8_e4m3, DataType::int8, DataType::uint8);
     } while (!opaque(call.dtype) && !fits(call.dtype, element));
     if (opaque(call.dtype)) call.columns = 16 * pick(1, c.hidden * element / 16);
     do {
@@ -137,7 +146,8 @@ class Normal : Shapes {
     call.dispatch.launch.sms = static_cast<std::int32_t>(pick(0, 10));
     call.combine.sms = static_cast<std::int32_t>(pick(0, 10));
     const bool same_bytes = size_of(call.dtype) == size_of(call.answer) && call.columns == 0;
-    call.place = same_bytes && !call.dispatch.copy_out && pick(0, 1) == 1 ? AnswerPlace::in_place : AnswerPlace::staged;
+    call.place = same_bytes && !call.dispatch.copy_out && pick(0, 1) == 1 ? AnswerPlace::in_place
+                                                                          : AnswerPlace::staged;
     call.biases = static_cast<int>(pick(0, 2));
     call.out = pick(0, 1) == 1;
     call.samples = 64;
@@ -150,12 +160,15 @@ class LowLatency : Shapes {
   explicit LowLatency(std::uint64_t seed) : Shapes(seed, 7) {}
 
   LowLatencyDraw all() {
-    constexpr std::int64_t kMostResult = std::int64_t{1} << 26;  // channels of the results of all members together
-    constexpr std::int64_t kMostSent = std::int64_t{1} << 24;    // channels that all members send at most
+    constexpr std::int64_t kMostResult = std::int64_t{1}
+                                         << 26;  // channels of the results of all members together
+    constexpr std::int64_t kMostSent = std::int64_t{1}
+                                       << 24;  // channels that all members send at most
     LowLatencyDraw drawn;
     EpCase& c = drawn.c = shape();
     std::int64_t eighths = size(Kept::hidden, kShortestRow / 8, kLongestRow / 8),
-                 experts = size(Kept::experts, 1, kMostExperts / c.ranks), tokens = size(Kept::tokens, 1, kMostSlots);
+                 experts = size(Kept::experts, 1, kMostExperts / c.ranks),
+                 tokens = size(Kept::tokens, 1, kMostSlots);
     const Size sizes[] = {{eighths, kShortestRow / 8, kept_by(seed_) == Kept::hidden},
                           {experts, 1, kept_by(seed_) == Kept::experts},
                           {tokens, 1, kept_by(seed_) == Kept::tokens}};
@@ -180,7 +193,8 @@ class LowLatency : Shapes {
   GpuLowLatencyCall call(const EpCase& c) {
     GpuLowLatencyCall call;
     if (c.hidden % 16 == 0)
-      call.quantize = one_of(Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two, Quantize::fp8_ue8m0);
+      call.quantize =
+          one_of(Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two, Quantize::fp8_ue8m0);
     call.reduction = one_of(Reduction::automatic, Reduction::per_rank, Reduction::exact);
     call.log_fmt = pick(0, 2) == 0;
     call.zero_copy = !call.log_fmt && pick(0, 1) == 1;
@@ -199,7 +213,8 @@ class Compared : Shapes {
   explicit Compared(std::uint64_t seed, std::uint64_t salt) : Shapes(seed, salt) {}
 
   NormalComparison normal() {
-    // Bytes of a result at most: those of four forms, twice each, of all members and both backends are kept at once.
+    // Bytes of a result at most: those of four forms, twice each, of all members and both backends
+    // are kept at once.
     constexpr std::int64_t kMostBytes = std::int64_t{4} << 20;
     NormalComparison drawn;
     EpCase& c = drawn.c = shape();
@@ -227,7 +242,8 @@ class Compared : Shapes {
     for (int i = 0; i < 4; ++i) {
       LowLatencyForm form;
       if (c.hidden % 16 == 0)
-        form.quantize = one_of(Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two, Quantize::fp8_ue8m0);
+        form.quantize =
+            one_of(Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two, Quantize::fp8_ue8m0);
       form.reduction = one_of(Reduction::per_rank, Reduction::exact);
       form.log_fmt = pick(0, 1) == 1;
       form.early_weights = pick(0, 1) == 1;
@@ -241,7 +257,8 @@ class Compared : Shapes {
   template <typename TooMuch>
   void size_up(EpCase& c, std::int64_t most_tokens, const TooMuch& too_much) {
     std::int64_t eighths = size(Kept::hidden, 1, kLongestRow / 8),
-                 experts = size(Kept::experts, 1, kMostExperts / c.ranks), tokens = size(Kept::tokens, 1, most_tokens);
+                 experts = size(Kept::experts, 1, kMostExperts / c.ranks),
+                 tokens = size(Kept::tokens, 1, most_tokens);
     const Size sizes[] = {{eighths, 1, kept_by(seed_) == Kept::hidden},
                           {experts, 1, kept_by(seed_) == Kept::experts},
                           {tokens, 1, kept_by(seed_) == Kept::tokens}};
@@ -254,21 +271,22 @@ class Compared : Shapes {
 
   /// At most: so that the gaps between the blocks of many experts do not take all the room.
   static std::int32_t alignment_for(std::int64_t local_experts) {
-    return static_cast<std::int32_t>(std::clamp<std::int64_t>(2048 / local_experts, 1, kMostAlignment));
+    return static_cast<std::int32_t>(
+        std::clamp<std::int64_t>(2048 / local_experts, 1, kMostAlignment));
   }
 
   NormalForm normal_form(const EpCase& c, std::int32_t most_alignment) {
     NormalForm form;
     do {
-      form.dtype = one_of(DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3,
-                          DataType::int8, DataType::uint8);
+      form.dtype = one_of(DataType::bfloat16, DataType::float16, DataType::float32,
+                          DataType::float8_e4m3, DataType::int8, DataType::uint8);
     } while (!opaque(form.dtype) && !whole(form.dtype, c.hidden));
     if (opaque(form.dtype)) form.columns = 16 * pick(1, c.hidden * 4 / 16);
     form.answer = one_of(DataType::bfloat16, DataType::float16, DataType::float32);
     form.scales = pick(0, 1) == 1 ? pick(1, kMostScales) : 0;
     form.scale_dtype = one_of(DataType::float32, DataType::int32);
     form.scale_columns = pick(0, 1) == 1;
-    form.expanded = pick(0, 1) == 1;
+    form.expert_major = pick(0, 1) == 1;
     form.alignment = static_cast<std::int32_t>(pick(1, most_alignment));
     form.worst_case = pick(0, 2) == 0;
     form.copy_out = pick(0, 3) == 0;

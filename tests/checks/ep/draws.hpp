@@ -1,8 +1,11 @@
-// draws.hpp: random shapes and calls of groups on GPUs. They are drawn here, apart from the tests that run them, so
-// that a test without a GPU sees what all seeds together reach (tests/property/ep_draws_test.cpp).
+// SPDX-License-Identifier: Apache-2.0
+// draws.hpp: random shapes and calls of groups on GPUs. They are drawn here, apart from the tests
+// that run them, so that a test without a GPU sees what all seeds together reach
+// (tests/property/ep_draws_test.cpp).
 //
-// Sizes are bounded together, so that a seed takes a second or two. Most seeds therefore keep one size as large as it
-// gets and draw the others below what is left: without that no seed has the most tokens, or the longest row.
+// Sizes are bounded together, so that a seed takes a second or two. Most seeds therefore keep one
+// size as large as it gets and draw the others below what is left: without that no seed has the
+// most tokens, or the longest row.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +41,7 @@ struct LowLatencyDraw {
 inline constexpr std::uint64_t kLowLatencySeeds = 24;
 LowLatencyDraw draw_low_latency(std::uint64_t seed);
 
-// --- both backends side by side: tests/gpu/ep/host_comparison_test.cpp. Rows from 8 channels on.
+// Both backends side by side: tests/gpu/ep/host_comparison_test.cpp. Rows from 8 channels on.
 
 inline constexpr std::int64_t kMostScales = 32;      ///< of a row
 inline constexpr std::int32_t kMostAlignment = 32;   ///< of an expert's block
@@ -51,7 +54,7 @@ struct NormalForm {
   std::int64_t scales = 0;   ///< a row; 0: none
   DataType scale_dtype = DataType::float32;
   bool scale_columns = false;  ///< one scale of all tokens after another
-  bool expanded = false;
+  bool expert_major = false;
   std::int32_t alignment = 1;
   bool worst_case = false;  ///< as many rows as the case can have
   bool copy_out = false;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/ep/expert_major.hpp"
 
 #include <fmt/format.h>
@@ -27,16 +28,16 @@ Tensor zeros(DataType dtype, std::initializer_list<std::int64_t> shape) {
 
 }  // namespace
 
-class ExpandedRound::Round {
+class ExpertMajorRound::Round {
  public:
-  Round(ep::Group& group, const EpCase& c, const ExpandedCall& call, TensorMover tensors)
+  Round(ep::Group& group, const EpCase& c, const ExpertMajorCall& call, TensorMover tensors)
       : group_(group),
         case_(c),
         call_(call),
         tensors_(std::move(tensors)),
         me_(group.team().my_pe()),
         tokens_(c.tokens(me_)),
-        wanted_(expected_expanded(c, me_, call.alignment)) {
+        wanted_(expected_expert_major(c, me_, call.alignment)) {
     host_topk_ = Tensor::empty(DataType::int64, {tokens_, c.top_k});
     const auto lanes = c.topk(me_);
     std::copy(lanes.begin(), lanes.end(), host_topk_.as<std::int64_t>());
@@ -45,9 +46,9 @@ class ExpandedRound::Round {
   ep::Dispatched dispatch(const ep::Handle& cached) {
     const Inputs in = inputs();
     const ep::DispatchOptions options = dispatch_options(in);
-    const ep::Dispatched got = cached.valid()
-                                   ? group_.dispatch(in.x, cached, options)
-                                   : group_.dispatch(in.x, group_.route(tensors_.upload(host_topk_)), options);
+    const ep::Dispatched got =
+        cached.valid() ? group_.dispatch(in.x, cached, options)
+                       : group_.dispatch(in.x, group_.route(tensors_.upload(host_topk_)), options);
     check(got, cached.valid());
     return got;
   }
@@ -56,11 +57,12 @@ class ExpandedRound::Round {
   void combine(const ep::Dispatched& got) const {
     const std::size_t element = size_of(call_.answer);
     Tensor answers = Tensor::empty(call_.answer, {got.x.shape[0], case_.hidden});
-    if (answers.bytes() > 0) std::memset(answers.data, 0xff, answers.bytes());  // NaN, which must not be read
+    if (answers.bytes() > 0)
+      std::memset(answers.data, 0xff, answers.bytes());  // NaN, which must not be read
     for (std::int64_t i = 0; i < wanted_.rows(); ++i)
       for (std::int64_t ch = 0; wanted_.source_rank[i] >= 0 && ch < case_.hidden; ++ch) {
-        const std::uint32_t bits = answer_of(me_ * case_.local_experts() + wanted_.topk_idx[i], wanted_.source_rank[i],
-                                             wanted_.source_token[i], ch);
+        const std::uint32_t bits = answer_of(me_ * case_.local_experts() + wanted_.topk_idx[i],
+                                             wanted_.source_rank[i], wanted_.source_token[i], ch);
         std::memcpy(answers.as<std::byte>() + (i * case_.hidden + ch) * element, &bits, element);
       }
     TensorView y = answers;
@@ -106,8 +108,10 @@ class ExpandedRound::Round {
   std::uint32_t scale_of(std::int32_t rank, std::int64_t token, std::int64_t i) const {
     return static_cast<std::uint32_t>(hash(salt_ ^ kScales, rank, token, i));
   }
-  std::uint32_t answer_of(std::int64_t expert, std::int32_t source, std::int64_t token, std::int64_t channel) const {
-    return encode(call_.answer, made_up(hash(salt_ ^ kAnswers, expert * 256 + source, token, channel)));
+  std::uint32_t answer_of(std::int64_t expert, std::int32_t source, std::int64_t token,
+                          std::int64_t channel) const {
+    return encode(call_.answer,
+                  made_up(hash(salt_ ^ kAnswers, expert * 256 + source, token, channel)));
   }
   std::uint32_t bias_of(int which, std::int64_t token, std::int64_t channel) const {
     return encode(call_.answer, made_up(hash(salt_ ^ kBias, which * 256 + me_, token, channel)));
@@ -140,7 +144,7 @@ class ExpandedRound::Round {
     ep::DispatchOptions options;
     options.weights = in.weights;
     options.scales = in.scales;
-    options.expanded = true;
+    options.expert_major = true;
     options.expert_alignment = call_.alignment;
     options.worst_case_rows = call_.worst_case ? most() : 0;
     options.copy_out = call_.copy_out;
@@ -154,20 +158,25 @@ class ExpandedRound::Round {
 
   void check(const ep::Dispatched& got, bool cached) const {
     const std::int64_t rows = wanted_.rows(), all = call_.worst_case ? most() : rows;
-    const std::string where = " (" + case_.describe() + fmt::format(", alignment {})", call_.alignment);
-    expect(got.x.dtype == call_.dtype && got.x.rank == 2 && got.x.shape[0] == all && got.x.shape[1] == case_.hidden,
+    const std::string where =
+        " (" + case_.describe() + fmt::format(", alignment {})", call_.alignment);
+    expect(got.x.dtype == call_.dtype && got.x.rank == 2 && got.x.shape[0] == all &&
+               got.x.shape[1] == case_.hidden,
            "x is " + got.x.describe() + where);
     const bool sizes_here = got.x.device.kind == DeviceKind::host || !call_.worst_case;
-    expect(got.rows == (sizes_here ? rows : -1), fmt::format("rows is {}, expected {}{}", got.rows, rows, where));
+    expect(got.rows == (sizes_here ? rows : -1),
+           fmt::format("rows is {}, expected {}{}", got.rows, rows, where));
     expect(got.handle.received_rows() == got.rows, "the handle has other rows");
-    expect(got.rows_per_source == (sizes_here ? wanted_.rows_per_source : std::vector<std::int64_t>{}),
-           "rows_per_source differs" + where);
     expect(
-        got.tokens_per_expert == (call_.worst_case || cached ? std::vector<std::int64_t>{} : wanted_.tokens_per_expert),
-        "tokens_per_expert differs" + where);
+        got.rows_per_source == (sizes_here ? wanted_.rows_per_source : std::vector<std::int64_t>{}),
+        "rows_per_source differs" + where);
+    expect(got.tokens_per_expert == (call_.worst_case || cached ? std::vector<std::int64_t>{}
+                                                                : wanted_.tokens_per_expert),
+           "tokens_per_expert differs" + where);
     compare("expert_first_row" + where, got.expert_first_row, DataType::int32, wanted_.first_row);
     if (got.row_count.defined())
-      compare("row_count" + where, got.row_count, DataType::int32, std::vector{static_cast<std::int32_t>(rows)});
+      compare("row_count" + where, got.row_count, DataType::int32,
+              std::vector{static_cast<std::int32_t>(rows)});
 
     if (got.expert_counts.defined()) {
       std::vector<std::int32_t> counts(case_.local_experts());
@@ -176,11 +185,13 @@ class ExpandedRound::Round {
       compare("expert_counts" + where, got.expert_counts, DataType::int32, counts);
     }
 
-    expect(got.topk_idx.defined() == !cached && got.source_token.defined() == !cached, "indices, with a cached handle");
+    expect(got.topk_idx.defined() == !cached && got.source_token.defined() == !cached,
+           "indices, with a cached handle");
     if (!cached) {
       auto idx = wanted_.topk_idx;
       idx.resize(all, -1);
-      expect(got.topk_idx.rank == 2 && got.topk_idx.shape[1] == 1, "topk_idx is " + got.topk_idx.describe());
+      expect(got.topk_idx.rank == 2 && got.topk_idx.shape[1] == 1,
+             "topk_idx is " + got.topk_idx.describe());
       compare("topk_idx" + where, got.topk_idx, DataType::int64, idx);
       auto tokens = wanted_.source_token;
       tokens.resize(all, -1);
@@ -214,7 +225,8 @@ class ExpandedRound::Round {
   }
 
   template <typename T>
-  void compare(const std::string& what, const TensorView& got, DataType dtype, const std::vector<T>& wanted) const {
+  void compare(const std::string& what, const TensorView& got, DataType dtype,
+               const std::vector<T>& wanted) const {
     expect(got.dtype == dtype && got.shape[0] == static_cast<std::int64_t>(wanted.size()),
            what + " is " + got.describe());
     const Tensor values = tensors_.download(got);
@@ -245,17 +257,20 @@ class ExpandedRound::Round {
         if (case_.nodes == 1) {
           add(-1, sum);
         } else {
-          for (const std::int32_t node : nodes_of(case_, ranks_of(case_, lanes + t * case_.top_k))) {
+          for (const std::int32_t node :
+               nodes_of(case_, ranks_of(case_, lanes + t * case_.top_k))) {
             float of_node = 0;
             add(node, of_node);
             sum += decode(call_.answer, encode(call_.answer, of_node));
           }
         }
         const std::uint32_t wanted = encode(call_.answer, sum);
-        expect(std::memcmp(x.as<std::byte>() + (t * case_.hidden + ch) * element, &wanted, element) == 0, [&] {
-          return fmt::format("combined token {}, channel {} differs ({}, alignment {})", t, ch, case_.describe(),
-                             call_.alignment);
-        });
+        expect(std::memcmp(x.as<std::byte>() + (t * case_.hidden + ch) * element, &wanted,
+                           element) == 0,
+               [&] {
+                 return fmt::format("combined token {}, channel {} differs ({}, alignment {})", t,
+                                    ch, case_.describe(), call_.alignment);
+               });
       }
     expect(combined.topk_weights.defined() == call_.weights, "combined weights");
     if (!call_.weights) return;
@@ -268,25 +283,26 @@ class ExpandedRound::Round {
 
   ep::Group& group_;
   const EpCase case_;
-  const ExpandedCall call_;
+  const ExpertMajorCall call_;
   const TensorMover tensors_;
   const std::int32_t me_;
   const std::int64_t tokens_;
-  const ExpectedExpanded wanted_;
+  const ExpectedExpertMajor wanted_;
   Tensor host_topk_;
   std::uint64_t salt_ = 0;
 };
 
-ExpandedRound::ExpandedRound(ep::Group& group, const EpCase& c, const ExpandedCall& call, TensorMover tensors)
+ExpertMajorRound::ExpertMajorRound(ep::Group& group, const EpCase& c, const ExpertMajorCall& call,
+                                   TensorMover tensors)
     : round_(std::make_unique<Round>(group, c, call, std::move(tensors))) {}
-ExpandedRound::~ExpandedRound() = default;
-ep::Dispatched ExpandedRound::dispatch(const ep::Handle& cached) {
+ExpertMajorRound::~ExpertMajorRound() = default;
+ep::Dispatched ExpertMajorRound::dispatch(const ep::Handle& cached) {
   return round_->dispatch(cached);
 }
-void ExpandedRound::combine(const ep::Dispatched& got) {
+void ExpertMajorRound::combine(const ep::Dispatched& got) {
   round_->combine(got);
 }
-void ExpandedRound::change_rows(std::uint64_t salt) {
+void ExpertMajorRound::change_rows(std::uint64_t salt) {
   round_->change_rows(salt);
 }
 
@@ -299,7 +315,7 @@ TensorMover host_tensors() {
               }};
 }
 
-ep::GroupOptions expanded_options(const EpCase& c, const ExpandedCall& call) {
+ep::GroupOptions expert_major_options(const EpCase& c, const ExpertMajorCall& call) {
   ep::GroupOptions options;
   const std::int64_t most = c.ranks * c.max_tokens * std::min(c.top_k, c.local_experts()) +
                             std::int64_t{c.local_experts()} * (call.alignment - 1);
@@ -307,13 +323,16 @@ ep::GroupOptions expanded_options(const EpCase& c, const ExpandedCall& call) {
   options.hidden = c.hidden;
   options.top_k = c.top_k;
   options.experts = c.experts;
-  options.dtype = size_of(call.answer) > size_of(call.dtype) && size_of(call.answer) > 2 ? call.answer : call.dtype;
+  options.dtype = size_of(call.answer) > size_of(call.dtype) && size_of(call.answer) > 2
+                      ? call.answer
+                      : call.dtype;
   options.max_scales = std::max<std::int64_t>(call.scales, 0);
   return options;
 }
 
-void check_expanded(ep::Group& group, const EpCase& c, const ExpandedCall& call, const TensorMover& tensors) {
-  ExpandedRound round(group, c, call, tensors);
+void check_expert_major(ep::Group& group, const EpCase& c, const ExpertMajorCall& call,
+                        const TensorMover& tensors) {
+  ExpertMajorRound round(group, c, call, tensors);
   ep::Handle layout;
   ep::Dispatched first;
   for (int i = 0; i <= call.cached; ++i) {

@@ -1,5 +1,7 @@
-// expert_major.hpp: the expert-major layout of a dispatch (DispatchOptions.expanded) and its combine, on any backend,
-// bit by bit against the naive reference of ep_case.hpp. Everything throws on a difference.
+// SPDX-License-Identifier: Apache-2.0
+// expert_major.hpp: the expert-major layout of a dispatch (DispatchOptions.expert_major) and its
+// combine, on any backend, bit by bit against the naive reference of ep_case.hpp. Everything throws
+// on a difference.
 #pragma once
 
 #include <functional>
@@ -18,7 +20,7 @@ struct TensorMover {
 /// For groups on the host.
 TensorMover host_tensors();
 
-struct ExpandedCall {
+struct ExpertMajorCall {
   DataType dtype = DataType::bfloat16;
   DataType answer = DataType::bfloat16;
   std::int64_t scales = 0;     ///< a row; 0: none
@@ -34,17 +36,18 @@ struct ExpandedCall {
 };
 
 /// A group's options for which the results of the case fit, whatever is drawn.
-ep::GroupOptions expanded_options(const EpCase& c, const ExpandedCall& call);
+ep::GroupOptions expert_major_options(const EpCase& c, const ExpertMajorCall& call);
 
-/// Dispatches and combines, each compared bit by bit, with any calls between them. Rows are arbitrary bytes; what
-/// experts answer depends on expert, source, token and channel and differs in magnitude, so that the order of additions
-/// shows; rows between blocks are answered with NaN.
-class ExpandedRound {
+/// Dispatches and combines, each compared bit by bit, with any calls between them. Rows are
+/// arbitrary bytes; what experts answer depends on expert, source, token and channel and differs in
+/// magnitude, so that the order of additions shows; rows between blocks are answered with NaN.
+class ExpertMajorRound {
  public:
-  ExpandedRound(ep::Group& group, const EpCase& c, const ExpandedCall& call, TensorMover tensors);
-  ~ExpandedRound();
-  ExpandedRound(const ExpandedRound&) = delete;
-  ExpandedRound& operator=(const ExpandedRound&) = delete;
+  ExpertMajorRound(ep::Group& group, const EpCase& c, const ExpertMajorCall& call,
+                   TensorMover tensors);
+  ~ExpertMajorRound();
+  ExpertMajorRound(const ExpertMajorRound&) = delete;
+  ExpertMajorRound& operator=(const ExpertMajorRound&) = delete;
 
   /// With a route of its own, or with the layout of an earlier dispatch of this round.
   ep::Dispatched dispatch(const ep::Handle& cached = {});
@@ -57,7 +60,8 @@ class ExpandedRound {
   std::unique_ptr<Round> round_;
 };
 
-/// Such a round as ExpandedCall says: a dispatch and those of its handle, each with its combine.
-void check_expanded(ep::Group& group, const EpCase& c, const ExpandedCall& call, const TensorMover& tensors);
+/// Such a round as ExpertMajorCall says: a dispatch and those of its handle, each with its combine.
+void check_expert_major(ep::Group& group, const EpCase& c, const ExpertMajorCall& call,
+                        const TensorMover& tensors);
 
 }  // namespace shoal::test

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/ep/gpu_low_latency.hpp"
 
 #include <fmt/format.h>
@@ -14,7 +15,8 @@ namespace {
 /// The rows of a tensor one after another, as poison takes them.
 TensorView as_rows(const TensorView& tensor) {
   const std::int64_t columns = tensor.rank > 1 ? tensor.shape[tensor.rank - 1] : 1;
-  TensorView view(tensor.data, tensor.dtype, {tensor.size() / std::max<std::int64_t>(columns, 1), columns});
+  TensorView view(tensor.data, tensor.dtype,
+                  {tensor.size() / std::max<std::int64_t>(columns, 1), columns});
   view.device = tensor.device;
   return view;
 }
@@ -29,18 +31,24 @@ TensorView as_stored(const TensorView& scales) {
 
 std::string GpuLowLatencyCall::describe() const {
   return fmt::format("quantize {} reduction {} sms {}{}{}{}{}{}{}{}", static_cast<int>(quantize),
-                     static_cast<int>(reduction), launch.sms, log_fmt ? " log_fmt" : "", zero_copy ? " zero_copy" : "",
-                     early_weights ? " early weights" : "", int32_topk ? " int32 topk" : "", out ? " out" : "",
-                     padded ? " padded" : "", defer_receive ? "" : " immediate");
+                     static_cast<int>(reduction), launch.sms, log_fmt ? " log_fmt" : "",
+                     zero_copy ? " zero_copy" : "", early_weights ? " early weights" : "",
+                     int32_topk ? " int32 topk" : "", out ? " out" : "", padded ? " padded" : "",
+                     defer_receive ? "" : " immediate");
 }
 
-GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c, const GpuLowLatencyCall& call)
-    : owner_(owner), case_(c), call_(call), tokens_(call.padded ? c.max_tokens : c.tokens(owner.me)) {
+GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c,
+                                       const GpuLowLatencyCall& call)
+    : owner_(owner),
+      case_(c),
+      call_(call),
+      tokens_(call.padded ? c.max_tokens : c.tokens(owner.me)) {
   x_ = owner.tensors.upload(rows_on_host());
   topk_ = owner.tensors.upload(topk_on_host());
   weights_ = owner.tensors.upload(weights_on_host());
   if (!call.out) return;
-  out_memory_ = owner.tensors.empty(DataType::bfloat16, {tokens_ + 1, c.hidden});  // the last row must stay as it is
+  out_memory_ = owner.tensors.empty(DataType::bfloat16,
+                                    {tokens_ + 1, c.hidden});  // the last row must stay as it is
   out_ = out_memory_;
   out_.shape[0] = tokens_;
 }
@@ -63,7 +71,8 @@ ep::PendingDispatch GpuLowLatencyRound::send() {
 void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
   const bool quantized = call_.quantize != ep::Quantize::none;
   expect(got.scales.defined() == quantized, "scales are " + got.scales.describe());
-  expect(got.x.dtype == (quantized ? DataType::float8_e4m3 : DataType::bfloat16), "x is " + got.x.describe());
+  expect(got.x.dtype == (quantized ? DataType::float8_e4m3 : DataType::bfloat16),
+         "x is " + got.x.describe());
   host_ = {};
   host_.x = owner_.tensors.download(got.x);
   host_.counts = owner_.tensors.download(got.counts);
@@ -77,11 +86,13 @@ void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
     host_.scales = Tensor(view, stored.owner);
   }
   check_low_latency_received(case_, owner_.me, host_, call_.masked);
-  if (quantized && call_.masked.empty()) check_low_latency_scales(case_, owner_.me, host_, call_.quantize);
+  if (quantized && call_.masked.empty())
+    check_low_latency_scales(case_, owner_.me, host_, call_.quantize);
 }
 
 Tensor GpuLowLatencyRound::answers_on_host() const {
-  Tensor answers = Tensor::empty(DataType::bfloat16, {case_.local_experts(), host_.x.shape[1], case_.hidden});
+  Tensor answers =
+      Tensor::empty(DataType::bfloat16, {case_.local_experts(), host_.x.shape[1], case_.hidden});
   std::memset(answers.data, 0xff, answers.bytes());
   low_latency_answers_to(case_, owner_.me, host_, answers);
   return answers;
@@ -119,8 +130,8 @@ void GpuLowLatencyRound::check(const Tensor& out) {
   wanted.resize(tokens_ * case_.hidden, 0);  // tokens without experts
   expect(out.size() == static_cast<std::int64_t>(wanted.size()), "the result is " + out.describe());
   const Tensor values = owner_.tensors.download(out);
-  expect_same("result (" + case_.describe() + ", " + call_.describe() + ")", values.data, wanted.data(),
-              wanted.size() * 2, 2);
+  expect_same("result (" + case_.describe() + ", " + call_.describe() + ")", values.data,
+              wanted.data(), wanted.size() * 2, 2);
   if (!call_.out) return;
   expect(out.data == out_memory_.data, "the result is not where it was asked for");
   const Tensor all = owner_.tensors.download(out_memory_);
@@ -130,8 +141,8 @@ void GpuLowLatencyRound::check(const Tensor& out) {
 }
 
 void GpuLowLatencyRound::poison(const ep::LowLatencyReceived& got) {
-  for (const TensorView& tensor :
-       {TensorView(got.x), TensorView(got.counts), TensorView(got.source_token), TensorView(got.layout)})
+  for (const TensorView& tensor : {TensorView(got.x), TensorView(got.counts),
+                                   TensorView(got.source_token), TensorView(got.layout)})
     owner_.tensors.poison(as_rows(tensor));
   if (got.scales.defined()) owner_.tensors.poison(as_rows(as_stored(got.scales)));
 }
@@ -156,7 +167,8 @@ Tensor GpuLowLatencyRound::rows_on_host() const {
 }
 
 Tensor GpuLowLatencyRound::topk_on_host() const {
-  Tensor topk = Tensor::empty(call_.int32_topk ? DataType::int32 : DataType::int64, {tokens_, case_.top_k});
+  Tensor topk =
+      Tensor::empty(call_.int32_topk ? DataType::int32 : DataType::int64, {tokens_, case_.top_k});
   auto lanes = case_.topk(owner_.me);
   lanes.resize(tokens_ * case_.top_k, -1);
   if (call_.int32_topk)
@@ -185,7 +197,8 @@ void run_low_latency_group(const EpCase& c, const std::function<void(GpuGroup&)>
   });
 }
 
-PlainInputs::PlainInputs(DeviceTensors& tensors, const EpCase& c, const std::vector<std::int64_t>& lanes) {
+PlainInputs::PlainInputs(DeviceTensors& tensors, const EpCase& c,
+                         const std::vector<std::int64_t>& lanes) {
   const std::int64_t tokens = static_cast<std::int64_t>(lanes.size()) / c.top_k;
   const std::vector<std::uint16_t> rows(tokens * c.hidden, bf16_of(1.0F));
   const std::vector<float> ones(lanes.size(), 1.0F);

@@ -1,5 +1,6 @@
-// gpu_low_latency.hpp: low-latency mode of a group in GPU memory on a case, checked on the host against the
-// references of ep_case.hpp. Everything throws on a difference.
+// SPDX-License-Identifier: Apache-2.0
+// gpu_low_latency.hpp: low-latency mode of a group in GPU memory on a case, checked on the host
+// against the references of ep_case.hpp. Everything throws on a difference.
 #pragma once
 
 #include <functional>
@@ -21,10 +22,11 @@ struct GpuLowLatencyCall {
   bool out = false;
   ep::Launch launch{};
   std::vector<int> masked{};
-  /// Every member has max_tokens tokens; those that the case does not have go to no expert, as in a batch that a
-  /// captured graph takes.
+  /// Every member has max_tokens tokens; those that the case does not have go to no expert, as in a
+  /// batch that a captured graph takes.
   bool padded = false;
-  /// false: receives are queued behind their sends; where members do not share a GPU they begin before those end.
+  /// false: receives are queued behind their sends; where members do not share a GPU they begin
+  /// before those end.
   bool defer_receive = true;
 
   std::string describe() const;
@@ -45,9 +47,11 @@ class GpuLowLatencyRound {
   void check(const ep::LowLatencyReceived& got);
   /// Behind check: puts the answers where they are sent from; rows that no token fills hold NaN.
   void write_answers();
-  /// The same for a combine that is captured: where write_answers has put them, or choose_buffer said.
+  /// The same for a combine that is captured: where write_answers has put them, or choose_buffer
+  /// said.
   void write_answers_again();
-  /// With zero_copy: the answers of the next combine lie in the group's buffer for it, which is not written yet.
+  /// With zero_copy: the answers of the next combine lie in the group's buffer for it, which is not
+  /// written yet.
   void choose_buffer() { y_ = owner_.group.next_combine_buffer(); }
   ep::PendingCombine answer(const ep::LowLatencyReceived& got);
   void check(const Tensor& out);

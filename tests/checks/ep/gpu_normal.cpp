@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/ep/gpu_normal.hpp"
 
 #include <fmt/format.h>
@@ -14,11 +15,13 @@ namespace shoal::test {
 namespace {
 
 std::uint64_t key(std::uint64_t salt, std::int64_t a, std::int64_t b, std::int64_t c) {
-  return mix(mix(salt * 1000003 + static_cast<std::uint64_t>(a)) + (static_cast<std::uint64_t>(b) << 32)) +
+  return mix(mix(salt * 1000003 + static_cast<std::uint64_t>(a)) +
+             (static_cast<std::uint64_t>(b) << 32)) +
          static_cast<std::uint64_t>(c);
 }
 
-void fill_row(std::uint64_t salt, std::int32_t rank, std::int64_t token, std::byte* row, std::size_t bytes) {
+void fill_row(std::uint64_t salt, std::int32_t rank, std::int64_t token, std::byte* row,
+              std::size_t bytes) {
   const std::uint64_t first = key(salt, rank, token, 0);
   for (std::size_t at = 0; at < bytes; at += 8) {
     const std::uint64_t word = mix(first + at);
@@ -35,19 +38,20 @@ void store(DataType dtype, std::byte* row, std::int64_t channel, std::uint32_t b
   std::memcpy(row + channel * size, &bits, size);
 }
 
-std::uint32_t answer_bits(std::uint64_t salt, DataType dtype, std::int32_t owner, std::int32_t source,
-                          std::int64_t token, std::int64_t channel) {
+std::uint32_t answer_bits(std::uint64_t salt, DataType dtype, std::int32_t owner,
+                          std::int32_t source, std::int64_t token, std::int64_t channel) {
   return encode(dtype, made_up(mix(key(salt ^ 0xa45e, owner * 256 + source, token, channel))));
 }
 
-std::uint32_t bias_bits(std::uint64_t salt, DataType dtype, int which, std::int32_t rank, std::int64_t token,
-                        std::int64_t channel) {
+std::uint32_t bias_bits(std::uint64_t salt, DataType dtype, int which, std::int32_t rank,
+                        std::int64_t token, std::int64_t channel) {
   return encode(dtype, made_up(mix(key(salt ^ 0xb1a5, which * 256 + rank, token, channel))));
 }
 
 TensorView row_of(const TensorView& tensor, std::int64_t row) {
   TensorView view = tensor;
-  view.data = static_cast<std::byte*>(tensor.data) + row * tensor.strides[0] * size_of(tensor.dtype);
+  view.data =
+      static_cast<std::byte*>(tensor.data) + row * tensor.strides[0] * size_of(tensor.dtype);
   view.shape[0] = 1;
   return view;
 }
@@ -70,7 +74,8 @@ std::vector<std::int64_t> chosen(std::int64_t rows, std::int64_t samples) {
 /// Rows of `tensor` on the host, one by one: fetched at once where all are wanted.
 class Fetched {
  public:
-  Fetched(DeviceTensors& tensors, const TensorView& tensor, bool all) : tensors_(tensors), tensor_(tensor) {
+  Fetched(DeviceTensors& tensors, const TensorView& tensor, bool all)
+      : tensors_(tensors), tensor_(tensor) {
     if (all && tensor.bytes() > 0) whole_ = tensors.download(tensor);
   }
   const std::byte* row(std::int64_t i) {
@@ -104,7 +109,11 @@ Settings gpu_settings(std::size_t mebibytes) {
 }
 
 GpuGroup::GpuGroup(World& owner, const ep::GroupOptions& options)
-    : world(owner), tensors(owner), group(owner.team(), options), me(group.team().my_pe()), stream_(group.stream()) {
+    : world(owner),
+      tensors(owner),
+      group(owner.team(), options),
+      me(group.team().my_pe()),
+      stream_(group.stream()) {
   tensors.follow(stream_);
 }
 
@@ -117,9 +126,10 @@ GpuGroup::~GpuGroup() {
 
 TensorMover mover(GpuGroup& group) {
   DeviceTensors& tensors = group.tensors;
-  return {.upload = [&tensors](const Tensor& tensor) { return tensors.upload(tensor); },
-          .download = [&tensors](const TensorView& view) { return tensors.download(view); },
-          .write = [&tensors](const TensorView& to, const Tensor& from) { tensors.write(to, from); }};
+  return {
+      .upload = [&tensors](const Tensor& tensor) { return tensors.upload(tensor); },
+      .download = [&tensors](const TensorView& view) { return tensors.download(view); },
+      .write = [&tensors](const TensorView& to, const Tensor& from) { tensors.write(to, from); }};
 }
 
 GpuRound::GpuRound(GpuGroup& owner, const EpCase& c, const GpuCall& call)
@@ -142,10 +152,11 @@ GpuRound::GpuRound(GpuGroup& owner, const EpCase& c, const GpuCall& call)
     if (call.scale_order == ScaleOrder::columns) scales_.strides = {1, tokens_};
   }
   for (int b = 0; b < call.biases; ++b) biases_.push_back(tensors.upload(bias_on_host(b)));
-  if (call.out) out_ = tensors.empty(call.answer, {tokens_ + 1, c.hidden});  // the last row must stay as it is
+  if (call.out)
+    out_ = tensors.empty(call.answer, {tokens_ + 1, c.hidden});  // the last row must stay as it is
   if (call.place == AnswerPlace::heap)
-    heap_ =
-        owner.world.heap().malloc(std::max<std::size_t>(c.ranks * c.max_tokens * c.hidden * size_of(call.answer), 1));
+    heap_ = owner.world.heap().malloc(
+        std::max<std::size_t>(c.ranks * c.max_tokens * c.hidden * size_of(call.answer), 1));
 }
 
 GpuRound::~GpuRound() {
@@ -168,7 +179,8 @@ std::vector<std::int64_t> GpuRound::lanes() const {
 }
 
 Tensor GpuRound::topk_on_host() const {
-  Tensor topk = Tensor::empty(call_.int32_topk ? DataType::int32 : DataType::int64, {tokens_, case_.top_k});
+  Tensor topk =
+      Tensor::empty(call_.int32_topk ? DataType::int32 : DataType::int64, {tokens_, case_.top_k});
   const auto values = lanes();
   if (call_.int32_topk)
     std::copy(values.begin(), values.end(), topk.as<std::int32_t>());
@@ -199,7 +211,8 @@ Tensor GpuRound::scales_on_host() const {
   const bool columns = call_.scale_order == ScaleOrder::columns;
   for (std::int64_t t = 0; t < tokens_; ++t)
     for (std::int64_t i = 0; i < n; ++i)
-      memory.as<std::uint32_t>()[columns ? i * tokens_ + t : t * pitch + i] = scale_of(salt_, owner_.me, t, i);
+      memory.as<std::uint32_t>()[columns ? i * tokens_ + t : t * pitch + i] =
+          scale_of(salt_, owner_.me, t, i);
   return memory;
 }
 
@@ -259,12 +272,14 @@ void GpuRound::write_answers(const ep::Dispatched& got) {
   const DataType dtype = call_.answer;
   const std::int64_t hidden = case_.hidden;
   Tensor answers = Tensor::empty(dtype, {got.x.shape[0], hidden});
-  if (answers.bytes() > 0) std::memset(answers.data, 0xff, answers.bytes());  // rows that no token fills count nowhere
+  if (answers.bytes() > 0)
+    std::memset(answers.data, 0xff, answers.bytes());  // rows that no token fills count nowhere
   const std::size_t bytes = hidden * size_of(dtype);
   for (std::int64_t i = 0; i < rows(); ++i)
     for (std::int64_t ch = 0; ch < hidden; ++ch)
       store(dtype, answers.as<std::byte>() + i * bytes, ch,
-            answer_bits(salt_, dtype, owner_.me, expected_.source_rank[i], expected_.source_token[i], ch));
+            answer_bits(salt_, dtype, owner_.me, expected_.source_rank[i],
+                        expected_.source_token[i], ch));
   if (call_.place == AnswerPlace::staged) {
     if (staged_.defined() && staged_.shape == answers.shape)
       owner_.tensors.write(staged_, answers);  // a captured graph has the address
@@ -273,7 +288,8 @@ void GpuRound::write_answers(const ep::Dispatched& got) {
     y_ = staged_;
     return;
   }
-  y_ = TensorView(call_.place == AnswerPlace::in_place ? got.x.data : heap_, dtype, {got.x.shape[0], hidden});
+  y_ = TensorView(call_.place == AnswerPlace::in_place ? got.x.data : heap_, dtype,
+                  {got.x.shape[0], hidden});
   y_.device = owner_.tensors.device();
   owner_.tensors.write(y_, answers);
 }
@@ -295,7 +311,8 @@ void GpuRound::check(const ep::Routing& routing) {
   for (const std::int64_t expert : topk)
     if (expert >= 0) ++per_expert[expert];
   expect(routing.tokens() == tokens_, "the routing has the wrong number of tokens");
-  expect(routing.tokens_per_rank.empty() && routing.tokens_per_expert.empty(), "counts on the host, on a GPU");
+  expect(routing.tokens_per_rank.empty() && routing.tokens_per_expert.empty(),
+         "counts on the host, on a GPU");
   expect_values(owner_.tensors, "Routing.topk_idx", routing.topk_idx, topk);
   expect_values(owner_.tensors, "Routing.rank_counts", routing.rank_counts, per_rank);
   expect_values(owner_.tensors, "Routing.expert_counts", routing.expert_counts, per_expert);
@@ -305,26 +322,30 @@ void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case
   owner_.group.synchronize();  // throws what went wrong on the GPU, before values are compared
   const std::int64_t worst = call_.dispatch.worst_case_rows;
   const bool sizes_here = from_cache ? !worst_case_layout : worst == 0;
-  expect(got.x.dtype == call_.dtype && got.x.rank == 2 && got.x.shape[1] == columns_ && got.x.contiguous() &&
-             got.x.device == owner_.tensors.device(),
+  expect(got.x.dtype == call_.dtype && got.x.rank == 2 && got.x.shape[1] == columns_ &&
+             got.x.contiguous() && got.x.device == owner_.tensors.device(),
          "x is " + got.x.describe());
   if (worst > 0)
     expect(got.x.shape[0] == worst, "x has not worst_case_rows rows");
   else if (sizes_here)
     expect(got.x.shape[0] == rows(), fmt::format("x has {} rows, not {}", got.x.shape[0], rows()));
-  expect(got.rows == (sizes_here ? rows() : -1), fmt::format("rows is {}, expected {}", got.rows, rows()));
+  expect(got.rows == (sizes_here ? rows() : -1),
+         fmt::format("rows is {}, expected {}", got.rows, rows()));
   expect(got.handle.valid() && got.handle.received_rows() == got.rows, "the handle has other rows");
-  expect(got.rows_per_source == (sizes_here ? expected_.rows_per_source : std::vector<std::int64_t>{}),
-         "rows_per_source differs");
+  expect(
+      got.rows_per_source == (sizes_here ? expected_.rows_per_source : std::vector<std::int64_t>{}),
+      "rows_per_source differs");
   std::vector<std::int64_t> aligned;
   const std::int64_t alignment = call_.dispatch.expert_alignment;
   if (worst == 0 && !from_cache)
     for (const std::int64_t tokens : expected_.tokens_per_expert)
       aligned.push_back((tokens + alignment - 1) / alignment * alignment);
   expect(got.tokens_per_expert == aligned, "tokens_per_expert differs");
-  expect_values(owner_.tensors, "row_count", got.row_count, std::vector{static_cast<std::int32_t>(rows())});
+  expect_values(owner_.tensors, "row_count", got.row_count,
+                std::vector{static_cast<std::int32_t>(rows())});
   expect_values(owner_.tensors, "expert_counts", got.expert_counts,
-                std::vector<std::int32_t>(expected_.tokens_per_expert.begin(), expected_.tokens_per_expert.end()));
+                std::vector<std::int32_t>(expected_.tokens_per_expert.begin(),
+                                          expected_.tokens_per_expert.end()));
   check_side(got, from_cache);
   check_rows(got);
 }
@@ -332,10 +353,12 @@ void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case
 void GpuRound::check_side(const ep::Dispatched& got, bool from_cache) {
   const std::int64_t filler = (got.x.shape[0] - rows()) * case_.top_k;
   const bool filled = call_.dispatch.worst_case_rows > 0;
-  const auto table = [&](const char* name, const Tensor& tensor, bool expected, DataType dtype, std::int64_t columns) {
+  const auto table = [&](const char* name, const Tensor& tensor, bool expected, DataType dtype,
+                         std::int64_t columns) {
     expect(tensor.defined() == expected, fmt::format("{} is {}", name, tensor.describe()));
     if (!expected) return false;
-    expect(tensor.dtype == dtype && tensor.shape[0] == got.x.shape[0] && tensor.device == owner_.tensors.device(),
+    expect(tensor.dtype == dtype && tensor.shape[0] == got.x.shape[0] &&
+               tensor.device == owner_.tensors.device(),
            fmt::format("{} is {}", name, tensor.describe()));
     expect(tensor.rank == 1 || (tensor.shape[1] == columns && tensor.strides[1] == 1),
            fmt::format("{} is {}", name, tensor.describe()));
@@ -350,10 +373,12 @@ void GpuRound::check_side(const ep::Dispatched& got, bool from_cache) {
     std::vector<float> wanted = expected_.weights;
     if (filled) wanted.insert(wanted.end(), filler, 0.0F);
     expect_values(owner_.tensors, "topk_weights",
-                  filled ? TensorView(got.topk_weights) : first_rows(got.topk_weights, rows()), wanted);
+                  filled ? TensorView(got.topk_weights) : first_rows(got.topk_weights, rows()),
+                  wanted);
   }
   if (table("source_token", got.source_token, !from_cache, DataType::int32, 1))
-    expect_values(owner_.tensors, "source_token", first_rows(got.source_token, rows()), expected_.source_token);
+    expect_values(owner_.tensors, "source_token", first_rows(got.source_token, rows()),
+                  expected_.source_token);
   if (table("scales", got.scales, call_.scales > 0, call_.scale_dtype, call_.scales)) {
     std::vector<std::uint32_t> wanted;
     for (std::int64_t i = 0; i < rows(); ++i)
@@ -367,14 +392,16 @@ void GpuRound::check_rows(const ep::Dispatched& got) {
   Fetched fetched(owner_.tensors, first_rows(got.x, rows()), call_.samples == 0);
   std::vector<std::byte> wanted(row_bytes());
   for (const std::int64_t i : chosen(rows(), call_.samples)) {
-    fill_row(salt_, expected_.source_rank[i], expected_.source_token[i], wanted.data(), row_bytes());
+    fill_row(salt_, expected_.source_rank[i], expected_.source_token[i], wanted.data(),
+             row_bytes());
     expect_same(fmt::format("row {} of x, token {} of member {} ({})", i, expected_.source_token[i],
                             expected_.source_rank[i], case_.describe()),
                 fetched.row(i), wanted.data(), row_bytes(), 1);
   }
 }
 
-std::vector<std::uint32_t> GpuRound::expected_answer(std::int64_t token, const std::int64_t* lanes) const {
+std::vector<std::uint32_t> GpuRound::expected_answer(std::int64_t token,
+                                                     const std::int64_t* lanes) const {
   const auto owners = ranks_of(case_, lanes);
   const auto nodes = nodes_of(case_, owners);
   std::vector<std::uint32_t> wanted(case_.hidden);
@@ -410,7 +437,8 @@ void GpuRound::check(const ep::Combined& got) {
     expect(got.x.data == out_.data, "combine did not write to CombineOptions.out");
     const Tensor rest = owner_.tensors.download(row_of(out_, tokens_));
     const std::vector<std::uint8_t> untouched(rest.bytes(), 0xff);
-    expect_same("what lies behind CombineOptions.out", rest.data, untouched.data(), rest.bytes(), 1);
+    expect_same("what lies behind CombineOptions.out", rest.data, untouched.data(), rest.bytes(),
+                1);
   }
   const auto topk = lanes();
   const std::size_t element = size_of(call_.answer);
@@ -418,11 +446,13 @@ void GpuRound::check(const ep::Combined& got) {
   std::vector<std::byte> wanted(case_.hidden * element);
   for (const std::int64_t t : chosen(tokens_, call_.samples)) {
     const auto bits = expected_answer(t, topk.data() + t * case_.top_k);
-    for (std::int64_t ch = 0; ch < case_.hidden; ++ch) store(call_.answer, wanted.data(), ch, bits[ch]);
-    expect_same(fmt::format("combined token {} ({})", t, case_.describe()), fetched.row(t), wanted.data(),
-                wanted.size(), element);
+    for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
+      store(call_.answer, wanted.data(), ch, bits[ch]);
+    expect_same(fmt::format("combined token {} ({})", t, case_.describe()), fetched.row(t),
+                wanted.data(), wanted.size(), element);
   }
-  expect(got.topk_weights.defined() == (call_.weights && call_.combine_weights), "combined weights");
+  expect(got.topk_weights.defined() == (call_.weights && call_.combine_weights),
+         "combined weights");
   if (!got.topk_weights.defined()) return;
   std::vector<float> back = case_.weights(owner_.me);
   back.resize(topk.size());

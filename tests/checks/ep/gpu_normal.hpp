@@ -1,12 +1,13 @@
-// gpu_normal.hpp: normal mode of a group in GPU memory on a case, with rows of any kind, checked on the host against
-// the references of ep_case.hpp. Everything throws on a difference.
+// SPDX-License-Identifier: Apache-2.0
+// gpu_normal.hpp: normal mode of a group in GPU memory on a case, with rows of any kind, checked on
+// the host against the references of ep_case.hpp. Everything throws on a difference.
 #pragma once
 
 #include <optional>
 
-#include "support/cuda/device_tensors.hpp"
-#include "checks/ep/normal.hpp"
 #include "checks/ep/expert_major.hpp"
+#include "checks/ep/normal.hpp"
+#include "support/cuda/device_tensors.hpp"
 
 namespace shoal::test {
 
@@ -30,12 +31,14 @@ class GpuGroup {
   void* const stream_;
 };
 
-/// For check_expanded of a group on GPUs.
+/// For check_expert_major of a group on GPUs.
 TensorMover mover(GpuGroup& group);
 
-/// How scales lie in memory: one token after another; with a gap between tokens; one scale of all tokens after another.
+/// How scales lie in memory: one token after another; with a gap between tokens; one scale of all
+/// tokens after another.
 enum class ScaleOrder { contiguous, padded, columns };
-/// Where the answers that combine fetches lie: in ordinary device memory; in Dispatched::x; elsewhere in the heap.
+/// Where the answers that combine fetches lie: in ordinary device memory; in Dispatched::x;
+/// elsewhere in the heap.
 enum class AnswerPlace { staged, in_place, heap };
 
 /// What a round does beside its case. The same on all members.
@@ -57,16 +60,16 @@ struct GpuCall {
   bool combine_weights = true;  ///< with `weights`
   ep::Launch combine{};
 
-  /// Calls have max_tokens tokens on every member; those that the case does not have go to no expert, as in a batch
-  /// that a captured graph takes.
+  /// Calls have max_tokens tokens on every member; those that the case does not have go to no
+  /// expert, as in a batch that a captured graph takes.
   bool padded = false;
 
   std::int64_t samples = 0;  ///< rows and tokens whose payload is compared; 0: all
 };
 
-/// Route, dispatch, experts, combine, each compared bit by bit; the parts can be called one by one. Rows are arbitrary
-/// bytes; answers depend on member, source, token and channel, and differ in magnitude, so that the order of additions
-/// shows.
+/// Route, dispatch, experts, combine, each compared bit by bit; the parts can be called one by one.
+/// Rows are arbitrary bytes; answers depend on member, source, token and channel, and differ in
+/// magnitude, so that the order of additions shows.
 class GpuRound {
  public:
   GpuRound(GpuGroup& owner, const EpCase& c, const GpuCall& call);
@@ -79,19 +82,21 @@ class GpuRound {
   ep::Routing route(const ep::Launch& launch = {});
   ep::Dispatched dispatch(const ep::Routing& routing);
   ep::Dispatched dispatch(const ep::Handle& handle);
-  /// Puts the answers where GpuCall says, before any call on the device: not a part of what can be captured.
+  /// Puts the answers where GpuCall says, before any call on the device: not a part of what can be
+  /// captured.
   void write_answers(const ep::Dispatched& got);
   ep::Combined combine(const ep::Dispatched& got);
 
   void check(const ep::Routing& routing);
-  /// `from_cache`: of a dispatch with a handle, whose layout had no exact sizes where `worst_case_layout`.
+  /// `from_cache`: of a dispatch with a handle, whose layout had no exact sizes where
+  /// `worst_case_layout`.
   void check(const ep::Dispatched& got, bool from_cache = false, bool worst_case_layout = false);
   void check(const ep::Combined& got);
   /// Fills a result with 0xff, so that the next one in its place must write everything.
   void poison(const ep::Dispatched& got);
 
-  // Other values at the same addresses, as a replayed graph takes them: rows, scales and biases alone, or with indices
-  // and weights (`padded`).
+  // Other values at the same addresses, as a replayed graph takes them: rows, scales and biases
+  // alone, or with indices and weights (`padded`).
   void change_rows(std::uint64_t seed);
   void change_case(const EpCase& now);
   std::int64_t rows() const { return static_cast<std::int64_t>(expected_.source_token.size()); }

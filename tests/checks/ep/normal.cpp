@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/ep/normal.hpp"
 
 #include <fmt/format.h>
@@ -15,35 +16,43 @@ namespace numeric = ep::numeric;
 namespace {
 
 template <typename T>
-Tensor tensor_of(DataType dtype, const std::vector<T>& values, std::initializer_list<std::int64_t> shape) {
+Tensor tensor_of(DataType dtype, const std::vector<T>& values,
+                 std::initializer_list<std::int64_t> shape) {
   Tensor tensor = Tensor::empty(dtype, shape);
   expect(tensor.bytes() == values.size() * sizeof(T), "a test tensor has the wrong size");
   if (!values.empty()) std::memcpy(tensor.data, values.data(), tensor.bytes());
   return tensor;
 }
 
-void check_dispatched(const EpCase& c, std::int32_t me, const ep::Dispatched& got, const ep::DispatchOptions& options) {
+void check_dispatched(const EpCase& c, std::int32_t me, const ep::Dispatched& got,
+                      const ep::DispatchOptions& options) {
   const ExpectedDispatch wanted = expected_dispatch(c, me);
   const auto rows = static_cast<std::int64_t>(wanted.source_token.size());
-  expect(got.rows == rows, fmt::format("received {} rows, expected {} ({})", got.rows, rows, c.describe()));
-  expect(got.x.shape[0] == std::max(rows, options.worst_case_rows), "x has the wrong number of rows");
+  expect(got.rows == rows,
+         fmt::format("received {} rows, expected {} ({})", got.rows, rows, c.describe()));
+  expect(got.x.shape[0] == std::max(rows, options.worst_case_rows),
+         "x has the wrong number of rows");
   expect_same("source_token", got.source_token.data, wanted.source_token.data(), rows * 4, 4);
   expect_same("topk_idx", got.topk_idx.data, wanted.topk_idx.data(), rows * c.top_k * 8, 8);
   for (std::int64_t i = rows * c.top_k; i < got.x.shape[0] * c.top_k; ++i)
-    expect(got.topk_idx.as<std::int64_t>()[i] == -1, "a row that no token fills has a topk_idx other than -1");
+    expect(got.topk_idx.as<std::int64_t>()[i] == -1,
+           "a row that no token fills has a topk_idx other than -1");
   if (got.topk_weights.defined())
-    expect_same("topk_weights", got.topk_weights.data, wanted.weights.data(), rows * c.top_k * 4, 4);
+    expect_same("topk_weights", got.topk_weights.data, wanted.weights.data(), rows * c.top_k * 4,
+                4);
   expect(got.rows_per_source == wanted.rows_per_source, "rows_per_source differs");
   if (options.worst_case_rows == 0)
     for (std::size_t e = 0; e < wanted.tokens_per_expert.size(); ++e) {
       const std::int64_t a = options.expert_alignment;
-      expect(got.tokens_per_expert[e] == (wanted.tokens_per_expert[e] + a - 1) / a * a, "tokens_per_expert differs");
+      expect(got.tokens_per_expert[e] == (wanted.tokens_per_expert[e] + a - 1) / a * a,
+             "tokens_per_expert differs");
     }
   std::vector<std::uint16_t> row(c.hidden);
   for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t ch = 0; ch < c.hidden; ++ch) row[ch] = c.value(wanted.source_rank[i], wanted.source_token[i], ch);
-    expect_same(fmt::format("row {} of x ({})", i, c.describe()), got.x.as<std::uint16_t>() + i * c.hidden, row.data(),
-                c.hidden * 2, 2);
+    for (std::int64_t ch = 0; ch < c.hidden; ++ch)
+      row[ch] = c.value(wanted.source_rank[i], wanted.source_token[i], ch);
+    expect_same(fmt::format("row {} of x ({})", i, c.describe()),
+                got.x.as<std::uint16_t>() + i * c.hidden, row.data(), c.hidden * 2, 2);
   }
 }
 
@@ -80,7 +89,8 @@ Tensor answers_to(const EpCase& c, std::int32_t rank, const ep::Dispatched& rece
     for (std::int64_t ch = 0; ch < c.hidden; ++ch)
       y.as<std::uint16_t>()[i * c.hidden + ch] =
           answer(c, rank, received.x.as<std::uint16_t>()[i * c.hidden + ch],
-                 received.topk_idx.as<std::int64_t>() + i * c.top_k, received.topk_weights.as<float>() + i * c.top_k);
+                 received.topk_idx.as<std::int64_t>() + i * c.top_k,
+                 received.topk_weights.as<float>() + i * c.top_k);
   return y;
 }
 
@@ -95,12 +105,15 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
 
   Tensor y = answers_to(c, me, received);
   const bool in_place =
-      c.seed % 2 == 0 && !options.copy_out;  // answers in the heap are fetched from there, others are staged
+      c.seed % 2 == 0 &&
+      !options.copy_out;  // answers in the heap are fetched from there, others are staged
   if (in_place && y.bytes() > 0) std::memcpy(received.x.data, y.data, y.bytes());
-  const ep::Combined combined = group.combine(in_place ? static_cast<const TensorView&>(received.x) : y,
-                                              received.handle, {.weights = received.topk_weights});
+  const ep::Combined combined =
+      group.combine(in_place ? static_cast<const TensorView&>(received.x) : y, received.handle,
+                    {.weights = received.topk_weights});
   const auto wanted = expected_combine(c, me);
-  expect_same("combined x (" + c.describe() + ")", combined.x.data, wanted.data(), wanted.size() * 2, 2);
+  expect_same("combined x (" + c.describe() + ")", combined.x.data, wanted.data(),
+              wanted.size() * 2, 2);
   for (std::int64_t i = 0; i < c.tokens(me) * c.top_k;
        ++i) {  // each lane's weight comes back from the one member that has its expert
     const float w = in.topk_idx.as<std::int64_t>()[i] >= 0 ? in.weights.as<float>()[i] : 0.0F;
@@ -111,7 +124,8 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
 namespace {
 
 numeric::ScaleRounding rounding_of(ep::Quantize quantize) {
-  return quantize == ep::Quantize::fp8 ? numeric::ScaleRounding::none : numeric::ScaleRounding::power_of_two;
+  return quantize == ep::Quantize::fp8 ? numeric::ScaleRounding::none
+                                       : numeric::ScaleRounding::power_of_two;
 }
 
 std::span<const numeric::Bf16> as_numeric(std::span<const std::uint16_t> row) {
@@ -121,8 +135,8 @@ std::span<const numeric::Bf16> as_numeric(std::span<const std::uint16_t> row) {
 /// Scale `g` of a received float8 row.
 float scale_at(const TensorView& scales, std::int64_t expert, std::int64_t row, std::int64_t g) {
   const bool packed = scales.dtype == DataType::int32;
-  const std::int64_t at =
-      expert * scales.strides[0] + row * scales.strides[1] + (packed ? g / 4 : g) * scales.strides[2];
+  const std::int64_t at = expert * scales.strides[0] + row * scales.strides[1] +
+                          (packed ? g / 4 : g) * scales.strides[2];
   return packed ? numeric::ue8m0_scale(scales.as<std::int32_t>()[at], g) : scales.as<float>()[at];
 }
 
@@ -138,7 +152,8 @@ void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowL
   expect(s.dtype == (packed ? DataType::int32 : DataType::float32), "scales have the wrong dtype");
   expect(s.rank == 3 && s.shape[0] == c.local_experts() && s.shape[1] == rows && s.shape[2] == n,
          "scales are " + s.describe());
-  expect(s.strides[0] == n * rows && s.strides[1] == 1 && s.strides[2] == rows, "scales have the wrong strides");
+  expect(s.strides[0] == n * rows && s.strides[1] == 1 && s.strides[2] == rows,
+         "scales have the wrong strides");
   std::vector<std::uint16_t> row(c.hidden);
   std::vector<std::uint8_t> codes(c.hidden);
   std::vector<float> inverse(groups);
@@ -147,9 +162,11 @@ void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowL
       const auto [source, token] = wanted.rows[e][i];
       for (std::int64_t ch = 0; ch < c.hidden; ++ch) row[ch] = c.value(source, token, ch);
       numeric::quantize_row(as_numeric(row), rounding_of(quantize), codes, inverse);
-      expect_same("float8 row", got.x.as<std::uint8_t>() + (e * rows + i) * c.hidden, codes.data(), c.hidden, 1);
+      expect_same("float8 row", got.x.as<std::uint8_t>() + (e * rows + i) * c.hidden, codes.data(),
+                  c.hidden, 1);
       for (std::int64_t g = 0; g < groups; ++g)
-        expect(scale_at(s, e, i, g) == inverse[g], [&] { return "a scale differs (" + c.describe() + ")"; });
+        expect(scale_at(s, e, i, g) == inverse[g],
+               [&] { return "a scale differs (" + c.describe() + ")"; });
       // Bytes of a packed word that no group fills are 0.
       for (std::int64_t g = groups; packed && g < 4 * n; ++g)
         expect(numeric::encode_ue8m0(scale_at(s, e, i, g)) == 0, "a byte without a group is not 0");
@@ -167,29 +184,32 @@ Travel float8_travel(ep::Quantize quantize) {
 
 Travel log_fmt_travel() {
   return [](std::span<const std::uint16_t> row, std::span<float> arrived) {
-    std::vector<numeric::LogfmtGroup> bytes(numeric::logfmt_row_bytes(row.size()) / sizeof(numeric::LogfmtGroup) + 1);
+    std::vector<numeric::LogfmtGroup> bytes(
+        numeric::logfmt_row_bytes(row.size()) / sizeof(numeric::LogfmtGroup) + 1);
     numeric::logfmt_encode_row(as_numeric(row), reinterpret_cast<std::byte*>(bytes.data()));
     numeric::logfmt_decode_row(reinterpret_cast<const std::byte*>(bytes.data()), arrived);
   };
 }
 
-void check_low_latency_received(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
-                                const std::vector<int>& masked) {
+void check_low_latency_received(const EpCase& c, std::int32_t rank,
+                                const ep::LowLatencyReceived& got, const std::vector<int>& masked) {
   const ExpectedLowLatency wanted = expected_low_latency_dispatch(c, rank, masked);
   const std::int64_t rows = got.x.shape[1];
-  expect(got.layout.dtype == DataType::int64 && got.layout.rank == 2 && got.layout.shape[0] == c.local_experts() &&
-             got.layout.shape[1] == c.ranks,
+  expect(got.layout.dtype == DataType::int64 && got.layout.rank == 2 &&
+             got.layout.shape[0] == c.local_experts() && got.layout.shape[1] == c.ranks,
          "layout is " + got.layout.describe());
   expect_same("layout", got.layout.data, wanted.layout.data(), wanted.layout.size() * 8, 8);
   for (std::size_t e = 0; e < wanted.rows.size(); ++e) {
-    expect(got.counts.as<std::int32_t>()[e] == static_cast<std::int32_t>(wanted.rows[e].size()), "counts differ");
+    expect(got.counts.as<std::int32_t>()[e] == static_cast<std::int32_t>(wanted.rows[e].size()),
+           "counts differ");
     for (std::size_t i = 0; i < wanted.rows[e].size(); ++i) {
       const auto [source, token] = wanted.rows[e][i];
       expect(got.source_token.as<std::int32_t>()[e * rows + i] == token, "source_token differs");
       if (got.x.dtype != DataType::bfloat16) continue;
       const std::uint16_t* x = got.x.as<std::uint16_t>() + (e * rows + i) * c.hidden;
       for (std::int64_t ch = 0; ch < c.hidden; ++ch)
-        expect(x[ch] == c.value(source, token, ch), [&] { return "a low-latency row differs (" + c.describe() + ")"; });
+        expect(x[ch] == c.value(source, token, ch),
+               [&] { return "a low-latency row differs (" + c.describe() + ")"; });
     }
   }
 }
@@ -203,54 +223,66 @@ void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLat
       const std::int64_t from = (e * rows + i) * c.hidden;
       std::uint16_t* to = y.as<std::uint16_t>() + e * y.strides[0] + i * y.strides[1];
       for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
-        const float x = got.x.dtype == DataType::bfloat16 ? float_of_bf16(got.x.as<std::uint16_t>()[from + ch])
-                                                          : numeric::decode_e4m3(got.x.as<std::uint8_t>()[from + ch]) *
-                                                                scale_at(got.scales, e, i, ch / 128);
+        const float x = got.x.dtype == DataType::bfloat16
+                            ? float_of_bf16(got.x.as<std::uint16_t>()[from + ch])
+                            : numeric::decode_e4m3(got.x.as<std::uint8_t>()[from + ch]) *
+                                  scale_at(got.scales, e, i, ch / 128);
         to[ch] = bf16_of(factor * x);
       }
     }
   }
 }
 
-void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy, bool early_weights) {
+void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy,
+                       bool early_weights) {
   const std::int32_t me = group.team().my_pe();
   const Inputs in(c, me);
   const ep::LowLatencyReceived got =
       group
-          .low_latency_dispatch(in.x, in.topk_idx,
-                                {.quantize = ep::Quantize::none,
-                                 .weights = early_weights ? static_cast<const TensorView&>(in.weights) : TensorView{}})
+          .low_latency_dispatch(
+              in.x, in.topk_idx,
+              {.quantize = ep::Quantize::none,
+               .weights =
+                   early_weights ? static_cast<const TensorView&>(in.weights) : TensorView{}})
           .receive();
   expect(!got.scales.defined(), "bfloat16 rows came with scales");
   check_low_latency_received(c, me, got);
 
   Tensor plain;
-  if (!zero_copy) plain = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
-  const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(plain);
+  if (!zero_copy)
+    plain = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
+  const TensorView y =
+      zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(plain);
   low_latency_answers_to(c, me, got, y);
-  const Tensor out =
-      group
-          .low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.zero_copy = zero_copy, .reduction = reduction})
-          .receive();
+  const Tensor out = group
+                         .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
+                                              {.zero_copy = zero_copy, .reduction = reduction})
+                         .receive();
   const auto wanted = expected_low_latency(c, me, reduction);
-  expect_same("low-latency result (" + c.describe() + ")", out.data, wanted.data(), wanted.size() * 2, 2);
+  expect_same("low-latency result (" + c.describe() + ")", out.data, wanted.data(),
+              wanted.size() * 2, 2);
 }
 
-void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quantize, ep::Reduction reduction) {
+void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quantize,
+                           ep::Reduction reduction) {
   const std::int32_t me = group.team().my_pe();
   const Inputs in(c, me);
-  const ep::LowLatencyReceived got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = quantize}).receive();
+  const ep::LowLatencyReceived got =
+      group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = quantize}).receive();
   expect(got.x.dtype == DataType::float8_e4m3, "x is " + got.x.describe());
   check_low_latency_received(c, me, got);
   check_low_latency_scales(c, me, got, quantize);
 
   const TensorView y = group.next_combine_buffer();
   low_latency_answers_to(c, me, got, y);
-  const Tensor out =
-      group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.zero_copy = true, .reduction = reduction})
-          .receive();
-  const auto wanted = expected_low_latency(c, me, reduction, {}, {.to_experts = float8_travel(quantize), .back = {}});
-  expect_same("float8 low-latency result (" + c.describe() + ")", out.data, wanted.data(), wanted.size() * 2, 2);
+  const Tensor out = group
+                         .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
+                                              {.zero_copy = true, .reduction = reduction})
+                         .receive();
+  const auto wanted = expected_low_latency(c, me, reduction, {},
+                                           {.to_experts = float8_travel(quantize), .back = {}});
+  expect_same("float8 low-latency result (" + c.describe() + ")", out.data, wanted.data(),
+              wanted.size() * 2, 2);
 }
 
 }  // namespace shoal::test

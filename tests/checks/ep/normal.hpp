@@ -1,9 +1,10 @@
-// normal.hpp: one operation of a Group on a case, checked against the references of ep_case.hpp. Throws on a
-// difference.
+// SPDX-License-Identifier: Apache-2.0
+// normal.hpp: one operation of a Group on a case, checked against the references of ep_case.hpp.
+// Throws on a difference.
 #pragma once
 
-#include "shoal/settings.hpp"
 #include "checks/ep/case.hpp"
+#include "shoal/settings.hpp"
 
 namespace shoal::test {
 
@@ -18,29 +19,33 @@ struct Inputs {
   Tensor x, topk_idx, weights;
 };
 
-/// route, dispatch (with weights), experts, combine; everything compared with the reference bit by bit.
+/// route, dispatch (with weights), experts, combine; everything compared with the reference bit by
+/// bit.
 void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& extra = {});
 
-/// Low-latency dispatch of bfloat16 rows, experts, combine; rows, their layout and the result compared bit by bit.
-/// early_weights: dispatch gets the weights too.
+/// Low-latency dispatch of bfloat16 rows, experts, combine; rows, their layout and the result
+/// compared bit by bit. early_weights: dispatch gets the weights too.
 void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy,
                        bool early_weights = false);
 
-/// The same with float8 on the way: rows and scales against numeric/, the combined result against experts that
-/// dequantise with the scales they got.
+/// The same with float8 on the way: rows and scales against numeric/, the combined result against
+/// experts that dequantise with the scales they got.
 void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quantize,
                            ep::Reduction reduction = ep::Reduction::per_rank);
 
 /// counts, source_token, layout and, of bfloat16 dispatches, x.
-void check_low_latency_received(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
+void check_low_latency_received(const EpCase& c, std::int32_t rank,
+                                const ep::LowLatencyReceived& got,
                                 const std::vector<int>& masked = {});
 
 /// x and scales of a float8 dispatch, against numeric/.
 void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
                               ep::Quantize quantize);
 
-/// Writes the answers of the experts of member `rank` to `y`; rows of float8 are dequantised with their scales.
-void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got, const TensorView& y);
+/// Writes the answers of the experts of member `rank` to `y`; rows of float8 are dequantised with
+/// their scales.
+void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
+                            const TensorView& y);
 
 /// What float8 does to rows on their way to the experts, by numeric/.
 Travel float8_travel(ep::Quantize quantize);

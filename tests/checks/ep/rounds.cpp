@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/ep/rounds.hpp"
 
 #include <stdexcept>
@@ -5,22 +6,28 @@
 namespace shoal::test {
 
 NormalRound::NormalRound(const EpCase& c, std::int32_t rank)
-    : case_(c), in_(c, rank), received_(expected_dispatch(c, rank)), combined_(expected_combine(c, rank)) {
+    : case_(c),
+      in_(c, rank),
+      received_(expected_dispatch(c, rank)),
+      combined_(expected_combine(c, rank)) {
   for (std::size_t i = 0; i < received_.source_token.size(); ++i)
     for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
       x_.push_back(c.value(received_.source_rank[i], received_.source_token[i], ch));
-      y_.push_back(
-          answer(c, rank, x_.back(), received_.topk_idx.data() + i * c.top_k, received_.weights.data() + i * c.top_k));
+      y_.push_back(answer(c, rank, x_.back(), received_.topk_idx.data() + i * c.top_k,
+                          received_.weights.data() + i * c.top_k));
     }
 }
 
 void NormalRound::run(ep::Group& group) const {
-  const ep::Dispatched got = group.dispatch(in_.x, group.route(in_.topk_idx), {.weights = in_.weights});
+  const ep::Dispatched got =
+      group.dispatch(in_.x, group.route(in_.topk_idx), {.weights = in_.weights});
   const auto rows = static_cast<std::int64_t>(received_.source_token.size());
   if (got.rows != rows) throw std::runtime_error("the number of rows differs");
   expect_same("x", got.x.data, x_.data(), x_.size() * 2, 2);
-  expect_same("topk_idx", got.topk_idx.data, received_.topk_idx.data(), received_.topk_idx.size() * 8, 8);
-  expect_same("topk_weights", got.topk_weights.data, received_.weights.data(), received_.weights.size() * 4, 4);
+  expect_same("topk_idx", got.topk_idx.data, received_.topk_idx.data(),
+              received_.topk_idx.size() * 8, 8);
+  expect_same("topk_weights", got.topk_weights.data, received_.weights.data(),
+              received_.weights.size() * 4, 4);
   expect_same("source_token", got.source_token.data, received_.source_token.data(), rows * 4, 4);
   // The rows are copied, because combine takes answers at multiples of 16 bytes.
   Tensor y = Tensor::empty(DataType::bfloat16, {rows, case_.hidden});
@@ -29,8 +36,8 @@ void NormalRound::run(ep::Group& group) const {
   expect_same("combined", back.x.data, combined_.data(), combined_.size() * 2, 2);
 }
 
-LowLatencyRound::LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction, std::vector<int> masked,
-                                 bool early_weights)
+LowLatencyRound::LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
+                                 std::vector<int> masked, bool early_weights)
     : case_(c),
       rank_(rank),
       reduction_(reduction),
@@ -66,7 +73,8 @@ void LowLatencyRound::check(const ep::LowLatencyReceived& got) const {
     expect_same("x", got.x.as<std::uint16_t>() + e * stride, x_[e].data(), x_[e].size() * 2, 2);
 }
 
-ep::PendingCombine LowLatencyRound::answer(ep::Group& group, const ep::LowLatencyReceived& got, bool zero_copy) const {
+ep::PendingCombine LowLatencyRound::answer(ep::Group& group, const ep::LowLatencyReceived& got,
+                                           bool zero_copy) const {
   const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(y_);
   low_latency_answers_to(case_, rank_, got, y);
   return group.low_latency_combine(y, in_.topk_idx, in_.weights, got.handle,

@@ -1,5 +1,6 @@
-// rounds.hpp: the same operation again and again: everything that does not change is computed once, so that many
-// rounds are cheap enough to run, and comparing a result is one memcmp.
+// SPDX-License-Identifier: Apache-2.0
+// rounds.hpp: the same operation again and again: everything that does not change is computed once,
+// so that many rounds are cheap enough to run, and comparing a result is one memcmp.
 #pragma once
 
 #include "checks/ep/normal.hpp"
@@ -24,14 +25,16 @@ class NormalRound {
 class LowLatencyRound {
  public:
   /// early_weights: dispatch gets the weights too.
-  LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction, std::vector<int> masked = {},
-                  bool early_weights = false);
+  LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
+                  std::vector<int> masked = {}, bool early_weights = false);
   void run(ep::Group& group, bool zero_copy) const;
 
   // The parts of a round.
   ep::PendingDispatch send(ep::Group& group) const;
-  void check(const ep::LowLatencyReceived& got) const;  ///< throws unless the rows are those that must arrive
-  ep::PendingCombine answer(ep::Group& group, const ep::LowLatencyReceived& got, bool zero_copy) const;
+  void check(const ep::LowLatencyReceived& got)
+      const;  ///< throws unless the rows are those that must arrive
+  ep::PendingCombine answer(ep::Group& group, const ep::LowLatencyReceived& got,
+                            bool zero_copy) const;
   void check(const Tensor& out) const;  ///< throws unless `out` is what combine must give
 
  private:

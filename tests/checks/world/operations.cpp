@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/world/operations.hpp"
 
 #include <gtest/gtest.h>
@@ -58,7 +59,8 @@ void check_atomic_type(World& world) {
   const T mine = world.atomic_swap(one.on(target)[5], static_cast<T>(world.my_pe() + 1));
   world.atomic_fetch_add(one.on(target)[6], mine);
   sync(world);
-  EXPECT_EQ(world.atomic_fetch(one.on(target)[6]) + world.atomic_fetch(one.on(target)[5]), n * (n + 1) / 2);
+  EXPECT_EQ(world.atomic_fetch(one.on(target)[6]) + world.atomic_fetch(one.on(target)[5]),
+            n * (n + 1) / 2);
   sync(world);
 }
 
@@ -148,7 +150,8 @@ void check_rma(World& world) {
     world.quiet();
     sync(world);
     EXPECT_EQ(local(world, box, 0), left(world) * 1000);
-    EXPECT_EQ(local(world, box, count - 1), left(world) * 1000 + static_cast<std::int32_t>(count) - 1);
+    EXPECT_EQ(local(world, box, count - 1),
+              left(world) * 1000 + static_cast<std::int32_t>(count) - 1);
 
     std::vector<std::int32_t> in(count);
     world.get(std::span(in), box.on(right(world)));  // what this PE wrote there
@@ -164,7 +167,8 @@ void check_rma(World& world) {
     world.fence();
     world.quiet();
     sync(world);
-    EXPECT_EQ(local(world, box, count - 1), -(right(world) * 1000 + static_cast<std::int32_t>(count) - 1));
+    EXPECT_EQ(local(world, box, count - 1),
+              -(right(world) * 1000 + static_cast<std::int32_t>(count) - 1));
     sync(world);
     world.put_value(box.on(right(world))[count - 1], 42 + world.my_pe());
     sync(world);
@@ -192,7 +196,8 @@ void check_strided(World& world) {
     EXPECT_EQ(in[i], i % 3 == 0 ? 100 * left(world) + static_cast<int>(i / 3) * 2 : -1) << i;
   expect_error(Code::invalid_argument, "leave the remote span",
                [&] { world.put_strided(box.on(0), 4, out.data(), 1, 11); });
-  expect_error(Code::invalid_argument, "at least 1", [&] { world.put_strided(box.on(0), 0, out.data(), 1, 2); });
+  expect_error(Code::invalid_argument, "at least 1",
+               [&] { world.put_strided(box.on(0), 0, out.data(), 1, 2); });
   sync(world);
 }
 
@@ -200,8 +205,9 @@ void check_atomics(World& world) {
   check_atomic_type<std::int32_t>(world);
   check_atomic_type<std::int64_t>(world);
   const auto box = world.heap().allocate<std::uint32_t>(4);
-  expect_error(Code::invalid_argument, "not a multiple",
-               [&] { world.atomic_fetch(RemoteSpan<std::uint64_t>{{0, box.on(0)[1].address.offset}, 1}); });
+  expect_error(Code::invalid_argument, "not a multiple", [&] {
+    world.atomic_fetch(RemoteSpan<std::uint64_t>{{0, box.on(0)[1].address.offset}, 1});
+  });
   sync(world);
 }
 
@@ -216,7 +222,8 @@ void check_signals(World& world) {
     if (world.my_pe() != 0) {
       EXPECT_EQ(world.signal_wait_until(flags.data(), Compare::greater_equal, round), round);
     }
-    for (const std::uint64_t value : local(world, data)) EXPECT_EQ(value, world.my_pe() == 0 ? round - 1 : round);
+    for (const std::uint64_t value : local(world, data))
+      EXPECT_EQ(value, world.my_pe() == 0 ? round - 1 : round);
     std::fill(out.begin(), out.end(), round);
     world.put_signal(data.on(right(world)), out, flags.on(right(world)), SignalOp::set, round);
     if (world.my_pe() == 0) world.signal_wait_until(flags.data(), Compare::equal, round);
@@ -234,16 +241,22 @@ void check_waits(World& world) {
   const auto words = world.heap().allocate<std::int64_t>(n);
   const std::vector<std::int64_t> zero{0};
   std::vector<int> all_skipped(n, 1);
-  EXPECT_EQ(world.wait_any(std::span<const std::int64_t>(words.span()), Compare::equal, zero, all_skipped),
+  EXPECT_EQ(world.wait_any(std::span<const std::int64_t>(words.span()), Compare::equal, zero,
+                           all_skipped),
             World::no_index);
-  EXPECT_TRUE(world.wait_some(std::span<const std::int64_t>(words.span()), Compare::equal, zero, all_skipped).empty());
+  EXPECT_TRUE(
+      world
+          .wait_some(std::span<const std::int64_t>(words.span()), Compare::equal, zero, all_skipped)
+          .empty());
   world.wait_all(std::span<const std::int64_t>(words.span()), Compare::equal, zero);
   EXPECT_FALSE(world.test_all(std::span<const std::int64_t>(words.span()), Compare::less, zero));
-  EXPECT_EQ(world.test_any(std::span<const std::int64_t>(words.span()), Compare::greater, zero), World::no_index);
+  EXPECT_EQ(world.test_any(std::span<const std::int64_t>(words.span()), Compare::greater, zero),
+            World::no_index);
   // wait_any starts elsewhere each time: over all variables that are ready, it returns each.
   std::vector<std::size_t> seen;
   for (std::size_t i = 0; i < n; ++i)
-    seen.push_back(world.wait_any(std::span<const std::int64_t>(words.span()), Compare::equal, zero));
+    seen.push_back(
+        world.wait_any(std::span<const std::int64_t>(words.span()), Compare::equal, zero));
   std::sort(seen.begin(), seen.end());
   for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(seen[i], i);
   sync(world);
@@ -255,7 +268,8 @@ void check_waits(World& world) {
   for (std::size_t i = 0; i < n; ++i) expected[i] = -static_cast<std::int64_t>(i) - 1;
   std::vector<int> done(n, 0);
   for (std::size_t left_over = n; left_over > 0;) {
-    const auto some = world.wait_some(std::span<const std::int64_t>(words.span()), Compare::equal, expected, done);
+    const auto some = world.wait_some(std::span<const std::int64_t>(words.span()), Compare::equal,
+                                      expected, done);
     ASSERT_FALSE(some.empty());
     for (const std::size_t i : some) {
       EXPECT_EQ(done[i], 0);
@@ -263,17 +277,21 @@ void check_waits(World& world) {
     }
     left_over -= some.size();
   }
-  world.wait_all(std::span<const std::int64_t>(words.span()), Compare::less, zero);  // signed: they are negative
+  world.wait_all(std::span<const std::int64_t>(words.span()), Compare::less,
+                 zero);  // signed: they are negative
   EXPECT_TRUE(world.test(words.data(), Compare::not_equal, 0));
-  EXPECT_EQ(
-      world.test_some(std::span<const std::int64_t>(words.span()), Compare::less_equal, std::vector<std::int64_t>{-1})
-          .size(),
-      n);
+  EXPECT_EQ(world
+                .test_some(std::span<const std::int64_t>(words.span()), Compare::less_equal,
+                           std::vector<std::int64_t>{-1})
+                .size(),
+            n);
   expect_error(Code::invalid_argument, "2 values for", [&] {
-    world.test_all(std::span<const std::int64_t>(words.span()).first(1), Compare::equal, expected = {1, 2});
+    world.test_all(std::span<const std::int64_t>(words.span()).first(1), Compare::equal,
+                   expected = {1, 2});
   });
   const std::int64_t elsewhere = 0;
-  expect_error(Code::invalid_argument, "symmetric heap", [&] { world.wait_until(&elsewhere, Compare::equal, 0); });
+  expect_error(Code::invalid_argument, "symmetric heap",
+               [&] { world.wait_until(&elsewhere, Compare::equal, 0); });
   sync(world);
 }
 
@@ -281,7 +299,8 @@ void check_bounds(World& world) {
   const std::size_t size = world.heap().size();
   std::byte byte{};
   world.get_bytes(&byte, {world.n_pes() - 1, size - 1}, 1);
-  const RemoteAddress outside[] = {{0, size}, {0, size - 1}, {0, SIZE_MAX}, {-1, 0}, {world.n_pes(), 0}};
+  const RemoteAddress outside[] = {
+      {0, size}, {0, size - 1}, {0, SIZE_MAX}, {-1, 0}, {world.n_pes(), 0}};
   for (const RemoteAddress address : outside) {
     const char* text = address.pe == 0 ? "leave the symmetric heap" : "the world has PEs 0 to";
     std::byte two[2] = {};
@@ -289,7 +308,8 @@ void check_bounds(World& world) {
     expect_error(Code::invalid_argument, text, [&] { world.get_bytes(two, address, 2); });
     expect_error(Code::invalid_argument, text, [&] { world.put_bytes_nbi(address, two, 2); });
     expect_error(Code::invalid_argument, text, [&] { world.get_bytes_nbi(two, address, 2); });
-    expect_error(Code::invalid_argument, text, [&] { world.put_strided_bytes(address, 1, two, 1, 1, 2); });
+    expect_error(Code::invalid_argument, text,
+                 [&] { world.put_strided_bytes(address, 1, two, 1, 1, 2); });
     expect_error(Code::invalid_argument, text,
                  [&] { world.put_signal_bytes(address, two, 2, {{0, 0}, 1}, SignalOp::set, 1); });
   }
@@ -325,7 +345,8 @@ void check_heap(World& world) {
   auto* const zeroed = static_cast<unsigned char*>(heap.calloc(10, 100));
   EXPECT_EQ(static_cast<void*>(zeroed), first);
   world.get_bytes(bytes.data(), there, bytes.size());
-  EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](unsigned char value) { return value == 0; }));
+  EXPECT_TRUE(
+      std::all_of(bytes.begin(), bytes.end(), [](unsigned char value) { return value == 0; }));
   EXPECT_GT(heap.used(), before);
   heap.free(zeroed);
   heap.free(aligned);
@@ -337,15 +358,19 @@ void check_heap(World& world) {
   int elsewhere = 0;
   expect_error(Code::invalid_argument, "did not return", [&] { heap.free(&elsewhere); });
   expect_error(Code::invalid_argument, "did not return", [&] { heap.free(heap.base() + 128); });
-  expect_error(Code::mismatch, "malloc of 100 bytes", [&] { heap.malloc(world.my_pe() == 0 ? 100 : 200); });
+  expect_error(Code::mismatch, "malloc of 100 bytes",
+               [&] { heap.malloc(world.my_pe() == 0 ? 100 : 200); });
   EXPECT_EQ(heap.used(), before);
 
   std::vector<int> buffer(100);
   heap.register_buffer(buffer.data(), 100);
-  expect_error(Code::invalid_argument, "overlaps", [&] { heap.register_buffer(buffer.data() + 1, 8); });
-  expect_error(Code::invalid_argument, "needs no registration", [&] { heap.register_buffer(heap.base(), 8); });
+  expect_error(Code::invalid_argument, "overlaps",
+               [&] { heap.register_buffer(buffer.data() + 1, 8); });
+  expect_error(Code::invalid_argument, "needs no registration",
+               [&] { heap.register_buffer(heap.base(), 8); });
   heap.unregister_buffer(buffer.data());
-  expect_error(Code::invalid_argument, "no registered buffer", [&] { heap.unregister_buffer(buffer.data()); });
+  expect_error(Code::invalid_argument, "no registered buffer",
+               [&] { heap.unregister_buffer(buffer.data()); });
   {
     const auto array = heap.allocate<double>(1000);
     EXPECT_EQ(heap.offset_of(array.data()), array.on(0).address.offset);
@@ -358,9 +383,10 @@ void check_exchange(World& world) {
   detail::TeamState& all = world.team().state();
   detail::TeamState& node = world.node_team().state();
   for (std::uint64_t round = 0; round < 100; ++round) {
-    // Of different lengths, with syncs and operations of an overlapping team in between, and nobody waits for the
-    // slowest.
-    std::vector<std::uint64_t> mine(1 + round % 64, round * 1000 + static_cast<std::uint64_t>(world.my_pe()));
+    // Of different lengths, with syncs and operations of an overlapping team in between, and nobody
+    // waits for the slowest.
+    std::vector<std::uint64_t> mine(1 + round % 64,
+                                    round * 1000 + static_cast<std::uint64_t>(world.my_pe()));
     const auto blobs = state.exchange(all, mine.data(), mine.size() * sizeof mine[0], "test");
     ASSERT_EQ(blobs.size(), all.members.size() * mine.size() * sizeof mine[0]);
     for (std::size_t pe = 0; pe < all.members.size(); ++pe) {
@@ -387,7 +413,8 @@ void check_teams(World& world) {
   check_split(all, 1, 3, (n - 2) / 3 + 1);
   expect_error(Code::invalid_argument, "must lie in", [&] { all.split_strided(0, 1, n + 1); });
   expect_error(Code::invalid_argument, "stride not 0", [&] { all.split_strided(0, 0, 1); });
-  expect_error(Code::mismatch, "split it differently", [&] { all.split_strided(0, 1, world.my_pe() == 0 ? 1 : 2); });
+  expect_error(Code::mismatch, "split it differently",
+               [&] { all.split_strided(0, 1, world.my_pe() == 0 ? 1 : 2); });
   expect_error(Code::invalid_argument, "is predefined", [&] { world.team().destroy(); });
   expect_error(Code::invalid_argument, "is invalid", [] { Team().size(), Team().world_pe(0); });
   expect_error(Code::invalid_argument, "it has PEs 0 to", [&] { all.world_pe(n); });
@@ -408,7 +435,8 @@ void check_teams(World& world) {
       const auto blobs = world.state().exchange(column.state(), &mine, sizeof mine, "column");
       for (Pe member = 0; member < column.size(); ++member) {
         Pe theirs = -1;
-        std::memcpy(&theirs, blobs.data() + static_cast<std::size_t>(member) * sizeof theirs, sizeof theirs);
+        std::memcpy(&theirs, blobs.data() + static_cast<std::size_t>(member) * sizeof theirs,
+                    sizeof theirs);
         EXPECT_EQ(theirs, column.world_pe(member));
       }
     }

@@ -1,7 +1,9 @@
-// operations.hpp: checks of the world's operations that run on every PE of some world, whatever the PEs are.
+// SPDX-License-Identifier: Apache-2.0
+// operations.hpp: checks of the world's operations that run on every PE of some world, whatever the
+// PEs are.
 //
-// The tests of threads and of processes call the same checks; each needs at least two PEs and leaves the heap as it
-// found it.
+// The tests of threads and of processes call the same checks; each needs at least two PEs and
+// leaves the heap as it found it.
 #pragma once
 
 #include "shoal/world.hpp"

@@ -1,4 +1,6 @@
-// The checks of worlds.hpp that concern the order of operations, and memory reached in other ways than by put and get.
+// SPDX-License-Identifier: Apache-2.0
+// The checks of worlds.hpp that concern the order of operations, and memory reached in other ways
+// than by put and get.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -7,10 +9,10 @@
 #include <span>
 #include <vector>
 
+#include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/world_local.hpp"
-#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {
@@ -52,7 +54,8 @@ void check_unsigned_atomics(World& world) {
   constexpr T kStep = kMax / 4 + 7;
   for (int i = 0; i < 8; ++i) world.atomic_fetch_add(words.on(0)[3], kStep);
   barrier(world.team());
-  EXPECT_EQ(world.atomic_fetch(words.on(0)[3]), static_cast<T>(kStep * 8 * static_cast<T>(world.n_pes())));
+  EXPECT_EQ(world.atomic_fetch(words.on(0)[3]),
+            static_cast<T>(kStep * 8 * static_cast<T>(world.n_pes())));
   barrier(world.team());
 }
 
@@ -67,7 +70,8 @@ void check_fence(World& world) {
   constexpr std::uint64_t kRounds = 1000;
   constexpr std::size_t kCount = 96;
   const auto data = world.heap().allocate<std::uint64_t>(kCount);
-  const auto flags = world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
+  const auto flags =
+      world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
   barrier(world.team());
   std::vector<std::uint64_t> out(kCount);
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
@@ -77,7 +81,8 @@ void check_fence(World& world) {
     world.put_value(flags.on(right(world))[0], round);
     world.wait_until(flags.data(), Compare::equal, round);
     const auto seen = local(world, data);
-    for (std::size_t i = 0; i < kCount; ++i) ASSERT_EQ(seen[i], round * 1000 + i) << "round " << round;
+    for (std::size_t i = 0; i < kCount; ++i)
+      ASSERT_EQ(seen[i], round * 1000 + i) << "round " << round;
     world.signal_set(flags.on(left(world))[1], round);
     world.quiet();  // `out` is free again
     world.wait_until(flags.data() + 1, Compare::equal, round);
@@ -93,13 +98,15 @@ void check_put_signal_add(World& world) {
   const auto arrived = world.heap().allocate<std::uint64_t>(1);
   barrier(world.team());
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
-    // Everybody writes a row at everybody and adds to the same signal: its value says how many rows have come.
+    // Everybody writes a row at everybody and adds to the same signal: its value says how many rows
+    // have come.
     const std::vector<std::uint64_t> row(16, round * 1000 + me);
     for (Pe pe = 0; pe < world.n_pes(); ++pe)
       world.put_signal(rows.on(pe).subspan(me * 16, 16), row, arrived.on(pe), SignalOp::add, 1);
     EXPECT_EQ(world.signal_wait_until(arrived.data(), Compare::equal, round * n), round * n);
     const auto seen = local(world, rows);
-    for (std::size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(seen[i], round * 1000 + i / 16) << "round " << round;
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      ASSERT_EQ(seen[i], round * 1000 + i / 16) << "round " << round;
     barrier(world.team());
   }
 }
@@ -131,19 +138,21 @@ void check_peer_pointer(World& world) {
   barrier(world.team());
   const Pe neighbour = right(world);
   const bool near = world.team().translate(neighbour, world.shared_team()).has_value();
-  auto* const there = static_cast<std::uint64_t*>(world.heap().peer_pointer(words.data() + 1, neighbour));
+  auto* const there =
+      static_cast<std::uint64_t*>(world.heap().peer_pointer(words.data() + 1, neighbour));
   EXPECT_EQ(there != nullptr, near);
   if (there != nullptr && !in_gpu_memory(world)) {
     there[0] = 7000 + static_cast<std::uint64_t>(world.my_pe());
     there[1] = 8000;
   } else {
-    world.put(words.on(neighbour).subspan(1, 2), std::vector<std::uint64_t>{7000u + world.my_pe(), 8000});
+    world.put(words.on(neighbour).subspan(1, 2),
+              std::vector<std::uint64_t>{7000u + world.my_pe(), 8000});
     world.quiet();
   }
   world.signal_set(flag.on(neighbour), 1);
   world.wait_until(flag.data(), Compare::equal, 1);
-  EXPECT_EQ(local(world, words),
-            (std::vector<std::uint64_t>{0, 7000u + static_cast<std::uint64_t>(left(world)), 8000, 0}));
+  EXPECT_EQ(local(world, words), (std::vector<std::uint64_t>{
+                                     0, 7000u + static_cast<std::uint64_t>(left(world)), 8000, 0}));
   barrier(world.team());
 }
 
@@ -158,11 +167,13 @@ void check_registered_buffers(World& world) {
   world.put(box.on(right(world)), out);
   barrier(world.team());
   EXPECT_EQ(local(world, box, 0), 100 * left(world));
-  EXPECT_EQ(local(world, box, kCount - 1), 100 * left(world) + static_cast<std::int32_t>(kCount) - 1);
+  EXPECT_EQ(local(world, box, kCount - 1),
+            100 * left(world) + static_cast<std::int32_t>(kCount) - 1);
   world.get(std::span(in), box.on(right(world)));
   EXPECT_EQ(in, out);
   std::fill(in.begin(), in.end(), -1);
-  world.get_nbi(std::span(in).subspan(10, 20), box.on(right(world)).subspan(10, 20));  // a part of the buffer
+  world.get_nbi(std::span(in).subspan(10, 20),
+                box.on(right(world)).subspan(10, 20));  // a part of the buffer
   world.quiet();
   EXPECT_EQ(in[9], -1);
   EXPECT_EQ(in[10], out[10]);

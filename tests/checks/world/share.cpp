@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checks/world/share.hpp"
 #ifdef SHOAL_WITH_CUDA
 
@@ -16,7 +17,8 @@ using memory::cuda::address;
 using memory::cuda::driver;
 
 CUmemAllocationHandleType handle_type(const World& world, ForeignMemory::Kind kind) {
-  if (kind == ForeignMemory::Kind::mapped_without_handle || world.state().cuda()->description().has_fd == 0)
+  if (kind == ForeignMemory::Kind::mapped_without_handle ||
+      world.state().cuda()->description().has_fd == 0)
     return CU_MEM_HANDLE_TYPE_NONE;
   return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 }
@@ -36,9 +38,11 @@ ForeignMemory::ForeignMemory(const World& world, std::size_t bytes, Kind kind)
   const std::size_t pieces = kind == Kind::mapped_in_two_pieces ? 2 : 1;
   piece_ = (bytes / pieces + gpu.granularity - 1) / gpu.granularity * gpu.granularity;
   bytes_ = piece_ * pieces;
-  check(driver(), driver().address_reserve(&start, bytes_, gpu.granularity, 0, 0), "address_reserve");
+  check(driver(), driver().address_reserve(&start, bytes_, gpu.granularity, 0, 0),
+        "address_reserve");
   base_ = reinterpret_cast<std::byte*>(start);
-  const CUmemAllocationProp properties = memory::cuda::heap_properties(gpu.device, handle_type(world, kind));
+  const CUmemAllocationProp properties =
+      memory::cuda::heap_properties(gpu.device, handle_type(world, kind));
   CUmemAccessDesc access{};
   access.location = properties.location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -57,7 +61,8 @@ ForeignMemory::~ForeignMemory() {
     driver().mem_free(address(base_));
     return;
   }
-  for (std::size_t at = 0; at < bytes_; at += piece_) driver().mem_unmap(address(base_ + at), piece_);
+  for (std::size_t at = 0; at < bytes_; at += piece_)
+    driver().mem_unmap(address(base_ + at), piece_);
   driver().address_free(address(base_), bytes_);
 }
 
@@ -120,7 +125,8 @@ void check_kind(World& world, ForeignMemory::Kind kind) {
     heap.unshare_buffer(part);
     expect_error(Code::invalid_argument, "not shared", [&] { heap.unshare_buffer(part); });
   }
-  // Other memory at the same address, as an allocator gives it: what was mapped before must not come back.
+  // Other memory at the same address, as an allocator gives it: what was mapped before must not
+  // come back.
   const ForeignMemory again(world, kBytes, kind);
   set_mark(world, again.data(), world.my_pe(), 16);
   const SharedBuffer shared = heap.share_buffer(again.data(), kBytes);
@@ -132,8 +138,8 @@ void check_kind(World& world, ForeignMemory::Kind kind) {
 
 void check_sharing(World& world) {
   SymmetricHeap& heap = world.heap();
-  for (const auto kind :
-       {ForeignMemory::Kind::malloc, ForeignMemory::Kind::mapped, ForeignMemory::Kind::mapped_in_two_pieces})
+  for (const auto kind : {ForeignMemory::Kind::malloc, ForeignMemory::Kind::mapped,
+                          ForeignMemory::Kind::mapped_in_two_pieces})
     check_kind(world, kind);
 
   // Some share nothing, some a part of the heap, some memory of their own, in one call.
@@ -159,7 +165,8 @@ void check_sharing(World& world) {
   std::byte on_stack{};
   for (const Pe bad : {Pe{0}, static_cast<Pe>(world.n_pes() - 1)}) {
     const void* const pointer = world.my_pe() == bad ? &on_stack : mine.data();
-    expect_error(Code::invalid_argument, "is not GPU memory", [&] { heap.share_buffer(pointer, 1); });
+    expect_error(Code::invalid_argument, "is not GPU memory",
+                 [&] { heap.share_buffer(pointer, 1); });
   }
   const SharedBuffer good = heap.share_buffer(mine.data(), kBytes);
   EXPECT_EQ(good.on(world.my_pe()), mine.data());

@@ -1,6 +1,7 @@
-// put and get in kernels, by thread, warp and block (requirement D15): every size, alignment and stride against what
-// the host knows; nothing beside the range is touched. Heaps lie in one window, or are found by a table: where some are
-// out of reach, and by CUDA IPC (D2).
+// SPDX-License-Identifier: Apache-2.0
+// put and get in kernels, by thread, warp and block (requirement D15): every size, alignment and
+// stride against what the host knows; nothing beside the range is touched. Heaps lie in one window,
+// or are found by a table: where some are out of reach, and by CUDA IPC (D2).
 #include <gtest/gtest.h>
 
 #include "gpu/device/world.hpp"
@@ -34,7 +35,8 @@ constexpr std::size_t kRegion = 8192;
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::size_t bytes : {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 255, 1000, 4097, 8000})
+  for (const std::size_t bytes :
+       {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 255, 1000, 4097, 8000})
     for (const auto& [to, from] : std::vector<std::pair<std::size_t, std::size_t>>{
              {0, 0}, {1, 1}, {4, 4}, {8, 8}, {0, 8}, {12, 8}, {2, 0}, {1, 3}, {5, 13}, {15, 7}})
       all.push_back({bytes, to, from});
@@ -42,13 +44,14 @@ std::vector<Case> cases() {
 }
 
 std::uint8_t pattern(Pe pe, std::size_t i) {
-  return static_cast<std::uint8_t>(1 + (i * 31 + static_cast<std::size_t>(pe) * 97 + i / 251) % 255);  // never 0
+  return static_cast<std::uint8_t>(1 + (i * 31 + static_cast<std::size_t>(pe) * 97 + i / 251) %
+                                           255);  // never 0
 }
 
 /// Case i copies between region i of both sides.
 template <typename S, bool kPut>
-__global__ void copy_all(const __grid_constant__ device::World world, const Case* all, int count, std::uint8_t* target,
-                         const std::uint8_t* source, Pe pe) {
+__global__ void copy_all(const __grid_constant__ device::World world, const Case* all, int count,
+                         std::uint8_t* target, const std::uint8_t* source, Pe pe) {
   const S scope;
   for (int i = 0; i < count; ++i) {
     std::uint8_t* const to = target + i * kRegion + all[i].target_shift;
@@ -78,9 +81,10 @@ void check_copies(World& world, const TestStream& stream) {
   fill(world, source, mine);
   barrier(world.team());
 
-  device::launch_collective(world, stream, {.grid = 1, .block = ThreadsOf<S>::value}, copy_all<S, kPut>,
-                            cuda::device_world(world), list.data(), static_cast<int>(all.size()), target.data(),
-                            source.data(), right(world));
+  device::launch_collective(world, stream, {.grid = 1, .block = ThreadsOf<S>::value},
+                            copy_all<S, kPut>, cuda::device_world(world), list.data(),
+                            static_cast<int>(all.size()), target.data(), source.data(),
+                            right(world));
   stream.synchronize();
   barrier(world.team());
 
@@ -111,10 +115,11 @@ TYPED_TEST(DeviceCopy, PutsAmongEightPes) {
   run_gpu_pes(8, check_copies<TypeParam, true>);
 }
 
-/// Typed, strided and single elements. `out` [6, 64] of this PE, `in` [4, 64] of the neighbour, `back` [2, 64].
+/// Typed, strided and single elements. `out` [6, 64] of this PE, `in` [4, 64] of the neighbour,
+/// `back` [2, 64].
 template <typename S>
-__global__ void move_elements(const __grid_constant__ device::World world, double* in, const double* out, double* back,
-                              Pe pe) {
+__global__ void move_elements(const __grid_constant__ device::World world, double* in,
+                              const double* out, double* back, Pe pe) {
   const S scope;
   put(scope, world, in, out, 50, pe);
   put_strided(scope, world, in + 64, 3, out, 2, 20, pe);
@@ -131,13 +136,16 @@ void check_elements(World& world, const TestStream& stream) {
   const auto in = world.heap().allocate<double>(256);
   const auto out = world.heap().allocate<double>(64);
   const auto back = world.heap().allocate<double>(128);
-  const auto value = [](Pe pe, std::size_t i) { return 1000.0 * (pe + 1) + static_cast<double>(i); };
+  const auto value = [](Pe pe, std::size_t i) {
+    return 1000.0 * (pe + 1) + static_cast<double>(i);
+  };
   std::vector<double> mine(64);
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = value(world.my_pe(), i);
   fill(world, out, mine);
   barrier(world.team());
-  device::launch_collective(world, stream, {.grid = 1, .block = ThreadsOf<S>::value}, move_elements<S>,
-                            cuda::device_world(world), in.data(), out.data(), back.data(), right(world));
+  device::launch_collective(world, stream, {.grid = 1, .block = ThreadsOf<S>::value},
+                            move_elements<S>, cuda::device_world(world), in.data(), out.data(),
+                            back.data(), right(world));
   stream.synchronize();
   barrier(world.team());
 

@@ -1,5 +1,6 @@
-// launch_collective (requirement D10): as many blocks as fit and all of them at once, the stream of the highest
-// priority, the PE's own GPU.
+// SPDX-License-Identifier: Apache-2.0
+// launch_collective (requirement D10): as many blocks as fit and all of them at once, the stream of
+// the highest priority, the PE's own GPU.
 #include <cooperative_groups.h>
 #include <gtest/gtest.h>
 
@@ -25,17 +26,20 @@ TEST(LaunchCollective, FillsTheGpuAndRefusesMore) {
     const auto counter = world.heap().allocate<int>(1);
     const int fitting = device::resident_blocks(world, count_blocks, 256, 0);
     EXPECT_GE(fitting, 1);
-    device::launch_collective(world, stream, {.grid = 0, .block = 256}, count_blocks, counter.data());
+    device::launch_collective(world, stream, {.grid = 0, .block = 256}, count_blocks,
+                              counter.data());
     stream.synchronize();
     EXPECT_EQ(fetch(world, counter)[0], fitting);
     const auto launch = [&](unsigned grid, unsigned block, std::size_t shared) {
-      device::launch_collective(world, stream, {.grid = grid, .block = block, .shared_bytes = shared}, count_blocks,
-                                counter.data());
+      device::launch_collective(world, stream,
+                                {.grid = grid, .block = block, .shared_bytes = shared},
+                                count_blocks, counter.data());
     };
     expect_error(Code::invalid_argument, "at once fit 1 to " + std::to_string(fitting),
                  [&] { launch(static_cast<unsigned>(fitting) + 1, 256, 0); });
     expect_error(Code::invalid_argument, "this kernel allows 1 to", [&] { launch(1, 2048, 0); });
-    expect_error(Code::system, "dynamic shared memory", [&] { launch(1, 32, std::size_t{1} << 30); });
+    expect_error(Code::system, "dynamic shared memory",
+                 [&] { launch(1, 32, std::size_t{1} << 30); });
     launch(1, 32, 0);  // what was refused left no error behind
     stream.synchronize();
     EXPECT_EQ(fetch(world, counter)[0], fitting + 1);
@@ -43,8 +47,9 @@ TEST(LaunchCollective, FillsTheGpuAndRefusesMore) {
   });
 }
 
-/// All blocks meet, which only ends where all of them run at once. `counts`: 0: blocks that came; 1: blocks that waited
-/// for ten seconds in vain; 2: blocks of a grid that was not launched cooperatively.
+/// All blocks meet, which only ends where all of them run at once. `counts`: 0: blocks that came;
+/// 1: blocks that waited for ten seconds in vain; 2: blocks of a grid that was not launched
+/// cooperatively.
 __global__ void meet(unsigned* counts) {
   constexpr std::uint64_t kLongest = 10'000'000'000;  // nanoseconds
   if (threadIdx.x != 0) return;
@@ -102,39 +107,46 @@ __global__ void look(volatile int* words) {
   words[2] = words[1];
 }
 
-// The kernel runs behind what is on the PE's stream of the highest priority, and what comes later on the caller's
-// stream behind the kernel.
+// The kernel runs behind what is on the PE's stream of the highest priority, and what comes later
+// on the caller's stream behind the kernel.
 TEST(LaunchCollective, GoesThroughTheStreamOfTheHighestPriority) {
   SHOAL_NEEDS_GPU();
-  run_gpu_pes(1, [](World& world, const TestStream& stream) {
-    const cuda::LaunchContext context = cuda::launch_context(world);
-    int least = 0, greatest = 0, priority = 0, of_callers = 0;
-    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    check_cuda(cudaStreamGetPriority(context.priority, &priority));
-    check_cuda(cudaStreamGetPriority(stream, &of_callers));
-    EXPECT_EQ(priority, greatest) << "the least is " << least;
-    EXPECT_NE(context.priority, static_cast<cudaStream_t>(stream));
-    if (least != greatest) EXPECT_GT(of_callers, priority) << "a lower number is a higher priority";
+  run_gpu_pes(1,
+              [](World& world, const TestStream& stream) {
+                const cuda::LaunchContext context = cuda::launch_context(world);
+                int least = 0, greatest = 0, priority = 0, of_callers = 0;
+                check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+                check_cuda(cudaStreamGetPriority(context.priority, &priority));
+                check_cuda(cudaStreamGetPriority(stream, &of_callers));
+                EXPECT_EQ(priority, greatest) << "the least is " << least;
+                EXPECT_NE(context.priority, static_cast<cudaStream_t>(stream));
+                if (least != greatest)
+                  EXPECT_GT(of_callers, priority) << "a lower number is a higher priority";
 
-    void* pinned = nullptr;
-    check_cuda(cudaHostAlloc(&pinned, 3 * sizeof(int), cudaHostAllocPortable | cudaHostAllocMapped));
-    auto* const words = static_cast<volatile int*>(pinned);
-    for (int i = 0; i < 3; ++i) words[i] = 0;
-    device::resident_blocks(world, hold, 1, 0);  // both are loaded before one waits
-    device::resident_blocks(world, look, 1, 0);
-    hold<<<1, 1, 0, context.priority>>>(words);
-    check_cuda(cudaGetLastError());
-    device::launch_collective(world, stream, {.grid = 1, .block = 1}, look, words);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // in which a kernel that did not wait would look
-    EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << "the caller's stream waits for the kernel";
-    words[0] = 1;
-    stream.synchronize();
-    EXPECT_EQ(words[2], 2) << "the kernel did not wait for what was on the stream of the highest priority";
-    check_cuda(cudaFreeHost(pinned));
-  });
+                void* pinned = nullptr;
+                check_cuda(cudaHostAlloc(&pinned, 3 * sizeof(int),
+                                         cudaHostAllocPortable | cudaHostAllocMapped));
+                auto* const words = static_cast<volatile int*>(pinned);
+                for (int i = 0; i < 3; ++i) words[i] = 0;
+                device::resident_blocks(world, hold, 1, 0);  // both are loaded before one waits
+                device::resident_blocks(world, look, 1, 0);
+                hold<<<1, 1, 0, context.priority>>>(words);
+                check_cuda(cudaGetLastError());
+                device::launch_collective(world, stream, {.grid = 1, .block = 1}, look, words);
+                std::this_thread::sleep_for(std::chrono::milliseconds(
+                    20));  // in which a kernel that did not wait would look
+                EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady)
+                    << "the caller's stream waits for the kernel";
+                words[0] = 1;
+                stream.synchronize();
+                EXPECT_EQ(words[2], 2)
+                    << "the kernel did not wait for what was on the stream of the highest priority";
+                check_cuda(cudaFreeHost(pinned));
+              });
 }
 
-__global__ void meet_team(const __grid_constant__ device::World world, const __grid_constant__ device::Team team) {
+__global__ void meet_team(const __grid_constant__ device::World world,
+                          const __grid_constant__ device::Team team) {
   barrier(device::Block{}, world, team);
 }
 
@@ -150,9 +162,10 @@ TEST(LaunchCollective, FindsItsGpuWhileAnotherOneIsCurrent) {
     barrier(world.team());
     check_cuda(cudaSetDevice(other));
     const int fitting = device::resident_blocks(world, count_blocks, 256, 0);
-    device::launch_collective(world, stream, {.grid = 0, .block = 256}, count_blocks, counter.data());
-    device::launch_collective(world, stream, {.grid = 1, .block = 32}, meet_team, cuda::device_world(world),
-                              cuda::device_team(world.team()));
+    device::launch_collective(world, stream, {.grid = 0, .block = 256}, count_blocks,
+                              counter.data());
+    device::launch_collective(world, stream, {.grid = 1, .block = 32}, meet_team,
+                              cuda::device_world(world), cuda::device_team(world.team()));
     int current = -1;
     check_cuda(cudaGetDevice(&current));
     EXPECT_EQ(current, other);

@@ -1,6 +1,7 @@
-// Atomics, signals, waits and barriers in kernels (requirement D15): values, order of data and signal, deadlines and
-// what they report. Heaps lie in one window, or are found by a table: where some are out of reach, and by CUDA IPC
-// (D2).
+// SPDX-License-Identifier: Apache-2.0
+// Atomics, signals, waits and barriers in kernels (requirement D15): values, order of data and
+// signal, deadlines and what they report. Heaps lie in one window, or are found by a table: where
+// some are out of reach, and by CUDA IPC (D2).
 #include <gtest/gtest.h>
 
 #include <string>
@@ -17,11 +18,10 @@ using device::Block;
 using device::Thread;
 using device::Warp;
 
-// --- atomics
-// -------------------------------------------------------------------------------------------------------------------
+// Atomics.
 
-/// Every thread of every PE on words of PE 0: 0 adds, 1 or, 2 xor (twice: back to 0), 3 a compare-and-swap loop, 4 and,
-/// 5 swaps a token around, 6 sums what came out of it.
+/// Every thread of every PE on words of PE 0: 0 adds, 1 or, 2 xor (twice: back to 0), 3 a
+/// compare-and-swap loop, 4 and, 5 swaps a token around, 6 sums what came out of it.
 template <typename T>
 __global__ void update(const __grid_constant__ device::World world, T* words) {
   const auto bit = static_cast<T>(T{1} << world.my_pe);
@@ -32,7 +32,8 @@ __global__ void update(const __grid_constant__ device::World world, T* words) {
     const T token = atomic_swap(world, words + 5, static_cast<T>(world.my_pe + 1), 0);
     atomic_fetch_add(world, words + 6, token, 0);
   }
-  for (int i = 0; i < 2; ++i) atomic_fetch_xor(world, words + 2, static_cast<T>(threadIdx.x * 7 + 1), 0);
+  for (int i = 0; i < 2; ++i)
+    atomic_fetch_xor(world, words + 2, static_cast<T>(threadIdx.x * 7 + 1), 0);
   for (T seen = device::atomic_fetch(world, words + 3, 0);;) {
     const T before = atomic_compare_swap(world, words + 3, seen, static_cast<T>(seen + 2), 0);
     if (before == seen) break;
@@ -40,7 +41,8 @@ __global__ void update(const __grid_constant__ device::World world, T* words) {
   }
   // A word of the neighbour that nobody else writes.
   const Pe next = (world.my_pe + 1) % world.n_pes;
-  if (threadIdx.x == 0) device::atomic_set(world, words + 7, static_cast<T>(world.my_pe - 100), next);
+  if (threadIdx.x == 0)
+    device::atomic_set(world, words + 7, static_cast<T>(world.my_pe - 100), next);
 }
 
 template <typename T>
@@ -50,8 +52,8 @@ void check_atomics(World& world, const TestStream& stream) {
   fill(world, words, {0, 0, 0, 0, static_cast<T>((T{1} << n) - 1), 0, 0, 0});
   barrier(world.team());
   constexpr int kThreads = 64;
-  device::launch_collective(world, stream, {.grid = 2, .block = kThreads}, update<T>, cuda::device_world(world),
-                            words.data());
+  device::launch_collective(world, stream, {.grid = 2, .block = kThreads}, update<T>,
+                            cuda::device_world(world), words.data());
   stream.synchronize();
   barrier(world.team());
   const auto got = fetch(world, words);
@@ -81,13 +83,12 @@ TEST(DeviceAtomics, EightPes) {
   run_gpu_pes(8, check_atomics<std::uint64_t>);
 }
 
-// --- order of data and signals
-// -------------------------------------------------------------------------------------------------------------------
+// Order of data and signals.
 
 constexpr std::size_t kWords = 700;
 
-/// How a row is followed by its flag: by put_signal; by a signal; by put_value behind fence or quiet; likewise where
-/// the row is written through peer_pointer.
+/// How a row is followed by its flag: by put_signal; by a signal; by put_value behind fence or
+/// quiet; likewise where the row is written through peer_pointer.
 enum class Sent { put_signal, signal, fence, quiet, pointers };
 
 /// signal_fetch until `round`, for ten seconds or so.
@@ -99,11 +100,13 @@ __device__ bool fetched(const std::uint64_t* flag, std::uint64_t round) {
   return false;
 }
 
-/// Rounds of a ring: fill, send with a flag, wait, check. `flags` 0: round that arrived; 1: round that the receiver
-/// has checked. `data` [2, kWords]: what to send and what arrives. `wrong` counts words that are not of their round.
+/// Rounds of a ring: fill, send with a flag, wait, check. `flags` 0: round that arrived; 1: round
+/// that the receiver has checked. `data` [2, kWords]: what to send and what arrives. `wrong` counts
+/// words that are not of their round.
 template <typename S, Sent kSent>
-__global__ void ring(const __grid_constant__ device::World world, std::uint64_t* data, std::uint64_t* flags,
-                     std::uint64_t* wrong, std::uint64_t rounds, Pe next, Pe previous) {
+__global__ void ring(const __grid_constant__ device::World world, std::uint64_t* data,
+                     std::uint64_t* flags, std::uint64_t* wrong, std::uint64_t rounds, Pe next,
+                     Pe previous) {
   constexpr bool kIsValue = kSent == Sent::fence || kSent == Sent::quiet || kSent == Sent::pointers;
   const S scope;
   for (std::uint64_t round = 1; round <= rounds; ++round) {
@@ -143,19 +146,22 @@ void check_ring(World& world, const TestStream& stream, unsigned threads, std::u
   const auto data = world.heap().allocate<std::uint64_t>(2 * kWords);
   const auto flags = world.heap().allocate<std::uint64_t>(2);
   const auto wrong = world.heap().allocate<std::uint64_t>(1);
-  device::launch_collective(world, stream, {.grid = 1, .block = threads}, ring<S, kSent>, cuda::device_world(world),
-                            data.data(), flags.data(), wrong.data(), rounds, right(world), left(world));
+  device::launch_collective(world, stream, {.grid = 1, .block = threads}, ring<S, kSent>,
+                            cuda::device_world(world), data.data(), flags.data(), wrong.data(),
+                            rounds, right(world), left(world));
   stream.synchronize();
   cuda::check_failures(world);
-  EXPECT_EQ(fetch(world, wrong)[0], 0u) << "words of another round, and 2^32 for each thread that missed a flag";
+  EXPECT_EQ(fetch(world, wrong)[0], 0u)
+      << "words of another round, and 2^32 for each thread that missed a flag";
   EXPECT_EQ(fetch(world, flags), (std::vector<std::uint64_t>{rounds, rounds}));
   barrier(world.team());
 }
 
 template <typename S, Sent kSent>
 void run_ring(Pe n_pes, unsigned threads, std::uint64_t rounds) {
-  run_gpu_pes(n_pes,
-              [=](World& world, const TestStream& stream) { check_ring<S, kSent>(world, stream, threads, rounds); });
+  run_gpu_pes(n_pes, [=](World& world, const TestStream& stream) {
+    check_ring<S, kSent>(world, stream, threads, rounds);
+  });
 }
 
 TEST(DeviceSignals, RingSmall) {
@@ -196,16 +202,16 @@ TEST(DeviceOrder, FenceKeepsStoresThroughPointersBeforeTheFlag) {
   check_order_in_every_scope<Sent::pointers>();
 }
 
-// --- several variables
-// -------------------------------------------------------------------------------------------------------------------
+// Several variables.
 
-/// Every PE signals everybody; each waits for all, then takes them one by one with wait_until_any. `order` [n_pes]:
-/// indices in the order taken; then the results of the tests.
+/// Every PE signals everybody; each waits for all, then takes them one by one with wait_until_any.
+/// `order` [n_pes]: indices in the order taken; then the results of the tests.
 template <typename S>
-__global__ void gather(const __grid_constant__ device::World world, std::uint64_t* flags, int* taken,
-                       std::int64_t* order) {
+__global__ void gather(const __grid_constant__ device::World world, std::uint64_t* flags,
+                       int* taken, std::int64_t* order) {
   const S scope;
-  for (Pe pe = 0; pe < world.n_pes; ++pe) signal(scope, world, flags + world.my_pe, SignalOp::set, 5, pe);
+  for (Pe pe = 0; pe < world.n_pes; ++pe)
+    signal(scope, world, flags + world.my_pe, SignalOp::set, 5, pe);
   const auto n = static_cast<std::size_t>(world.n_pes);
   if (!wait_until_all(scope, world, flags, n, Compare::equal, 5)) return;
   for (std::size_t k = 0; k < n; ++k) {
@@ -214,13 +220,16 @@ __global__ void gather(const __grid_constant__ device::World world, std::uint64_
     if (scope.rank() == 0) order[k] = static_cast<std::int64_t>(index), taken[index] = 1;
     scope.sync();
   }
-  const bool none = wait_until_any(scope, world, flags, n, Compare::equal, 5, taken) == device::kNoIndex;
-  const bool all = test_all(scope, flags, n, Compare::greater, 4) && !test_all(scope, flags, n, Compare::less, 5);
-  const bool skipped = test_all(scope, flags, n, Compare::less, 5, taken);  // all of them are left out
+  const bool none =
+      wait_until_any(scope, world, flags, n, Compare::equal, 5, taken) == device::kNoIndex;
+  const bool all = test_all(scope, flags, n, Compare::greater, 4) &&
+                   !test_all(scope, flags, n, Compare::less, 5);
+  const bool skipped =
+      test_all(scope, flags, n, Compare::less, 5, taken);  // all of them are left out
   const bool any = test_any(scope, flags, n, Compare::not_equal, 5) == device::kNoIndex &&
                    test_any(scope, flags, n, Compare::less_equal, 5) == 0;
-  const bool one =
-      device::test(scope, flags + n - 1, Compare::equal, 5) && !device::test(scope, flags, Compare::equal, 4);
+  const bool one = device::test(scope, flags + n - 1, Compare::equal, 5) &&
+                   !device::test(scope, flags, Compare::equal, 4);
   if (scope.rank() == 0) order[n] = none + 2 * all + 4 * skipped + 8 * any + 16 * one;
 }
 
@@ -230,19 +239,22 @@ void check_gather(World& world, const TestStream& stream, unsigned threads) {
   const auto flags = world.heap().allocate<std::uint64_t>(n);
   const auto taken = world.heap().allocate<int>(n);
   const auto order = world.heap().allocate<std::int64_t>(n + 1);
-  device::launch_collective(world, stream, {.grid = 1, .block = threads}, gather<S>, cuda::device_world(world),
-                            flags.data(), taken.data(), order.data());
+  device::launch_collective(world, stream, {.grid = 1, .block = threads}, gather<S>,
+                            cuda::device_world(world), flags.data(), taken.data(), order.data());
   stream.synchronize();
   cuda::check_failures(world);
   const auto got = fetch(world, order);
-  for (std::size_t k = 0; k < n; ++k) EXPECT_EQ(got[k], static_cast<std::int64_t>(k)) << "the lowest first";
+  for (std::size_t k = 0; k < n; ++k)
+    EXPECT_EQ(got[k], static_cast<std::int64_t>(k)) << "the lowest first";
   EXPECT_EQ(got[n], 31);
   barrier(world.team());
 }
 
 template <typename S>
 void run_gather(Pe n_pes, unsigned threads) {
-  run_gpu_pes(n_pes, [=](World& world, const TestStream& stream) { check_gather<S>(world, stream, threads); });
+  run_gpu_pes(n_pes, [=](World& world, const TestStream& stream) {
+    check_gather<S>(world, stream, threads);
+  });
 }
 
 TEST(DeviceWaits, SeveralVariablesSmall) {
@@ -271,8 +283,9 @@ TEST(DeviceWaits, ComparesSignedAndUnsignedSmall) {
     const auto results = world.heap().allocate<int>(6);
     fill(world, word, {-1});
     const auto check = [&](auto value, std::vector<int> expected) {
-      device::launch_collective(world, stream, {.grid = 1, .block = 1}, compare_with<decltype(value)>,
-                                reinterpret_cast<const decltype(value)*>(word.data()), value, results.data());
+      device::launch_collective(
+          world, stream, {.grid = 1, .block = 1}, compare_with<decltype(value)>,
+          reinterpret_cast<const decltype(value)*>(word.data()), value, results.data());
       stream.synchronize();
       EXPECT_EQ(fetch(world, results), expected);
     };
@@ -283,33 +296,39 @@ TEST(DeviceWaits, ComparesSignedAndUnsignedSmall) {
   });
 }
 
-// --- barriers
-// -------------------------------------------------------------------------------------------------------------------
+// Barriers.
 
 /// Everybody writes to everybody, with a barrier before and after. `table` [n_pes].
 template <typename S>
-__global__ void cross(const __grid_constant__ device::World world, const __grid_constant__ device::Team team,
-                      std::uint64_t* table, std::uint64_t* wrong, std::uint64_t rounds) {
+__global__ void cross(const __grid_constant__ device::World world,
+                      const __grid_constant__ device::Team team, std::uint64_t* table,
+                      std::uint64_t* wrong, std::uint64_t rounds) {
   const S scope;
   for (std::uint64_t round = 1; round <= rounds; ++round) {
-    for (Pe pe = static_cast<Pe>(scope.rank()); pe < world.n_pes; pe += static_cast<Pe>(scope.size()))
-      if (device::detail::is_member(team, pe)) put_value(world, table + world.my_pe, round * 100 + world.my_pe, pe);
+    for (Pe pe = static_cast<Pe>(scope.rank()); pe < world.n_pes;
+         pe += static_cast<Pe>(scope.size()))
+      if (device::detail::is_member(team, pe))
+        put_value(world, table + world.my_pe, round * 100 + world.my_pe, pe);
     if (!barrier(scope, world, team)) return;
     std::uint64_t bad = 0;
-    for (Pe pe = static_cast<Pe>(scope.rank()); pe < world.n_pes; pe += static_cast<Pe>(scope.size()))
-      if (device::detail::is_member(team, pe)) bad += table[pe] != round * 100 + static_cast<std::uint64_t>(pe);
+    for (Pe pe = static_cast<Pe>(scope.rank()); pe < world.n_pes;
+         pe += static_cast<Pe>(scope.size()))
+      if (device::detail::is_member(team, pe))
+        bad += table[pe] != round * 100 + static_cast<std::uint64_t>(pe);
     if (bad != 0) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), bad);
     if (!barrier(scope, world, team)) return;
   }
 }
 
 template <typename S>
-void check_barrier(World& world, const TestStream& stream, const Team& team, unsigned threads, std::uint64_t rounds) {
+void check_barrier(World& world, const TestStream& stream, const Team& team, unsigned threads,
+                   std::uint64_t rounds) {
   const auto table = world.heap().allocate<std::uint64_t>(static_cast<std::size_t>(world.n_pes()));
   const auto wrong = world.heap().allocate<std::uint64_t>(1);
   if (team.valid())
-    device::launch_collective(world, stream, {.grid = 1, .block = threads}, cross<S>, cuda::device_world(world),
-                              cuda::device_team(team), table.data(), wrong.data(), rounds);
+    device::launch_collective(world, stream, {.grid = 1, .block = threads}, cross<S>,
+                              cuda::device_world(world), cuda::device_team(team), table.data(),
+                              wrong.data(), rounds);
   stream.synchronize();
   cuda::check_failures(world);
   EXPECT_EQ(fetch(world, wrong)[0], 0u);
@@ -318,8 +337,9 @@ void check_barrier(World& world, const TestStream& stream, const Team& team, uns
 
 TEST(DeviceBarrier, TwoPesSmall) {
   SHOAL_NEEDS_GPU();
-  run_gpu_pes(2,
-              [](World& world, const TestStream& stream) { check_barrier<Block>(world, stream, world.team(), 64, 3); });
+  run_gpu_pes(2, [](World& world, const TestStream& stream) {
+    check_barrier<Block>(world, stream, world.team(), 64, 3);
+  });
 }
 TEST(DeviceBarrier, WorldAndTeamsOneAfterAnother) {
   SHOAL_NEEDS_GPU();
@@ -327,7 +347,8 @@ TEST(DeviceBarrier, WorldAndTeamsOneAfterAnother) {
     check_barrier<Block>(world, stream, world.team(), 128, 200);
     check_barrier<Warp>(world, stream, world.team(), 32, 100);
     check_barrier<Thread>(world, stream, world.team(), 1, 20);
-    for (int i = 0; i < 3; ++i) {  // the same index again and again, with other members and another count of barriers
+    for (int i = 0; i < 3;
+         ++i) {  // the same index again and again, with other members and another count of barriers
       Team team = world.team().split_strided(i, 2, i == 0 ? 4 : 3);
       check_barrier<Block>(world, stream, team, 64, 10 + static_cast<std::uint64_t>(i));
       if (team.valid()) team.destroy();
@@ -336,7 +357,8 @@ TEST(DeviceBarrier, WorldAndTeamsOneAfterAnother) {
   });
 }
 
-// A captured launch joins the capturing stream again, and its barriers count on from replay to replay.
+// A captured launch joins the capturing stream again, and its barriers count on from replay to
+// replay.
 TEST(DeviceBarrier, IsCapturedAndReplayed) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(8, [](World& world, const TestStream& stream) {
@@ -347,8 +369,9 @@ TEST(DeviceBarrier, IsCapturedAndReplayed) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    device::launch_collective(world, stream, {.grid = 1, .block = 64}, cross<Block>, cuda::device_world(world),
-                              cuda::device_team(world.team()), table.data(), wrong.data(), std::uint64_t{3});
+    device::launch_collective(world, stream, {.grid = 1, .block = 64}, cross<Block>,
+                              cuda::device_world(world), cuda::device_team(world.team()),
+                              table.data(), wrong.data(), std::uint64_t{3});
     check_cuda(cudaStreamEndCapture(stream, &graph));
     check_cuda(cudaGraphInstantiate(&executable, graph, 0));
     for (int replay = 0; replay < 20; ++replay) check_cuda(cudaGraphLaunch(executable, stream));
@@ -363,8 +386,7 @@ TEST(DeviceBarrier, IsCapturedAndReplayed) {
   });
 }
 
-// --- heaps that are found by a table
-// -------------------------------------------------------------------------------------------------------------------
+// Heaps that are found by a table.
 
 TEST(DeviceTable, RingsAndBarriersOfANodeSmall) {
   SHOAL_NEEDS_GPU();
@@ -406,26 +428,30 @@ TEST(DeviceSignalsAmongProcesses, ByCudaIpc) {
   run_gpu_processes("signals", "ipc");
 }
 
-// --- failures
-// -------------------------------------------------------------------------------------------------------------------
+// Failures.
 
 template <typename S>
-__global__ void wait_in_vain(const __grid_constant__ device::World world, const std::int32_t* word, int* result) {
+__global__ void wait_in_vain(const __grid_constant__ device::World world, const std::int32_t* word,
+                             int* result) {
   const S scope;
   const bool one = wait_until(scope, world, word, Compare::greater_equal, 7);
   if (scope.rank() == 0) *result = one ? 1 : 2;
 }
-__global__ void wait_for_any(const __grid_constant__ device::World world, const std::uint64_t* words) {
+__global__ void wait_for_any(const __grid_constant__ device::World world,
+                             const std::uint64_t* words) {
   wait_until_any(Block{}, world, words, 3, Compare::greater, 4);
 }
-__global__ void wait_for_team(const __grid_constant__ device::World world, const __grid_constant__ device::Team team) {
+__global__ void wait_for_team(const __grid_constant__ device::World world,
+                              const __grid_constant__ device::Team team) {
   barrier(Block{}, world, team);
 }
-__global__ void use_bad_address(const __grid_constant__ device::World world, int* target, std::size_t count, Pe pe) {
+__global__ void use_bad_address(const __grid_constant__ device::World world, int* target,
+                                std::size_t count, Pe pe) {
   put(Block{}, world, target, target, count, pe);
 }
 /// got: 0 where there is no address, 1 where it is the one of this PE, 2 where it is another.
-__global__ void use_peer_pointer(const __grid_constant__ device::World world, int* local, Pe pe, int* got) {
+__global__ void use_peer_pointer(const __grid_constant__ device::World world, int* local, Pe pe,
+                                 int* got) {
   int* const there = device::peer_pointer(world, local, pe);
   *got = there == nullptr ? 0 : there == local ? 1 : 2;
 }
@@ -446,13 +472,14 @@ TEST(DeviceFailures, DeadlinesSayWhoWaitedForWhat) {
       expect_error(Code::timeout, text, [&] { cuda::check_failures(world); });
       EXPECT_FALSE(cuda::take_failure(world).has_value()) << "it is reported once";
     };
-    const std::string variable = "the 4-byte variable at heap offset " + offset + " to be >= 7, seen -3";
-    device::launch_collective(world, stream, {.grid = 1, .block = 64}, wait_in_vain<Block>, view, words.data(),
-                              result.data());
+    const std::string variable =
+        "the 4-byte variable at heap offset " + offset + " to be >= 7, seen -3";
+    device::launch_collective(world, stream, {.grid = 1, .block = 64}, wait_in_vain<Block>, view,
+                              words.data(), result.data());
     check(who + ": waiting for " + variable);
     EXPECT_EQ(fetch(world, result)[0], 2);
-    device::launch_collective(world, stream, {.grid = 1, .block = 32}, wait_in_vain<Warp>, view, words.data(),
-                              result.data());
+    device::launch_collective(world, stream, {.grid = 1, .block = 32}, wait_in_vain<Warp>, view,
+                              words.data(), result.data());
     check("wait_until on the GPU timed out after 1");  // 100 ms and a bit
     device::launch_collective(world, stream, {.grid = 1, .block = 64}, wait_for_any, view,
                               reinterpret_cast<const std::uint64_t*>(words.data() + 4));
@@ -472,8 +499,8 @@ TEST(DeviceFailures, BadAddressesDoNothingAndAreReported) {
   run_gpu_pes(2, [](World& world, const TestStream& stream) {
     const auto words = world.heap().allocate<int>(4);
     const auto check = [&](int* target, std::size_t count, Pe pe, const std::string& text) {
-      device::launch_collective(world, stream, {.grid = 1, .block = 64}, use_bad_address, cuda::device_world(world),
-                                target, count, pe);
+      device::launch_collective(world, stream, {.grid = 1, .block = 64}, use_bad_address,
+                                cuda::device_world(world), target, count, pe);
       stream.synchronize();
       expect_error(Code::invalid_argument, text, [&] { cuda::check_failures(world); });
     };
@@ -481,7 +508,8 @@ TEST(DeviceFailures, BadAddressesDoNothingAndAreReported) {
     check(words.data(), 4, -1, "of PE -1, which do not exist");
     check(words.data(), world.heap().size(), 0, "which do not exist");
     check(words.data(), SIZE_MAX / 2, 0, "which do not exist");
-    check(reinterpret_cast<int*>(world.heap().base()) - 1, 1, 0, "4 bytes at heap offset -4 of PE 0");
+    check(reinterpret_cast<int*>(world.heap().base()) - 1, 1, 0,
+          "4 bytes at heap offset -4 of PE 0");
     EXPECT_EQ(fetch(world, words), std::vector<int>(4));
     barrier(world.team());
   });
@@ -494,8 +522,8 @@ TEST(DeviceFailures, PointersToWhatDoesNotExistAreNullSmall) {
     const auto got = world.heap().allocate<int>(1);
     const auto ask = [&](int* local, Pe pe) {
       fill(world, got, {9});
-      device::launch_collective(world, stream, {.grid = 1, .block = 1}, use_peer_pointer, cuda::device_world(world),
-                                local, pe, got.data());
+      device::launch_collective(world, stream, {.grid = 1, .block = 1}, use_peer_pointer,
+                                cuda::device_world(world), local, pe, got.data());
       stream.synchronize();
       return fetch(world, got)[0];
     };
@@ -509,15 +537,18 @@ TEST(DeviceFailures, PointersToWhatDoesNotExistAreNullSmall) {
     cuda::check_failures(world);
     refused(mine, 2, "of PE 2, which do not exist");
     refused(mine, -1, "of PE -1, which do not exist");
-    refused(reinterpret_cast<int*>(world.heap().base()) - 1, 1, "4 bytes at heap offset -4 of PE 1");
-    refused(reinterpret_cast<int*>(world.heap().base() + world.heap().size()), 0, "which do not exist");
+    refused(reinterpret_cast<int*>(world.heap().base()) - 1, 1,
+            "4 bytes at heap offset -4 of PE 1");
+    refused(reinterpret_cast<int*>(world.heap().base() + world.heap().size()), 0,
+            "which do not exist");
     barrier(world.team());
   });
 }
 
-/// Every kind of operation on a word of `pe`, which this GPU does not reach. got: what came back, all of it zero.
-__global__ void use_far_pe(const __grid_constant__ device::World world, std::uint64_t* words, std::uint64_t* got,
-                           Pe pe) {
+/// Every kind of operation on a word of `pe`, which this GPU does not reach. got: what came back,
+/// all of it zero.
+__global__ void use_far_pe(const __grid_constant__ device::World world, std::uint64_t* words,
+                           std::uint64_t* got, Pe pe) {
   const Block block;
   put(block, world, words, got, 1, pe);
   get(block, world, got, words, 1, pe);
@@ -540,19 +571,21 @@ TEST(DeviceFailures, PesOutOfReachAreReportedSmall) {
         fill(world, words, {70, 71});
         barrier(world.team());
         const Pe far = (world.my_pe() + 2) % 4;
-        const std::string who = "an operation in a kernel of PE " + std::to_string(world.my_pe()) + " of 4 names PE " +
-                                std::to_string(far) + ", whose heap its GPU does not reach";
-        device::launch_collective(world, stream, {.grid = 1, .block = 64}, use_far_pe, cuda::device_world(world),
-                                  words.data(), got.data(), far);
+        const std::string who = "an operation in a kernel of PE " + std::to_string(world.my_pe()) +
+                                " of 4 names PE " + std::to_string(far) +
+                                ", whose heap its GPU does not reach";
+        device::launch_collective(world, stream, {.grid = 1, .block = 64}, use_far_pe,
+                                  cuda::device_world(world), words.data(), got.data(), far);
         stream.synchronize();
         expect_error(Code::unsupported, who, [&] { cuda::check_failures(world); });
         EXPECT_FALSE(cuda::take_failure(world).has_value()) << "the first alone is kept";
         EXPECT_EQ(fetch(world, got), std::vector<std::uint64_t>(3));
         // A barrier of both nodes ends at once.
-        device::launch_collective(world, stream, {.grid = 1, .block = 64}, wait_for_team, cuda::device_world(world),
-                                  cuda::device_team(world.team()));
+        device::launch_collective(world, stream, {.grid = 1, .block = 64}, wait_for_team,
+                                  cuda::device_world(world), cuda::device_team(world.team()));
         stream.synchronize();
-        expect_error(Code::unsupported, "whose heap its GPU does not reach", [&] { cuda::check_failures(world); });
+        expect_error(Code::unsupported, "whose heap its GPU does not reach",
+                     [&] { cuda::check_failures(world); });
         barrier(world.team());
         EXPECT_EQ(fetch(world, words), (std::vector<std::uint64_t>{70, 71}));
         // What is in reach still works.

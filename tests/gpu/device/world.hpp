@@ -1,5 +1,6 @@
-// world.hpp: worlds of PEs that share the GPUs of this machine, as threads or as processes, for tests of kernels
-// and streams.
+// SPDX-License-Identifier: Apache-2.0
+// world.hpp: worlds of PEs that share the GPUs of this machine, as threads or as processes, for
+// tests of kernels and streams.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,8 +21,9 @@
 
 namespace shoal::test {
 
-/// Streams of PEs that share a GPU wait for each other: each needs a hardware queue of its own, and kernels that are
-/// loaded before anything waits. Read by the CUDA driver at its start, so set before main.
+/// Streams of PEs that share a GPU wait for each other: each needs a hardware queue of its own, and
+/// kernels that are loaded before anything waits. Read by the CUDA driver at its start, so set
+/// before main.
 inline const bool environment_is_set = [] {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
@@ -33,7 +35,8 @@ inline std::string no_gpu() {
   int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result == cudaSuccess && count > 0) return {};
-  return std::string("no GPU: ") + (result == cudaSuccess ? "the driver shows none" : cudaGetErrorString(result));
+  return std::string("no GPU: ") +
+         (result == cudaSuccess ? "the driver shows none" : cudaGetErrorString(result));
 }
 
 #define SHOAL_NEEDS_GPU() \
@@ -51,8 +54,9 @@ inline void check_cuda(cudaError_t result) {
   if (result != cudaSuccess) throw Error(Code::system, cudaGetErrorString(result));
 }
 
-/// A stream of a PE. Streams are made once and kept: drivers were seen that put two of three streams on one hardware
-/// queue, out of 32, after others had come and gone (one world in ten; none in forty with streams that stay).
+/// A stream of a PE. Streams are made once and kept: drivers were seen that put two of three
+/// streams on one hardware queue, out of 32, after others had come and gone (one world in ten; none
+/// in forty with streams that stay).
 class TestStream {
  public:
   explicit TestStream(const World& world) {
@@ -75,7 +79,8 @@ class TestStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Runs `body` on `n_pes` PEs. A failure that a kernel reported and the body did not take is the test's.
+/// Runs `body` on `n_pes` PEs. A failure that a kernel reported and the body did not take is the
+/// test's.
 inline void run_gpu_pes(Pe n_pes, const std::function<void(World&, const TestStream&)>& body,
                         const Settings& settings = cuda_settings()) {
   run_threads(n_pes, settings, [&](World& world) {
@@ -86,26 +91,29 @@ inline void run_gpu_pes(Pe n_pes, const std::function<void(World&, const TestStr
   });
 }
 
-/// Four PEs on two (emulated) nodes, so that kernels find heaps by a table and half of them out of reach (D12).
+/// Four PEs on two (emulated) nodes, so that kernels find heaps by a table and half of them out of
+/// reach (D12).
 inline Settings settings_in_nodes() {
   Settings settings = cuda_settings();
   settings.node_size = 2;
   return settings;
 }
 
-/// Runs the PE body `body` on four processes whose memory is passed by `handle` (SHOAL_CUDA_HANDLE). Processes on one
-/// GPU take turns, a millisecond each.
+/// Runs the PE body `body` on four processes whose memory is passed by `handle`
+/// (SHOAL_CUDA_HANDLE). Processes on one GPU take turns, a millisecond each.
 inline void run_gpu_processes(const std::string& body, const std::string& handle) {
   const Environment environment = {{"SHOAL_HEAP", "cuda"},
                                    {"SHOAL_CUDA_HANDLE", handle},
                                    {"SHOAL_SYMMETRIC_SIZE", "64M"},
                                    {"SHOAL_TIMEOUT_MS", "60000"}};
-  expect_success(run_pes(4, body, {.env = environment, .limit = std::chrono::milliseconds(240'000)}));
+  expect_success(
+      run_pes(4, body, {.env = environment, .limit = std::chrono::milliseconds(240'000)}));
 }
 
-/// What a PE body does: as run_gpu_pes in each of its threads. By CUDA IPC heaps lie where the driver puts them, so
-/// that some of four PEs find them by a table.
-inline void run_gpu_process(const PeContext& pe, const std::function<void(World&, const TestStream&)>& body) {
+/// What a PE body does: as run_gpu_pes in each of its threads. By CUDA IPC heaps lie where the
+/// driver puts them, so that some of four PEs find them by a table.
+inline void run_gpu_process(const PeContext& pe,
+                            const std::function<void(World&, const TestStream&)>& body) {
   World world = World::open({pe.settings, nullptr});
   {
     const auto tables = world.heap().allocate<std::int32_t>(1);
@@ -134,7 +142,8 @@ void fill(const World& world, const SymmetricArray<T>& array, const std::vector<
   world.put(array.on(world.my_pe()).subspan(0, values.size()), values);
 }
 
-/// The next PE and the one before, in a ring of those whose heaps this PE reaches by load and store.
+/// The next PE and the one before, in a ring of those whose heaps this PE reaches by load and
+/// store.
 inline Pe right(const World& world) {
   const Team near = world.shared_team();
   return near.world_pe((near.my_pe() + 1) % near.size());

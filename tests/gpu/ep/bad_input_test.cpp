@@ -1,18 +1,24 @@
-// What goes wrong on GPUs, most of it in normal mode: each mistake gives the error that the contract names, on the
-// members that it names, and the group works on afterwards.
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong on GPUs, most of it in normal mode: each mistake gives the error that the
+// contract names, on the members that it names, and the group works on afterwards.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "shoal/collective.hpp"
 #include "checks/ep/gpu_low_latency.hpp"
+#include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
@@ -29,7 +35,8 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
   });
 }
 
-/// Waits for the group's work; an error of this code is dropped: it may have been thrown by the call already.
+/// Waits for the group's work; an error of this code is dropped: it may have been thrown by the
+/// call already.
 void drain(GpuGroup& group, Code code) {
   try {
     group.group.synchronize();
@@ -46,7 +53,8 @@ TEST(EpGpuBadInput, SmallArguments) {
     const Inputs host(c, g.me);
     const std::int64_t tokens = c.tokens(g.me);
     const ep::Routing routing = round.route();
-    const auto bad_dispatch = [&](std::string_view text, const TensorView& x, const ep::DispatchOptions& options) {
+    const auto bad_dispatch = [&](std::string_view text, const TensorView& x,
+                                  const ep::DispatchOptions& options) {
       expect_error(Code::invalid_argument, text, [&] { g.group.dispatch(x, routing, options); });
     };
     bad_dispatch("on the host", host.x, {});
@@ -66,12 +74,14 @@ TEST(EpGpuBadInput, SmallArguments) {
     expect_error(Code::invalid_argument, "topk_idx", [&] { g.group.route(host.topk_idx); });
     const Tensor narrow = g.tensors.empty(DataType::int64, {tokens, c.top_k - 1});
     expect_error(Code::invalid_argument, "topk_idx", [&] { g.group.route(narrow); });
-    expect_error(Code::invalid_argument, "not made by route", [&] { g.group.dispatch(round.x(), ep::Routing{}); });
+    expect_error(Code::invalid_argument, "not made by route",
+                 [&] { g.group.dispatch(round.x(), ep::Routing{}); });
 
     const ep::Dispatched got = round.dispatch(routing);
     round.check(got);
     round.write_answers(got);
-    const auto bad_combine = [&](std::string_view text, const TensorView& y, const ep::CombineOptions& options) {
+    const auto bad_combine = [&](std::string_view text, const TensorView& y,
+                                 const ep::CombineOptions& options) {
       expect_error(Code::invalid_argument, text, [&] { g.group.combine(y, got.handle, options); });
     };
     Tensor host_y = Tensor::empty(DataType::bfloat16, {got.rows, c.hidden});
@@ -100,7 +110,8 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
     const Tensor narrow = g.tensors.empty(DataType::int64, {tokens, c.top_k - 1});
     const Tensor longer = g.tensors.empty(DataType::bfloat16, {tokens + 1, c.hidden});
     const Tensor other = g.tensors.empty(DataType::float32, {tokens, c.hidden});
-    const Tensor flat = g.tensors.empty(DataType::uint8, {rows * c.local_experts() * c.hidden * 2 + 16});
+    const Tensor flat =
+        g.tensors.empty(DataType::uint8, {rows * c.local_experts() * c.hidden * 2 + 16});
     const auto misplaced = [&](std::initializer_list<std::int64_t> shape) {
       TensorView view(flat.as<std::byte>() + 2, DataType::bfloat16, shape);
       view.device = g.tensors.device();
@@ -111,9 +122,11 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
       return view;
     };
 
-    const auto bad_dispatch = [&](std::string_view text, const TensorView& x, const TensorView& topk,
+    const auto bad_dispatch = [&](std::string_view text, const TensorView& x,
+                                  const TensorView& topk,
                                   const ep::LowLatencyDispatchOptions& options = {}) {
-      expect_error(Code::invalid_argument, text, [&] { g.group.low_latency_dispatch(x, topk, options); });
+      expect_error(Code::invalid_argument, text,
+                   [&] { g.group.low_latency_dispatch(x, topk, options); });
     };
     bad_dispatch(": x is on the host", host.x, round.topk());
     bad_dispatch("topk_idx is on the host", round.x(), host.topk_idx);
@@ -124,7 +137,8 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
     bad_dispatch(": x has no data", without_data(round.x()), round.topk());
     bad_dispatch("topk_idx has no data", round.x(), without_data(round.topk()));
     bad_dispatch("16 bytes", misplaced({tokens, c.hidden}), round.topk());
-    bad_dispatch("unknown value", round.x(), round.topk(), {.quantize = static_cast<ep::Quantize>(9)});
+    bad_dispatch("unknown value", round.x(), round.topk(),
+                 {.quantize = static_cast<ep::Quantize>(9)});
     bad_dispatch("expert_counts is", round.x(), round.topk(), {.expert_counts = other});
     bad_dispatch("wait_ns is", round.x(), round.topk(), {.wait_ns = other});
     bad_dispatch("weights is on the host", round.x(), round.topk(), {.weights = host.weights});
@@ -134,18 +148,21 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
     round.check(got);
     round.write_answers();
     const auto bad_combine = [&](std::string_view text, const TensorView& y, const TensorView& topk,
-                                 const TensorView& weights, const ep::LowLatencyCombineOptions& options = {}) {
+                                 const TensorView& weights,
+                                 const ep::LowLatencyCombineOptions& options = {}) {
       expect_error(Code::invalid_argument, text,
                    [&] { g.group.low_latency_combine(y, topk, weights, got.handle, options); });
     };
-    const auto bad_options = [&](std::string_view text, const ep::LowLatencyCombineOptions& options) {
+    const auto bad_options = [&](std::string_view text,
+                                 const ep::LowLatencyCombineOptions& options) {
       bad_combine(text, got.x, round.topk(), round.weights(), options);
     };
     const Tensor host_y = Tensor::empty(DataType::bfloat16, {c.local_experts(), rows, c.hidden});
     bad_combine("y is on the host", host_y, round.topk(), round.weights());
     bad_combine("y is", longer, round.topk(), round.weights());
     bad_combine("y has no data", without_data(got.x), round.topk(), round.weights());
-    bad_combine("16 bytes", misplaced({c.local_experts(), rows, c.hidden}), round.topk(), round.weights());
+    bad_combine("16 bytes", misplaced({c.local_experts(), rows, c.hidden}), round.topk(),
+                round.weights());
     bad_combine("topk_idx is", got.x, narrow, round.weights());
     bad_combine("topk_idx is on the host", got.x, host.topk_idx, round.weights());
     bad_combine("weights is", got.x, round.topk(), other);
@@ -160,15 +177,19 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
     bad_options("Launch.sms", {.launch = {.sms = 5000}});
     TensorView elsewhere = g.group.next_combine_buffer();
     elsewhere.data = elsewhere.as<std::byte>() + c.hidden * 2;
-    bad_combine("next_combine_buffer", elsewhere, round.topk(), round.weights(), {.zero_copy = true});
+    bad_combine("next_combine_buffer", elsewhere, round.topk(), round.weights(),
+                {.zero_copy = true});
     const auto of_handle = [&](const ep::LowLatencyHandle& handle) {
-      expect_error(Code::invalid_argument, "handle is not of",
-                   [&] { g.group.low_latency_combine(got.x, round.topk(), round.weights(), handle); });
+      expect_error(Code::invalid_argument, "handle is not of", [&] {
+        g.group.low_latency_combine(got.x, round.topk(), round.weights(), handle);
+      });
     };
     of_handle({});
     expect_error(Code::invalid_argument, "mask_failed", [&] { g.group.set_mask(1 - g.me, true); });
-    expect_error(Code::invalid_argument, "has been received", [] { ep::PendingDispatch{}.receive(); });
-    expect_error(Code::invalid_argument, "has been received", [] { ep::PendingCombine{}.receive(); });
+    expect_error(Code::invalid_argument, "has been received",
+                 [] { ep::PendingDispatch{}.receive(); });
+    expect_error(Code::invalid_argument, "has been received",
+                 [] { ep::PendingCombine{}.receive(); });
     round.check(round.answer(got).receive());  // the result is as good as it was
 
     {
@@ -181,9 +202,10 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
       theirs.check(theirs.answer(received).receive());
     }
     for (const bool defer : {true, false})
-      for (const GpuLowLatencyCall& call : {GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .zero_copy = true},
-                                            GpuLowLatencyCall{.reduction = ep::Reduction::exact, .early_weights = true},
-                                            GpuLowLatencyCall{.log_fmt = true}}) {
+      for (const GpuLowLatencyCall& call :
+           {GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .zero_copy = true},
+            GpuLowLatencyCall{.reduction = ep::Reduction::exact, .early_weights = true},
+            GpuLowLatencyCall{.log_fmt = true}}) {
         GpuLowLatencyCall again = call;
         again.defer_receive = defer;
         GpuLowLatencyRound(g, c, again).run();
@@ -196,26 +218,33 @@ TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
   const EpCase c = small(3, 7);
   run_group(c, [&](GpuGroup& g) {
     const std::int64_t tokens = 9;
-    const auto route = [&](std::int64_t token, std::int32_t lane, std::int64_t value, DataType dtype) {
+    const auto route = [&](std::int64_t token, std::int32_t lane, std::int64_t value,
+                           DataType dtype) {
       std::vector<std::int64_t> lanes(tokens * c.top_k, -1);
       for (std::int64_t t = 0; t < tokens; ++t) lanes[t * c.top_k] = t % c.experts;
       lanes[token * c.top_k + lane] = value;
       const std::vector<std::int32_t> narrow(lanes.begin(), lanes.end());
-      const void* const data = dtype == DataType::int64 ? static_cast<const void*>(lanes.data()) : narrow.data();
+      const void* const data =
+          dtype == DataType::int64 ? static_cast<const void*>(lanes.data()) : narrow.data();
       const Tensor topk = g.tensors.upload(TensorView(data, dtype, {tokens, c.top_k}));
       g.group.route(topk);
       g.group.synchronize();
     };
     for (const DataType dtype : {DataType::int64, DataType::int32}) {
-      expect_error(Code::invalid_argument, "topk_idx[5, 2] is 9", [&] { route(5, 2, c.experts, dtype); });
+      expect_error(Code::invalid_argument, "topk_idx[5, 2] is 9",
+                   [&] { route(5, 2, c.experts, dtype); });
       g.group.synchronize();  // told once
       expect_error(Code::invalid_argument, "topk_idx[0, 3] is -2", [&] { route(0, 3, -2, dtype); });
-      expect_error(Code::invalid_argument, "topk_idx[8, 0] is 2147483647", [&] { route(8, 0, 2147483647, dtype); });
-      expect_error(Code::invalid_argument, "topk_idx[4] names expert 4 twice", [&] { route(4, 1, 4, dtype); });
+      expect_error(Code::invalid_argument, "topk_idx[8, 0] is 2147483647",
+                   [&] { route(8, 0, 2147483647, dtype); });
+      expect_error(Code::invalid_argument, "topk_idx[4] names expert 4 twice",
+                   [&] { route(4, 1, 4, dtype); });
       route(4, 1, 5, dtype);
     }
     // One member alone makes the mistake; the others do not notice.
-    if (g.me == 1) expect_error(Code::invalid_argument, "topk_idx[1, 1]", [&] { route(1, 1, 100, DataType::int64); });
+    if (g.me == 1)
+      expect_error(Code::invalid_argument, "topk_idx[1, 1]",
+                   [&] { route(1, 1, 100, DataType::int64); });
   });
 }
 
@@ -252,10 +281,12 @@ TEST(EpGpuBadInput, EveryIndexBadIsToldOnce) {
   c.max_tokens = 5000;
   run_group(c, [&](GpuGroup& g) {
     const std::vector<std::int64_t> lanes(c.max_tokens * c.top_k, c.experts + 7);
-    const Tensor topk = g.tensors.upload(TensorView(lanes.data(), DataType::int64, {c.max_tokens, c.top_k}));
+    const Tensor topk =
+        g.tensors.upload(TensorView(lanes.data(), DataType::int64, {c.max_tokens, c.top_k}));
     for (int i = 0; i < 3; ++i) {
       const ep::Routing routing = g.group.route(topk);
-      expect_error(Code::invalid_argument, "topk_idx[0, 0] is 13; allowed: 0 to 5", [&] { g.group.synchronize(); });
+      expect_error(Code::invalid_argument, "topk_idx[0, 0] is 13; allowed: 0 to 5",
+                   [&] { g.group.synchronize(); });
       g.group.synchronize();
       const Tensor counts = g.tensors.download(routing.rank_counts);
       EXPECT_EQ(counts.as<std::int32_t>()[0], 0) << "an index out of range counts as none";
@@ -281,7 +312,8 @@ TEST(EpGpuBadInput, SmallNoRoomForAnotherResult) {
               if (g.me == 1) held.push_back(std::move(got));
             } catch (const Error& error) {
               code = error.code();
-              EXPECT_NE(std::string(error.what()).find("live_results"), std::string::npos) << error.what();
+              EXPECT_NE(std::string(error.what()).find("live_results"), std::string::npos)
+                  << error.what();
               EXPECT_NE(std::string(error.what()).find("PE 1"), std::string::npos) << error.what();
             }
           }
@@ -338,9 +370,11 @@ TEST(EpGpuBadInput, SmallTooFewWorstCaseRows) {
       g.group.synchronize();
     } catch (const Error& error) {
       code = error.code();
-      EXPECT_NE(std::string(error.what()).find("PE 2 allows " + std::to_string(tokens - 1)), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find("PE 2 allows " + std::to_string(tokens - 1)),
+                std::string::npos)
           << error.what();
-      EXPECT_NE(std::string(error.what()).find("worst_case_rows"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("worst_case_rows"), std::string::npos)
+          << error.what();
     }
     EXPECT_EQ(code, Code::exhausted);
     g.group.synchronize();  // told once
@@ -368,19 +402,22 @@ TEST_P(EpGpuMismatch, SmallMembersThatDiffer) {
       c,
       [&](GpuGroup& g) {
         const bool odd = g.me == GetParam();
-        GpuRound bf16(g, c, {}), fp16(g, c, {.dtype = DataType::float16}), bare(g, c, {.weights = false}),
-            scaled(g, c, {.scales = 1}), light(g, c, {.combine_weights = false});
+        GpuRound bf16(g, c, {}), fp16(g, c, {.dtype = DataType::float16}),
+            bare(g, c, {.weights = false}), scaled(g, c, {.scales = 1}),
+            light(g, c, {.combine_weights = false});
         const ep::Routing routing = bf16.route();
         for (GpuRound* other : {&fp16, &bare, &scaled}) {
           expect_mismatch(g, [&] { (odd ? *other : bf16).dispatch(routing); });
         }
         const ep::Dispatched a = bf16.dispatch(routing);
-        expect_mismatch(g, [&] { odd ? bf16.dispatch(routing) : bf16.dispatch(a.handle); });  // new and cached layout
+        expect_mismatch(g, [&] {
+          odd ? bf16.dispatch(routing) : bf16.dispatch(a.handle);
+        });  // new and cached layout
         const ep::Dispatched b = bf16.dispatch(routing);
         bf16.check(b);
         bf16.write_answers(a);
         light.write_answers(a);
-        expect_mismatch(g, [&] { bf16.combine(odd ? b : a); });        // answers to different dispatches
+        expect_mismatch(g, [&] { bf16.combine(odd ? b : a); });  // answers to different dispatches
         expect_mismatch(g, [&] { (odd ? light : bf16).combine(a); });  // with and without weights
         expect_mismatch(g, [&] {
           if (odd)
@@ -398,7 +435,8 @@ TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfAnswers) {  // GroupOptions.combi
   const EpCase c = small(3, 33);
   ep::GroupOptions with = options_for(c), without = with;
   without.combine_staging = false;
-  EXPECT_LT(size_hint(without, c.ranks, DeviceKind::cuda).normal, size_hint(with, c.ranks, DeviceKind::cuda).normal);
+  EXPECT_LT(size_hint(without, c.ranks, DeviceKind::cuda).normal,
+            size_hint(with, c.ranks, DeviceKind::cuda).normal);
   run_group(
       c,
       [&](GpuGroup& g) {
@@ -407,7 +445,8 @@ TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfAnswers) {  // GroupOptions.combi
             copied(g, c, {.dispatch = {.copy_out = true}, .place = AnswerPlace::heap});
         const ep::Dispatched got = staged.dispatch(staged.route());
         staged.write_answers(got);
-        if (got.rows > 0) expect_error(Code::invalid_argument, "combine_staging", [&] { staged.combine(got); });
+        if (got.rows > 0)
+          expect_error(Code::invalid_argument, "combine_staging", [&] { staged.combine(got); });
         sync(g.world.team());
         in_place.write_answers(got);
         in_place.check(in_place.combine(got));
@@ -431,7 +470,8 @@ TEST(EpGpuBadInput, SmallAClosedGroupSaysSo) {
     GpuRound round(g, c, {});
     ep::Dispatched held = round.dispatch(round.route());
     if (g.me == 0) held = {};
-    expect_error(Code::invalid_argument, "still holds results", [&] { g.group.close(); });  // on both members
+    expect_error(Code::invalid_argument, "still holds results",
+                 [&] { g.group.close(); });  // on both members
     const ep::Routing routing = round.route();
     held = {};
     g.group.close();
@@ -442,7 +482,8 @@ TEST(EpGpuBadInput, SmallAClosedGroupSaysSo) {
   });
 }
 
-// --- what is beyond a group on GPUs says so, with the number that is allowed and the option to change (E4)
+// What is beyond a group on GPUs says so, with the number that is allowed and the option to change
+// (E4).
 
 ep::GroupOptions low_latency(std::int64_t tokens, std::int64_t hidden, std::int32_t experts) {
   ep::GroupOptions options;
@@ -467,13 +508,16 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
     const char* text;
   };
   const Case cases[] = {
-      {low_latency(4, 16, 65536), "low-latency mode on GPUs has at most 32768 experts a member; this group has 65536"},
-      {low_latency(65536, 16, 32768), "low-latency mode on GPUs has fewer than 2147483648 rows a member"},
+      {low_latency(4, 16, 65536),
+       "low-latency mode on GPUs has at most 32768 experts a member; this group has 65536"},
+      {low_latency(65536, 16, 32768),
+       "low-latency mode on GPUs has fewer than 2147483648 rows a member"},
       {normal(4, 1 << 20), "rows of 2097152 bytes"},
   };
   run_threads(1, gpu_settings(1024), [&](World& world) {
     for (const Case& one : cases)
-      expect_error(Code::unsupported, one.text, [&] { GpuGroup(world, one.options).group.warmup(); });
+      expect_error(Code::unsupported, one.text,
+                   [&] { GpuGroup(world, one.options).group.warmup(); });
     GpuGroup group(world, low_latency(4, 16, 2));
     group.group.warmup();
     group.group.synchronize();
@@ -483,18 +527,27 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
 /// A row has to fit into the shared memory of an SM while it is encoded.
 TEST(EpGpuLimits, LogFmtRowsBeyondSharedMemoryAreRefused) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c{.ranks = 1, .experts = 2, .top_k = 1, .hidden = 1 << 17, .max_tokens = 4, .seed = 1, .holes = 0};
+  const EpCase c{.ranks = 1,
+                 .experts = 2,
+                 .top_k = 1,
+                 .hidden = 1 << 17,
+                 .max_tokens = 4,
+                 .seed = 1,
+                 .holes = 0};
   run_threads(1, gpu_settings(256), [&](World& world) {
     GpuGroup group(world, low_latency(c.max_tokens, c.hidden, c.experts));
     const PlainInputs in(group.tensors, c, {0, 1, 1, 0});
     const ep::LowLatencyReceived got =
         group.group.low_latency_dispatch(in.x, in.topk, {.quantize = ep::Quantize::none}).receive();
-    expect_error(Code::unsupported, "GroupOptions.hidden is 131072",
-                 [&] { group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.log_fmt = true}); });
-    const Tensor sums = group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle).receive();
+    expect_error(Code::unsupported, "GroupOptions.hidden is 131072", [&] {
+      group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.log_fmt = true});
+    });
+    const Tensor sums =
+        group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle).receive();
     group.group.synchronize();
     const Tensor host = group.tensors.download(sums);
-    for (std::int64_t i = 0; i < host.size(); i += 1000) ASSERT_EQ(host.as<std::uint16_t>()[i], 0x3f80);
+    for (std::int64_t i = 0; i < host.size(); i += 1000)
+      ASSERT_EQ(host.as<std::uint16_t>()[i], 0x3f80);
   });
 }
 

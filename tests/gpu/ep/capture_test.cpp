@@ -1,5 +1,7 @@
-// Operations of both modes captured in CUDA graphs (E5): the graph is replayed with other tokens in the same buffers,
-// and each replay is checked like a call. More of low latency: ep_low_latency_order_test.cpp.
+// SPDX-License-Identifier: Apache-2.0
+// Operations of both modes captured in CUDA graphs (E5): the graph is replayed with other tokens in
+// the same buffers, and each replay is checked like a call. More of low latency:
+// ep_low_latency_order_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,16 +9,21 @@
 #include <memory>
 #include <thread>
 
-#include "shoal/collective.hpp"
 #include "checks/ep/gpu_low_latency.hpp"
-#include "support/expect_error.hpp"
+#include "shoal/collective.hpp"
 #include "support/cuda/graph.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
 EpCase shape(std::int32_t ranks, std::uint64_t seed) {
-  return {.ranks = ranks, .experts = ranks * 4, .top_k = 5, .hidden = 264, .max_tokens = 40, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 4,
+          .top_k = 5,
+          .hidden = 264,
+          .max_tokens = 40,
+          .seed = seed};
 }
 
 void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
@@ -55,7 +62,8 @@ TEST_P(EpGpuCapture, RouteDispatchAndCombineWithNewTokensEachTime) {
       call.place = place;
       GpuRound round(g, c, call);
       ep::Routing routing = round.route();
-      ep::Dispatched got = round.dispatch(routing);  // outside the graph: so that the answers have their place
+      ep::Dispatched got =
+          round.dispatch(routing);  // outside the graph: so that the answers have their place
       round.write_answers(got);
       round.check(round.combine(got));
       got = {};
@@ -134,7 +142,8 @@ TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
     for (int batch = 0; batch < 5; ++batch) {
       g.tensors.settle();
       round.poison(got);
-      for (int i = 0; i < 50; ++i) graph.replay();  // no host in between: members keep step on the GPU alone
+      for (int i = 0; i < 50; ++i)
+        graph.replay();  // no host in between: members keep step on the GPU alone
       round.check(got);
       round.check(back);
     }
@@ -158,7 +167,8 @@ TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
       expect_error(Code::invalid_argument, "worst_case_rows", [&] { exact.dispatch(routing); });
       expect_error(Code::invalid_argument, "CombineOptions.out", [&] { exact.combine(held); });
       expect_error(Code::invalid_argument, "cannot combine weights", [&] {
-        g.group.combine(exact.y(), held.handle, {.weights = held.topk_weights, .out = out, .launch = on});
+        g.group.combine(exact.y(), held.handle,
+                        {.weights = held.topk_weights, .out = out, .launch = on});
       });
     });
     graph.replay();  // nothing
@@ -184,7 +194,8 @@ TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureGoesOn) {
     copied.copy_out = true;
     ep::Combined back;
     const Graph graph(stream, [&] {
-      expect_error(Code::invalid_argument, "copy_out", [&] { g.group.dispatch(round.x(), routing, copied); });
+      expect_error(Code::invalid_argument, "copy_out",
+                   [&] { g.group.dispatch(round.x(), routing, copied); });
       got = round.dispatch(routing);
       back = round.combine(got);
     });
@@ -197,10 +208,13 @@ TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureGoesOn) {
   });
 }
 
-/// Captures a graph whose calls hold more layouts than a group keeps memory for. Either the group finds memory while
-/// the stream is captured, or it says that it does not, and does once as many calls have been made before.
-std::unique_ptr<Graph> captured_or_after(GpuGroup& g, CUstream_st* stream, const std::function<void()>& calls,
-                                         const std::function<void()>& forget, const std::function<void()>& once) {
+/// Captures a graph whose calls hold more layouts than a group keeps memory for. Either the group
+/// finds memory while the stream is captured, or it says that it does not, and does once as many
+/// calls have been made before.
+std::unique_ptr<Graph> captured_or_after(GpuGroup& g, CUstream_st* stream,
+                                         const std::function<void()>& calls,
+                                         const std::function<void()>& forget,
+                                         const std::function<void()>& once) {
   std::unique_ptr<Graph> graph;
   try {
     graph = std::make_unique<Graph>(stream, calls);
@@ -275,14 +289,20 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
   };
   run_group(c, body, [&](ep::GroupOptions& options) {
     options.live_results = kLive;
-    options.max_tokens = 2 * c.max_tokens;  // of half the size ten results fit, and one of that size beside seven
+    options.max_tokens =
+        2 * c.max_tokens;  // of half the size ten results fit, and one of that size beside seven
   });
 }
 
-// --- low latency
+// Low latency.
 
 EpCase low_latency_shape(std::int32_t ranks, std::uint64_t seed) {
-  EpCase c{.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 640, .max_tokens = 20, .seed = seed};
+  EpCase c{.ranks = ranks,
+           .experts = ranks * 3,
+           .top_k = 4,
+           .hidden = 640,
+           .max_tokens = 20,
+           .seed = seed};
   c.mixed_magnitudes = true;  // where LogFMT applies, and where it does not
   return c;
 }
@@ -332,7 +352,9 @@ EpCase reseeded(EpCase c, std::uint64_t by) {
 
 class EpGpuCaptureLowLatency : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuCaptureLowLatency, ::testing::Bool(),
-                         [](const auto& tested) { return tested.param ? "deferred" : "immediate"; });
+                         [](const auto& tested) {
+                           return tested.param ? "deferred" : "immediate";
+                         });
 
 TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -355,7 +377,8 @@ TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
           call.launch = {};
           for (std::uint64_t i = 0; i < 4; ++i) {
             graph.replay(reseeded(c, 10 * i));
-            // Calls between replays share slots, answers and the two buffers of zero copy with the graph.
+            // Calls between replays share slots, answers and the two buffers of zero copy with the
+            // graph.
             if (i == 1) GpuLowLatencyRound(g, reseeded(c, 1000), call).run();
           }
           g.tensors.settle();
@@ -371,7 +394,8 @@ TEST_P(EpGpuCaptureLowLatency, AMemberIsLeftOutBetweenReplaysAndComesBack) {
       c,
       [&](GpuGroup& g) {
         CUstream_st* const stream = g.tensors.new_stream();
-        // All members agree that the group falls into {kOut} and the others; each part replays by itself.
+        // All members agree that the group falls into {kOut} and the others; each part replays by
+        // itself.
         std::vector<int> mask(c.ranks, g.me == kOut ? 1 : 0);
         mask[kOut] = g.me == kOut ? 0 : 1;
         std::uint64_t seed = 0;
@@ -414,7 +438,8 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
   const EpCase c{.ranks = 3, .experts = 9, .top_k = 4, .hidden = 128, .max_tokens = kTokens};
   std::vector<std::int64_t> lanes;  // of all members: each token has experts on all of them
   for (std::int64_t token = 0; token < kTokens; ++token)
-    for (std::int64_t lane = 0; lane < c.top_k; ++lane) lanes.push_back((token + 2 * lane) % c.experts);
+    for (std::int64_t lane = 0; lane < c.top_k; ++lane)
+      lanes.push_back((token + 2 * lane) % c.experts);
   run_low_latency_group(c, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
     const PlainInputs in(g.tensors, c, lanes);
@@ -438,9 +463,11 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
     };
     const auto combine = [&](const ep::LowLatencyReceived& got) {
       g.group
-          .low_latency_combine(
-              got.x, in.topk, in.weights, got.handle,
-              {.out = out, .wait_ns = waited_back, .defer_receive = GetParam(), .launch = {.stream = stream}})
+          .low_latency_combine(got.x, in.topk, in.weights, got.handle,
+                               {.out = out,
+                                .wait_ns = waited_back,
+                                .defer_receive = GetParam(),
+                                .launch = {.stream = stream}})
           .receive();
     };
     combine(dispatch());  // once before, for the memory
@@ -463,12 +490,15 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
       back.replay();
       const Tensor sums = g.tensors.download(out);  // rows and weights are ones
       for (std::int64_t at = 0; at < sums.size(); ++at)
-        ASSERT_EQ(sums.as<std::uint16_t>()[at], bf16_of(static_cast<float>(c.top_k))) << at << " of PE " << g.me;
+        ASSERT_EQ(sums.as<std::uint16_t>()[at], bf16_of(static_cast<float>(c.top_k)))
+            << at << " of PE " << g.me;
     }
     const Tensor rows = g.tensors.download(counts);
     for (std::int32_t e = 0; e < c.local_experts(); ++e) {
-      const std::int64_t asked = std::count(lanes.begin(), lanes.end(), g.me * c.local_experts() + e);
-      EXPECT_EQ(rows.as<std::int32_t>()[e], kReplays * c.ranks * asked) << "expert " << e << " of PE " << g.me;
+      const std::int64_t asked =
+          std::count(lanes.begin(), lanes.end(), g.me * c.local_experts() + e);
+      EXPECT_EQ(rows.as<std::int32_t>()[e], kReplays * c.ranks * asked)
+          << "expert " << e << " of PE " << g.me;
     }
     for (const Tensor& of_operation : {waited, waited_back}) {
       const Tensor ns = g.tensors.download(of_operation);
@@ -477,7 +507,8 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
         EXPECT_LT(ns.as<std::int64_t>()[member], 20'000'000'000);
       }
       if (g.me != kLate)
-        EXPECT_GT(ns.as<std::int64_t>()[kLate], kReplays * std::chrono::nanoseconds(kDelay).count() / 2);
+        EXPECT_GT(ns.as<std::int64_t>()[kLate],
+                  kReplays * std::chrono::nanoseconds(kDelay).count() / 2);
     }
     sync(g.world.team());
   });
@@ -489,14 +520,16 @@ TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn)
   run_low_latency_group(c, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
     GpuLowLatencyRound round(g, c, {.launch = {.stream = stream}, .defer_receive = GetParam()});
-    const Graph first(
-        stream, [&] { expect_error(Code::invalid_argument, "make the same call once before", [&] { round.send(); }); });
+    const Graph first(stream, [&] {
+      expect_error(Code::invalid_argument, "make the same call once before", [&] { round.send(); });
+    });
     first.replay();  // nothing
     const ep::LowLatencyReceived got = round.send().receive();
     round.check(got);
     round.write_answers();
     const Graph second(stream, [&] {
-      expect_error(Code::invalid_argument, "LowLatencyCombineOptions.out", [&] { round.answer(got); });
+      expect_error(Code::invalid_argument, "LowLatencyCombineOptions.out",
+                   [&] { round.answer(got); });
     });
     second.replay();  // nothing
     round.check(round.answer(got).receive());
@@ -515,11 +548,12 @@ TEST_P(EpGpuCaptureLowLatency, MoreLayersThanLayoutsThatAreKeptAhead) {
     for (std::uint64_t layer = 0; layer < kLayers; ++layer) {
       rounds.push_back(std::make_unique<GpuLowLatencyRound>(
           g, reseeded(c, layer),
-          GpuLowLatencyCall{.reduction = layer % 2 == 0 ? ep::Reduction::per_rank : ep::Reduction::exact,
-                            .early_weights = layer % 3 == 0,
-                            .out = true,
-                            .launch = {.stream = stream},
-                            .defer_receive = GetParam()}));
+          GpuLowLatencyCall{
+              .reduction = layer % 2 == 0 ? ep::Reduction::per_rank : ep::Reduction::exact,
+              .early_weights = layer % 3 == 0,
+              .out = true,
+              .launch = {.stream = stream},
+              .defer_receive = GetParam()}));
       const ep::LowLatencyReceived got = rounds.back()->send().receive();
       rounds.back()->check(got);
       rounds.back()->write_answers();  // the same ones in each replay
@@ -547,7 +581,8 @@ TEST_P(EpGpuCaptureLowLatency, MoreLayersThanLayoutsThatAreKeptAhead) {
       for (auto& round : rounds) round->poison_out();
       graph->replay();
       for (int layer = 0; layer < kLayers; ++layer) rounds[layer]->check(outs[layer]);
-      GpuLowLatencyRound(g, reseeded(c, 500), {.defer_receive = GetParam()}).run();  // beside the graph
+      GpuLowLatencyRound(g, reseeded(c, 500), {.defer_receive = GetParam()})
+          .run();  // beside the graph
     }
     g.group.synchronize();
   });

@@ -1,5 +1,6 @@
-// Members of a group on GPUs that stop calling, come late or die: the others say who is missing, in which phase, by
-// which setting, in time; afterwards the group is closed (E4, DESIGN.md, idea 5).
+// SPDX-License-Identifier: Apache-2.0
+// Members of a group on GPUs that stop calling, come late or die: the others say who is missing, in
+// which phase, by which setting, in time; afterwards the group is closed (E4, DESIGN.md, idea 5).
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -8,8 +9,8 @@
 #include <cstdio>
 #include <thread>
 
-#include "shoal/collective.hpp"
 #include "checks/ep/gpu_low_latency.hpp"
+#include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 
@@ -22,7 +23,13 @@ constexpr std::chrono::milliseconds kTimeout{500};
 constexpr std::int32_t kAbsent = 2;
 
 EpCase shape(std::int32_t ranks) {
-  return {.ranks = ranks, .experts = ranks * 2, .top_k = 4, .hidden = 256, .max_tokens = 48, .seed = 3, .holes = 0};
+  return {.ranks = ranks,
+          .experts = ranks * 2,
+          .top_k = 4,
+          .hidden = 256,
+          .max_tokens = 48,
+          .seed = 3,
+          .holes = 0};
 }
 
 std::string caught(const std::function<void()>& call, Code& code) {
@@ -36,9 +43,11 @@ std::string caught(const std::function<void()>& call, Code& code) {
   return "no error";
 }
 
-/// One member does not come to `call`; the others must report it. `phase` and `wanted` stand in their message.
+/// One member does not come to `call`; the others must report it. `phase` and `wanted` stand in
+/// their message.
 void expect_timeout(const std::string& phase, const std::string& wanted,
-                    const std::function<void(GpuRound&, const ep::Dispatched&)>& call, bool needs_dispatch) {
+                    const std::function<void(GpuRound&, const ep::Dispatched&)>& call,
+                    bool needs_dispatch) {
   const EpCase c = shape(4);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
@@ -70,12 +79,14 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
       EXPECT_LT(took, kTimeout + std::chrono::seconds(3)) << message;
       if (code == Code::timeout) {
         EXPECT_GE(took, kTimeout - std::chrono::milliseconds(50)) << message;
-        expect_parts(message, {"PE 2", "phase " + phase, wanted, "500 ms", "GroupOptions.timeout", "epoch"});
+        expect_parts(message,
+                     {"PE 2", "phase " + phase, wanted, "500 ms", "GroupOptions.timeout", "epoch"});
       }
       const auto again = Clock::now();
       const std::string after = caught([&] { round.dispatch(round.route()); }, code);
       EXPECT_EQ(code, Code::closed) << after;
-      EXPECT_LT(Clock::now() - again, std::chrono::milliseconds(200)) << "a closed group does not wait";
+      EXPECT_LT(Clock::now() - again, std::chrono::milliseconds(200))
+          << "a closed group does not wait";
       EXPECT_NE(after.find("failed before"), std::string::npos) << after;
     }
     sync(world.team());         // the world goes on
@@ -87,7 +98,8 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
             group.group.synchronize();
           },
           code);
-      EXPECT_TRUE(code == Code::timeout || code == Code::peer_failed || code == Code::closed) << message;
+      EXPECT_TRUE(code == Code::timeout || code == Code::peer_failed || code == Code::closed)
+          << message;
     }
     sync(world.team());
   });
@@ -96,18 +108,22 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
 TEST(EpGpuFaults, AMemberThatDoesNotDispatchIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_timeout(
-      "notify", "its counts", [](GpuRound& round, const ep::Dispatched&) { round.dispatch(round.route()); }, false);
+      "notify", "its counts",
+      [](GpuRound& round, const ep::Dispatched&) { round.dispatch(round.route()); }, false);
 }
 
 TEST(EpGpuFaults, AMemberThatDoesNotDispatchWithoutExactSizesIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_timeout(
-      "notify", "its counts", [](GpuRound& round, const ep::Dispatched& got) { round.dispatch(got.handle); }, true);
+      "notify", "its counts",
+      [](GpuRound& round, const ep::Dispatched& got) { round.dispatch(got.handle); }, true);
 }
 
 TEST(EpGpuFaults, AMemberThatDoesNotCombineIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();
-  expect_timeout("notify", "its answers", [](GpuRound& round, const ep::Dispatched& got) { round.combine(got); }, true);
+  expect_timeout(
+      "notify", "its answers",
+      [](GpuRound& round, const ep::Dispatched& got) { round.combine(got); }, true);
 }
 
 TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
@@ -116,7 +132,8 @@ TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.low_latency_max_tokens = 0;
-    options.timeout = world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000);  // each member its own
+    options.timeout =
+        world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000);  // each member its own
     GpuGroup group(world, options);
     GpuRound round(group, c, {});
     round.run();
@@ -124,7 +141,8 @@ TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
     const auto start = Clock::now();
     Code code{};
     std::string message;
-    // Member 0 gives up while member 2 is away. Member 1, which waits for both, hears of it from member 0.
+    // Member 0 gives up while member 2 is away. Member 1, which waits for both, hears of it from
+    // member 0.
     if (group.me == 2) std::this_thread::sleep_for(kTimeout + std::chrono::milliseconds(1500));
     message = caught(
         [&] {
@@ -136,11 +154,14 @@ TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
       EXPECT_EQ(code, Code::timeout) << message;
       EXPECT_NE(message.find("PE 2"), std::string::npos) << message;
     } else {
-      EXPECT_TRUE(code == Code::peer_failed || code == Code::closed) << "PE " << group.me << ": " << message;
+      EXPECT_TRUE(code == Code::peer_failed || code == Code::closed)
+          << "PE " << group.me << ": " << message;
       EXPECT_NE(message.find("PE 0"), std::string::npos) << "PE " << group.me << ": " << message;
-      EXPECT_NE(message.find("this group up"), std::string::npos) << "PE " << group.me << ": " << message;
+      EXPECT_NE(message.find("this group up"), std::string::npos)
+          << "PE " << group.me << ": " << message;
     }
-    EXPECT_LT(Clock::now() - start, std::chrono::seconds(8)) << "PE " << group.me << ": " << message;
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(8))
+        << "PE " << group.me << ": " << message;
     sync(world.team());
   });
 }
@@ -165,7 +186,7 @@ TEST(EpGpuFaults, AMemberThatIsLateButInTimeIsWaitedFor) {
   });
 }
 
-// --- processes
+// Processes.
 
 SHOAL_PE_BODY(normal_for_ever_on_gpus) {
   try {
@@ -191,13 +212,16 @@ SHOAL_PE_BODY(normal_for_ever_on_gpus) {
 
 TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // Processes that share a GPU take turns on it, so there are only two where there are not enough GPUs.
+  // Processes that share a GPU take turns on it, so there are only two where there are not enough
+  // GPUs.
   const int n = gpu_count() >= 4 ? 4 : 2, victim = n - 1;
-  PeGroup group =
-      start_pes(n, "normal_for_ever_on_gpus",
-                {.env = {{"SHOAL_HEAP", "cuda"}, {"SHOAL_SYMMETRIC_SIZE", "64M"}, {"SHOAL_TIMEOUT_MS", "4000"}}});
+  PeGroup group = start_pes(
+      n, "normal_for_ever_on_gpus",
+      {.env = {
+           {"SHOAL_HEAP", "cuda"}, {"SHOAL_SYMMETRIC_SIZE", "64M"}, {"SHOAL_TIMEOUT_MS", "4000"}}});
   for (Process& process : group.pes)
-    ASSERT_TRUE(process.wait_for_output("running", std::chrono::seconds(90))) << process.out() << process.err();
+    ASSERT_TRUE(process.wait_for_output("running", std::chrono::seconds(90)))
+        << process.out() << process.err();
   group.pes[victim].send(SIGKILL);
   const auto start = Clock::now();
   const auto results = wait_all(group.pes);
@@ -207,7 +231,8 @@ TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
   for (int pe = 0; pe < victim; ++pe) {
     const std::string& out = results[pe].out;
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
-    EXPECT_TRUE(out.find("code=timeout") != std::string::npos || out.find("code=peer_failed") != std::string::npos ||
+    EXPECT_TRUE(out.find("code=timeout") != std::string::npos ||
+                out.find("code=peer_failed") != std::string::npos ||
                 out.find("code=closed") != std::string::npos)
         << results[pe].describe();
     named += out.find("PE " + std::to_string(victim)) != std::string::npos;
@@ -215,14 +240,16 @@ TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
   EXPECT_GE(named, 1) << results[0].describe();
 }
 
-// --- processes in low-latency mode: the last one dies and owes the others its rows or its answers
+// Processes in low-latency mode: the last one dies and owes the others its rows or its answers.
 
 constexpr int kRoundsBefore = 4;
 constexpr Milliseconds kPatience{3000};  // of the group; processes start further apart
 
-/// "rows sums", "answers exact" and so on: what the one that dies has not sent, and how answers are added.
+/// "rows sums", "answers exact" and so on: what the one that dies has not sent, and how answers are
+/// added.
 struct Death {
-  explicit Death(const std::string& text) : owes_rows(text.starts_with("rows")), form{.early_weights = true} {
+  explicit Death(const std::string& text)
+      : owes_rows(text.starts_with("rows")), form{.early_weights = true} {
     form.reduction = text.ends_with("exact") ? ep::Reduction::exact : ep::Reduction::per_rank;
   }
   bool owes_rows;
@@ -230,7 +257,9 @@ struct Death {
 };
 
 PeOptions low_latency_processes(const std::string& death) {
-  return {.env = {{"SHOAL_HEAP", "cuda"}, {"SHOAL_SYMMETRIC_SIZE", "64M"}, {"SHOAL_TIMEOUT_MS", "20000"}},
+  return {.env = {{"SHOAL_HEAP", "cuda"},
+                  {"SHOAL_SYMMETRIC_SIZE", "64M"},
+                  {"SHOAL_TIMEOUT_MS", "20000"}},
           .argument = death,
           .limit = std::chrono::seconds(90)};
 }
@@ -288,13 +317,15 @@ SHOAL_PE_BODY(low_latency_without_the_last) {
     EXPECT_EQ(group.group.masked(), mask);
     std::puts("went on");
     std::fflush(stdout);
-    _exit(testing::UnitTest::GetInstance()->Failed() ? 1 : 0);  // the world cannot be closed in order
+    _exit(testing::UnitTest::GetInstance()->Failed() ? 1
+                                                     : 0);  // the world cannot be closed in order
   });
 }
 
 class EpGpuLowLatencyDeath : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Owing, EpGpuLowLatencyDeath,
-                         ::testing::Values("rows sums", "rows exact", "answers sums", "answers exact"),
+                         ::testing::Values("rows sums", "rows exact", "answers sums",
+                                           "answers exact"),
                          [](const auto& tested) {
                            std::string name = tested.param;
                            name[name.find(' ')] = '_';
@@ -303,7 +334,8 @@ INSTANTIATE_TEST_SUITE_P(Owing, EpGpuLowLatencyDeath,
 
 TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {  // E3: masks for failed ranks
   SHOAL_SKIP_WITHOUT_GPU();
-  const auto results = run_pes(3, "low_latency_without_the_last", low_latency_processes(GetParam()));
+  const auto results =
+      run_pes(3, "low_latency_without_the_last", low_latency_processes(GetParam()));
   EXPECT_EQ(results[2].signal, SIGKILL) << results[2].describe();
   for (const int pe : {0, 1}) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
@@ -343,10 +375,11 @@ TEST_P(EpGpuLowLatencyDeath, IsReportedWithoutMasks) {
   for (const int pe : {0, 1}) {
     SCOPED_TRACE(results[pe].describe());
     EXPECT_TRUE(results[pe].ok());
-    expect_parts(results[pe].out,
-                 {"code=timeout", operation + " (epoch " + epoch + ") timed out after 3000 ms",
-                  std::string("waiting for ") + (death.owes_rows ? "rows" : "its answers") + " from PE 2",
-                  "expected epoch " + epoch, "phase receive", "GroupOptions.timeout"});
+    expect_parts(
+        results[pe].out,
+        {"code=timeout", operation + " (epoch " + epoch + ") timed out after 3000 ms",
+         std::string("waiting for ") + (death.owes_rows ? "rows" : "its answers") + " from PE 2",
+         "expected epoch " + epoch, "phase receive", "GroupOptions.timeout"});
   }
 }
 

@@ -1,7 +1,9 @@
-// The two backends side by side: the same inputs on a world in host memory and on one in GPU memory, of random shapes,
-// deliver the same bits (E1 to E4: numbers do not depend on where a group lies). The other tests hold each of them
-// against a reference that shares its arithmetic with neither. Shapes of any size are drawn in checks/ep/draws.cpp;
-// tests/property/ep_draws_test.cpp shows what they reach.
+// SPDX-License-Identifier: Apache-2.0
+// The two backends side by side: the same inputs on a world in host memory and on one in GPU
+// memory, of random shapes, deliver the same bits (E1 to E4: numbers do not depend on where a group
+// lies). The other tests hold each of them against a reference that shares its arithmetic with
+// neither. Shapes of any size are drawn in checks/ep/draws.cpp; tests/property/ep_draws_test.cpp
+// shows what they reach.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,8 +11,8 @@
 #include <map>
 #include <ranges>
 
-#include "support/draws.hpp"
 #include "checks/ep/draws.hpp"
+#include "support/draws.hpp"
 #include "support/made_up.hpp"
 
 namespace shoal::test {
@@ -29,7 +31,9 @@ Tensor copy_of(const TensorView& view) {
   for (std::int64_t i = 0; i < extents[0]; ++i)
     for (std::int64_t j = 0; j < extents[1]; ++j)
       for (std::int64_t k = 0; k < extents[2]; ++k, to += size)
-        std::memcpy(to, view.as<std::byte>() + (i * strides[0] + j * strides[1] + k * strides[2]) * size, size);
+        std::memcpy(
+            to, view.as<std::byte>() + (i * strides[0] + j * strides[1] + k * strides[2]) * size,
+            size);
   copy.rank = view.rank;
   return copy;
 }
@@ -44,14 +48,16 @@ struct HostTensors {
   }
 };
 struct HostGroup {
-  HostGroup(World& world, const ep::GroupOptions& options) : group(world.team(), options), me(world.my_pe()) {}
+  HostGroup(World& world, const ep::GroupOptions& options)
+      : group(world.team(), options), me(world.my_pe()) {}
   HostTensors tensors;
   ep::Group group;
   const std::int32_t me;
 };
 
 template <typename T>
-TensorView view_of(const std::vector<T>& values, DataType dtype, std::initializer_list<std::int64_t> shape) {
+TensorView view_of(const std::vector<T>& values, DataType dtype,
+                   std::initializer_list<std::int64_t> shape) {
   static const T kNothing{};
   return {values.empty() ? &kNothing : values.data(), dtype, shape};
 }
@@ -93,7 +99,8 @@ std::vector<std::uint16_t> answers(const EpCase& c, std::int32_t me, std::int64_
 /// Any bytes: rows and scales are not looked into.
 Tensor opaque(DataType dtype, std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
   Tensor tensor = Tensor::empty(dtype, {rows, columns});
-  for (std::size_t at = 0; at < tensor.bytes(); ++at) tensor.as<std::uint8_t>()[at] = mix(seed + at) & 0xff;
+  for (std::size_t at = 0; at < tensor.bytes(); ++at)
+    tensor.as<std::uint8_t>()[at] = mix(seed + at) & 0xff;
   return tensor;
 }
 
@@ -112,7 +119,8 @@ std::vector<bool> rows_in_use(const Tensor& topk_idx) {
   std::vector<bool> in_use;
   for (std::int64_t row = 0; row < topk_idx.shape[0]; ++row) {
     const auto* const lanes = topk_idx.as<std::int64_t>() + row * topk_idx.shape[1];
-    in_use.push_back(std::any_of(lanes, lanes + topk_idx.shape[1], [](std::int64_t expert) { return expert >= 0; }));
+    in_use.push_back(std::any_of(lanes, lanes + topk_idx.shape[1],
+                                 [](std::int64_t expert) { return expert >= 0; }));
   }
   return in_use;
 }
@@ -120,9 +128,12 @@ std::vector<bool> rows_in_use(const Tensor& topk_idx) {
 /// Those rows of a contiguous tensor: the others are as they were in memory.
 Bytes rows_with_tokens(const Tensor& host, const std::vector<bool>& in_use) {
   Bytes bytes;
-  const std::size_t row = host.shape[0] == 0 ? 0 : host.bytes() / static_cast<std::size_t>(host.shape[0]);
+  const std::size_t row =
+      host.shape[0] == 0 ? 0 : host.bytes() / static_cast<std::size_t>(host.shape[0]);
   for (std::size_t i = 0; i < in_use.size(); ++i)
-    if (in_use[i]) bytes.insert(bytes.end(), host.as<std::byte>() + i * row, host.as<std::byte>() + (i + 1) * row);
+    if (in_use[i])
+      bytes.insert(bytes.end(), host.as<std::byte>() + i * row,
+                   host.as<std::byte>() + (i + 1) * row);
   return bytes;
 }
 
@@ -132,10 +143,11 @@ Bytes bytes_of(const std::vector<std::int64_t>& values) {
 }
 
 /// Rows of a result at most.
-std::int64_t most_rows(const EpCase& c, bool expanded, std::int32_t alignment) {
+std::int64_t most_rows(const EpCase& c, bool expert_major, std::int32_t alignment) {
   const std::int64_t flat = c.ranks * c.max_tokens;
-  if (!expanded) return flat;
-  return flat * std::min(c.top_k, c.local_experts()) + std::int64_t{c.local_experts()} * (alignment - 1);
+  if (!expert_major) return flat;
+  return flat * std::min(c.top_k, c.local_experts()) +
+         std::int64_t{c.local_experts()} * (alignment - 1);
 }
 
 template <typename Owner>
@@ -150,19 +162,20 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
     const std::int64_t columns = form.columns > 0 ? form.columns : c.hidden;
     const Tensor x = owner.tensors.upload(opaque(form.dtype, in.tokens, columns, seed = mix(seed)));
     ep::DispatchOptions options;
-    options.expanded = form.expanded;
+    options.expert_major = form.expert_major;
     options.expert_alignment = form.alignment;
-    options.worst_case_rows = form.worst_case ? most_rows(c, form.expanded, form.alignment) : 0;
+    options.worst_case_rows = form.worst_case ? most_rows(c, form.expert_major, form.alignment) : 0;
     options.copy_out = form.copy_out;
     if (form.weights) options.weights = in.weights;
     Tensor scales;
     if (form.scales > 0) {
-      scales = owner.tensors.upload(opaque(form.scale_dtype, in.tokens, form.scales, seed = mix(seed)));
+      scales =
+          owner.tensors.upload(opaque(form.scale_dtype, in.tokens, form.scales, seed = mix(seed)));
       if (form.scale_columns) scales.strides = {1, in.tokens};
       options.scales = scales;
     }
-    const ep::Dispatched got =
-        pass == 0 ? owner.group.dispatch(x, routing, options) : owner.group.dispatch(x, first.handle, options);
+    const ep::Dispatched got = pass == 0 ? owner.group.dispatch(x, routing, options)
+                                         : owner.group.dispatch(x, first.handle, options);
     owner.group.synchronize();
     const std::string name = pass == 0 ? "" : "cached: ";
     if (pass == 0) in_use = rows_in_use(owner.tensors.download(got.topk_idx));
@@ -173,12 +186,13 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
     };
     add("topk_idx", got.topk_idx, true);
     add("topk_weights", got.topk_weights, true);
-    add("source_token", got.source_token, form.expanded || !form.worst_case);
+    add("source_token", got.source_token, form.expert_major || !form.worst_case);
     add("expert_first_row", got.expert_first_row, true);
     add("x", got.x, false);
     add("scales", got.scales, false);
     all[name + "tokens_per_expert"] = bytes_of(got.tokens_per_expert);
-    if (!form.worst_case) all[name + "rows_per_source"] = bytes_of(got.rows_per_source);  // not known to a GPU's host
+    if (!form.worst_case)
+      all[name + "rows_per_source"] = bytes_of(got.rows_per_source);  // not known to a GPU's host
     std::int64_t rows = got.rows;
     if (rows < 0) rows = owner.tensors.download(got.row_count).template as<std::int32_t>()[0];
     all[name + "rows"] = bytes_of(std::vector<std::int64_t>{rows, got.x.shape[0]});
@@ -193,7 +207,8 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
       y = elsewhere = owner.tensors.upload(answers);
     std::vector<Tensor> biases;
     for (int b = 0; b < form.biases; ++b)
-      biases.push_back(owner.tensors.upload(numbers(form.answer, in.tokens, c.hidden, seed = mix(seed))));
+      biases.push_back(
+          owner.tensors.upload(numbers(form.answer, in.tokens, c.hidden, seed = mix(seed))));
     ep::CombineOptions back;
     back.weights = got.topk_weights;
     back.bias.assign(biases.begin(), biases.end());
@@ -207,11 +222,13 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
 }
 
 /// The first rows of every expert.
-void add_valid(Delivered& all, const std::string& name, const Tensor& host, const std::int32_t* counts) {
+void add_valid(Delivered& all, const std::string& name, const Tensor& host,
+               const std::int32_t* counts) {
   Bytes& bytes = all[name];
   const std::size_t row = host.bytes() / static_cast<std::size_t>(host.shape[0] * host.shape[1]);
   for (std::int64_t expert = 0; expert < host.shape[0]; ++expert) {
-    const auto* const first = host.as<std::byte>() + static_cast<std::size_t>(expert * host.shape[1]) * row;
+    const auto* const first =
+        host.as<std::byte>() + static_cast<std::size_t>(expert * host.shape[1]) * row;
     bytes.insert(bytes.end(), first, first + static_cast<std::size_t>(counts[expert]) * row);
   }
 }
@@ -222,29 +239,35 @@ Delivered low_latency(Owner& owner, const EpCase& c, const LowLatencyForm& form)
   ep::LowLatencyDispatchOptions options;
   options.quantize = form.quantize;
   if (form.early_weights) options.weights = in.weights;
-  const ep::LowLatencyReceived got = owner.group.low_latency_dispatch(in.x, in.topk, options).receive();
+  const ep::LowLatencyReceived got =
+      owner.group.low_latency_dispatch(in.x, in.topk, options).receive();
   owner.group.synchronize();
   const Tensor counts = owner.tensors.download(got.counts);
   Delivered all;
   all["counts"] = bytes_of(counts);
   all["layout"] = bytes_of(owner.tensors.download(got.layout));
   add_valid(all, "x", owner.tensors.download(got.x), counts.as<std::int32_t>());
-  add_valid(all, "source_token", owner.tensors.download(got.source_token), counts.as<std::int32_t>());
-  if (got.scales.defined()) add_valid(all, "scales", owner.tensors.download(got.scales), counts.as<std::int32_t>());
+  add_valid(all, "source_token", owner.tensors.download(got.source_token),
+            counts.as<std::int32_t>());
+  if (got.scales.defined())
+    add_valid(all, "scales", owner.tensors.download(got.scales), counts.as<std::int32_t>());
   const std::int64_t experts = c.local_experts(), rows = c.ranks * c.max_tokens;
   const auto y = answers(c, owner.me, experts * rows);
-  const Tensor sent = owner.tensors.upload(view_of(y, DataType::bfloat16, {experts, rows, c.hidden}));
-  const Tensor sums = owner.group
-                          .low_latency_combine(sent, in.topk, in.weights, got.handle,
-                                               {.log_fmt = form.log_fmt, .reduction = form.reduction})
-                          .receive();
+  const Tensor sent =
+      owner.tensors.upload(view_of(y, DataType::bfloat16, {experts, rows, c.hidden}));
+  const Tensor sums =
+      owner.group
+          .low_latency_combine(sent, in.topk, in.weights, got.handle,
+                               {.log_fmt = form.log_fmt, .reduction = form.reduction})
+          .receive();
   owner.group.synchronize();
   all["sums"] = bytes_of(owner.tensors.download(sums));
   return all;
 }
 
 /// With room for expert-major results of any form.
-ep::GroupOptions options_of(const EpCase& c, DataType widest = DataType::bfloat16, std::int32_t alignment = 1) {
+ep::GroupOptions options_of(const EpCase& c, DataType widest = DataType::bfloat16,
+                            std::int32_t alignment = 1) {
   ep::GroupOptions options;
   const std::int64_t most = most_rows(c, true, alignment);
   options.max_tokens = std::max<std::int64_t>((most + c.ranks - 1) / c.ranks, c.max_tokens);
@@ -268,7 +291,8 @@ void expect_same_bits(const EpCase& c, const ep::GroupOptions& options, const Bo
     HostGroup owner(world, options);
     host[static_cast<std::size_t>(world.my_pe())] = body(owner);
   });
-  run_threads(c.ranks, gpu_settings((size_hint(options, c.ranks, DeviceKind::cuda).total() >> 20) + 16),
+  run_threads(c.ranks,
+              gpu_settings((size_hint(options, c.ranks, DeviceKind::cuda).total() >> 20) + 16),
               [&](World& world) {
                 GpuGroup owner(world, options);
                 gpu[static_cast<std::size_t>(world.my_pe())] = body(owner);
@@ -308,7 +332,8 @@ template <typename Form, typename Round>
 Delivered each(const std::vector<Form>& forms, const Round& round) {
   Delivered all;
   for (std::size_t i = 0; i < forms.size(); ++i)
-    for (auto& [name, bytes] : round(forms[i])) all["form " + std::to_string(i) + ": " + name] = bytes;
+    for (auto& [name, bytes] : round(forms[i]))
+      all["form " + std::to_string(i) + ": " + name] = bytes;
   return all;
 }
 
@@ -324,18 +349,20 @@ TEST_P(EpGpuAndHost, NormalModeDeliversTheSameBits) {
 TEST_P(EpGpuAndHost, LowLatencyDeliversTheSameBits) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(100 + GetParam());
-  const std::vector<LowLatencyForm> forms = {{ep::Quantize::none, ep::Reduction::per_rank, false, false},
-                                             {ep::Quantize::none, ep::Reduction::exact, false, true},
-                                             {ep::Quantize::fp8, ep::Reduction::per_rank, true, false},
-                                             {ep::Quantize::fp8_power_of_two, ep::Reduction::exact, true, true},
-                                             {ep::Quantize::fp8_ue8m0, ep::Reduction::per_rank, false, true}};
+  const std::vector<LowLatencyForm> forms = {
+      {ep::Quantize::none, ep::Reduction::per_rank, false, false},
+      {ep::Quantize::none, ep::Reduction::exact, false, true},
+      {ep::Quantize::fp8, ep::Reduction::per_rank, true, false},
+      {ep::Quantize::fp8_power_of_two, ep::Reduction::exact, true, true},
+      {ep::Quantize::fp8_ue8m0, ep::Reduction::per_rank, false, true}};
   expect_same_bits(c, options_of(c), [&](auto& owner) {
     return each(forms, [&](const LowLatencyForm& form) { return low_latency(owner, c, form); });
   });
 }
 
 class EpGpuAndHostOfAnyShape : public ::testing::TestWithParam<std::uint64_t> {};
-INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuAndHostOfAnyShape, ::testing::Range<std::uint64_t>(1, kComparedSeeds + 1));
+INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuAndHostOfAnyShape,
+                         ::testing::Range<std::uint64_t>(1, kComparedSeeds + 1));
 
 TEST_P(EpGpuAndHostOfAnyShape, NormalModeDeliversTheSameBits) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -355,7 +382,8 @@ TEST_P(EpGpuAndHostOfAnyShape, LowLatencyDeliversTheSameBits) {
   ep::GroupOptions options = options_of(c);
   options.max_tokens = 0;
   expect_same_bits(c, options, [&](auto& owner) {
-    return each(drawn.forms, [&](const LowLatencyForm& form) { return low_latency(owner, c, form); });
+    return each(drawn.forms,
+                [&](const LowLatencyForm& form) { return low_latency(owner, c, form); });
   });
 }
 

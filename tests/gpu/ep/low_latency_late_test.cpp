@@ -1,5 +1,7 @@
-// Low-latency mode on GPUs where something comes late or is missing: answers of a member that has been masked already,
-// that come later than those of others, or never, memory for a result, memory of tensors without elements (E3, E4).
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on GPUs where something comes late or is missing: answers of a member that has
+// been masked already, that come later than those of others, or never, memory for a result, memory
+// of tensors without elements (E3, E4).
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -7,8 +9,8 @@
 #include <chrono>
 #include <thread>
 
-#include "shoal/collective.hpp"
 #include "checks/ep/gpu_low_latency.hpp"
+#include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -18,7 +20,12 @@ using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
 EpCase small(std::int32_t ranks, std::uint64_t seed) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 384, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 384,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 struct AnswersOf {
@@ -26,8 +33,8 @@ struct AnswersOf {
   bool log_fmt;
 };
 
-/// A member answers number 3 only when the others, which have masked it, have sent the answers of number 5, which lie
-/// in the same half: those must stay as they are.
+/// A member answers number 3 only when the others, which have masked it, have sent the answers of
+/// number 5, which lie in the same half: those must stay as they are.
 void expect_late_answers_are_harmless(const AnswersOf& form) {
   constexpr std::int32_t kLate = 2;
   const EpCase c = small(4, 83);
@@ -40,8 +47,10 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
       c,
       [&](GpuGroup& group) {
         World& world = group.world;
-        const GpuLowLatencyCall call{.reduction = form.reduction, .log_fmt = form.log_fmt, .early_weights = true};
-        for (std::uint64_t number = 1; number <= 2; ++number) Round(group, numbered(number), call).run();
+        const GpuLowLatencyCall call{
+            .reduction = form.reduction, .log_fmt = form.log_fmt, .early_weights = true};
+        for (std::uint64_t number = 1; number <= 2; ++number)
+          Round(group, numbered(number), call).run();
         Round third(group, numbered(3), call);
         const ep::LowLatencyReceived got = third.send().receive();
         third.check(got);
@@ -98,11 +107,12 @@ TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
   expect_late_answers_are_harmless({Reduction::per_rank, true});
 }
 
-// --- members that are late because they wait for another
+// Members that are late because they wait for another.
 
-/// Member 2 stops behind a dispatch and owes its answer to member 1 alone, which begins to wait for it half a timeout
-/// after the others have gone on to the next dispatch. There member 0 gives it more than its own time: it has heard
-/// that member 1 lives. So both go on, and both leave out only the one that is missing.
+/// Member 2 stops behind a dispatch and owes its answer to member 1 alone, which begins to wait for
+/// it half a timeout after the others have gone on to the next dispatch. There member 0 gives it
+/// more than its own time: it has heard that member 1 lives. So both go on, and both leave out only
+/// the one that is missing.
 TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kFirst = 0, kKept = 1, kGone = 2;
@@ -111,34 +121,41 @@ TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
-        const std::vector<std::vector<std::int64_t>> lanes = {{0, 3, 1, 4}, {3, 6, 4, 7}, {6, 7, 8, -1}};
+        const std::vector<std::vector<std::int64_t>> lanes = {
+            {0, 3, 1, 4}, {3, 6, 4, 7}, {6, 7, 8, -1}};
         const PlainInputs in(group.tensors, c, lanes[static_cast<std::size_t>(group.me)]);
         const auto dispatch = [&] {
           return group.group
-              .low_latency_dispatch(in.x, in.topk, {.quantize = ep::Quantize::none, .weights = in.weights})
+              .low_latency_dispatch(in.x, in.topk,
+                                    {.quantize = ep::Quantize::none, .weights = in.weights})
               .receive();
         };
         const auto answer = [&](const ep::LowLatencyReceived& got) {
-          return group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = true});
+          return group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle,
+                                                 {.defer_receive = true});
         };
         const auto expect_sums = [&](const Tensor& sums, float wanted, const char* of) {
           const Tensor host = group.tensors.download(sums);
           const auto* const bits = host.as<std::uint16_t>();
-          EXPECT_TRUE(std::all_of(bits, bits + host.size(), [&](auto value) { return value == bf16_of(wanted); }))
+          EXPECT_TRUE(std::all_of(bits, bits + host.size(),
+                                  [&](auto value) { return value == bf16_of(wanted); }))
               << of << " on PE " << group.me;
         };
         const ep::LowLatencyReceived got = dispatch();
         group.group.synchronize();
         sync(group.world.team());
         if (group.me != kGone) {
-          const float wanted = group.me == kFirst ? 4 : 2;  // experts of a token that are not on the one that is gone
+          const float wanted = group.me == kFirst
+                                   ? 4
+                                   : 2;  // experts of a token that are not on the one that is gone
           ep::PendingCombine pending = answer(got);
           if (group.me == kKept) std::this_thread::sleep_for(kTimeout / 2);
           expect_sums(pending.receive(), wanted, "the combine that it stopped in");
           const auto start = std::chrono::steady_clock::now();
           const ep::LowLatencyReceived next = dispatch();
           group.group.synchronize();
-          if (group.me == kFirst) EXPECT_GT(std::chrono::steady_clock::now() - start, kTimeout * 5 / 4);
+          if (group.me == kFirst)
+            EXPECT_GT(std::chrono::steady_clock::now() - start, kTimeout * 5 / 4);
           expect_sums(answer(next).receive(), wanted, "the next one");
           EXPECT_EQ(group.group.masked(), (std::vector<int>{0, 0, 1})) << "on PE " << group.me;
         }
@@ -150,20 +167,21 @@ TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
       });
 }
 
-// --- answers that come later than those of others
+// Answers that come later than those of others.
 
 /// Six tokens, each of which has experts on all of three members with three experts each.
 std::vector<std::int64_t> lanes_everywhere(const EpCase& c) {
   std::vector<std::int64_t> lanes;
   for (std::int64_t token = 0; token < 6; ++token)
-    for (std::int64_t lane = 0; lane < c.top_k; ++lane) lanes.push_back((token + 2 * lane) % c.experts);
+    for (std::int64_t lane = 0; lane < c.top_k; ++lane)
+      lanes.push_back((token + 2 * lane) % c.experts);
   return lanes;
 }
 
 enum class Waits { counted, of_nobody_else };
 
-/// wait_ns of both operations: the time goes to the member that comes late, and to nobody else. Without early weights
-/// it is the send of a combine that waits for it.
+/// wait_ns of both operations: the time goes to the member that comes late, and to nobody else.
+/// Without early weights it is the send of a combine that waits for it.
 void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_weights = true) {
   constexpr std::int32_t kLate = 1, kFirst = 0;
   constexpr std::int64_t kRounds = 2;
@@ -173,23 +191,29 @@ void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_
   run_low_latency_group(c, [&](GpuGroup& group) {
     const PlainInputs in(group.tensors, c, lanes_everywhere(c));
     const std::vector<std::int64_t> zeros(static_cast<std::size_t>(c.ranks), 0);
-    const Tensor waited = group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
-    const Tensor waited_back = group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+    const Tensor waited =
+        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+    const Tensor waited_back =
+        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
     const auto begin = [&] {
       group.tensors.settle();
       sync(group.world.team());
       if (group.me != kFirst) std::this_thread::sleep_for(group.me == kLate ? kDelay : kLittle);
     };
-    ep::LowLatencyDispatchOptions options{.quantize = ep::Quantize::none, .wait_ns = waited, .defer_receive = defer};
+    ep::LowLatencyDispatchOptions options{
+        .quantize = ep::Quantize::none, .wait_ns = waited, .defer_receive = defer};
     if (early_weights) options.weights = in.weights;
     for (std::int64_t i = 0; i < kRounds; ++i) {
       begin();
-      const ep::LowLatencyReceived got = group.group.low_latency_dispatch(in.x, in.topk, options).receive();
+      const ep::LowLatencyReceived got =
+          group.group.low_latency_dispatch(in.x, in.topk, options).receive();
       begin();
       group.group
-          .low_latency_combine(
-              got.x, in.topk, in.weights, got.handle,
-              {.log_fmt = form.log_fmt, .reduction = form.reduction, .wait_ns = waited_back, .defer_receive = defer})
+          .low_latency_combine(got.x, in.topk, in.weights, got.handle,
+                               {.log_fmt = form.log_fmt,
+                                .reduction = form.reduction,
+                                .wait_ns = waited_back,
+                                .defer_receive = defer})
           .receive();
     }
     group.group.synchronize();
@@ -197,8 +221,8 @@ void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_
       const Tensor host = group.tensors.download(counted);
       for (std::int32_t member = 0; member < c.ranks; ++member) {
         const std::int64_t ns = host.as<std::int64_t>()[member];
-        SCOPED_TRACE(std::string(operation) + ": PE " + std::to_string(group.me) + " waited " + std::to_string(ns) +
-                     " ns for PE " + std::to_string(member));
+        SCOPED_TRACE(std::string(operation) + ": PE " + std::to_string(group.me) + " waited " +
+                     std::to_string(ns) + " ns for PE " + std::to_string(member));
         EXPECT_GE(ns, 0);
         EXPECT_LT(ns, 20'000'000'000);
         if (group.me == kLate) continue;
@@ -213,8 +237,9 @@ void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_
 }
 
 class EpGpuLowLatencyWaits : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyWaits, ::testing::Bool(),
-                         [](const auto& tested) { return tested.param ? "deferred" : "immediate"; });
+INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyWaits, ::testing::Bool(), [](const auto& tested) {
+  return tested.param ? "deferred" : "immediate";
+});
 
 TEST_P(EpGpuLowLatencyWaits, SmallForSumsAreCounted) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -244,38 +269,42 @@ TEST_P(EpGpuLowLatencyWaits, SmallAreNotThoseForOthers) {
   expect_waits({Reduction::per_rank, true}, GetParam(), Waits::of_nobody_else);
 }
 
-// --- answers that never come
+// Answers that never come.
 
 /// A member takes part in the dispatch and not in its combine. The others wait for `awaited` of it.
-void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool defer, const std::string& awaited,
-                                const std::string& phase) {
+void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool defer,
+                                const std::string& awaited, const std::string& phase) {
   constexpr std::int32_t kSilent = 1;
   const EpCase c = small(3, 79);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
         const PlainInputs in(group.tensors, c, lanes_everywhere(c));
-        ep::LowLatencyDispatchOptions options{.quantize = ep::Quantize::none, .defer_receive = defer};
+        ep::LowLatencyDispatchOptions options{.quantize = ep::Quantize::none,
+                                              .defer_receive = defer};
         if (early_weights) options.weights = in.weights;
-        const ep::LowLatencyReceived got = group.group.low_latency_dispatch(in.x, in.topk, options).receive();
+        const ep::LowLatencyReceived got =
+            group.group.low_latency_dispatch(in.x, in.topk, options).receive();
         group.group.synchronize();
         sync(group.world.team());
         if (group.me != kSilent) {
           try {
             group.group
-                .low_latency_combine(got.x, in.topk, in.weights, got.handle,
-                                     {.log_fmt = form.log_fmt, .reduction = form.reduction, .defer_receive = defer})
+                .low_latency_combine(
+                    got.x, in.topk, in.weights, got.handle,
+                    {.log_fmt = form.log_fmt, .reduction = form.reduction, .defer_receive = defer})
                 .receive();
             group.group.synchronize();
             ADD_FAILURE() << "did not time out";
           } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::timeout) << error.what();
-            expect_parts(error.what(),
-                         {"low_latency_combine (epoch 1) timed out after 300 ms",
-                          "on PE " + std::to_string(group.me) + " of 3", "waiting for " + awaited + " from PE 1",
-                          "expected epoch 1", "phase " + phase, "GroupOptions.timeout"});
+            expect_parts(error.what(), {"low_latency_combine (epoch 1) timed out after 300 ms",
+                                        "on PE " + std::to_string(group.me) + " of 3",
+                                        "waiting for " + awaited + " from PE 1", "expected epoch 1",
+                                        "phase " + phase, "GroupOptions.timeout"});
           }
-          expect_error(Code::closed, "timed out", [&] { group.group.low_latency_dispatch(in.x, in.topk); });
+          expect_error(Code::closed, "timed out",
+                       [&] { group.group.low_latency_dispatch(in.x, in.topk); });
         }
         sync(group.world.team());
       },
@@ -284,9 +313,12 @@ void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool 
 
 TEST_P(EpGpuLowLatencyWaits, ForAnswersThatNeverComeAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
-  expect_silence_is_reported({Reduction::per_rank, false}, true, GetParam(), "its answers", "receive");
-  expect_silence_is_reported({Reduction::exact, false}, false, GetParam(), "its answers", "receive");
-  expect_silence_is_reported({Reduction::per_rank, true}, false, GetParam(), "its answers", "receive");
+  expect_silence_is_reported({Reduction::per_rank, false}, true, GetParam(), "its answers",
+                             "receive");
+  expect_silence_is_reported({Reduction::exact, false}, false, GetParam(), "its answers",
+                             "receive");
+  expect_silence_is_reported({Reduction::per_rank, true}, false, GetParam(), "its answers",
+                             "receive");
 }
 
 TEST(EpGpuLowLatencyLate, WeightsThatNeverComeAreReported) {
@@ -295,7 +327,7 @@ TEST(EpGpuLowLatencyLate, WeightsThatNeverComeAreReported) {
   expect_silence_is_reported({Reduction::per_rank, false}, false, true, "its weights", "send");
 }
 
-// --- memory
+// Memory.
 
 /// All of the GPU's memory but what is less than a piece; one PE at a time may have it.
 class AllMemory {
@@ -320,11 +352,18 @@ class AllMemory {
   std::vector<void*> pieces_;
 };
 
-/// A result whose memory is missing is refused before anything is sent: the group goes on as if it had not been asked.
+/// A result whose memory is missing is refused before anything is sent: the group goes on as if it
+/// had not been asked.
 TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
   SHOAL_SKIP_WITHOUT_GPU();
   // The sums take more than a pool has left over from other calls.
-  const EpCase c{.ranks = 1, .experts = 1, .top_k = 1, .hidden = 8192, .max_tokens = 4096, .seed = 5, .holes = 0};
+  const EpCase c{.ranks = 1,
+                 .experts = 1,
+                 .top_k = 1,
+                 .hidden = 8192,
+                 .max_tokens = 4096,
+                 .seed = 5,
+                 .holes = 0};
   ep::GroupOptions group_options = options_for(c);
   group_options.max_tokens = 0;
   group_options.low_latency_max_tokens = c.max_tokens;
@@ -335,34 +374,43 @@ TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
       const std::vector<std::int64_t> lanes(static_cast<std::size_t>(c.max_tokens), 0);
       const PlainInputs in(group.tensors, c, lanes);
       const ep::LowLatencyReceived got =
-          group.group.low_latency_dispatch(in.x, in.topk, {.quantize = ep::Quantize::none, .defer_receive = defer})
+          group.group
+              .low_latency_dispatch(in.x, in.topk,
+                                    {.quantize = ep::Quantize::none, .defer_receive = defer})
               .receive();
       const Tensor out = group.tensors.empty(DataType::bfloat16, {c.max_tokens, c.hidden});
-      group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.out = out, .defer_receive = defer})
+      group.group
+          .low_latency_combine(got.x, in.topk, in.weights, got.handle,
+                               {.out = out, .defer_receive = defer})
           .receive();
       group.tensors.settle();
       const auto combine = [&] {
-        return group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = defer})
+        return group.group
+            .low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = defer})
             .receive();
       };
       {
         const AllMemory taken;
-        for (int i = 0; i < 2; ++i) expect_error(Code::exhausted, "LowLatencyCombineOptions.out", [&] { combine(); });
+        for (int i = 0; i < 2; ++i)
+          expect_error(Code::exhausted, "LowLatencyCombineOptions.out", [&] { combine(); });
       }
       for (int i = 0; i < 3; ++i) {  // both halves, and the first again
         const Tensor sums = combine();
         group.group.synchronize();
         const Tensor host = group.tensors.download(sums);
         const auto* const bits = host.as<std::uint16_t>();
-        EXPECT_TRUE(std::all_of(bits, bits + host.size(), [](std::uint16_t value) { return value == 0x3f80; }));
+        EXPECT_TRUE(std::all_of(bits, bits + host.size(),
+                                [](std::uint16_t value) { return value == 0x3f80; }));
       }
     });
 }
 
-/// Frameworks give tensors without elements no memory: a member without tokens has weights all the same.
+/// Frameworks give tensors without elements no memory: a member without tokens has weights all the
+/// same.
 TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c{.ranks = 3, .experts = 6, .top_k = 2, .hidden = 256, .max_tokens = 4, .seed = 5, .holes = 0};
+  const EpCase c{
+      .ranks = 3, .experts = 6, .top_k = 2, .hidden = 256, .max_tokens = 4, .seed = 5, .holes = 0};
   ep::GroupOptions options = options_for(c);
   options.low_latency_max_tokens = c.max_tokens;
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
@@ -386,13 +434,18 @@ TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
     EXPECT_GT(std::count(seen.as<float>(), seen.as<float>() + seen.size(), 1.0F), 0);
 
     const ep::LowLatencyReceived received =
-        group.group.low_latency_dispatch(x, topk, {.quantize = ep::Quantize::none, .weights = weights}).receive();
-    const Tensor sums = group.group.low_latency_combine(received.x, topk, weights, received.handle).receive();
+        group.group
+            .low_latency_dispatch(x, topk, {.quantize = ep::Quantize::none, .weights = weights})
+            .receive();
+    const Tensor sums =
+        group.group.low_latency_combine(received.x, topk, weights, received.handle).receive();
     group.group.synchronize();
     const Tensor host = group.tensors.download(sums);
     EXPECT_EQ(host.shape[0], idle ? 0 : c.max_tokens);
     const auto* const bits = host.as<std::uint16_t>();
-    EXPECT_TRUE(std::all_of(bits, bits + host.size(), [](std::uint16_t value) { return value == 0x4000; })) << "1 + 1";
+    EXPECT_TRUE(std::all_of(bits, bits + host.size(), [](std::uint16_t value) {
+      return value == 0x4000;
+    })) << "1 + 1";
   });
 }
 

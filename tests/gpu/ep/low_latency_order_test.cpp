@@ -1,5 +1,6 @@
-// Low-latency mode on GPUs, order and failure: deferred receives, open operations, skew, graphs, masks, bad arguments
-// (E3, E5, A4, A9).
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on GPUs, order and failure: deferred receives, open operations, skew, graphs,
+// masks, bad arguments (E3, E5, A4, A9).
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -8,8 +9,8 @@
 #include <random>
 #include <thread>
 
-#include "shoal/collective.hpp"
 #include "checks/ep/gpu_low_latency.hpp"
+#include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -20,7 +21,12 @@ using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 384, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 384,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 EpCase reseeded(EpCase c, std::uint64_t by) {
@@ -29,7 +35,8 @@ EpCase reseeded(EpCase c, std::uint64_t by) {
 }
 
 constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
-constexpr bool kDeferrals[] = {true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
+constexpr bool kDeferrals[] = {
+    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
 
 TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {  // A9
   SHOAL_SKIP_WITHOUT_GPU();
@@ -45,7 +52,8 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {  // A9
     };
     for (int i = 0; i < 3; ++i) {
       ep::PendingDispatch pending;
-      if (group.me != 0) {  // the others cannot be ready before PE 0 has sent; their send has returned all the same
+      if (group.me != 0) {  // the others cannot be ready before PE 0 has sent; their send has
+                            // returned all the same
         pending = round.send();
         group.tensors.settle();  // and its kernel has ended
         EXPECT_FALSE(pending.ready());
@@ -64,7 +72,8 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {  // A9
         answers = round.answer(got);
         group.tensors.settle();
         const auto lanes = c.topk(group.me);
-        const bool needs_0 = std::any_of(lanes.begin(), lanes.end(), [&](std::int64_t e) { return e >= 0 && e < 3; });
+        const bool needs_0 = std::any_of(lanes.begin(), lanes.end(),
+                                         [&](std::int64_t e) { return e >= 0 && e < 3; });
         if (needs_0) EXPECT_FALSE(answers.ready());
       }
       sync(world.team());
@@ -84,12 +93,14 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {  // defer_receive =
   const EpCase c = small(4, 30);
   run_low_latency_group(c, [&](GpuGroup& group) {
     const std::vector<std::int32_t> zeros(static_cast<std::size_t>(c.local_experts()), 0);
-    const Tensor counts = group.tensors.upload(TensorView(zeros.data(), DataType::int32, {c.local_experts()}));
+    const Tensor counts =
+        group.tensors.upload(TensorView(zeros.data(), DataType::int32, {c.local_experts()}));
     Round round(group, c, {.reduction = Reduction::exact, .out = true, .defer_receive = false});
     const ExpectedDispatch wanted = expected_dispatch(c, group.me);
     for (std::int32_t i = 1; i <= 3; ++i) {
       ep::PendingDispatch pending = group.group.low_latency_dispatch(
-          round.x(), round.topk(), {.quantize = Quantize::none, .expert_counts = counts, .defer_receive = false});
+          round.x(), round.topk(),
+          {.quantize = Quantize::none, .expert_counts = counts, .defer_receive = false});
       group.tensors.settle();
       const Tensor received = group.tensors.download(counts);  // nobody has called receive
       for (std::int32_t e = 0; e < c.local_experts(); ++e)
@@ -115,10 +126,11 @@ TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // A4: the two halves
   run_low_latency_group(c, [&](GpuGroup& group) {
     for (int form = 0; form < 8; ++form)
       for (int i = 0; i < 6; ++i) {
-        const GpuLowLatencyCall call{.quantize = form % 4 < 2 ? Quantize::fp8 : Quantize::none,
-                                     .reduction = form % 4 < 2 ? Reduction::per_rank : Reduction::exact,
-                                     .early_weights = form % 2 == 0,
-                                     .defer_receive = form < 4};
+        const GpuLowLatencyCall call{
+            .quantize = form % 4 < 2 ? Quantize::fp8 : Quantize::none,
+            .reduction = form % 4 < 2 ? Reduction::per_rank : Reduction::exact,
+            .early_weights = form % 2 == 0,
+            .defer_receive = form < 4};
         const auto seed = static_cast<std::uint64_t>(i);
         Round a(group, reseeded(c, 2 * seed), call), b(group, reseeded(c, 2 * seed + 1), call);
         ep::PendingDispatch first = a.send(), second = b.send();
@@ -202,17 +214,20 @@ TEST(EpGpuLowLatencyMode, ManySkewedRounds) {  // A4
   c.max_tokens = 8;
   run_low_latency_group(c, [&](GpuGroup& group) {
     std::mt19937 random(static_cast<std::uint32_t>(group.me));
-    Round a(group, c, {.early_weights = true}), b(group, reseeded(c, 1), {.quantize = Quantize::fp8_ue8m0});
+    Round a(group, c, {.early_weights = true}),
+        b(group, reseeded(c, 1), {.quantize = Quantize::fp8_ue8m0});
     Round a_now(group, reseeded(c, 2), {.early_weights = true, .defer_receive = false});
     Round b_now(group, reseeded(c, 3), {.quantize = Quantize::fp8_ue8m0, .defer_receive = false});
     for (int i = 0; i < 120; ++i) {
-      if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+      if (random() % 4 == 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
       (i % 2 == 0 ? (i % 3 == 0 ? a : b) : (i % 3 == 0 ? a_now : b_now)).run();
     }
   });
 }
 
-TEST(EpGpuLowLatencyMode, FreeRunningChainKeepsItsResults) {  // nothing waits on the host between operations
+TEST(EpGpuLowLatencyMode,
+     FreeRunningChainKeepsItsResults) {  // nothing waits on the host between operations
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 53);
   run_low_latency_group(c, [&](GpuGroup& group) {
@@ -233,11 +248,13 @@ TEST(EpGpuLowLatencyMode, FreeRunningChainKeepsItsResults) {  // nothing waits o
   });
 }
 
-// --- graphs (E5)
+// Graphs (E5).
 
 class EpGpuLowLatencyCapture : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyCapture, ::testing::ValuesIn(kDeferrals),
-                         [](const auto& tested) { return tested.param ? "deferred" : "immediate"; });
+                         [](const auto& tested) {
+                           return tested.param ? "deferred" : "immediate";
+                         });
 
 TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -262,7 +279,8 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
           round.write_answers();
           round.check(round.answer(got).receive());
         }
-        sync(group.world.team());  // kernels of others must not run into the capture of this thread's launches
+        sync(group.world.team());  // kernels of others must not run into the capture of this
+                                   // thread's launches
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t replay = nullptr;
         ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
@@ -272,13 +290,14 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
         ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
         for (std::uint64_t i = 0; i < 5; ++i) {
           if (i == 3)
-            Round(group, reseeded(c, 1000), {.quantize = quantize, .defer_receive = defer}).run();  // beside the graph
+            Round(group, reseeded(c, 1000), {.quantize = quantize, .defer_receive = defer})
+                .run();  // beside the graph
           EpCase now = c;
           now.seed += 10 * i;
           round.change(now);
           round.poison(got);
-          // Answers depend on what is received, which is known beforehand only by running twice: the first replay gives
-          // the rows, the second the result.
+          // Answers depend on what is received, which is known beforehand only by running twice:
+          // the first replay gives the rows, the second the result.
           ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
           round.check(got);
           round.write_answers();
@@ -293,41 +312,48 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
     }
 }
 
-// --- statistics, masks, errors
+// Statistics, masks, errors.
 
 TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 61);
   run_low_latency_group(c, [&](GpuGroup& group) {
-    const std::vector<std::int64_t> zeros(static_cast<std::size_t>(std::max(c.ranks, c.local_experts())), 0);
+    const std::vector<std::int64_t> zeros(
+        static_cast<std::size_t>(std::max(c.ranks, c.local_experts())), 0);
     const std::vector<std::int32_t> none(static_cast<std::size_t>(c.local_experts()), 0);
-    const Tensor counts = group.tensors.upload(TensorView(none.data(), DataType::int32, {c.local_experts()}));
-    const Tensor waited = group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
-    const Tensor waited_back = group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+    const Tensor counts =
+        group.tensors.upload(TensorView(none.data(), DataType::int32, {c.local_experts()}));
+    const Tensor waited =
+        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+    const Tensor waited_back =
+        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
     const Round round(group, c, {});
     const auto pair = [&] {
-      const auto got =
-          group.group.low_latency_dispatch(round.x(), round.topk(), {.expert_counts = counts, .wait_ns = waited})
-              .receive();
+      const auto got = group.group
+                           .low_latency_dispatch(round.x(), round.topk(),
+                                                 {.expert_counts = counts, .wait_ns = waited})
+                           .receive();
       if (group.me == 1) {
         group.tensors.settle();
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       }
       group.group
-          .low_latency_combine(group.group.next_combine_buffer(), round.topk(), round.weights(), got.handle,
-                               {.zero_copy = true, .wait_ns = waited_back})
+          .low_latency_combine(group.group.next_combine_buffer(), round.topk(), round.weights(),
+                               got.handle, {.zero_copy = true, .wait_ns = waited_back})
           .receive();
     };
     sync(group.world.team());
     if (group.me == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
     for (int i = 0; i < 3; ++i) pair();
     const ExpectedDispatch wanted = expected_dispatch(c, group.me);
-    const Tensor got_counts = group.tensors.download(counts), got_waited = group.tensors.download(waited),
+    const Tensor got_counts = group.tensors.download(counts),
+                 got_waited = group.tensors.download(waited),
                  got_back = group.tensors.download(waited_back);
     for (std::int32_t e = 0; e < c.local_experts(); ++e)
       EXPECT_EQ(got_counts.as<std::int32_t>()[e], 3 * wanted.tokens_per_expert[e]);
     const auto lanes = c.topk(0);
-    const bool answers = std::any_of(lanes.begin(), lanes.end(), [&](std::int64_t e) { return e >= 3 && e < 6; });
+    const bool answers =
+        std::any_of(lanes.begin(), lanes.end(), [&](std::int64_t e) { return e >= 3 && e < 6; });
     if (group.me == 0) {
       EXPECT_GT(got_waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 came 30 ms late";
       EXPECT_LT(got_waited.as<std::int64_t>()[1], 20'000'000'000);
@@ -366,7 +392,8 @@ TEST(EpGpuLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
             round.run();
             group.group.synchronize();
             const auto elapsed = std::chrono::steady_clock::now() - start;
-            if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked member is not waited for again";
+            if (i > 0)
+              EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked member is not waited for again";
           }
           EXPECT_EQ(group.group.masked(), mask);
           EXPECT_THROW(group.group.set_mask(group.me, true), Error);
@@ -390,7 +417,8 @@ TEST(EpGpuLowLatencyMode, ALiveMemberIsLeftOutAndComesBack) {
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
-        // All members agree that the group falls into {kOut} and the others; each part goes on by itself.
+        // All members agree that the group falls into {kOut} and the others; each part goes on by
+        // itself.
         std::vector<int> mask(c.ranks, group.me == kOut ? 1 : 0);
         mask[kOut] = group.me == kOut ? 0 : 1;
         for (const Reduction reduction : kReductions) {
@@ -447,7 +475,9 @@ TEST(EpGpuLowLatencyMode, AMemberThatIsLeftOutFindsOut) {
 
 class EpGpuLowLatencyTimeout : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyTimeout, ::testing::ValuesIn(kDeferrals),
-                         [](const auto& tested) { return tested.param ? "deferred" : "immediate"; });
+                         [](const auto& tested) {
+                           return tested.param ? "deferred" : "immediate";
+                         });
 
 TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheMemberAndClosesTheGroup) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -458,16 +488,18 @@ TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheMemberAndClosesTheGroup) {
         if (group.me != 1) {
           const Round round(group, c, {});
           try {
-            group.group.low_latency_dispatch(round.x(), round.topk(), {.defer_receive = GetParam()}).receive();
+            group.group.low_latency_dispatch(round.x(), round.topk(), {.defer_receive = GetParam()})
+                .receive();
             group.group.synchronize();
             ADD_FAILURE() << "did not time out";
           } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::timeout);
-            expect_parts(error.what(),
-                         {"low_latency_dispatch (epoch 1) timed out after 300 ms", "waiting for rows from PE 1",
-                          "expected epoch 1, seen 0", "phase receive", "GroupOptions.timeout"});
+            expect_parts(error.what(), {"low_latency_dispatch (epoch 1) timed out after 300 ms",
+                                        "waiting for rows from PE 1", "expected epoch 1, seen 0",
+                                        "phase receive", "GroupOptions.timeout"});
           }
-          expect_error(Code::closed, "timed out", [&] { group.group.low_latency_dispatch(round.x(), round.topk()); });
+          expect_error(Code::closed, "timed out",
+                       [&] { group.group.low_latency_dispatch(round.x(), round.topk()); });
         }
         sync(group.world.team());
       },
@@ -490,21 +522,27 @@ TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
     for (const bool defer : kDeferrals)
       for (const Bad& bad : bads) {
         std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
-        for (std::size_t i = 0; i < lanes.size(); ++i) lanes[i] = static_cast<std::int64_t>(i % 4) * 2 + 1;
+        for (std::size_t i = 0; i < lanes.size(); ++i)
+          lanes[i] = static_cast<std::int64_t>(i % 4) * 2 + 1;
         if (bad.value == 4) lanes[2 * 4 + 1] = 4;
         if (group.me == 1) lanes[2 * 4 + static_cast<std::size_t>(bad.lane)] = bad.value;
         const PlainInputs in(group.tensors, c, lanes);
         const auto got =
-            group.group.low_latency_dispatch(in.x, in.topk, {.quantize = Quantize::none, .defer_receive = defer})
+            group.group
+                .low_latency_dispatch(in.x, in.topk,
+                                      {.quantize = Quantize::none, .defer_receive = defer})
                 .receive();
-        group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = defer}).receive();
+        group.group
+            .low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = defer})
+            .receive();
         if (group.me == 1)
           expect_error(Code::invalid_argument, bad.text, [&] { group.group.synchronize(); });
         else
           group.group.synchronize();
         group.group.synchronize();  // told once
       }
-    for (std::uint64_t i = 0; i < 3; ++i) Round(group, reseeded(c, i), {.quantize = Quantize::fp8}).run();
+    for (std::uint64_t i = 0; i < 3; ++i)
+      Round(group, reseeded(c, i), {.quantize = Quantize::fp8}).run();
     group.group.synchronize();
   });
 }
@@ -523,29 +561,37 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
       return std::nullopt;
     };
     Round round(group, c, {});
-    group.group.low_latency_dispatch(round.x(), round.topk(), {.quantize = odd ? Quantize::fp8 : Quantize::none})
+    group.group
+        .low_latency_dispatch(round.x(), round.topk(),
+                              {.quantize = odd ? Quantize::fp8 : Quantize::none})
         .receive();
     EXPECT_EQ(code(), Code::mismatch);
-    for (int i = 0; i < 4; ++i) {  // one after another in both halves, each of which has to be put right
+    for (int i = 0; i < 4;
+         ++i) {  // one after another in both halves, each of which has to be put right
       group.group
-          .low_latency_dispatch(round.x(), round.topk(),
-                                {.quantize = odd ? Quantize::fp8 : Quantize::none, .defer_receive = false})
+          .low_latency_dispatch(
+              round.x(), round.topk(),
+              {.quantize = odd ? Quantize::fp8 : Quantize::none, .defer_receive = false})
           .receive();
       EXPECT_EQ(code(), Code::mismatch);
     }
     ep::LowLatencyDispatchOptions with_weights{.quantize = Quantize::none};
     if (odd) with_weights.weights = round.weights();
-    const auto mixed = group.group.low_latency_dispatch(round.x(), round.topk(), with_weights).receive();
+    const auto mixed =
+        group.group.low_latency_dispatch(round.x(), round.topk(), with_weights).receive();
     EXPECT_EQ(code(), Code::mismatch);
-    // Where nobody waits for an answer nobody can miss it, so every member has tokens for every expert.
+    // Where nobody waits for an answer nobody can miss it, so every member has tokens for every
+    // expert.
     std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
-    for (std::size_t i = 0; i < lanes.size(); ++i) lanes[i] = static_cast<std::int64_t>((i % 4) * 3 % 9 + i / 4 % 3);
+    for (std::size_t i = 0; i < lanes.size(); ++i)
+      lanes[i] = static_cast<std::int64_t>((i % 4) * 3 % 9 + i / 4 % 3);
     for (std::size_t t = 0; t < 4; ++t) lanes[t * 4 + 3] = -1;
     const PlainInputs in(group.tensors, c, lanes);
-    const ep::LowLatencyCombineOptions odds[] = {{.log_fmt = odd},
-                                                 {.reduction = odd ? Reduction::exact : Reduction::per_rank}};
+    const ep::LowLatencyCombineOptions odds[] = {
+        {.log_fmt = odd}, {.reduction = odd ? Reduction::exact : Reduction::per_rank}};
     for (const auto& options : odds) {
-      const auto got = group.group.low_latency_dispatch(in.x, in.topk, {.quantize = Quantize::none}).receive();
+      const auto got =
+          group.group.low_latency_dispatch(in.x, in.topk, {.quantize = Quantize::none}).receive();
       group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, options).receive();
       EXPECT_EQ(code(), Code::mismatch);
     }

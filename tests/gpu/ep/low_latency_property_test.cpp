@@ -1,7 +1,8 @@
-// Low-latency mode on GPUs with random shapes against the naive references: ranks 1 to 8, rows of 256 to 16384 channels
-// in steps of 8 (float8: 16), top-k 1 to 32, up to 1024 experts and 512 tokens, holes, skewed loads, every encoding,
-// reduction and option, receives deferred or not, one or two operations open. That the seeds reach all of it:
-// tests/property/ep_draws_test.cpp.
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on GPUs with random shapes against the naive references: ranks 1 to 8, rows of
+// 256 to 16384 channels in steps of 8 (float8: 16), top-k 1 to 32, up to 1024 experts and 512
+// tokens, holes, skewed loads, every encoding, reduction and option, receives deferred or not, one
+// or two operations open. That the seeds reach all of it: tests/property/ep_draws_test.cpp.
 #include <gtest/gtest.h>
 
 #include "checks/ep/draws.hpp"
@@ -29,7 +30,8 @@ void run_both_open(Round& a, Round& b) {
 }
 
 class EpGpuLowLatencyProperty : public ::testing::TestWithParam<std::uint64_t> {};
-INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuLowLatencyProperty, ::testing::Range<std::uint64_t>(1, kLowLatencySeeds + 1));
+INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuLowLatencyProperty,
+                         ::testing::Range<std::uint64_t>(1, kLowLatencySeeds + 1));
 
 TEST_P(EpGpuLowLatencyProperty, RandomShapesMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();

@@ -1,6 +1,7 @@
-// Low-latency mode on GPUs, values (E3): PEs as threads on the GPUs that are here, each result bit by bit against the
-// naive reference. Every result is poisoned before the next one takes its place. Receives are deferred, or queued at
-// once behind their sends.
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on GPUs, values (E3): PEs as threads on the GPUs that are here, each result bit
+// by bit against the naive reference. Every result is poisoned before the next one takes its place.
+// Receives are deferred, or queued at once behind their sends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 #include <string>
 #include <tuple>
 
-#include "ep/numeric/rows.hpp"
 #include "checks/ep/gpu_low_latency.hpp"
+#include "ep/numeric/rows.hpp"
 
 namespace shoal::test {
 namespace {
@@ -20,7 +21,12 @@ using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 384, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 384,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 EpCase reseeded(EpCase c, std::uint64_t by) {
@@ -31,11 +37,13 @@ EpCase reseeded(EpCase c, std::uint64_t by) {
 /// Rounds in a group of their own: enough that both halves of everything are used twice.
 void run_rounds(const EpCase& c, const GpuLowLatencyCall& call, int rounds = 4) {
   run_low_latency_group(c, [&](GpuGroup& group) {
-    for (int i = 0; i < rounds; ++i) Round(group, reseeded(c, 100 * static_cast<std::uint64_t>(i)), call).run();
+    for (int i = 0; i < rounds; ++i)
+      Round(group, reseeded(c, 100 * static_cast<std::uint64_t>(i)), call).run();
   });
 }
 
-constexpr bool kDeferrals[] = {true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
+constexpr bool kDeferrals[] = {
+    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
 
 /// run_rounds with deferred receives, then with immediate ones.
 void run_rounds_of_both(const EpCase& c, GpuLowLatencyCall call, int rounds = 4) {
@@ -45,7 +53,8 @@ void run_rounds_of_both(const EpCase& c, GpuLowLatencyCall call, int rounds = 4)
   }
 }
 
-constexpr Quantize kQuantizes[] = {Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two, Quantize::fp8_ue8m0};
+constexpr Quantize kQuantizes[] = {Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two,
+                                   Quantize::fp8_ue8m0};
 constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
 
 /// Ranks, and whether receives are deferred.
@@ -86,7 +95,10 @@ TEST_P(EpGpuLowLatency, SmallNoTokensIdleMembersAndOneHotExpert) {
     c.load = load;
     run_rounds(c, {.defer_receive = deferred()});
     run_rounds(c, {.reduction = Reduction::exact, .defer_receive = deferred()});
-    run_rounds(c, {.quantize = Quantize::fp8, .zero_copy = true, .early_weights = true, .defer_receive = deferred()});
+    run_rounds(c, {.quantize = Quantize::fp8,
+                   .zero_copy = true,
+                   .early_weights = true,
+                   .defer_receive = deferred()});
   }
 }
 
@@ -102,7 +114,10 @@ TEST_P(EpGpuLowLatency, LogFmt) {
       for (const Reduction reduction : kReductions)
         for (const bool early : {false, true})
           Round(group, reseeded(c, ++seed),
-                {.reduction = reduction, .log_fmt = true, .early_weights = early, .defer_receive = deferred()})
+                {.reduction = reduction,
+                 .log_fmt = true,
+                 .early_weights = early,
+                 .defer_receive = deferred()})
               .run();
     });
   }
@@ -110,7 +125,8 @@ TEST_P(EpGpuLowLatency, LogFmt) {
 
 TEST(EpGpuLowLatencyMode, SmallRowsFrom16BytesOn) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (const std::int64_t hidden : {8, 16, 24, 48, 128, 144, 496, 512, 528, 2560, 4112, 7168, 8208, 16400}) {
+  for (const std::int64_t hidden :
+       {8, 16, 24, 48, 128, 144, 496, 512, 528, 2560, 4112, 7168, 8208, 16400}) {
     EpCase c = small(3, 7 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
     c.max_tokens = 10;
@@ -119,7 +135,10 @@ TEST(EpGpuLowLatencyMode, SmallRowsFrom16BytesOn) {
         if (quantize != Quantize::none && hidden % 16 != 0) continue;
         for (const Reduction reduction : kReductions)
           for (const bool defer : kDeferrals)
-            Round(group, c, {.quantize = quantize, .reduction = reduction, .out = true, .defer_receive = defer}).run();
+            Round(
+                group, c,
+                {.quantize = quantize, .reduction = reduction, .out = true, .defer_receive = defer})
+                .run();
       }
     });
   }
@@ -138,13 +157,17 @@ TEST(EpGpuLowLatencyMode, EveryTopKUpTo32) {
           for (const bool log_fmt : {false, true})
             for (const bool defer : kDeferrals)
               Round(group, c,
-                    {.reduction = reduction, .log_fmt = log_fmt, .int32_topk = top_k % 2 == 1, .defer_receive = defer})
+                    {.reduction = reduction,
+                     .log_fmt = log_fmt,
+                     .int32_topk = top_k % 2 == 1,
+                     .defer_receive = defer})
                   .run();
       });
     }
 }
 
-TEST(EpGpuLowLatencyMode, ManyTokensAndExperts) {  // more slots than a block looks at at a time, more experts than SMs
+TEST(EpGpuLowLatencyMode,
+     ManyTokensAndExperts) {  // more slots than a block looks at at a time, more experts than SMs
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(3, 13);
   c.hidden = 128;
@@ -176,29 +199,35 @@ TEST(EpGpuLowLatencyMode, FullSize) {
 
 TEST(EpGpuLowLatencyMode, EveryFiniteAndSpecialValueIsEncodedAsNumericDoes) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // One expert that gets rows of all bfloat16 values, in the order of their bits and shuffled: groups of one magnitude,
-  // of all, of zeros, with infinities and NaN.
+  // One expert that gets rows of all bfloat16 values, in the order of their bits and shuffled:
+  // groups of one magnitude, of all, of zeros, with infinities and NaN.
   constexpr std::int64_t kHidden = 4096, kTokens = 32;
   run_threads(1, gpu_settings(), [&](World& world) {
-    GpuGroup group(world, {.hidden = kHidden, .top_k = 1, .experts = 1, .low_latency_max_tokens = kTokens});
+    GpuGroup group(
+        world, {.hidden = kHidden, .top_k = 1, .experts = 1, .low_latency_max_tokens = kTokens});
     std::vector<std::uint16_t> values(kTokens * kHidden);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
-    std::shuffle(values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end(), std::mt19937(1));
+    std::shuffle(values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end(),
+                 std::mt19937(1));
     const std::vector<std::int32_t> experts(kTokens, 0);
-    const Tensor x = group.tensors.upload(TensorView(values.data(), DataType::bfloat16, {kTokens, kHidden}));
-    const Tensor topk = group.tensors.upload(TensorView(experts.data(), DataType::int32, {kTokens, 1}));
+    const Tensor x =
+        group.tensors.upload(TensorView(values.data(), DataType::bfloat16, {kTokens, kHidden}));
+    const Tensor topk =
+        group.tensors.upload(TensorView(experts.data(), DataType::int32, {kTokens, 1}));
     for (const Quantize quantize : kQuantizes) {
       if (quantize == Quantize::none) continue;
       const auto got = group.group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
-      const Tensor codes = group.tensors.download(got.x), scales = group.tensors.download(as_stored(got.scales));
-      const auto rounding =
-          quantize == Quantize::fp8 ? ep::numeric::ScaleRounding::none : ep::numeric::ScaleRounding::power_of_two;
+      const Tensor codes = group.tensors.download(got.x),
+                   scales = group.tensors.download(as_stored(got.scales));
+      const auto rounding = quantize == Quantize::fp8 ? ep::numeric::ScaleRounding::none
+                                                      : ep::numeric::ScaleRounding::power_of_two;
       for (std::int64_t t = 0; t < kTokens; ++t) {
         std::vector<std::uint8_t> wanted(kHidden);
         std::vector<float> inverse(kHidden / 128);
-        ep::numeric::quantize_row({reinterpret_cast<const ep::numeric::Bf16*>(values.data()) + t * kHidden,
-                                   static_cast<std::size_t>(kHidden)},
-                                  rounding, wanted, inverse);
+        ep::numeric::quantize_row(
+            {reinterpret_cast<const ep::numeric::Bf16*>(values.data()) + t * kHidden,
+             static_cast<std::size_t>(kHidden)},
+            rounding, wanted, inverse);
         expect_same("codes", codes.as<std::uint8_t>() + t * kHidden, wanted.data(), kHidden, 1);
         for (std::int64_t g = 0; g < kHidden / 128; ++g) {
           std::uint32_t bits = 0, wanted_bits = 0;

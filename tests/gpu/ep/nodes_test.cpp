@@ -1,5 +1,7 @@
-// Groups of tensors in GPU memory whose members lie on several (emulated) nodes, or on one where NVLink is turned off:
-// rows go through the host (E2, E3 between nodes, staged; B4). PEs are threads that share the GPUs there are.
+// SPDX-License-Identifier: Apache-2.0
+// Groups of tensors in GPU memory whose members lie on several (emulated) nodes, or on one where
+// NVLink is turned off: rows go through the host (E2, E3 between nodes, staged; B4). PEs are
+// threads that share the GPUs there are.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +15,8 @@ struct Grid {
   std::int32_t ranks, nodes;
 };
 void PrintTo(const Grid& grid, std::ostream* out) {
-  *out << grid.ranks << " ranks on " << grid.nodes << (grid.nodes == 1 ? " node without NVLink" : " nodes");
+  *out << grid.ranks << " ranks on " << grid.nodes
+       << (grid.nodes == 1 ? " node without NVLink" : " nodes");
 }
 
 EpCase small(const Grid& grid, std::uint64_t seed = 1) {
@@ -26,14 +29,16 @@ EpCase small(const Grid& grid, std::uint64_t seed = 1) {
           .nodes = grid.nodes};
 }
 
-void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body, DataType widest = DataType::bfloat16) {
+void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
+               DataType widest = DataType::bfloat16) {
   SCOPED_TRACE(c.describe());
   Settings settings = gpu_settings();
   settings.node_size = c.ranks / c.nodes;
   settings.staging_size = std::size_t{1} << 30;
   if (c.nodes == 1) settings.transport_inside = "staged";
   run_threads(c.ranks, settings, [&](World& world) {
-    if (c.nodes == 1) EXPECT_EQ(world.shared_team().size(), 1) << "nobody is reached by load and store";
+    if (c.nodes == 1)
+      EXPECT_EQ(world.shared_team().size(), 1) << "nobody is reached by load and store";
     ep::GroupOptions options = options_for(c);
     options.dtype = widest;
     GpuGroup owner(world, options);
@@ -43,14 +48,19 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body, Data
 
 class EpGpuNodes : public ::testing::TestWithParam<Grid> {};
 INSTANTIATE_TEST_SUITE_P(Grids, EpGpuNodes,
-                         ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{6, 3}, Grid{8, 2}, Grid{2, 1}, Grid{5, 1}));
+                         ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{6, 3}, Grid{8, 2},
+                                           Grid{2, 1}, Grid{5, 1}));
 
 TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam());
   run_group(c, [&](GpuGroup& owner) {
     GpuRound(owner, c, {}).run();
-    GpuRound(owner, c, {.scales = 4, .scale_order = ScaleOrder::columns, .place = AnswerPlace::in_place, .biases = 2})
+    GpuRound(owner, c,
+             {.scales = 4,
+              .scale_order = ScaleOrder::columns,
+              .place = AnswerPlace::in_place,
+              .biases = 2})
         .run();
     GpuRound(owner, c, {.int32_topk = true, .place = AnswerPlace::heap, .out = true}).run();
   });
@@ -62,8 +72,12 @@ TEST_P(EpGpuNodes, RowsOfOtherKinds) {
   run_group(
       c,
       [&](GpuGroup& owner) {
-        GpuRound(owner, c, {.dtype = DataType::float8_e4m3, .scales = 4, .answer = DataType::bfloat16}).run();
-        GpuRound(owner, c, {.dtype = DataType::float32, .weights = false, .answer = DataType::float32}).run();
+        GpuRound(owner, c,
+                 {.dtype = DataType::float8_e4m3, .scales = 4, .answer = DataType::bfloat16})
+            .run();
+        GpuRound(owner, c,
+                 {.dtype = DataType::float32, .weights = false, .answer = DataType::float32})
+            .run();
       },
       DataType::float32);
 }
@@ -72,11 +86,12 @@ TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam(), 3);
   run_group(c, [&](GpuGroup& owner) {
-    for (const GpuLowLatencyCall& call : {GpuLowLatencyCall{}, GpuLowLatencyCall{.zero_copy = true},
-                                          GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
-                                          GpuLowLatencyCall{.quantize = ep::Quantize::fp8_ue8m0, .zero_copy = true},
-                                          GpuLowLatencyCall{.reduction = ep::Reduction::exact},
-                                          GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
+    for (const GpuLowLatencyCall& call :
+         {GpuLowLatencyCall{}, GpuLowLatencyCall{.zero_copy = true},
+          GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
+          GpuLowLatencyCall{.quantize = ep::Quantize::fp8_ue8m0, .zero_copy = true},
+          GpuLowLatencyCall{.reduction = ep::Reduction::exact},
+          GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
       GpuLowLatencyRound(owner, c, call).run();
   });
 }
@@ -87,7 +102,7 @@ TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
   run_group(c, [&](GpuGroup& owner) {
     EpCase few = c;  // up to three rows a token, in the room of a flat result
     few.max_tokens = c.max_tokens / 4;
-    check_expanded(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
+    check_expert_major(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
   });
 }
 
@@ -111,7 +126,8 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
       ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
       expect_error(Code::unsupported, "which a captured stream cannot", call);
       cudaGraph_t graph = nullptr;
-      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << "the capture is as good as it was";
+      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess)
+          << "the capture is as good as it was";
       if (graph != nullptr) (void)cudaGraphDestroy(graph);
     };
     refused([&] { round.route(on); });
@@ -120,7 +136,8 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
     refused([&] { owner.group.combine(round.y(), got.handle, {.launch = on}); });
     refused([&] { owner.group.low_latency_dispatch(quick.x(), quick.topk(), {.launch = on}); });
     refused([&] {
-      owner.group.low_latency_combine(received.x, quick.topk(), quick.weights(), received.handle, {.launch = on});
+      owner.group.low_latency_combine(received.x, quick.topk(), quick.weights(), received.handle,
+                                      {.launch = on});
     });
 
     round.check(round.combine(got));
@@ -146,19 +163,22 @@ TEST(EpGpuNodesMode, EachMemberSaysOnceThatRowsGoThroughTheHost) {
   });
   const std::string said = testing::internal::GetCapturedStderr();
   for (int pe = 0; pe < c.ranks; ++pe) {
-    const std::string text = "PE " + std::to_string(pe) + ": rows of this ep::Group go through host memory";
+    const std::string text =
+        "PE " + std::to_string(pe) + ": rows of this ep::Group go through host memory";
     const std::size_t first = said.find(text);
     EXPECT_NE(first, std::string::npos) << said;
     EXPECT_EQ(said.find(text, first + 1), std::string::npos) << said;
   }
 }
 
-TEST(EpGpuNodesMode, LowLatencyResultsLieInTwoPlacesInTurn) {  // deep_ep hands them out before they are received
+TEST(EpGpuNodesMode,
+     LowLatencyResultsLieInTwoPlacesInTurn) {  // deep_ep hands them out before they are received
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 4);
   run_group(c, [&](GpuGroup& owner) {
     std::vector<ep::LowLatencyReceived> received;
-    for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::fp8_ue8m0})
+    for (const ep::Quantize quantize :
+         {ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::fp8_ue8m0})
       for (int half = 0; half < 2; ++half) {
         GpuLowLatencyRound round(owner, c, {.quantize = quantize});
         received.push_back(round.send().receive());

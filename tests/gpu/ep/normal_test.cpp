@@ -1,5 +1,6 @@
-// Normal mode on GPUs (E1, E2, E4, A11): PEs as threads on the GPUs that are here, each result bit by bit against the
-// naive reference. Every result is poisoned before the next one takes its place.
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode on GPUs (E1, E2, E4, A11): PEs as threads on the GPUs that are here, each result bit
+// by bit against the naive reference. Every result is poisoned before the next one takes its place.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +45,12 @@ void run_rounds(EpCase c, const GpuCall& call) {
 }
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 EpCase reseeded(EpCase c, std::uint64_t by) {
@@ -66,7 +72,8 @@ TEST_P(EpGpu, SmallNoTokensIdleMembersAndOneHotExpert) {
     EpCase c = small(GetParam());
     c.load = load;
     run_rounds(c, {});
-    run_rounds(c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}, .place = AnswerPlace::in_place});
+    run_rounds(c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens},
+                   .place = AnswerPlace::in_place});
   }
 }
 
@@ -77,7 +84,8 @@ TEST_P(EpGpu, SmallWorstCaseRowsAlignmentAndCopyOut) {
   run_rounds(c, {.dispatch = {.expert_alignment = 16}});
   run_rounds(c, {.dispatch = {.worst_case_rows = most}});
   run_rounds(c, {.dispatch = {.copy_out = true}});
-  run_rounds(c, {.scales = 3, .dispatch = {.expert_alignment = 8, .worst_case_rows = most, .copy_out = true}});
+  run_rounds(c, {.scales = 3,
+                 .dispatch = {.expert_alignment = 8, .worst_case_rows = most, .copy_out = true}});
 }
 
 TEST(EpGpuNormal, SmallPlacesOfAnswersBiasesAndOut) {
@@ -86,9 +94,12 @@ TEST(EpGpuNormal, SmallPlacesOfAnswersBiasesAndOut) {
   run_group(
       c,
       [&](GpuGroup& group) {
-        for (const AnswerPlace place : {AnswerPlace::staged, AnswerPlace::in_place, AnswerPlace::heap})
+        for (const AnswerPlace place :
+             {AnswerPlace::staged, AnswerPlace::in_place, AnswerPlace::heap})
           for (const int biases : {0, 1, 2})
-            GpuRound(group, reseeded(c, 3 * biases), {.place = place, .biases = biases, .out = biases != 1}).run();
+            GpuRound(group, reseeded(c, 3 * biases),
+                     {.place = place, .biases = biases, .out = biases != 1})
+                .run();
       },
       normal_options(c));
 }
@@ -103,8 +114,8 @@ TEST(EpGpuNormal, SmallWithoutWeights) {
 
 TEST(EpGpuNormal, SmallRowTypes) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (const DataType dtype : {DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3,
-                               DataType::int8, DataType::uint8}) {
+  for (const DataType dtype : {DataType::bfloat16, DataType::float16, DataType::float32,
+                               DataType::float8_e4m3, DataType::int8, DataType::uint8}) {
     SCOPED_TRACE(name_of(dtype));
     EpCase c = small(4, 13);
     c.hidden = 272;
@@ -121,15 +132,17 @@ TEST(EpGpuNormal, SmallRowTypes) {
   }
 }
 
-/// Rows as NVFP4 has them: two channels a byte, opaque to a group, and a float8 scale for each 16 channels, four to an
-/// int32. Experts answer in bfloat16.
+/// Rows as NVFP4 has them: two channels a byte, opaque to a group, and a float8 scale for each 16
+/// channels, four to an int32. Experts answer in bfloat16.
 TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden : {288, 2048, 7168}) {
     EpCase c = small(4, 14 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
-    GpuCall call{
-        .dtype = DataType::uint8, .columns = hidden / 2, .scale_dtype = DataType::int32, .scales = (hidden + 63) / 64};
+    GpuCall call{.dtype = DataType::uint8,
+                 .columns = hidden / 2,
+                 .scale_dtype = DataType::int32,
+                 .scales = (hidden + 63) / 64};
     for (const ScaleOrder order : {ScaleOrder::contiguous, ScaleOrder::columns}) {
       call.scale_order = order;
       call.dispatch.worst_case_rows = order == ScaleOrder::columns ? c.ranks * c.max_tokens : 0;
@@ -146,9 +159,13 @@ TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndAnswers) {
   run_group(
       c,
       [&](GpuGroup& group) {
-        GpuRound(group, c, {.dtype = DataType::float32, .answer = DataType::float16, .biases = 1}).run();
-        GpuRound(group, c, {.dtype = DataType::bfloat16, .answer = DataType::float32, .out = true}).run();
-        GpuRound(group, c, {.dtype = DataType::float8_e4m3, .scales = 1, .answer = DataType::bfloat16}).run();
+        GpuRound(group, c, {.dtype = DataType::float32, .answer = DataType::float16, .biases = 1})
+            .run();
+        GpuRound(group, c, {.dtype = DataType::bfloat16, .answer = DataType::float32, .out = true})
+            .run();
+        GpuRound(group, c,
+                 {.dtype = DataType::float8_e4m3, .scales = 1, .answer = DataType::bfloat16})
+            .run();
       },
       options);
 }
@@ -164,10 +181,14 @@ TEST(EpGpuNormal, SmallScalesOfAllLayouts) {
       c,
       [&](GpuGroup& group) {
         for (const DataType dtype : {DataType::float32, DataType::int32})
-          for (const ScaleOrder order : {ScaleOrder::contiguous, ScaleOrder::padded, ScaleOrder::columns})
+          for (const ScaleOrder order :
+               {ScaleOrder::contiguous, ScaleOrder::padded, ScaleOrder::columns})
             for (const std::int64_t scales : {1, 2, 3, 4, 7, 8, 56})
               GpuRound(group, reseeded(c, scales),
-                       {.dtype = DataType::float8_e4m3, .scale_dtype = dtype, .scales = scales, .scale_order = order})
+                       {.dtype = DataType::float8_e4m3,
+                        .scale_dtype = dtype,
+                        .scales = scales,
+                        .scale_order = order})
                   .run();
       },
       options);
@@ -177,7 +198,8 @@ TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t worst : {0, 4 * 24}) {
     const EpCase c = small(4, 3);
-    const GpuCall call{.scales = 2, .dispatch = {.worst_case_rows = worst}, .place = AnswerPlace::in_place};
+    const GpuCall call{
+        .scales = 2, .dispatch = {.worst_case_rows = worst}, .place = AnswerPlace::in_place};
     ep::GroupOptions options = normal_options(c);
     options.max_scales = 2;
     run_group(
@@ -245,7 +267,8 @@ TEST(EpGpuNormal, MoreTokensThanWarps) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(4, 41);
   c.experts = 64;
-  // A block of route takes 1024 at once, and eight of them a member's: more than one, and more than one each.
+  // A block of route takes 1024 at once, and eight of them a member's: more than one, and more than
+  // one each.
   for (const auto& [tokens, hidden] : {std::pair{3000, 512}, {9500, 64}}) {
     c.max_tokens = tokens;
     c.hidden = hidden;
@@ -288,19 +311,25 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
         const auto event = [] {
           cudaEvent_t made = nullptr;
           EXPECT_EQ(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), cudaSuccess);
-          return std::shared_ptr<CUevent_st>(made, [](cudaEvent_t e) { (void)cudaEventDestroy(e); });
+          return std::shared_ptr<CUevent_st>(made,
+                                             [](cudaEvent_t e) { (void)cudaEventDestroy(e); });
         };
-        CUstream_st *const first = group.tensors.new_stream(), *const second = group.tensors.new_stream();
+        CUstream_st *const first = group.tensors.new_stream(), *const second =
+                                                                   group.tensors.new_stream();
         const auto routed = event(), dispatched = event(), combined = event();
-        // Each call on another stream; the group keeps their order by itself, the events tell the caller.
+        // Each call on another stream; the group keeps their order by itself, the events tell the
+        // caller.
         for (std::uint64_t seed = 47; seed < 50; ++seed) {
           EpCase now = c;
           now.seed = seed;
-          GpuRound round(group, now,
-                         {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens,
-                                       .launch = {.stream = first, .after = routed.get(), .done = dispatched.get()}},
-                          .place = AnswerPlace::in_place,
-                          .combine = {.stream = second, .after = dispatched.get(), .done = combined.get()}});
+          GpuRound round(
+              group, now,
+              {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens,
+                            .launch = {.stream = first,
+                                       .after = routed.get(),
+                                       .done = dispatched.get()}},
+               .place = AnswerPlace::in_place,
+               .combine = {.stream = second, .after = dispatched.get(), .done = combined.get()}});
           const ep::Routing routing = round.route({.done = routed.get()});
           const ep::Dispatched got = round.dispatch(routing);
           round.check(got);
@@ -331,17 +360,21 @@ TEST(EpGpuNormal, AfterHoldsACallBack) {
         const Tensor big = group.tensors.empty(DataType::uint8, {std::int64_t{256} << 20});
         const Tensor x = group.tensors.empty(DataType::bfloat16, {tokens, c.hidden});
         const auto lanes = c.topk(group.me);
-        const Tensor topk = group.tensors.upload(TensorView(lanes.data(), DataType::int64, {tokens, c.top_k}));
+        const Tensor topk =
+            group.tensors.upload(TensorView(lanes.data(), DataType::int64, {tokens, c.top_k}));
         const ep::Routing routing = group.group.route(topk);
         for (int value = 1; value <= 3; ++value) {
           for (int i = 0; i < 4; ++i) {
-            ASSERT_EQ(cudaMemsetAsync(big.data, value, static_cast<std::size_t>(big.shape[0]), producer), cudaSuccess);
+            ASSERT_EQ(
+                cudaMemsetAsync(big.data, value, static_cast<std::size_t>(big.shape[0]), producer),
+                cudaSuccess);
           }
           ASSERT_EQ(cudaMemsetAsync(x.data, value, bytes, producer), cudaSuccess);
           ASSERT_EQ(cudaEventRecord(ready, producer), cudaSuccess);
           const ep::Dispatched got = group.group.dispatch(x, routing, {.launch = {.after = ready}});
           const Tensor rows = group.tensors.download(got.x);
-          for (std::size_t i = 0; i < rows.bytes(); ++i) ASSERT_EQ(rows.as<std::uint8_t>()[i], value) << i;
+          for (std::size_t i = 0; i < rows.bytes(); ++i)
+            ASSERT_EQ(rows.as<std::uint8_t>()[i], value) << i;
         }
         (void)cudaEventDestroy(ready);
       },
@@ -357,13 +390,15 @@ TEST(EpGpuNormal, AsynchronousCalls) {
         GpuRound round(group, c, {.place = AnswerPlace::in_place, .combine_weights = false});
         const ep::Routing routing = round.route();
         auto first = group.group.dispatch_async(round.x(), routing, round.dispatch_options());
-        auto second = group.group.dispatch_async(round.x(), routing, round.dispatch_options());  // without a combine
+        auto second = group.group.dispatch_async(round.x(), routing,
+                                                 round.dispatch_options());  // without a combine
         ep::Dispatched a = first.get(), b = second.get();
         round.check(a);
         round.check(b);
         round.write_answers(a);
         std::promise<void> computed;
-        auto combined = group.group.combine_async(round.y(), a.handle, {}, computed.get_future().share());
+        auto combined =
+            group.group.combine_async(round.y(), a.handle, {}, computed.get_future().share());
         EXPECT_EQ(combined.wait_for(std::chrono::milliseconds(5)), std::future_status::timeout)
             << "ran before its event";
         computed.set_value();
@@ -464,7 +499,8 @@ TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
         round.write_answers(got);
         round.combine(got);
       }
-      group.group.close();  // members' kernels may still be at it; the next group gets the same memory
+      group.group
+          .close();  // members' kernels may still be at it; the next group gets the same memory
     }
   });
 }
@@ -478,7 +514,8 @@ TEST(EpGpuNormal, SmallRoutingsAreNotReadOnTheHost) {
       [&](GpuGroup& group) {
         GpuRound round(group, c, {});
         const ep::Routing routing = round.route();
-        expect_error(Code::unsupported, "in GPU memory", [&] { (void)routing.is_token_in_rank(0, 0); });
+        expect_error(Code::unsupported, "in GPU memory",
+                     [&] { (void)routing.is_token_in_rank(0, 0); });
       },
       options);
 }

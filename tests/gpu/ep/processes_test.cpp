@@ -1,13 +1,14 @@
-// Groups whose members are processes, each with a GPU, or several with one: the rounds of the other tests, whose
-// members are threads. compute-sanitizer runs the kernels of one process one after another, so it can see members that
-// wait for each other only here.
+// SPDX-License-Identifier: Apache-2.0
+// Groups whose members are processes, each with a GPU, or several with one: the rounds of the other
+// tests, whose members are threads. compute-sanitizer runs the kernels of one process one after
+// another, so it can see members that wait for each other only here.
 #include <gtest/gtest.h>
 
 #include <iostream>
 
 #include "checks/ep/gpu_low_latency.hpp"
-#include "support/process/process.hpp"
 #include "checks/world/share.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {
@@ -15,19 +16,25 @@ namespace {
 using ep::Quantize;
 using ep::Reduction;
 
-// Processes on one GPU take turns, a millisecond each, and a sanitizer makes a kernel take many of them.
+// Processes on one GPU take turns, a millisecond each, and a sanitizer makes a kernel take many of
+// them.
 constexpr Milliseconds kLimit{400'000};
 constexpr Milliseconds kTimeout{120'000};
 
-void run_member(const PeContext& pe, bool masks, const std::function<void(GpuGroup&, const EpCase&)>& body,
+void run_member(const PeContext& pe, bool masks,
+                const std::function<void(GpuGroup&, const EpCase&)>& body,
                 DataType widest = DataType::bfloat16) {
   Settings settings = pe.settings;
   settings.heap = "cuda";
   settings.symmetric_size = std::size_t{256} << 20;
   settings.timeout = kTimeout;
   World world = World::open({settings, nullptr});
-  const EpCase c{
-      .ranks = world.n_pes(), .experts = world.n_pes() * 3, .top_k = 4, .hidden = 384, .max_tokens = 24, .seed = 1};
+  const EpCase c{.ranks = world.n_pes(),
+                 .experts = world.n_pes() * 3,
+                 .top_k = 4,
+                 .hidden = 384,
+                 .max_tokens = 24,
+                 .seed = 1};
   {
     ep::GroupOptions options = options_for(c);
     options.mask_failed = masks;
@@ -83,16 +90,22 @@ void run_normal_forms(GpuGroup& group, const EpCase& c) {
   for (const auto place : {AnswerPlace::staged, AnswerPlace::in_place, AnswerPlace::heap})
     GpuRound(group, c, {.place = place, .biases = place == AnswerPlace::heap ? 2 : 0}).run();
   GpuRound(group, reseeded(c, 1),
-           {.dtype = DataType::float8_e4m3, .scales = 3, .scale_order = ScaleOrder::columns, .int32_topk = true})
+           {.dtype = DataType::float8_e4m3,
+            .scales = 3,
+            .scale_order = ScaleOrder::columns,
+            .int32_topk = true})
       .run();
-  GpuRound(group, reseeded(c, 2), {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}, .out = true}).run();
-  GpuRound(group, reseeded(c, 3),
-           {.dtype = DataType::float32, .dispatch = {.copy_out = true}, .answer = DataType::float32})
+  GpuRound(group, reseeded(c, 2),
+           {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}, .out = true})
+      .run();
+  GpuRound(
+      group, reseeded(c, 3),
+      {.dtype = DataType::float32, .dispatch = {.copy_out = true}, .answer = DataType::float32})
       .run();
   run_with_cached_handle(group, reseeded(c, 4));
   EpCase few = reseeded(c, 5);  // up to three rows a token, in the room of a flat result
   few.max_tokens = c.max_tokens / 4;
-  check_expanded(group.group, few, {.alignment = 4, .cached = 1}, mover(group));
+  check_expert_major(group.group, few, {.alignment = 4, .cached = 1}, mover(group));
   run_with_shared_answers(group, reseeded(c, 6));
 }
 
@@ -100,20 +113,21 @@ SHOAL_PE_BODY(normal_mode) {
   run_member(pe, false, run_normal_forms, DataType::float32);
 }
 
-/// Sums, rows and LogFMT rows, each with weights that travel early and late and with receives of both kinds; the other
-/// choices take turns.
+/// Sums, rows and LogFMT rows, each with weights that travel early and late and with receives of
+/// both kinds; the other choices take turns.
 void run_low_latency_forms(GpuGroup& group, const EpCase& c) {
   constexpr Quantize kQuantize[] = {Quantize::none, Quantize::fp8, Quantize::fp8_ue8m0};
   for (int turn = 0; turn < 4; ++turn)
     for (int answers = 0; answers < 3; ++answers) {
       const bool sums = answers == 0, log_fmt = answers == 2, even = turn == 0 || turn == 3;
-      GpuLowLatencyRound(group, reseeded(c, static_cast<std::uint64_t>(turn * 3 + answers)),
-                         {.quantize = kQuantize[(answers + turn) % 3],
-                          .reduction = sums || (log_fmt && even) ? Reduction::per_rank : Reduction::exact,
-                          .log_fmt = log_fmt,
-                          .zero_copy = !log_fmt && sums == even,
-                          .early_weights = turn % 2 == 1,
-                          .defer_receive = turn < 2})
+      GpuLowLatencyRound(
+          group, reseeded(c, static_cast<std::uint64_t>(turn * 3 + answers)),
+          {.quantize = kQuantize[(answers + turn) % 3],
+           .reduction = sums || (log_fmt && even) ? Reduction::per_rank : Reduction::exact,
+           .log_fmt = log_fmt,
+           .zero_copy = !log_fmt && sums == even,
+           .early_weights = turn % 2 == 1,
+           .defer_receive = turn < 2})
           .run();
     }
 }
@@ -138,7 +152,9 @@ SHOAL_PE_BODY(rows_beyond_their_memory) {
 
 class EpGpuProcesses : public testing::TestWithParam<int> {
  protected:
-  void run(const std::string& body) { expect_success(run_pes(GetParam(), body, {.limit = kLimit})); }
+  void run(const std::string& body) {
+    expect_success(run_pes(GetParam(), body, {.limit = kLimit}));
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Pes, EpGpuProcesses, testing::Values(2, 3));
 
@@ -155,7 +171,8 @@ TEST_P(EpGpuProcesses, SmallLowLatencyModeWithMasks) {
   run("low_latency_mode_with_masks");
 }
 
-// The same groups where memory is passed by CUDA IPC (D2). Not under the sanitizer: the kernels are the same.
+// The same groups where memory is passed by CUDA IPC (D2). Not under the sanitizer: the kernels are
+// the same.
 class EpGpuProcessesByCudaIpc : public testing::Test {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_GPU(); }
@@ -174,7 +191,8 @@ TEST_F(EpGpuProcessesByCudaIpc, LowLatencyModeWithMasks) {
   run("low_latency_mode_with_masks");
 }
 
-// For run-gpu-tests --sanitizer, which fails where the tool does not find this. Whatever becomes of the members.
+// For run-gpu-tests --sanitizer, which fails where the tool does not find this. Whatever becomes of
+// the members.
 TEST(EpGpuSanitizer, DISABLED_Control) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const ProcessResult& member : run_pes(2, "rows_beyond_their_memory", {.limit = kLimit}))

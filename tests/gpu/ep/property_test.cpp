@@ -1,6 +1,8 @@
-// Normal mode on GPUs with random shapes against the naive references: ranks 1 to 8, rows of 256 to 16384 channels in
-// steps of 16 bytes, top-k 1 to 32, up to 1024 experts and 8192 tokens, skewed loads, every kind of row and every
-// option. That the seeds reach all of it: tests/property/ep_draws_test.cpp.
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode on GPUs with random shapes against the naive references: ranks 1 to 8, rows of 256 to
+// 16384 channels in steps of 16 bytes, top-k 1 to 32, up to 1024 experts and 8192 tokens, skewed
+// loads, every kind of row and every option. That the seeds reach all of it:
+// tests/property/ep_draws_test.cpp.
 #include <gtest/gtest.h>
 
 #include "checks/ep/draws.hpp"
@@ -9,7 +11,8 @@ namespace shoal::test {
 namespace {
 
 class EpGpuProperty : public ::testing::TestWithParam<std::uint64_t> {};
-INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuProperty, ::testing::Range<std::uint64_t>(1, kNormalSeeds + 1));
+INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuProperty,
+                         ::testing::Range<std::uint64_t>(1, kNormalSeeds + 1));
 
 TEST_P(EpGpuProperty, RandomShapesMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -44,20 +47,36 @@ void run_large(const EpCase& c, const GpuCall& call) {
 
 TEST(EpGpuLarge, DeepSeekV3TrainingShape) {
   SHOAL_SKIP_WITHOUT_GPU();
-  run_large({.ranks = 8, .experts = 256, .top_k = 8, .hidden = 7168, .max_tokens = 4096, .seed = 3, .holes = 0},
+  run_large({.ranks = 8,
+             .experts = 256,
+             .top_k = 8,
+             .hidden = 7168,
+             .max_tokens = 4096,
+             .seed = 3,
+             .holes = 0},
             {.place = AnswerPlace::in_place, .samples = 200});
 }
 
 TEST(EpGpuLarge, ManyTokensManyLanesManyExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
-  run_large({.ranks = 8, .experts = 1024, .top_k = 32, .hidden = 1024, .max_tokens = 8192, .seed = 5},
-            {.dtype = DataType::float8_e4m3, .scales = 8, .scale_order = ScaleOrder::columns, .samples = 200});
+  run_large(
+      {.ranks = 8, .experts = 1024, .top_k = 32, .hidden = 1024, .max_tokens = 8192, .seed = 5},
+      {.dtype = DataType::float8_e4m3,
+       .scales = 8,
+       .scale_order = ScaleOrder::columns,
+       .samples = 200});
 }
 
 TEST(EpGpuLarge, OneHotMember) {
   SHOAL_SKIP_WITHOUT_GPU();
   run_large(
-      {.ranks = 4, .experts = 64, .top_k = 8, .hidden = 2048, .max_tokens = 8192, .seed = 7, .load = Load::all_to_one},
+      {.ranks = 4,
+       .experts = 64,
+       .top_k = 8,
+       .hidden = 2048,
+       .max_tokens = 8192,
+       .seed = 7,
+       .load = Load::all_to_one},
       {.dispatch = {.worst_case_rows = 4 * 8192}, .place = AnswerPlace::in_place, .samples = 200});
 }
 

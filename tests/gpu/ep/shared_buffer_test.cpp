@@ -1,5 +1,7 @@
-// combine on GPUs of a y that no heap holds: memory of any allocator that share_buffer has mapped, fetched from where
-// it lies (requirement D2). The groups have no room for a copy, so that there can be none.
+// SPDX-License-Identifier: Apache-2.0
+// combine on GPUs of a y that no heap holds: memory of any allocator that share_buffer has mapped,
+// fetched from where it lies (requirement D2). The groups have no room for a copy, so that there
+// can be none.
 #include <gtest/gtest.h>
 
 #include <exception>
@@ -7,11 +9,11 @@
 #include <memory>
 #include <optional>
 
-#include "shoal/collective.hpp"
 #include "checks/ep/gpu_normal.hpp"
-#include "support/expect_error.hpp"
-#include "support/cuda/graph.hpp"
 #include "checks/world/share.hpp"
+#include "shoal/collective.hpp"
+#include "support/cuda/graph.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -19,7 +21,12 @@ namespace {
 using Kind = ForeignMemory::Kind;
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 /// Any dtype of answers, no room for copies.
@@ -85,8 +92,8 @@ ep::CombineOptions with_weights(const ep::Dispatched& got) {
   return options;
 }
 
-/// A dispatch whose answers lie in `buffer` on the members of `sharing`, in Dispatched::x on the others; summed and
-/// compared with the reference.
+/// A dispatch whose answers lie in `buffer` on the members of `sharing`, in Dispatched::x on the
+/// others; summed and compared with the reference.
 void check_round(GpuGroup& owner, const EpCase& c, DataType dtype, Buffer& buffer,
                  const std::function<bool(std::int32_t)>& sharing) {
   GpuRound round(owner, c, {.dtype = dtype, .answer = dtype, .place = AnswerPlace::in_place});
@@ -96,7 +103,8 @@ void check_round(GpuGroup& owner, const EpCase& c, DataType dtype, Buffer& buffe
   TensorView y = round.y();
   if (sharing(owner.me)) {
     y = buffer.take(y);
-    if (y.bytes() > 0) owner.tensors.poison(round.y());  // what lies in the heap must not be what is summed
+    if (y.bytes() > 0)
+      owner.tensors.poison(round.y());  // what lies in the heap must not be what is summed
   }
   round.check(owner.group.combine(y, got.handle, with_weights(got)));
 }
@@ -133,7 +141,9 @@ TEST_P(EpGpuSharedBuffer, EachMemberChoosesForItself) {
     Buffer buffer(group, small(GetParam()), Kind::malloc);
     buffer.share();
     for (std::uint64_t seed = 1; seed < 4; ++seed) {
-      const auto some = [&](std::int32_t member) { return (member + static_cast<std::int32_t>(seed)) % 3 != 0; };
+      const auto some = [&](std::int32_t member) {
+        return (member + static_cast<std::int32_t>(seed)) % 3 != 0;
+      };
       check_round(group, small(GetParam(), seed), DataType::bfloat16, buffer, some);
     }
     buffer.unshare();
@@ -168,7 +178,8 @@ TEST_P(EpGpuSharedBuffer, ExpertMajorAnswersAreFetchedLikewise) {
     EpCase few = c;  // up to three rows a token
     few.max_tokens = c.max_tokens / 3;
     GpuRound round(group, few, {.weights = false});
-    const ep::Dispatched got = group.group.dispatch(round.x(), round.route(), {.expanded = true});
+    const ep::Dispatched got =
+        group.group.dispatch(round.x(), round.route(), {.expert_major = true});
     const auto sums = [&](const TensorView& y) {
       const ep::Combined combined = group.group.combine(y, got.handle);
       group.group.synchronize();
@@ -179,12 +190,14 @@ TEST_P(EpGpuSharedBuffer, ExpertMajorAnswersAreFetchedLikewise) {
     if (y.bytes() > 0) group.tensors.poison(got.x);
     const Tensor seen = sums(y);
     ASSERT_EQ(seen.bytes(), wanted.bytes());
-    if (wanted.bytes() > 0) expect_same("sums of expert-major rows", seen.data, wanted.data, wanted.bytes(), 2);
+    if (wanted.bytes() > 0)
+      expect_same("sums of expert-major rows", seen.data, wanted.data, wanted.bytes(), 2);
     buffer.unshare();
   });
 }
 
-/// A captured combine reads the buffer as long as it is replayed (E5), whatever else is shared in between.
+/// A captured combine reads the buffer as long as it is replayed (E5), whatever else is shared in
+/// between.
 TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam());
@@ -193,11 +206,12 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
     Buffer buffer(group, c, Kind::malloc), other(group, c, Kind::mapped);
     barrier(group.world.team());  // allocation may wait for kernels that wait for this PE
     buffer.share();
-    GpuRound round(group, c,
-                   {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens, .launch = {.stream = stream}},
-                    .place = AnswerPlace::in_place,
-                    .combine_weights = false,
-                    .padded = true});
+    GpuRound round(
+        group, c,
+        {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens, .launch = {.stream = stream}},
+         .place = AnswerPlace::in_place,
+         .combine_weights = false,
+         .padded = true});
     const Tensor out = group.tensors.empty(DataType::bfloat16, {c.max_tokens, c.hidden});
     const ep::Routing routing = round.route();
     ep::Dispatched got;
@@ -208,7 +222,9 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
       y = buffer.take(round.y());
       group.tensors.poison(round.y());
     };
-    const auto combine = [&] { back = group.group.combine(y, got.handle, {.out = out, .launch = {.stream = stream}}); };
+    const auto combine = [&] {
+      back = group.group.combine(y, got.handle, {.out = out, .launch = {.stream = stream}});
+    };
     got = round.dispatch(routing);
     write_answers();
     combine();
@@ -226,7 +242,8 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
       round.check(back);
       if (replay == 1) other.share();
       if (replay == 3) other.unshare();
-      if (replay % 2 == 1) check_round(group, small(GetParam(), 10 + replay), DataType::float16, buffer, everybody);
+      if (replay % 2 == 1)
+        check_round(group, small(GetParam(), 10 + replay), DataType::float16, buffer, everybody);
     }
     group.tensors.settle();
     buffer.unshare();
@@ -241,7 +258,8 @@ TEST_P(EpGpuSharedBuffer, NumbersThatShareAnEntryComeAndGo) {
     for (int i = 0; i < 70; ++i) {
       Buffer buffer(group, c, Kind::malloc);
       buffer.share();
-      if (i % 10 == 0 || i > 60) check_round(group, small(GetParam(), i + 1), DataType::bfloat16, buffer, everybody);
+      if (i % 10 == 0 || i > 60)
+        check_round(group, small(GetParam(), i + 1), DataType::bfloat16, buffer, everybody);
       buffer.unshare();
     }
   });
@@ -268,7 +286,8 @@ TEST_P(EpGpuSharedBuffer, WhatIsNotSharedIsRefusedWithoutRoomForACopy) {
     round.check(group.group.combine(y, got.handle, with_weights(got)));
     buffer.unshare();
     refused();
-    round.check(group.group.combine(round.y(), got.handle, with_weights(got)));  // nobody is out of step
+    round.check(
+        group.group.combine(round.y(), got.handle, with_weights(got)));  // nobody is out of step
   });
 }
 

@@ -1,6 +1,7 @@
-// Ten thousand operations of a group on GPUs in random order, with random delays on every PE, each checked: dispatches
-// of all kinds and layouts, combines in any order, low-latency sends and receives of every encoding in between. The
-// order is the same on all members, the delays are not.
+// SPDX-License-Identifier: Apache-2.0
+// Ten thousand operations of a group on GPUs in random order, with random delays on every PE, each
+// checked: dispatches of all kinds and layouts, combines in any order, low-latency sends and
+// receives of every encoding in between. The order is the same on all members, the delays are not.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,10 +18,16 @@ namespace shoal::test {
 namespace {
 
 constexpr int kOperations = 10'000;
-constexpr std::chrono::seconds kLongest{270};  // run-gpu-tests gives a program 300, and what was done is to be told
+constexpr std::chrono::seconds kLongest{
+    270};  // run-gpu-tests gives a program 300, and what was done is to be told
 
 EpCase soak_case(std::int32_t ranks, std::uint64_t seed) {
-  EpCase c{.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 144, .max_tokens = 12, .seed = seed};
+  EpCase c{.ranks = ranks,
+           .experts = ranks * 3,
+           .top_k = 4,
+           .hidden = 144,
+           .max_tokens = 12,
+           .seed = seed};
   c.mixed_magnitudes = true;
   c.load = seed % 5 == 4 ? Load::some_idle : Load::random;
   return c;
@@ -28,10 +35,11 @@ EpCase soak_case(std::int32_t ranks, std::uint64_t seed) {
 
 constexpr std::int32_t kMostAlignment = 8;
 
-const ExpandedCall kExpanded[] = {{.alignment = kMostAlignment},
-                                  {.scales = 2, .alignment = 4, .worst_case = true},
-                                  {.weights = false, .alignment = 3, .biases = 1, .in_place = true},
-                                  {.copy_out = true, .biases = 2}};
+const ExpertMajorCall kExpertMajor[] = {
+    {.alignment = kMostAlignment},
+    {.scales = 2, .alignment = 4, .worst_case = true},
+    {.weights = false, .alignment = 3, .biases = 1, .in_place = true},
+    {.copy_out = true, .biases = 2}};
 
 std::vector<GpuLowLatencyCall> low_latency_calls() {
   using ep::Quantize;
@@ -43,7 +51,10 @@ std::vector<GpuLowLatencyCall> low_latency_calls() {
           {.reduction = Reduction::exact, .log_fmt = true, .early_weights = true},
           {.quantize = Quantize::fp8, .zero_copy = true, .early_weights = true},
           {.quantize = Quantize::fp8_power_of_two, .log_fmt = true},
-          {.quantize = Quantize::fp8_ue8m0, .reduction = Reduction::exact, .early_weights = true, .int32_topk = true}};
+          {.quantize = Quantize::fp8_ue8m0,
+           .reduction = Reduction::exact,
+           .early_weights = true,
+           .int32_topk = true}};
 }
 
 /// A random walk over the operations that are legal at each point.
@@ -53,17 +64,21 @@ class Walk {
     for (std::uint64_t i = 0; i < 4; ++i) {
       EpCase c = soak_case(first.ranks, first.seed + i);
       const std::int64_t most = c.ranks * c.max_tokens;
-      normal_.push_back(std::make_unique<GpuRound>(group, c, GpuCall{.biases = static_cast<int>(i % 3)}));
+      normal_.push_back(
+          std::make_unique<GpuRound>(group, c, GpuCall{.biases = static_cast<int>(i % 3)}));
       normal_.push_back(std::make_unique<GpuRound>(
-          group, c, GpuCall{.scales = 2, .dispatch = {.worst_case_rows = most}, .place = AnswerPlace::in_place}));
+          group, c,
+          GpuCall{
+              .scales = 2, .dispatch = {.worst_case_rows = most}, .place = AnswerPlace::in_place}));
     }
     std::uint64_t seed = first.seed + 50;
-    for (const ExpandedCall& call : kExpanded)
-      expanded_.push_back(
-          std::make_unique<ExpandedRound>(group.group, soak_case(first.ranks, ++seed), call, mover(group)));
+    for (const ExpertMajorCall& call : kExpertMajor)
+      expert_major_.push_back(std::make_unique<ExpertMajorRound>(
+          group.group, soak_case(first.ranks, ++seed), call, mover(group)));
     for (int i = 0; i < 2; ++i)
       for (const GpuLowLatencyCall& call : low_latency_calls())
-        low_latency_.push_back(std::make_unique<GpuLowLatencyRound>(group, soak_case(first.ranks, ++seed), call));
+        low_latency_.push_back(
+            std::make_unique<GpuLowLatencyRound>(group, soak_case(first.ranks, ++seed), call));
     for (const auto& round : normal_) routings_.push_back(round->route());
   }
 
@@ -110,7 +125,7 @@ class Walk {
 
  private:
   struct Held {
-    std::size_t round;  ///< of normal_, then of expanded_
+    std::size_t round;  ///< of normal_, then of expert_major_
     ep::Dispatched got;
   };
   template <typename T>
@@ -126,12 +141,12 @@ class Walk {
     if (draw == 99) std::this_thread::sleep_for(std::chrono::milliseconds(delays_() % 8));
   }
   void combine_or_dispatch() { held_.empty() ? dispatch() : combine(); }
-  ExpandedRound* expanded(std::size_t round) {
-    return round < normal_.size() ? nullptr : expanded_[round - normal_.size()].get();
+  ExpertMajorRound* expert_major(std::size_t round) {
+    return round < normal_.size() ? nullptr : expert_major_[round - normal_.size()].get();
   }
   void dispatch() {
-    const std::size_t i = order_() % (normal_.size() + expanded_.size());
-    if (ExpandedRound* const round = expanded(i)) {
+    const std::size_t i = order_() % (normal_.size() + expert_major_.size());
+    if (ExpertMajorRound* const round = expert_major(i)) {
       held_.push_back({i, round->dispatch()});
       return;
     }
@@ -143,7 +158,7 @@ class Walk {
   void dispatch_again() {
     const std::size_t i = held_.front().round;
     const ep::Handle layout = held_.front().got.handle;
-    if (ExpandedRound* const round = expanded(i)) {
+    if (ExpertMajorRound* const round = expert_major(i)) {
       held_.push_back({i, round->dispatch(layout)});
       return;
     }
@@ -153,18 +168,19 @@ class Walk {
   }
   void combine() {
     const auto at = held_.begin() + static_cast<std::ptrdiff_t>(order_() % held_.size());
-    if (ExpandedRound* const round = expanded(at->round)) {
+    if (ExpertMajorRound* const round = expert_major(at->round)) {
       round->combine(at->got);
     } else {
       normal_[at->round]->write_answers(at->got);
       normal_[at->round]->check(normal_[at->round]->combine(at->got));
     }
-    for (const Tensor* tensor :
-         {&at->got.x, &at->got.topk_idx, &at->got.topk_weights, &at->got.source_token, &at->got.scales})
+    for (const Tensor* tensor : {&at->got.x, &at->got.topk_idx, &at->got.topk_weights,
+                                 &at->got.source_token, &at->got.scales})
       if (tensor->defined()) group_.tensors.poison(*tensor);
     held_.erase(at);
   }
-  /// Receives are made in the order of the sends: none is queued with its send while an earlier one is still to be.
+  /// Receives are made in the order of the sends: none is queued with its send while an earlier one
+  /// is still to be.
   template <typename Steps>
   static bool must_defer(const Steps& open) {
     return std::any_of(open.begin(), open.end(), [](const auto& step) { return step.deferred; });
@@ -199,7 +215,7 @@ class Walk {
   std::mt19937_64 order_{12345};  // of all members
   std::mt19937_64 delays_;        // of this one
   std::vector<std::unique_ptr<GpuRound>> normal_;
-  std::vector<std::unique_ptr<ExpandedRound>> expanded_;
+  std::vector<std::unique_ptr<ExpertMajorRound>> expert_major_;
   std::vector<std::unique_ptr<GpuLowLatencyRound>> low_latency_;
   std::vector<ep::Routing> routings_;
   std::vector<Held> held_;
@@ -215,7 +231,7 @@ void soak(std::int32_t ranks, int operations) {
   run_threads(ranks, gpu_settings(), [&](World& world) {
     const EpCase c = soak_case(ranks, 1);
     ep::GroupOptions options = options_for(c);
-    options.max_tokens = expanded_options(c, {.alignment = kMostAlignment}).max_tokens;
+    options.max_tokens = expert_major_options(c, {.alignment = kMostAlignment}).max_tokens;
     options.max_scales = 2;
     GpuGroup group(world, options);
     group.group.warmup();
@@ -233,7 +249,8 @@ void soak(std::int32_t ranks, int operations) {
     walk.finish();
     group.group.synchronize();
   });
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::printf("%d of %d operations on %d PEs in %.1f s\n", done.load(), operations, ranks, seconds);
   EXPECT_EQ(done, operations) << (out_of_time ? "stopped at the time limit" : "");
 }

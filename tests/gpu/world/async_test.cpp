@@ -1,11 +1,12 @@
-// Start in the background on a GPU (requirement B6): worlds open and groups warm up on other threads while one thread,
-// which started all of them, goes on with work of its own on the GPU.
+// SPDX-License-Identifier: Apache-2.0
+// Start in the background on a GPU (requirement B6): worlds open and groups warm up on other
+// threads while one thread, which started all of them, goes on with work of its own on the GPU.
 #include <future>
 #include <memory>
 #include <vector>
 
-#include "gpu/device/world.hpp"
 #include "checks/ep/gpu_low_latency.hpp"
+#include "gpu/device/world.hpp"
 
 namespace shoal::test {
 namespace {
@@ -69,13 +70,15 @@ std::vector<T> load_until_ready(Loading& loading, std::vector<std::future<T>>& f
 TEST(StartInTheBackground, OfWorldsAndGroupsWhileTheProgramGoesOn) {
   SHOAL_NEEDS_GPU();
   constexpr Pe kPes = 4;
-  const EpCase c{.ranks = kPes, .experts = 3 * kPes, .top_k = 4, .hidden = 512, .max_tokens = 40, .seed = 1};
+  const EpCase c{
+      .ranks = kPes, .experts = 3 * kPes, .top_k = 4, .hidden = 512, .max_tokens = 40, .seed = 1};
   const Settings settings = gpu_settings();
   Loading loading(0);
   auto bootstraps = thread_bootstraps(kPes, settings);
   std::vector<std::future<World>> opening;
   for (auto& bootstrap : bootstraps)
-    opening.push_back(World::open_async({settings, std::shared_ptr<Bootstrap>(std::move(bootstrap))}));
+    opening.push_back(
+        World::open_async({settings, std::shared_ptr<Bootstrap>(std::move(bootstrap))}));
   std::vector<World> worlds = load_until_ready(loading, opening);
 
   std::vector<std::future<std::unique_ptr<GpuGroup>>> making;
@@ -105,7 +108,8 @@ TEST(StartInTheBackground, OfWorldsAndGroupsWhileTheProgramGoesOn) {
     }));
   for (std::future<void>& one : running) one.get();
   running.clear();
-  for (World& world : worlds) running.push_back(std::async(std::launch::async, [&] { world.close(); }));
+  for (World& world : worlds)
+    running.push_back(std::async(std::launch::async, [&] { world.close(); }));
   for (std::future<void>& one : running) one.get();
 }
 

@@ -1,5 +1,6 @@
-// The heap in GPU memory: growth, zeroed memory, a byte has one address in a process, worlds one after another
-// (requirements D2, D8).
+// SPDX-License-Identifier: Apache-2.0
+// The heap in GPU memory: growth, zeroed memory, a byte has one address in a process, worlds one
+// after another (requirements D2, D8).
 
 #include <gtest/gtest.h>
 
@@ -8,8 +9,8 @@
 #include <numeric>
 
 #include "shoal/collective.hpp"
-#include "support/expect_error.hpp"
 #include "support/cuda/world_gpu.hpp"
+#include "support/expect_error.hpp"
 #include "support/world/world_local.hpp"
 
 namespace shoal::test {
@@ -71,7 +72,8 @@ TEST_F(HeapOnGpu, SaysThatTheGpuIsFull) {
   settings.device = 0;
   run_threads(2, settings, [](World& world) {
     const std::size_t used = world.heap().used();
-    expect_error(Code::exhausted, "SHOAL_SYMMETRIC_SIZE", [&] { world.heap().malloc(std::size_t{1} << 41); });
+    expect_error(Code::exhausted, "SHOAL_SYMMETRIC_SIZE",
+                 [&] { world.heap().malloc(std::size_t{1} << 41); });
     EXPECT_EQ(world.heap().used(), used);
     EXPECT_NE(world.heap().malloc(kMiB), nullptr);
   });
@@ -87,7 +89,8 @@ TEST_F(HeapOnGpu, GivesAByteOneAddressInAProcess) {
     }
     for (Pe pe = 0; pe < 4; ++pe)
       if (world.state().peer_base(pe) != nullptr) {
-        EXPECT_EQ(world.state().peer_base(pe), seen + static_cast<std::size_t>(pe) * world.heap().size());
+        EXPECT_EQ(world.state().peer_base(pe),
+                  seen + static_cast<std::size_t>(pe) * world.heap().size());
       }
   });
 }
@@ -106,7 +109,8 @@ TEST_F(HeapOnGpu, OpensAgainAndAgain) {
 TEST_F(HeapOnGpu, NamesDevicesThatAreNotThere) {
   Settings settings = gpu_world_settings();
   settings.device = 1000;
-  expect_error(Code::invalid_argument, "SHOAL_DEVICE is 1000", [&] { run_threads(2, settings, [](World&) {}); });
+  expect_error(Code::invalid_argument, "SHOAL_DEVICE is 1000",
+               [&] { run_threads(2, settings, [](World&) {}); });
 }
 
 }  // namespace

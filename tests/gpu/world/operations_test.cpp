@@ -1,5 +1,6 @@
-// Every operation of a world whose heap lies in GPU memory, PEs as threads: 8 on one GPU, or spread over those that are
-// there (requirements D1, D2, D15).
+// SPDX-License-Identifier: Apache-2.0
+// Every operation of a world whose heap lies in GPU memory, PEs as threads: 8 on one GPU, or spread
+// over those that are there (requirements D1, D2, D15).
 
 #include <gtest/gtest.h>
 
@@ -83,10 +84,12 @@ TEST_P(WorldOnGpu, MovesRegisteredBuffers) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, WorldOnGpu,
                          testing::Values(Case{"automatic", 8, 0, 0}, Case{"automatic", 8, -1, 0},
-                                         Case{"automatic", 4, -1, 2}, Case{"automatic", 4, -1, 2, "staged"},
+                                         Case{"automatic", 4, -1, 2},
+                                         Case{"automatic", 4, -1, 2, "staged"},
                                          Case{"ipc", 4, -1, 0}),
                          [](const auto& one) {
-                           return std::string(one.param.handle) + "_" + std::to_string(one.param.n_pes) + "_pes_" +
+                           return std::string(one.param.handle) + "_" +
+                                  std::to_string(one.param.n_pes) + "_pes_" +
                                   (one.param.device < 0 ? "spread" : "on_one") +
                                   (one.param.node_size == 0 ? "" : "_in_nodes") +
                                   (std::string(one.param.between) == "staged" ? "_staged" : "");

@@ -1,11 +1,12 @@
-// Worlds whose PEs are processes with heaps in GPU memory: handles by file descriptor, fabric and CUDA IPC
-// (requirements D1, D2).
+// SPDX-License-Identifier: Apache-2.0
+// Worlds whose PEs are processes with heaps in GPU memory: handles by file descriptor, fabric and
+// CUDA IPC (requirements D1, D2).
 
 #include <gtest/gtest.h>
 
 #include "shoal/collective.hpp"
-#include "support/process/process.hpp"
 #include "support/cuda/world_gpu.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {

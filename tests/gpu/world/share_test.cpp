@@ -1,11 +1,12 @@
-// Buffers of any allocator that PEs map from each other, on real GPUs: cudaMalloc's and mapped ones, PEs as threads and
-// as processes (requirement D2).
+// SPDX-License-Identifier: Apache-2.0
+// Buffers of any allocator that PEs map from each other, on real GPUs: cudaMalloc's and mapped
+// ones, PEs as threads and as processes (requirement D2).
 
 #include <gtest/gtest.h>
 
-#include "support/process/process.hpp"
-#include "support/cuda/world_gpu.hpp"
 #include "checks/world/share.hpp"
+#include "support/cuda/world_gpu.hpp"
+#include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {

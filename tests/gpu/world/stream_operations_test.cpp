@@ -1,4 +1,6 @@
-// Operations on CUDA streams (requirement D15): values, order on the stream, deadlines, graphs, several PEs on one GPU.
+// SPDX-License-Identifier: Apache-2.0
+// Operations on CUDA streams (requirement D15): values, order on the stream, deadlines, graphs,
+// several PEs on one GPU.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -91,25 +93,30 @@ TEST(StreamOperations, ValuesStridesAndAtomicsSmall) {
     expected_bytes[4] = 1, expected_bytes[5] = 2;
     EXPECT_EQ(fetch(world, bytes), expected_bytes);
     std::vector<double> expected_in(64), expected_back(64);
-    for (std::size_t i = 0; i < 20; ++i) expected_in[3 * i] = 100.0 * (left(world) + 1) + 2.0 * static_cast<double>(i);
+    for (std::size_t i = 0; i < 20; ++i)
+      expected_in[3 * i] = 100.0 * (left(world) + 1) + 2.0 * static_cast<double>(i);
     expected_in[60] = -1.5;
-    for (std::size_t i = 0; i < 12; ++i) expected_back[2 * i] = 100.0 * (next + 1) + 5.0 * static_cast<double>(i);
+    for (std::size_t i = 0; i < 12; ++i)
+      expected_back[2 * i] = 100.0 * (next + 1) + 5.0 * static_cast<double>(i);
     EXPECT_EQ(fetch(world, in), expected_in);
     EXPECT_EQ(fetch(world, back), expected_back);
-    EXPECT_EQ(fetch(world, words), (std::vector<std::int32_t>{world.my_pe() == 0 ? 5 * 7 * 3 : 0, 4, 0, 0}));
+    EXPECT_EQ(fetch(world, words),
+              (std::vector<std::int32_t>{world.my_pe() == 0 ? 5 * 7 * 3 : 0, 4, 0, 0}));
     EXPECT_EQ(fetch(world, before), (std::vector<std::int32_t>{0, -9, 4, 4}));
     barrier(world.team());
   });
 }
 
-/// Every operation, alone on a word of the neighbour and by all PEs on words of PE 0. Values use all bits of the type.
+/// Every operation, alone on a word of the neighbour and by all PEs on words of PE 0. Values use
+/// all bits of the type.
 template <typename T>
 void check_stream_atomics(World& world, const TestStream& stream) {
   struct Step {
     AtomicOp op;
     T operand, compare, after;  // after: what the word is then
   };
-  const T start = static_cast<T>(0x9234'5678'8abc'def0), other = static_cast<T>(0x0f0f'8000'f0f0'0007);
+  const T start = static_cast<T>(0x9234'5678'8abc'def0),
+          other = static_cast<T>(0x0f0f'8000'f0f0'0007);
   const std::vector<Step> steps = {
       {AtomicOp::set, start, 0, start},
       {AtomicOp::fetch, 0, 0, start},
@@ -133,7 +140,8 @@ void check_stream_atomics(World& world, const TestStream& stream) {
   fill(world, shared, {all, 0, 0, 0});
   on.barrier(world.team());
   for (std::size_t i = 0; i < steps.size(); ++i)
-    on.atomic(steps[i].op, word.on(next)[0], steps[i].operand, results.data() + i, steps[i].compare);
+    on.atomic(steps[i].op, word.on(next)[0], steps[i].operand, results.data() + i,
+              steps[i].compare);
   on.atomic(AtomicOp::fetch, word.on(next)[0], 0, results.data() + steps.size());
   on.atomic(AtomicOp::bit_and, shared.on(0)[0], static_cast<T>(~mine), nullptr);
   on.atomic(AtomicOp::bit_or, shared.on(0)[1], mine, nullptr);
@@ -165,12 +173,12 @@ TYPED_TEST(StreamAtomics, AmongEightPes) {
   run_gpu_pes(8, check_stream_atomics<TypeParam>);
 }
 
-/// Rounds of a ring on streams alone: the host looks at the end only. Each round's row is checked by where it ends: the
-/// receiver copies it into its own log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the round,
-/// `answer(on, flag, round)` says that it was copied.
+/// Rounds of a ring on streams alone: the host looks at the end only. Each round's row is checked
+/// by where it ends: the receiver copies it into its own log. `send(on, row, inbox, flag, round)`
+/// moves a row and sets its flag to the round, `answer(on, flag, round)` says that it was copied.
 template <typename Send, typename Answer>
-void run_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds, const Send& send,
-              const Answer& answer) {
+void run_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds,
+              const Send& send, const Answer& answer) {
   const StreamOperations on(world, stream);
   const auto rows = world.heap().allocate<std::uint32_t>(rounds * count);
   const auto inbox = world.heap().allocate<std::uint32_t>(count);
@@ -180,7 +188,8 @@ void run_ring(World& world, const TestStream& stream, std::size_t count, std::ui
   barrier(world.team());
   for (std::uint64_t round = 1; round <= rounds; ++round) {
     const std::size_t first = (round - 1) * count;
-    send(on, Row(rows.data() + first, count), inbox.on(right(world)), flags.on(right(world))[0], round);
+    send(on, Row(rows.data() + first, count), inbox.on(right(world)), flags.on(right(world))[0],
+         round);
     on.wait_until(flags.data(), Compare::equal, round);
     on.put(log.on(world.my_pe()).subspan(first, count), Row(inbox.data(), count));
     answer(on, flags.on(left(world))[1], round);
@@ -199,7 +208,9 @@ void check_ring(World& world, const TestStream& stream, std::size_t count, std::
       [](const auto& on, Row row, auto inbox, auto flag, std::uint64_t) {
         on.put_signal(inbox, row, flag, SignalOp::add, 1);
       },
-      [](const auto& on, auto flag, std::uint64_t round) { on.signal(flag, SignalOp::set, round); });
+      [](const auto& on, auto flag, std::uint64_t round) {
+        on.signal(flag, SignalOp::set, round);
+      });
 }
 
 TEST(StreamOperations, RingSmall) {
@@ -248,7 +259,8 @@ TEST(StreamOperations, BarriersOfTeams) {
     const auto table = world.heap().allocate<std::uint64_t>(8);
     Team odd = world.team().split_strided(1, 2, 4);
     for (std::uint64_t round = 1; round <= 50; ++round) {
-      for (Pe pe = 0; pe < 8; ++pe) on.put_value(table.on(pe)[static_cast<std::size_t>(world.my_pe())], round);
+      for (Pe pe = 0; pe < 8; ++pe)
+        on.put_value(table.on(pe)[static_cast<std::size_t>(world.my_pe())], round);
       on.barrier(world.team());
       if (odd.valid()) on.barrier(odd);
       on.barrier(world.team());
@@ -299,7 +311,8 @@ TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
     const auto landed = world.heap().allocate<std::uint64_t>(1);
     const auto landings = world.heap().allocate<std::uint64_t>(1);
     const auto landing = world.heap().allocate<std::uint8_t>(large.size());
-    fill(world, large, std::vector<std::uint8_t>(large.size(), static_cast<std::uint8_t>(world.my_pe() + 1)));
+    fill(world, large,
+         std::vector<std::uint8_t>(large.size(), static_cast<std::uint8_t>(world.my_pe() + 1)));
     barrier(world.team());
 
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -361,9 +374,10 @@ TEST(StreamOperations, GuideExampleSmall) {
     // [streams]
     const Pe next = (world.my_pe() + 1) % world.n_pes();
     const cuda::StreamOperations on(world, stream);
-    on.put_signal(in.on(next), std::span<const float>(out.data(), out.size()), arrived.on(next), SignalOp::add, 1);
+    on.put_signal(in.on(next), std::span<const float>(out.data(), out.size()), arrived.on(next),
+                  SignalOp::add, 1);
     on.wait_until(arrived.data(), Compare::greater_equal, 1);  // holds the stream, not the host
-    on.barrier(world.team());                                  // of streams: everybody has come as far
+    on.barrier(world.team());  // of streams: everybody has come as far
     check_cuda(cudaStreamSynchronize(stream));
     cuda::check_failures(world);
     // [streams]
@@ -382,7 +396,8 @@ TEST(StreamOperations, FindTheSameStreamsInEveryWorld) {
     run_gpu_pes(2, [&](World& world, const TestStream&) {
       const cuda::Stream stream = cuda::launch_context(world).priority;
       const StreamOperations on(world, stream);
-      for (int turn = 0; turn < 5; ++turn) on.barrier(world.team());  // kernels that wait for each other
+      for (int turn = 0; turn < 5; ++turn)
+        on.barrier(world.team());  // kernels that wait for each other
       check_cuda(cudaStreamSynchronize(stream));
       const std::lock_guard lock(mutex);
       seen.insert(stream);
@@ -398,8 +413,10 @@ TEST(StreamOperations, LocalMemoryMustBeTheGpus) {
     const StreamOperations on(world, stream);
     const auto words = world.heap().allocate<int>(8);
     const std::vector<int> pageable(8, 3);
-    expect_error(Code::invalid_argument, "is not memory that GPU", [&] { on.put(words.on(0), pageable); });
-    expect_error(Code::invalid_argument, "legacy default stream", [&] { StreamOperations(world, nullptr); });
+    expect_error(Code::invalid_argument, "is not memory that GPU",
+                 [&] { on.put(words.on(0), pageable); });
+    expect_error(Code::invalid_argument, "legacy default stream",
+                 [&] { StreamOperations(world, nullptr); });
     void* pinned = nullptr;
     check_cuda(cudaHostAlloc(&pinned, 8 * sizeof(int), cudaHostAllocPortable));
     auto* const values = static_cast<int*>(pinned);

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Buffer in normal mode on four ranks of a gloo group, against plain torch on gathered inputs."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM, SGLang and Megatron-LM do with the package, each imitated call by call, on eight ranks of a gloo group.
 
 The layer is always the same: every token goes to K experts, each a matrix, and the weighted answers are added up. The
@@ -56,7 +57,7 @@ def close(got, want, tolerance=1e-3):
     return got.numel() == 0 or calc_diff(got, want) < tolerance
 
 
-# --- vLLM -------------------------------------------------------------------------------------------------------------
+# VLLM.
 
 
 @torch.inference_mode()
@@ -236,7 +237,7 @@ def check_vllm_v2(_):
     buffer.destroy()
 
 
-# --- SGLang -----------------------------------------------------------------------------------------------------------
+# SGLang.
 
 
 @torch.inference_mode()
@@ -318,7 +319,7 @@ def check_sglang_one_buffer_for_both_modes(_):
 
 @torch.inference_mode()
 def check_sglang_v2(_):
-    """Prefill in flat form, decode expanded; sizes and numbers of SMs and queue pairs are passed along."""
+    """Prefill in flat form, decode expert_major; sizes and numbers of SMs and queue pairs are passed along."""
     buffer = ElasticBuffer(
         dist.group.WORLD,
         num_max_tokens_per_rank=16,
@@ -362,7 +363,7 @@ def check_sglang_v2(_):
         assert close(combined, want)
 
 
-# --- Megatron-LM ------------------------------------------------------------------------------------------------------
+# Megatron-LM.
 
 
 def megatron_functions(buffer):
@@ -487,7 +488,7 @@ def test_on_eight_ranks(results, name):
     results.verify(name)
 
 
-# --- what callers probe -----------------------------------------------------------------------------------------------
+# What callers probe.
 
 SIGNATURES = {
     Buffer.__init__: "self group num_nvl_bytes=0 num_rdma_bytes=0 low_latency_mode=False num_qps_per_rank=24 "

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Config, its buffer sizes and tables, and the sizes of low-latency and elastic buffers."""
 
 import itertools
@@ -170,7 +171,7 @@ def _python(program: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-# ---- elastic
+# Elastic.
 
 
 def elastic_size(tokens, hidden, topk=0, fp8=False, so=1, su=8, nv=None, **more) -> int:

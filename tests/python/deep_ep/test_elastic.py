@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ElasticBuffer on four ranks of a gloo group, against deep_ep.utils.refs, bit by bit."""
 
 import pytest
@@ -45,7 +46,7 @@ class Expected:
         self.counts = [int((self.idx == e).sum()) for e in range(E // ranks)]
         self.aligned = [align(count, alignment) for count in self.counts]
         self.starts = [sum(self.aligned[:e]) for e in range(E // ranks)]
-        self.lanes = torch.full_like(self.idx, -1)  # expanded row of each lane
+        self.lanes = torch.full_like(self.idx, -1)  # expert_major row of each lane
         for e, start in enumerate(self.starts):
             for number, (row, lane) in enumerate((self.idx == e).nonzero().tolist()):
                 self.lanes[row, lane] = start + number
@@ -84,11 +85,11 @@ def answers_of_ranks(want):
     return refs.ordered_accumulate(answers.masked_fill((want.idx < 0)[..., None], 0))
 
 
-def verify_handle(handle, want, topk_idx, expanded):
+def verify_handle(handle, want, topk_idx, expert_major):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     rows = want.idx.shape[0]
     assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == want.per_rank.cumsum(0).tolist()
-    ends = [start + (count if expanded else full) for start, count, full in zip(want.starts, want.counts, want.aligned)]
+    ends = [start + (count if expert_major else full) for start, count, full in zip(want.starts, want.counts, want.aligned)]
     assert handle.psum_num_recv_tokens_per_expert.tolist() == ends
     assert handle.num_unaligned_recv_tokens_per_expert.tolist() == want.counts
     metadata = handle.recv_src_metadata
@@ -97,7 +98,7 @@ def verify_handle(handle, want, topk_idx, expanded):
     for row in range(rows):
         last = int((want.idx[row] >= 0).nonzero()[-1])
         assert metadata[row, 1] == want.source[row] // M * K + last
-    assert torch.equal(metadata[:rows, 2:].long(), want.lanes if expanded else torch.full_like(want.idx, -1))
+    assert torch.equal(metadata[:rows, 2:].long(), want.lanes if expert_major else torch.full_like(want.idx, -1))
     slots, counters = torch.full_like(topk_idx, -1), [0] * ranks
     for t, row in enumerate(topk_idx.tolist()):
         owners = [expert // (E // ranks) if expert >= 0 else -1 for expert in row]
@@ -123,7 +124,7 @@ def check_flat(_):
         )
         assert handle.num_recv_tokens == recv_x.shape[0] and handle.num_recv_tokens_per_expert_list == want.aligned
         assert stats.tolist() == [2 + count for count in want.counts] and event.event is None
-        verify_handle(handle, want, topk_idx, expanded=False)
+        verify_handle(handle, want, topk_idx, expert_major=False)
 
         y = answers_of_ranks(want)
         bias = (torch.randn_like(x), torch.randn_like(x))
@@ -133,7 +134,7 @@ def check_flat(_):
             assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
 
 
-def check_expanded(_):
+def check_expert_major(_):
     for multiple in (True, False):
         for alignment in (1, 8):
             buffer = the_buffer(multiple)
@@ -149,7 +150,7 @@ def check_expanded(_):
             assert torch.equal(recv_weights, flat_weights)
             assert handle.num_expanded_tokens == sum(want.aligned) and handle.num_recv_tokens == len(want.x)
             assert handle.num_recv_tokens_per_expert_list == want.aligned
-            verify_handle(handle, want, topk_idx, expanded=True)
+            verify_handle(handle, want, topk_idx, expert_major=True)
 
             y = outputs_of_experts(want.source, want.lanes, handle.num_expanded_tokens)
             y[(want.expand(torch.ones(len(want.x), 1)) == 0)[:, 0]] = float("nan")  # padding is not read
@@ -216,7 +217,7 @@ def check_without_cpu_sync(_):
         )
         assert torch.equal(recv_x[:rows], want.x) and torch.equal(recv_weights[:rows], want.weights)
         assert torch.equal(recv_idx[:rows], want.idx) and (recv_idx[rows:] == -1).all()
-        verify_handle(handle, want, topk_idx, expanded=False)
+        verify_handle(handle, want, topk_idx, expert_major=False)
         sums, *_ = buffer.combine(recv_x, handle)
         in_rank = torch.stack([(topk_idx >= 0) & (topk_idx // (E // 4) == r) for r in range(4)]).any(-1).sum(0)
         if buffer.num_rdma_ranks == 1:  # else 1 + 2 times a row is rounded twice
@@ -231,7 +232,7 @@ def check_without_cpu_sync(_):
         assert recv_x.shape == (most, H) and handle.num_expanded_tokens == most
         full = want.expand(want.x)
         assert torch.equal(recv_x[: len(full)], full) and (recv_x[len(full) :] == 0).all()
-        verify_handle(handle, want, topk_idx, expanded=True)
+        verify_handle(handle, want, topk_idx, expert_major=True)
         y = outputs_of_experts(want.source, want.lanes, most)
         sums, *_ = buffer.combine(y, handle)
         assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, None, multiple))

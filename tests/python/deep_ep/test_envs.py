@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process groups, seeds, what is read from the system, and the small helpers around them."""
 
 import gc
@@ -19,7 +20,7 @@ from deep_ep.utils import comm, envs, find_pkgs, semantic
 RANKS = 4
 
 
-# ---- several ranks
+# Several ranks.
 
 
 def run_rank(rank: int, port: int, folder: str) -> None:
@@ -78,7 +79,7 @@ def test_4_ranks_of_2_nodes(tmp_path):
     assert printed == {r: f"all {r}\n" + (f"node {r}\n" if r % 2 == 0 else "") for r in range(RANKS)}
 
 
-# ---- one process
+# One process.
 
 
 def test_bad_ranks(monkeypatch):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EventHandle and EventOverlap, on the host, with a CUDA that only notes what is asked of it, and on GPUs."""
 
 import copy

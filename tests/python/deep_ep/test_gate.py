@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unbalanced gate scores: what their top-k choice gives each rank."""
 
 import math

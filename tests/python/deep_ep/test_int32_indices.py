@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert indices of 32 bits (EP_NUM_TOPK_IDX_BITS=32) through every call that takes or gives them, on two ranks."""
 
 import multiprocessing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deep_ep.utils.math against straightforward computations."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference dispatch and combine against loops over the routing of all ranks."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deep_ep on four ranks of two emulated nodes: what holds on one node holds there, in all but the rounding of sums."""
 
 import multiprocessing
@@ -23,7 +24,7 @@ from test_buffer_normal import (
 )
 from test_elastic import E, Expected, answers_of_ranks, combined, make_buffer, outputs_of_experts, own_answers
 from test_elastic import check_cached as check_elastic_cached
-from test_elastic import check_expanded as check_elastic_expanded
+from test_elastic import check_expert_major as check_elastic_expert_major
 from test_elastic import check_flat as check_elastic_flat
 from test_elastic import check_fp8_and_column_major_scales as check_elastic_fp8
 from test_elastic import check_order_of_sums as check_elastic_order_of_sums

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timing helpers: what they count, how often they call, and what they hide."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Worlds whose PEs are threads that share one GPU, each with a stream of its own as torch's current stream."""
 
 import gc

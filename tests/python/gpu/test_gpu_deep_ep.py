@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deep_ep on CUDA tensors as vLLM, SGLang and Megatron-LM call it: ranks are threads that share one GPU and meet by a
 communicator like mpi4py's (tests/python/deep_ep has the same on the host)."""
 
@@ -69,7 +70,7 @@ def with_buffer(ranks, body, **options):
     return on_threads(ranks, pe)
 
 
-# --- normal mode
+# Normal mode.
 
 
 def layout_of(buffer, topk_ids):
@@ -192,7 +193,7 @@ def test_received_rows_are_read_on_another_stream(copied, monkeypatch):
     assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 
 
-# --- low latency
+# Low latency.
 
 
 def low_latency(ranks):
@@ -258,7 +259,7 @@ def test_low_latency_asynchronous_and_zero_copy():
     assert all(with_buffer(8, body, **low_latency(8)))
 
 
-# --- CUDA graphs
+# CUDA graphs.
 
 
 def test_low_latency_in_a_graph():
@@ -423,7 +424,7 @@ def test_what_a_graph_cannot_capture_is_told():
     assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 
 
-# --- profiling
+# Profiling.
 
 
 def test_profilers_find_the_kernels():

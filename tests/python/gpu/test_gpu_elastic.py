@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deep_ep's ElasticBuffer, which takes a torch group, on CUDA tensors of two processes."""
 
 import itertools
@@ -58,7 +59,7 @@ def check_calls(_):
 
 
 def check_in_a_graph(_):
-    """Without CPU sync, flat and expanded, sums of an expert's rows here or at the source."""
+    """Without CPU sync, flat and expert_major, sums of an expert's rows here or at the source."""
     with torch.cuda.stream(torch.cuda.Stream()):  # the default one cannot be captured
         for multiple in (True, False):
             replay(multiple)

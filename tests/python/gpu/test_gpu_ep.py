@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ep.Group on CUDA tensors, eight members on one GPU, against torch on the host: normal and low-latency mode, streams,
 events, graphs (E1 to E5, A9)."""
 
@@ -151,7 +152,7 @@ def test_expanded_layout():
     def body(group, pe):
         rows, indices, weights = tokens_of(pe)
         received = group.dispatch(
-            rows.cuda(), group.route(indices.cuda()), weights=weights.cuda(), expanded=True, expert_alignment=4
+            rows.cuda(), group.route(indices.cuda()), weights=weights.cuda(), expert_major=True, expert_alignment=4
         )
         first, idx = fetch(take(received.expert_first_row)).tolist(), fetch(take(received.topk_idx))[:, 0]
         for expert in range(LOCAL):
@@ -174,7 +175,7 @@ def test_futures():
     assert all(with_group(PES, body, **NORMAL))
 
 
-# --- streams and events
+# Streams and events.
 
 
 def test_calls_follow_the_current_stream():
@@ -242,7 +243,7 @@ def test_stream_and_events_that_are_given(as_numbers):
     assert all(with_group(PES, body, **NORMAL))
 
 
-# --- low latency
+# Low latency.
 
 
 def weighted(rows, indices, weights):
@@ -344,7 +345,7 @@ def test_two_low_latency_operations_overlap_with_work_between():
     assert all(with_group(PES, body, **LOW_LATENCY))
 
 
-# --- CUDA graphs
+# CUDA graphs.
 
 @pytest.mark.parametrize("early_weights", [False, True])
 def test_low_latency_in_a_graph(early_weights):
@@ -431,7 +432,7 @@ def test_normal_mode_in_a_graph():
     assert all(with_group(PES, body, **NORMAL))
 
 
-# --- errors
+# Errors.
 
 
 def test_what_the_gpu_finds_is_raised():

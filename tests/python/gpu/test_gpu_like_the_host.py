@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checks that the host's tests make on ranks that are processes, on CUDA tensors: numerics, errors, call patterns of
 vLLM, SGLang and Megatron-LM, gradients, compiled code, two emulated nodes. Ranks are dealt over the GPUs there are."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shoal.torch on CUDA: the layer and its gradients against float64 on the host, the current stream, compiled code."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Symmetric memory on GPUs through Python: DLPack without copies, one-sided operations and collectives on CUDA tensors,
 and what is refused (D5, D9, D10)."""
 

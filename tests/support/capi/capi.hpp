@@ -1,4 +1,6 @@
-// capi.hpp: tests of the C ABI: PEs as threads, statuses that are expected, and views of the same tensor in C and C++.
+// SPDX-License-Identifier: Apache-2.0
+// capi.hpp: tests of the C ABI: PEs as threads, statuses that are expected, and views of the same
+// tensor in C and C++.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -67,7 +69,8 @@ inline TensorView view_of(const shoal_tensor& tensor) {
 
 inline shoal_tensor c_tensor(const TensorView& view) {
   shoal_tensor tensor = SHOAL_TENSOR_NONE;
-  ok(shoal_tensor_init(&tensor, view.data, static_cast<std::int32_t>(view.dtype), view.rank, view.shape.data()));
+  ok(shoal_tensor_init(&tensor, view.data, static_cast<std::int32_t>(view.dtype), view.rank,
+                       view.shape.data()));
   return tensor;
 }
 

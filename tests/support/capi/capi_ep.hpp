@@ -1,10 +1,12 @@
-// capi_ep.hpp: a case of ep_case.hpp in the hands of C: what one PE passes, its group, and the first calls on it.
+// SPDX-License-Identifier: Apache-2.0
+// capi_ep.hpp: a case of ep_case.hpp in the hands of C: what one PE passes, its group, and the
+// first calls on it.
 #pragma once
 
 #include <functional>
 
-#include "support/capi/capi.hpp"
 #include "checks/ep/normal.hpp"
+#include "support/capi/capi.hpp"
 
 namespace shoal::test {
 
@@ -45,12 +47,14 @@ struct Member {
   shoal_world* const world;
   const int32_t me;
   const Inputs in;
-  const shoal_tensor x = c_tensor(in.x), topk_idx = c_tensor(in.topk_idx), weights = c_tensor(in.weights);
+  const shoal_tensor x = c_tensor(in.x), topk_idx = c_tensor(in.topk_idx),
+                     weights = c_tensor(in.weights);
   shoal_team* team = nullptr;
   shoal_ep_group* group = nullptr;
 };
 
-inline void run_case(const EpCase& c, const shoal_ep_group_options& options, const std::function<void(Member&)>& body) {
+inline void run_case(const EpCase& c, const shoal_ep_group_options& options,
+                     const std::function<void(Member&)>& body) {
   run_pes(c.ranks, [&](shoal_world* world) {
     Member pe(c, world, options);
     body(pe);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/cuda/device_tensors.hpp"
 
 #include <cstdlib>
@@ -114,7 +115,8 @@ Tensor gathered(const TensorView& view, const std::byte* data) {
       std::memcpy(out, from, columns * element);
     } else {
       for (std::int64_t c = 0; c < columns; ++c)
-        std::memcpy(out + c * element, from + c * step * static_cast<std::int64_t>(element), element);
+        std::memcpy(out + c * element, from + c * step * static_cast<std::int64_t>(element),
+                    element);
     }
     out += columns * element;
   });
@@ -242,8 +244,8 @@ Tensor DeviceTensors::upload(const TensorView& host) {
   for (std::size_t at = 0; at < values.bytes(); at += kBounceBytes) {
     const std::size_t bytes = std::min(kBounceBytes, values.bytes() - at);
     std::memcpy(memory_->bounce.get(), from + at, bytes);
-    check(cudaMemcpyAsync(static_cast<std::byte*>(view.data) + at, memory_->bounce.get(), bytes, cudaMemcpyHostToDevice,
-                          memory_->stream),
+    check(cudaMemcpyAsync(static_cast<std::byte*>(view.data) + at, memory_->bounce.get(), bytes,
+                          cudaMemcpyHostToDevice, memory_->stream),
           "upload of a test");
     wait_for(memory_->stream);
   }
@@ -251,7 +253,8 @@ Tensor DeviceTensors::upload(const TensorView& host) {
 }
 
 void DeviceTensors::write(const TensorView& tensor, const TensorView& host) {
-  const bool same = tensor.shape == host.shape && tensor.rank == host.rank && tensor.dtype == host.dtype;
+  const bool same =
+      tensor.shape == host.shape && tensor.rank == host.rank && tensor.dtype == host.dtype;
   const bool rows = tensor.rank > 0 && tensor.strides[tensor.rank - 1] == 1;
   if (!same || !(rows || tensor.contiguous()))
     throw std::runtime_error("write: " + tensor.describe() + " from " + host.describe());
@@ -264,26 +267,29 @@ void DeviceTensors::write(const TensorView& tensor, const TensorView& host) {
     for (std::size_t at = 0; at < bytes; at += kBounceBytes) {
       const std::size_t count = std::min(kBounceBytes, bytes - at);
       std::memcpy(memory_->bounce.get(), from + source + at, count);
-      check(cudaMemcpyAsync(to + target + at, memory_->bounce.get(), count, cudaMemcpyHostToDevice, memory_->stream),
+      check(cudaMemcpyAsync(to + target + at, memory_->bounce.get(), count, cudaMemcpyHostToDevice,
+                            memory_->stream),
             "write of a test");
       wait_for(memory_->stream);
     }
   };
   if (tensor.contiguous()) return copy(0, 0, values.bytes());
   const std::size_t width = tensor.shape[tensor.rank - 1] * size_of(tensor.dtype);
-  for_rows(tensor,
-           [&](std::int64_t offset, std::int64_t row) { copy(offset * size_of(tensor.dtype), row * width, width); });
+  for_rows(tensor, [&](std::int64_t offset, std::int64_t row) {
+    copy(offset * size_of(tensor.dtype), row * width, width);
+  });
 }
 
 Tensor DeviceTensors::download(const TensorView& tensor) {
-  if (!(tensor.device == device())) throw std::runtime_error("download: " + tensor.describe() + " is elsewhere");
+  if (!(tensor.device == device()))
+    throw std::runtime_error("download: " + tensor.describe() + " is elsewhere");
   settle();
   const std::size_t extent = extent_of(tensor);
   std::vector<std::byte> bytes(extent);
   for (std::size_t at = 0; at < extent; at += kBounceBytes) {
     const std::size_t count = std::min(kBounceBytes, extent - at);
-    check(cudaMemcpyAsync(memory_->bounce.get(), static_cast<const std::byte*>(tensor.data) + at, count,
-                          cudaMemcpyDeviceToHost, memory_->stream),
+    check(cudaMemcpyAsync(memory_->bounce.get(), static_cast<const std::byte*>(tensor.data) + at,
+                          count, cudaMemcpyDeviceToHost, memory_->stream),
           "download of a test");
     wait_for(memory_->stream);
     std::memcpy(bytes.data() + at, memory_->bounce.get(), count);
@@ -299,7 +305,8 @@ void DeviceTensors::poison(const TensorView& tensor) {
   if (!rows && tensor.rank != 1) throw std::runtime_error("poison: " + tensor.describe());
   const std::size_t width = (rows ? tensor.shape[1] : 1) * element;
   const std::size_t pitch = std::max<std::size_t>(tensor.strides[0] * element, width);
-  check(cudaMemset2DAsync(tensor.data, pitch, 0xff, width, tensor.shape[0], memory_->stream), "poison of a test");
+  check(cudaMemset2DAsync(tensor.data, pitch, 0xff, width, tensor.shape[0], memory_->stream),
+        "poison of a test");
   wait_for(memory_->stream);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/cuda/fake_cuda.hpp"
 #ifdef SHOAL_WITH_CUDA
 
@@ -28,12 +29,14 @@ using memory::cuda::Driver;
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
-struct Allocation {  // an open descriptor; the memory lives as long as some process has it open or mapped
+struct Allocation {  // an open descriptor; the memory lives as long as some process has it open or
+                     // mapped
   int fd = -1;
   std::size_t bytes = 0;
   int device = 0;
-  int handles = 0;       // types that it can be passed as
-  bool charged = false;  // counts as used memory of this process, until it is mapped: then the mapping does
+  int handles = 0;  // types that it can be passed as
+  bool charged =
+      false;  // counts as used memory of this process, until it is mapped: then the mapping does
 };
 struct Mapping {
   std::size_t bytes = 0;
@@ -102,7 +105,8 @@ int memory_of(int device, std::size_t bytes, const char* kind) {
 /// The GPU whose memory a descriptor is, as its name says; -1 for any other file.
 int device_of_fd(int fd) {
   char target[256] = "";
-  const auto length = readlink(fmt::format("/proc/self/fd/{}", fd).c_str(), target, sizeof target - 1);
+  const auto length =
+      readlink(fmt::format("/proc/self/fd/{}", fd).c_str(), target, sizeof target - 1);
   int device = -1;
   if (length <= 0 || std::sscanf(target, "/memfd:fake-gpu-%d", &device) != 1) return -1;
   return device;
@@ -113,7 +117,8 @@ CUresult adopt(int fd, int handles, CUmemGenericAllocationHandle* handle) {
   const int device = device_of_fd(fd);
   if (device < 0 || fstat(fd, &info) != 0) return CUDA_ERROR_INVALID_VALUE;
   *handle = state().next_handle++;
-  state().allocations[*handle] = {fd, static_cast<std::size_t>(info.st_size), device, handles, false};
+  state().allocations[*handle] = {fd, static_cast<std::size_t>(info.st_size), device, handles,
+                                  false};
   return CUDA_SUCCESS;
 }
 
@@ -125,7 +130,8 @@ bool peers(int a, int b) {
 bool known(CUdeviceptr address) {
   const auto inside = [&](const auto& ranges, auto size) {
     const auto next = ranges.upper_bound(address);
-    return next != ranges.begin() && address - std::prev(next)->first < size(std::prev(next)->second);
+    return next != ranges.begin() &&
+           address - std::prev(next)->first < size(std::prev(next)->second);
   };
   return inside(state().reserved, [](std::size_t bytes) { return bytes; }) ||
          inside(state().mappings, [](const Mapping& mapping) { return mapping.bytes; });
@@ -148,19 +154,22 @@ void move(std::byte* to, const std::byte* from, std::size_t bytes) {
   const bool words = aligned(to) && aligned(from);
   for (std::size_t i = 0; i < bytes;) {
     if (words && bytes - i >= 8) {
-      const auto value = std::atomic_ref(*reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(from) + i))
-                             .load(std::memory_order_acquire);
-      std::atomic_ref(*reinterpret_cast<std::uint64_t*>(to + i)).store(value, std::memory_order_release);
+      const auto value =
+          std::atomic_ref(*reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(from) + i))
+              .load(std::memory_order_acquire);
+      std::atomic_ref(*reinterpret_cast<std::uint64_t*>(to + i))
+          .store(value, std::memory_order_release);
       i += 8;
     } else {
-      const auto value = std::atomic_ref(*const_cast<std::byte*>(from + i)).load(std::memory_order_acquire);
+      const auto value =
+          std::atomic_ref(*const_cast<std::byte*>(from + i)).load(std::memory_order_acquire);
       std::atomic_ref(to[i]).store(value, std::memory_order_release);
       ++i;
     }
   }
 }
 
-// --- the functions, in the order of Driver
+// The functions, in the order of Driver.
 
 CUresult init(unsigned) {
   return Call("init").result;
@@ -174,7 +183,8 @@ CUresult error_name(CUresult result, const char** name) {
   return CUDA_SUCCESS;
 }
 CUresult error_text(CUresult result, const char** text) {
-  *text = result == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "something the fake driver was told to say";
+  *text = result == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory"
+                                             : "something the fake driver was told to say";
   return CUDA_SUCCESS;
 }
 CUresult device_count(int* count) {
@@ -249,7 +259,8 @@ CUresult set_current(CUcontext context) {
 }
 CUresult enable_peer_access(CUcontext peer, unsigned) {
   const Call call("enable_peer_access", true);
-  if (call && !peers(device_of(current), device_of(peer))) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  if (call && !peers(device_of(current), device_of(peer)))
+    return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   return call.result;
 }
 CUresult priority_range(int* least, int* greatest) {
@@ -296,7 +307,8 @@ CUresult address_range(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr addres
   const Call call("address_range", true);
   if (!call) return call.result;
   const auto next = state().mappings.upper_bound(address);
-  if (next == state().mappings.begin() || address - std::prev(next)->first >= std::prev(next)->second.bytes)
+  if (next == state().mappings.begin() ||
+      address - std::prev(next)->first >= std::prev(next)->second.bytes)
     return CUDA_ERROR_NOT_FOUND;
   *base = std::prev(next)->first;
   *bytes = std::prev(next)->second.bytes;
@@ -316,7 +328,8 @@ CUresult mem_alloc(CUdeviceptr* address, std::size_t bytes) {
   const int device = device_of(current);
   if (const CUresult result = take(device, bytes); result != CUDA_SUCCESS) return result;
   const int fd = memory_of(device, bytes, "ipc");
-  *address = reinterpret_cast<CUdeviceptr>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  *address = reinterpret_cast<CUdeviceptr>(
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   state().mappings[*address] = {bytes, device, fd};
   state().allocated.insert(*address);
   return CUDA_SUCCESS;
@@ -348,11 +361,13 @@ CUresult host_alloc(void** address, std::size_t bytes, unsigned) {
 CUresult host_register(void* address, std::size_t, unsigned) {
   const Call call("host_register", true);
   if (!call) return call.result;
-  return state().registered.insert(address).second ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  return state().registered.insert(address).second ? CUDA_SUCCESS
+                                                   : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 CUresult host_unregister(void* address) {
   const Call call("host_unregister", true);
-  return state().registered.erase(address) == 1 ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  return state().registered.erase(address) == 1 ? CUDA_SUCCESS
+                                                : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 CUresult host_free(void* address) {
   const Call call("host_free", true);
@@ -369,16 +384,20 @@ CUresult copy(CUdeviceptr target, CUdeviceptr source, std::size_t bytes, CUstrea
   if (target < source + bytes && source < target + bytes) {
     std::memmove(pointer(target), pointer(source), bytes);
   } else {
-    move(static_cast<std::byte*>(pointer(target)), static_cast<const std::byte*>(pointer(source)), bytes);
+    move(static_cast<std::byte*>(pointer(target)), static_cast<const std::byte*>(pointer(source)),
+         bytes);
   }
   return CUDA_SUCCESS;
 }
 CUresult copy_2d(const CUDA_MEMCPY2D* rows, CUstream) {
   const Call call("copy_2d", true);
   if (!call) return call.result;
-  if (rows->srcPitch < rows->WidthInBytes || rows->dstPitch < rows->WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
-  const bool from_host = rows->srcMemoryType == CU_MEMORYTYPE_HOST, to_host = rows->dstMemoryType == CU_MEMORYTYPE_HOST;
-  const auto* const from = static_cast<const std::byte*>(from_host ? rows->srcHost : pointer(rows->srcDevice));
+  if (rows->srcPitch < rows->WidthInBytes || rows->dstPitch < rows->WidthInBytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  const bool from_host = rows->srcMemoryType == CU_MEMORYTYPE_HOST,
+             to_host = rows->dstMemoryType == CU_MEMORYTYPE_HOST;
+  const auto* const from =
+      static_cast<const std::byte*>(from_host ? rows->srcHost : pointer(rows->srcDevice));
   auto* const to = static_cast<std::byte*>(to_host ? rows->dstHost : pointer(rows->dstDevice));
   for (std::size_t row = 0; row < rows->Height; ++row)
     move(to + row * rows->dstPitch, from + row * rows->srcPitch, rows->WidthInBytes);
@@ -389,18 +408,20 @@ CUresult set_bytes(CUdeviceptr target, unsigned char value, std::size_t bytes, C
   if (call) std::memset(pointer(target), value, bytes);
   return call.result;
 }
-CUresult granularity(std::size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+CUresult granularity(std::size_t* bytes, const CUmemAllocationProp*,
+                     CUmemAllocationGranularity_flags) {
   *bytes = kGranularity;
   return Call("granularity").result;
 }
 
-CUresult address_reserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment, CUdeviceptr,
-                         unsigned long long) {
+CUresult address_reserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment,
+                         CUdeviceptr, unsigned long long) {
   const Call call("address_reserve");
   if (!call) return call.result;
   if (bytes % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
   // Over-reserves; the surplus stays reserved with it.
-  void* const raw = mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const raw = mmap(nullptr, bytes + alignment, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   const auto start = reinterpret_cast<CUdeviceptr>(raw);
   *address = (start + alignment - 1) / alignment * alignment;
@@ -415,8 +436,8 @@ CUresult address_free(CUdeviceptr address, std::size_t bytes) {
   state().reserved.erase(entry);
   return call.result;
 }
-CUresult mem_create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
-                    unsigned long long) {
+CUresult mem_create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                    const CUmemAllocationProp* properties, unsigned long long) {
   const Call call("mem_create");
   if (!call) return call.result;
   const int device = properties->location.id;
@@ -436,17 +457,18 @@ CUresult mem_release(CUmemGenericAllocationHandle handle) {
   state().allocations.erase(entry);
   return call.result;
 }
-CUresult mem_map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
-                 unsigned long long) {
+CUresult mem_map(CUdeviceptr address, std::size_t bytes, std::size_t offset,
+                 CUmemGenericAllocationHandle handle, unsigned long long) {
   const Call call("mem_map");
   if (!call) return call.result;
   const auto entry = state().allocations.find(handle);
-  if (entry == state().allocations.end() || bytes > entry->second.bytes || state().mappings.contains(address) ||
-      !known(address))
+  if (entry == state().allocations.end() || bytes > entry->second.bytes ||
+      state().mappings.contains(address) || !known(address))
     return CUDA_ERROR_INVALID_VALUE;
   // Out of reach until access is granted.
   const int fd = dup(entry->second.fd);
-  if (mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(offset)) == MAP_FAILED)
+  if (mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd,
+           static_cast<off_t>(offset)) == MAP_FAILED)
     return CUDA_ERROR_UNKNOWN;
   state().mappings[address] = {bytes, entry->second.device, fd, entry->second.handles,
                                std::exchange(entry->second.charged, false)};
@@ -455,28 +477,34 @@ CUresult mem_map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUm
 CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {
   const Call call("mem_unmap");
   const auto entry = state().mappings.find(address);
-  if (entry == state().mappings.end() || entry->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
-  mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (entry == state().mappings.end() || entry->second.bytes != bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+       -1, 0);
   close(entry->second.fd);
   if (entry->second.charged) state().used[entry->second.device] -= bytes;
   state().mappings.erase(entry);
   return call.result;
 }
-CUresult mem_set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
+CUresult mem_set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* access,
+                        std::size_t count) {
   const Call call("mem_set_access");
   if (!call) return call.result;
   const auto entry = state().mappings.find(address);
-  if (entry == state().mappings.end() || entry->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (entry == state().mappings.end() || entry->second.bytes != bytes)
+    return CUDA_ERROR_INVALID_VALUE;
   for (std::size_t i = 0; i < count; ++i)
     if (!peers(access[i].location.id, entry->second.device)) return CUDA_ERROR_INVALID_DEVICE;
-  return mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+  return mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS
+                                                                        : CUDA_ERROR_UNKNOWN;
 }
 CUresult mem_export(void* out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType kind,
                     unsigned long long) {
   const Call call("mem_export");
   if (!call) return call.result;
   const auto entry = state().allocations.find(handle);
-  if (entry == state().allocations.end() || (entry->second.handles & kind) == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (entry == state().allocations.end() || (entry->second.handles & kind) == 0)
+    return CUDA_ERROR_INVALID_VALUE;
   const int fd = dup(entry->second.fd);
   if (kind == CU_MEM_HANDLE_TYPE_FABRIC) {  // the descriptor stays open for whoever imports it
     const ForeignFd name{getpid(), fd};
@@ -487,11 +515,13 @@ CUresult mem_export(void* out, CUmemGenericAllocationHandle handle, CUmemAllocat
   }
   return CUDA_SUCCESS;
 }
-CUresult mem_import(CUmemGenericAllocationHandle* handle, void* name, CUmemAllocationHandleType kind) {
+CUresult mem_import(CUmemGenericAllocationHandle* handle, void* name,
+                    CUmemAllocationHandleType kind) {
   const Call call("mem_import");
   if (!call) return call.result;
-  const int fd = kind == CU_MEM_HANDLE_TYPE_FABRIC ? open_foreign(name)
-                                                   : dup(static_cast<int>(reinterpret_cast<std::intptr_t>(name)));
+  const int fd = kind == CU_MEM_HANDLE_TYPE_FABRIC
+                     ? open_foreign(name)
+                     : dup(static_cast<int>(reinterpret_cast<std::intptr_t>(name)));
   return fd < 0 ? CUDA_ERROR_INVALID_HANDLE : adopt(fd, 0, handle);
 }
 CUresult mem_retain(CUmemGenericAllocationHandle* handle, void* address) {
@@ -500,8 +530,8 @@ CUresult mem_retain(CUmemGenericAllocationHandle* handle, void* address) {
   const auto next = state().mappings.upper_bound(reinterpret_cast<CUdeviceptr>(address));
   if (next == state().mappings.begin()) return CUDA_ERROR_INVALID_VALUE;
   const auto& [start, mapping] = *std::prev(next);
-  if (reinterpret_cast<CUdeviceptr>(address) - start >= mapping.bytes || state().allocated.contains(start) ||
-      state().opened.contains(start))
+  if (reinterpret_cast<CUdeviceptr>(address) - start >= mapping.bytes ||
+      state().allocated.contains(start) || state().opened.contains(start))
     return CUDA_ERROR_INVALID_VALUE;
   return adopt(dup(mapping.fd), mapping.handles, handle);
 }
@@ -537,7 +567,8 @@ CUresult ipc_open(CUdeviceptr* address, CUipcMemHandle handle, unsigned) {
     return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   }
   const auto bytes = static_cast<std::size_t>(info.st_size);
-  *address = reinterpret_cast<CUdeviceptr>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  *address = reinterpret_cast<CUdeviceptr>(
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   state().mappings[*address] = {bytes, device, fd};
   state().opened.insert(*address);
   return CUDA_SUCCESS;

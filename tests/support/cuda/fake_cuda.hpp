@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // fake_cuda.hpp: a CUDA driver without a GPU: memory is the host's, copies are memcpy.
 //
-// It lets everything of the heap in GPU memory but the kernels run where there is no GPU, and makes any function fail
-// at any call. It refuses what the driver would: access that was not granted, calls without a context, unmapping what
-// is not mapped. Only in builds with CUDA.
+// It lets everything of the heap in GPU memory but the kernels run where there is no GPU, and makes
+// any function fail at any call. It refuses what the driver would: access that was not granted,
+// calls without a context, unmapping what is not mapped. Only in builds with CUDA.
 #pragma once
 #ifdef SHOAL_WITH_CUDA
 
@@ -32,8 +33,8 @@ struct FakeStream {
   int priority = 0;
 };
 
-/// Puts the fake driver and the fake word kernels in the place of the real ones while it lives, with no stream in the
-/// pool (memory/cuda/stream_pool.hpp). One at a time.
+/// Puts the fake driver and the fake word kernels in the place of the real ones while it lives,
+/// with no stream in the pool (memory/cuda/stream_pool.hpp). One at a time.
 class FakeCuda {
  public:
   explicit FakeCuda(FakeCudaOptions options = {});
@@ -41,8 +42,8 @@ class FakeCuda {
   FakeCuda(const FakeCuda&) = delete;
   FakeCuda& operator=(const FakeCuda&) = delete;
 
-  /// What was taken and not given back: "2 mappings, 1 streams"; empty when nothing. Streams are given back to the
-  /// pool, which this empties.
+  /// What was taken and not given back: "2 mappings, 1 streams"; empty when nothing. Streams are
+  /// given back to the pool, which this empties.
   static std::string leaks();
   /// Calls of a function so far.
   static int calls(const std::string& function);

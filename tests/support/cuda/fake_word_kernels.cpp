@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The word kernels of fake_cuda.hpp: single words by the host's atomics.
 #ifdef SHOAL_WITH_CUDA
 
@@ -35,8 +36,8 @@ std::uint64_t apply(void* target, AtomicOp op, T operand, T compare) {
   }
   return 0;
 }
-const char* atomic(CUstream_st*, void* word, AtomicOp op, std::uint64_t operand, std::uint64_t compare,
-                   std::size_t width, std::uint64_t* before) {
+const char* atomic(CUstream_st*, void* word, AtomicOp op, std::uint64_t operand,
+                   std::uint64_t compare, std::size_t width, std::uint64_t* before) {
   *before = width == 8 ? apply<std::uint64_t>(word, op, operand, compare)
                        : apply<std::uint32_t>(word, op, static_cast<std::uint32_t>(operand),
                                               static_cast<std::uint32_t>(compare));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // graph.hpp: calls captured in a CUDA graph, for tests that replay them.
 #pragma once
 
@@ -8,8 +9,8 @@
 
 namespace shoal::test {
 
-/// What `calls` puts on `stream`, as a graph. Other threads go on meanwhile: they may be PEs that share the GPU. When
-/// `calls` throws, the capture ends and what it threw goes on.
+/// What `calls` puts on `stream`, as a graph. Other threads go on meanwhile: they may be PEs that
+/// share the GPU. When `calls` throws, the capture ends and what it threw goes on.
 class Graph {
  public:
   Graph(cudaStream_t stream, const std::function<void()>& calls) : stream_(stream) {
@@ -17,7 +18,8 @@ class Graph {
     try {
       calls();
     } catch (...) {
-      if (cudaStreamEndCapture(stream, &graph_) == cudaSuccess && graph_ != nullptr) (void)cudaGraphDestroy(graph_);
+      if (cudaStreamEndCapture(stream, &graph_) == cudaSuccess && graph_ != nullptr)
+        (void)cudaGraphDestroy(graph_);
       (void)cudaGetLastError();
       throw;
     }

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // world_gpu.hpp: what tests on real GPUs share.
 #pragma once
 
 #include <string>
 
-#include "memory/device.hpp"
 #include "checks/world/operations.hpp"
+#include "memory/device.hpp"
 
 namespace shoal::test {
 

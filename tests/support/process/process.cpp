@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/process/process.hpp"
 
 #include <fcntl.h>
@@ -46,7 +47,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 int make_output() {
   const int fd = memfd_create("shoal-test-output", MFD_CLOEXEC);
   if (fd < 0) throw std::runtime_error("memfd_create failed");
-  // Several processes write: Linux keeps no lock on the position of such a file, so that one write could hide another.
+  // Several processes write: Linux keeps no lock on the position of such a file, so that one write
+  // could hide another.
   if (fcntl(fd, F_SETFL, O_APPEND) != 0) throw std::runtime_error("fcntl failed");
   return fd;
 }
@@ -88,7 +90,8 @@ Process::Process(const std::vector<std::string>& argv, const Environment& extra)
   const pid_t parent = getpid();
   pid_ = fork();
   if (pid_ < 0) throw std::runtime_error("fork failed");
-  if (pid_ == 0) become(parent, out_fd_, err_fd_, argument_pointers.data(), variable_pointers.data());
+  if (pid_ == 0)
+    become(parent, out_fd_, err_fd_, argument_pointers.data(), variable_pointers.data());
   setpgid(pid_, pid_);  // also here, so that the group exists when the constructor returns
 }
 
@@ -121,7 +124,9 @@ std::string Process::err() const {
 bool Process::ended() {
   if (reaped_) return true;
   siginfo_t info{};
-  if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_) reap();
+  if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+      info.si_pid == pid_)
+    reap();
   return reaped_;
 }
 
@@ -155,7 +160,8 @@ ProcessResult Process::wait(Milliseconds limit) {
   return result;
 }
 
-ProcessResult run_program(const std::vector<std::string>& argv, const Environment& extra, Milliseconds limit) {
+ProcessResult run_program(const std::vector<std::string>& argv, const Environment& extra,
+                          Milliseconds limit) {
   return Process(argv, extra).wait(limit);
 }
 
@@ -172,7 +178,8 @@ PeGroup start_pes(int n, const std::string& body, const PeOptions& options) {
   for (int pe = 0; pe < n; ++pe) {
     env["SHOAL_PE"] = std::to_string(pe);
     group.pes.emplace_back(
-        std::vector<std::string>{"/proc/self/exe", "--gtest_brief=1", "--gtest_filter=*", std::string(kBodyFlag) + body,
+        std::vector<std::string>{"/proc/self/exe", "--gtest_brief=1", "--gtest_filter=*",
+                                 std::string(kBodyFlag) + body,
                                  std::string(kArgumentFlag) + options.argument},
         env);
   }
@@ -196,7 +203,8 @@ std::vector<ProcessResult> run_pes(int n, const std::string& body, const PeOptio
 
 void expect_success(const std::vector<ProcessResult>& results) {
   for (std::size_t pe = 0; pe < results.size(); ++pe)
-    EXPECT_TRUE(results[pe].ok()) << "PE " << pe << " of " << results.size() << " " << results[pe].describe();
+    EXPECT_TRUE(results[pe].ok()) << "PE " << pe << " of " << results.size() << " "
+                                  << results[pe].describe();
 }
 
 namespace {
@@ -206,7 +214,8 @@ std::map<std::string, PeBody>& bodies() {
   return known;
 }
 
-/// The value of a hidden argument of this process. GoogleTest's main has consumed argv by the time it is needed.
+/// The value of a hidden argument of this process. GoogleTest's main has consumed argv by the time
+/// it is needed.
 std::optional<std::string> hidden_argument(std::string_view flag) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   for (std::string argument; std::getline(file, argument, '\0');)
@@ -222,8 +231,10 @@ class BodyRunner : public ::testing::Environment {
     if (!name) return;
     try {
       const auto body = bodies().find(*name);
-      if (body == bodies().end()) throw std::runtime_error("this program has no PE body named " + *name);
-      body->second(PeContext{Settings::from_environment(), hidden_argument(kArgumentFlag).value_or("")});
+      if (body == bodies().end())
+        throw std::runtime_error("this program has no PE body named " + *name);
+      body->second(
+          PeContext{Settings::from_environment(), hidden_argument(kArgumentFlag).value_or("")});
     } catch (const std::exception& error) {
       std::cerr << "the PE body threw: " << error.what() << std::endl;
       std::exit(1);

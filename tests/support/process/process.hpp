@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // process.hpp: running programs, and running a test body as several PEs, each a process of its own.
 //
-// A PE body is a function of the test file that runs in a child process; a test starts it n times and looks at what
-// came back:
+// A PE body is a function of the test file that runs in a child process; a test starts it n times
+// and looks at what came back:
 //
-//   SHOAL_PE_BODY(sum) {                                      // `pe.settings` are this PE's, `pe.argument` the text
-//   below
+//   SHOAL_PE_BODY(sum) {                                      // `pe.settings` are this PE's,
+//   `pe.argument` the text below
 //     auto world = shoal::World::open(pe.settings);
 //     EXPECT_EQ(world.n_pes(), 3) << pe.argument;
 //   }
@@ -12,15 +13,16 @@
 //     shoal::test::expect_success(shoal::test::run_pes(3, "sum", {.argument = "hello"}));
 //   }
 //
-// The child is this test program again, executed with a hidden argument that names the body (so it starts without
-// threads, which the sanitizers like). The PEs find each other by SHOAL_PE, SHOAL_N_PES and SHOAL_UNIQUE_ID; the root
-// lives in the test's process. EXPECT and ASSERT work in a body; a failure, an exception or a sanitizer report makes
-// the PE's exit status non-zero. For faults, start_pes returns while the PEs run, so that a test can signal one of
-// them, wait for its output, and then wait for the others.
+// The child is this test program again, executed with a hidden argument that names the body (so it
+// starts without threads, which the sanitizers like). The PEs find each other by SHOAL_PE,
+// SHOAL_N_PES and SHOAL_UNIQUE_ID; the root lives in the test's process. EXPECT and ASSERT work in
+// a body; a failure, an exception or a sanitizer report makes the PE's exit status non-zero. For
+// faults, start_pes returns while the PEs run, so that a test can signal one of them, wait for its
+// output, and then wait for the others.
 //
-// Nothing outlives a test: a child has its own process group, which is killed at the deadline and when its Process is
-// destroyed; and the kernel kills it when the thread that started it ends. Output goes to memory, so a child never
-// blocks on it.
+// Nothing outlives a test: a child has its own process group, which is killed at the deadline and
+// when its Process is destroyed; and the kernel kills it when the thread that started it ends.
+// Output goes to memory, so a child never blocks on it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -57,8 +59,8 @@ struct ProcessResult {
 /// A running program. Destroying it kills it, with everything in its process group.
 class Process {
  public:
-  /// Starts argv[0] (a path) with this process's environment, changed by `extra`. A program that cannot be executed
-  /// exits with 127.
+  /// Starts argv[0] (a path) with this process's environment, changed by `extra`. A program that
+  /// cannot be executed exits with 127.
   explicit Process(const std::vector<std::string>& argv, const Environment& extra = {});
   ~Process();
   Process(Process&& other) noexcept;
@@ -70,7 +72,8 @@ class Process {
   void send(int signal) const;
   std::string out() const;  ///< what it has printed so far
   std::string err() const;
-  /// Waits until standard output or standard error contains `text`; false when it ended or `limit` passed before.
+  /// Waits until standard output or standard error contains `text`; false when it ended or `limit`
+  /// passed before.
   bool wait_for_output(std::string_view text, Milliseconds limit = kProcessLimit);
   /// Waits for the end and kills at the limit. May be called again: the result is kept.
   ProcessResult wait(Milliseconds limit = kProcessLimit);
@@ -97,7 +100,8 @@ struct PeContext {
 };
 
 struct PeOptions {
-  Environment env = {};  ///< for every PE, such as {{"SHOAL_NODE_SIZE", "2"}}; SHOAL_SOCKET_* also place the root
+  Environment env =
+      {};  ///< for every PE, such as {{"SHOAL_NODE_SIZE", "2"}}; SHOAL_SOCKET_* also place the root
   std::string argument = {};
   Milliseconds limit = kProcessLimit;
 };
@@ -110,7 +114,8 @@ struct PeGroup {
 
 PeGroup start_pes(int n, const std::string& body, const PeOptions& options = {});
 /// Waits for all; those that still run at the limit are killed.
-std::vector<ProcessResult> wait_all(std::vector<Process>& processes, Milliseconds limit = kProcessLimit);
+std::vector<ProcessResult> wait_all(std::vector<Process>& processes,
+                                    Milliseconds limit = kProcessLimit);
 std::vector<ProcessResult> run_pes(int n, const std::string& body, const PeOptions& options = {});
 
 /// Fails the test, with all output, unless every process exited with 0.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // progress_time.hpp: what the progress threads of a network transport cost while nothing moves.
 #pragma once
 
@@ -14,7 +15,8 @@
 namespace shoal::test {
 
 /// Processor time that the threads of this name take in 300 ms of an idle world of two PEs.
-inline std::chrono::nanoseconds idle_time_of_progress(const Settings& settings, std::string_view name) {
+inline std::chrono::nanoseconds idle_time_of_progress(const Settings& settings,
+                                                      std::string_view name) {
   std::chrono::nanoseconds taken{};
   run_threads(2, settings, [&](World& world) {
     barrier(world.team());
@@ -32,7 +34,8 @@ inline void expect_progress_waits_as_told(Settings settings, std::string_view na
   settings.progress_wait = "sleep";
   const auto asleep = idle_time_of_progress(settings, name);
   settings.progress_wait = "spin";
-  EXPECT_GT(idle_time_of_progress(settings, name), 2 * asleep) << "nanoseconds of two threads in 300 ms";
+  EXPECT_GT(idle_time_of_progress(settings, name), 2 * asleep)
+      << "nanoseconds of two threads in 300 ms";
 }
 
 }  // namespace shoal::test

@@ -1,4 +1,6 @@
-// threads_called.hpp: threads of this process by name: which there are, where they may run, how much they have run.
+// SPDX-License-Identifier: Apache-2.0
+// threads_called.hpp: threads of this process by name: which there are, where they may run, how
+// much they have run.
 #pragma once
 
 #include <sched.h>
@@ -21,7 +23,8 @@ inline std::vector<pid_t> threads_called(std::string_view prefix) {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
     std::getline(std::ifstream(task.path() / "comm"), name);
-    if (name.starts_with(prefix)) found.push_back(static_cast<pid_t>(std::stol(task.path().filename())));
+    if (name.starts_with(prefix))
+      found.push_back(static_cast<pid_t>(std::stol(task.path().filename())));
   }
   return found;
 }
@@ -47,7 +50,8 @@ inline std::set<std::set<int>> cores_of(std::string_view name) {
 /// Processor time of a thread of this process so far.
 inline std::chrono::nanoseconds processor_time(pid_t thread) {
   constexpr int kOfOneThread = 4, kScheduled = 2;  // how Linux makes a clock of a thread
-  const auto clock = static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | kOfOneThread | kScheduled);
+  const auto clock =
+      static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | kOfOneThread | kScheduled);
   timespec now{};
   if (clock_gettime(clock, &now) != 0) return {};
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ofi.hpp: worlds whose PEs reach each other through libfabric, also inside a host.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_bootstrap.hpp: a Bootstrap that does something else at one step of the
 // start of a world.
 #pragma once
@@ -18,12 +19,14 @@ class StepBootstrap final : public Bootstrap {
  public:
   enum class When { before, after };
 
-  StepBootstrap(std::shared_ptr<Bootstrap> inner, std::string step, When when, std::function<void()> action)
+  StepBootstrap(std::shared_ptr<Bootstrap> inner, std::string step, When when,
+                std::function<void()> action)
       : inner_(std::move(inner)), step_(std::move(step)), when_(when), action_(std::move(action)) {}
 
   std::int32_t pe() const noexcept override { return inner_->pe(); }
   std::int32_t n_pes() const noexcept override { return inner_->n_pes(); }
-  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, std::string_view step) override {
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine,
+                                                 std::string_view step) override {
     if (step == step_ && when_ == When::before) action_();
     auto all = inner_->all_gather(mine, step);
     if (step == step_ && when_ == When::after) action_();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ucx.hpp: worlds whose PEs reach each other through UCX, also inside a host.
 #pragma once
 

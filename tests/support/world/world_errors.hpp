@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // world_errors.hpp: what PEs that are threads throw, each for itself.
 #pragma once
 
@@ -13,20 +14,23 @@
 namespace shoal::test {
 
 /// Runs `body` as PE i of n on threads of its own; what each threw, by PE.
-inline std::vector<std::string> errors_of(Pe n_pes, const Settings& common,
-                                          const std::function<void(Pe, std::shared_ptr<Bootstrap>)>& body) {
+inline std::vector<std::string> errors_of(
+    Pe n_pes, const Settings& common,
+    const std::function<void(Pe, std::shared_ptr<Bootstrap>)>& body) {
   auto bootstraps = thread_bootstraps(n_pes, common);
   std::vector<std::string> errors(static_cast<std::size_t>(n_pes));
   std::vector<std::thread> threads;
   for (Pe pe = 0; pe < n_pes; ++pe)
-    threads.emplace_back(
-        [&, pe, bootstrap = std::shared_ptr<Bootstrap>(std::move(bootstraps[static_cast<std::size_t>(pe)]))] {
-          try {
-            body(pe, bootstrap);
-          } catch (const Error& error) {
-            errors[static_cast<std::size_t>(pe)] = std::string(name_of(error.code())) + ": " + error.what();
-          }
-        });
+    threads.emplace_back([&, pe,
+                          bootstrap = std::shared_ptr<Bootstrap>(
+                              std::move(bootstraps[static_cast<std::size_t>(pe)]))] {
+      try {
+        body(pe, bootstrap);
+      } catch (const Error& error) {
+        errors[static_cast<std::size_t>(pe)] =
+            std::string(name_of(error.code())) + ": " + error.what();
+      }
+    });
   for (std::thread& thread : threads) thread.join();
   return errors;
 }

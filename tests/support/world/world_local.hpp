@@ -1,4 +1,6 @@
-// world_local.hpp: a PE's own part of the heap as the host can read and write it, wherever the heap lies.
+// SPDX-License-Identifier: Apache-2.0
+// world_local.hpp: a PE's own part of the heap as the host can read and write it, wherever the heap
+// lies.
 #pragma once
 
 #include <cstring>
@@ -31,7 +33,8 @@ T local(const World& world, const SymmetricArray<T>& array, std::size_t index) {
 }
 
 template <typename T>
-void set_local(const World& world, const SymmetricArray<T>& array, std::size_t index, std::type_identity_t<T> value) {
+void set_local(const World& world, const SymmetricArray<T>& array, std::size_t index,
+               std::type_identity_t<T> value) {
   if (in_gpu_memory(world)) {
     world.put_value(array.on(world.my_pe())[index], value);
   } else {

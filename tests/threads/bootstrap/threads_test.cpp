@@ -1,5 +1,7 @@
-// Both bootstraps with one thread per PE: the one among threads, and the one over TCP within one process, so that
-// ThreadSanitizer sees abort, aborted and close race with collective calls (requirements D7, D9).
+// SPDX-License-Identifier: Apache-2.0
+// Both bootstraps with one thread per PE: the one among threads, and the one over TCP within one
+// process, so that ThreadSanitizer sees abort, aborted and close race with collective calls
+// (requirements D7, D9).
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -140,7 +142,8 @@ TEST_P(BootstrapAmongThreads, AbortedPolledDuringCollectivesLosesNothing) {
            while (!stop) EXPECT_FALSE(bootstrap.aborted().has_value());
          });
          for (int round = 0; round < 200; ++round)
-           EXPECT_EQ(bootstrap.all_gather(contribution(bootstrap.pe(), round), "watched")[2], contribution(2, round));
+           EXPECT_EQ(bootstrap.all_gather(contribution(bootstrap.pe(), round), "watched")[2],
+                     contribution(2, round));
          bootstrap.barrier("end");
          stop = true;
          watcher.join();
@@ -171,7 +174,8 @@ TEST_P(BootstrapAmongThreads, DeadlineNamesTheMissing) {
       },
       300);
   for (const std::size_t pe : {0u, 2u}) {
-    EXPECT_NE(errors[pe].find("PEs 1, 3 of 4 did not call barrier(\"heap\") within 300 ms"), std::string::npos)
+    EXPECT_NE(errors[pe].find("PEs 1, 3 of 4 did not call barrier(\"heap\") within 300 ms"),
+              std::string::npos)
         << errors[pe];
     EXPECT_NE(errors[pe].find("SHOAL_BOOTSTRAP_TIMEOUT_MS"), std::string::npos) << errors[pe];
   }
@@ -198,13 +202,16 @@ TEST_P(BootstrapAmongThreads, CallAfterAnotherClosedFailsAtOnce) {
   const auto errors = run(2, [](Bootstrap& bootstrap) {
     if (bootstrap.pe() == 0) bootstrap.barrier("one more");
   });
-  EXPECT_NE(errors[0].find("closed the bootstrap before barrier(\"one more\")"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[0].find("closed the bootstrap before barrier(\"one more\")"), std::string::npos)
+      << errors[0];
   EXPECT_EQ(errors[1], "");
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, BootstrapAmongThreads, ::testing::Values(Kind::threads, Kind::tcp),
-                         [](const auto& kind) { return kind.param == Kind::threads ? "Threads" : "Tcp"; });
+                         [](const auto& kind) {
+                           return kind.param == Kind::threads ? "Threads" : "Tcp";
+                         });
 
 TEST(UniqueIdLifetime, WorldOutlivesTheId) {
   Settings settings;

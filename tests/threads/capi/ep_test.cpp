@@ -1,4 +1,6 @@
-// The C ABI of groups and of normal mode with PEs as threads, bit by bit against the references of ep_case.hpp.
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of groups and of normal mode with PEs as threads, bit by bit against the references of
+// ep_case.hpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,8 +49,9 @@ TEST(CApiEp, RoutingSaysWhereTokensGo) {
         int32_t inside = -1;
         ok(shoal_ep_is_token_in_rank(&routing, t, rank, &inside));
         const auto first = lanes.begin() + t * c.top_k;
-        const bool wanted =
-            std::any_of(first, first + c.top_k, [&](auto e) { return e >= 0 && e / c.local_experts() == rank; });
+        const bool wanted = std::any_of(first, first + c.top_k, [&](auto e) {
+          return e >= 0 && e / c.local_experts() == rank;
+        });
         EXPECT_EQ(inside, wanted ? 1 : 0);
         per_rank[rank] += inside;
       }
@@ -76,7 +79,8 @@ TEST(CApiEp, NormalModeMatchesTheReference) {
     check_rows(c, wanted, got.x);
     expect_same("source_token", got.source_token.data, wanted.source_token.data(), rows * 4, 4);
     expect_same("topk_idx", got.topk_idx.data, wanted.topk_idx.data(), rows * c.top_k * 8, 8);
-    expect_same("topk_weights", got.topk_weights.data, wanted.weights.data(), rows * c.top_k * 4, 4);
+    expect_same("topk_weights", got.topk_weights.data, wanted.weights.data(), rows * c.top_k * 4,
+                4);
     for (std::int64_t& tokens : wanted.tokens_per_expert) tokens = (tokens + 3) / 4 * 4;
     expect_numbers("tokens_per_expert", got.tokens_per_expert, wanted.tokens_per_expert);
     expect_numbers("rows_per_source", got.rows_per_source, wanted.rows_per_source);
@@ -86,7 +90,8 @@ TEST(CApiEp, NormalModeMatchesTheReference) {
     // Combine with two biases, into memory of the caller.
     std::vector<std::uint16_t> bias(2 * pe.x.shape[0] * c.hidden), out(bias.size() / 2);
     for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = bf16_of(static_cast<float>(i % 13) / 4);
-    const std::vector<std::uint16_t> first(bias.begin(), bias.begin() + static_cast<std::ptrdiff_t>(out.size())),
+    const std::vector<std::uint16_t> first(bias.begin(),
+                                           bias.begin() + static_cast<std::ptrdiff_t>(out.size())),
         second(bias.begin() + static_cast<std::ptrdiff_t>(out.size()), bias.end());
     const TensorView like(bias.data(), DataType::bfloat16, {pe.x.shape[0], c.hidden});
     shoal_tensor biases[2] = {c_tensor(like), c_tensor(like)}, target = c_tensor(like);
@@ -121,16 +126,17 @@ TEST(CApiEp, ExpandedLayoutMatchesTheReference) {
   const EpCase c = small_case();
   run_case(c, [&](Member& pe) {
     shoal_ep_dispatch_options options = SHOAL_EP_DISPATCH_OPTIONS_INIT;
-    options.expanded = 1;
+    options.expert_major = 1;
     options.expert_alignment = 8;
     options.weights = &pe.weights;
-    const ExpectedExpanded wanted = expected_expanded(c, pe.me, 8);
+    const ExpectedExpertMajor wanted = expected_expert_major(c, pe.me, 8);
     shoal_ep_dispatched got = dispatch(pe, &options);
     ASSERT_EQ(got.rows, wanted.rows());
     expect_same("source_token", got.source_token.data, wanted.source_token.data(), got.rows * 4, 4);
     expect_same("topk_idx", got.topk_idx.data, wanted.topk_idx.data(), got.rows * 8, 8);
     expect_same("topk_weights", got.topk_weights.data, wanted.weights.data(), got.rows * 4, 4);
-    expect_same("expert_first_row", got.expert_first_row.data, wanted.first_row.data(), wanted.first_row.size() * 4, 4);
+    expect_same("expert_first_row", got.expert_first_row.data, wanted.first_row.data(),
+                wanted.first_row.size() * 4, 4);
     for (std::int64_t i = 0; i < got.rows; ++i)
       if (wanted.source_token[i] >= 0)
         EXPECT_EQ(static_cast<const std::uint16_t*>(got.x.data)[i * c.hidden + 3],
@@ -145,7 +151,8 @@ TEST(CApiEp, ACopiedHandleOutlivesItsResult) {
     shoal_ep_dispatched first = dispatch(pe, nullptr);
     shoal_ep_handle* handle = nullptr;
     ok(shoal_ep_handle_copy(first.handle, &handle));
-    expect_failure(shoal_ep_handle_copy(first.handle, nullptr), SHOAL_INVALID_ARGUMENT, "copy is NULL");
+    expect_failure(shoal_ep_handle_copy(first.handle, nullptr), SHOAL_INVALID_ARGUMENT,
+                   "copy is NULL");
     ok(shoal_ep_dispatched_release(&first));
     EXPECT_EQ(first.handle, nullptr);
     for (int repeat = 0; repeat < 3; ++repeat) {
@@ -199,8 +206,9 @@ TEST(CApiEp, ScalesTravelWithTheirRows) {
     ASSERT_EQ(got.scales.shape[0], static_cast<std::int64_t>(wanted.source_token.size()));
     for (std::int64_t i = 0; i < got.rows; ++i)
       for (std::int64_t n = 0; n < 2; ++n)
-        EXPECT_EQ(static_cast<const float*>(got.scales.data)[i * got.scales.strides[0] + n],
-                  static_cast<float>(wanted.source_rank[i] * 1000 + wanted.source_token[i] * 2 + n));
+        EXPECT_EQ(
+            static_cast<const float*>(got.scales.data)[i * got.scales.strides[0] + n],
+            static_cast<float>(wanted.source_rank[i] * 1000 + wanted.source_token[i] * 2 + n));
     ok(shoal_ep_dispatched_release(&got));
     ok(shoal_ep_routing_release(&routing));
   });
@@ -231,16 +239,17 @@ TEST(CApiEp, ResultsHoldTheMemoryOfTheGroup) {
   run_case(c, [&](Member& pe) {
     shoal_ep_dispatched got = dispatch(pe, nullptr);
     shoal_ep_routing routing = route(pe);
-    expect_failure(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got), SHOAL_INVALID_ARGUMENT,
-                   "the shoal_ep_dispatched still holds a result");
-    expect_failure(shoal_ep_route(pe.group, &pe.topk_idx, nullptr, &routing), SHOAL_INVALID_ARGUMENT,
-                   "the shoal_ep_routing still holds a result");
+    expect_failure(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got),
+                   SHOAL_INVALID_ARGUMENT, "the shoal_ep_dispatched still holds a result");
+    expect_failure(shoal_ep_route(pe.group, &pe.topk_idx, nullptr, &routing),
+                   SHOAL_INVALID_ARGUMENT, "the shoal_ep_routing still holds a result");
     expect_failure(shoal_ep_group_close(pe.group), SHOAL_INVALID_ARGUMENT, "still holds results");
     ok(shoal_ep_dispatched_release(&got));
     ok(shoal_ep_routing_release(&routing));
     ok(shoal_ep_group_close(pe.group));
     ok(shoal_ep_group_close(pe.group));
-    expect_failure(shoal_ep_route(pe.group, &pe.topk_idx, nullptr, &routing), SHOAL_CLOSED, "the group is closed");
+    expect_failure(shoal_ep_route(pe.group, &pe.topk_idx, nullptr, &routing), SHOAL_CLOSED,
+                   "the group is closed");
   });
 }
 
@@ -251,7 +260,8 @@ TEST(CApiEp, FuturesHandOutTheirResults) {
     shoal_ep_future *dispatching = nullptr, *combining = nullptr;
     ok(shoal_ep_dispatch_async(pe.group, &pe.x, &routing, nullptr, &dispatching));
     shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
-    expect_failure(shoal_ep_future_combined(dispatching, &combined), SHOAL_INVALID_ARGUMENT, "of another operation");
+    expect_failure(shoal_ep_future_combined(dispatching, &combined), SHOAL_INVALID_ARGUMENT,
+                   "of another operation");
     shoal_ep_dispatched got = SHOAL_EP_DISPATCHED_INIT;
     ok(shoal_ep_future_dispatched(dispatching, &got));
     check_rows(c, expected_dispatch(c, pe.me), got.x);
@@ -260,7 +270,8 @@ TEST(CApiEp, FuturesHandOutTheirResults) {
     ok(shoal_ep_future_ready(dispatching, &ready));
     EXPECT_EQ(ready, 1);
     shoal_ep_dispatched twice = SHOAL_EP_DISPATCHED_INIT;
-    expect_failure(shoal_ep_future_dispatched(dispatching, &twice), SHOAL_INVALID_ARGUMENT, "its result was taken");
+    expect_failure(shoal_ep_future_dispatched(dispatching, &twice), SHOAL_INVALID_ARGUMENT,
+                   "its result was taken");
 
     ok(shoal_ep_combine_async(pe.group, &got.x, got.handle, nullptr, &combining));
     ok(shoal_ep_future_combined(combining, &combined));
@@ -274,7 +285,8 @@ TEST(CApiEp, FuturesHandOutTheirResults) {
     wrong.dtype = SHOAL_FLOAT64;
     shoal_ep_future* failing = nullptr;
     ok(shoal_ep_dispatch_async(pe.group, &wrong, &routing, nullptr, &failing));
-    expect_failure(shoal_ep_future_dispatched(failing, &twice), SHOAL_INVALID_ARGUMENT, "x is float64");
+    expect_failure(shoal_ep_future_dispatched(failing, &twice), SHOAL_INVALID_ARGUMENT,
+                   "x is float64");
     ok(shoal_ep_future_destroy(failing));
     ok(shoal_ep_future_destroy(dispatching));
     ok(shoal_ep_dispatched_release(&got));
@@ -294,7 +306,8 @@ TEST(CApiEp, StatisticsWarmupAndSynchronize) {
     EXPECT_EQ(statistics.combines, 0u);
     EXPECT_EQ(statistics.rows_received, static_cast<std::uint64_t>(got.rows));
     shoal_ep_routing routing = route(pe);
-    const auto sent = std::accumulate(routing.tokens_per_rank, routing.tokens_per_rank + c.ranks, std::uint64_t{0});
+    const auto sent = std::accumulate(routing.tokens_per_rank, routing.tokens_per_rank + c.ranks,
+                                      std::uint64_t{0});
     EXPECT_EQ(statistics.rows_sent, sent);
     ok(shoal_ep_routing_release(&routing));
     EXPECT_GT(statistics.dispatch_ns, 0);
@@ -314,8 +327,10 @@ TEST(CApiEp, BadArgumentsAreNamedAndTheGroupStaysUsable) {
   run_case(c, [&](Member& pe) {
     shoal_ep_routing routing = route(pe);
     shoal_ep_dispatched got = SHOAL_EP_DISPATCHED_INIT;
-    const auto refused = [&](const shoal_tensor* x, const shoal_ep_dispatch_options* options, const char* text) {
-      expect_failure(shoal_ep_dispatch(pe.group, x, &routing, options, &got), SHOAL_INVALID_ARGUMENT, text);
+    const auto refused = [&](const shoal_tensor* x, const shoal_ep_dispatch_options* options,
+                             const char* text) {
+      expect_failure(shoal_ep_dispatch(pe.group, x, &routing, options, &got),
+                     SHOAL_INVALID_ARGUMENT, text);
       EXPECT_EQ(got.owner, nullptr);
     };
     refused(nullptr, nullptr, "shoal_ep_dispatch: x is NULL");
@@ -348,13 +363,14 @@ TEST(CApiEp, BadArgumentsAreNamedAndTheGroupStaysUsable) {
     launch = SHOAL_EP_LAUNCH_INIT, launch.size = 3;
     refused(&pe.x, &options, "shoal_ep_launch.size is 3");
 
-    expect_failure(shoal_ep_dispatch_cached(pe.group, &pe.x, nullptr, nullptr, &got), SHOAL_INVALID_ARGUMENT,
-                   "handle is NULL");
+    expect_failure(shoal_ep_dispatch_cached(pe.group, &pe.x, nullptr, nullptr, &got),
+                   SHOAL_INVALID_ARGUMENT, "handle is NULL");
     shoal_ep_low_latency_dispatch_options send = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
     send.quantize = 4;
     shoal_ep_pending_dispatch* pending = nullptr;
     expect_failure(shoal_ep_low_latency_dispatch(pe.group, &pe.x, &pe.topk_idx, &send, &pending),
-                   SHOAL_INVALID_ARGUMENT, "shoal_ep_low_latency_dispatch_options.quantize is 4; allowed: 0 to 3");
+                   SHOAL_INVALID_ARGUMENT,
+                   "shoal_ep_low_latency_dispatch_options.quantize is 4; allowed: 0 to 3");
     EXPECT_EQ(pending, nullptr);
 
     ok(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got));
@@ -362,11 +378,11 @@ TEST(CApiEp, BadArgumentsAreNamedAndTheGroupStaysUsable) {
     shoal_ep_combine_options combining = SHOAL_EP_COMBINE_OPTIONS_INIT;
     combining.biases = 3;
     shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
-    expect_failure(shoal_ep_combine(pe.group, &got.x, got.handle, &combining, &combined), SHOAL_INVALID_ARGUMENT,
-                   "shoal_ep_combine_options.biases is 3; allowed: 0 to 2");
+    expect_failure(shoal_ep_combine(pe.group, &got.x, got.handle, &combining, &combined),
+                   SHOAL_INVALID_ARGUMENT, "shoal_ep_combine_options.biases is 3; allowed: 0 to 2");
     combining.biases = 1;
-    expect_failure(shoal_ep_combine(pe.group, &got.x, got.handle, &combining, &combined), SHOAL_INVALID_ARGUMENT,
-                   "shoal_ep_combine_options.bias is NULL");
+    expect_failure(shoal_ep_combine(pe.group, &got.x, got.handle, &combining, &combined),
+                   SHOAL_INVALID_ARGUMENT, "shoal_ep_combine_options.bias is NULL");
     ok(shoal_ep_combine(pe.group, &got.x, got.handle, nullptr, &combined));
     ok(shoal_ep_combined_release(&combined));
     ok(shoal_ep_dispatched_release(&got));
@@ -400,7 +416,8 @@ TEST(CApiEp, GroupsSayWhatIsWrongWithTheirOptions) {
     differs("preinitialize", [](auto& o) { o.preinitialize = 1; });
     differs("mask_failed", [](auto& o) { o.mask_failed = 1; });
     differs("combine_staging", [](auto& o) { o.combine_staging = 0; });
-    expect_failure(shoal_ep_group_create(nullptr, &options, &group), SHOAL_INVALID_ARGUMENT, "team is NULL");
+    expect_failure(shoal_ep_group_create(nullptr, &options, &group), SHOAL_INVALID_ARGUMENT,
+                   "team is NULL");
     EXPECT_EQ(group, nullptr);
     ok(shoal_team_destroy(team));
   });
@@ -414,9 +431,11 @@ TEST(CApiEp, AMemberThatDoesNotComeIsATimeout) {
     if (pe.me != 0) {
       shoal_ep_routing routing = route(pe);
       shoal_ep_dispatched got = SHOAL_EP_DISPATCHED_INIT;
-      expect_failure(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got), SHOAL_TIMEOUT, "PE 0");
+      expect_failure(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got), SHOAL_TIMEOUT,
+                     "PE 0");
       EXPECT_EQ(got.owner, nullptr);
-      expect_failure(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got), SHOAL_CLOSED, "failed before");
+      expect_failure(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got), SHOAL_CLOSED,
+                     "failed before");
       shoal_ep_statistics statistics = SHOAL_EP_STATISTICS_INIT;
       ok(shoal_ep_group_statistics(pe.group, &statistics));
       EXPECT_GE(statistics.wait_ns, 100'000'000);

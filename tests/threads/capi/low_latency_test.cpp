@@ -1,4 +1,6 @@
-// The C ABI of low-latency mode with PEs as threads, bit by bit against the references of ep_case.hpp.
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of low-latency mode with PEs as threads, bit by bit against the references of
+// ep_case.hpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +22,8 @@ ep::LowLatencyReceived cpp_received(const shoal_ep_low_latency_received& got) {
   return view;
 }
 
-shoal_ep_low_latency_received receive(Member& pe, const shoal_ep_low_latency_dispatch_options* options) {
+shoal_ep_low_latency_received receive(Member& pe,
+                                      const shoal_ep_low_latency_dispatch_options* options) {
   shoal_ep_pending_dispatch* pending = nullptr;
   ok(shoal_ep_low_latency_dispatch(pe.group, &pe.x, &pe.topk_idx, options, &pending));
   int32_t ready = -1;
@@ -29,7 +32,8 @@ shoal_ep_low_latency_received receive(Member& pe, const shoal_ep_low_latency_dis
   shoal_ep_low_latency_received got = SHOAL_EP_LOW_LATENCY_RECEIVED_INIT;
   ok(shoal_ep_pending_dispatch_receive(pending, &got));
   shoal_ep_low_latency_received twice = SHOAL_EP_LOW_LATENCY_RECEIVED_INIT;
-  expect_failure(shoal_ep_pending_dispatch_receive(pending, &twice), SHOAL_INVALID_ARGUMENT, "has been received");
+  expect_failure(shoal_ep_pending_dispatch_receive(pending, &twice), SHOAL_INVALID_ARGUMENT,
+                 "has been received");
   ok(shoal_ep_pending_dispatch_destroy(pending));
   return got;
 }
@@ -45,7 +49,8 @@ TEST(CApiLowLatency, MatchesTheReference) {
         check_low_latency_received(c, pe.me, cpp_received(got));
         EXPECT_EQ(got.scales.dtype, SHOAL_NONE);
 
-        const Tensor room = Tensor::empty(DataType::bfloat16, {c.local_experts(), c.ranks * c.max_tokens, c.hidden});
+        const Tensor room = Tensor::empty(DataType::bfloat16,
+                                          {c.local_experts(), c.ranks * c.max_tokens, c.hidden});
         shoal_tensor y = c_tensor(room);
         if (zero_copy != 0) ok(shoal_ep_next_combine_buffer(pe.group, &y));
         low_latency_answers_to(c, pe.me, cpp_received(got), view_of(y));
@@ -53,7 +58,8 @@ TEST(CApiLowLatency, MatchesTheReference) {
         combining.reduction = reduction;
         combining.zero_copy = zero_copy;
         shoal_ep_pending_combine* pending = nullptr;
-        ok(shoal_ep_low_latency_combine(pe.group, &y, &pe.topk_idx, &pe.weights, got.handle, &combining, &pending));
+        ok(shoal_ep_low_latency_combine(pe.group, &y, &pe.topk_idx, &pe.weights, got.handle,
+                                        &combining, &pending));
         int32_t ready = -1;
         ok(shoal_ep_pending_combine_ready(pending, &ready));
         shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
@@ -74,7 +80,8 @@ TEST(CApiLowLatency, OptionsReachTheLibrary) {
   run_case(c, [&](Member& pe) {
     std::vector<std::int32_t> counts(c.local_experts(), 100);
     std::vector<std::int64_t> waited(c.ranks, -1);
-    const shoal_tensor counts_tensor = c_tensor({counts.data(), DataType::int32, {c.local_experts()}}),
+    const shoal_tensor counts_tensor =
+                           c_tensor({counts.data(), DataType::int32, {c.local_experts()}}),
                        waited_tensor = c_tensor({waited.data(), DataType::int64, {c.ranks}});
     for (const int32_t quantize : {SHOAL_FP8, SHOAL_FP8_POWER_OF_TWO, SHOAL_FP8_UE8M0}) {
       shoal_ep_low_latency_dispatch_options options = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
@@ -101,7 +108,8 @@ TEST(CApiLowLatency, LogFmtAndCopiedHandle) {
     shoal_ep_low_latency_dispatch_options options = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
     options.quantize = SHOAL_QUANTIZE_NONE;
     shoal_ep_low_latency_received got = receive(pe, &options);
-    const Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), c.ranks * c.max_tokens, c.hidden});
+    const Tensor y =
+        Tensor::empty(DataType::bfloat16, {c.local_experts(), c.ranks * c.max_tokens, c.hidden});
     low_latency_answers_to(c, pe.me, cpp_received(got), y);
     shoal_ep_low_latency_handle* handle = nullptr;
     ok(shoal_ep_low_latency_handle_copy(got.handle, &handle));
@@ -117,12 +125,13 @@ TEST(CApiLowLatency, LogFmtAndCopiedHandle) {
     const shoal_tensor waited_tensor = c_tensor({waited.data(), DataType::int64, {c.ranks}});
     combining.wait_ns = &waited_tensor;
     shoal_ep_pending_combine* pending = nullptr;
-    ok(shoal_ep_low_latency_combine(pe.group, &answers, &pe.topk_idx, &pe.weights, handle, &combining, &pending));
+    ok(shoal_ep_low_latency_combine(pe.group, &answers, &pe.topk_idx, &pe.weights, handle,
+                                    &combining, &pending));
     shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
     ok(shoal_ep_pending_combine_receive(pending, &combined));
     EXPECT_EQ(combined.x.data, out.data);
-    const auto wanted =
-        expected_low_latency(c, pe.me, ep::Reduction::exact, {}, {.to_experts = {}, .back = log_fmt_travel()});
+    const auto wanted = expected_low_latency(c, pe.me, ep::Reduction::exact, {},
+                                             {.to_experts = {}, .back = log_fmt_travel()});
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
     EXPECT_TRUE(std::any_of(waited.begin(), waited.end(), [](std::int64_t ns) { return ns >= 0; }));
     ok(shoal_ep_combined_release(&combined));
@@ -140,7 +149,8 @@ TEST(CApiLowLatency, MasksAreSetAndRead) {
     ok(shoal_ep_set_mask(pe.group, other, 1));
     int32_t masked[3] = {7, 7, 7};
     ok(shoal_ep_masked(pe.group, masked, 3));
-    for (int32_t member = 0; member < c.ranks; ++member) EXPECT_EQ(masked[member], member == other ? 1 : 0);
+    for (int32_t member = 0; member < c.ranks; ++member)
+      EXPECT_EQ(masked[member], member == other ? 1 : 0);
     expect_failure(shoal_ep_masked(pe.group, masked, 2), SHOAL_INVALID_ARGUMENT,
                    "room for 2 members; this group has 3");
     expect_failure(shoal_ep_set_mask(pe.group, pe.me, 1), SHOAL_INVALID_ARGUMENT, "set_mask");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C ABI of worlds with PEs as threads: heap, put, get, signals, waits, teams, failures.
 #include <gtest/gtest.h>
 
@@ -23,7 +24,8 @@ int32_t n_pes_of(shoal_world* world) {
 
 TEST(CApiWorld, PutGetAndSignalsGoAroundTheRing) {
   run_pes(4, [](shoal_world* world) {
-    const int32_t me = pe_of(world), n = n_pes_of(world), next = (me + 1) % n, previous = (me + n - 1) % n;
+    const int32_t me = pe_of(world), n = n_pes_of(world), next = (me + 1) % n,
+                  previous = (me + n - 1) % n;
     EXPECT_EQ(n, 4);
     void* memory = nullptr;
     ok(shoal_malloc(world, 1024, &memory));
@@ -99,11 +101,14 @@ TEST(CApiWorld, AtomicsOfBothWidths) {
     ok(shoal_atomic(world, SHOAL_ATOMIC_FETCH, &words[0], 8, 0, 0, 0, &before));
     EXPECT_TRUE(before >= 1000 && before < 1003) << before;
 
-    EXPECT_EQ(shoal_atomic(world, SHOAL_ATOMIC_ADD, &words[0], 2, 1, 0, 0, nullptr), SHOAL_INVALID_ARGUMENT);
-    EXPECT_NE(std::string(shoal_last_error()).find("width is 2; allowed: 4 or 8"), std::string::npos);
+    EXPECT_EQ(shoal_atomic(world, SHOAL_ATOMIC_ADD, &words[0], 2, 1, 0, 0, nullptr),
+              SHOAL_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(shoal_last_error()).find("width is 2; allowed: 4 or 8"),
+              std::string::npos);
     EXPECT_EQ(shoal_atomic(world, 8, &words[0], 8, 1, 0, 0, nullptr), SHOAL_INVALID_ARGUMENT);
     shoal_shared_buffer* buffer = nullptr;
-    EXPECT_EQ(shoal_share_buffer(world, words, 8, &buffer), SHOAL_UNSUPPORTED) << "the heap is on the host";
+    EXPECT_EQ(shoal_share_buffer(world, words, 8, &buffer), SHOAL_UNSUPPORTED)
+        << "the heap is on the host";
     EXPECT_EQ(buffer, nullptr);
     ok(shoal_shared_buffer_destroy(nullptr));
     ok(shoal_barrier(team));
@@ -143,14 +148,17 @@ TEST(CApiWorld, Collectives) {
       receive_at[i] = at;
       at += receive[i];
     }
-    ok(shoal_all_to_all_v(team, target, receive.data(), receive_at.data(), source, send.data(), send_at.data()));
+    ok(shoal_all_to_all_v(team, target, receive.data(), receive_at.data(), source, send.data(),
+                          send_at.data()));
     const std::int64_t wanted[] = {200, 201, 202, 100, 101, 0};
     EXPECT_EQ(std::memcmp(target, wanted, sizeof wanted), 0);
 
     EXPECT_EQ(shoal_broadcast(team, target, source, 8, 3), SHOAL_INVALID_ARGUMENT);
     EXPECT_EQ(shoal_reduce(team, SHOAL_INT64, 7, target, source, 1), SHOAL_INVALID_ARGUMENT);
-    EXPECT_EQ(shoal_reduce(team, SHOAL_FLOAT8_E4M3, SHOAL_SUM, target, source, 1), SHOAL_INVALID_ARGUMENT);
-    EXPECT_EQ(shoal_all_to_all_v(team, target, nullptr, receive_at.data(), source, send.data(), send_at.data()),
+    EXPECT_EQ(shoal_reduce(team, SHOAL_FLOAT8_E4M3, SHOAL_SUM, target, source, 1),
+              SHOAL_INVALID_ARGUMENT);
+    EXPECT_EQ(shoal_all_to_all_v(team, target, nullptr, receive_at.data(), source, send.data(),
+                                 send_at.data()),
               SHOAL_INVALID_ARGUMENT);
     EXPECT_NE(std::string(shoal_last_error()).find("receive_bytes is NULL"), std::string::npos);
     EXPECT_EQ(shoal_sync(nullptr), SHOAL_INVALID_ARGUMENT);
@@ -174,7 +182,8 @@ TEST(CApiWorld, TeamsAreHandles) {
     }
     shoal_team *all = nullptr, *odd = nullptr;
     ok(shoal_world_team(world, SHOAL_TEAM_WORLD, &all));
-    for (int round = 0; round < 200; ++round) {  // more than SHOAL_MAX_TEAMS: destroying returns the slot
+    for (int round = 0; round < 200;
+         ++round) {  // more than SHOAL_MAX_TEAMS: destroying returns the slot
       ok(shoal_team_split(all, 3, -2, 2, &odd));
       EXPECT_EQ(odd != nullptr, me % 2 == 1);
       if (odd != nullptr) {
@@ -189,7 +198,8 @@ TEST(CApiWorld, TeamsAreHandles) {
       ok(shoal_team_destroy(odd));
     }
     shoal_team* none = all;
-    expect_failure(shoal_world_team(world, 5, &none), SHOAL_INVALID_ARGUMENT, "which is 5; allowed: 0");
+    expect_failure(shoal_world_team(world, 5, &none), SHOAL_INVALID_ARGUMENT,
+                   "which is 5; allowed: 0");
     expect_failure(shoal_team_split(all, 0, 1, 9, &none), SHOAL_INVALID_ARGUMENT, "9");
     EXPECT_EQ(none, all) << "nothing is written by a call that fails";
     ok(shoal_team_destroy(all));
@@ -209,9 +219,11 @@ TEST(CApiWorld, BadArgumentsAreNamed) {
                    "shoal_signal: op is 2; allowed: 0 to 1");
     expect_failure(shoal_signal_wait(world, flags, 6, 0, nullptr), SHOAL_INVALID_ARGUMENT,
                    "shoal_signal_wait: compare is 6; allowed: 0 to 5");
-    expect_failure(shoal_put(nullptr, flags, &local, 8, 0), SHOAL_INVALID_ARGUMENT, "shoal_put: world is NULL");
+    expect_failure(shoal_put(nullptr, flags, &local, 8, 0), SHOAL_INVALID_ARGUMENT,
+                   "shoal_put: world is NULL");
     expect_failure(shoal_malloc(world, 8, nullptr), SHOAL_INVALID_ARGUMENT, "pointer is NULL");
-    expect_failure(shoal_malloc(world, std::size_t{1} << 40, &memory), SHOAL_EXHAUSTED, "SHOAL_SYMMETRIC_SIZE");
+    expect_failure(shoal_malloc(world, std::size_t{1} << 40, &memory), SHOAL_EXHAUSTED,
+                   "SHOAL_SYMMETRIC_SIZE");
     EXPECT_EQ(memory, flags);
     ok(shoal_free(world, flags));
   });
@@ -250,7 +262,10 @@ TEST(CApiWorld, OpensAloneAndByUniqueId) {
   for (const char* pe : {"0", "1"})
     threads.emplace_back([=] {
       CSettings own;
-      own.set("SHOAL_BOOTSTRAP", "uid").set("SHOAL_UNIQUE_ID", text).set("SHOAL_PE", pe).set("SHOAL_N_PES", "2");
+      own.set("SHOAL_BOOTSTRAP", "uid")
+          .set("SHOAL_UNIQUE_ID", text)
+          .set("SHOAL_PE", pe)
+          .set("SHOAL_N_PES", "2");
       own.set("SHOAL_SYMMETRIC_SIZE", "16M");
       shoal_world* mine = nullptr;
       ASSERT_EQ(shoal_world_open(own.get(), &mine), SHOAL_OK) << shoal_last_error();
@@ -274,22 +289,28 @@ TEST(CApiWorld, WhatABodyReturnsIsReturned) {
   const auto failing = [](shoal_world* world, void*) -> shoal_status {
     int32_t pe = 0;
     ok(shoal_world_pe(world, &pe));
-    if (pe == 1) return shoal_put(world, &pe, &pe, sizeof pe, 0);  // one PE fails; the other waits for it and learns it
+    if (pe == 1)
+      return shoal_put(world, &pe, &pe, sizeof pe,
+                       0);  // one PE fails; the other waits for it and learns it
     shoal_team* team = nullptr;
     ok(shoal_world_team(world, SHOAL_TEAM_WORLD, &team));
     const shoal_status status = shoal_barrier(team);
     shoal_team_destroy(team);
     return status;
   };
-  expect_failure(shoal_run_threads(2, settings.get(), failing, nullptr), SHOAL_INVALID_ARGUMENT, "heap");
+  expect_failure(shoal_run_threads(2, settings.get(), failing, nullptr), SHOAL_INVALID_ARGUMENT,
+                 "heap");
   EXPECT_EQ(std::string(shoal_last_error()).find("shoal: shoal: "), std::string::npos);
-  expect_failure(shoal_run_threads(
-                     1, settings.get(), [](shoal_world*, void*) -> shoal_status { return 4711; }, nullptr),
-                 SHOAL_INTERNAL, "a body returned 4711");
-  expect_failure(shoal_run_threads(
-                     1, settings.get(), [](shoal_world*, void*) -> shoal_status { throw 1; }, nullptr),
-                 SHOAL_INTERNAL, "no std::exception");
-  expect_failure(shoal_run_threads(0, settings.get(), failing, nullptr), SHOAL_INVALID_ARGUMENT, "0 PEs");
+  expect_failure(
+      shoal_run_threads(
+          1, settings.get(), [](shoal_world*, void*) -> shoal_status { return 4711; }, nullptr),
+      SHOAL_INTERNAL, "a body returned 4711");
+  expect_failure(
+      shoal_run_threads(
+          1, settings.get(), [](shoal_world*, void*) -> shoal_status { throw 1; }, nullptr),
+      SHOAL_INTERNAL, "no std::exception");
+  expect_failure(shoal_run_threads(0, settings.get(), failing, nullptr), SHOAL_INVALID_ARGUMENT,
+                 "0 PEs");
 }
 
 TEST(CApiWorld, AWaitEndsAtItsDeadline) {

@@ -1,4 +1,6 @@
-// What collectives refuse, and what a member that disagrees or does not come leads to (requirement D6).
+// SPDX-License-Identifier: Apache-2.0
+// What collectives refuse, and what a member that disagrees or does not come leads to (requirement
+// D6).
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -7,9 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "checks/collective/reference.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/collective/reference.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal {
@@ -34,7 +36,8 @@ TEST(Exchange, GathersAFewBytesInMemberOrder) {
       const std::vector<std::byte> mine(bytes, static_cast<std::byte>(world.my_pe() + 1));
       const std::vector<std::byte> all = exchange_bytes(team, mine);
       ASSERT_EQ(all.size(), kPes * bytes);
-      for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<std::byte>(i / bytes + 1));
+      for (std::size_t i = 0; i < all.size(); ++i)
+        ASSERT_EQ(all[i], static_cast<std::byte>(i / bytes + 1));
     }
     const std::vector<std::byte> much(kMaxExchangeBytes + 1);
     expect_error(Code::invalid_argument, "exchange_bytes of 513 bytes; allowed: up to 512",
@@ -60,16 +63,21 @@ TEST(CollectiveErrors, BadArgumentsAreRefusedAndTheTeamStaysUsable) {
     refuse("root is -1", [&] { broadcast(team, target, source, 8, -1); });
     refuse("broadcast: target is", [&] { broadcast(team, nullptr, source, 8, 0); });
     refuse("all_gather: source is", [&] { all_gather(team, target, outside, 8); });
-    refuse("all_gather: target is", [&] { all_gather(team, target, source, std::size_t{1} << 62); });
-    refuse("SHOAL_SYMMETRIC_SIZE", [&] { all_to_all(team, target, source, world.heap().size() / 2); });
+    refuse("all_gather: target is",
+           [&] { all_gather(team, target, source, std::size_t{1} << 62); });
+    refuse("SHOAL_SYMMETRIC_SIZE",
+           [&] { all_to_all(team, target, source, world.heap().size() / 2); });
     refuse("overlap", [&] { all_to_all(team, target, target, 8); });
     refuse("overlap", [&] { broadcast(team, target, static_cast<char*>(target) + 4, 8, 0); });
-    refuse("multiple of the element size",
-           [&] { reduce(team, DataType::float32, ReduceOp::sum, target, static_cast<char*>(source) + 2, 8); });
-    refuse("bit_xor on float32", [&] { reduce(team, DataType::float32, ReduceOp::bit_xor, target, source, 8); });
+    refuse("multiple of the element size", [&] {
+      reduce(team, DataType::float32, ReduceOp::sum, target, static_cast<char*>(source) + 2, 8);
+    });
+    refuse("bit_xor on float32",
+           [&] { reduce(team, DataType::float32, ReduceOp::bit_xor, target, source, 8); });
     refuse("sum on int8", [&] { reduce(team, DataType::int8, ReduceOp::sum, target, source, 8); });
-    refuse("count is",
-           [&] { reduce_scatter(team, DataType::int32, ReduceOp::sum, target, source, std::size_t{1} << 62); });
+    refuse("count is", [&] {
+      reduce_scatter(team, DataType::int32, ReduceOp::sum, target, source, std::size_t{1} << 62);
+    });
   });
 }
 
@@ -78,11 +86,13 @@ TEST(CollectiveErrors, AllToAllVRefusesBadSpans) {
     test::CollectiveCheck check(world, 4096);
     const std::vector<std::size_t> sizes(kPes, 16), offsets = {0, 16, 32}, same(kPes, 0),
                                                     far(kPes, std::size_t{1} << 62), two(2, 0);
-    const auto call = [&](std::span<const std::size_t> receive_offsets, std::span<const std::size_t> send_offsets,
-                          const void* source) {
-      all_to_all_v(world.team(), check.target(), sizes, receive_offsets, source, sizes, send_offsets);
+    const auto call = [&](std::span<const std::size_t> receive_offsets,
+                          std::span<const std::size_t> send_offsets, const void* source) {
+      all_to_all_v(world.team(), check.target(), sizes, receive_offsets, source, sizes,
+                   send_offsets);
     };
-    expect_error(Code::invalid_argument, "receive_offsets has 2 elements", [&] { call(two, offsets, check.source()); });
+    expect_error(Code::invalid_argument, "receive_offsets has 2 elements",
+                 [&] { call(two, offsets, check.source()); });
     expect_error(Code::invalid_argument, "target is", [&] { call(far, offsets, check.source()); });
     expect_error(Code::invalid_argument, "source is", [&] { call(offsets, offsets, nullptr); });
     expect_error(Code::invalid_argument, "overlaps", [&] { call(same, offsets, check.source()); });
@@ -104,14 +114,18 @@ TEST(CollectiveErrors, EveryMemberLearnsOfADisagreement) {
       expect_error(Code::mismatch, text, call);
       check.all_gather(team, 100, 1);
     };
-    disagree("member 0, 2: all_gather(8 bytes", [&] { all_gather(team, target, source, odd ? 16 : 8); });
+    disagree("member 0, 2: all_gather(8 bytes",
+             [&] { all_gather(team, target, source, odd ? 16 : 8); });
     disagree("root 2", [&] { broadcast(team, target, source, 8, odd ? 2 : 0); });
-    disagree("member 1: broadcast(8 bytes",
-             [&] { odd ? broadcast(team, target, source, 8, 0) : all_gather(team, target, source, 8); });
-    disagree("max of 4 int32",
-             [&] { reduce(team, DataType::int32, odd ? ReduceOp::max : ReduceOp::min, target, source, 4); });
-    disagree("4 float32",
-             [&] { reduce(team, odd ? DataType::float32 : DataType::int32, ReduceOp::sum, target, source, 4); });
+    disagree("member 1: broadcast(8 bytes", [&] {
+      odd ? broadcast(team, target, source, 8, 0) : all_gather(team, target, source, 8);
+    });
+    disagree("max of 4 int32", [&] {
+      reduce(team, DataType::int32, odd ? ReduceOp::max : ReduceOp::min, target, source, 4);
+    });
+    disagree("4 float32", [&] {
+      reduce(team, odd ? DataType::float32 : DataType::int32, ReduceOp::sum, target, source, 4);
+    });
     disagree("source at", [&] { all_gather(team, target, odd ? source + 64 : source, 8); });
   });
 }
@@ -121,8 +135,9 @@ TEST(CollectiveErrors, AllToAllVNamesThePairThatDisagrees) {
     test::CollectiveCheck check(world, 4096);
     std::vector<std::size_t> receive(kPes, 16), send(kPes, 16), offsets = {0, 16, 32};
     if (world.my_pe() == 2) send[0] = 8;
-    expect_error(Code::mismatch, "member 2 sends 8 bytes to member 0, which expects 16",
-                 [&] { all_to_all_v(world.team(), check.target(), receive, offsets, check.source(), send, offsets); });
+    expect_error(Code::mismatch, "member 2 sends 8 bytes to member 0, which expects 16", [&] {
+      all_to_all_v(world.team(), check.target(), receive, offsets, check.source(), send, offsets);
+    });
     check.all_to_all_v(world.team(), 100, 1);
   });
 }
@@ -148,7 +163,8 @@ TEST(CollectiveErrors, AMissingMemberIsNamedInTime) {
       std::this_thread::sleep_for(timeout * 3 / 2);  // alive, but not in the collective
     } else {
       const auto start = std::chrono::steady_clock::now();
-      expect_error(Code::timeout, "PE 2", [&] { all_gather(team, check.target(), check.source(), 8); });
+      expect_error(Code::timeout, "PE 2",
+                   [&] { all_gather(team, check.target(), check.source(), 8); });
       EXPECT_LT(std::chrono::steady_clock::now() - start, 2 * timeout);
     }
   };

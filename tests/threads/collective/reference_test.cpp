@@ -1,11 +1,13 @@
-// Every collective against a naive reference, among threads, on one node and on emulated nodes (requirement D6).
+// SPDX-License-Identifier: Apache-2.0
+// Every collective against a naive reference, among threads, on one node and on emulated nodes
+// (requirement D6).
 #include <gtest/gtest.h>
 
 #include <atomic>
 
+#include "checks/collective/reference.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/collective/reference.hpp"
 
 namespace shoal {
 namespace {
@@ -29,13 +31,14 @@ class Collective : public ::testing::TestWithParam<Shape> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Collective,
-                         ::testing::Values(Shape{1, 0}, Shape{2, 0}, Shape{3, 0}, Shape{5, 0}, Shape{8, 0}, Shape{4, 2},
-                                           Shape{8, 2}),
+                         ::testing::Values(Shape{1, 0}, Shape{2, 0}, Shape{3, 0}, Shape{5, 0},
+                                           Shape{8, 0}, Shape{4, 2}, Shape{8, 2}),
                          [](const auto& parameter) {
                            const std::string name = std::to_string(parameter.param.n_pes) + "Pes";
                            return parameter.param.node_size == 0
                                       ? name
-                                      : name + "NodesOf" + std::to_string(parameter.param.node_size);
+                                      : name + "NodesOf" +
+                                            std::to_string(parameter.param.node_size);
                          });
 
 constexpr std::size_t kSizes[] = {0, 1, 7, 64, 1000, 70'000};
@@ -47,7 +50,8 @@ TEST_P(Collective, MovesBlocksOfEverySize) {
     CollectiveCheck check(world, n * 70'003);
     for (std::size_t bytes : kSizes) {
       SCOPED_TRACE(bytes);
-      for (Pe root = 0; root < team.size(); ++root) check.broadcast(team, bytes, root, bytes + 1, root % 2 == 1);
+      for (Pe root = 0; root < team.size(); ++root)
+        check.broadcast(team, bytes, root, bytes + 1, root % 2 == 1);
       check.all_gather(team, bytes, bytes + 2);
       check.all_to_all(team, bytes, bytes + 3);
       check.all_to_all_v(team, bytes, bytes + 4);
@@ -62,7 +66,8 @@ TEST_P(Collective, ReducesEveryTypeWithEveryOperation) {
     for (DataType dtype : test::kReduceTypes) {
       for (ReduceOp op : test::kReduceOps) {
         if (test::is_bit_operation(op) && !test::is_integer(dtype)) continue;
-        SCOPED_TRACE(::testing::Message() << name_of(dtype) << ", operation " << static_cast<int>(op));
+        SCOPED_TRACE(::testing::Message()
+                     << name_of(dtype) << ", operation " << static_cast<int>(op));
         for (std::size_t count : {0, 1, op == ReduceOp::sum ? 9'001 : 333}) {
           check.reduce(team, dtype, op, count, count + 1, false);
           check.reduce(team, dtype, op, count, count + 2, true);
@@ -89,7 +94,8 @@ TEST_P(Collective, KeepsOverlappingTeamsApart) {
     const Team even = world.team().split_strided(0, 2, (n + 1) / 2);
     const Team reversed = world.team().split_strided(n - 1, -1, n);
     for (std::uint64_t round = 1; round <= 20; ++round) {
-      for (const Team& team : {lower, even, reversed, world.team(), world.node_team(), world.same_index_team()}) {
+      for (const Team& team :
+           {lower, even, reversed, world.team(), world.node_team(), world.same_index_team()}) {
         if (!team.valid()) continue;
         check.all_gather(team, 100 * round, round);
         check.reduce(team, DataType::int64, ReduceOp::sum, 50 * round, round);
@@ -116,7 +122,8 @@ TEST_P(Collective, BarrierCompletesPutsAndSyncWaitsForAll) {
   EXPECT_EQ(arrived, GetParam().n_pes * 50);
 }
 
-// More members than one exchange of all_to_all_v describes, and than tell each other things in a single hop.
+// More members than one exchange of all_to_all_v describes, and than tell each other things in a
+// single hop.
 TEST(CollectiveOfMany, ThirtyFourPes) {
   Settings settings;
   settings.symmetric_size = 1 << 20;

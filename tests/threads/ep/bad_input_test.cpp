@@ -1,12 +1,14 @@
-// Every call of ep::Group with bad arguments: a clear Error, nothing changed, the group goes on working.
+// SPDX-License-Identifier: Apache-2.0
+// Every call of ep::Group with bad arguments: a clear Error, nothing changed, the group goes on
+// working.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "checks/ep/normal.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/ep/normal.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -30,12 +32,15 @@ TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
     TensorView x = in.x;
     x.dtype = DataType::int32;
     EXPECT_ERROR(bad, ": x is int32", group.dispatch(x, routing));
-    EXPECT_ERROR(bad, "it must be",
-                 group.dispatch(TensorView(in.x.data, DataType::bfloat16, {tokens + 1, c.hidden}), routing));
-    EXPECT_ERROR(bad, "it must be",
-                 group.dispatch(TensorView(in.x.data, DataType::bfloat16, {tokens, c.hidden - 8}), routing));
-    EXPECT_ERROR(bad, "GroupOptions.dtype",
-                 group.dispatch(TensorView(in.x.data, DataType::float32, {tokens, c.hidden}), routing));
+    EXPECT_ERROR(
+        bad, "it must be",
+        group.dispatch(TensorView(in.x.data, DataType::bfloat16, {tokens + 1, c.hidden}), routing));
+    EXPECT_ERROR(
+        bad, "it must be",
+        group.dispatch(TensorView(in.x.data, DataType::bfloat16, {tokens, c.hidden - 8}), routing));
+    EXPECT_ERROR(
+        bad, "GroupOptions.dtype",
+        group.dispatch(TensorView(in.x.data, DataType::float32, {tokens, c.hidden}), routing));
     x = in.x;
     x.strides[0] *= 2;
     EXPECT_ERROR(bad, "not contiguous", group.dispatch(x, routing));
@@ -46,42 +51,53 @@ TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
     x.data = static_cast<std::byte*>(in.x.data) + 2;
     EXPECT_ERROR(bad, "multiple of 16 bytes", group.dispatch(x, routing));
     EXPECT_ERROR(bad, "not made by route()", group.dispatch(in.x, ep::Routing{}));
-    EXPECT_ERROR(bad, "handle is not of a dispatch of this group", group.dispatch(in.x, ep::Handle{}));
-    EXPECT_ERROR(bad, "expert_alignment is 0", group.dispatch(in.x, routing, {.expert_alignment = 0}));
-    EXPECT_ERROR(bad, "worst_case_rows is 17", group.dispatch(in.x, routing, {.worst_case_rows = 17}));
+    EXPECT_ERROR(bad, "handle is not of a dispatch of this group",
+                 group.dispatch(in.x, ep::Handle{}));
+    EXPECT_ERROR(bad, "expert_alignment is 0",
+                 group.dispatch(in.x, routing, {.expert_alignment = 0}));
+    EXPECT_ERROR(bad, "worst_case_rows is 17",
+                 group.dispatch(in.x, routing, {.worst_case_rows = 17}));
     EXPECT_ERROR(bad, "weights is bfloat16", group.dispatch(in.x, routing, {.weights = in.x}));
-    EXPECT_ERROR(bad, "max_scales",
-                 group.dispatch(in.x, routing, {.scales = TensorView(in.x.data, DataType::float32, {tokens, 99})}));
+    EXPECT_ERROR(
+        bad, "max_scales",
+        group.dispatch(in.x, routing,
+                       {.scales = TensorView(in.x.data, DataType::float32, {tokens, 99})}));
     EXPECT_ERROR(bad, "topk_idx is", group.route(in.x));
 
     const ep::Dispatched got = group.dispatch(in.x, routing, {.weights = in.weights});
     const Tensor y = answers_to(c, world.my_pe(), got);
     EXPECT_ERROR(bad, "handle is not of a dispatch", group.combine(y, ep::Handle{}));
     EXPECT_ERROR(bad, "y is",
-                 group.combine(TensorView(y.data, DataType::bfloat16, {got.rows + 1, c.hidden}), got.handle));
-    EXPECT_ERROR(bad, "y is float8",
-                 group.combine(TensorView(y.data, DataType::float8_e4m3, {got.rows, c.hidden}), got.handle));
+                 group.combine(TensorView(y.data, DataType::bfloat16, {got.rows + 1, c.hidden}),
+                               got.handle));
+    EXPECT_ERROR(
+        bad, "y is float8",
+        group.combine(TensorView(y.data, DataType::float8_e4m3, {got.rows, c.hidden}), got.handle));
     EXPECT_ERROR(bad, "at most 2", group.combine(y, got.handle, {.bias = {in.x, in.x, in.x}}));
     EXPECT_ERROR(bad, "CombineOptions.bias", group.combine(y, got.handle, {.bias = {in.weights}}));
     EXPECT_ERROR(bad, "CombineOptions.out", group.combine(y, got.handle, {.out = in.weights}));
     EXPECT_ERROR(bad, "CombineOptions.weights",
-                 group.combine(y, got.handle, {.weights = in.weights.shape[0] == got.rows ? in.x : in.weights}));
+                 group.combine(y, got.handle,
+                               {.weights = in.weights.shape[0] == got.rows ? in.x : in.weights}));
 
     EXPECT_ERROR(bad, ": x is", group.low_latency_dispatch(in.weights, in.topk_idx));
-    EXPECT_ERROR(bad, "expert_counts", group.low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = in.x}));
+    EXPECT_ERROR(bad, "expert_counts",
+                 group.low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = in.x}));
     EXPECT_ERROR(bad, "wait_ns", group.low_latency_dispatch(in.x, in.topk_idx, {.wait_ns = in.x}));
-    EXPECT_ERROR(bad, "unknown value",
-                 group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = static_cast<ep::Quantize>(9)}));
+    EXPECT_ERROR(
+        bad, "unknown value",
+        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = static_cast<ep::Quantize>(9)}));
     EXPECT_ERROR(bad, "handle is not of",
                  group.low_latency_combine(y, in.topk_idx, in.weights, ep::LowLatencyHandle{}));
     const ep::LowLatencyReceived ll =
         group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
     EXPECT_ERROR(bad, "y is", group.low_latency_combine(y, in.topk_idx, in.weights, ll.handle));
+    EXPECT_ERROR(bad, "choose one",
+                 group.low_latency_combine(ll.x, in.topk_idx, in.weights, ll.handle,
+                                           {.log_fmt = true, .zero_copy = true}));
     EXPECT_ERROR(
-        bad, "choose one",
-        group.low_latency_combine(ll.x, in.topk_idx, in.weights, ll.handle, {.log_fmt = true, .zero_copy = true}));
-    EXPECT_ERROR(bad, "next_combine_buffer",
-                 group.low_latency_combine(ll.x, in.topk_idx, in.weights, ll.handle, {.zero_copy = true}));
+        bad, "next_combine_buffer",
+        group.low_latency_combine(ll.x, in.topk_idx, in.weights, ll.handle, {.zero_copy = true}));
     EXPECT_ERROR(bad, "weights is", group.low_latency_combine(ll.x, in.topk_idx, in.x, ll.handle));
     if (tokens > 0) {
       Tensor other = Tensor::empty(DataType::int64, {tokens, c.top_k});
@@ -109,7 +125,9 @@ TEST(EpBadInput, TensorsOfTheWrongRankAndWithoutData) {
     constexpr Code bad = Code::invalid_argument;
     const ep::Routing routing = group.route(in.topk_idx);
     const auto flat = [](const TensorView& t) { return TensorView(t.data, t.dtype, {t.size()}); };
-    const auto deep = [](const TensorView& t) { return TensorView(t.data, t.dtype, {1, t.shape[0], t.shape[1]}); };
+    const auto deep = [](const TensorView& t) {
+      return TensorView(t.data, t.dtype, {1, t.shape[0], t.shape[1]});
+    };
     const auto empty = [](TensorView t) {
       t.data = nullptr;
       return t;
@@ -129,11 +147,13 @@ TEST(EpBadInput, TensorsOfTheWrongRankAndWithoutData) {
     EXPECT_ERROR(bad, ": x has no data", group.low_latency_dispatch(empty(in.x), in.topk_idx));
     for (const TensorView& weights : {flat(in.weights), deep(in.weights)})
       EXPECT_ERROR(bad, "weights is", group.dispatch(in.x, routing, {.weights = weights}));
-    EXPECT_ERROR(bad, "weights has no data", group.dispatch(in.x, routing, {.weights = empty(in.weights)}));
+    EXPECT_ERROR(bad, "weights has no data",
+                 group.dispatch(in.x, routing, {.weights = empty(in.weights)}));
     const TensorView scales(in.x.data, DataType::float32, {tokens, 1});
     for (const TensorView& wrong : {flat(scales), deep(scales)})
       EXPECT_ERROR(bad, "scales is", group.dispatch(in.x, routing, {.scales = wrong}));
-    EXPECT_ERROR(bad, "scales has no data", group.dispatch(in.x, routing, {.scales = empty(scales)}));
+    EXPECT_ERROR(bad, "scales has no data",
+                 group.dispatch(in.x, routing, {.scales = empty(scales)}));
 
     const ep::Dispatched got = group.dispatch(in.x, routing);
     for (const TensorView& y : {flat(got.x), deep(got.x)}) {
@@ -141,15 +161,19 @@ TEST(EpBadInput, TensorsOfTheWrongRankAndWithoutData) {
     }
     if (got.rows > 0) EXPECT_ERROR(bad, "y has no data", group.combine(empty(got.x), got.handle));
     EXPECT_ERROR(bad, "out has no data", group.combine(got.x, got.handle, {.out = empty(in.x)}));
-    EXPECT_ERROR(bad, "bias has no data", group.combine(got.x, got.handle, {.bias = {empty(in.x)}}));
+    EXPECT_ERROR(bad, "bias has no data",
+                 group.combine(got.x, got.handle, {.bias = {empty(in.x)}}));
 
     const ep::LowLatencyReceived ll =
         group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
     const TensorView y2(ll.x.data, DataType::bfloat16, {c.local_experts() * rows, c.hidden});
     EXPECT_ERROR(bad, "y is", group.low_latency_combine(y2, in.topk_idx, in.weights, ll.handle));
-    EXPECT_ERROR(bad, "y has no data", group.low_latency_combine(empty(ll.x), in.topk_idx, in.weights, ll.handle));
-    EXPECT_ERROR(bad, "topk_idx is", group.low_latency_combine(ll.x, flat(in.topk_idx), in.weights, ll.handle));
-    EXPECT_ERROR(bad, "weights is", group.low_latency_combine(ll.x, in.topk_idx, deep(in.weights), ll.handle));
+    EXPECT_ERROR(bad, "y has no data",
+                 group.low_latency_combine(empty(ll.x), in.topk_idx, in.weights, ll.handle));
+    EXPECT_ERROR(bad, "topk_idx is",
+                 group.low_latency_combine(ll.x, flat(in.topk_idx), in.weights, ll.handle));
+    EXPECT_ERROR(bad, "weights is",
+                 group.low_latency_combine(ll.x, in.topk_idx, deep(in.weights), ll.handle));
     EXPECT_ERROR(bad, "weights has no data",
                  group.low_latency_combine(ll.x, in.topk_idx, empty(in.weights), ll.handle));
     check_normal(group, c);
@@ -188,11 +212,13 @@ TEST(EpBadInput, OptionsOfLowLatencyCombine) {
     std::memset(waited.data, 0, waited.bytes());
     const TensorView good(out.data, DataType::bfloat16, {tokens, c.hidden}),
         nanoseconds(waited.data, DataType::int64, {c.ranks});
-    const Tensor result =
-        group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle, {.out = good, .wait_ns = nanoseconds})
-            .receive();
+    const Tensor result = group
+                              .low_latency_combine(got.x, in.topk_idx, in.weights, got.handle,
+                                                   {.out = good, .wait_ns = nanoseconds})
+                              .receive();
     EXPECT_EQ(result.data, out.data);
-    for (std::int32_t rank = 0; rank < c.ranks; ++rank) EXPECT_GE(waited.as<std::int64_t>()[rank], 0);
+    for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+      EXPECT_GE(waited.as<std::int64_t>()[rank], 0);
     check_low_latency(group, c, ep::Reduction::exact, true);
   });
 }
@@ -209,8 +235,8 @@ TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {  // A11
     auto wrong_alignment = group.dispatch_async(in.x, routing, {.expert_alignment = -1});
     auto wrong_handle = group.combine_async(in.x, ep::Handle{});
     auto right = group.dispatch_async(in.x, routing, {.weights = in.weights});
-    // ThreadSanitizer does not see how the C++ library counts the owners of an exception: a call that waits for the
-    // stream makes this thread the last one.
+    // ThreadSanitizer does not see how the C++ library counts the owners of an exception: a call
+    // that waits for the stream makes this thread the last one.
     const auto let_stream_finish = [&] { (void)group.masked(); };
     let_stream_finish();
     EXPECT_ERROR(bad, ": x is float32", wrong_x.get());
@@ -237,13 +263,15 @@ TEST(EpBadInput, TokensAndRanksThatARoutingDoesNotHave) {
     const std::int64_t tokens = c.tokens(world.my_pe());
     for (const auto& [token, rank] :
          {std::pair<std::int64_t, std::int32_t>{99, 0}, {tokens, 0}, {-1, 0}, {0, 2}, {0, -1}})
-      EXPECT_ERROR(Code::invalid_argument, "is_token_in_rank", routing.is_token_in_rank(token, rank));
+      EXPECT_ERROR(Code::invalid_argument, "is_token_in_rank",
+                   routing.is_token_in_rank(token, rank));
     EXPECT_ERROR(Code::invalid_argument, "is_token_in_rank", ep::Routing{}.is_token_in_rank(0, 0));
     const auto lanes = c.topk(world.my_pe());
     for (std::int64_t t = 0; t < tokens; ++t) {
       const auto ranks = ranks_of(c, lanes.data() + t * c.top_k);
       for (std::int32_t rank = 0; rank < c.ranks; ++rank)
-        EXPECT_EQ(routing.is_token_in_rank(t, rank), std::find(ranks.begin(), ranks.end(), rank) != ranks.end());
+        EXPECT_EQ(routing.is_token_in_rank(t, rank),
+                  std::find(ranks.begin(), ranks.end(), rank) != ranks.end());
     }
   });
 }
@@ -255,7 +283,8 @@ TEST(EpBadInput, ModesThatWereNotAskedFor) {
     options.low_latency_max_tokens = 0;
     ep::Group normal(world.team(), options);
     const Inputs in(c, 0);
-    EXPECT_ERROR(Code::invalid_argument, "low_latency_max_tokens", normal.low_latency_dispatch(in.x, in.topk_idx));
+    EXPECT_ERROR(Code::invalid_argument, "low_latency_max_tokens",
+                 normal.low_latency_dispatch(in.x, in.topk_idx));
     EXPECT_ERROR(Code::invalid_argument, "low_latency_max_tokens", normal.next_combine_buffer());
     normal.close();
     options = options_for(c);
@@ -263,7 +292,8 @@ TEST(EpBadInput, ModesThatWereNotAskedFor) {
     ep::Group low_latency(world.team(), options);
     const Tensor none = Tensor::empty(DataType::bfloat16, {0, c.hidden}),
                  no_topk = Tensor::empty(DataType::int64, {0, c.top_k});
-    EXPECT_ERROR(Code::invalid_argument, "max_tokens is 0", low_latency.dispatch(none, low_latency.route(no_topk)));
+    EXPECT_ERROR(Code::invalid_argument, "max_tokens is 0",
+                 low_latency.dispatch(none, low_latency.route(no_topk)));
   });
 }
 
@@ -309,7 +339,8 @@ TEST(EpBadInput, MembersThatDisagreeAllGetTheSameError) {
     }
     EXPECT_ERROR(
         Code::mismatch, "weights",
-        group.dispatch(in.x, routing, {.weights = world.my_pe() == 1 ? TensorView(in.weights) : TensorView()}));
+        group.dispatch(in.x, routing,
+                       {.weights = world.my_pe() == 1 ? TensorView(in.weights) : TensorView()}));
     check_normal(group, c);  // still in step
   });
 }
@@ -334,7 +365,8 @@ TEST(EpBadInput, UnequalNodesAreNamed) {
   run_threads(4, settings, [&](World& world) {
     const Team three = world.team().split_strided(0, 1, 3);
     if (world.my_pe() < 3)
-      EXPECT_ERROR(Code::unsupported, "equally many members on every node: 2 share memory with PE 0, 1 with PE 2",
+      EXPECT_ERROR(Code::unsupported,
+                   "equally many members on every node: 2 share memory with PE 0, 1 with PE 2",
                    ep::Group(three, options_for(small(3))));
     EpCase half = small(2);
     ep::Group group(world.node_team(), options_for(half));  // one group a node, of the same size

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a group counts, what it owns and what it gives back (B7, A8).
 #include <gtest/gtest.h>
 
@@ -5,16 +6,21 @@
 #include <numeric>
 #include <thread>
 
+#include "checks/ep/normal.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/ep/normal.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
@@ -42,11 +48,11 @@ TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
     const auto& sent = routing.tokens_per_rank;
     EXPECT_EQ(seen.rows_sent, 8U * std::accumulate(sent.begin(), sent.end(), 0U));
     EXPECT_EQ(seen.rows_received, 8U * expected_dispatch(c, me).source_token.size());
-    for (const auto time :
-         {seen.dispatch_time, seen.combine_time, seen.low_latency_dispatch_time, seen.low_latency_combine_time})
+    for (const auto time : {seen.dispatch_time, seen.combine_time, seen.low_latency_dispatch_time,
+                            seen.low_latency_combine_time})
       EXPECT_GT(time.count(), 0);
-    EXPECT_LE(seen.wait_time,
-              seen.dispatch_time + seen.combine_time + seen.low_latency_dispatch_time + seen.low_latency_combine_time);
+    EXPECT_LE(seen.wait_time, seen.dispatch_time + seen.combine_time +
+                                  seen.low_latency_dispatch_time + seen.low_latency_combine_time);
     sync(world.team());
   });
 }
@@ -101,7 +107,8 @@ TEST(EpLifecycle, MovingAGroupMovesItsMemory) {
     group = std::move(second);  // returns what `group` had
     EXPECT_EQ(world.heap().used(), one);
     check_normal(group, other);
-    expect_error(Code::closed, "closed", [&] { second.warmup(); });  // NOLINT(bugprone-use-after-move)
+    expect_error(Code::closed, "closed",
+                 [&] { second.warmup(); });  // NOLINT(bugprone-use-after-move)
     ep::Group third(std::move(group));
     check_low_latency(third, other, ep::Reduction::exact, false);
     third = ep::Group();
@@ -150,7 +157,8 @@ TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
 }
 
 /// Every call of a group, for tests of groups that cannot do any.
-std::vector<std::pair<const char*, std::function<void(ep::Group&)>>> all_operations(const EpCase& c) {
+std::vector<std::pair<const char*, std::function<void(ep::Group&)>>> all_operations(
+    const EpCase& c) {
   const auto in = std::make_shared<Inputs>(c, 0);
   return {
       {"dispatch", [=](ep::Group& g) { g.dispatch(in->x, ep::Routing{}); }},
@@ -160,7 +168,9 @@ std::vector<std::pair<const char*, std::function<void(ep::Group&)>>> all_operati
       {"combine_async", [=](ep::Group& g) { g.combine_async(in->x, ep::Handle{}).get(); }},
       {"low_latency_dispatch", [=](ep::Group& g) { g.low_latency_dispatch(in->x, in->topk_idx); }},
       {"low_latency_combine",
-       [=](ep::Group& g) { g.low_latency_combine(in->x, in->topk_idx, in->weights, ep::LowLatencyHandle{}); }},
+       [=](ep::Group& g) {
+         g.low_latency_combine(in->x, in->topk_idx, in->weights, ep::LowLatencyHandle{});
+       }},
       {"next_combine_buffer", [](ep::Group& g) { g.next_combine_buffer(); }},
       {"masked", [](ep::Group& g) { g.masked(); }},
       {"set_mask", [](ep::Group& g) { g.set_mask(0, true); }},

@@ -1,10 +1,11 @@
-// LogFMT-10 on the way back from the experts (E3): bit by bit what numeric/ makes of every answer, summed in the
-// documented order.
+// SPDX-License-Identifier: Apache-2.0
+// LogFMT-10 on the way back from the experts (E3): bit by bit what numeric/ makes of every answer,
+// summed in the documented order.
 #include <gtest/gtest.h>
 
+#include "checks/ep/normal.hpp"
 #include "ep/numeric/rows.hpp"
 #include "shoal/world.hpp"
-#include "checks/ep/normal.hpp"
 
 namespace shoal::test {
 
@@ -29,19 +30,24 @@ void check_log_fmt(ep::Group& group, const EpCase& c, ep::Reduction reduction) {
       group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
   const Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
   low_latency_answers_to(c, me, got, y);
-  const Tensor out =
-      group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.log_fmt = true, .reduction = reduction})
-          .receive();
-  const auto wanted = expected_low_latency(c, me, reduction, {}, {.to_experts = {}, .back = log_fmt_travel()});
-  expect_same("LogFMT result (" + c.describe() + ")", out.data, wanted.data(), wanted.size() * 2, 2);
+  const Tensor out = group
+                         .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
+                                              {.log_fmt = true, .reduction = reduction})
+                         .receive();
+  const auto wanted =
+      expected_low_latency(c, me, reduction, {}, {.to_experts = {}, .back = log_fmt_travel()});
+  expect_same("LogFMT result (" + c.describe() + ")", out.data, wanted.data(), wanted.size() * 2,
+              2);
 }
 
 void run_case(const EpCase& c) {
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     for (int round = 0; round < 3; ++round)  // the third round uses memory of the first again
-      for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank}) check_log_fmt(group, c, reduction);
-    check_low_latency(group, c, ep::Reduction::exact, false);  // where bfloat16 rows lay in rows of LogFMT before
+      for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank})
+        check_log_fmt(group, c, reduction);
+    check_low_latency(group, c, ep::Reduction::exact,
+                      false);  // where bfloat16 rows lay in rows of LogFMT before
   });
 }
 
@@ -50,15 +56,18 @@ std::size_t encoded_bytes(const EpCase& c, std::int64_t t) {
   std::vector<numeric::Bf16> row(c.hidden);
   for (std::int64_t ch = 0; ch < c.hidden; ++ch)
     row[ch] = numeric::to_bf16(expert_factor(0) * float_of_bf16(c.value(0, t, ch)));
-  std::vector<numeric::LogfmtGroup> bytes(numeric::logfmt_row_bytes(c.hidden) / sizeof(numeric::LogfmtGroup) + 1);
+  std::vector<numeric::LogfmtGroup> bytes(
+      numeric::logfmt_row_bytes(c.hidden) / sizeof(numeric::LogfmtGroup) + 1);
   return numeric::logfmt_encode_row(row, reinterpret_cast<std::byte*>(bytes.data()));
 }
 
 TEST(EpLogFmt, TheCasesHaveRowsOfEveryKind) {
   const EpCase c = mixed(1, 1536);
-  const std::size_t all_bfloat16 = numeric::logfmt_row_bytes(c.hidden), saved = 512 * 2 - numeric::logfmt_bytes(512);
-  EXPECT_EQ(encoded_bytes(c, 0), all_bfloat16 - 2 * saved);  // one block of three has magnitudes of 1 and more
-  EXPECT_EQ(encoded_bytes(c, 4), all_bfloat16);              // zeros
+  const std::size_t all_bfloat16 = numeric::logfmt_row_bytes(c.hidden),
+                    saved = 512 * 2 - numeric::logfmt_bytes(512);
+  EXPECT_EQ(encoded_bytes(c, 0),
+            all_bfloat16 - 2 * saved);           // one block of three has magnitudes of 1 and more
+  EXPECT_EQ(encoded_bytes(c, 4), all_bfloat16);  // zeros
   EXPECT_EQ(encoded_bytes(c, 1), all_bfloat16 - 2 * saved);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Low-latency mode with PEs as threads (E3, A4, A9), bit by bit against the naive reference.
 #include <gtest/gtest.h>
 
@@ -5,16 +6,21 @@
 #include <cstring>
 #include <thread>
 
+#include "checks/ep/normal.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/ep/normal.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 384, .max_tokens = 12, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 384,
+          .max_tokens = 12,
+          .seed = seed};
 }
 
 void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body,
@@ -33,7 +39,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EpLowLatency, ::testing::Values(1, 2, 3, 5, 8));
 TEST_P(EpLowLatency, MatchesTheReferenceInEveryReduction) {
   const EpCase c = small(GetParam());
   run_case(c, [&](World&, ep::Group& group) {
-    for (const auto reduction : {ep::Reduction::automatic, ep::Reduction::per_rank, ep::Reduction::exact})
+    for (const auto reduction :
+         {ep::Reduction::automatic, ep::Reduction::per_rank, ep::Reduction::exact})
       for (const bool zero_copy : {false, true}) check_low_latency(group, c, reduction, zero_copy);
   });
 }
@@ -41,7 +48,8 @@ TEST_P(EpLowLatency, MatchesTheReferenceInEveryReduction) {
 TEST_P(EpLowLatency, Float8FormsMatchNumeric) {
   const EpCase c = small(GetParam(), 2);
   run_case(c, [&](World&, ep::Group& group) {
-    for (const auto quantize : {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
+    for (const auto quantize :
+         {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
       check_low_latency_fp8(group, c, quantize);
   });
 }
@@ -68,19 +76,24 @@ TEST(EpLowLatencyMode, LogFmtComesBackWithinItsError) {
       const ep::LowLatencyReceived got =
           group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
       const ep::LowLatencyReceived& y = got;  // experts that answer what they got
-      const Tensor exact =
-          group.low_latency_combine(y.x, in.topk_idx, in.weights, got.handle, {.reduction = ep::Reduction::exact})
-              .receive();
-      const Tensor coded = group
+      const Tensor exact = group
                                .low_latency_combine(y.x, in.topk_idx, in.weights, got.handle,
-                                                    {.log_fmt = true, .reduction = ep::Reduction::exact})
+                                                    {.reduction = ep::Reduction::exact})
                                .receive();
+      const Tensor coded =
+          group
+              .low_latency_combine(y.x, in.topk_idx, in.weights, got.handle,
+                                   {.log_fmt = true, .reduction = ep::Reduction::exact})
+              .receive();
       const Tensor levels =
-          group.low_latency_combine(y.x, in.topk_idx, in.weights, got.handle, {.log_fmt = true}).receive();
+          group.low_latency_combine(y.x, in.topk_idx, in.weights, got.handle, {.log_fmt = true})
+              .receive();
       bool differs = false;
       for (std::int64_t i = 0; i < exact.size(); ++i) {
-        const float a = float_of_bf16(exact.as<std::uint16_t>()[i]), b = float_of_bf16(coded.as<std::uint16_t>()[i]);
-        // 510 steps over at most 32 octaves: half a step is 2^(32/1020) - 1 = 2.2 %; bfloat16 adds 2^-8.
+        const float a = float_of_bf16(exact.as<std::uint16_t>()[i]),
+                    b = float_of_bf16(coded.as<std::uint16_t>()[i]);
+        // 510 steps over at most 32 octaves: half a step is 2^(32/1020) - 1 = 2.2 %; bfloat16 adds
+        // 2^-8.
         ASSERT_NEAR(a, b, std::fabs(a) * 0.026F + 1e-6F);
         ASSERT_NEAR(a, float_of_bf16(levels.as<std::uint16_t>()[i]), std::fabs(a) * 0.03F + 1e-6F);
         differs |= a != b;
@@ -91,13 +104,15 @@ TEST(EpLowLatencyMode, LogFmtComesBackWithinItsError) {
 }
 
 TEST(EpLowLatencyMode,
-     ReceiveIsDeferredAndHoldsNothing) {  // A9: send and receive are separate; work of the caller runs between
+     ReceiveIsDeferredAndHoldsNothing) {  // A9: send and receive are separate; work of the caller
+                                          // runs between
   const EpCase c = small(4, 5);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     ep::PendingDispatch pending;
     if (world.my_pe() == 0) {
-      // The others cannot be ready to receive before PE 0 has sent; their send has returned all the same.
+      // The others cannot be ready to receive before PE 0 has sent; their send has returned all the
+      // same.
       sync(world.team());
       pending = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
     } else {
@@ -130,8 +145,8 @@ TEST(EpLowLatencyMode,
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
     EXPECT_THROW(answers.receive(), Error);
     // The view was for that combine; the next one is sent from elsewhere.
-    expect_error(Code::invalid_argument, "with zero_copy y must be the view that next_combine_buffer returned",
-                 combine);
+    expect_error(Code::invalid_argument,
+                 "with zero_copy y must be the view that next_combine_buffer returned", combine);
     EXPECT_THROW(answers.ready(), Error);
   });
 }
@@ -142,15 +157,18 @@ TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {  // A4: the two halves never mix
   b.seed = 7;
   run_case(a, [&](World& world, ep::Group& group) {
     const Inputs in_a(a, world.my_pe()), in_b(b, world.my_pe());
-    ep::PendingDispatch first = group.low_latency_dispatch(in_a.x, in_a.topk_idx, {.quantize = ep::Quantize::none});
-    ep::PendingDispatch second = group.low_latency_dispatch(in_b.x, in_b.topk_idx, {.quantize = ep::Quantize::none});
+    ep::PendingDispatch first =
+        group.low_latency_dispatch(in_a.x, in_a.topk_idx, {.quantize = ep::Quantize::none});
+    ep::PendingDispatch second =
+        group.low_latency_dispatch(in_b.x, in_b.topk_idx, {.quantize = ep::Quantize::none});
     const ep::LowLatencyReceived got_a = first.receive(), got_b = second.receive();
-    check_low_latency_received(a, world.my_pe(), got_a);  // the second has not touched what the first received
+    check_low_latency_received(a, world.my_pe(),
+                               got_a);  // the second has not touched what the first received
     check_low_latency_received(b, world.my_pe(), got_b);
-    ep::PendingCombine back_a = group.low_latency_combine(got_a.x, in_a.topk_idx, in_a.weights, got_a.handle,
-                                                          {.reduction = ep::Reduction::exact});
-    ep::PendingCombine back_b = group.low_latency_combine(got_b.x, in_b.topk_idx, in_b.weights, got_b.handle,
-                                                          {.reduction = ep::Reduction::exact});
+    ep::PendingCombine back_a = group.low_latency_combine(
+        got_a.x, in_a.topk_idx, in_a.weights, got_a.handle, {.reduction = ep::Reduction::exact});
+    ep::PendingCombine back_b = group.low_latency_combine(
+        got_b.x, in_b.topk_idx, in_b.weights, got_b.handle, {.reduction = ep::Reduction::exact});
     const Tensor out_a = back_a.receive(), out_b = back_b.receive();
     const auto check = [&](const EpCase& c, const Inputs& in, const Tensor& out) {
       for (std::int64_t t = 0; t < c.tokens(world.my_pe()); ++t) {
@@ -160,7 +178,8 @@ TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {  // A4: the two halves never mix
           float sum = 0;
           for (std::int32_t k = 0; k < c.top_k; ++k) {
             weight = in.weights.as<float>()[t * c.top_k + k];
-            if (lanes[t * c.top_k + k] >= 0) sum += weight * float_of_bf16(c.value(world.my_pe(), t, ch));
+            if (lanes[t * c.top_k + k] >= 0)
+              sum += weight * float_of_bf16(c.value(world.my_pe(), t, ch));
           }
           ASSERT_EQ(out.as<std::uint16_t>()[t * c.hidden + ch], bf16_of(sum));
         }
@@ -182,14 +201,19 @@ TEST(EpLowLatencyMode, StatisticsAddUp) {
     if (world.my_pe() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
     for (int i = 0; i < 3; ++i) {
       const auto got =
-          group.low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = counts, .wait_ns = waited}).receive();
-      group.low_latency_combine(group.next_combine_buffer(), in.topk_idx, in.weights, got.handle, {.zero_copy = true})
+          group
+              .low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = counts, .wait_ns = waited})
+              .receive();
+      group
+          .low_latency_combine(group.next_combine_buffer(), in.topk_idx, in.weights, got.handle,
+                               {.zero_copy = true})
           .receive();
     }
     const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
     for (std::int32_t e = 0; e < c.local_experts(); ++e)
       EXPECT_EQ(counts.as<std::int32_t>()[e], 3 * wanted.tokens_per_expert[e]);
-    if (world.my_pe() == 0) EXPECT_GT(waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 came 30 ms late";
+    if (world.my_pe() == 0)
+      EXPECT_GT(waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 came 30 ms late";
     sync(world.team());
   });
 }
@@ -216,9 +240,9 @@ TEST(EpLowLatencyMode, WithoutMasksATimeoutNamesTheMemberAndClosesTheGroup) {
             ADD_FAILURE() << "did not time out";
           } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::timeout);
-            expect_parts(error.what(),
-                         {"low_latency_dispatch (epoch 1) timed out after 200 ms", "waiting for rows from PE 1",
-                          "expected epoch 1, seen 0", "phase receive", "GroupOptions.timeout"});
+            expect_parts(error.what(), {"low_latency_dispatch (epoch 1) timed out after 200 ms",
+                                        "waiting for rows from PE 1", "expected epoch 1, seen 0",
+                                        "phase receive", "GroupOptions.timeout"});
           }
           try {
             group.low_latency_dispatch(in.x, in.topk_idx);

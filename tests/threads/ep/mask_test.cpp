@@ -1,19 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
 // Low-latency operations without some of the members (E3: masks for failed PEs with time-outs).
 #include <gtest/gtest.h>
 
+#include "checks/ep/rounds.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/ep/rounds.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
 EpCase small(std::uint64_t seed, std::int32_t nodes) {
-  return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 384, .max_tokens = 12, .seed = seed, .nodes = nodes};
+  return {.ranks = 4,
+          .experts = 12,
+          .top_k = 4,
+          .hidden = 384,
+          .max_tokens = 12,
+          .seed = seed,
+          .nodes = nodes};
 }
 
-void run_case(const EpCase& c, std::chrono::milliseconds timeout, const std::function<void(World&, ep::Group&)>& body) {
+void run_case(const EpCase& c, std::chrono::milliseconds timeout,
+              const std::function<void(World&, ep::Group&)>& body) {
   Settings settings = ep_settings();
   settings.node_size = c.ranks / c.nodes;
   run_threads(c.ranks, settings, [&](World& world) {
@@ -56,7 +64,8 @@ TEST_P(EpMask, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
   });
 }
 
-// A node that is gone: its members are not waited for one after the other, or those that live would give each other up.
+// A node that is gone: its members are not waited for one after the other, or those that live would
+// give each other up.
 TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
   const EpCase c = small(15, GetParam());
   constexpr std::chrono::milliseconds kTimeout(600);
@@ -77,7 +86,8 @@ TEST_P(EpMask, ALiveMemberIsLeftOutAndComesBack) {
   constexpr std::int32_t kOut = 2;
   run_case(c, std::chrono::seconds(20), [&](World& world, ep::Group& group) {
     const std::int32_t me = world.my_pe();
-    // All members agree that the group falls into {kOut} and the others; each part goes on by itself.
+    // All members agree that the group falls into {kOut} and the others; each part goes on by
+    // itself.
     std::vector<int> mask(c.ranks, me == kOut ? 1 : 0);
     mask[kOut] = me == kOut ? 0 : 1;
     for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank}) {
@@ -106,7 +116,8 @@ TEST_P(EpMask, ALiveMemberIsLeftOutAndComesBack) {
 TEST_P(EpMask, OnlyOtherMembersCanBeMasked) {
   run_case(small(14, GetParam()), std::chrono::seconds(20), [&](World& world, ep::Group& group) {
     for (const Pe member : {-1, 4, 99, world.my_pe()})
-      expect_error(Code::invalid_argument, "allowed: 0 to 3", [&] { group.set_mask(member, true); });
+      expect_error(Code::invalid_argument, "allowed: 0 to 3",
+                   [&] { group.set_mask(member, true); });
     EXPECT_EQ(group.masked(), std::vector<int>(4, 0));
   });
 }

@@ -1,16 +1,18 @@
-// Groups whose members lie on several (emulated) nodes, with PEs as threads (E2, E3 between nodes, B3), bit by bit
-// against the naive reference: the same results as on one node, but for the rounding of a node's sum.
+// SPDX-License-Identifier: Apache-2.0
+// Groups whose members lie on several (emulated) nodes, with PEs as threads (E2, E3 between nodes,
+// B3), bit by bit against the naive reference: the same results as on one node, but for the
+// rounding of a node's sum.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
 
+#include "checks/ep/expert_major.hpp"
+#include "checks/ep/normal.hpp"
+#include "checks/ep/rounds.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/ep/normal.hpp"
-#include "checks/ep/expert_major.hpp"
-#include "checks/ep/rounds.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/ofi.hpp"
 
@@ -46,8 +48,8 @@ struct Chunks {
   std::int64_t depth = Settings{}.ep_depth;
 };
 
-void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body, const Chunks& chunks = {},
-              std::int32_t threads = 0) {
+void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body,
+              const Chunks& chunks = {}, std::int32_t threads = 0) {
   SCOPED_TRACE(c.describe());
   Settings settings = settings_for(c);
   settings.ep_chunk = chunks.bytes;
@@ -64,12 +66,13 @@ void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& bo
 
 class EpNodes : public ::testing::TestWithParam<Grid> {};
 INSTANTIATE_TEST_SUITE_P(Grids, EpNodes,
-                         ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{3, 3}, Grid{6, 2}, Grid{6, 3}, Grid{8, 4},
-                                           Grid{5, 5}));
+                         ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{3, 3}, Grid{6, 2},
+                                           Grid{6, 3}, Grid{8, 4}, Grid{5, 5}));
 
 TEST_P(EpNodes, NormalModeMatchesTheReference) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed)
-    run_case(small(GetParam(), seed), [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
+    run_case(small(GetParam(), seed),
+             [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
 }
 
 TEST_P(EpNodes, ChunksOfOneTokenAndSeveralThreads) {
@@ -78,7 +81,8 @@ TEST_P(EpNodes, ChunksOfOneTokenAndSeveralThreads) {
   run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, {.bytes = 4096});
   run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, {.bytes = 3 * 4096}, 3);
   for (const std::int64_t depth : {1, 9})
-    run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); }, {.bytes = 4096, .depth = depth});
+    run_case(c, [&](World&, ep::Group& group) { check_normal(group, c); },
+             {.bytes = 4096, .depth = depth});
 }
 
 TEST_P(EpNodes, NoTokensIdleMembersAndOneHotExpert) {
@@ -105,13 +109,18 @@ TEST_P(EpNodes, WorstCaseRowsAlignmentAndCopyOut) {
 
 TEST_P(EpNodes, ExpertMajorLayoutScalesBiasesAndCachedHandles) {
   const EpCase c = small(GetParam(), 7);
-  for (const ExpandedCall& call :
-       {ExpandedCall{.alignment = 16, .cached = 2}, ExpandedCall{.alignment = 1, .worst_case = true, .biases = 2},
-        ExpandedCall{.dtype = DataType::float8_e4m3, .scales = 3, .scale_columns = true, .alignment = 8},
-        ExpandedCall{.dtype = DataType::float32, .answer = DataType::float32, .weights = false, .biases = 1}}) {
+  for (const ExpertMajorCall& call :
+       {ExpertMajorCall{.alignment = 16, .cached = 2},
+        ExpertMajorCall{.alignment = 1, .worst_case = true, .biases = 2},
+        ExpertMajorCall{
+            .dtype = DataType::float8_e4m3, .scales = 3, .scale_columns = true, .alignment = 8},
+        ExpertMajorCall{.dtype = DataType::float32,
+                        .answer = DataType::float32,
+                        .weights = false,
+                        .biases = 1}}) {
     run_threads(c.ranks, settings_for(c), [&](World& world) {
-      ep::Group group(world.team(), expanded_options(c, call));
-      check_expanded(group, c, call, host_tensors());
+      ep::Group group(world.team(), expert_major_options(c, call));
+      check_expert_major(group, c, call, host_tensors());
       group.close();
     });
   }
@@ -121,11 +130,13 @@ TEST_P(EpNodes, CachedHandlesCombineAgain) {
   const EpCase c = small(GetParam(), 3);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
-    const ep::Dispatched first = group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
+    const ep::Dispatched first =
+        group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
     for (int repeat = 0; repeat < 2; ++repeat) {
       const ep::Dispatched again = group.dispatch(in.x, first.handle);
       expect_same("cached rows", again.x.data, first.x.data, first.x.bytes(), 2);
-      const ep::Combined combined = group.combine(answers_to(c, world.my_pe(), first), again.handle);
+      const ep::Combined combined =
+          group.combine(answers_to(c, world.my_pe(), first), again.handle);
       const auto wanted = expected_combine(c, world.my_pe());
       expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
     }
@@ -138,8 +149,10 @@ TEST_P(EpNodes, LowLatencyModeGivesTheBitsOfOneNode) {
   run_case(c, [&](World&, ep::Group& group) {
     for (const auto reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
       for (const bool zero_copy : {false, true})
-        for (const bool early_weights : {false, true}) check_low_latency(group, c, reduction, zero_copy, early_weights);
-    for (const auto quantize : {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
+        for (const bool early_weights : {false, true})
+          check_low_latency(group, c, reduction, zero_copy, early_weights);
+    for (const auto quantize :
+         {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
       check_low_latency_fp8(group, c, quantize);
   });
 }
@@ -150,11 +163,13 @@ TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {  // A4, D8
   run_case(one,
            [&](World& world, ep::Group& group) {
              const NormalRound normal[] = {{one, world.my_pe()}, {other, world.my_pe()}};
-             const LowLatencyRound fast[] = {{one, world.my_pe(), ep::Reduction::per_rank},
-                                             {other, world.my_pe(), ep::Reduction::exact},
-                                             {other, world.my_pe(), ep::Reduction::per_rank, {}, true}};
+             const LowLatencyRound fast[] = {
+                 {one, world.my_pe(), ep::Reduction::per_rank},
+                 {other, world.my_pe(), ep::Reduction::exact},
+                 {other, world.my_pe(), ep::Reduction::per_rank, {}, true}};
              for (int i = 0; i < 60; ++i) {
-               if ((i * 7 + world.my_pe() * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(400));
+               if ((i * 7 + world.my_pe() * 3) % 11 == 0)
+                 std::this_thread::sleep_for(std::chrono::microseconds(400));
                normal[i % 3 == 0].run(group);
                fast[i % 3].run(group, i % 2 == 0);
              }
@@ -169,11 +184,15 @@ TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
     const Inputs in(c, world.my_pe());
     check_low_latency(group, c, ep::Reduction::per_rank, true, true);
     const ep::LowLatencyReceived got =
-        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none, .weights = in.weights})
+        group
+            .low_latency_dispatch(in.x, in.topk_idx,
+                                  {.quantize = ep::Quantize::none, .weights = in.weights})
             .receive();
     Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
     low_latency_answers_to(c, world.my_pe(), got, y);
-    const Tensor out = group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.log_fmt = true}).receive();
+    const Tensor out =
+        group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.log_fmt = true})
+            .receive();
     const auto wanted = expected_low_latency(c, world.my_pe(), ep::Reduction::per_rank, {},
                                              {.to_experts = {}, .back = log_fmt_travel()});
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
@@ -192,10 +211,11 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
       return TensorView(values.data(), type, {static_cast<std::int64_t>(values.size())});
     };
     const Pe late = c.ranks - 1;  // on another node than PE 0
-    const auto be_late = [&] {    // than the others, which start together: threads may have come 40 ms apart
-      sync(world.team());
-      if (world.my_pe() == late) std::this_thread::sleep_for(std::chrono::milliseconds(80));
-    };
+    const auto be_late =
+        [&] {  // than the others, which start together: threads may have come 40 ms apart
+          sync(world.team());
+          if (world.my_pe() == late) std::this_thread::sleep_for(std::chrono::milliseconds(80));
+        };
     for (int i = 0; i < 3; ++i) {
       if (i == 0) be_late();
       const ep::LowLatencyReceived got =
@@ -205,16 +225,19 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
                                      .wait_ns = statistics(waited, DataType::int64)})
               .receive();
       if (i == 0) be_late();
-      ep::PendingCombine sent =
-          group.low_latency_combine(group.next_combine_buffer(), in.topk_idx, in.weights, got.handle,
-                                    {.zero_copy = true, .wait_ns = statistics(waited_back, DataType::int64)});
+      ep::PendingCombine sent = group.low_latency_combine(
+          group.next_combine_buffer(), in.topk_idx, in.weights, got.handle,
+          {.zero_copy = true, .wait_ns = statistics(waited_back, DataType::int64)});
       sent.receive();
     }
     const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
-    for (std::size_t e = 0; e < counts.size(); ++e) EXPECT_EQ(counts[e], 3 * wanted.tokens_per_expert[e]);
+    for (std::size_t e = 0; e < counts.size(); ++e)
+      EXPECT_EQ(counts[e], 3 * wanted.tokens_per_expert[e]);
     if (world.my_pe() == 0) {
-      EXPECT_GT(waited[static_cast<std::size_t>(late)], 30'000'000) << "PE " << late << " came 80 ms late";
-      EXPECT_GT(waited_back[static_cast<std::size_t>(late)], 30'000'000) << "PE " << late << " answered 80 ms late";
+      EXPECT_GT(waited[static_cast<std::size_t>(late)], 30'000'000)
+          << "PE " << late << " came 80 ms late";
+      EXPECT_GT(waited_back[static_cast<std::size_t>(late)], 30'000'000)
+          << "PE " << late << " answered 80 ms late";
     }
     EXPECT_GE(*std::min_element(waited.begin(), waited.end()), 0);
     EXPECT_GE(*std::min_element(waited_back.begin(), waited_back.end()), 0);
@@ -226,11 +249,13 @@ TEST(EpNodesMode, MembersThatRoundAtDifferentPlacesAreToldApart) {  // they woul
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::LowLatencyReceived got =
-        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none, .weights = in.weights})
+        group
+            .low_latency_dispatch(in.x, in.topk_idx,
+                                  {.quantize = ep::Quantize::none, .weights = in.weights})
             .receive();
     const auto reduction = world.my_pe() == 1 ? ep::Reduction::exact : ep::Reduction::per_rank;
-    ep::PendingCombine sent =
-        group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle, {.reduction = reduction});
+    ep::PendingCombine sent = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle,
+                                                        {.reduction = reduction});
     expect_error(Code::mismatch, "once (exact)", [&] { sent.receive(); });
     check_low_latency(group, c, ep::Reduction::per_rank, false, true);
   });
@@ -241,7 +266,9 @@ TEST(EpNodesMode, WeightsThatChangeBetweenDispatchAndCombineAreRefused) {
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::LowLatencyReceived got =
-        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none, .weights = in.weights})
+        group
+            .low_latency_dispatch(in.x, in.topk_idx,
+                                  {.quantize = ep::Quantize::none, .weights = in.weights})
             .receive();
     Tensor other = Tensor::empty(DataType::float32, {c.tokens(world.my_pe()), c.top_k});
     std::fill_n(other.as<float>(), other.size(), 9.0F);
@@ -259,7 +286,8 @@ TEST(EpNodesMode, OperationsOnTheGroupsStream) {  // A11
     const Inputs in(c, world.my_pe());
     auto sent = group.dispatch_async(in.x, group.route(in.topk_idx), {.weights = in.weights});
     const ep::Dispatched got = sent.get();
-    const ep::Combined combined = group.combine_async(answers_to(c, world.my_pe(), got), got.handle).get();
+    const ep::Combined combined =
+        group.combine_async(answers_to(c, world.my_pe(), got), got.handle).get();
     const auto wanted = expected_combine(c, world.my_pe());
     expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
   });
@@ -283,7 +311,8 @@ TEST(EpNodesMode, EveryFormOverANetwork) {  // E2, E3: as above, where nothing e
   Settings settings = settings_for(c);
   settings.transport_between = "ofi";
   run_threads(c.ranks, settings, [&](World& world) {
-    EXPECT_TRUE(world.describe_transport((world.my_pe() + 2) % 4).starts_with("ofi")) << world.my_pe();
+    EXPECT_TRUE(world.describe_transport((world.my_pe() + 2) % 4).starts_with("ofi"))
+        << world.my_pe();
     ep::Group group(world.team(), options_for(c));
     check_normal(group, c, {.expert_alignment = 16});
     check_normal(group, c, {.worst_case_rows = c.ranks * c.max_tokens, .copy_out = true});
@@ -291,7 +320,8 @@ TEST(EpNodesMode, EveryFormOverANetwork) {  // E2, E3: as above, where nothing e
       check_low_latency(group, c, ep::Reduction::per_rank, false, early_weights);
       check_low_latency(group, c, ep::Reduction::per_rank, true, early_weights);
     }
-    for (const auto quantize : {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
+    for (const auto quantize :
+         {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
       check_low_latency_fp8(group, c, quantize);
     group.close();
   });
@@ -319,7 +349,8 @@ TEST(EpNodesMode, AMemberThatDoesNotComeIsNamed) {
       ADD_FAILURE() << "PE " << world.my_pe() << " got rows although PE 2 came too late";
     } catch (const Error& error) {
       if (world.my_pe() == 2) return;  // the others gave up
-      EXPECT_TRUE(error.code() == Code::timeout || error.code() == Code::peer_failed) << error.what();
+      EXPECT_TRUE(error.code() == Code::timeout || error.code() == Code::peer_failed)
+          << error.what();
       EXPECT_NE(std::string(error.what()).find("PE 2"), std::string::npos) << error.what();
     }
   });

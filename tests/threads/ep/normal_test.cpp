@@ -1,12 +1,14 @@
-// Normal mode with PEs as threads (E1, E2 inside a node, E4, A11), bit by bit against the naive reference.
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode with PEs as threads (E1, E2 inside a node, E4, A11), bit by bit against the naive
+// reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <filesystem>
 
+#include "checks/ep/normal.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/ep/normal.hpp"
 
 namespace shoal::test {
 namespace {
@@ -21,7 +23,12 @@ void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& bo
 }
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 class EpNormal : public ::testing::TestWithParam<std::int32_t> {};
@@ -29,7 +36,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EpNormal, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpNormal, DispatchAndCombineMatchTheReference) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed)
-    run_case(small(GetParam(), seed), [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
+    run_case(small(GetParam(), seed),
+             [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
 }
 
 TEST_P(EpNormal, NoTokensIdleMembersAndOneHotExpert) {
@@ -49,7 +57,9 @@ TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
     check_normal(group, c, {.expert_alignment = 16});
     check_normal(group, c, {.worst_case_rows = c.ranks * c.max_tokens});
     check_normal(group, c, {.copy_out = true});
-    check_normal(group, c, {.expert_alignment = 8, .worst_case_rows = c.ranks * c.max_tokens, .copy_out = true});
+    check_normal(
+        group, c,
+        {.expert_alignment = 8, .worst_case_rows = c.ranks * c.max_tokens, .copy_out = true});
   });
 }
 
@@ -64,7 +74,8 @@ TEST(EpNormalMode, SeveralThreadsPerPe) {
       ep::GroupOptions options = options_for(c);
       options.threads = by_setting ? 0 : 3;
       ep::Group group(world.team(), options);
-      EXPECT_EQ(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}), before + 2 * c.ranks);
+      EXPECT_EQ(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}),
+                before + 2 * c.ranks);
       check_normal(group, c);
       check_low_latency(group, c, ep::Reduction::exact, false);
       check_low_latency_fp8(group, c, ep::Quantize::fp8);
@@ -78,7 +89,8 @@ TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // A11: the routing of one
   const EpCase c = small(4, 3);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
-    const ep::Dispatched first = group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
+    const ep::Dispatched first =
+        group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
     for (int repeat = 0; repeat < 3; ++repeat) {
       const ep::Dispatched again = group.dispatch(in.x, first.handle);
       ASSERT_EQ(again.rows, first.rows);
@@ -104,14 +116,17 @@ TEST(EpNormalMode, BiasIsAddedFirst) {
     }
     const TensorView b0(bias0.data(), DataType::bfloat16, {tokens, c.hidden}),
         b1(bias1.data(), DataType::bfloat16, {tokens, c.hidden});
-    const ep::Dispatched received = group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
+    const ep::Dispatched received =
+        group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
     const Tensor y = answers_to(c, world.my_pe(), received);
     std::vector<std::uint16_t> out(tokens * c.hidden);
     const TensorView out_view(out.data(), DataType::bfloat16, {tokens, c.hidden});
     group.combine(y, received.handle, {.bias = {b0}, .out = out_view});
-    expect_same("one bias", out.data(), expected_combine(c, world.my_pe(), &bias0).data(), out.size() * 2, 2);
+    expect_same("one bias", out.data(), expected_combine(c, world.my_pe(), &bias0).data(),
+                out.size() * 2, 2);
     group.combine(y, received.handle, {.bias = {b0, b1}, .out = out_view});
-    expect_same("two biases", out.data(), expected_combine(c, world.my_pe(), &bias0, &bias1).data(), out.size() * 2, 2);
+    expect_same("two biases", out.data(), expected_combine(c, world.my_pe(), &bias0, &bias1).data(),
+                out.size() * 2, 2);
   });
 }
 
@@ -130,18 +145,22 @@ TEST(EpNormalMode, Float8RowsCarryTheirScales) {
       return static_cast<std::uint8_t>(rank * 31 + t * 7 + ch);
     };
     for (std::int64_t t = 0; t < tokens; ++t) {
-      for (std::int64_t ch = 0; ch < c.hidden; ++ch) codes[t * c.hidden + ch] = code(world.my_pe(), t, ch);
-      for (std::int64_t g = 0; g < 2; ++g) scales[g * tokens + t] = static_cast<float>(world.my_pe() * 100 + t * 2 + g);
+      for (std::int64_t ch = 0; ch < c.hidden; ++ch)
+        codes[t * c.hidden + ch] = code(world.my_pe(), t, ch);
+      for (std::int64_t g = 0; g < 2; ++g)
+        scales[g * tokens + t] = static_cast<float>(world.my_pe() * 100 + t * 2 + g);
     }
     TensorView scale_view(scales.data(), DataType::float32, {tokens, 2});
     scale_view.strides = {1, tokens};
-    const ep::Dispatched got = group.dispatch(TensorView(codes.data(), DataType::float8_e4m3, {tokens, c.hidden}),
-                                              group.route(in.topk_idx), {.scales = scale_view});
+    const ep::Dispatched got =
+        group.dispatch(TensorView(codes.data(), DataType::float8_e4m3, {tokens, c.hidden}),
+                       group.route(in.topk_idx), {.scales = scale_view});
     const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
     ASSERT_EQ(got.rows, static_cast<std::int64_t>(wanted.source_token.size()));
     for (std::int64_t i = 0; i < got.rows; ++i) {
       for (std::int64_t ch = 0; ch < c.hidden; ++ch)
-        ASSERT_EQ(got.x.as<std::uint8_t>()[i * c.hidden + ch], code(wanted.source_rank[i], wanted.source_token[i], ch));
+        ASSERT_EQ(got.x.as<std::uint8_t>()[i * c.hidden + ch],
+                  code(wanted.source_rank[i], wanted.source_token[i], ch));
       for (std::int64_t g = 0; g < 2; ++g)
         ASSERT_EQ(got.scales.as<float>()[i * 2 + g],
                   static_cast<float>(wanted.source_rank[i] * 100 + wanted.source_token[i] * 2 + g));
@@ -159,13 +178,15 @@ TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {  // A11
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
     auto first = group.dispatch_async(in.x, routing, {.weights = in.weights});
-    auto second = group.dispatch_async(in.x, routing, {.weights = in.weights});  // two in a row without a combine
+    auto second = group.dispatch_async(in.x, routing,
+                                       {.weights = in.weights});  // two in a row without a combine
     const ep::Dispatched a = first.get(), b = second.get();
     expect_same("second dispatch", b.x.data, a.x.data, a.x.bytes(), 2);
     std::promise<void> computed;
     const Tensor y = answers_to(c, world.my_pe(), a);
     auto combined = group.combine_async(y, a.handle, {}, computed.get_future().share());
-    EXPECT_EQ(combined.wait_for(std::chrono::milliseconds(5)), std::future_status::timeout) << "ran before its event";
+    EXPECT_EQ(combined.wait_for(std::chrono::milliseconds(5)), std::future_status::timeout)
+        << "ran before its event";
     computed.set_value();
     const ep::Combined got = combined.get();
     const auto wanted = expected_combine(c, world.my_pe());

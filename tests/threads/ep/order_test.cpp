@@ -1,21 +1,23 @@
-// What happens out of order: receives in the wrong order, members that differ, members that were left out, closed
-// worlds.
+// SPDX-License-Identifier: Apache-2.0
+// What happens out of order: receives in the wrong order, members that differ, members that were
+// left out, closed worlds.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <thread>
 
+#include "checks/ep/normal.hpp"
 #include "ep/host/rows/worker_pool.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
-#include "checks/ep/normal.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks) {
-  return {.ranks = ranks, .experts = 2 * ranks, .top_k = 3, .hidden = 64, .max_tokens = 10, .seed = 4};
+  return {
+      .ranks = ranks, .experts = 2 * ranks, .top_k = 3, .hidden = 64, .max_tokens = 10, .seed = 4};
 }
 
 template <typename Call>
@@ -37,7 +39,8 @@ TEST(EpOrder, LowLatencyReceivesFollowTheSends) {
     auto first = group.low_latency_dispatch(in.x, in.topk_idx, plain);
     auto second = group.low_latency_dispatch(in.x, in.topk_idx, plain);
     EXPECT_EQ(code_of([&] { second.receive(); }), Code::invalid_argument);
-    EXPECT_EQ(code_of([&] { group.low_latency_dispatch(in.x, in.topk_idx, plain); }), Code::invalid_argument);
+    EXPECT_EQ(code_of([&] { group.low_latency_dispatch(in.x, in.topk_idx, plain); }),
+              Code::invalid_argument);
     const auto a = first.receive(), b = second.receive();
     auto back_a = group.low_latency_combine(a.x, in.topk_idx, in.weights, a.handle);
     auto back_b = group.low_latency_combine(b.x, in.topk_idx, in.weights, b.handle);
@@ -59,8 +62,10 @@ TEST(EpOrder, MembersWithDifferentOptionsAllGetAMismatch) {
     auto pending = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = quantize});
     EXPECT_EQ(code_of([&] { pending.receive(); }), Code::mismatch);
 
-    const auto got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
-    auto back = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle, {.log_fmt = world.my_pe() == 2});
+    const auto got =
+        group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
+    auto back = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle,
+                                          {.log_fmt = world.my_pe() == 2});
     EXPECT_EQ(code_of([&] { back.receive(); }), Code::mismatch);
     for (int i = 0; i < 3; ++i) check_low_latency(group, c, ep::Reduction::per_rank, i % 2 == 0);
   });
@@ -91,7 +96,8 @@ TEST(EpOrder, AMemberThatWasMaskedFindsOutAndReadsNothingStale) {
     options.mask_failed = true;
     options.timeout = std::chrono::milliseconds(600);
     ep::Group group(world.team(), options);
-    check_low_latency(group, c, ep::Reduction::exact, false);  // leaves rows of earlier epochs in every buffer
+    check_low_latency(group, c, ep::Reduction::exact,
+                      false);  // leaves rows of earlier epochs in every buffer
     check_low_latency(group, c, ep::Reduction::exact, false);
     const std::int32_t me = world.my_pe();
     const Inputs in(c, me);
@@ -99,18 +105,21 @@ TEST(EpOrder, AMemberThatWasMaskedFindsOutAndReadsNothingStale) {
     std::vector<int> mask(c.ranks, me == kLate ? 1 : 0);
     mask[kLate] = me == kLate ? 0 : 1;
     for (int i = 0; i < 3; ++i) {
-      const auto got = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
+      const auto got =
+          group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
       Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
       for (std::int32_t e = 0; e < c.local_experts(); ++e)
         for (std::int64_t j = 0; j < got.counts.as<std::int32_t>()[e] * c.hidden; ++j) {
           const std::int64_t at = e * got.x.shape[1] * c.hidden + j;
-          y.as<std::uint16_t>()[at] =
-              bf16_of(expert_factor(me * c.local_experts() + e) * float_of_bf16(got.x.as<std::uint16_t>()[at]));
+          y.as<std::uint16_t>()[at] = bf16_of(expert_factor(me * c.local_experts() + e) *
+                                              float_of_bf16(got.x.as<std::uint16_t>()[at]));
         }
-      const Tensor out =
-          group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.reduction = ep::Reduction::exact})
-              .receive();
-      // In the first round the others' rows may have come before the late member was masked; it may not count on them.
+      const Tensor out = group
+                             .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
+                                                  {.reduction = ep::Reduction::exact})
+                             .receive();
+      // In the first round the others' rows may have come before the late member was masked; it may
+      // not count on them.
       if (i == 0 && me == kLate) continue;
       const auto wanted = expected_low_latency(c, me, ep::Reduction::exact, mask);
       expect_same("result", out.data, wanted.data(), wanted.size() * 2, 2);
@@ -155,7 +164,8 @@ TEST(EpOrder, AnEventThatFailedFailsWhatWaitsForIt) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, 0);
     std::promise<void> event;
-    auto dispatched = group.dispatch_async(in.x, group.route(in.topk_idx), {}, event.get_future().share());
+    auto dispatched =
+        group.dispatch_async(in.x, group.route(in.topk_idx), {}, event.get_future().share());
     event.set_exception(std::make_exception_ptr(std::runtime_error("the caller's own failure")));
     EXPECT_THROW(dispatched.get(), std::runtime_error);
     check_normal(group, c);

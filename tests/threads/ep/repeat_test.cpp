@@ -1,11 +1,12 @@
-// Many operations in a row, members skewed in time (A4). Two cases alternate, so that rows, counts or signals of the
-// round before, or of the one before that, would be noticed.
+// SPDX-License-Identifier: Apache-2.0
+// Many operations in a row, members skewed in time (A4). Two cases alternate, so that rows, counts
+// or signals of the round before, or of the one before that, would be noticed.
 #include <gtest/gtest.h>
 
 #include <thread>
 
-#include "shoal/world.hpp"
 #include "checks/ep/rounds.hpp"
+#include "shoal/world.hpp"
 
 namespace shoal::test {
 namespace {
@@ -16,7 +17,8 @@ EpCase small(std::uint64_t seed) {
   return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 64, .max_tokens = 12, .seed = seed};
 }
 
-/// Which of the two cases a round has: never the same pattern in both halves of a buffer that is used in turn.
+/// Which of the two cases a round has: never the same pattern in both halves of a buffer that is
+/// used in turn.
 std::size_t case_of(int round) {
   return static_cast<std::size_t>(round % 3 == 0);
 }
@@ -71,8 +73,8 @@ TEST(EpRepeat, LowLatencyPairsOfTwoCasesInTurn) {
   });
 }
 
-// With two operations in flight a member may send the next while others still read the one before: only what the
-// readers acknowledge protects it.
+// With two operations in flight a member may send the next while others still read the one before:
+// only what the readers acknowledge protects it.
 TEST(EpRepeat, TwoDispatchesInFlight) {
   run_group([](World& world, ep::Group& group) {
     const LowLatencyRound rounds[] = {{small(9), world.my_pe(), ep::Reduction::exact},
@@ -92,7 +94,8 @@ TEST(EpRepeat, TwoCombinesInFlight) {
   run_group([](World& world, ep::Group& group) {
     const LowLatencyRound rounds[] = {{small(9), world.my_pe(), ep::Reduction::per_rank},
                                       {small(10), world.my_pe(), ep::Reduction::exact}};
-    const ep::LowLatencyReceived got[] = {rounds[0].send(group).receive(), rounds[1].send(group).receive()};
+    const ep::LowLatencyReceived got[] = {rounds[0].send(group).receive(),
+                                          rounds[1].send(group).receive()};
     Skew skew(world.my_pe());
     for (int i = 0; i < kRounds; ++i) {
       const std::size_t first = case_of(i), second = 1 - first;

@@ -1,5 +1,6 @@
-// Values, dtypes and shapes of EP that the random cases leave out: what is rounded, when, and what travels beside the
-// rows (E1 to E4).
+// SPDX-License-Identifier: Apache-2.0
+// Values, dtypes and shapes of EP that the random cases leave out: what is rounded, when, and what
+// travels beside the rows (E1 to E4).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,19 +9,25 @@
 #include <string>
 
 #include "base/half.hpp"
-#include "shoal/world.hpp"
 #include "checks/ep/normal.hpp"
+#include "shoal/world.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
 EpCase small(std::int32_t ranks, std::uint64_t seed) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
 float load(const TensorView& tensor, std::int64_t i) {
-  return tensor.dtype == DataType::float32 ? tensor.as<float>()[i] : float_from_float16(tensor.as<std::uint16_t>()[i]);
+  return tensor.dtype == DataType::float32 ? tensor.as<float>()[i]
+                                           : float_from_float16(tensor.as<std::uint16_t>()[i]);
 }
 void store(const TensorView& tensor, std::int64_t i, float value) {
   if (tensor.dtype == DataType::float32)
@@ -40,7 +47,8 @@ float full_mantissa(std::uint64_t seed) {
   return h & 1 ? -magnitude : magnitude;
 }
 float value_of(DataType dtype, std::int32_t rank, std::int64_t token, std::int64_t channel) {
-  return rounded(dtype, full_mantissa((static_cast<std::uint64_t>(rank) << 40) + (token << 20) + channel));
+  return rounded(dtype,
+                 full_mantissa((static_cast<std::uint64_t>(rank) << 40) + (token << 20) + channel));
 }
 float rank_factor(std::int32_t rank) {
   return 0.3F + 0.7F * static_cast<float>(rank);
@@ -48,13 +56,16 @@ float rank_factor(std::int32_t rank) {
 
 Tensor bias_tensor(DataType dtype, std::int64_t tokens, std::int64_t hidden, std::uint64_t seed) {
   Tensor bias = Tensor::empty(dtype, {tokens, hidden});
-  for (std::int64_t i = 0; i < bias.size(); ++i) store(bias, i, full_mantissa(seed * 1'000'000 + i));
+  for (std::int64_t i = 0; i < bias.size(); ++i)
+    store(bias, i, full_mantissa(seed * 1'000'000 + i));
   return bias;
 }
 
-/// What combine must give for one channel: biases, then the ranks' answers in the order given, in float32.
+/// What combine must give for one channel: biases, then the ranks' answers in the order given, in
+/// float32.
 template <typename Ranks>
-float sum_of(DataType dtype, const std::vector<TensorView>& biases, std::int64_t at, float x, const Ranks& ranks) {
+float sum_of(DataType dtype, const std::vector<TensorView>& biases, std::int64_t at, float x,
+             const Ranks& ranks) {
   float sum = 0;
   for (const TensorView& bias : biases) sum += load(bias, at);
   for (const std::int32_t rank : ranks) sum += rounded(dtype, rank_factor(rank) * x);
@@ -65,7 +76,8 @@ class EpFloats : public ::testing::TestWithParam<DataType> {};
 INSTANTIATE_TEST_SUITE_P(Formats, EpFloats, ::testing::Values(DataType::float16, DataType::float32),
                          [](const auto& format) { return std::string(name_of(format.param)); });
 
-TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // E4: sums in float32, in a fixed order
+TEST_P(EpFloats,
+       RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // E4: sums in float32, in a fixed order
   const DataType dtype = GetParam();
   const EpCase c = small(5, 17);
   std::atomic<int> order_shows = 0, steps_show = 0;
@@ -77,7 +89,8 @@ TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // E4: sums in fl
     const Inputs in(c, me);
     const std::int64_t tokens = c.tokens(me);
     Tensor x = Tensor::empty(dtype, {tokens, c.hidden});
-    for (std::int64_t i = 0; i < x.size(); ++i) store(x, i, value_of(dtype, me, i / c.hidden, i % c.hidden));
+    for (std::int64_t i = 0; i < x.size(); ++i)
+      store(x, i, value_of(dtype, me, i / c.hidden, i % c.hidden));
 
     const ep::Dispatched got = group.dispatch(x, group.route(in.topk_idx));
     const ExpectedDispatch wanted = expected_dispatch(c, me);
@@ -85,19 +98,23 @@ TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // E4: sums in fl
     Tensor y = Tensor::empty(dtype, {got.rows, c.hidden});
     for (std::int64_t i = 0; i < y.size(); ++i) {
       const std::int64_t row = i / c.hidden;
-      ASSERT_EQ(load(got.x, i), value_of(dtype, wanted.source_rank[row], wanted.source_token[row], i % c.hidden));
+      ASSERT_EQ(load(got.x, i),
+                value_of(dtype, wanted.source_rank[row], wanted.source_token[row], i % c.hidden));
       store(y, i, rank_factor(me) * load(got.x, i));
     }
 
-    const Tensor bias0 = bias_tensor(dtype, tokens, c.hidden, 1), bias1 = bias_tensor(dtype, tokens, c.hidden, 2);
+    const Tensor bias0 = bias_tensor(dtype, tokens, c.hidden, 1),
+                 bias1 = bias_tensor(dtype, tokens, c.hidden, 2);
     const std::vector<std::int64_t> lanes = c.topk(me);
-    for (const std::vector<TensorView>& biases : {std::vector<TensorView>{}, {bias0}, {bias0, bias1}}) {
+    for (const std::vector<TensorView>& biases :
+         {std::vector<TensorView>{}, {bias0}, {bias0, bias1}}) {
       const ep::Combined back = group.combine(y, got.handle, {.bias = biases});
       ASSERT_EQ(back.x.dtype, dtype);
       for (std::int64_t i = 0; i < tokens * c.hidden; ++i) {
         auto ranks = ranks_of(c, lanes.data() + i / c.hidden * c.top_k);
         const float sum = sum_of(dtype, biases, i, load(x, i), ranks);
-        ASSERT_EQ(load(back.x, i), rounded(dtype, sum)) << "element " << i << ", " << biases.size() << " biases";
+        ASSERT_EQ(load(back.x, i), rounded(dtype, sum))
+            << "element " << i << ", " << biases.size() << " biases";
         std::reverse(ranks.begin(), ranks.end());
         order_shows += sum_of(dtype, biases, i, load(x, i), ranks) != sum;
         float stepwise = 0;
@@ -109,7 +126,8 @@ TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // E4: sums in fl
     }
   });
   // Of float16 the sums are exact in float32, whatever the order; of float32 each step rounds.
-  EXPECT_GT(dtype == DataType::float32 ? order_shows : steps_show, 100) << "these values would not show a mistake";
+  EXPECT_GT(dtype == DataType::float32 ? order_shows : steps_show, 100)
+      << "these values would not show a mistake";
 }
 
 Tensor as_int32(const Tensor& wide) {
@@ -137,21 +155,25 @@ TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {  // E1, E3
 
     const auto wanted_low_latency = expected_low_latency(c, world.my_pe(), ep::Reduction::per_rank);
     for (const auto& [dispatched, combined] :
-         {std::pair{narrow, narrow}, std::pair{narrow, in.topk_idx}, std::pair{in.topk_idx, narrow}}) {
+         {std::pair{narrow, narrow}, std::pair{narrow, in.topk_idx},
+          std::pair{in.topk_idx, narrow}}) {
       const ep::LowLatencyReceived rows =
           group.low_latency_dispatch(in.x, dispatched, {.quantize = ep::Quantize::none}).receive();
       check_low_latency_received(c, world.my_pe(), rows);
-      const Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), rows.x.shape[1], c.hidden});
+      const Tensor y =
+          Tensor::empty(DataType::bfloat16, {c.local_experts(), rows.x.shape[1], c.hidden});
       low_latency_answers_to(c, world.my_pe(), rows, y);
       const Tensor out = group.low_latency_combine(y, combined, in.weights, rows.handle).receive();
-      expect_same("low-latency result", out.data, wanted_low_latency.data(), wanted_low_latency.size() * 2, 2);
+      expect_same("low-latency result", out.data, wanted_low_latency.data(),
+                  wanted_low_latency.size() * 2, 2);
     }
   });
 }
 
 /// Payload of a token that no float32 arithmetic would leave alone: among them are signalling NaNs.
 std::int32_t payload(std::int32_t rank, std::int64_t token, std::int64_t i) {
-  return static_cast<std::int32_t>(0x7f800001U + static_cast<std::uint32_t>(rank * 1'000'003 + token * 8191 + i));
+  return static_cast<std::int32_t>(0x7f800001U +
+                                   static_cast<std::uint32_t>(rank * 1'000'003 + token * 8191 + i));
 }
 
 TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
@@ -171,7 +193,8 @@ TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
       view.shape[1] = n;  // rows stay kScales apart
       const ep::Dispatched got = group.dispatch(in.x, group.route(in.topk_idx), {.scales = view});
       const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
-      ASSERT_EQ(got.scales.describe(), TensorView(nullptr, DataType::int32, {got.rows, n}).describe());
+      ASSERT_EQ(got.scales.describe(),
+                TensorView(nullptr, DataType::int32, {got.rows, n}).describe());
       ASSERT_TRUE(got.scales.contiguous());
       for (std::int64_t i = 0; i < got.rows * n; ++i)
         ASSERT_EQ(got.scales.as<std::int32_t>()[i],
@@ -182,7 +205,8 @@ TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
   });
 }
 
-TEST(EpValues, EveryLaneOfTheLargestTopK) {  // top_k 32 of 96 experts, each token goes to all members many times
+TEST(EpValues, EveryLaneOfTheLargestTopK) {  // top_k 32 of 96 experts, each token goes to all
+                                             // members many times
   EpCase c = small(3, 23);
   c.experts = 96;
   c.top_k = ep::kMaxTopK;
@@ -217,7 +241,8 @@ TEST(EpValues, TheSmallestRows) {
         EXPECT_THROW(group.low_latency_dispatch(in.x, in.topk_idx), Error);
         return;
       }
-      for (const auto quantize : {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
+      for (const auto quantize :
+           {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
         check_low_latency_fp8(group, c, quantize);
       ep::GroupOptions options = options_for(c);
       options.dtype = DataType::float8_e4m3;
@@ -250,12 +275,14 @@ TEST(EpValues, ThreeLiveResultsOfAnySizes) {
     std::vector<ep::Dispatched> held;
     for (int i = 0; i < 300; ++i) {  // two are held, wherever they lie: there is room for one more
       while (held.size() > 2) held.erase(held.begin() + random() % held.size());
-      held.push_back(group.dispatch(in.x, routing, {.worst_case_rows = random() % 2 ? largest : 0}));
+      held.push_back(
+          group.dispatch(in.x, routing, {.worst_case_rows = random() % 2 ? largest : 0}));
       for (const ep::Dispatched& result : held)
         expect_same("held rows", result.x.data, held[0].x.data, held[0].rows * c.hidden * 2, 2);
     }
     expect_error(Code::exhausted, "live_results", [&] {
-      for (int i = 0; i < 20; ++i) held.push_back(group.dispatch(in.x, routing, {.worst_case_rows = largest}));
+      for (int i = 0; i < 20; ++i)
+        held.push_back(group.dispatch(in.x, routing, {.worst_case_rows = largest}));
     });
     held.clear();
     check_normal(group, c);
@@ -285,16 +312,19 @@ TEST(EpValues, CachedHandleTakesEveryOption) {  // A11
     other.seed = 77;
     for (std::int64_t t = 0; t < tokens; ++t) {
       scales.as<std::int32_t>()[t] = payload(me, t, 0);
-      for (std::int64_t ch = 0; ch < c.hidden; ++ch) x.as<std::uint16_t>()[t * c.hidden + ch] = other.value(me, t, ch);
+      for (std::int64_t ch = 0; ch < c.hidden; ++ch)
+        x.as<std::uint16_t>()[t * c.hidden + ch] = other.value(me, t, ch);
     }
-    for (const CachedCall& call : {CachedCall{true, false, false, 0}, CachedCall{false, true, false, 0},
-                                   CachedCall{false, false, true, 0}, CachedCall{false, false, false, most},
-                                   CachedCall{true, true, true, most}, CachedCall{true, true, false, 0}}) {
-      const ep::Dispatched got = group.dispatch(x, handle,
-                                                {.weights = call.weights ? TensorView(in.weights) : TensorView(),
-                                                 .scales = call.scales ? TensorView(scales) : TensorView(),
-                                                 .worst_case_rows = call.worst_case_rows,
-                                                 .copy_out = call.copy_out});
+    for (const CachedCall& call :
+         {CachedCall{true, false, false, 0}, CachedCall{false, true, false, 0},
+          CachedCall{false, false, true, 0}, CachedCall{false, false, false, most},
+          CachedCall{true, true, true, most}, CachedCall{true, true, false, 0}}) {
+      const ep::Dispatched got =
+          group.dispatch(x, handle,
+                         {.weights = call.weights ? TensorView(in.weights) : TensorView(),
+                          .scales = call.scales ? TensorView(scales) : TensorView(),
+                          .worst_case_rows = call.worst_case_rows,
+                          .copy_out = call.copy_out});
       EXPECT_EQ(got.rows, rows);
       EXPECT_EQ(got.x.shape[0], std::max(rows, call.worst_case_rows));
       EXPECT_EQ(got.rows_per_source, wanted.rows_per_source);
@@ -308,13 +338,16 @@ TEST(EpValues, CachedHandleTakesEveryOption) {  // A11
         if (call.scales) ASSERT_EQ(got.scales.as<std::int32_t>()[i], payload(source, token, 0));
       }
       if (call.weights)
-        expect_same("weights", got.topk_weights.data, wanted.weights.data(), wanted.weights.size() * 4, 4);
+        expect_same("weights", got.topk_weights.data, wanted.weights.data(),
+                    wanted.weights.size() * 4, 4);
       // Each copy comes back as it was: x times the number of members, rounded once.
       const ep::Combined back = group.combine(got.x, got.handle);
       const auto lanes = c.topk(me);
       for (std::int64_t i = 0; i < x.size(); ++i) {
-        const auto copies = static_cast<float>(ranks_of(c, lanes.data() + i / c.hidden * c.top_k).size());
-        ASSERT_EQ(back.x.as<std::uint16_t>()[i], bf16_of(copies * float_of_bf16(x.as<std::uint16_t>()[i])));
+        const auto copies =
+            static_cast<float>(ranks_of(c, lanes.data() + i / c.hidden * c.top_k).size());
+        ASSERT_EQ(back.x.as<std::uint16_t>()[i],
+                  bf16_of(copies * float_of_bf16(x.as<std::uint16_t>()[i])));
       }
     }
   });
@@ -336,7 +369,8 @@ TEST(EpValues, HandlesOfAnotherGroupAreRefused) {
     refused([&] { mine.combine(got.x, got.handle); });
     refused([&] { mine.combine(got.x, ep::Handle{}); });
     refused([&] { mine.low_latency_combine(rows.x, in.topk_idx, in.weights, rows.handle); });
-    refused([&] { mine.low_latency_combine(rows.x, in.topk_idx, in.weights, ep::LowLatencyHandle{}); });
+    refused(
+        [&] { mine.low_latency_combine(rows.x, in.topk_idx, in.weights, ep::LowLatencyHandle{}); });
     other.low_latency_combine(rows.x, in.topk_idx, in.weights, rows.handle).receive();
     check_normal(mine, c);
     check_normal(other, c);

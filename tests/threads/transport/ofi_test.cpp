@@ -1,5 +1,6 @@
-// The transport over libfabric (D4) with PEs as threads: every operation between two PEs goes through an endpoint of
-// tcp;ofi_rxm on the loopback interface.
+// SPDX-License-Identifier: Apache-2.0
+// The transport over libfabric (D4) with PEs as threads: every operation between two PEs goes
+// through an endpoint of tcp;ofi_rxm on the loopback interface.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -13,14 +14,14 @@
 #include <thread>
 #include <vector>
 
-#include "shoal/collective.hpp"
 #include "checks/collective/reference.hpp"
+#include "checks/world/operations.hpp"
+#include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/made_up.hpp"
-#include "support/world/ofi.hpp"
 #include "support/process/progress_time.hpp"
 #include "support/process/threads_called.hpp"
-#include "checks/world/operations.hpp"
+#include "support/world/ofi.hpp"
 #include "world/parts.hpp"
 #include "world/state.hpp"
 
@@ -45,7 +46,8 @@ TEST_P(OfiWorld, DoesEveryOperation) {
   settings.max_teams = 40;
   run_threads(GetParam(), settings, [](World& world) {
     for (Pe pe = 0; pe < world.n_pes(); ++pe)
-      if (pe != world.my_pe()) expect(world.describe_transport(pe).starts_with("ofi: "), world.describe_transport(pe));
+      if (pe != world.my_pe())
+        expect(world.describe_transport(pe).starts_with("ofi: "), world.describe_transport(pe));
     check_everything(world);
   });
 }
@@ -81,7 +83,8 @@ class OfiTuning : public testing::TestWithParam<Tuning> {
 };
 
 void fill(std::byte* memory, std::size_t bytes, std::uint64_t seed) {
-  for (std::size_t i = 0; i < bytes; ++i) memory[i] = static_cast<std::byte>(mix(seed + i / 8) >> (8 * (i % 8)));
+  for (std::size_t i = 0; i < bytes; ++i)
+    memory[i] = static_cast<std::byte>(mix(seed + i / 8) >> (8 * (i % 8)));
 }
 
 bool holds(const std::byte* memory, std::size_t bytes, std::uint64_t seed) {
@@ -98,15 +101,16 @@ TEST_P(OfiTuning, MovesTransfersLongerThanAChunk) {
     std::vector<std::byte> mine(kBytes), back(kBytes);
     const Pe other = 1 - world.my_pe();
     std::uint64_t seed = 1;
-    for (const std::size_t bytes :
-         {std::size_t{5}, std::size_t{4096}, GetParam().chunk - 1, GetParam().chunk + 1, kBytes - 3}) {
+    for (const std::size_t bytes : {std::size_t{5}, std::size_t{4096}, GetParam().chunk - 1,
+                                    GetParam().chunk + 1, kBytes - 3}) {
       if (bytes > kBytes - 3) continue;
       ++seed;
       fill(mine.data(), bytes, seed * 1000 + static_cast<std::uint64_t>(world.my_pe()));
       world.put(box.on(other).subspan(3, bytes), std::span<const std::byte>(mine.data(), bytes));
       world.quiet();
       sync(world);
-      expect(holds(box.data() + 3, bytes, seed * 1000 + static_cast<std::uint64_t>(other)), "put is whole");
+      expect(holds(box.data() + 3, bytes, seed * 1000 + static_cast<std::uint64_t>(other)),
+             "put is whole");
       world.get(std::span(back.data(), bytes), box.on(other).subspan(3, bytes));
       expect(std::memcmp(back.data(), mine.data(), bytes) == 0, "get is whole");
       sync(world);
@@ -116,7 +120,8 @@ TEST_P(OfiTuning, MovesTransfersLongerThanAChunk) {
 
 std::size_t most_in_flight(World& world, Pe pe) {
   const detail::WorldParts& parts = world.state().parts();
-  return parts.transports[parts.connectivity.transport_of[static_cast<std::size_t>(pe)]]->most_in_flight();
+  return parts.transports[parts.connectivity.transport_of[static_cast<std::size_t>(pe)]]
+      ->most_in_flight();
 }
 
 TEST_P(OfiTuning, KeepsManyRequestsInFlightBounded) {
@@ -136,15 +141,19 @@ TEST_P(OfiTuning, KeepsManyRequestsInFlightBounded) {
     world.quiet();
     sync(world);
     expect(holds(box.data(), mine.size(), static_cast<std::uint64_t>(other)), "data");
-    for (std::size_t i = 0; i < kCount; ++i) expect(words[i] == i * 3 + 2, fmt::format("word {} is {}", i, words[i]));
+    for (std::size_t i = 0; i < kCount; ++i)
+      expect(words[i] == i * 3 + 2, fmt::format("word {} is {}", i, words[i]));
     // Both ways at once, from the heap into the heap.
     const auto copy = world.heap().allocate<std::byte>(kCount * kBytes);
     for (std::size_t i = 0; i < kCount; ++i)
-      world.get_nbi(std::span(copy.data() + i * kBytes, kBytes), box.on(other).subspan(i * kBytes, kBytes));
+      world.get_nbi(std::span(copy.data() + i * kBytes, kBytes),
+                    box.on(other).subspan(i * kBytes, kBytes));
     world.quiet();
     expect(std::memcmp(copy.data(), mine.data(), mine.size()) == 0, "what came back");
-    const std::size_t most = most_in_flight(world, other), depth = static_cast<std::size_t>(GetParam().depth);
-    expect(most <= depth && most >= std::min<std::size_t>(depth, 4), fmt::format("{} were in flight at most", most));
+    const std::size_t most = most_in_flight(world, other),
+                      depth = static_cast<std::size_t>(GetParam().depth);
+    expect(most <= depth && most >= std::min<std::size_t>(depth, 4),
+           fmt::format("{} were in flight at most", most));
     sync(world);
   });
 }
@@ -181,7 +190,8 @@ TEST_P(OfiTuning, SignalsAfterData) {
         }
       } else {
         world.signal_wait_until(&flag[0], Compare::equal, number);
-        expect(holds(box.data(), bytes, number), fmt::format("round {}: the signal came before {} bytes", i, bytes));
+        expect(holds(box.data(), bytes, number),
+               fmt::format("round {}: the signal came before {} bytes", i, bytes));
       }
     }
     sync(world);
@@ -201,7 +211,8 @@ INSTANTIATE_TEST_SUITE_P(Tunings, OfiTuning,
                                          Tuning{"sleep", 256, 1 << 20, "sleep", -1}),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
-// Where progress threads spin on the cores of those that they wait for, each step needs a time slice: few of them.
+// Where progress threads spin on the cores of those that they wait for, each step needs a time
+// slice: few of them.
 TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
   SHOAL_SKIP_WITHOUT_OFI();
   Settings settings = ofi_settings();
@@ -219,7 +230,8 @@ TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
     const Pe other = 1 - world.my_pe();
     for (std::uint64_t i = 1; i <= 5; ++i) {
       fill(data.data(), data.size(), i);
-      world.put_signal(box.on(other), std::span<const std::byte>(data), flag.on(other), SignalOp::set, i);
+      world.put_signal(box.on(other), std::span<const std::byte>(data), flag.on(other),
+                       SignalOp::set, i);
       world.signal_wait_until(flag.data(), Compare::greater_equal, i);
       expect(holds(box.data(), box.size(), i), "the signal came before the data");
       sync(world);
@@ -232,7 +244,8 @@ TEST(OfiProgress, WaitsAsItIsTold) {
   expect_progress_waits_as_told(ofi_settings(), "shoal-ofi");
 }
 
-// A fence orders what the provider's write order does not: two puts of different places, seen without a signal.
+// A fence orders what the provider's write order does not: two puts of different places, seen
+// without a signal.
 TEST(OfiOrder, FenceOrdersPuts) {
   SHOAL_SKIP_WITHOUT_OFI();
   run_threads(2, ofi_settings(), [](World& world) {
@@ -267,9 +280,11 @@ void update_together(World& world) {
   constexpr std::uint64_t kTimes = 2000;
   const auto words = world.heap().allocate<std::uint64_t>(8);
   const auto small = world.heap().allocate<std::uint32_t>(8);
-  expect(world.describe_transport((world.my_pe() + 1) % 2 + world.my_pe() / 2 * 2).find("shm") != std::string::npos,
+  expect(world.describe_transport((world.my_pe() + 1) % 2 + world.my_pe() / 2 * 2).find("shm") !=
+             std::string::npos,
          "shm inside");
-  expect(world.describe_transport((world.my_pe() + 2) % 4).find("ofi") != std::string::npos, "ofi between");
+  expect(world.describe_transport((world.my_pe() + 2) % 4).find("ofi") != std::string::npos,
+         "ofi between");
   const auto n = static_cast<std::uint64_t>(world.n_pes());
   for (std::uint64_t i = 0; i < kTimes; ++i) {
     world.atomic_fetch_add(words.on(0)[0], std::uint64_t{1});
@@ -320,13 +335,15 @@ TEST_P(OfiProvider, DoesEveryOperation) {
   }
   run_threads(3, settings, [](World& world) {
     for (Pe pe = 0; pe < world.n_pes(); ++pe)
-      if (pe != world.my_pe()) expect(world.describe_transport(pe).starts_with("ofi: "), world.describe_transport(pe));
+      if (pe != world.my_pe())
+        expect(world.describe_transport(pe).starts_with("ofi: "), world.describe_transport(pe));
     check_everything(world);
     run_random_collectives(world, 10, 5);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Others, OfiProvider, testing::Values("net;ofi_rxm", "net", "shm", "udp;ofi_rxd"),
+INSTANTIATE_TEST_SUITE_P(Others, OfiProvider,
+                         testing::Values("net;ofi_rxm", "net", "shm", "udp;ofi_rxd"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), ';', '_');
@@ -337,8 +354,10 @@ TEST(OfiChoiceOfProvider, ThatDoesNotExistIsNamed) {
   SHOAL_SKIP_WITHOUT_OFI();
   Settings settings = ofi_settings();
   settings.ofi_provider = "no_such_provider";
-  expect_error(Code::unsupported, "SHOAL_OFI_PROVIDER", [&] { run_threads(2, settings, [](World&) {}); });
-  expect_error(Code::unsupported, "no_such_provider", [&] { run_threads(2, settings, [](World&) {}); });
+  expect_error(Code::unsupported, "SHOAL_OFI_PROVIDER",
+               [&] { run_threads(2, settings, [](World&) {}); });
+  expect_error(Code::unsupported, "no_such_provider",
+               [&] { run_threads(2, settings, [](World&) {}); });
 }
 
 // Several threads of a PE use the transport at once.

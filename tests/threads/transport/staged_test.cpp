@@ -1,5 +1,6 @@
-// Heaps in GPU memory that no GPU reaches from another node: operations go through host memory (D4, staged path), on a
-// driver without a GPU. PEs are threads.
+// SPDX-License-Identifier: Apache-2.0
+// Heaps in GPU memory that no GPU reaches from another node: operations go through host memory (D4,
+// staged path), on a driver without a GPU. PEs are threads.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -7,12 +8,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
-#include "support/expect_error.hpp"
 #include "support/cuda/fake_cuda.hpp"
+#include "support/expect_error.hpp"
 #include "support/world/ofi.hpp"
 #include "support/world/world_local.hpp"
-#include "checks/world/operations.hpp"
 #include "transport/staged/layout.hpp"
 #include "world/state.hpp"
 
@@ -97,7 +98,8 @@ TEST(Staged, MovesMoreThanItsChunksHold) {
   const FakeCuda fake({.gpus = 2});
   const Settings settings = staged_settings(1);
   run_threads(2, settings, [&](World& world) {
-    const std::size_t chunks = 2 * static_cast<std::size_t>(settings.staged_depth) * settings.staged_chunk;
+    const std::size_t chunks =
+        2 * static_cast<std::size_t>(settings.staged_depth) * settings.staged_chunk;
     const std::size_t count = 3 * chunks / sizeof(std::uint32_t) + 5;
     const auto array = world.heap().allocate<std::uint32_t>(count);
     const Pe peer = 1 - world.my_pe();
@@ -106,7 +108,8 @@ TEST(Staged, MovesMoreThanItsChunksHold) {
     world.put(array.on(peer), std::span<const std::uint32_t>(sent));
     barrier(world.team());
     const std::vector<std::uint32_t> here = local(world, array);
-    for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(here[i], 1000U * static_cast<std::uint32_t>(peer) + i);
+    for (std::size_t i = 0; i < count; ++i)
+      ASSERT_EQ(here[i], 1000U * static_cast<std::uint32_t>(peer) + i);
     world.get(std::span(seen), array.on(peer));
     EXPECT_EQ(seen, sent);
     std::fill(seen.begin(), seen.end(), 0U);
@@ -135,9 +138,10 @@ TEST(Staged, TellsWhatWentWrongAtTheOtherPe) {
     ASSERT_GT(FakeCuda::calls("copy"), copies) << "the other PE copies what was put";
   }
   const FakeCuda fake({.gpus = 2, .failing_function = "copy", .failing_call = copies});
-  expect_error(Code::system,
-               "operation of PE 0 on the heap of PE 1 in GPU memory failed there: shoal: put of 4000 bytes",
-               [&] { run_threads(2, staged_settings(1), put); });
+  expect_error(
+      Code::system,
+      "operation of PE 0 on the heap of PE 1 in GPU memory failed there: shoal: put of 4000 bytes",
+      [&] { run_threads(2, staged_settings(1), put); });
 }
 
 TEST(StagedLayout, HasRoomForAllAndNothingOverlaps) {
@@ -160,7 +164,8 @@ TEST(StagedLayout, HasRoomForAllAndNothingOverlaps) {
     parts.emplace_back(layout.served_chunk(i), layout.chunk_bytes());
   }
   std::sort(parts.begin(), parts.end());
-  for (std::size_t i = 1; i < parts.size(); ++i) EXPECT_LE(parts[i - 1].first + parts[i - 1].second, parts[i].first);
+  for (std::size_t i = 1; i < parts.size(); ++i)
+    EXPECT_LE(parts[i - 1].first + parts[i - 1].second, parts[i].first);
   EXPECT_LE(parts.back().first + parts.back().second, layout.bytes());
 }
 

@@ -1,5 +1,7 @@
-// The ucx transport (D4) in worlds of threads: what the world's operations are over mapped memory they must be over a
-// network, whatever the depth, the chunk and the way in which the progress thread waits.
+// SPDX-License-Identifier: Apache-2.0
+// The ucx transport (D4) in worlds of threads: what the world's operations are over mapped memory
+// they must be over a network, whatever the depth, the chunk and the way in which the progress
+// thread waits.
 #include <gtest/gtest.h>
 
 #include <dlfcn.h>
@@ -14,14 +16,14 @@
 #include <thread>
 #include <vector>
 
-#include "shoal/collective.hpp"
 #include "checks/collective/reference.hpp"
+#include "checks/world/operations.hpp"
+#include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/progress_time.hpp"
 #include "support/process/threads_called.hpp"
 #include "support/world/ucx.hpp"
 #include "support/world/world_local.hpp"
-#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {
@@ -37,7 +39,8 @@ Pe left(const World& world) {
 
 void check_operations(World& world) {
   for (Pe pe = 0; pe < world.n_pes(); ++pe)
-    EXPECT_EQ(world.describe_transport(pe).find("ucx: put get atomics signals") == 0, pe != world.my_pe())
+    EXPECT_EQ(world.describe_transport(pe).find("ucx: put get atomics signals") == 0,
+              pe != world.my_pe())
         << world.describe_transport(pe);
   check_everything(world);
 }
@@ -49,14 +52,17 @@ TEST_P(UcxWorld, DoesEverything) {
 }
 
 TEST_P(UcxWorld, RunsCollectives) {
-  run_threads(GetParam(), ucx_settings(), [](World& world) { run_random_collectives(world, 60, 4711); });
+  run_threads(GetParam(), ucx_settings(),
+              [](World& world) { run_random_collectives(world, 60, 4711); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, UcxWorld, testing::Values(2, 3, 5), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Sizes, UcxWorld, testing::Values(2, 3, 5),
+                         testing::PrintToStringParamName());
 
 class UcxWaiting : public Ucx, public testing::WithParamInterface<const char*> {};
 
-// Few operations: where there are more threads than cores, spinning costs a time slice at every turn.
+// Few operations: where there are more threads than cores, spinning costs a time slice at every
+// turn.
 TEST_P(UcxWaiting, MovesDataAndSignals) {
   Settings settings = ucx_settings();
   settings.progress_wait = GetParam();
@@ -67,14 +73,16 @@ TEST_P(UcxWaiting, MovesDataAndSignals) {
       const std::set<std::set<int>> wanted{{0}, {1}};
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
       // They bind themselves, maybe after the world is open.
-      while (cores_of("shoal-ucx") != wanted && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+      while (cores_of("shoal-ucx") != wanted && std::chrono::steady_clock::now() < deadline)
+        std::this_thread::yield();
       EXPECT_EQ(cores_of("shoal-ucx"), wanted) << "a core for the progress thread of each PE";
     }
     barrier(world.team());
     check_strided(world);
     check_peer_pointer(world);
     check_registered_buffers(world);
-    world.atomic_fetch_add(world.heap().allocate<std::uint64_t>(1).on(right(world))[0], std::uint64_t{1});
+    world.atomic_fetch_add(world.heap().allocate<std::uint64_t>(1).on(right(world))[0],
+                           std::uint64_t{1});
     barrier(world.team());
   });
 }
@@ -108,10 +116,12 @@ void check_long_transfers(World& world) {
       world.put_nbi(box.on(right(world)).subspan(3, kBytes), out);
       world.signal_set(flag.on(right(world)), round);
     } else {
-      world.put_signal(box.on(right(world)).subspan(3, kBytes), out, flag.on(right(world)), SignalOp::set, round);
+      world.put_signal(box.on(right(world)).subspan(3, kBytes), out, flag.on(right(world)),
+                       SignalOp::set, round);
     }
     world.signal_wait_until(flag.data(), Compare::equal, round);
-    EXPECT_EQ(std::memcmp(box.data() + 3, made(left(world), round).data(), kBytes), 0) << "round " << round;
+    EXPECT_EQ(std::memcmp(box.data() + 3, made(left(world), round).data(), kBytes), 0)
+        << "round " << round;
     EXPECT_EQ(box[2], std::byte{0});
     EXPECT_EQ(box[kBytes + 3], std::byte{0});
     Bytes in(kBytes);
@@ -133,13 +143,14 @@ TEST_F(Ucx, CutsLongTransfers) {
   }
 }
 
-// C1: whoever sees the signal sees the data, whatever way the data took. Lengths on both sides of what goes as a
-// message.
+// C1: whoever sees the signal sees the data, whatever way the data took. Lengths on both sides of
+// what goes as a message.
 void check_order(World& world) {
   constexpr std::uint64_t kRounds = 10'000;
   constexpr std::size_t kWords = 3000;
   const auto data = world.heap().allocate<std::uint64_t>(kWords);
-  const auto flags = world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
+  const auto flags =
+      world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
   barrier(world.team());
   std::vector<std::uint64_t> out(kWords);
   std::uint64_t wrong = 0;
@@ -151,8 +162,8 @@ void check_order(World& world) {
       world.put_nbi(there, std::span<const std::uint64_t>(out).first(words));
       world.signal_set(flags.on(right(world))[0], round);
     } else {
-      world.put_signal(there, std::span<const std::uint64_t>(out).first(words), flags.on(right(world))[0],
-                       SignalOp::set, round);
+      world.put_signal(there, std::span<const std::uint64_t>(out).first(words),
+                       flags.on(right(world))[0], SignalOp::set, round);
     }
     world.signal_wait_until(flags.data(), Compare::equal, round);
     for (std::size_t i = 0; i < words; ++i) wrong += data[i] != round;
@@ -168,7 +179,8 @@ TEST_F(Ucx, ShowsDataBeforeItsSignal) {
   run_threads(2, ucx_settings(), check_order);
 }
 
-/// All PEs of all nodes update the same words, some through shared memory and some over the network.
+/// All PEs of all nodes update the same words, some through shared memory and some over the
+/// network.
 void check_mixed_atomics(World& world) {
   constexpr std::uint64_t kTimes = 2000;
   const auto words = world.heap().allocate<std::uint64_t>(4);
@@ -234,7 +246,8 @@ TEST_F(Ucx, PutsWordsWhole) {
 TEST_F(Ucx, SaysWhichSettingIsNonsense) {
   Settings settings = ucx_settings();
   settings.ucx_tls = "nonsense";
-  expect_error(Code::unsupported, "SHOAL_UCX_TLS \"nonsense\"", [&] { run_threads(2, settings, check_rma); });
+  expect_error(Code::unsupported, "SHOAL_UCX_TLS \"nonsense\"",
+               [&] { run_threads(2, settings, check_rma); });
 }
 
 // Threads that call at once share the worker.
@@ -273,7 +286,8 @@ TEST_F(Ucx, TakesNoSignalHandlers) {
     ASSERT_EQ(sigaction(number, nullptr, &now), 0);
     Dl_info info{};
     const bool known = now.sa_handler != SIG_DFL && now.sa_handler != SIG_IGN &&
-                       dladdr(reinterpret_cast<const void*>(now.sa_sigaction), &info) != 0 && info.dli_fname != nullptr;
+                       dladdr(reinterpret_cast<const void*>(now.sa_sigaction), &info) != 0 &&
+                       info.dli_fname != nullptr;
     EXPECT_TRUE(!known || std::string(info.dli_fname).find("libuc") == std::string::npos)
         << "signal " << number << " is handled by " << info.dli_fname;
   }

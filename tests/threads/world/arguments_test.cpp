@@ -1,5 +1,6 @@
-// PEs and ranges that do not exist, calls on the heap that disagree: refused with what was got and what is allowed,
-// and nothing changes (requirements D2, D15).
+// SPDX-License-Identifier: Apache-2.0
+// PEs and ranges that do not exist, calls on the heap that disagree: refused with what was got and
+// what is allowed, and nothing changes (requirements D2, D15).
 
 #include <gtest/gtest.h>
 
@@ -8,17 +9,18 @@
 #include <cstring>
 #include <vector>
 
+#include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
-#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {
 
 constexpr Pe kPes = 3;
 
-constexpr AtomicOp kAtomicOps[] = {AtomicOp::fetch,  AtomicOp::set,     AtomicOp::add,  AtomicOp::bit_and,
-                                   AtomicOp::bit_or, AtomicOp::bit_xor, AtomicOp::swap, AtomicOp::compare_swap};
+constexpr AtomicOp kAtomicOps[] = {AtomicOp::fetch,   AtomicOp::set,         AtomicOp::add,
+                                   AtomicOp::bit_and, AtomicOp::bit_or,      AtomicOp::bit_xor,
+                                   AtomicOp::swap,    AtomicOp::compare_swap};
 
 void run(const std::function<void(World&)>& body) {
   run_threads(kPes, world_settings(), [&](World& world) {
@@ -34,7 +36,8 @@ TEST(WorldArguments, AtomicsRefuseWhatDoesNotExist) {
     for (const AtomicOp op : kAtomicOps) {
       const auto refuse = [&](std::string_view text, RemoteAddress target, std::size_t width) {
         SCOPED_TRACE(static_cast<int>(op));
-        expect_error(Code::invalid_argument, text, [&] { world.atomic_word(op, target, 1, 0, width); });
+        expect_error(Code::invalid_argument, text,
+                     [&] { world.atomic_word(op, target, 1, 0, width); });
       };
       refuse("PE -1; the world has PEs 0 to 2", {-1, 0}, 8);
       refuse("PE 3; the world has PEs 0 to 2", {kPes, 0}, 8);
@@ -55,8 +58,10 @@ TEST(WorldArguments, StridedAndNullBuffersAreRefused) {
   run([](World& world) {
     const std::size_t size = world.heap().size();
     std::array<std::byte, 64> local{};
-    const auto get = [&](void* target, RemoteAddress source, std::size_t stride, std::size_t element,
-                         std::size_t count) { world.get_strided_bytes(target, 8, source, stride, element, count); };
+    const auto get = [&](void* target, RemoteAddress source, std::size_t stride,
+                         std::size_t element, std::size_t count) {
+      world.get_strided_bytes(target, 8, source, stride, element, count);
+    };
     const auto refuse = [&](std::string_view text, const std::function<void()>& call) {
       expect_error(Code::invalid_argument, text, call);
     };
@@ -64,16 +69,19 @@ TEST(WorldArguments, StridedAndNullBuffersAreRefused) {
     refuse("PE 3", [&] { get(local.data(), {kPes, 0}, 8, 8, 2); });
     refuse("leave the symmetric heap", [&] { get(local.data(), {1, size - 8}, 8, 8, 2); });
     refuse("leave the symmetric heap", [&] { get(local.data(), {1, size}, 8, 8, 1); });
-    refuse("leave the symmetric heap", [&] { get(local.data(), {1, 0}, SIZE_MAX / 2, 8, 4); });  // would wrap around
+    refuse("leave the symmetric heap",
+           [&] { get(local.data(), {1, 0}, SIZE_MAX / 2, 8, 4); });  // would wrap around
     refuse("leave the symmetric heap", [&] { get(local.data(), {1, 8}, 1, SIZE_MAX - 4, 1); });
     refuse("is null", [&] { get(nullptr, {1, 0}, 8, 8, 2); });
     refuse("is null", [&] { world.get_bytes(nullptr, {1, 0}, 8); });
     refuse("is null", [&] { world.get_bytes_nbi(nullptr, {1, 0}, 8); });
     refuse("is null", [&] { world.put_bytes_nbi({1, 0}, nullptr, 8); });
     refuse("is null", [&] { world.put_strided_bytes({1, 0}, 8, nullptr, 8, 8, 2); });
-    refuse("is null", [&] { world.put_signal_bytes({1, 0}, nullptr, 8, {{1, 64}, 1}, SignalOp::set, 1); });
-    refuse("they must be one PE",
-           [&] { world.put_signal_bytes({1, 0}, local.data(), 8, {{0, 64}, 1}, SignalOp::set, 1); });
+    refuse("is null",
+           [&] { world.put_signal_bytes({1, 0}, nullptr, 8, {{1, 64}, 1}, SignalOp::set, 1); });
+    refuse("they must be one PE", [&] {
+      world.put_signal_bytes({1, 0}, local.data(), 8, {{0, 64}, 1}, SignalOp::set, 1);
+    });
     refuse("an empty span as signal", [&] { world.signal_set({{1, 64}, 0}, 1); });
     get(local.data(), {1, size - 16}, 8, 8, 2);  // the last two words of all
     get(nullptr, {1, size}, 8, 8, 0);            // nothing
@@ -114,12 +122,17 @@ TEST(WorldArguments, WaitsRefuseWhatIsNoWordOfTheHeap) {
     const std::vector<std::int64_t> zero{0};
     const auto refuse = [&](const std::int64_t* first, std::size_t count) {
       const std::span<const std::int64_t> words(first, count);
-      expect_error(Code::invalid_argument, "not aligned words", [&] { world.wait_all(words, Compare::equal, zero); });
-      expect_error(Code::invalid_argument, "not aligned words", [&] { world.wait_any(words, Compare::equal, zero); });
-      expect_error(Code::invalid_argument, "not aligned words", [&] { world.test_some(words, Compare::equal, zero); });
+      expect_error(Code::invalid_argument, "not aligned words",
+                   [&] { world.wait_all(words, Compare::equal, zero); });
+      expect_error(Code::invalid_argument, "not aligned words",
+                   [&] { world.wait_any(words, Compare::equal, zero); });
+      expect_error(Code::invalid_argument, "not aligned words",
+                   [&] { world.test_some(words, Compare::equal, zero); });
     };
     const std::byte* const end = world.heap().base() + world.heap().size();
-    const auto word_at = [](const std::byte* where) { return reinterpret_cast<const std::int64_t*>(where); };
+    const auto word_at = [](const std::byte* where) {
+      return reinterpret_cast<const std::int64_t*>(where);
+    };
     refuse(word_at(end - 8), 2);  // the second one is past the heap
     refuse(word_at(end), 1);
     refuse(word_at(world.heap().base() - 8), 2);  // the first one is before it
@@ -127,8 +140,9 @@ TEST(WorldArguments, WaitsRefuseWhatIsNoWordOfTheHeap) {
     expect_error(Code::invalid_argument, "no aligned word",
                  [&] { world.signal_fetch(reinterpret_cast<const std::uint64_t*>(end)); });
     const std::vector<int> skip{0, 1};
-    expect_error(Code::invalid_argument, "skip has 2 elements for 4 variables",
-                 [&] { world.test_all(std::span<const std::int64_t>(array.span()), Compare::equal, zero, skip); });
+    expect_error(Code::invalid_argument, "skip has 2 elements for 4 variables", [&] {
+      world.test_all(std::span<const std::int64_t>(array.span()), Compare::equal, zero, skip);
+    });
     world.test(word_at(end - 8), Compare::equal, 0);  // the last word
   });
 }
@@ -177,11 +191,15 @@ TEST(SymmetricHeap, DisagreementIsToldToAllAndChangesNothing) {
     disagree("PE 0, 2: free at offset", [&] { heap.free(odd ? b : a); });
     disagree("PE 1: free of an address that was not allocated",
              [&] { heap.free(odd ? static_cast<void*>(heap.base() + 64) : a); });
-    disagree("PE 1: malloc of 64 bytes", [&] { odd ? static_cast<void>(heap.malloc(64)) : heap.free(a); });
+    disagree("PE 1: malloc of 64 bytes",
+             [&] { odd ? static_cast<void>(heap.malloc(64)) : heap.free(a); });
     disagree("PE 0, 2: malloc of 100 bytes", [&] { heap.calloc(odd ? 11 : 10, 10); });
-    disagree("PE 1: malloc of more bytes than can be counted", [&] { heap.calloc(odd ? SIZE_MAX : 1, 16); });
-    disagree("PE 1: malloc of 100 bytes aligned to 4096", [&] { heap.align(odd ? 4096 : 8192, 100); });
-    disagree("PE 0, 2: malloc of 100 bytes at", [&] { odd ? heap.align(1 << 20, 100) : heap.malloc(100); });
+    disagree("PE 1: malloc of more bytes than can be counted",
+             [&] { heap.calloc(odd ? SIZE_MAX : 1, 16); });
+    disagree("PE 1: malloc of 100 bytes aligned to 4096",
+             [&] { heap.align(odd ? 4096 : 8192, 100); });
+    disagree("PE 0, 2: malloc of 100 bytes at",
+             [&] { odd ? heap.align(1 << 20, 100) : heap.malloc(100); });
     for (int i = 0; i < 1000; ++i) {
       ASSERT_EQ(static_cast<unsigned char*>(a)[i], 0x5a);
       ASSERT_EQ(static_cast<unsigned char*>(b)[i], 0xa5);

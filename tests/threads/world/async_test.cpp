@@ -1,15 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 // Worlds that open in the background (requirement B6), with heaps on the host and in GPU memory.
 
 #include <gtest/gtest.h>
 
 #include <thread>
 
+#include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
-#include "support/expect_error.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/cuda/world_gpu.hpp"
+#include "support/expect_error.hpp"
 #include "support/world/world_local.hpp"
-#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {
@@ -21,7 +22,8 @@ void open_and_run(const Settings& settings, void (*body)(World&)) {
   // One thread starts them all: none of them waits for the others here.
   std::vector<std::future<World>> opening;
   for (auto& bootstrap : bootstraps)
-    opening.push_back(World::open_async({settings, std::shared_ptr<Bootstrap>(std::move(bootstrap))}));
+    opening.push_back(
+        World::open_async({settings, std::shared_ptr<Bootstrap>(std::move(bootstrap))}));
   std::vector<std::thread> threads;
   for (Pe pe = 0; pe < kPes; ++pe)
     threads.emplace_back([&, pe] {
@@ -38,7 +40,8 @@ TEST(WorldInTheBackground, BelongsToWhoTakesIt) {
 }
 
 #ifdef SHOAL_WITH_CUDA
-// With heaps in GPU memory, on a driver without a GPU: who takes the world has no context of the GPU yet.
+// With heaps in GPU memory, on a driver without a GPU: who takes the world has no context of the
+// GPU yet.
 TEST(WorldInTheBackground, HasItsHeapInGpuMemory) {
   for (const char* const handle : {"automatic", "ipc"}) {
     const FakeCuda fake({.gpus = 2});
@@ -56,7 +59,8 @@ TEST(WorldInTheBackground, ThrowsWhatGpusSay) {
   {
     const FakeCuda fake({.gpus = 1, .failing_function = "stream_create"});
     auto bootstraps = thread_bootstraps(1, gpu_world_settings());
-    auto opening = World::open_async({gpu_world_settings(), std::shared_ptr<Bootstrap>(std::move(bootstraps[0]))});
+    auto opening = World::open_async(
+        {gpu_world_settings(), std::shared_ptr<Bootstrap>(std::move(bootstraps[0]))});
     expect_error(Code::system, "cannot create a stream", [&] { opening.get(); });
   }
   EXPECT_EQ(FakeCuda::leaks(), "");
@@ -67,7 +71,8 @@ TEST(WorldInTheBackground, ThrowsWhatOpenThrows) {
   auto bootstraps = thread_bootstraps(1, world_settings());
   Settings settings = world_settings();
   settings.max_teams = 1;
-  auto opening = World::open_async({settings, std::shared_ptr<Bootstrap>(std::move(bootstraps[0]))});
+  auto opening =
+      World::open_async({settings, std::shared_ptr<Bootstrap>(std::move(bootstraps[0]))});
   expect_error(Code::invalid_argument, "SHOAL_MAX_TEAMS", [&] { opening.get(); });
 }
 

@@ -1,4 +1,6 @@
-// Every call on a world that is closed, or on what belonged to it, throws Error{closed} (shoal/world.hpp).
+// SPDX-License-Identifier: Apache-2.0
+// Every call on a world that is closed, or on what belonged to it, throws Error{closed}
+// (shoal/world.hpp).
 
 #include <gtest/gtest.h>
 
@@ -8,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
-#include "checks/world/operations.hpp"
 
 namespace shoal::test {
 namespace {
@@ -149,9 +151,11 @@ std::vector<Named> collectives(const Remains& r) {
       {"all_gather", [=, &team] { all_gather(team, target, source, 8); }},
       {"all_gather of nothing", [=, &team] { all_gather(team, target, source, 0); }},
       {"all_to_all", [=, &team] { all_to_all(team, target, source, 8); }},
-      {"all_to_all_v", [=, &team] { all_to_all_v(team, target, sizes, offsets, source, sizes, offsets); }},
+      {"all_to_all_v",
+       [=, &team] { all_to_all_v(team, target, sizes, offsets, source, sizes, offsets); }},
       {"reduce", [=, &team] { reduce(team, DataType::int64, ReduceOp::sum, target, source, 1); }},
-      {"reduce_scatter", [=, &team] { reduce_scatter(team, DataType::int64, ReduceOp::sum, target, source, 1); }},
+      {"reduce_scatter",
+       [=, &team] { reduce_scatter(team, DataType::int64, ReduceOp::sum, target, source, 1); }},
   };
 }
 
@@ -172,11 +176,12 @@ TEST_P(ClosedWorld, RefusesEveryCall) {
     const auto data = world.heap().allocate<std::int64_t>(kWords);
     const auto flags = world.heap().allocate<std::uint64_t>(2);
     const Pe other = 1 - world.my_pe();
-    Remains remains{world,          &world.heap(),   world.team(), world.team().split_strided(0, 1, 2),
-                    data.on(other), flags.on(other), data.data(),  flags.data()};
+    Remains remains{
+        world,          &world.heap(),   world.team(), world.team().split_strided(0, 1, 2),
+        data.on(other), flags.on(other), data.data(),  flags.data()};
     world.close();
-    for (const auto& calls : {queries(remains), one_sided(remains), waits(remains), heap_calls(remains),
-                              team_calls(remains), collectives(remains)})
+    for (const auto& calls : {queries(remains), one_sided(remains), waits(remains),
+                              heap_calls(remains), team_calls(remains), collectives(remains)})
       expect_closed(calls);
     EXPECT_FALSE(world.is_open());
     EXPECT_FALSE(remains.heap->contains(data.data()));
@@ -187,7 +192,8 @@ TEST_P(ClosedWorld, RefusesEveryCall) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(NodeSizes, ClosedWorld, testing::Values(0, 1), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(NodeSizes, ClosedWorld, testing::Values(0, 1),
+                         testing::PrintToStringParamName());
 
 // A handle that never was opened is closed as well.
 TEST(ClosedWorldHandle, ThatIsEmptyRefuses) {

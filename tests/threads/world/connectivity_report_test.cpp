@@ -1,4 +1,6 @@
-// The connectivity map with everybody's reasons, gathered from all PEs of a world (requirements A1, D12).
+// SPDX-License-Identifier: Apache-2.0
+// The connectivity map with everybody's reasons, gathered from all PEs of a world (requirements A1,
+// D12).
 #include "world/fabric/connectivity_report.hpp"
 
 #include <gtest/gtest.h>
@@ -23,7 +25,8 @@ Settings settings_of_nodes(std::int64_t node_size) {
   return settings;
 }
 
-const TransportVerdict& verdict(const detail::ConnectivityReport& report, Pe a, Pe b, std::string_view transport) {
+const TransportVerdict& verdict(const detail::ConnectivityReport& report, Pe a, Pe b,
+                                std::string_view transport) {
   for (const PairReport& pair : report.pairs)
     for (const TransportVerdict& found : pair.verdicts)
       if (pair.a == a && pair.b == b && found.transport == transport) return found;
@@ -35,15 +38,17 @@ TEST(ConnectivityReport, IsTheSameOnAllPes) {
     const detail::ConnectivityReport report = detail::report_connectivity(world.state());
     test::expect(report.node_of == std::vector<std::int32_t>{0, 0, 1, 1}, "nodes");
     test::expect(report.hosts.size() == 4 && !report.hosts[3].empty(), "hosts");
-    test::expect(
-        std::none_of(report.nics.begin(), report.nics.end(), [](const auto& nics) { return nics.has_value(); }),
-        "no network, no NICs");
+    test::expect(std::none_of(report.nics.begin(), report.nics.end(),
+                              [](const auto& nics) { return nics.has_value(); }),
+                 "no network, no NICs");
     test::expect(report.pairs.size() == 10 && report.heap.empty(), "every pair once");
     const TransportVerdict& far = verdict(report, 0, 3, "shm");
     test::expect(far.chosen && far.capabilities == transport::capability::all_operations,
                  "other nodes of one host: shared memory without loads and stores");
     test::expect(verdict(report, 0, 3, "self").why == "another PE", "what PE 3 says as well");
-    test::expect(verdict(report, 2, 3, "ucx").why == "not loaded: shm comes first and does everything", "ucx");
+    test::expect(
+        verdict(report, 2, 3, "ucx").why == "not loaded: shm comes first and does everything",
+        "ucx");
   });
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is made and ended over and over leaves nothing behind (requirement D3).
 
 #include <dirent.h>
@@ -7,8 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "shoal/collective.hpp"
 #include "checks/world/operations.hpp"
+#include "shoal/collective.hpp"
 
 namespace shoal::test {
 namespace {
@@ -20,8 +21,8 @@ struct Held {
 };
 
 std::ostream& operator<<(std::ostream& out, const Held& held) {
-  return out << held.descriptors << " descriptors, " << held.heaps << " mappings of heaps, " << held.threads
-             << " threads";
+  return out << held.descriptors << " descriptors, " << held.heaps << " mappings of heaps, "
+             << held.threads << " threads";
 }
 
 std::size_t entries_of(const char* path) {
@@ -35,7 +36,8 @@ std::size_t entries_of(const char* path) {
 Held held_now() {
   Held held{entries_of("/proc/self/fd"), 0, entries_of("/proc/self/task")};
   std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) held.heaps += line.find("shoal-heap") != std::string::npos ? 1 : 0;
+  for (std::string line; std::getline(maps, line);)
+    held.heaps += line.find("shoal-heap") != std::string::npos ? 1 : 0;
   return held;
 }
 

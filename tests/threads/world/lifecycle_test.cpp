@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opening, closing and failing of worlds whose PEs are threads.
 
 #include <dirent.h>
@@ -9,8 +10,8 @@
 #include <mutex>
 #include <thread>
 
-#include "support/world/world_errors.hpp"
 #include "checks/world/operations.hpp"
+#include "support/world/world_errors.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -27,7 +28,8 @@ std::size_t open_descriptors() {
 std::size_t heap_mappings() {
   std::ifstream maps("/proc/self/maps");
   std::size_t count = 0;
-  for (std::string line; std::getline(maps, line);) count += line.find("shoal-heap") != std::string::npos ? 1 : 0;
+  for (std::string line; std::getline(maps, line);)
+    count += line.find("shoal-heap") != std::string::npos ? 1 : 0;
   return count;
 }
 
@@ -82,7 +84,8 @@ TEST(World, TimesThePhasesOfItsStart) {
 TEST(World, SeveralAtOnceInOneProcess) {
   std::vector<std::thread> worlds;
   for (int i = 0; i < 3; ++i)
-    worlds.emplace_back([] { run_threads(3, world_settings(), [](World& world) { check_signals(world); }); });
+    worlds.emplace_back(
+        [] { run_threads(3, world_settings(), [](World& world) { check_signals(world); }); });
   for (std::thread& world : worlds) world.join();
 }
 
@@ -151,15 +154,18 @@ TEST(WorldOpen, OneBadSettingFailsAll) {
     World::open({settings, bootstrap});
   });
   for (std::size_t pe = 0; pe < errors.size(); ++pe) {
-    EXPECT_TRUE(contains(errors[pe], "PE 1 failed in phase settings: SHOAL_SPIN is \"-5\"")) << errors[pe];
+    EXPECT_TRUE(contains(errors[pe], "PE 1 failed in phase settings: SHOAL_SPIN is \"-5\""))
+        << errors[pe];
     EXPECT_TRUE(errors[pe].starts_with(pe == 1 ? "invalid_argument" : "peer_failed")) << errors[pe];
   }
 }
 
 TEST(WorldOpen, OneWithoutMemoryFailsAll) {
   Settings common = world_settings();
-  common.symmetric_size = std::size_t{1} << 46;  // five of them are more than an address space holds
-  const auto errors = errors_of(5, common, [&](Pe, auto bootstrap) { World::open({common, bootstrap}); });
+  common.symmetric_size = std::size_t{1}
+                          << 46;  // five of them are more than an address space holds
+  const auto errors =
+      errors_of(5, common, [&](Pe, auto bootstrap) { World::open({common, bootstrap}); });
   for (const std::string& error : errors) {
     EXPECT_TRUE(contains(error, "failed in phase heap: cannot reserve")) << error;
     EXPECT_TRUE(contains(error, "SHOAL_SYMMETRIC_SIZE")) << error;
@@ -213,7 +219,8 @@ TEST(WorldOpen, RefusesUnequalHosts) {
     settings.host_id = pe == 2 ? "b" : "a";
     World::open({settings, bootstrap});
   });
-  for (const std::string& error : errors) EXPECT_TRUE(contains(error, "every host must have the same number")) << error;
+  for (const std::string& error : errors)
+    EXPECT_TRUE(contains(error, "every host must have the same number")) << error;
 }
 
 // D12: a pair that nothing connects is named at start, with the reason of every transport.
@@ -282,10 +289,10 @@ TEST(WorldWait, TimesOutAndSaysForWhat) {
     world.state().sync(world.team().state(), "barrier");
   });
   EXPECT_TRUE(errors[0].starts_with("timeout")) << errors[0];
-  EXPECT_TRUE(
-      contains(errors[0],
-               "barrier (operation 1 of team 0) timed out after 100 ms on PE 0 of 2: waiting for PE 1, expected "
-               "operation 1, seen 0; PE 1 last reported combine 1840, phase send; Setting: SHOAL_TIMEOUT_MS."))
+  EXPECT_TRUE(contains(
+      errors[0],
+      "barrier (operation 1 of team 0) timed out after 100 ms on PE 0 of 2: waiting for PE 1, expected "
+      "operation 1, seen 0; PE 1 last reported combine 1840, phase send; Setting: SHOAL_TIMEOUT_MS."))
       << errors[0];
   EXPECT_EQ(errors[1], "");
 }

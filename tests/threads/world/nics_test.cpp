@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a world chooses NICs when it starts, on described machines (D5, D9, D13).
 #include <gtest/gtest.h>
 
@@ -5,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "support/world/world_errors.hpp"
 #include "checks/world/operations.hpp"
+#include "support/world/world_errors.hpp"
 
 namespace shoal::test {
 namespace {
@@ -30,14 +31,17 @@ std::vector<std::string> errors_with_nics(const char* first, const char* second)
   });
 }
 
-// D13: NICs that cannot reach each other are an error that names the rail, before a network waits for answers.
+// D13: NICs that cannot reach each other are an error that names the rail, before a network waits
+// for answers.
 TEST(WorldOpen, NamesTheRailThatIsCut) {
   const DescribedMachine machine("two_planes");
   for (const std::string& error : errors_with_nics("mlx5_0", "mlx5_1")) {
     EXPECT_TRUE(error.starts_with("unsupported")) << error;
-    EXPECT_TRUE(contains(error, "all PEs failed in phase NIC choice: rail 0 is cut: PE 0 on host")) << error;
+    EXPECT_TRUE(contains(error, "all PEs failed in phase NIC choice: rail 0 is cut: PE 0 on host"))
+        << error;
     EXPECT_TRUE(contains(error, "has mlx5_0:1 on [plane 0], PE 1 on host")) << error;
-    EXPECT_TRUE(contains(error, "has mlx5_1:1 on [plane 1], which do not reach each other")) << error;
+    EXPECT_TRUE(contains(error, "has mlx5_1:1 on [plane 1], which do not reach each other"))
+        << error;
   }
   // On one plane the start goes on, to a network that is not there.
   for (const std::string& error : errors_with_nics("mlx5_0", "mlx5_2"))
@@ -49,9 +53,10 @@ TEST(WorldOpen, OneWrongNicListFailsAll) {
   const DescribedMachine machine("two_planes");
   const auto errors = errors_with_nics("mlx5_0", "mlx5_O");
   for (std::size_t pe = 0; pe < errors.size(); ++pe) {
-    EXPECT_TRUE(contains(errors[pe],
-                         "PE 1 failed in phase NIC choice: SHOAL_NIC_LIST is \"mlx5_O\": no NIC is called "
-                         "\"mlx5_O\"; did you mean mlx5_0?"))
+    EXPECT_TRUE(
+        contains(errors[pe],
+                 "PE 1 failed in phase NIC choice: SHOAL_NIC_LIST is \"mlx5_O\": no NIC is called "
+                 "\"mlx5_O\"; did you mean mlx5_0?"))
         << errors[pe];
     EXPECT_TRUE(errors[pe].starts_with(pe == 1 ? "invalid_argument" : "peer_failed")) << errors[pe];
   }

@@ -1,5 +1,6 @@
-// Every operation of a world whose PEs are threads, with load-store reach and, where SHOAL_NODE_SIZE splits the host,
-// without it.
+// SPDX-License-Identifier: Apache-2.0
+// Every operation of a world whose PEs are threads, with load-store reach and, where
+// SHOAL_NODE_SIZE splits the host, without it.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +15,8 @@ struct Case {
 };
 
 std::string name_of_case(const testing::TestParamInfo<Case>& info) {
-  return std::to_string(info.param.n_pes) + "_pes_node_size_" + std::to_string(info.param.node_size);
+  return std::to_string(info.param.n_pes) + "_pes_node_size_" +
+         std::to_string(info.param.node_size);
 }
 
 class WorldOfThreads : public testing::TestWithParam<Case> {
@@ -80,7 +82,9 @@ TEST_P(WorldOfThreads, MovesRegisteredBuffers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, WorldOfThreads,
-                         testing::Values(Case{2, 0}, Case{4, 0}, Case{4, 2}, Case{4, 1}, Case{7, 0}), name_of_case);
+                         testing::Values(Case{2, 0}, Case{4, 0}, Case{4, 2}, Case{4, 1},
+                                         Case{7, 0}),
+                         name_of_case);
 
 }  // namespace
 }  // namespace shoal::test

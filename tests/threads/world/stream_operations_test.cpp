@@ -1,13 +1,15 @@
-// What operations on streams ask of the GPU, and which arguments they refuse (requirement D15), without a GPU: the
-// device side is one that does at once, with the processor, what it is asked for. Also the texts of failure reports.
+// SPDX-License-Identifier: Apache-2.0
+// What operations on streams ask of the GPU, and which arguments they refuse (requirement D15),
+// without a GPU: the device side is one that does at once, with the processor, what it is asked
+// for. Also the texts of failure reports.
 #include <gtest/gtest.h>
 
 #include <cstring>
 
+#include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/cuda.hpp"
 #include "support/expect_error.hpp"
-#include "checks/world/operations.hpp"
 #include "world/device_side.hpp"
 #include "world/parts.hpp"
 
@@ -34,14 +36,16 @@ class HostDeviceSide final : public detail::DeviceSide {
   }
 
   void check_local(const char* what, const void* memory, std::size_t) const override {
-    if (memory == forbidden) throw Error(Code::invalid_argument, std::string(what) + ": not of the GPU");
+    if (memory == forbidden)
+      throw Error(Code::invalid_argument, std::string(what) + ": not of the GPU");
   }
   void copy(Stream, void* target, const void* source, std::size_t bytes) const override {
     ++calls;
     std::memcpy(target, source, bytes);
   }
-  void copy_strided(Stream, void* target, std::size_t target_stride, const void* source, std::size_t source_stride,
-                    std::size_t element, std::size_t count) const override {
+  void copy_strided(Stream, void* target, std::size_t target_stride, const void* source,
+                    std::size_t source_stride, std::size_t element,
+                    std::size_t count) const override {
     ++calls;
     for (std::size_t i = 0; i < count; ++i)
       std::memcpy(static_cast<std::byte*>(target) + i * target_stride,
@@ -51,8 +55,8 @@ class HostDeviceSide final : public detail::DeviceSide {
     ++calls;
     std::memcpy(target, &value, width);
   }
-  void atomic(Stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare, std::size_t width,
-              void* result) const override {
+  void atomic(Stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
+              std::size_t width, void* result) const override {
     ++calls;
     last = {op, operand, compare, width};
     if (result != nullptr) std::memcpy(result, word, width);
@@ -61,12 +65,14 @@ class HostDeviceSide final : public detail::DeviceSide {
     ++calls;
     *word = op == SignalOp::add ? *word + value : value;
   }
-  void copy_signal(Stream stream, void* target, const void* source, std::size_t bytes, std::uint64_t* word, SignalOp op,
-                   std::uint64_t value) const override {
+  void copy_signal(Stream stream, void* target, const void* source, std::size_t bytes,
+                   std::uint64_t* word, SignalOp op, std::uint64_t value) const override {
     if (bytes != 0) std::memcpy(target, source, bytes);
     signal(stream, word, op, value);
   }
-  void wait(Stream, const detail::Condition& condition) const override { waited = condition, ++calls; }
+  void wait(Stream, const detail::Condition& condition) const override {
+    waited = condition, ++calls;
+  }
   void test(Stream, const detail::Condition& condition, int* result) const override {
     waited = condition, ++calls;
     *result = 7;
@@ -141,7 +147,8 @@ TEST(StreamOperations, GoToTheRightAddresses) {
       expected[20] = 77;
       for (std::uint32_t i = 0; i < 4; ++i) expected[24 + 3 * i] = 2 * i + 1;
       EXPECT_EQ(std::vector<std::uint32_t>(words.data(), words.data() + 64), expected);
-      EXPECT_EQ(std::vector<std::uint64_t>(flags.data(), flags.data() + 4), (std::vector<std::uint64_t>{0, 9, 5, 0}));
+      EXPECT_EQ(std::vector<std::uint64_t>(flags.data(), flags.data() + 4),
+                (std::vector<std::uint64_t>{0, 9, 5, 0}));
     }
     barrier(world.team());
   });
@@ -157,7 +164,8 @@ TEST(StreamOperations, KeepTheSignOfWhatIsWaitedFor) {
     EXPECT_EQ(side.waited.width, 4u);
     EXPECT_TRUE(side.waited.is_signed);
     int result = 0;
-    on.test(reinterpret_cast<const std::uint64_t*>(word), Compare::equal, ~std::uint64_t{0}, &result);
+    on.test(reinterpret_cast<const std::uint64_t*>(word), Compare::equal, ~std::uint64_t{0},
+            &result);
     EXPECT_EQ(side.waited.value, ~std::uint64_t{0});
     EXPECT_EQ(side.waited.width, 8u);
     EXPECT_FALSE(side.waited.is_signed);
@@ -171,7 +179,8 @@ TEST(StreamOperations, RefuseBadArguments) {
     std::byte two[2] = {};
     const RemoteAddress outside[] = {{0, size}, {0, size - 1}, {0, SIZE_MAX}, {-1, 0}, {2, 0}};
     for (const RemoteAddress address : outside) {
-      const char* const text = address.pe == 0 ? "leave the symmetric heap" : "the world has PEs 0 to 1";
+      const char* const text =
+          address.pe == 0 ? "leave the symmetric heap" : "the world has PEs 0 to 1";
       const auto refused = [&](auto call) { expect_error(Code::invalid_argument, text, call); };
       refused([&] { on.put_bytes(address, two, 2); });
       refused([&] { on.get_bytes(two, address, 2); });
@@ -179,7 +188,9 @@ TEST(StreamOperations, RefuseBadArguments) {
       refused([&] { on.get_strided_bytes(two, 1, address, 1, 1, 2); });
       refused([&] { on.put_signal_bytes(address, two, 2, {{0, 0}, 1}, SignalOp::set, 1); });
     }
-    const auto refused = [&](const char* text, auto call) { expect_error(Code::invalid_argument, text, call); };
+    const auto refused = [&](const char* text, auto call) {
+      expect_error(Code::invalid_argument, text, call);
+    };
     const RemoteSpan<int> span{{1, 0}, 4};
     refused("is null", [&] { on.put_bytes({0, 0}, nullptr, 1); });
     refused("they must be equal", [&] { on.put(span, std::vector<int>{1, 2, 3}); });
@@ -187,7 +198,8 @@ TEST(StreamOperations, RefuseBadArguments) {
     refused("get: not of the GPU", [&] { on.get(std::span<int>(forbidden), span); });
     refused("put_strided: not of the GPU", [&] { on.put_strided(span, 1, forbidden, 1, 2); });
     refused("get_strided: not of the GPU", [&] { on.get_strided(forbidden, 1, span, 1, 2); });
-    refused("put_signal: not of the GPU", [&] { on.put_signal(span, forbidden, {{1, 0}, 1}, SignalOp::set, 1); });
+    refused("put_signal: not of the GPU",
+            [&] { on.put_signal(span, forbidden, {{1, 0}, 1}, SignalOp::set, 1); });
     refused("atomic: not of the GPU", [&] { on.atomic(AtomicOp::add, span, 1, forbidden); });
     refused("must be at least 1", [&] { on.put_strided(span, 0, forbidden, 1, 2); });
     refused("leave the remote span", [&] { on.put_strided(span, 2, forbidden, 1, 3); });
@@ -197,7 +209,8 @@ TEST(StreamOperations, RefuseBadArguments) {
     refused("an empty span", [&] { on.signal({{0, 0}, 0}, SignalOp::set, 1); });
     refused("not a multiple", [&] { on.atomic_word(AtomicOp::add, {0, 2}, 1, 0, 4, nullptr); });
     refused("allowed: 4 or 8", [&] { on.atomic_word(AtomicOp::add, {0, 0}, 1, 0, 2, nullptr); });
-    refused("they must be one PE", [&] { on.put_signal_bytes({0, 0}, two, 2, {{1, 8}, 1}, SignalOp::set, 1); });
+    refused("they must be one PE",
+            [&] { on.put_signal_bytes({0, 0}, two, 2, {{1, 8}, 1}, SignalOp::set, 1); });
     const std::int64_t elsewhere = 0;
     refused("no aligned word", [&] { on.wait_until(&elsewhere, Compare::equal, 0); });
     const auto* const crooked = reinterpret_cast<const std::int64_t*>(world.heap().base() + 4);
@@ -206,14 +219,17 @@ TEST(StreamOperations, RefuseBadArguments) {
     refused("test: not of the GPU", [&] { on.test(word, Compare::equal, 0, forbidden); });
     refused("test: the local buffer", [&] { on.test(word, Compare::equal, 0, nullptr); });
     refused("legacy default stream", [&] { StreamOperations(world, nullptr); });
-    refused("legacy default stream", [&] { StreamOperations(world, reinterpret_cast<Stream>(std::uintptr_t{1})); });
+    refused("legacy default stream",
+            [&] { StreamOperations(world, reinterpret_cast<Stream>(std::uintptr_t{1})); });
     EXPECT_EQ(side.calls, 0) << "nothing is started by a call that throws";
   });
 }
 
 TEST(StreamOperations, NeedAHeapInGpuMemory) {
   run_threads(1, world_settings(), [](World& world) {
-    const auto unsupported = [](auto call) { expect_error(Code::unsupported, "SHOAL_HEAP=cuda", call); };
+    const auto unsupported = [](auto call) {
+      expect_error(Code::unsupported, "SHOAL_HEAP=cuda", call);
+    };
     unsupported([&] { StreamOperations(world, kStream); });
     unsupported([&] { cuda::device_world(world); });
     unsupported([&] { cuda::device_team(world.team()); });
@@ -269,9 +285,10 @@ TEST(DeviceFailures, AreTakenOnceAndSayWhatHappened) {
       EXPECT_EQ(report.state, device::FailureReport::empty) << "the next one can be written";
       cuda::check_failures(world);
     };
-    expect(Code::timeout,
-           "wait_until on the GPU timed out after 5000 ms on PE 0 of 2: waiting for the 4-byte variable at heap offset "
-           "4096 to be >= 7, seen -3 (block (3, 0, 0), thread (0, 2, 0)); Setting: SHOAL_TIMEOUT_MS.");
+    expect(
+        Code::timeout,
+        "wait_until on the GPU timed out after 5000 ms on PE 0 of 2: waiting for the 4-byte variable at heap offset "
+        "4096 to be >= 7, seen -3 (block (3, 0, 0), thread (0, 2, 0)); Setting: SHOAL_TIMEOUT_MS.");
     report.is_signed = 0;
     expect(Code::timeout, "seen 4294967293");
     report.kind = device::FailureKind::wait_until_any;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deadlines of waits that poll: what a machine sleeps does not count.
 #include <gtest/gtest.h>
 
@@ -21,7 +22,8 @@ TEST(Deadline, DoesNotCountPauses) {
   Deadline deadline(start + 20s, start);
   EXPECT_FALSE(deadline.passed(start + 1ms));
   EXPECT_FALSE(deadline.passed(start + 20s + 1ms)) << "20 s in which nothing ran";
-  for (auto t = 20s + 100ms; t < 39s; t += 100ms) ASSERT_FALSE(deadline.passed(start + t)) << t.count();
+  for (auto t = 20s + 100ms; t < 39s; t += 100ms)
+    ASSERT_FALSE(deadline.passed(start + t)) << t.count();
   EXPECT_FALSE(deadline.passed(start + 39s));
   EXPECT_TRUE(deadline.passed(start + 41s));
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Settings: names, aliases, allowed values, sizes, secrets.
 #include "shoal/settings.hpp"
 
@@ -39,33 +40,40 @@ TEST(Settings, AreReadByNameAndByAlias) {
 }
 
 TEST(Settings, ChoiceWithATextOfItsOwn) {
-  EXPECT_EQ(settings_of({{"SHOAL_BOOTSTRAP", "Plugin:/My/File.so"}}).bootstrap, "plugin:/My/File.so");
+  EXPECT_EQ(settings_of({{"SHOAL_BOOTSTRAP", "Plugin:/My/File.so"}}).bootstrap,
+            "plugin:/My/File.so");
   EXPECT_EQ(settings_of({{"NVSHMEM_BOOTSTRAP", "MPI"}}).bootstrap, "mpi");
-  const Settings plugin = settings_of({{"NVSHMEM_BOOTSTRAP", "plugin"}, {"NVSHMEM_BOOTSTRAP_PLUGIN", "x.so"}});
+  const Settings plugin =
+      settings_of({{"NVSHMEM_BOOTSTRAP", "plugin"}, {"NVSHMEM_BOOTSTRAP_PLUGIN", "x.so"}});
   EXPECT_EQ(plugin.bootstrap, "plugin");
   EXPECT_EQ(plugin.bootstrap_plugin, "x.so");
   EXPECT_NO_THROW(settings_of({{"SHOAL_BOOTSTRAP", "plugin:x"}}).validate());
   for (const char* bad : {"plugin:", "mpi:x", "", "plugin x"})
-    test::expect_error(Code::invalid_argument, "plugin:TEXT", [&] { settings_of({{"SHOAL_BOOTSTRAP", bad}}); });
+    test::expect_error(Code::invalid_argument, "plugin:TEXT",
+                       [&] { settings_of({{"SHOAL_BOOTSTRAP", bad}}); });
 }
 
 TEST(Settings, KeepWhatLaunchersSay) {
-  const Settings settings = settings_of({{"PMI_RANK", "3"}, {"WORLD_SIZE", "many"}, {"HOME", "/root"}});
-  EXPECT_EQ(settings.launcher, (std::map<std::string, std::string>{{"PMI_RANK", "3"}, {"WORLD_SIZE", "many"}}));
+  const Settings settings =
+      settings_of({{"PMI_RANK", "3"}, {"WORLD_SIZE", "many"}, {"HOME", "/root"}});
+  EXPECT_EQ(settings.launcher,
+            (std::map<std::string, std::string>{{"PMI_RANK", "3"}, {"WORLD_SIZE", "many"}}));
 }
 
 TEST(Settings, RefuseWhatIsNotAllowed) {
-  for (const auto& [name, value] : std::map<std::string, std::string>{{"SHOAL_MAX_TEAMS", "7"},
-                                                                      {"SHOAL_TIMEOUT_MS", "0"},
-                                                                      {"SHOAL_SPIN", "many"},
-                                                                      {"SHOAL_SYMMETRIC_SIZE", "2X"},
-                                                                      {"SHOAL_BOOTSTRAP", "magic"}}) {
+  for (const auto& [name, value] :
+       std::map<std::string, std::string>{{"SHOAL_MAX_TEAMS", "7"},
+                                          {"SHOAL_TIMEOUT_MS", "0"},
+                                          {"SHOAL_SPIN", "many"},
+                                          {"SHOAL_SYMMETRIC_SIZE", "2X"},
+                                          {"SHOAL_BOOTSTRAP", "magic"}}) {
     try {
       settings_of({{name, value}});
       FAIL() << name;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::invalid_argument);
-      EXPECT_NE(std::string(error.what()).find(name + " is \"" + value + "\"; allowed: "), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find(name + " is \"" + value + "\"; allowed: "),
+                std::string::npos)
           << error.what();
     }
   }
@@ -76,15 +84,18 @@ TEST(Settings, SetByHandAreValidated) {
     void (*set)(Settings&);
     const char* text;
   } cases[] = {
-      {[](Settings& s) { s.max_teams = 7; }, "SHOAL_MAX_TEAMS is \"7\"; allowed: an integer from 8 to"},
+      {[](Settings& s) { s.max_teams = 7; },
+       "SHOAL_MAX_TEAMS is \"7\"; allowed: an integer from 8 to"},
       {[](Settings& s) { s.spin = -1; }, "SHOAL_SPIN is \"-1\""},
       {[](Settings& s) { s.ep_threads = -1; }, "SHOAL_EP_THREADS is \"-1\""},
       {[](Settings& s) { s.node_size = -2; }, "SHOAL_NODE_SIZE is \"-2\""},
       {[](Settings& s) { s.pe = -2; }, "SHOAL_PE is \"-2\""},
-      {[](Settings& s) { s.symmetric_size = 4096; }, "SHOAL_SYMMETRIC_SIZE is \"4096\"; allowed: bytes"},
+      {[](Settings& s) { s.symmetric_size = 4096; },
+       "SHOAL_SYMMETRIC_SIZE is \"4096\"; allowed: bytes"},
       {[](Settings& s) { s.symmetric_size = SIZE_MAX; }, "SHOAL_SYMMETRIC_SIZE is "},
       {[](Settings& s) { s.timeout = std::chrono::milliseconds(0); }, "SHOAL_TIMEOUT_MS is \"0\""},
-      {[](Settings& s) { s.bootstrap_timeout = std::chrono::hours(25); }, "SHOAL_BOOTSTRAP_TIMEOUT_MS is "},
+      {[](Settings& s) { s.bootstrap_timeout = std::chrono::hours(25); },
+       "SHOAL_BOOTSTRAP_TIMEOUT_MS is "},
       {[](Settings& s) { s.bootstrap = "magic"; }, "SHOAL_BOOTSTRAP is \"magic\"; allowed: one of"},
       {[](Settings& s) { s.log = "loud"; }, "SHOAL_LOG is \"loud\""},
       {[](Settings& s) { s.socket_family = "AF_UNIX"; }, "SHOAL_SOCKET_FAMILY is \"AF_UNIX\""},

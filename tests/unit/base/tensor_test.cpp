@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Views and owners of tensors: shapes, strides, sizes, names of types.
 #include "shoal/tensor.hpp"
 

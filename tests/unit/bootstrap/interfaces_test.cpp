@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which interface the root listens on (requirement D7: interface and address family selectable).
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -79,7 +80,8 @@ TEST(BootstrapInterfaces, LinkLocalOnlyWhenListed) {
 
 TEST(BootstrapInterfaces, NothingFitsListsWhatExists) {
   test::expect_parts(error_of("wlan", "any", Code::unsupported),
-                     {"\"wlan\"", "lo 127.0.0.1", "eth9 10.9.0.1 (down)", "ib0 10.2.0.1", "SHOAL_SOCKET_INTERFACE"});
+                     {"\"wlan\"", "lo 127.0.0.1", "eth9 10.9.0.1 (down)", "ib0 10.2.0.1",
+                      "SHOAL_SOCKET_INTERFACE"});
   error_of("eth9", "any", Code::unsupported);
   error_of("=eth", "any", Code::unsupported);
   error_of("docker", "AF_INET6", Code::unsupported);
@@ -87,7 +89,9 @@ TEST(BootstrapInterfaces, NothingFitsListsWhatExists) {
 
 TEST(BootstrapInterfaces, MalformedListsStateTheForm) {
   for (const char* pattern : {"eth0,", ",eth0", "eth0,,lo", "^", "=", "eth0,^lo", "==eth0", "^^lo"})
-    EXPECT_NE(error_of(pattern, "any", Code::invalid_argument).find("comma list"), std::string::npos) << pattern;
+    EXPECT_NE(error_of(pattern, "any", Code::invalid_argument).find("comma list"),
+              std::string::npos)
+        << pattern;
 }
 
 TEST(BootstrapInterfaces, ThisMachineHasLoopback) {
@@ -97,8 +101,8 @@ TEST(BootstrapInterfaces, ThisMachineHasLoopback) {
 TEST(BootstrapInterfaces, HostAndPort) {
   EXPECT_EQ(parse_host_port("node-1:80")->host, "node-1");
   EXPECT_EQ(parse_host_port("[fd00::1]:65535")->host, "fd00::1");
-  for (const char* bad : {"", "host", "host:", "host:0", "host:65536", "host:+1", "fd00::1:80", "[fd00::1]", ":80",
-                          "[]:80", "a]:1", "[]]:80"})
+  for (const char* bad : {"", "host", "host:", "host:0", "host:65536", "host:+1", "fd00::1:80",
+                          "[fd00::1]", ":80", "[]:80", "a]:1", "[]]:80"})
     EXPECT_FALSE(parse_host_port(bad).has_value()) << bad;
 }
 

@@ -1,5 +1,6 @@
-// Which launcher the variables of a process speak of, and which bootstrap follows (requirement D7). Pure: the
-// environments are tables.
+// SPDX-License-Identifier: Apache-2.0
+// Which launcher the variables of a process speak of, and which bootstrap follows (requirement D7).
+// Pure: the environments are tables.
 #include "bootstrap/launcher/launcher.hpp"
 
 #include <gtest/gtest.h>
@@ -19,21 +20,31 @@ Variables operator+(Variables a, const Variables& b) {
 }
 
 // As seen on real launchers: Open MPI 4.1, MPICH 4.0 (Hydra), Slurm 22.05, torchrun 2.
-const Variables kOpenMpi = {
-    {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"PMIX_NAMESPACE", "15"}, {"PMIX_RANK", "2"}};
-const Variables kHydra = {{"PMI_FD", "6"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"HYDI_CONTROL_FD", "7"}};
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "2"},
+                            {"OMPI_COMM_WORLD_SIZE", "4"},
+                            {"PMIX_NAMESPACE", "15"},
+                            {"PMIX_RANK", "2"}};
+const Variables kHydra = {
+    {"PMI_FD", "6"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"HYDI_CONTROL_FD", "7"}};
 const Variables kSrun = {{"SLURM_JOB_ID", "9"},
                          {"SLURM_STEP_ID", "0"},
                          {"SLURM_PROCID", "5"},
                          {"SLURM_NTASKS", "8"},
                          {"SLURM_STEP_NUM_TASKS", "8"}};
-const Variables kSrunPmi2 = kSrun + Variables{{"PMI_FD", "11"}, {"PMI_RANK", "5"}, {"PMI_SIZE", "8"}};
-const Variables kSrunPmix = kSrun + Variables{{"PMIX_NAMESPACE", "slurm.pmix.3.0"}, {"PMIX_RANK", "5"}};
-const Variables kBatchScript = {{"SLURM_JOB_ID", "9"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}};
-const Variables kInteractive = {
-    {"SLURM_JOB_ID", "9"}, {"SLURM_STEP_ID", "4294967290"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}};
-const Variables kTorch = {{"RANK", "3"}, {"WORLD_SIZE", "6"}, {"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}};
-const Variables kTorchrun = kTorch + Variables{{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "0"}};
+const Variables kSrunPmi2 =
+    kSrun + Variables{{"PMI_FD", "11"}, {"PMI_RANK", "5"}, {"PMI_SIZE", "8"}};
+const Variables kSrunPmix =
+    kSrun + Variables{{"PMIX_NAMESPACE", "slurm.pmix.3.0"}, {"PMIX_RANK", "5"}};
+const Variables kBatchScript = {
+    {"SLURM_JOB_ID", "9"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}};
+const Variables kInteractive = {{"SLURM_JOB_ID", "9"},
+                                {"SLURM_STEP_ID", "4294967290"},
+                                {"SLURM_PROCID", "0"},
+                                {"SLURM_STEP_NUM_TASKS", "1"}};
+const Variables kTorch = {
+    {"RANK", "3"}, {"WORLD_SIZE", "6"}, {"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}};
+const Variables kTorchrun =
+    kTorch + Variables{{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "0"}};
 
 TEST(Launcher, IsTheInnermostOne) {
   const struct {
@@ -51,8 +62,18 @@ TEST(Launcher, IsTheInnermostOne) {
       {"srun --mpi=pmix", kSrunPmix, "Slurm", 5, 8, {"pmix", "pmi"}},
       {"batch script", kBatchScript, "", 0, 1, {"single"}},
       {"shell of salloc", kInteractive, "", 0, 1, {"single"}},
-      {"another PMIx server", {{"PMIX_NAMESPACE", "a"}, {"PMIX_RANK", "7"}}, "PMIx", 7, -1, {"pmix"}},
-      {"another PMI server", {{"PMI_FD", "6"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "3"}}, "PMI", 1, 3, {"pmi", "pmi2"}},
+      {"another PMIx server",
+       {{"PMIX_NAMESPACE", "a"}, {"PMIX_RANK", "7"}},
+       "PMIx",
+       7,
+       -1,
+       {"pmix"}},
+      {"another PMI server",
+       {{"PMI_FD", "6"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "3"}},
+       "PMI",
+       1,
+       3,
+       {"pmi", "pmi2"}},
       {"torchrun", kTorchrun, "torchrun", 3, 6, {"torch"}},
       {"torch variables by hand", kTorch, "torch variables", 3, 6, {"torch"}},
       // Nested: the inner launcher's PEs inherit what the outer one has set.
@@ -62,7 +83,12 @@ TEST(Launcher, IsTheInnermostOne) {
       {"mpirun in an srun task", kOpenMpi + kSrunPmi2, "Open MPI", 2, 4, {"pmix", "mpi"}},
       {"Hydra in a PMIx step", kHydra + kSrunPmix, "Hydra", 1, 3, {"pmi", "pmi2"}},
       {"Hydra in a batch script", kHydra + kBatchScript, "Hydra", 1, 3, {"pmi", "pmi2"}},
-      {"srun, with the script's RANK and so on", kSrunPmix + kTorch, "Slurm", 5, 8, {"pmix", "pmi"}},
+      {"srun, with the script's RANK and so on",
+       kSrunPmix + kTorch,
+       "Slurm",
+       5,
+       8,
+       {"pmix", "pmi"}},
   };
   for (const auto& row : cases) {
     const Launcher launcher = detect_launcher(row.variables);
@@ -88,9 +114,9 @@ TEST(Launcher, IncompleteVariablesAreNoLauncher) {
 }
 
 TEST(Launcher, BadNumbersAreNamed) {
-  const std::pair<const char*, const char*> cases[] = {{"RANK", "three"},    {"RANK", "6"},
-                                                       {"RANK", "-1"},       {"WORLD_SIZE", "0"},
-                                                       {"WORLD_SIZE", "6x"}, {"WORLD_SIZE", "9999999"}};
+  const std::pair<const char*, const char*> cases[] = {
+      {"RANK", "three"},   {"RANK", "6"},        {"RANK", "-1"},
+      {"WORLD_SIZE", "0"}, {"WORLD_SIZE", "6x"}, {"WORLD_SIZE", "9999999"}};
   for (const auto& [name, value] : cases) {
     Variables variables = kTorchrun;
     variables[name] = value;
@@ -109,7 +135,8 @@ TEST(Choice, SettingsComeBeforeLaunchers) {
   EXPECT_EQ(choose_bootstrap(settings).bootstraps, (std::vector<std::string>{"pmix", "mpi"}));
   settings.unique_id = "shoal1:...";
   Choice choice = choose_bootstrap(settings);
-  EXPECT_EQ(choice.bootstraps, std::vector<std::string>{"uid"}) << "the launcher numbers, the id tells where";
+  EXPECT_EQ(choice.bootstraps, std::vector<std::string>{"uid"})
+      << "the launcher numbers, the id tells where";
   EXPECT_EQ(choice.pe, 2);
   EXPECT_EQ(choice.n_pes, 4);
   EXPECT_NE(choice.why.find("Open MPI"), std::string::npos) << choice.why;
@@ -138,7 +165,8 @@ TEST(Choice, NamedBootstrapsAreNotSecondGuessed) {
     EXPECT_EQ(choose_bootstrap(settings).bootstraps, std::vector<std::string>{name});
     settings.n_pes = 4;
     settings.pe = 0;
-    test::expect_error(Code::invalid_argument, "numbers the PEs itself", [&] { choose_bootstrap(settings); });
+    test::expect_error(Code::invalid_argument, "numbers the PEs itself",
+                       [&] { choose_bootstrap(settings); });
   }
   Settings settings = with(kOpenMpi);
   settings.bootstrap = "single";
@@ -147,7 +175,8 @@ TEST(Choice, NamedBootstrapsAreNotSecondGuessed) {
   test::expect_error(Code::invalid_argument, "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
                      [&] { choose_bootstrap(settings); });
   settings.bootstrap = "plugin";
-  test::expect_error(Code::invalid_argument, "SHOAL_BOOTSTRAP_PLUGIN", [&] { choose_bootstrap(settings); });
+  test::expect_error(Code::invalid_argument, "SHOAL_BOOTSTRAP_PLUGIN",
+                     [&] { choose_bootstrap(settings); });
   settings.bootstrap_plugin = "x.so";
   EXPECT_EQ(choose_bootstrap(settings).bootstraps, std::vector<std::string>{"plugin:x.so"});
 }
@@ -159,8 +188,10 @@ TEST(Choice, JobOfOneNeedsNoPlugin) {
 }
 
 TEST(Choice, IsDescribed) {
-  EXPECT_EQ(describe_launcher(with(kHydra)), "Hydra (PMI_RANK=1, PMI_SIZE=3): bootstrap pmi, else pmi2");
-  EXPECT_NE(describe_launcher({}).find(": bootstrap single"), std::string::npos) << describe_launcher({});
+  EXPECT_EQ(describe_launcher(with(kHydra)),
+            "Hydra (PMI_RANK=1, PMI_SIZE=3): bootstrap pmi, else pmi2");
+  EXPECT_NE(describe_launcher({}).find(": bootstrap single"), std::string::npos)
+      << describe_launcher({});
   Settings settings;
   settings.pe = 3;
   EXPECT_NE(describe_launcher(settings).find("SHOAL_N_PES is not set"), std::string::npos);
@@ -168,9 +199,11 @@ TEST(Choice, IsDescribed) {
 
 TEST(TorchSession, HasAPortOfItsOwnForEachWorldAndJob) {
   std::set<std::string> sessions;
-  for (std::uint64_t world = 0; world < 4; ++world) sessions.insert(torch_session(kTorchrun, world));
-  for (const auto& [name, value] :
-       Variables{{"MASTER_PORT", "29501"}, {"TORCHELASTIC_RESTART_COUNT", "1"}, {"TORCHELASTIC_RUN_ID", "other"}}) {
+  for (std::uint64_t world = 0; world < 4; ++world)
+    sessions.insert(torch_session(kTorchrun, world));
+  for (const auto& [name, value] : Variables{{"MASTER_PORT", "29501"},
+                                             {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                             {"TORCHELASTIC_RUN_ID", "other"}}) {
     Variables variables = kTorchrun;
     variables[name] = value;
     sessions.insert(torch_session(variables, 0));

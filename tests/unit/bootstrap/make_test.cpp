@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text of a unique id, and which bootstrap the settings ask for (requirement D7).
 #include <gtest/gtest.h>
 
@@ -49,15 +50,16 @@ TEST(UniqueId, TwoIdsDiffer) {
 TEST(UniqueId, MalformedTextStatesTheFormAndHidesTheSecret) {
   const std::string key(64, 'a');
   for (const std::string& bad :
-       {std::string(), std::string("shoal1:"), "shoal2:127.0.0.1:80:" + key, "shoal1:127.0.0.1:" + key,
-        "shoal1:127.0.0.1:0:" + key, "shoal1:127.0.0.1:80:" + key + "a", "shoal1:127.0.0.1:80:" + std::string(64, 'g'),
-        "shoal1:::1:80:" + key}) {
+       {std::string(), std::string("shoal1:"), "shoal2:127.0.0.1:80:" + key,
+        "shoal1:127.0.0.1:" + key, "shoal1:127.0.0.1:0:" + key, "shoal1:127.0.0.1:80:" + key + "a",
+        "shoal1:127.0.0.1:80:" + std::string(64, 'g'), "shoal1:::1:80:" + key}) {
     try {
       UniqueId::parse(bad);
       ADD_FAILURE() << bad << " was accepted";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::invalid_argument);
-      EXPECT_NE(std::string(error.what()).find("shoal1:<host>:<port>"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("shoal1:<host>:<port>"), std::string::npos)
+          << error.what();
       EXPECT_EQ(std::string(error.what()).find(key), std::string::npos) << error.what();
     }
   }
@@ -71,7 +73,8 @@ TEST(UniqueId, UnknownInterfaceIsUnsupported) {
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::unsupported);
-    EXPECT_NE(std::string(error.what()).find("127.0.0.1"), std::string::npos) << "lists what exists: " << error.what();
+    EXPECT_NE(std::string(error.what()).find("127.0.0.1"), std::string::npos)
+        << "lists what exists: " << error.what();
   }
 }
 
@@ -81,7 +84,8 @@ TEST(MakeBootstrap, SingleWhenNothingIsSet) {
   EXPECT_EQ(bootstrap->n_pes(), 1);
   bootstrap->barrier("step");
   const std::byte mine[] = {std::byte{7}};
-  EXPECT_EQ(bootstrap->all_gather(mine, "step"), std::vector<std::vector<std::byte>>{{std::byte{7}}});
+  EXPECT_EQ(bootstrap->all_gather(mine, "step"),
+            std::vector<std::vector<std::byte>>{{std::byte{7}}});
   EXPECT_FALSE(bootstrap->aborted().has_value());
 }
 

@@ -1,4 +1,6 @@
-// Bootstrap plug-ins (requirement D7): what is wrong with one is said, and none can make a world wait for ever.
+// SPDX-License-Identifier: Apache-2.0
+// Bootstrap plug-ins (requirement D7): what is wrong with one is said, and none can make a world
+// wait for ever.
 #include "bootstrap/plugin_bootstrap.hpp"
 
 #include <dlfcn.h>
@@ -34,7 +36,8 @@ int closed(const std::string& fault) {
 }
 
 TEST(BootstrapPlugin, TableThatIsNotRight) {
-  expect_failure("wrong_version", Code::unsupported, "has version 99 of the table; this Shoal takes version 1");
+  expect_failure("wrong_version", Code::unsupported,
+                 "has version 99 of the table; this Shoal takes version 1");
   expect_failure("short_table", Code::unsupported, "incomplete table");
   expect_failure("null_member", Code::unsupported, "incomplete table");
 }
@@ -42,7 +45,8 @@ TEST(BootstrapPlugin, TableThatIsNotRight) {
 TEST(BootstrapPlugin, FileThatIsNone) {
   Settings settings;
   settings.bootstrap = "plugin:/no/such/file.so";
-  test::expect_error(Code::unsupported, "/no/such/file.so cannot be loaded", [&] { make_bootstrap(settings); });
+  test::expect_error(Code::unsupported, "/no/such/file.so cannot be loaded",
+                     [&] { make_bootstrap(settings); });
   settings.bootstrap = "plugin:libm.so.6";
   test::expect_error(Code::unsupported, "it has no symbol shoal_bootstrap_plugin_table",
                      [&] { make_bootstrap(settings); });
@@ -58,9 +62,12 @@ TEST(BootstrapPlugin, OwnOneThatIsNotBuilt) {
 TEST(BootstrapPlugin, AutomaticTriesTheNextOneAndNamesAll) {
   Settings settings;
   settings.plugin_dir = "/no/such/folder";
-  settings.launcher = {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_NAMESPACE", "x"}};
-  test::expect_error(Code::unsupported, "libshoal_bootstrap_pmix.so", [&] { make_bootstrap(settings); });
-  test::expect_error(Code::unsupported, "libshoal_bootstrap_mpi.so", [&] { make_bootstrap(settings); });
+  settings.launcher = {
+      {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_NAMESPACE", "x"}};
+  test::expect_error(Code::unsupported, "libshoal_bootstrap_pmix.so",
+                     [&] { make_bootstrap(settings); });
+  test::expect_error(Code::unsupported, "libshoal_bootstrap_mpi.so",
+                     [&] { make_bootstrap(settings); });
 }
 
 TEST(BootstrapPlugin, StatusOfOpenBecomesTheError) {
@@ -77,7 +84,8 @@ TEST(BootstrapPlugin, PeOutOfRange) {
 }
 
 TEST(BootstrapPlugin, FailureOfPeZeroReachesTheOthers) {
-  expect_failure("none", Code::peer_failed, "PE 0 could not start the bootstrap: no interface fits");
+  expect_failure("none", Code::peer_failed,
+                 "PE 0 could not start the bootstrap: no interface fits");
   EXPECT_EQ(closed("none"), 1);
 }
 

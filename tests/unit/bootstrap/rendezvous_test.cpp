@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the root decides, without sockets and with a clock of the test's own (requirements D7, D9).
 #include <gtest/gtest.h>
 
@@ -9,12 +10,15 @@ namespace {
 using std::chrono::milliseconds;
 
 struct RendezvousTest : ::testing::Test {
-  Hello hello(std::int32_t n_pes) { return {{}, n_pes, 100, milliseconds(1000), milliseconds(1000), "h"}; }
+  Hello hello(std::int32_t n_pes) {
+    return {{}, n_pes, 100, milliseconds(1000), milliseconds(1000), "h"};
+  }
   void join_all(Pe n) {
     for (Pe pe = 0; pe < n; ++pe) ASSERT_FALSE(root.join(pe, hello(n), now).has_value());
     root.take_messages();
   }
-  void call(Pe pe, const std::string& step, Call::Kind kind = Call::Kind::barrier, std::uint64_t sequence = 1) {
+  void call(Pe pe, const std::string& step, Call::Kind kind = Call::Kind::barrier,
+            std::uint64_t sequence = 1) {
     root.call(pe, sequence, {kind, milliseconds(500), step, {}}, now);
   }
   /// The failure told to `count` PEs; fails the test when there is none.
@@ -48,13 +52,15 @@ TEST_F(RendezvousTest, NamesThoseThatDoNotConnect) {
   root.tick(now + milliseconds(1000));
   const Failure failure = told(6);
   EXPECT_EQ(failure.code, Code::timeout);
-  EXPECT_EQ(failure.message, "PEs 2, 5 of 8 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
+  EXPECT_EQ(failure.message,
+            "PEs 2, 5 of 8 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
   EXPECT_EQ(root.join(2, hello(8), now)->message, failure.message) << "who comes late is told";
 }
 
 TEST_F(RendezvousTest, RefusesWrongIndexAndTheJobGoesOn) {
   root.join(0, hello(2), now);
-  EXPECT_NE(root.join(0, hello(2), now)->message.find("taken by PE 0 (pid 100 on host h)"), std::string::npos);
+  EXPECT_NE(root.join(0, hello(2), now)->message.find("taken by PE 0 (pid 100 on host h)"),
+            std::string::npos);
   EXPECT_NE(root.join(2, hello(2), now)->message.find("allowed: 0 to 1"), std::string::npos);
   EXPECT_NE(root.join(-1, hello(2), now)->message.find("allowed: 0 to 1"), std::string::npos);
   EXPECT_FALSE(root.join(1, hello(2), now));
@@ -66,7 +72,8 @@ TEST_F(RendezvousTest, DifferentNumbersOfPesFailAll) {
   const auto refusal = root.join(1, hello(5), now);
   EXPECT_EQ(refusal->code, Code::mismatch);
   const Failure failure = told(1);
-  EXPECT_NE(failure.message.find("PE 0 gives 4, PE 1 gives 5"), std::string::npos) << failure.message;
+  EXPECT_NE(failure.message.find("PE 0 gives 4, PE 1 gives 5"), std::string::npos)
+      << failure.message;
 }
 
 TEST_F(RendezvousTest, DifferentCallsNameBoth) {
@@ -75,7 +82,8 @@ TEST_F(RendezvousTest, DifferentCallsNameBoth) {
   call(1, "b", Call::Kind::all_gather);
   const Failure failure = told(2);
   EXPECT_EQ(failure.code, Code::mismatch);
-  EXPECT_NE(failure.message.find("PE 0 called barrier(\"a\") while PE 1 called all_gather(\"b\")"), std::string::npos)
+  EXPECT_NE(failure.message.find("PE 0 called barrier(\"a\") while PE 1 called all_gather(\"b\")"),
+            std::string::npos)
       << failure.message;
 }
 
@@ -84,8 +92,9 @@ TEST_F(RendezvousTest, CallTimesOutNamingTheMissing) {
   call(1, "heap");
   call(2, "heap");
   root.tick(now + milliseconds(500));
-  EXPECT_EQ(told(4).message,
-            "PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
+  EXPECT_EQ(
+      told(4).message,
+      "PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
 }
 
 TEST_F(RendezvousTest, LostPeFailsAllByName) {
@@ -108,7 +117,8 @@ TEST_F(RendezvousTest, ClosingIsNoFailureUnlessOthersCall) {
   root.close(0);
   EXPECT_TRUE(root.take_messages().empty());
   call(1, "late");
-  EXPECT_NE(told(2).message.find("PE 0 (pid 100 on host h) closed the bootstrap before barrier(\"late\")"),
+  EXPECT_NE(told(2).message.find(
+                "PE 0 (pid 100 on host h) closed the bootstrap before barrier(\"late\")"),
             std::string::npos);
   EXPECT_FALSE(root.over());
   root.close(1);
@@ -145,7 +155,8 @@ TEST_F(RendezvousTest, LargeResultsTravelInParts) {
   Bytes result;
   for (const auto& message : root.take_messages()) {
     EXPECT_LE(message.payload->size(), kMaxPayload);
-    if (message.to == 1) result.insert(result.end(), message.payload->begin(), message.payload->end());
+    if (message.to == 1)
+      result.insert(result.end(), message.payload->begin(), message.payload->end());
   }
   EXPECT_EQ(decode_contributions(result, 2)[1], Bytes(kMaxContribution, std::byte{1}));
 }

@@ -1,5 +1,6 @@
-// The messages of the TCP bootstrap as bytes (requirement D7): what is sent arrives, and everything else is rejected by
-// name.
+// SPDX-License-Identifier: Apache-2.0
+// The messages of the TCP bootstrap as bytes (requirement D7): what is sent arrives, and everything
+// else is rejected by name.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,8 +20,10 @@ Key key_of(int value) {
   return key;
 }
 
-Bytes seal(Authenticator& sender, MessageType type, Pe pe, std::uint64_t sequence, const Bytes& payload) {
-  const auto header = encode_header({type, pe, static_cast<std::uint32_t>(payload.size()), sequence});
+Bytes seal(Authenticator& sender, MessageType type, Pe pe, std::uint64_t sequence,
+           const Bytes& payload) {
+  const auto header =
+      encode_header({type, pe, static_cast<std::uint32_t>(payload.size()), sequence});
   const Tag tag = sender.make(header, payload);
   Bytes out(header.begin(), header.end());
   out.insert(out.end(), payload.begin(), payload.end());
@@ -118,7 +121,8 @@ TEST_F(Wire, OversizedAndForeignStreamsAreRejected) {
   EXPECT_NE(error_of([&] { small.next(); }).find("17 bytes, at most 16"), std::string::npos);
   FrameReader foreign(16);
   foreign.append(bytes_of("GET / HTTP/1.1\r\nHost: x\r\n"));
-  EXPECT_NE(error_of([&] { foreign.next(); }).find("not a message of the Shoal bootstrap"), std::string::npos);
+  EXPECT_NE(error_of([&] { foreign.next(); }).find("not a message of the Shoal bootstrap"),
+            std::string::npos);
   Bytes version = seal(sender, MessageType::call, 0, 1, {});
   version[4] = std::byte{9};
   FrameReader newer(16);
@@ -127,8 +131,9 @@ TEST_F(Wire, OversizedAndForeignStreamsAreRejected) {
 }
 
 TEST_F(Wire, PayloadsRoundTrip) {
-  const Hello hello{random_nonce(), 8, 4711, std::chrono::milliseconds(60'000), std::chrono::milliseconds(59'000),
-                    "node-a"};
+  const Hello hello{
+      random_nonce(), 8, 4711, std::chrono::milliseconds(60'000), std::chrono::milliseconds(59'000),
+      "node-a"};
   const Hello hello_back = decode_hello(encode(hello));
   EXPECT_EQ(hello_back.nonce, hello.nonce);
   EXPECT_EQ(hello_back.n_pes, 8);
@@ -136,8 +141,8 @@ TEST_F(Wire, PayloadsRoundTrip) {
   EXPECT_EQ(hello_back.limit, hello.limit);
   EXPECT_EQ(hello_back.left, hello.left);
   EXPECT_EQ(hello_back.host, "node-a");
-  const Call call =
-      decode_call(encode(Call{Call::Kind::all_gather, std::chrono::milliseconds(5), "heap", bytes_of("data")}));
+  const Call call = decode_call(
+      encode(Call{Call::Kind::all_gather, std::chrono::milliseconds(5), "heap", bytes_of("data")}));
   EXPECT_EQ(call.step, "heap");
   EXPECT_EQ(call.data, bytes_of("data"));
   const Failure failure = decode_failure(encode(Failure{Code::timeout, -1, "late"}), 3);
@@ -149,8 +154,8 @@ TEST_F(Wire, PayloadsRoundTrip) {
 }
 
 TEST_F(Wire, TruncatedPayloadsAreRejectedAtEveryLength) {
-  const Bytes hello =
-      encode(Hello{random_nonce(), 8, 1, std::chrono::milliseconds(1), std::chrono::milliseconds(1), "host"});
+  const Bytes hello = encode(Hello{random_nonce(), 8, 1, std::chrono::milliseconds(1),
+                                   std::chrono::milliseconds(1), "host"});
   for (std::size_t length = 0; length < hello.size(); ++length)
     EXPECT_THROW(decode_hello(std::span(hello).first(length)), Error) << length;
   const std::vector<Bytes> contributions = {bytes_of("a"), bytes_of("bb")};
@@ -162,10 +167,11 @@ TEST_F(Wire, TruncatedPayloadsAreRejectedAtEveryLength) {
 }
 
 TEST_F(Wire, OverlongTextsAreCutNotRefused) {
-  const Call call =
-      decode_call(encode(Call{Call::Kind::barrier, std::chrono::milliseconds(1), std::string(1000, 's'), {}}));
+  const Call call = decode_call(
+      encode(Call{Call::Kind::barrier, std::chrono::milliseconds(1), std::string(1000, 's'), {}}));
   EXPECT_EQ(call.step, std::string(kMaxStep, 's'));
-  const Failure failure = decode_failure(encode(Failure{Code::system, -1, std::string(100'000, 'm')}), -1);
+  const Failure failure =
+      decode_failure(encode(Failure{Code::system, -1, std::string(100'000, 'm')}), -1);
   EXPECT_EQ(failure.message.size(), kMaxReason);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C ABI without a world: errors, settings, tensors, and structs of older and newer headers.
 #include <gtest/gtest.h>
 
@@ -14,14 +15,17 @@ namespace shoal::test {
 namespace {
 
 TEST(CApiErrors, AreKeptForEachThread) {
-  expect_failure(shoal_world_pe(nullptr, nullptr), SHOAL_INVALID_ARGUMENT, "shoal_world_pe: world is NULL");
+  expect_failure(shoal_world_pe(nullptr, nullptr), SHOAL_INVALID_ARGUMENT,
+                 "shoal_world_pe: world is NULL");
   std::thread([] {
     EXPECT_STREQ(shoal_last_error(), "");
-    expect_failure(shoal_barrier(nullptr), SHOAL_INVALID_ARGUMENT, "shoal: shoal_barrier: team is NULL");
+    expect_failure(shoal_barrier(nullptr), SHOAL_INVALID_ARGUMENT,
+                   "shoal: shoal_barrier: team is NULL");
   }).join();
   EXPECT_STREQ(shoal_last_error(), "shoal: shoal_world_pe: world is NULL");
   ok(shoal_version(nullptr, nullptr, nullptr));
-  EXPECT_STREQ(shoal_last_error(), "shoal: shoal_world_pe: world is NULL") << "a success leaves the message";
+  EXPECT_STREQ(shoal_last_error(), "shoal: shoal_world_pe: world is NULL")
+      << "a success leaves the message";
 }
 
 TEST(CApiErrors, StatusesHaveTheNamesOfCodes) {
@@ -37,12 +41,18 @@ TEST(CApiErrors, NullOutputsAreNamed) {
   CSettings settings;
   char text[8];
   expect_failure(shoal_settings_create(nullptr), SHOAL_INVALID_ARGUMENT, "settings is NULL");
-  expect_failure(shoal_settings_set(settings.get(), nullptr, "1"), SHOAL_INVALID_ARGUMENT, "name is NULL");
-  expect_failure(shoal_settings_get(settings.get(), "SHOAL_PE", nullptr, 8), SHOAL_INVALID_ARGUMENT, "text is NULL");
-  expect_failure(shoal_settings_get(nullptr, "SHOAL_PE", text, 8), SHOAL_INVALID_ARGUMENT, "settings is NULL");
-  expect_failure(shoal_world_open(settings.get(), nullptr), SHOAL_INVALID_ARGUMENT, "world is NULL");
-  expect_failure(shoal_run_threads(1, nullptr, nullptr, nullptr), SHOAL_INVALID_ARGUMENT, "body is NULL");
-  expect_failure(shoal_ep_routing_release(nullptr), SHOAL_INVALID_ARGUMENT, "shoal_ep_routing is NULL");
+  expect_failure(shoal_settings_set(settings.get(), nullptr, "1"), SHOAL_INVALID_ARGUMENT,
+                 "name is NULL");
+  expect_failure(shoal_settings_get(settings.get(), "SHOAL_PE", nullptr, 8), SHOAL_INVALID_ARGUMENT,
+                 "text is NULL");
+  expect_failure(shoal_settings_get(nullptr, "SHOAL_PE", text, 8), SHOAL_INVALID_ARGUMENT,
+                 "settings is NULL");
+  expect_failure(shoal_world_open(settings.get(), nullptr), SHOAL_INVALID_ARGUMENT,
+                 "world is NULL");
+  expect_failure(shoal_run_threads(1, nullptr, nullptr, nullptr), SHOAL_INVALID_ARGUMENT,
+                 "body is NULL");
+  expect_failure(shoal_ep_routing_release(nullptr), SHOAL_INVALID_ARGUMENT,
+                 "shoal_ep_routing is NULL");
 }
 
 TEST(CApiErrors, DestroyTakesNull) {
@@ -75,7 +85,9 @@ std::string setting(const CSettings& settings, const char* name) {
 TEST(CApiSettings, AreSetByName) {
   CSettings settings;
   EXPECT_EQ(setting(settings, "SHOAL_TIMEOUT_MS"), "30000");
-  settings.set("SHOAL_TIMEOUT_MS", "500").set("NVSHMEM_SYMMETRIC_SIZE", "64M").set("SHOAL_UNIQUE_ID", "secret");
+  settings.set("SHOAL_TIMEOUT_MS", "500")
+      .set("NVSHMEM_SYMMETRIC_SIZE", "64M")
+      .set("SHOAL_UNIQUE_ID", "secret");
   EXPECT_EQ(setting(settings, "SHOAL_TIMEOUT_MS"), "500");
   EXPECT_EQ(setting(settings, "SHOAL_SYMMETRIC_SIZE"), "64M");
   EXPECT_EQ(setting(settings, "SHOAL_UNIQUE_ID"), "(set)");
@@ -83,15 +95,16 @@ TEST(CApiSettings, AreSetByName) {
 
 TEST(CApiSettings, RefuseWhatTheEnvironmentRefuses) {
   CSettings settings;
-  expect_failure(shoal_settings_set(settings.get(), "SHOAL_TIMEOUT_MS", "soon"), SHOAL_INVALID_ARGUMENT,
+  expect_failure(shoal_settings_set(settings.get(), "SHOAL_TIMEOUT_MS", "soon"),
+                 SHOAL_INVALID_ARGUMENT,
                  "SHOAL_TIMEOUT_MS is \"soon\"; allowed: milliseconds from 1");
   EXPECT_EQ(setting(settings, "SHOAL_TIMEOUT_MS"), "30000");
   expect_failure(shoal_settings_set(settings.get(), "SHOAL_SPEED", "1"), SHOAL_INVALID_ARGUMENT,
                  "no setting SHOAL_SPEED");
   expect_failure(shoal_settings_set(settings.get(), "", "1"), SHOAL_INVALID_ARGUMENT, "no setting");
   char text[5];
-  expect_failure(shoal_settings_get(settings.get(), "SHOAL_TIMEOUT_MS", text, sizeof text), SHOAL_INVALID_ARGUMENT,
-                 "room for 5 bytes; the value of SHOAL_TIMEOUT_MS needs 6");
+  expect_failure(shoal_settings_get(settings.get(), "SHOAL_TIMEOUT_MS", text, sizeof text),
+                 SHOAL_INVALID_ARGUMENT, "room for 5 bytes; the value of SHOAL_TIMEOUT_MS needs 6");
 }
 
 TEST(CApiSettings, FromTheEnvironment) {
@@ -122,14 +135,17 @@ TEST(CApiTensor, InitRefusesWhatNoTensorCanBe) {
   const int64_t shape[4] = {2, 3, 4, 5}, negative[1] = {-1};
   shoal_tensor tensor = SHOAL_TENSOR_NONE;
   for (const int32_t dtype : {-1, 0, 10})
-    expect_failure(shoal_tensor_init(&tensor, nullptr, dtype, 2, shape), SHOAL_INVALID_ARGUMENT, "tensor.dtype is");
+    expect_failure(shoal_tensor_init(&tensor, nullptr, dtype, 2, shape), SHOAL_INVALID_ARGUMENT,
+                   "tensor.dtype is");
   for (const int32_t rank : {-3, 0, 5, 1 << 30})
-    expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, rank, shape), SHOAL_INVALID_ARGUMENT,
-                   "allowed: 1 to 4");
-  expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, 1, negative), SHOAL_INVALID_ARGUMENT,
-                 "tensor.shape[0] is -1");
-  expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, 1, nullptr), SHOAL_INVALID_ARGUMENT, "shape is NULL");
-  expect_failure(shoal_tensor_init(nullptr, nullptr, SHOAL_INT8, 2, shape), SHOAL_INVALID_ARGUMENT, "tensor is NULL");
+    expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, rank, shape),
+                   SHOAL_INVALID_ARGUMENT, "allowed: 1 to 4");
+  expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, 1, negative),
+                 SHOAL_INVALID_ARGUMENT, "tensor.shape[0] is -1");
+  expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, 1, nullptr),
+                 SHOAL_INVALID_ARGUMENT, "shape is NULL");
+  expect_failure(shoal_tensor_init(nullptr, nullptr, SHOAL_INT8, 2, shape), SHOAL_INVALID_ARGUMENT,
+                 "tensor is NULL");
   EXPECT_EQ(tensor.dtype, SHOAL_NONE) << "nothing is written by a call that fails";
 }
 
@@ -151,7 +167,8 @@ std::uint64_t total_of(const shoal_ep_group_options* options) {
 
 TEST(CApiGate, ChoosesAsTheCppGate) {
   std::vector<float> logits(3 * 8), bias(8);
-  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>((i * 7) % 11) * 0.25F - 1;
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    logits[i] = static_cast<float>((i * 7) % 11) * 0.25F - 1;
   for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i % 3) * 0.1F;
   const std::int64_t shape[] = {3, 8};
   shoal_tensor c_logits, c_bias;
@@ -166,18 +183,21 @@ TEST(CApiGate, ChoosesAsTheCppGate) {
   shoal_ep_gated gated = SHOAL_EP_GATED_INIT;
   ASSERT_EQ(shoal_ep_gate(&c_logits, &c_bias, &options, &gated), SHOAL_OK) << shoal_last_error();
   const ep::Gated wanted =
-      ep::gate(TensorView(logits.data(), DataType::float32, {3, 8}), TensorView(bias.data(), DataType::float32, {8}),
+      ep::gate(TensorView(logits.data(), DataType::float32, {3, 8}),
+               TensorView(bias.data(), DataType::float32, {8}),
                {.experts = 8, .groups = 4, .groups_kept = 2, .top_k = 3, .routed_scaling = 2.5F});
   ASSERT_EQ(gated.topk_idx.shape[1], 3);
   EXPECT_EQ(std::memcmp(gated.topk_idx.data, wanted.topk_idx.data, 3 * 3 * 8), 0);
   EXPECT_EQ(std::memcmp(gated.topk_weights.data, wanted.topk_weights.data, 3 * 3 * 4), 0);
-  EXPECT_EQ(shoal_ep_gate(&c_logits, &c_bias, &options, &gated), SHOAL_INVALID_ARGUMENT) << "it holds a result";
+  EXPECT_EQ(shoal_ep_gate(&c_logits, &c_bias, &options, &gated), SHOAL_INVALID_ARGUMENT)
+      << "it holds a result";
   EXPECT_EQ(shoal_ep_gated_release(&gated), SHOAL_OK);
   EXPECT_EQ(gated.topk_idx.dtype, SHOAL_NONE);
 
   options.score = 2;
   EXPECT_EQ(shoal_ep_gate(&c_logits, nullptr, &options, &gated), SHOAL_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(shoal_last_error()).find("shoal_ep_gate_options.score is 2"), std::string::npos);
+  EXPECT_NE(std::string(shoal_last_error()).find("shoal_ep_gate_options.score is 2"),
+            std::string::npos);
   options.score = SHOAL_GATE_SOFTMAX;
   options.groups = 3;
   EXPECT_EQ(shoal_ep_gate(&c_logits, nullptr, &options, &gated), SHOAL_INVALID_ARGUMENT);
@@ -202,7 +222,8 @@ TEST(CApiStructs, AnOlderStructHasDefaultsForWhatItLacks) {
   shoal_ep_group_options options = some_options();
   const std::uint64_t wanted = total_of(&options);
   options.size = offsetof(shoal_ep_group_options, dtype);
-  options.dtype = 77, options.live_results = -5, options.combine_staging = 0;  // whatever lies behind an older struct
+  options.dtype = 77, options.live_results = -5,
+  options.combine_staging = 0;  // whatever lies behind an older struct
   EXPECT_EQ(total_of(&options), wanted);
   options.size = sizeof options;
   shoal_ep_sizes sizes = SHOAL_EP_SIZES_INIT;
@@ -220,14 +241,16 @@ TEST(CApiStructs, ANewerStructIsTakenWhereItAsksForNothingNew) {
   EXPECT_EQ(total_of(&newer.known), total_of(&equal));
   newer.unknown[1] = std::int64_t{1} << 56;  // the last byte alone
   shoal_ep_sizes sizes = SHOAL_EP_SIZES_INIT;
-  expect_failure(shoal_ep_size_hint(&newer.known, 4, SHOAL_HOST, &sizes), SHOAL_INVALID_ARGUMENT,
-                 "shoal_ep_group_options has 96 bytes, and byte 95 is not zero; this library knows the first 80");
+  expect_failure(
+      shoal_ep_size_hint(&newer.known, 4, SHOAL_HOST, &sizes), SHOAL_INVALID_ARGUMENT,
+      "shoal_ep_group_options has 96 bytes, and byte 95 is not zero; this library knows the first 80");
 }
 
 TEST(CApiStructs, SizesThatNoHeaderHadAreRefused) {
   shoal_ep_group_options options = some_options();
   shoal_ep_sizes sizes = SHOAL_EP_SIZES_INIT;
-  for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{76}, std::size_t{1} << 40}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{7}, std::size_t{76}, std::size_t{1} << 40}) {
     options.size = size;
     expect_failure(shoal_ep_size_hint(&options, 4, SHOAL_HOST, &sizes), SHOAL_INVALID_ARGUMENT,
                    "shoal_ep_group_options.size is " + std::to_string(size));
@@ -241,8 +264,10 @@ TEST(CApiStructs, SizesThatNoHeaderHadAreRefused) {
   expect_failure(shoal_ep_size_hint(nullptr, 4, SHOAL_HOST, &sizes), SHOAL_INVALID_ARGUMENT,
                  "shoal_ep_sizes.size is 1");
   sizes = SHOAL_EP_SIZES_INIT;
-  expect_failure(shoal_ep_size_hint(nullptr, 4, SHOAL_HOST, &sizes), SHOAL_INVALID_ARGUMENT, "options is NULL");
-  expect_failure(shoal_ep_size_hint(&options, 4, 2, &sizes), SHOAL_INVALID_ARGUMENT, "heap is 2; allowed: 0 to 1");
+  expect_failure(shoal_ep_size_hint(nullptr, 4, SHOAL_HOST, &sizes), SHOAL_INVALID_ARGUMENT,
+                 "options is NULL");
+  expect_failure(shoal_ep_size_hint(&options, 4, 2, &sizes), SHOAL_INVALID_ARGUMENT,
+                 "heap is 2; allowed: 0 to 1");
 }
 
 TEST(CApiStructs, ResultsAreWrittenAsFarAsTheStructGoes) {
@@ -269,9 +294,11 @@ TEST(CApiStructs, ResultsAreWrittenAsFarAsTheStructGoes) {
 TEST(CApiStructs, AStructThatWasNotInitialisedIsNotTakenForAResult) {
   shoal_ep_routing routing = SHOAL_EP_ROUTING_INIT;
   int32_t inside = 0;
-  expect_failure(shoal_ep_is_token_in_rank(&routing, 0, 0, &inside), SHOAL_INVALID_ARGUMENT, "routing holds no result");
+  expect_failure(shoal_ep_is_token_in_rank(&routing, 0, 0, &inside), SHOAL_INVALID_ARGUMENT,
+                 "routing holds no result");
   routing.size = 8;
-  expect_failure(shoal_ep_routing_release(&routing), SHOAL_INVALID_ARGUMENT, "shoal_ep_routing.size is 8");
+  expect_failure(shoal_ep_routing_release(&routing), SHOAL_INVALID_ARGUMENT,
+                 "shoal_ep_routing.size is 8");
   routing = SHOAL_EP_ROUTING_INIT;
   EXPECT_EQ(shoal_ep_routing_release(&routing), SHOAL_OK) << "empty: nothing to release";
 }

@@ -1,5 +1,7 @@
-// The layout of the structs of the C ABI, as numbers: a program that was compiled against an older header goes by them.
-// To append a member, add its row and change the size. Any other change of a number breaks programs.
+// SPDX-License-Identifier: Apache-2.0
+// The layout of the structs of the C ABI, as numbers: a program that was compiled against an older
+// header goes by them. To append a member, add its row and change the size. Any other change of a
+// number breaks programs.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -12,12 +14,14 @@
 namespace shoal::test {
 namespace {
 
-static_assert(sizeof(void*) == 8 && sizeof(size_t) == 8, "the numbers are those of 64-bit platforms");
+static_assert(sizeof(void*) == 8 && sizeof(size_t) == 8,
+              "the numbers are those of 64-bit platforms");
 
 #define EXPECT_STRUCT(type, bytes) static_assert(sizeof(type) == (bytes) && alignof(type) == 8)
 /// A member, its offset, and the type that gives it its size.
-#define EXPECT_MEMBER(type, member, offset, of_type) \
-  static_assert(offsetof(type, member) == (offset) && std::is_same_v<decltype(type::member), of_type>)
+#define EXPECT_MEMBER(type, member, offset, of_type)  \
+  static_assert(offsetof(type, member) == (offset) && \
+                std::is_same_v<decltype(type::member), of_type>)
 
 EXPECT_STRUCT(shoal_tensor, 88);
 EXPECT_MEMBER(shoal_tensor, data, 0, void*);
@@ -59,7 +63,7 @@ EXPECT_MEMBER(shoal_ep_dispatch_options, scales, 16, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_dispatch_options, launch, 24, const shoal_ep_launch*);
 EXPECT_MEMBER(shoal_ep_dispatch_options, worst_case_rows, 32, int64_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, expert_alignment, 40, int32_t);
-EXPECT_MEMBER(shoal_ep_dispatch_options, expanded, 44, int32_t);
+EXPECT_MEMBER(shoal_ep_dispatch_options, expert_major, 44, int32_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, copy_out, 48, int32_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, reserved, 52, int32_t);
 
@@ -174,8 +178,8 @@ EXPECT_MEMBER(shoal_ep_gated, owner, 8, shoal_owner*);
 EXPECT_MEMBER(shoal_ep_gated, topk_idx, 16, shoal_tensor);
 EXPECT_MEMBER(shoal_ep_gated, topk_weights, 104, shoal_tensor);
 
-/// No padding: a member that is appended later must not lie where an older program has whatever was in its padding.
-/// The compiler counts: a struct without padding is exactly as long as its members.
+/// No padding: a member that is appended later must not lie where an older program has whatever was
+/// in its padding. The compiler counts: a struct without padding is exactly as long as its members.
 static_assert(std::has_unique_object_representations_v<shoal_tensor> &&
               std::has_unique_object_representations_v<shoal_ep_group_options> &&
               std::has_unique_object_representations_v<shoal_ep_launch> &&
@@ -197,19 +201,23 @@ TEST(CApiLayout, InitMacrosSetTheSize){
     const type made = init;                     \
     EXPECT_EQ(made.size, sizeof made) << #type; \
   }
-    EXPECT_SIZE(shoal_ep_group_options, SHOAL_EP_GROUP_OPTIONS_INIT) EXPECT_SIZE(shoal_ep_launch, SHOAL_EP_LAUNCH_INIT)
+    EXPECT_SIZE(shoal_ep_group_options,
+                SHOAL_EP_GROUP_OPTIONS_INIT) EXPECT_SIZE(shoal_ep_launch, SHOAL_EP_LAUNCH_INIT)
         EXPECT_SIZE(shoal_ep_dispatch_options, SHOAL_EP_DISPATCH_OPTIONS_INIT)
-            EXPECT_SIZE(shoal_ep_combine_options, SHOAL_EP_COMBINE_OPTIONS_INIT)
-                EXPECT_SIZE(shoal_ep_low_latency_dispatch_options, SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT)
-                    EXPECT_SIZE(shoal_ep_low_latency_combine_options, SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT)
-                        EXPECT_SIZE(shoal_ep_routing, SHOAL_EP_ROUTING_INIT)
-                            EXPECT_SIZE(shoal_ep_dispatched, SHOAL_EP_DISPATCHED_INIT)
-                                EXPECT_SIZE(shoal_ep_combined, SHOAL_EP_COMBINED_INIT)
-                                    EXPECT_SIZE(shoal_ep_low_latency_received, SHOAL_EP_LOW_LATENCY_RECEIVED_INIT)
-                                        EXPECT_SIZE(shoal_ep_sizes, SHOAL_EP_SIZES_INIT)
-                                            EXPECT_SIZE(shoal_ep_statistics, SHOAL_EP_STATISTICS_INIT)
-                                                EXPECT_SIZE(shoal_ep_gate_options, SHOAL_EP_GATE_OPTIONS_INIT)
-                                                    EXPECT_SIZE(shoal_ep_gated, SHOAL_EP_GATED_INIT)}
+            EXPECT_SIZE(shoal_ep_combine_options, SHOAL_EP_COMBINE_OPTIONS_INIT) EXPECT_SIZE(
+                shoal_ep_low_latency_dispatch_options, SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT)
+                EXPECT_SIZE(shoal_ep_low_latency_combine_options,
+                            SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT)
+                    EXPECT_SIZE(shoal_ep_routing, SHOAL_EP_ROUTING_INIT)
+                        EXPECT_SIZE(shoal_ep_dispatched, SHOAL_EP_DISPATCHED_INIT)
+                            EXPECT_SIZE(shoal_ep_combined, SHOAL_EP_COMBINED_INIT)
+                                EXPECT_SIZE(shoal_ep_low_latency_received,
+                                            SHOAL_EP_LOW_LATENCY_RECEIVED_INIT)
+                                    EXPECT_SIZE(shoal_ep_sizes, SHOAL_EP_SIZES_INIT)
+                                        EXPECT_SIZE(shoal_ep_statistics, SHOAL_EP_STATISTICS_INIT)
+                                            EXPECT_SIZE(shoal_ep_gate_options,
+                                                        SHOAL_EP_GATE_OPTIONS_INIT)
+                                                EXPECT_SIZE(shoal_ep_gated, SHOAL_EP_GATED_INIT)}
 
 /// The defaults are those of C++.
 TEST(CApiLayout, InitMacrosHaveTheDefaults) {
@@ -223,7 +231,7 @@ TEST(CApiLayout, InitMacrosHaveTheDefaults) {
   EXPECT_EQ(group.timeout_ms, wanted.timeout.count());
   const shoal_ep_dispatch_options dispatch = SHOAL_EP_DISPATCH_OPTIONS_INIT;
   EXPECT_EQ(dispatch.expert_alignment, ep::DispatchOptions().expert_alignment);
-  EXPECT_EQ(dispatch.expanded != 0, ep::DispatchOptions().expanded);
+  EXPECT_EQ(dispatch.expert_major != 0, ep::DispatchOptions().expert_major);
   EXPECT_EQ(dispatch.copy_out != 0, ep::DispatchOptions().copy_out);
   const shoal_ep_low_latency_dispatch_options send = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
   EXPECT_EQ(send.quantize, static_cast<int>(ep::LowLatencyDispatchOptions().quantize));

@@ -1,4 +1,6 @@
-// The arithmetic of reductions and their division among members (requirement D6), without communication.
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of reductions and their division among members (requirement D6), without
+// communication.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,9 +9,9 @@
 #include <numeric>
 
 #include "base/half.hpp"
+#include "checks/collective/reference.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/reduce_plan.hpp"
-#include "checks/collective/reference.hpp"
 
 namespace shoal::collective {
 namespace {
@@ -32,9 +34,11 @@ TEST(ReduceKernel, AgreesWithTheNaiveOneForEveryTypeAndOperation) {
       for (std::size_t count : {0, 1, 7, 1023, 1024, 1025, 5000}) {
         for (std::size_t n : {1, 2, 5}) {
           std::vector<Bytes> sources;
-          for (std::size_t i = 0; i < n; ++i) sources.push_back(test::random_elements(dtype, count, i + 1));
+          for (std::size_t i = 0; i < n; ++i)
+            sources.push_back(test::random_elements(dtype, count, i + 1));
           EXPECT_EQ(reduce(dtype, op, sources), test::reduce_naively(dtype, op, sources))
-              << name_of(op) << " of " << shoal::name_of(dtype) << ", " << count << " elements, " << n << " members";
+              << name_of(op) << " of " << shoal::name_of(dtype) << ", " << count << " elements, "
+              << n << " members";
         }
       }
     }
@@ -118,7 +122,8 @@ TEST(ReducePlan, DividesLargeReductionsOnly) {
   EXPECT_FALSE(divides_reduction(1, 4, 8));
   EXPECT_FALSE(divides_reduction(kUndividedBytes / 4 / 8, 4, 8));
   EXPECT_TRUE(divides_reduction(kUndividedBytes / 4 / 8 + 1, 4, 8));
-  EXPECT_FALSE(divides_reduction(std::size_t{1} << 30, 4, 1)) << "a single member has nobody to share with";
+  EXPECT_FALSE(divides_reduction(std::size_t{1} << 30, 4, 1))
+      << "a single member has nobody to share with";
 }
 
 }  // namespace

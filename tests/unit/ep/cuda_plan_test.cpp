@@ -1,5 +1,7 @@
-// How the kernels of normal mode are launched: pure functions of the shape, without a GPU. Whatever the rows, a block
-// fits into the shared memory that it may have, and has a warp that does the work.
+// SPDX-License-Identifier: Apache-2.0
+// How the kernels of normal mode are launched: pure functions of the shape, without a GPU. Whatever
+// the rows, a block fits into the shared memory that it may have, and has a warp that does the
+// work.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,12 +14,15 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// Of a block on sm_90 and sm_100. The kernels also have static arrays: addresses by member (dispatch.cu, combine.cu).
+/// Of a block on sm_90 and sm_100. The kernels also have static arrays: addresses by member
+/// (dispatch.cu, combine.cu).
 constexpr std::uint32_t kSharedMemory = 227 << 10;
 const Limits kHopper{.shared_bytes = kSharedMemory - kStaticSharedBytes};
-const Limits kAmpere{.shared_bytes = (163 << 10) - kStaticSharedBytes, .multiprocessors = 108, .bulk_copies = false};
+const Limits kAmpere{
+    .shared_bytes = (163 << 10) - kStaticSharedBytes, .multiprocessors = 108, .bulk_copies = false};
 
-void expect_fits(const Plan& plan, const Limits& limits, std::int32_t blocks, const std::string& what) {
+void expect_fits(const Plan& plan, const Limits& limits, std::int32_t blocks,
+                 const std::string& what) {
   EXPECT_LE(plan.shared_bytes, limits.shared_bytes) << what;
   EXPECT_GE(plan.warps, 1) << what;
   EXPECT_LE(plan.warps, static_cast<std::int32_t>(kMaxWarps)) << what;
@@ -31,11 +36,12 @@ void expect_fits(const Plan& plan, const Limits& limits, std::int32_t blocks, co
   EXPECT_GT(plan.stage_bytes, 0U) << what;
 }
 
-void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scales, const Tuning& tuning,
-                     const Limits& limits = kHopper) {
+void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scales,
+                     const Tuning& tuning, const Limits& limits = kHopper) {
   const Plan plan = plan_dispatch(blocks, row, scales, limits, tuning);
-  const std::string what = "dispatch of rows of " + std::to_string(row) + " + " + std::to_string(scales) + " bytes, " +
-                           std::to_string(tuning.warps) + "x" + std::to_string(tuning.stages);
+  const std::string what = "dispatch of rows of " + std::to_string(row) + " + " +
+                           std::to_string(scales) + " bytes, " + std::to_string(tuning.warps) +
+                           "x" + std::to_string(tuning.stages);
   expect_fits(plan, limits, blocks, what);
   if (!limits.bulk_copies) return;
   EXPECT_GE(plan.stage_bytes, row + scales) << what;
@@ -43,23 +49,27 @@ void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scale
   EXPECT_GE(plan.shared_bytes, kBarrierBytes + plan.warps * plan.stages * plan.stage_bytes) << what;
 }
 
-void expect_combine(std::int32_t blocks, std::uint32_t row, std::int32_t copies, const Tuning& tuning,
-                    const Limits& limits = kHopper) {
+void expect_combine(std::int32_t blocks, std::uint32_t row, std::int32_t copies,
+                    const Tuning& tuning, const Limits& limits = kHopper) {
   const Plan plan = plan_combine(blocks, row, 100, copies, limits, tuning);
-  const std::string what = "combine of " + std::to_string(copies) + " rows of " + std::to_string(row) + " bytes, " +
-                           std::to_string(tuning.warps) + "x" + std::to_string(tuning.stages) + "x" +
-                           std::to_string(tuning.chunk_bytes) + "x" + std::to_string(tuning.segment_chunks);
+  const std::string what =
+      "combine of " + std::to_string(copies) + " rows of " + std::to_string(row) + " bytes, " +
+      std::to_string(tuning.warps) + "x" + std::to_string(tuning.stages) + "x" +
+      std::to_string(tuning.chunk_bytes) + "x" + std::to_string(tuning.segment_chunks);
   expect_fits(plan, limits, blocks, what);
   EXPECT_GE(plan.segment_chunks, 1U) << what;
-  EXPECT_EQ(plan.stage_bytes % 512, 0U) << what << ": what a warp adds at a time, and bulk copies need 16";
+  EXPECT_EQ(plan.stage_bytes % 512, 0U)
+      << what << ": what a warp adds at a time, and bulk copies need 16";
   if (!limits.bulk_copies) return;
-  EXPECT_GE(plan.shared_bytes, kBarrierBytes + static_cast<std::uint64_t>(plan.warps) * plan.stages * plan.stage_bytes *
+  EXPECT_GE(plan.shared_bytes, kBarrierBytes + static_cast<std::uint64_t>(plan.warps) *
+                                                   plan.stages * plan.stage_bytes *
                                                    static_cast<std::uint32_t>(copies))
       << what;
 }
 
 TEST(EpCudaPlan, AnyRowFits) {
-  const Limits shared_gpu{.shared_bytes = kHopper.shared_bytes, .multiprocessors = 3, .overlap_launches = false};
+  const Limits shared_gpu{
+      .shared_bytes = kHopper.shared_bytes, .multiprocessors = 3, .overlap_launches = false};
   for (std::uint32_t row = 16; row <= kMaxRowBytes; row += row < 4096 ? 16 : 1008) {
     for (const Limits& limits : {kHopper, kAmpere, shared_gpu}) {
       expect_dispatch(0, row, 0, {}, limits);
@@ -81,8 +91,9 @@ TEST(EpCudaPlan, WhatIsTunedByHandFitsAsWell) {
         expect_dispatch(0, row, 0, {.warps = warps, .stages = stages});
         for (const std::int32_t chunk : {-5, 0, 16, 500, 512, 1024, 4096, 1 << 20, 2147483647})
           for (const std::int32_t copies : {1, 8, 32})
-            expect_combine(0, row, copies,
-                           {.warps = warps, .stages = stages, .chunk_bytes = chunk, .segment_chunks = chunk});
+            expect_combine(
+                0, row, copies,
+                {.warps = warps, .stages = stages, .chunk_bytes = chunk, .segment_chunks = chunk});
         if (::testing::Test::HasFailure()) return;
       }
 }
@@ -93,11 +104,13 @@ TEST(EpCudaPlan, EnoughBytesAreInFlight) {
   const Plan fp8 = plan_dispatch(0, 7168, 224, kHopper, {});
   EXPECT_GE(fp8.warps * fp8.stages, 28);
   const Plan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper, {});
-  EXPECT_GE(combine.warps * combine.stages * static_cast<std::int32_t>(combine.stage_bytes) * 8, 96 << 10);
+  EXPECT_GE(combine.warps * combine.stages * static_cast<std::int32_t>(combine.stage_bytes) * 8,
+            96 << 10);
 }
 
 TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
-  const auto expect_chunks = [](std::int32_t tokens, std::int32_t copies, std::uint32_t bytes, std::uint32_t count) {
+  const auto expect_chunks = [](std::int32_t tokens, std::int32_t copies, std::uint32_t bytes,
+                                std::uint32_t count) {
     const Plan plan = plan_combine(0, 7168 * 2, tokens, copies, kHopper, {});
     EXPECT_EQ(plan.stage_bytes, bytes) << tokens << " tokens, " << copies << " copies";
     EXPECT_EQ(plan.segment_chunks, count) << tokens << " tokens, " << copies << " copies";
@@ -109,8 +122,8 @@ TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
 }
 
 TEST(EpCudaPlan, TuningIsReadByOperation) {
-  const auto expect = [](const char* setting, const char* operation, std::int32_t warps, std::int32_t stages,
-                         std::int32_t chunk) {
+  const auto expect = [](const char* setting, const char* operation, std::int32_t warps,
+                         std::int32_t stages, std::int32_t chunk) {
     const Tuning tuning = tuning_of(setting, operation);
     EXPECT_EQ(tuning.warps, warps) << setting << " for " << operation;
     EXPECT_EQ(tuning.stages, stages) << setting << " for " << operation;

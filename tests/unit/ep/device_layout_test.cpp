@@ -1,12 +1,14 @@
-// Where a group in GPU memory keeps everything (A8, A15): pure functions of the options, without a GPU.
+// SPDX-License-Identifier: Apache-2.0
+// Where a group in GPU memory keeps everything (A8, A15): pure functions of the options, without a
+// GPU.
 #include <gtest/gtest.h>
 
 #include <random>
 #include <string>
 #include <vector>
 
-#include "ep/plan/arena.hpp"
 #include "ep/cuda/layout.hpp"
+#include "ep/plan/arena.hpp"
 #include "shoal/error.hpp"
 
 namespace shoal::ep {
@@ -31,30 +33,33 @@ struct Part {
   std::size_t start, bytes, alignment;
 };
 
-/// Every part with the bytes that its users touch, counted from what device_layout.hpp says it holds.
+/// Every part with the bytes that its users touch, counted from what device_layout.hpp says it
+/// holds.
 std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shape) {
   const std::size_t ranks = shape.ranks, tokens = shape.low_latency_max_tokens, top_k = shape.top_k;
   const std::size_t lines = ranks * detail::kLine;
   const std::size_t notice = sizeof(detail::DeviceNotice) + (ranks + shape.local_experts) * 4;
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
-  return {{"entered", layout.entered, lines, 64},
-          {"finished", layout.finished, lines, 64},
-          {"slots_read", layout.slots_read, lines, 64},
-          {"answers_read", layout.answers_read, lines, 64},
-          {"failed", layout.failed, lines, 64},
-          {"notices", layout.notices, (2 * ranks - 1) * layout.notice_bytes + notice, 8},
-          {"slot_notices", layout.slot_notices, 2 * lines, 8},
-          {"slot_headers", layout.slot_headers, 2 * ranks * tokens * layout.packets * detail::kPacketBytes, 16},
-          {"slot_counts", layout.slot_counts, tokens > 0 ? 2 * ranks * shape.local_experts * 8 : 0, 8},
-          {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
-          {"answer_flags", layout.answer_flags, 2 * tokens * layout.token_answers * 8, 8},
-          {"arena", layout.arena, layout.arena_bytes, 4096},
-          {"staging", layout.staging, staged * shape.max_answer_bytes, 128},
-          {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
-          {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
-          {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},
-          {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 8, 16},
-          {"answers", layout.answers, 2 * tokens * layout.token_answers * layout.answer_bytes, 128}};
+  return {
+      {"entered", layout.entered, lines, 64},
+      {"finished", layout.finished, lines, 64},
+      {"slots_read", layout.slots_read, lines, 64},
+      {"answers_read", layout.answers_read, lines, 64},
+      {"failed", layout.failed, lines, 64},
+      {"notices", layout.notices, (2 * ranks - 1) * layout.notice_bytes + notice, 8},
+      {"slot_notices", layout.slot_notices, 2 * lines, 8},
+      {"slot_headers", layout.slot_headers,
+       2 * ranks * tokens * layout.packets * detail::kPacketBytes, 16},
+      {"slot_counts", layout.slot_counts, tokens > 0 ? 2 * ranks * shape.local_experts * 8 : 0, 8},
+      {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
+      {"answer_flags", layout.answer_flags, 2 * tokens * layout.token_answers * 8, 8},
+      {"arena", layout.arena, layout.arena_bytes, 4096},
+      {"staging", layout.staging, staged * shape.max_answer_bytes, 128},
+      {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
+      {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
+      {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},
+      {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 8, 16},
+      {"answers", layout.answers, 2 * tokens * layout.token_answers * layout.answer_bytes, 128}};
 }
 
 void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
@@ -64,22 +69,25 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
     const std::size_t end = parts[i].start + parts[i].bytes;
     EXPECT_LE(end, layout.total) << parts[i].name;
     for (std::size_t j = 0; j < i; ++j)
-      EXPECT_TRUE(parts[i].bytes == 0 || parts[j].bytes == 0 || parts[j].start + parts[j].bytes <= parts[i].start ||
-                  end <= parts[j].start)
+      EXPECT_TRUE(parts[i].bytes == 0 || parts[j].bytes == 0 ||
+                  parts[j].start + parts[j].bytes <= parts[i].start || end <= parts[j].start)
           << parts[i].name << " and " << parts[j].name;
     const bool control = i < 11;
-    EXPECT_TRUE(parts[i].bytes == 0 || (control ? end <= layout.control_end : parts[i].start >= layout.control_end))
+    EXPECT_TRUE(parts[i].bytes == 0 ||
+                (control ? end <= layout.control_end : parts[i].start >= layout.control_end))
         << parts[i].name << ": only the control part is zeroed when a group starts";
   }
   EXPECT_LE(layout.control_end, layout.normal_end);
   EXPECT_LE(layout.normal_end, layout.total);
-  EXPECT_GE(layout.notice_bytes, sizeof(detail::DeviceNotice) + (shape.ranks + shape.local_experts) * 4);
+  EXPECT_GE(layout.notice_bytes,
+            sizeof(detail::DeviceNotice) + (shape.ranks + shape.local_experts) * 4);
   EXPECT_EQ(layout.notice_bytes % 64, 0U);
   EXPECT_GE(layout.packets * detail::kLanesPerPacket, static_cast<std::size_t>(shape.top_k));
   // One answer a lane; where members may be masked, as many of each member as it can have lanes.
   const auto lanes = static_cast<std::size_t>(std::min(shape.top_k, shape.local_experts));
   EXPECT_EQ(layout.member_answers, shape.mask_failed ? lanes : 0U);
-  EXPECT_EQ(layout.token_answers, shape.mask_failed ? shape.ranks * lanes : static_cast<std::size_t>(shape.top_k));
+  EXPECT_EQ(layout.token_answers,
+            shape.mask_failed ? shape.ranks * lanes : static_cast<std::size_t>(shape.top_k));
   // A slot holds a bfloat16 row, or float8 codes with scales behind them; both in 16-byte vectors.
   const std::size_t groups = (shape.hidden + 127) / 128;
   EXPECT_GE(layout.slot_bytes, static_cast<std::size_t>(shape.hidden) * 2);
@@ -140,7 +148,8 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
   EXPECT_GT(changed([](auto& o) { o.experts *= 4; }).control, base.control);
   EXPECT_GT(changed([](auto&) {}, 16).normal, base.normal * 19 / 10);
   const SizeHint twice = changed([](auto& o) { o.low_latency_max_tokens *= 2; });
-  EXPECT_NEAR(static_cast<double>(twice.low_latency) / static_cast<double>(base.low_latency), 2.0, 0.01);
+  EXPECT_NEAR(static_cast<double>(twice.low_latency) / static_cast<double>(base.low_latency), 2.0,
+              0.01);
   EXPECT_EQ(low_latency_size_hint(128, 7168, 8, 256, 8, DeviceKind::cuda), base.low_latency);
   // Room is for the largest result alone where one is held: its rows, and what travels beside each.
   const std::size_t row = 7168 * 2 + SideRecord(56 * 4, 8).bytes;
@@ -165,7 +174,8 @@ TEST(EpDeviceLayout, SideRecordsHoldWhatTravelsBesideARow) {
       ASSERT_GE(record.weights, record.topk_idx + top_k * 8);
       ASSERT_GE(record.source_token, record.weights + top_k * 4);
       ASSERT_GE(record.bytes, record.source_token + 4);
-      for (const std::uint32_t offset : {record.topk_idx, record.weights, record.source_token, record.bytes})
+      for (const std::uint32_t offset :
+           {record.topk_idx, record.weights, record.source_token, record.bytes})
         ASSERT_EQ(offset % 16, 0U) << scales << " scales, top_k " << top_k;
       ASSERT_LE(record.bytes, scales * 4 + top_k * 12 + 4 + 4 * 15) << "more than padding is lost";
     }
@@ -182,11 +192,14 @@ TEST(EpDeviceLayout, RegionsHoldRowsThenRecords) {
       EXPECT_EQ(region.total % 4096, 0U);
       EXPECT_LT(region.total, rows * (row_bytes + record.bytes) + 128 + 4096);
     }
-  // Any dispatch that the checks let through fits into the region of the largest one, whatever its rows and scales.
+  // Any dispatch that the checks let through fits into the region of the largest one, whatever its
+  // rows and scales.
   const detail::Shape shape = detail::make_shape(deepseek(), 8);
-  const RegionLayout largest(shape.max_received(), shape.max_row_bytes,
-                             SideRecord(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k).bytes);
-  for (const std::uint64_t row_bytes : {std::uint64_t{16}, shape.max_row_bytes - 16, shape.max_row_bytes})
+  const RegionLayout largest(
+      shape.max_received(), shape.max_row_bytes,
+      SideRecord(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k).bytes);
+  for (const std::uint64_t row_bytes :
+       {std::uint64_t{16}, shape.max_row_bytes - 16, shape.max_row_bytes})
     for (const std::int64_t scales : {std::int64_t{0}, std::int64_t{1}, shape.max_scales})
       EXPECT_LE(RegionLayout(shape.max_received(), row_bytes,
                              SideRecord(static_cast<std::uint32_t>(scales * 4), shape.top_k).bytes)
@@ -201,8 +214,9 @@ TEST(EpDeviceLayout, LiveResultsFitIntoTheArena) {  // GroupOptions.live_results
     const detail::Shape shape = detail::make_shape(options, 8);
     const DeviceLayout layout(shape);
     const std::size_t largest =
-        RegionLayout(shape.max_received(), shape.max_row_bytes,
-                     SideRecord(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k).bytes)
+        RegionLayout(
+            shape.max_received(), shape.max_row_bytes,
+            SideRecord(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k).bytes)
             .total;
     detail::Arena arena(layout.arena_bytes, live);
     std::vector<std::size_t> held;

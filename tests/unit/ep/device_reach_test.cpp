@@ -1,5 +1,6 @@
-// What groups in GPU memory ask the world, on a driver without a GPU: where buffers lie that are shared (requirement
-// D2), why a member is out of reach, and when they warn of that (D12).
+// SPDX-License-Identifier: Apache-2.0
+// What groups in GPU memory ask the world, on a driver without a GPU: where buffers lie that are
+// shared (requirement D2), why a member is out of reach, and when they warn of that (D12).
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -9,15 +10,15 @@
 #include <vector>
 
 #include "base/plugin.hpp"
+#include "checks/world/operations.hpp"
+#include "checks/world/share.hpp"
 #include "ep/backend.hpp"
 #include "shoal/collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
+#include "support/cuda/world_gpu.hpp"
 #include "support/world/ofi.hpp"
 #include "support/world/world_errors.hpp"
-#include "support/cuda/world_gpu.hpp"
 #include "support/world/world_local.hpp"
-#include "checks/world/share.hpp"
-#include "checks/world/operations.hpp"
 #include "transport/module.hpp"
 #include "world/fabric/connectivity.hpp"
 #include "world/memory/shared_buffers.hpp"
@@ -28,7 +29,8 @@ namespace {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 /// Id and start here of the range of `pe` around its buffer.
-void expect_range(const detail::SharedRanges& ranges, Pe pe, std::uint64_t id, const std::byte* base) {
+void expect_range(const detail::SharedRanges& ranges, Pe pe, std::uint64_t id,
+                  const std::byte* base) {
   const auto found = ranges.of(pe);
   ASSERT_EQ(found.size(), 1u) << "PE " << pe;
   EXPECT_EQ(found[0].id, id);
@@ -67,9 +69,11 @@ TEST(SharedRanges, HaveNumbersThatGrowForEachOwner) {
   const FakeCuda fake({.gpus = 2});
   run_threads(2, gpu_world_settings(), [](World& world) {
     const auto& ranges = detail::shared_ranges(world.state());
-    const ForeignMemory one(world, kMiB, ForeignMemory::Kind::malloc), two(world, kMiB, ForeignMemory::Kind::malloc);
+    const ForeignMemory one(world, kMiB, ForeignMemory::Kind::malloc),
+        two(world, kMiB, ForeignMemory::Kind::malloc);
     const bool first = world.my_pe() == 0;
-    const SharedBuffer early = world.heap().share_buffer(first ? one.data() : nullptr, first ? kMiB : 0);
+    const SharedBuffer early =
+        world.heap().share_buffer(first ? one.data() : nullptr, first ? kMiB : 0);
     const SharedBuffer late = world.heap().share_buffer(two.data(), kMiB);
     ASSERT_EQ(ranges.of(0).size(), 2u);
     EXPECT_LT(ranges.of(0)[0].id, ranges.of(0)[1].id);
@@ -102,7 +106,8 @@ TEST(SharedRanges, OfMemoryThatHasGoneIsNotFound) {
   });
 }
 
-TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows through the host: tests/gpu/ep_nodes_test
+TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows through the host:
+                                             // tests/gpu/ep_nodes_test
   const FakeCuda fake({.gpus = 2, .peer_access = [](int, int) { return false; }});
   run_threads(2, gpu_world_settings(), [](World& world) {
     EXPECT_EQ(world.state().load_store_domains(), (std::vector<std::int32_t>{0, 1}));
@@ -135,10 +140,12 @@ TEST(GroupsOnGpus, WarnOfPairsWithoutPeerAccess) {
   const FakeCuda fake({.gpus = 3, .peer_access = [](int a, int b) { return a == 2 || b == 2; }});
   const auto all = said(gpu_world_settings(), 3);
   for (const std::size_t pe : {0U, 1U}) {
-    EXPECT_NE(all[pe].find(std::string("warning: PE ") + std::to_string(pe) + ": " + kThroughTheHost),
-              std::string::npos)
+    EXPECT_NE(
+        all[pe].find(std::string("warning: PE ") + std::to_string(pe) + ": " + kThroughTheHost),
+        std::string::npos)
         << all[pe];
-    EXPECT_NE(all[pe].find("the heap of PE " + std::to_string(1 - pe) + " is out of reach"), std::string::npos);
+    EXPECT_NE(all[pe].find("the heap of PE " + std::to_string(1 - pe) + " is out of reach"),
+              std::string::npos);
     EXPECT_NE(all[pe].find("has no peer access to GPU"), std::string::npos) << all[pe];
     EXPECT_EQ(std::count(all[pe].begin(), all[pe].end(), '\n'), 1) << all[pe];
   }
@@ -153,14 +160,17 @@ TEST(GroupsOnGpus, DoNotWarnOfWhatNodesAndSettingsMakeSo) {
   for (Settings settings : {nodes, asked}) {
     EXPECT_EQ(said(settings, 2), std::vector<std::string>(2));
     settings.log = "info";
-    for (const std::string& text : said(settings, 2)) EXPECT_NE(text.find(kThroughTheHost), std::string::npos) << text;
+    for (const std::string& text : said(settings, 2))
+      EXPECT_NE(text.find(kThroughTheHost), std::string::npos) << text;
   }
-  EXPECT_EQ(said(gpu_world_settings(), 2), std::vector<std::string>(2)) << "nothing to say, and the level is back";
+  EXPECT_EQ(said(gpu_world_settings(), 2), std::vector<std::string>(2))
+      << "nothing to say, and the level is back";
 }
 
 TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {  // B3
   SHOAL_SKIP_WITHOUT_OFI();                       // what is in host memory goes by a network
-  if (const auto module = load_plugin(gpu_world_settings(), "transport_ofi", transport::kModuleSymbol);
+  if (const auto module =
+          load_plugin(gpu_world_settings(), "transport_ofi", transport::kModuleSymbol);
       module.symbol == nullptr)
     GTEST_SKIP() << module.reason;  // a bundle for GPU machines has no networks
   const FakeCuda fake({.gpus = 2});

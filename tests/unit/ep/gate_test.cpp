@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate against a naive reference, and its errors (requirement E4).
 #include <gtest/gtest.h>
 
@@ -19,15 +20,16 @@ struct Choice {
 };
 
 /// By the text of gate.hpp: sort everything.
-Choice naive_gate(const std::vector<float>& logits, const std::vector<float>& bias, const GateOptions& options) {
+Choice naive_gate(const std::vector<float>& logits, const std::vector<float>& bias,
+                  const GateOptions& options) {
   const int experts = options.experts, size = experts / options.groups;
   std::vector<float> score(logits.size()), selection(logits.size());
   double softmax_sum = 0;
   for (const float x : logits) softmax_sum += std::exp(static_cast<double>(x));
   for (int e = 0; e < experts; ++e) {
     const double x = logits[e];
-    score[e] =
-        static_cast<float>(options.score == GateScore::sigmoid ? 1 / (1 + std::exp(-x)) : std::exp(x) / softmax_sum);
+    score[e] = static_cast<float>(options.score == GateScore::sigmoid ? 1 / (1 + std::exp(-x))
+                                                                      : std::exp(x) / softmax_sum);
     selection[e] = score[e] + (bias.empty() ? 0.0f : bias[e]);
   }
   std::vector<std::pair<float, int>> groups;
@@ -50,28 +52,36 @@ Choice naive_gate(const std::vector<float>& logits, const std::vector<float>& bi
     choice.weights.push_back(score[candidates[k].second]);
     sum += choice.weights.back();
   }
-  for (double& weight : choice.weights) weight *= options.routed_scaling / (options.normalize ? sum : 1);
+  for (double& weight : choice.weights)
+    weight *= options.routed_scaling / (options.normalize ? sum : 1);
   return choice;
 }
 
 TensorView matrix(const std::vector<float>& values, std::int64_t columns) {
-  return {values.data(), DataType::float32, {static_cast<std::int64_t>(values.size()) / columns, columns}};
+  return {values.data(),
+          DataType::float32,
+          {static_cast<std::int64_t>(values.size()) / columns, columns}};
 }
 TensorView vector(const std::vector<float>& values) {
   return {values.data(), DataType::float32, {static_cast<std::int64_t>(values.size())}};
 }
 
-void expect_like_naive(const std::vector<float>& logits, const std::vector<float>& bias, const GateOptions& options) {
-  const Gated got = gate(matrix(logits, options.experts), bias.empty() ? TensorView() : vector(bias), options);
+void expect_like_naive(const std::vector<float>& logits, const std::vector<float>& bias,
+                       const GateOptions& options) {
+  const Gated got =
+      gate(matrix(logits, options.experts), bias.empty() ? TensorView() : vector(bias), options);
   const std::int64_t tokens = static_cast<std::int64_t>(logits.size()) / options.experts;
-  ASSERT_EQ(got.topk_idx.describe(), "int64 [" + std::to_string(tokens) + ", " + std::to_string(options.top_k) + "]");
+  ASSERT_EQ(got.topk_idx.describe(),
+            "int64 [" + std::to_string(tokens) + ", " + std::to_string(options.top_k) + "]");
   for (std::int64_t t = 0; t < tokens; ++t) {
-    const Choice want =
-        naive_gate({logits.begin() + t * options.experts, logits.begin() + (t + 1) * options.experts}, bias, options);
+    const Choice want = naive_gate(
+        {logits.begin() + t * options.experts, logits.begin() + (t + 1) * options.experts}, bias,
+        options);
     for (std::int32_t k = 0; k < options.top_k; ++k) {
       ASSERT_EQ(got.topk_idx.as<std::int64_t>()[t * options.top_k + k], want.experts[k])
           << "token " << t << ", k " << k;
-      ASSERT_NEAR(got.topk_weights.as<float>()[t * options.top_k + k], want.weights[k], 1e-6 * want.weights[k] + 1e-30);
+      ASSERT_NEAR(got.topk_weights.as<float>()[t * options.top_k + k], want.weights[k],
+                  1e-6 * want.weights[k] + 1e-30);
     }
   }
 }
@@ -84,7 +94,8 @@ TEST(Gate, RandomShapesMatchTheNaiveReference) {
     options.experts = options.groups * (1 + static_cast<int>(random() % 40));
     options.groups_kept = 1 + static_cast<int>(random() % static_cast<unsigned>(options.groups));
     const int candidates = options.experts / options.groups * options.groups_kept;
-    options.top_k = 1 + static_cast<int>(random() % static_cast<unsigned>(std::min(32, candidates)));
+    options.top_k =
+        1 + static_cast<int>(random() % static_cast<unsigned>(std::min(32, candidates)));
     options.score = random() % 2 ? GateScore::sigmoid : GateScore::softmax;
     options.normalize = random() % 2;
     options.routed_scaling = random() % 2 ? 1.0f : 2.5f;
@@ -174,18 +185,24 @@ TEST(Gate, RejectsBadOptionsAndInputs) {
   };
   EXPECT_EQ(message(good, matrix(logits, 16), vector(bias)), "no error");
   EXPECT_NE(with([](GateOptions& o) { o.groups = 3; }).find("groups is 3"), std::string::npos);
-  EXPECT_NE(with([](GateOptions& o) { o.groups_kept = 5; }).find("groups_kept is 5"), std::string::npos);
+  EXPECT_NE(with([](GateOptions& o) { o.groups_kept = 5; }).find("groups_kept is 5"),
+            std::string::npos);
   EXPECT_NE(with([](GateOptions& o) { o.top_k = 9; }).find("top_k is 9"), std::string::npos);
   EXPECT_NE(with([](GateOptions& o) { o.top_k = 0; }).find("top_k is 0"), std::string::npos);
   EXPECT_NE(with([](GateOptions& o) { o.experts = 0; }).find("experts is 0"), std::string::npos);
-  EXPECT_NE(with([](GateOptions& o) { o.routed_scaling = 0; }).find("routed_scaling"), std::string::npos);
-  EXPECT_NE(message(good, matrix(logits, 8), vector(bias)).find("float32 [4, 8]"), std::string::npos);
-  EXPECT_NE(message(good, matrix(logits, 16), matrix(bias, 4)).find("float32 [4, 4]"), std::string::npos);
+  EXPECT_NE(with([](GateOptions& o) { o.routed_scaling = 0; }).find("routed_scaling"),
+            std::string::npos);
+  EXPECT_NE(message(good, matrix(logits, 8), vector(bias)).find("float32 [4, 8]"),
+            std::string::npos);
+  EXPECT_NE(message(good, matrix(logits, 16), matrix(bias, 4)).find("float32 [4, 4]"),
+            std::string::npos);
   std::vector<float> bad = logits;
   bad[16 + 3] = NAN;
-  EXPECT_NE(message(good, matrix(bad, 16), vector(bias)).find("token 1 for expert 3 is nan"), std::string::npos);
+  EXPECT_NE(message(good, matrix(bad, 16), vector(bias)).find("token 1 for expert 3 is nan"),
+            std::string::npos);
   bad[16 + 3] = std::numeric_limits<float>::infinity();
-  EXPECT_NE(message(good, matrix(bad, 16), vector(bias)).find("token 1 for expert 3 is inf"), std::string::npos);
+  EXPECT_NE(message(good, matrix(bad, 16), vector(bias)).find("token 1 for expert 3 is inf"),
+            std::string::npos);
 }
 
 }  // namespace

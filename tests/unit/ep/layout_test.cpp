@@ -1,14 +1,16 @@
-// Pure parts of EP: sizes and offsets (A8, A15), routing (E1), the receive arena, the choice of stores.
+// SPDX-License-Identifier: Apache-2.0
+// Pure parts of EP: sizes and offsets (A8, A15), routing (E1), the receive arena, the choice of
+// stores.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 
-#include "ep/plan/arena.hpp"
+#include "checks/ep/case.hpp"
 #include "ep/host/rows/store_choice.hpp"
+#include "ep/plan/arena.hpp"
 #include "ep/plan/layout.hpp"
 #include "ep/plan/routing.hpp"
-#include "checks/ep/case.hpp"
 
 namespace shoal::ep {
 namespace {
@@ -35,7 +37,8 @@ TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {  // A15
   more.max_tokens = 0;
   EXPECT_EQ(size_hint(more, 8).normal, 0U);
   EXPECT_EQ(low_latency_size_hint(128, 7168, 8, 256), base.low_latency);
-  // Headers per (source, token), rows per token, one answer per (expert, source, token), all twice: counted by hand.
+  // Headers per (source, token), rows per token, one answer per (expert, source, token), all twice:
+  // counted by hand.
   const double slots = 2.0 * 8 * 128 * (4 + 8 * 4 + 4), outbox = 2.0 * 128 * 7168 * 2;
   const double answers = 2.0 * 256 * 128 * (7168 * 2 + 56 * 4);
   EXPECT_NEAR(static_cast<double>(base.low_latency), slots + outbox + answers, 64 * 1024);
@@ -44,11 +47,12 @@ TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {  // A15
 TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
   const detail::Shape shape = detail::make_shape(deepseek(), 8);
   const detail::GroupLayout layout(shape);
-  const std::size_t starts[] = {
-      layout.entered,      layout.finished, layout.slots_sent,      layout.slots_read,   layout.answers_ready,
-      layout.answers_read, layout.failed,   layout.notices,         layout.slot_notices, layout.answer_notices,
-      layout.arena,        layout.staging,  layout.staging_weights, layout.slots,        layout.outbox,
-      layout.answers,      layout.total};
+  const std::size_t starts[] = {layout.entered,         layout.finished,      layout.slots_sent,
+                                layout.slots_read,      layout.answers_ready, layout.answers_read,
+                                layout.failed,          layout.notices,       layout.slot_notices,
+                                layout.answer_notices,  layout.arena,         layout.staging,
+                                layout.staging_weights, layout.slots,         layout.outbox,
+                                layout.answers,         layout.total};
   for (std::size_t i = 1; i < std::size(starts); ++i) EXPECT_LT(starts[i - 1], starts[i]) << i;
   EXPECT_LE(layout.notice(1, 7, shape) + layout.notice_bytes, layout.slot_notices);
   EXPECT_LE(layout.slot(1, 7, 127, shape) + layout.slot_bytes, layout.outbox);
@@ -68,15 +72,21 @@ TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
     }
     return "";
   };
-  EXPECT_NE(message([](auto& o) { o.top_k = 33; }, 8).find("top_k is 33; allowed: 1 to 32"), std::string::npos);
-  EXPECT_NE(message([](auto& o) { o.hidden = 0; }, 8).find("hidden is 0"), std::string::npos);
-  EXPECT_NE(message([](auto& o) { o.hidden = 4; }, 8).find("multiple of 16 bytes"), std::string::npos);
-  EXPECT_NE(message([](auto&) {}, 7).find("divisible by the 7 members"), std::string::npos);
-  EXPECT_NE(message([](auto& o) { o.max_tokens = -1; }, 8).find("max_tokens is -1"), std::string::npos);
-  EXPECT_NE(message([](auto& o) { o.max_tokens = o.low_latency_max_tokens = 0; }, 8).find("at least one"),
+  EXPECT_NE(message([](auto& o) { o.top_k = 33; }, 8).find("top_k is 33; allowed: 1 to 32"),
             std::string::npos);
-  EXPECT_NE(message([](auto& o) { o.dtype = DataType::int8; }, 8).find("dtype is int8"), std::string::npos);
-  EXPECT_NE(message([](auto& o) { o.live_results = 0; }, 8).find("live_results is 0"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.hidden = 0; }, 8).find("hidden is 0"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.hidden = 4; }, 8).find("multiple of 16 bytes"),
+            std::string::npos);
+  EXPECT_NE(message([](auto&) {}, 7).find("divisible by the 7 members"), std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.max_tokens = -1; }, 8).find("max_tokens is -1"),
+            std::string::npos);
+  EXPECT_NE(
+      message([](auto& o) { o.max_tokens = o.low_latency_max_tokens = 0; }, 8).find("at least one"),
+      std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.dtype = DataType::int8; }, 8).find("dtype is int8"),
+            std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.live_results = 0; }, 8).find("live_results is 0"),
+            std::string::npos);
 }
 
 TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
@@ -94,11 +104,12 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
     options.experts = c.experts;
     const detail::Shape shape = detail::make_shape(options, c.ranks);
     const auto lanes = c.topk(0);
-    const auto state =
-        detail::make_routing(detail::checked_topk(TensorView(lanes.data(), DataType::int64, {c.tokens(0), c.top_k}),
-                                                  shape, c.max_tokens, "test"),
-                             shape);
-    const Routing routing{state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, {}, {}, state};
+    const auto state = detail::make_routing(
+        detail::checked_topk(TensorView(lanes.data(), DataType::int64, {c.tokens(0), c.top_k}),
+                             shape, c.max_tokens, "test"),
+        shape);
+    const Routing routing{
+        state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, {}, {}, state};
     std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
     for (std::int64_t t = 0; t < c.tokens(0); ++t) {
       for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
@@ -112,7 +123,9 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
       for (const detail::Copy& copy : routing.state->copies_of(t)) {
         std::int32_t lane = -1;
         for (std::int32_t k = 0; k < c.top_k; ++k)
-          if (lanes[t * c.top_k + k] >= 0 && lanes[t * c.top_k + k] / c.local_experts() == copy.rank) lane = k;
+          if (lanes[t * c.top_k + k] >= 0 &&
+              lanes[t * c.top_k + k] / c.local_experts() == copy.rank)
+            lane = k;
         EXPECT_GT(lane, last);
         last = lane;
       }
@@ -128,17 +141,20 @@ TEST(EpRouting, RejectsBadIndicesByToken) {  // E4: duplicate experts in a row a
   GroupOptions options = deepseek();
   options.top_k = 2;
   const detail::Shape shape = detail::make_shape(options, 8);
-  const auto message = [&](std::vector<std::int64_t> lanes, DataType dtype = DataType::int64) -> std::string {
+  const auto message = [&](std::vector<std::int64_t> lanes,
+                           DataType dtype = DataType::int64) -> std::string {
     try {
-      detail::checked_topk(TensorView(lanes.data(), dtype, {static_cast<std::int64_t>(lanes.size()) / 2, 2}), shape, 4,
-                           "route");
+      detail::checked_topk(
+          TensorView(lanes.data(), dtype, {static_cast<std::int64_t>(lanes.size()) / 2, 2}), shape,
+          4, "route");
     } catch (const Error& error) {
       return error.what();
     }
     return "";
   };
   EXPECT_EQ(message({0, 255, -1, -1}), "");
-  EXPECT_NE(message({0, 1, 2, 256}).find("topk_idx[1, 1] is 256; allowed: 0 to 255"), std::string::npos);
+  EXPECT_NE(message({0, 1, 2, 256}).find("topk_idx[1, 1] is 256; allowed: 0 to 255"),
+            std::string::npos);
   EXPECT_NE(message({0, 1, 2, -2}).find("is -2"), std::string::npos);
   EXPECT_NE(message({0, 1, 7, 7}).find("topk_idx[1] names expert 7 twice"), std::string::npos);
   EXPECT_NE(message(std::vector<std::int64_t>(10, -1)).find("at most 4"), std::string::npos);
@@ -181,8 +197,9 @@ TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {  // GroupOptions.li
   GroupOptions options = deepseek();
   options.live_results = 2;
   const detail::Shape shape = detail::make_shape(options, 8);
-  const std::size_t largest =
-      detail::ReceiveLayout(shape.max_received(), shape.max_row_bytes, shape.max_scales * 4, shape.top_k).total;
+  const std::size_t largest = detail::ReceiveLayout(shape.max_received(), shape.max_row_bytes,
+                                                    shape.max_scales * 4, shape.top_k)
+                                  .total;
   detail::Arena arena(detail::GroupLayout(shape).arena_bytes);
   const auto first = arena.take(largest);
   arena.shrink(*first, largest / 2);
@@ -196,8 +213,9 @@ TEST(EpArena, TightHoldsExactlyAsManyOfTheLargestAsPromised) {  // GroupOptions.
   for (const std::size_t most : {1, 2}) {
     EXPECT_EQ(detail::Arena::bytes_for(most, kLargest - 5), most * kLargest);
     detail::Arena arena(detail::Arena::bytes_for(most, kLargest), most);
-    // Against a model: a region is granted exactly when fewer than `most` are held, whatever their sizes and the order
-    // in which they came and went; it never overlaps what is held, also not what a region may grow back to.
+    // Against a model: a region is granted exactly when fewer than `most` are held, whatever their
+    // sizes and the order in which they came and went; it never overlaps what is held, also not
+    // what a region may grow back to.
     std::mt19937 random(static_cast<unsigned>(most));
     std::map<std::size_t, std::size_t> held;
     int granted = 0, refused = 0;
@@ -205,7 +223,8 @@ TEST(EpArena, TightHoldsExactlyAsManyOfTheLargestAsPromised) {  // GroupOptions.
       if (random() % 2 == 0) {
         const std::size_t bytes = random() % 4 == 0 ? kLargest : random() % (kLargest + 1);
         const auto at = arena.take(bytes);
-        ASSERT_EQ(at.has_value(), held.size() < most) << "step " << step << ", " << bytes << " bytes";
+        ASSERT_EQ(at.has_value(), held.size() < most)
+            << "step " << step << ", " << bytes << " bytes";
         if (!at) {
           ++refused;
           continue;
@@ -223,7 +242,8 @@ TEST(EpArena, TightHoldsExactlyAsManyOfTheLargestAsPromised) {  // GroupOptions.
           held[*at] = bytes;
         }
       } else if (!held.empty()) {
-        const auto gone = std::next(held.begin(), static_cast<std::ptrdiff_t>(random() % held.size()));
+        const auto gone =
+            std::next(held.begin(), static_cast<std::ptrdiff_t>(random() % held.size()));
         arena.release(gone->first);
         held.erase(gone);
       }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // log2 and exp2 against libm in float64.
 #include <gtest/gtest.h>
 
@@ -24,7 +25,8 @@ TEST(NumericLog2, IsWithinTwoUlps) {
   }
   // Near 1 the result is small and cancellation would show.
   for (std::int32_t i = -200'000; i <= 200'000; i += 7) {
-    const float x = float_of(static_cast<std::uint32_t>(static_cast<std::int32_t>(bits_of(1.0f)) + i));
+    const float x =
+        float_of(static_cast<std::uint32_t>(static_cast<std::int32_t>(bits_of(1.0f)) + i));
     worst = std::max(worst, ulps(log2(x), std::log2(static_cast<double>(x))));
   }
   EXPECT_LT(worst, 2.0);
@@ -48,13 +50,15 @@ TEST(NumericExp2, IsWithinTwoUlps) {
     worst = std::max(worst, ulps(exp2(rounded), std::exp2(static_cast<double>(rounded))));
   }
   for (float x = 1e-30f; x < 0.5f; x *= 1.01f)
-    for (const float y : {x, -x}) worst = std::max(worst, ulps(exp2(y), std::exp2(static_cast<double>(y))));
+    for (const float y : {x, -x})
+      worst = std::max(worst, ulps(exp2(y), std::exp2(static_cast<double>(y))));
   EXPECT_LT(worst, 2.0);
   RecordProperty("worst_ulps", std::to_string(worst));
 }
 
 TEST(NumericExp2, ExactAtIntegersAndSpecialValues) {
-  for (int e = -149; e <= 127; ++e) EXPECT_EQ(exp2(static_cast<float>(e)), std::ldexp(1.0f, e)) << e;
+  for (int e = -149; e <= 127; ++e)
+    EXPECT_EQ(exp2(static_cast<float>(e)), std::ldexp(1.0f, e)) << e;
   EXPECT_EQ(exp2(128.0f), INFINITY);
   EXPECT_EQ(exp2(INFINITY), INFINITY);
   EXPECT_EQ(exp2(-152.0f), 0.0f);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bfloat16 and float16 against exact float64 references (requirement E3).
 #include <gtest/gtest.h>
 
@@ -20,7 +21,8 @@ struct Format {
 constexpr Format kBf16Format{7, -126, 0x1.ffp127};
 constexpr Format kFp16Format{10, -14, 65520.0};
 
-/// Nearest value of the format, ties to even: std::nearbyint on multiples of the unit in the last place.
+/// Nearest value of the format, ties to even: std::nearbyint on multiples of the unit in the last
+/// place.
 double round_to(const Format& format, double x) {
   if (!std::isfinite(x) || x == 0) return x;
   if (std::abs(x) >= format.overflow) return std::copysign(INFINITY, x);
@@ -52,7 +54,9 @@ std::vector<std::uint32_t> interesting_bits() {
       for (int shift = 0; shift < 23; ++shift)
         for (std::int32_t around = -2; around <= 2; ++around)
           for (std::uint32_t odd = 0; odd < 4; ++odd)
-            bits.push_back(base | ((((1u + 2 * odd) << shift) + static_cast<std::uint32_t>(around)) & 0x7f'ffffu));
+            bits.push_back(
+                base |
+                ((((1u + 2 * odd) << shift) + static_cast<std::uint32_t>(around)) & 0x7f'ffffu));
       for (int i = 0; i < 1000; ++i) bits.push_back(base | (random() & 0x7f'ffffu));
     }
   return bits;
@@ -99,7 +103,7 @@ TEST(NumericFloat16, RoundsToNearestEven) {
 TEST(NumericFloat16, KnownTiesAndLimits) {
   EXPECT_EQ(to_bf16(1.0f + 0x1p-8f).bits, to_bf16(1.0f).bits);            // tie, down to even
   EXPECT_EQ(to_bf16(1.0f + 0x3p-8f).bits, to_bf16(1.0f + 0x4p-8f).bits);  // tie, up to even
-  EXPECT_EQ(to_bf16(float_of(0x7f7f'ffff)).bits, 0x7f80);                 // largest float32: infinity
+  EXPECT_EQ(to_bf16(float_of(0x7f7f'ffff)).bits, 0x7f80);  // largest float32: infinity
   EXPECT_EQ(to_bf16(-INFINITY).bits, 0xff80);
   EXPECT_EQ(to_bf16(-0.0f).bits, 0x8000);
   EXPECT_EQ(to_fp16(65519.99f).bits, 0x7bff);
@@ -109,8 +113,9 @@ TEST(NumericFloat16, KnownTiesAndLimits) {
 }
 
 TEST(NumericFloat16, AccumulateRoundsTheProductFirst) {
-  // 1 + 2^-12 squared is 1 + 2^-11 + 2^-24: the last term is lost when the product is rounded, kept when it is fused.
-  // This fails when the build contracts expressions (-ffp-contract=off is missing).
+  // 1 + 2^-12 squared is 1 + 2^-11 + 2^-24: the last term is lost when the product is rounded, kept
+  // when it is fused. This fails when the build contracts expressions (-ffp-contract=off is
+  // missing).
   volatile float x = 1.0f + 0x1p-12f;
   volatile float minus = -(1.0f + 0x1p-11f);
   EXPECT_EQ(accumulate(minus, x, x), 0.0f);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // e4m3 and the FP8 scales of a group of 128 channels, exhaustively (requirement E3).
 #include <gtest/gtest.h>
 
@@ -16,7 +17,8 @@ namespace {
 double e4m3_value(int code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   if ((code & 0x7f) == 0x7f) return NAN;
-  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return code & 0x80 ? -magnitude : magnitude;
 }
 
@@ -85,8 +87,8 @@ TEST(NumericE4m3, Saturates) {
   }
 }
 
-/// For every finite bfloat16 as amax: the two scales are inverse, the largest value fits, and a power of two is the
-/// smallest that does.
+/// For every finite bfloat16 as amax: the two scales are inverse, the largest value fits, and a
+/// power of two is the smallest that does.
 TEST(NumericScale, EveryAmax) {
   for (std::uint32_t bits = 0; bits < 0x7f80; ++bits) {
     const float amax = to_float(Bf16{static_cast<std::uint16_t>(bits)});
@@ -143,8 +145,10 @@ TEST(NumericRows, QuantisedRowStaysWithinTheFormatsError) {
         dequantize_row(codes, inverse, back);
         for (std::size_t i = 0; i < hidden; ++i) {
           const float x = to_float(row[i]);
-          // Half a unit: 2^-4 of the value, or of the smallest normal number 2^-6; and the rounding of the scales.
-          const double bound = std::max<double>(std::abs(x), 0x1p-6 * inverse[i / 128]) * (0x1p-4 + 0x1p-20);
+          // Half a unit: 2^-4 of the value, or of the smallest normal number 2^-6; and the rounding
+          // of the scales.
+          const double bound =
+              std::max<double>(std::abs(x), 0x1p-6 * inverse[i / 128]) * (0x1p-4 + 0x1p-20);
           ASSERT_NEAR(back[i], x, bound) << hidden << " " << i;
         }
       }

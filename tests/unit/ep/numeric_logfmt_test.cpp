@@ -1,4 +1,6 @@
-// LogFMT-10: error bounds, zeros, signs, layout, and blocks that must stay bfloat16 (requirement E3).
+// SPDX-License-Identifier: Apache-2.0
+// LogFMT-10: error bounds, zeros, signs, layout, and blocks that must stay bfloat16 (requirement
+// E3).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -42,8 +44,8 @@ LogfmtScale scale_of_group(std::span<const Bf16> row, std::size_t group) {
   return logfmt_scale(summary);
 }
 
-/// Half the distance to the neighbouring code, and the error of log2, exp2 and float32 arithmetic, which is far
-/// smaller.
+/// Half the distance to the neighbouring code, and the error of log2, exp2 and float32 arithmetic,
+/// which is far smaller.
 double relative_bound(const LogfmtScale& scale) {
   return (std::exp2(scale.step) - 1) / 2 * 1.001 + 1e-5;
 }
@@ -57,7 +59,8 @@ TEST(NumericLogfmt, RoundTripErrorIsHalfAStep) {
       ASSERT_EQ(got.written, 4 * group_count(hidden) + hidden * 10 / 8) << "all blocks are cast";
       for (std::size_t i = 0; i < hidden; ++i) {
         const double x = to_float(row[i]);
-        ASSERT_NEAR(got.values[i], x, std::abs(x) * relative_bound(scale_of_group(row, i / 128))) << hidden << " " << i;
+        ASSERT_NEAR(got.values[i], x, std::abs(x) * relative_bound(scale_of_group(row, i / 128)))
+            << hidden << " " << i;
         ASSERT_EQ(std::signbit(got.values[i]), std::signbit(x));
       }
     }
@@ -76,8 +79,9 @@ TEST(NumericLogfmt, ThresholdIsTheArithmeticMean) {
   const auto row = random_row(128, 0.9f, 8);
   const LogfmtScale scale = scale_of_group(row, 0);
   for (std::uint32_t code = 1; code < 511; code += 17) {
-    const double middle =
-        (static_cast<double>(decode_logfmt(code, false, scale)) + decode_logfmt(code + 1, false, scale)) / 2;
+    const double middle = (static_cast<double>(decode_logfmt(code, false, scale)) +
+                           decode_logfmt(code + 1, false, scale)) /
+                          2;
     EXPECT_EQ(encode_logfmt(static_cast<float>(middle * (1 - 1e-4)), scale), code);
     EXPECT_EQ(encode_logfmt(static_cast<float>(middle * (1 + 1e-4)), scale), code + 1);
   }
@@ -95,7 +99,8 @@ TEST(NumericLogfmt, ZerosStayZeroAndDoNotStretchTheSteps) {
   const LogfmtScale scale = scale_of_group(row, 0);
   EXPECT_LT(scale.step, kLogfmtRange / kLogfmtSteps);
   for (std::size_t i = 0; i < 128; ++i)
-    ASSERT_NEAR(got.values[i], to_float(row[i]), std::abs(to_float(row[i])) * relative_bound(scale));
+    ASSERT_NEAR(got.values[i], to_float(row[i]),
+                std::abs(to_float(row[i])) * relative_bound(scale));
 }
 
 TEST(NumericLogfmt, ValuesFarBelowTheLargestBecomeZero) {
@@ -119,7 +124,8 @@ TEST(NumericLogfmt, BlocksThatMustNotBeCastAreExact) {
     spoil(&row[1024 + 3 * 128]);
     const Encoded got = round_trip(row);
     ASSERT_EQ(got.written, 16 * 4 + 1280u + 2048u);
-    for (std::size_t i = 1024; i < 2048; ++i) ASSERT_EQ(bits_of(got.values[i]), bits_of(to_float(row[i]))) << i;
+    for (std::size_t i = 1024; i < 2048; ++i)
+      ASSERT_EQ(bits_of(got.values[i]), bits_of(to_float(row[i]))) << i;
   }
 }
 
@@ -131,7 +137,8 @@ TEST(NumericLogfmt, BlockSizesFollowHidden) {
   EXPECT_EQ(logfmt_row_bytes(7168), 7168u * 2 + 56 * 4);
 }
 
-TEST(NumericLogfmt, AZeroStretchesTheRangeToThirtyTwoOctaves) {  // log2(amin)' = max(log2 amin, log2 amax - 32)
+TEST(NumericLogfmt,
+     AZeroStretchesTheRangeToThirtyTwoOctaves) {  // log2(amin)' = max(log2 amin, log2 amax - 32)
   LogfmtGroup group;
   for (const float value : {0.5f, 0.25f}) group = with_value(group, to_bf16(value));
   EXPECT_EQ(logfmt_scale(group).log_min, -2.0f);

@@ -1,5 +1,7 @@
-// Row operations of the host backend against plain loops over numeric/, bit for bit, for every instruction set of this
-// machine (requirements E2, E3: sums in float32 in a fixed order, rounded once; FP8 with a scale per 128 channels).
+// SPDX-License-Identifier: Apache-2.0
+// Row operations of the host backend against plain loops over numeric/, bit for bit, for every
+// instruction set of this machine (requirements E2, E3: sums in float32 in a fixed order, rounded
+// once; FP8 with a scale per 128 channels).
 #include "ep/host/rows/row_ops.hpp"
 
 #include <gtest/gtest.h>
@@ -15,7 +17,8 @@
 namespace shoal::ep::host {
 namespace {
 
-constexpr std::size_t kChannelCounts[] = {8, 16, 24, 56, 64, 120, 128, 136, 200, 256, 1000, 1024, 7168, 8192};
+constexpr std::size_t kChannelCounts[] = {8,   16,  24,  56,   64,   120,  128,
+                                          136, 200, 256, 1000, 1024, 7168, 8192};
 constexpr int kRowCounts[] = {0, 1, 2, 3, 7, 8, 16, 32, 33};
 constexpr Store kStores[] = {Store::cached, Store::streamed};
 
@@ -23,7 +26,8 @@ constexpr Store kStores[] = {Store::cached, Store::streamed};
 template <typename T>
 class Row {
  public:
-  explicit Row(std::size_t count, std::size_t offset = 0) : bytes_(count * sizeof(T)), memory_(bytes_ + 256, kGuard) {
+  explicit Row(std::size_t count, std::size_t offset = 0)
+      : bytes_(count * sizeof(T)), memory_(bytes_ + 256, kGuard) {
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
     start_ = 128 - address % 64 + offset;
   }
@@ -44,8 +48,8 @@ class Row {
   std::vector<std::uint8_t> memory_;
 };
 
-/// Bit patterns of a 16-bit float with everything that rounding has trouble with: specials, subnormals, ties, any
-/// exponent.
+/// Bit patterns of a 16-bit float with everything that rounding has trouble with: specials,
+/// subnormals, ties, any exponent.
 class Patterns {
  public:
   explicit Patterns(bool specials) : specials_(specials) {}
@@ -65,7 +69,9 @@ class Patterns {
     return numeric::to_fp16(ordinary()).bits;
   }
   float float32() {
-    return specials_ && random_() % 4 == 0 ? numeric::float_of(static_cast<std::uint32_t>(random_())) : ordinary();
+    return specials_ && random_() % 4 == 0
+               ? numeric::float_of(static_cast<std::uint32_t>(random_()))
+               : ordinary();
   }
   float weight() { return fraction(random_()); }
   std::size_t below(std::size_t limit) { return random_() % limit; }
@@ -127,7 +133,8 @@ template <class Format>
 }
 
 template <class Format>
-std::vector<Row<typename Format::Element>> random_rows(Patterns& patterns, std::size_t count, std::size_t channels) {
+std::vector<Row<typename Format::Element>> random_rows(Patterns& patterns, std::size_t count,
+                                                       std::size_t channels) {
   std::vector<Row<typename Format::Element>> rows;
   for (std::size_t r = 0; r < count; ++r) {
     rows.emplace_back(channels, 16 * patterns.below(4));
@@ -151,7 +158,8 @@ class RowOps : public ::testing::TestWithParam<int> {
     Patterns patterns(specials);
     for (const std::size_t channels : kChannelCounts)
       for (const int count : kRowCounts)
-        for (const Store store : kStores) check_sum<Format>(patterns, channels, static_cast<std::size_t>(count), store);
+        for (const Store store : kStores)
+          check_sum<Format>(patterns, channels, static_cast<std::size_t>(count), store);
   }
 
  private:
@@ -168,7 +176,8 @@ class RowOps : public ::testing::TestWithParam<int> {
     std::vector<Element> expected(channels);
     for (std::size_t i = 0; i < channels; ++i) {
       float sum = 0;
-      for (std::size_t b = 0; b < biases; ++b) sum = numeric::add(sum, Format::widen(rows[count + b][i]));
+      for (std::size_t b = 0; b < biases; ++b)
+        sum = numeric::add(sum, Format::widen(rows[count + b][i]));
       for (std::size_t r = 0; r < count; ++r) sum = numeric::add(sum, Format::widen(rows[r][i]));
       expected[i] = Format::narrow(sum);
     }
@@ -188,10 +197,12 @@ TEST_P(RowOps, CopiesExactlyTheRow) {
     for (const std::size_t offset : {0, 16, 32, 48})
       for (const Store store : kStores) {
         Row<std::uint8_t> source(bytes, 16 * patterns.below(4)), target(bytes, offset);
-        for (std::size_t i = 0; i < bytes; ++i) source[i] = static_cast<std::uint8_t>(patterns.below(256));
+        for (std::size_t i = 0; i < bytes; ++i)
+          source[i] = static_cast<std::uint8_t>(patterns.below(256));
         copy_row(target.data(), source.data(), bytes, store);
         flush_streamed_rows();
-        ASSERT_EQ(std::memcmp(target.data(), source.data(), bytes), 0) << bytes << " bytes at " << offset;
+        ASSERT_EQ(std::memcmp(target.data(), source.data(), bytes), 0)
+            << bytes << " bytes at " << offset;
         ASSERT_TRUE(target.guards_intact()) << bytes << " bytes at " << offset;
       }
 }
@@ -202,7 +213,8 @@ TEST_P(RowOps, ScattersToEveryTarget) {
   for (std::size_t count = 0; count <= 9; ++count)
     for (const Store store : kStores) {
       Row<std::uint8_t> source(bytes, 16);
-      for (std::size_t i = 0; i < bytes; ++i) source[i] = static_cast<std::uint8_t>(patterns.below(256));
+      for (std::size_t i = 0; i < bytes; ++i)
+        source[i] = static_cast<std::uint8_t>(patterns.below(256));
       std::vector<Row<std::uint8_t>> targets;
       std::vector<void*> pointers;
       for (std::size_t t = 0; t < count; ++t) targets.emplace_back(bytes, 16 * (t % 4));
@@ -234,7 +246,8 @@ TEST_P(RowOps, SumOfNothingIsZero) {
   EXPECT_TRUE(same<Bfloat16Format>(target, std::vector<std::uint16_t>(200, 0)));
 }
 
-// Every float16 through the widening and, in steps, float32 values around all of them through the rounding.
+// Every float16 through the widening and, in steps, float32 values around all of them through the
+// rounding.
 TEST_P(RowOps, Float16ConversionsAreExact) {
   const std::size_t count = 65536;
   Row<std::uint16_t> all(count), target(count), half_unit(count);
@@ -242,20 +255,22 @@ TEST_P(RowOps, Float16ConversionsAreExact) {
     all[i] = static_cast<std::uint16_t>(i);
     half_unit[i] = static_cast<std::uint16_t>((i * 40503) ^ 0x1234);
   }
-  for (const std::uint16_t* other :
-       {static_cast<const std::uint16_t*>(nullptr), static_cast<const std::uint16_t*>(half_unit.data())}) {
+  for (const std::uint16_t* other : {static_cast<const std::uint16_t*>(nullptr),
+                                     static_cast<const std::uint16_t*>(half_unit.data())}) {
     const void* const rows[] = {all.data()};
     sum_rows(DataType::float16, target.data(), rows, other, nullptr, count, Store::cached);
     std::vector<std::uint16_t> expected(count);
     for (std::size_t i = 0; i < count; ++i)
-      expected[i] = Float16Format::narrow((other == nullptr ? 0.0f : Float16Format::widen(other[i])) +
-                                          Float16Format::widen(all[i]));
+      expected[i] =
+          Float16Format::narrow((other == nullptr ? 0.0f : Float16Format::widen(other[i])) +
+                                Float16Format::widen(all[i]));
     ASSERT_TRUE(same<Float16Format>(target, expected));
   }
 }
 
 /// Ends of consecutive groups of `count` rows, some empty; nothing for `levels` 0.
-std::vector<std::int32_t> random_level_ends(Patterns& patterns, std::size_t count, std::size_t levels) {
+std::vector<std::int32_t> random_level_ends(Patterns& patterns, std::size_t count,
+                                            std::size_t levels) {
   std::vector<std::int32_t> ends;
   std::size_t end = 0;
   for (std::size_t level = 0; level < levels; ++level) {
@@ -267,7 +282,8 @@ std::vector<std::int32_t> random_level_ends(Patterns& patterns, std::size_t coun
 
 std::vector<std::uint16_t> expected_weighted_sum(const std::vector<Row<std::uint16_t>>& rows,
                                                  const std::vector<float>& weights,
-                                                 const std::vector<std::int32_t>& ends, std::size_t channels) {
+                                                 const std::vector<std::int32_t>& ends,
+                                                 std::size_t channels) {
   const auto group = [&](std::size_t i, std::size_t first, std::size_t end) {
     float sum = 0;
     for (std::size_t r = first; r < end; ++r)
@@ -283,7 +299,8 @@ std::vector<std::uint16_t> expected_weighted_sum(const std::vector<Row<std::uint
     float sum = 0;
     std::size_t first = 0;
     for (const std::int32_t end : ends) {
-      sum = numeric::add(sum, Bfloat16Format::widen(group(i, first, static_cast<std::size_t>(end))));
+      sum =
+          numeric::add(sum, Bfloat16Format::widen(group(i, first, static_cast<std::size_t>(end))));
       first = static_cast<std::size_t>(end);
     }
     expected[i] = Bfloat16Format::narrow(sum);
@@ -308,7 +325,8 @@ TEST_P(RowOps, WeightedSumRoundsEveryStep) {
           Row<std::uint16_t> target(channels, 16 * patterns.below(4));
           weighted_sum_rows(target.data(), pointers, weights, ends, channels, store);
           flush_streamed_rows();
-          ASSERT_TRUE(same<Bfloat16Format>(target, expected_weighted_sum(rows, weights, ends, channels)))
+          ASSERT_TRUE(
+              same<Bfloat16Format>(target, expected_weighted_sum(rows, weights, ends, channels)))
               << channels << " channels, " << count << " rows, " << levels << " levels";
         }
   }
@@ -325,21 +343,24 @@ TEST_P(RowOps, QuantizesAsNumericDoes) {
         const std::size_t groups = numeric::group_count(channels);
         std::vector<std::uint8_t> codes(channels);
         std::vector<float> scales(groups);
-        numeric::quantize_row(
-            row, form == ScaleForm::plain ? numeric::ScaleRounding::none : numeric::ScaleRounding::power_of_two, codes,
-            scales);
+        numeric::quantize_row(row,
+                              form == ScaleForm::plain ? numeric::ScaleRounding::none
+                                                       : numeric::ScaleRounding::power_of_two,
+                              codes, scales);
 
         Row<std::uint8_t> target(channels);
         Row<float> target_scales(groups);
         quantize_row(target.data(), target_scales.data(), source.data(), channels, form);
         ASSERT_TRUE(target.guards_intact() && target_scales.guards_intact()) << channels;
-        ASSERT_EQ(std::memcmp(target_scales.data(), scales.data(), groups * sizeof(float)), 0) << channels;
+        ASSERT_EQ(std::memcmp(target_scales.data(), scales.data(), groups * sizeof(float)), 0)
+            << channels;
         ASSERT_EQ(std::memcmp(target.data(), codes.data(), channels), 0) << channels;
       }
   }
 }
 
-// Every bfloat16 magnitude reaches the encoder: groups with one large value and the rest far below it.
+// Every bfloat16 magnitude reaches the encoder: groups with one large value and the rest far below
+// it.
 TEST_P(RowOps, QuantizesEveryFinitePattern) {
   Row<std::uint16_t> source(128);
   std::vector<numeric::Bf16> row(128);
@@ -366,12 +387,13 @@ TEST_P(RowOps, DequantizesAsNumericDoes) {
     const std::size_t groups = numeric::group_count(channels);
     Row<std::uint8_t> source(channels);
     Row<float> scales(groups);
-    for (std::size_t i = 0; i < channels; ++i) source[i] = static_cast<std::uint8_t>(patterns.below(256));
+    for (std::size_t i = 0; i < channels; ++i)
+      source[i] = static_cast<std::uint8_t>(patterns.below(256));
     for (std::size_t g = 0; g < groups; ++g)
       scales[g] = g % 7 == 3 ? numeric::float_of(numeric::kQuietNanBits) : patterns.weight();
     std::vector<numeric::Bf16> expected(channels);
-    numeric::dequantize_row(std::span(source.data(), channels), std::span<const float>(scales.data(), groups),
-                            expected);
+    numeric::dequantize_row(std::span(source.data(), channels),
+                            std::span<const float>(scales.data(), groups), expected);
     std::vector<std::uint16_t> expected_bits(channels);
     for (std::size_t i = 0; i < channels; ++i) expected_bits[i] = expected[i].bits;
     Row<std::uint16_t> target(channels);

@@ -1,4 +1,6 @@
-// The allocator of the symmetric heap: best fit, joined neighbours, and a naive model to compare with (requirement D2).
+// SPDX-License-Identifier: Apache-2.0
+// The allocator of the symmetric heap: best fit, joined neighbours, and a naive model to compare
+// with (requirement D2).
 #include "memory/allocator.hpp"
 
 #include <gtest/gtest.h>
@@ -34,7 +36,8 @@ TEST(Allocator, JoinsFreeNeighbours) {
   while (const auto offset = allocator.allocate(1)) offsets.push_back(*offset);
   ASSERT_EQ(offsets.size(), 8u);
   EXPECT_EQ(allocator.largest_free(), 0u);
-  for (const std::size_t i : {1u, 3u, 2u, 0u, 7u, 5u, 6u, 4u}) EXPECT_TRUE(allocator.release(offsets[i]));
+  for (const std::size_t i : {1u, 3u, 2u, 0u, 7u, 5u, 6u, 4u})
+    EXPECT_TRUE(allocator.release(offsets[i]));
   EXPECT_EQ(allocator.largest_free(), 8 * kUnit);
   EXPECT_EQ(allocator.used(), 0u);
 }
@@ -77,7 +80,8 @@ class Model {
   }
   void release(int owner) { std::replace(owner_.begin(), owner_.end(), owner, 0); }
   std::size_t used() const {
-    return (owner_.size() - static_cast<std::size_t>(std::count(owner_.begin(), owner_.end(), 0))) * kUnit;
+    return (owner_.size() - static_cast<std::size_t>(std::count(owner_.begin(), owner_.end(), 0))) *
+           kUnit;
   }
   std::size_t largest_free() const {
     std::size_t best = 0;
@@ -87,9 +91,11 @@ class Model {
   }
   bool fits(std::size_t bytes, std::size_t alignment) const {
     const std::size_t need = (bytes + kUnit - 1) / kUnit;
-    for (std::size_t start = 0; start + need <= owner_.size(); start += std::max<std::size_t>(1, alignment / kUnit))
+    for (std::size_t start = 0; start + need <= owner_.size();
+         start += std::max<std::size_t>(1, alignment / kUnit))
       if (std::all_of(owner_.begin() + static_cast<std::ptrdiff_t>(start),
-                      owner_.begin() + static_cast<std::ptrdiff_t>(start + need), [](int owner) { return owner == 0; }))
+                      owner_.begin() + static_cast<std::ptrdiff_t>(start + need),
+                      [](int owner) { return owner == 0; }))
         return true;
     return false;
   }
@@ -112,14 +118,16 @@ TEST(Allocator, AgreesWithANaiveModel) {
         const std::size_t alignment = std::size_t{1} << (random() % 13);
         const auto offset = allocator.allocate(bytes, alignment);
         ASSERT_EQ(twin.allocate(bytes, alignment), offset);
-        ASSERT_EQ(offset.has_value(), model.fits(bytes, alignment)) << bytes << " aligned to " << alignment;
+        ASSERT_EQ(offset.has_value(), model.fits(bytes, alignment))
+            << bytes << " aligned to " << alignment;
         if (!offset) continue;
         ASSERT_EQ(*offset % alignment, 0u);
         ASSERT_GE(allocator.size_of(*offset), bytes);
         model.take(*offset, bytes, step);
         live.emplace(step, *offset);
       } else if (!live.empty()) {
-        const auto victim = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
+        const auto victim =
+            std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
         ASSERT_TRUE(allocator.release(victim->second));
         ASSERT_TRUE(twin.release(victim->second));
         model.release(victim->first);

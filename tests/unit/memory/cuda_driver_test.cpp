@@ -1,4 +1,6 @@
-// The driver as a table, the GPU of a PE, and the choices made from descriptions of GPUs (requirements D2, D11).
+// SPDX-License-Identifier: Apache-2.0
+// The driver as a table, the GPU of a PE, and the choices made from descriptions of GPUs
+// (requirements D2, D11).
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -7,8 +9,8 @@
 
 #include "memory/cuda/driver.hpp"
 #include "memory/device_heap.hpp"
-#include "support/expect_error.hpp"
 #include "support/cuda/fake_cuda.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -28,8 +30,9 @@ TEST(CudaDriver, SaysWhyThereIsNone) {
 
 TEST(CudaDriver, NamesErrors) {
   const FakeCuda fake;
-  expect_error(Code::exhausted, "no room: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
-               [] { memory::cuda::check(memory::cuda::driver(), CUDA_ERROR_OUT_OF_MEMORY, "no room"); });
+  expect_error(Code::exhausted, "no room: CUDA_ERROR_OUT_OF_MEMORY: out of memory", [] {
+    memory::cuda::check(memory::cuda::driver(), CUDA_ERROR_OUT_OF_MEMORY, "no room");
+  });
   expect_error(Code::system, "it: CUDA_ERROR_FAKE",
                [] { memory::cuda::check(memory::cuda::driver(), CUDA_ERROR_UNKNOWN, "it"); });
   memory::cuda::check(memory::cuda::driver(), CUDA_SUCCESS, "nothing");
@@ -37,7 +40,8 @@ TEST(CudaDriver, NamesErrors) {
 
 TEST(CudaDevice, IsChosenByIndexOrBySetting) {
   const FakeCuda fake({.gpus = 3});
-  for (const int index : {0, 1, 2, 3, 7}) EXPECT_EQ(memory::open_device({.index = index})->device, index % 3);
+  for (const int index : {0, 1, 2, 3, 7})
+    EXPECT_EQ(memory::open_device({.index = index})->device, index % 3);
   const auto device = memory::open_device({.ordinal = 1, .index = 2});
   EXPECT_EQ(device->device, 1);
   EXPECT_EQ(device->multiprocessors, 132);
@@ -54,16 +58,20 @@ TEST(CudaDevice, NeedsAGpu) {
 }
 
 TEST(CudaDevice, ReleasesWhatItTookWhenItFails) {
-  for (const char* const function : {"retain_context", "device_uuid", "granularity", "stream_create", "set_current"}) {
-    const FakeCuda fake({.failing_function = function, .failing_call = 0, .failure = CUDA_ERROR_UNKNOWN});
-    if (std::string(function) == "retain_context") continue;  // kept for the process: may not be called again
+  for (const char* const function :
+       {"retain_context", "device_uuid", "granularity", "stream_create", "set_current"}) {
+    const FakeCuda fake(
+        {.failing_function = function, .failing_call = 0, .failure = CUDA_ERROR_UNKNOWN});
+    if (std::string(function) == "retain_context")
+      continue;  // kept for the process: may not be called again
     expect_error(Code::system, "CUDA_ERROR_FAKE", [] { memory::open_device({.ordinal = 0}); });
     EXPECT_EQ(FakeCuda::leaks(), "") << function;
   }
 }
 
 TEST(CudaDevice, WaitsUntilItsDeadline) {
-  const FakeCuda fake({.failing_function = "stream_query", .failures = 1 << 30, .failure = CUDA_ERROR_NOT_READY});
+  const FakeCuda fake(
+      {.failing_function = "stream_query", .failures = 1 << 30, .failure = CUDA_ERROR_NOT_READY});
   const auto device = memory::open_device({.timeout = std::chrono::milliseconds(30)});
   expect_error(Code::timeout, "SHOAL_TIMEOUT_MS", [&] { device->synchronize("put"); });
 }
@@ -71,7 +79,8 @@ TEST(CudaDevice, WaitsUntilItsDeadline) {
 TEST(CudaDevice, ReportsWhatItsStreamReports) {
   const FakeCuda fake({.failing_function = "stream_query"});
   const auto device = memory::open_device({});
-  expect_error(Code::system, "put failed on GPU 0: CUDA_ERROR_FAKE", [&] { device->synchronize("put"); });
+  expect_error(Code::system, "put failed on GPU 0: CUDA_ERROR_FAKE",
+               [&] { device->synchronize("put"); });
 }
 
 TEST(GpuReport, ShowsWhoReachesWhom) {
@@ -90,7 +99,8 @@ TEST(GpuReport, ShowsWhoReachesWhom) {
 TEST(GpuReport, ShowsMulticastAndStreamMemoryOperations) {
   for (const bool multicast : {false, true})
     for (const bool stream_memory_ops : {false, true}) {
-      const FakeCuda fake({.gpus = 2, .multicast = multicast, .stream_memory_ops = stream_memory_ops});
+      const FakeCuda fake(
+          {.gpus = 2, .multicast = multicast, .stream_memory_ops = stream_memory_ops});
       const memory::GpuReport report = memory::describe_gpus();
       ASSERT_EQ(report.gpus.size(), 2u);
       for (const memory::GpuInfo& gpu : report.gpus) {

@@ -1,5 +1,6 @@
-// Worlds whose heap lies in GPU memory, on a driver without a GPU: what happens when something fails, how the heap
-// grows, and who reaches whom (requirements D1, D2, D9, D12).
+// SPDX-License-Identifier: Apache-2.0
+// Worlds whose heap lies in GPU memory, on a driver without a GPU: what happens when something
+// fails, how the heap grows, and who reaches whom (requirements D1, D2, D9, D12).
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -7,12 +8,12 @@
 #include <mutex>
 #include <set>
 
-#include "shoal/collective.hpp"
-#include "support/expect_error.hpp"
-#include "support/cuda/fake_cuda.hpp"
-#include "support/world/world_local.hpp"
-#include "checks/world/share.hpp"
 #include "checks/world/operations.hpp"
+#include "checks/world/share.hpp"
+#include "shoal/collective.hpp"
+#include "support/cuda/fake_cuda.hpp"
+#include "support/expect_error.hpp"
+#include "support/world/world_local.hpp"
 
 namespace shoal::test {
 namespace {
@@ -77,7 +78,8 @@ TEST_P(CudaHeap, MovesAndReducesCollectively) {
     const auto source = world.heap().allocate<std::int32_t>(4 * kCount);
     const auto target = world.heap().allocate<std::int32_t>(4 * kCount);
     std::vector<std::int32_t> mine(4 * kCount);
-    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<std::int32_t>(i) + 1'000'000 * world.my_pe();
+    for (std::size_t i = 0; i < mine.size(); ++i)
+      mine[i] = static_cast<std::int32_t>(i) + 1'000'000 * world.my_pe();
     world.put(source.on(world.my_pe()), mine);
     const auto at = [&](std::size_t i) { return local(world, target, i); };
     all_gather(team, target.data(), source.data(), kCount * sizeof mine[0]);
@@ -87,8 +89,8 @@ TEST_P(CudaHeap, MovesAndReducesCollectively) {
     all_to_all(team, target.data(), source.data(), kCount * sizeof mine[0]);
     EXPECT_EQ(at(kCount + 1), 1'000'001 + static_cast<std::int32_t>(kCount) * world.my_pe());
     for (const bool in_place : {false, true}) {
-      reduce(team, DataType::int32, ReduceOp::sum, in_place ? source.data() : target.data(), source.data(),
-             mine.size());
+      reduce(team, DataType::int32, ReduceOp::sum, in_place ? source.data() : target.data(),
+             source.data(), mine.size());
       EXPECT_EQ(local(world, in_place ? source : target, 7), 6'000'028);
       EXPECT_EQ(local(world, in_place ? source : target, 4 * kCount - 1),
                 6'000'000 + 4 * (4 * static_cast<int>(kCount) - 1));
@@ -116,7 +118,8 @@ TEST_P(CudaHeap, NamesThePairThatDoesNotReach) {
       EXPECT_EQ(world.heap().peer_pointer(box.data(), pe) != nullptr, reached);
       EXPECT_EQ(world.describe_transport(pe).find("no peer access") == std::string::npos, reached)
           << world.describe_transport(pe);
-      world.put_value(box.on(pe)[0], 5);  // through host memory where the GPUs do not reach each other
+      world.put_value(box.on(pe)[0],
+                      5);  // through host memory where the GPUs do not reach each other
     }
     barrier(world.team());
     EXPECT_EQ(local(world, box, 0), 5);
@@ -190,7 +193,8 @@ TEST(CudaHeapGrowth, TakesMemoryWhenItIsNeeded) {
     heap.free(first);
   });
   EXPECT_EQ(FakeCuda::leaks(), "");
-  EXPECT_EQ(FakeCuda::calls("mem_create"), 8) << "64 MiB at the start and once more, on each of 4 PEs";
+  EXPECT_EQ(FakeCuda::calls("mem_create"), 8)
+      << "64 MiB at the start and once more, on each of 4 PEs";
 }
 
 // A growth that fails on one PE fails on all, and leaves everything as it was.
@@ -198,12 +202,15 @@ TEST(CudaHeapGrowth, FailsOnAllPesAndCanBeRepeated) {
   for (const char* const function : {"mem_create", "mem_map", "mem_set_access"}) {
     // The first calls belong to the start: one of each per PE, and access to everybody.
     const int call = std::string(function) == "mem_set_access" ? 20 : 5;
-    const FakeCuda fake(
-        {.gpus = 4, .failing_function = function, .failing_call = call, .failure = CUDA_ERROR_OUT_OF_MEMORY});
+    const FakeCuda fake({.gpus = 4,
+                         .failing_function = function,
+                         .failing_call = call,
+                         .failure = CUDA_ERROR_OUT_OF_MEMORY});
     run_threads(4, cuda_settings(512 * kMiB), [&](World& world) {
       SymmetricHeap& heap = world.heap();
       const std::size_t used = heap.used();
-      expect_error(call == 5 ? Code::exhausted : Code::system, "out of memory", [&] { heap.malloc(100 * kMiB); });
+      expect_error(call == 5 ? Code::exhausted : Code::system, "out of memory",
+                   [&] { heap.malloc(100 * kMiB); });
       EXPECT_EQ(heap.used(), used);
       const auto box = heap.allocate<int>(25 * kMiB);
       const Pe right = (world.my_pe() + 1) % world.n_pes();
@@ -216,10 +223,12 @@ TEST(CudaHeapGrowth, FailsOnAllPesAndCanBeRepeated) {
   }
 }
 
-// Seen with a driver while PEs map at the same time: it says nothing of the range, but knows the mapping.
+// Seen with a driver while PEs map at the same time: it says nothing of the range, but knows the
+// mapping.
 TEST(SharedBuffers, ArePiecesThatTheDriverFindsNoRangeOf) {
   for (const auto kind : {ForeignMemory::Kind::mapped, ForeignMemory::Kind::mapped_in_two_pieces}) {
-    const FakeCuda fake({.failing_function = "address_range", .failures = 1000, .failure = CUDA_ERROR_NOT_FOUND});
+    const FakeCuda fake(
+        {.failing_function = "address_range", .failures = 1000, .failure = CUDA_ERROR_NOT_FOUND});
     run_threads(4, cuda_settings(), [&](World& world) {
       constexpr std::size_t kBytes = 3 * kMiB;
       const ForeignMemory mine(world, kBytes, kind);
@@ -239,7 +248,8 @@ TEST(SharedBuffers, FailOnAllPesAndCanBeRepeated) {
   const FakeCuda fake({.gpus = 2, .failing_function = "enable_peer_access", .failing_call = 1});
   run_threads(4, cuda_settings(), [](World& world) {
     const ForeignMemory mine(world, kMiB, ForeignMemory::Kind::malloc);
-    expect_error(Code::unsupported, "is out of reach", [&] { world.heap().share_buffer(mine.data(), kMiB); });
+    expect_error(Code::unsupported, "is out of reach",
+                 [&] { world.heap().share_buffer(mine.data(), kMiB); });
     const SharedBuffer shared = world.heap().share_buffer(mine.data(), kMiB);
     for (Pe pe = 0; pe < 4; ++pe) EXPECT_NE(shared.on(pe), nullptr);
     world.heap().unshare_buffer(shared);
@@ -250,7 +260,8 @@ TEST(SharedBuffers, FailOnAllPesAndCanBeRepeated) {
 TEST(SharedBuffers, NeedAHeapInGpuMemory) {
   run_threads(2, world_settings(), [](World& world) {
     int value = 0;
-    expect_error(Code::unsupported, "SHOAL_HEAP is cuda", [&] { world.heap().share_buffer(&value, sizeof value); });
+    expect_error(Code::unsupported, "SHOAL_HEAP is cuda",
+                 [&] { world.heap().share_buffer(&value, sizeof value); });
   });
 }
 
@@ -277,8 +288,10 @@ TEST(CudaWorld, FailsToOpenOnAllPes) {
                {"mem_set_access", 0, "SHOAL_SYMMETRIC_SIZE"},
                {"host_alloc", 2, "failed in phase transports: cannot pin host memory"}};
   for (const auto& one : cases) {
-    const FakeCuda fake(
-        {.gpus = 4, .failing_function = one.function, .failing_call = one.call, .failure = CUDA_ERROR_UNKNOWN});
+    const FakeCuda fake({.gpus = 4,
+                         .failing_function = one.function,
+                         .failing_call = one.call,
+                         .failure = CUDA_ERROR_UNKNOWN});
     expect_error(Code::system, one.text, [] { run_threads(4, cuda_settings(), [](World&) {}); });
     EXPECT_EQ(FakeCuda::leaks(), "") << one.function;
   }
@@ -286,7 +299,8 @@ TEST(CudaWorld, FailsToOpenOnAllPes) {
 
 TEST(CudaWorld, NeedsMemoryForTheStart) {
   const FakeCuda fake({.gpus = 1, .memory = 20 * kMiB});
-  expect_error(Code::exhausted, "SHOAL_SYMMETRIC_SIZE", [] { run_threads(4, cuda_settings(), [](World&) {}); });
+  expect_error(Code::exhausted, "SHOAL_SYMMETRIC_SIZE",
+               [] { run_threads(4, cuda_settings(), [](World&) {}); });
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
@@ -299,7 +313,8 @@ TEST(CudaWorld, PesMustAgreeWhereTheHeapLies) {
       Settings settings = cuda_settings();
       if (pe == 1) settings.heap = "host";
       expect_error(Code::mismatch, "SHOAL_HEAP", [&] {
-        World::open({settings, std::shared_ptr<Bootstrap>(std::move(bootstraps[static_cast<std::size_t>(pe)]))});
+        World::open({settings, std::shared_ptr<Bootstrap>(
+                                   std::move(bootstraps[static_cast<std::size_t>(pe)]))});
       });
     });
   for (std::thread& thread : threads) thread.join();
@@ -321,7 +336,8 @@ TEST(CudaWorld, SaysWhyThereIsNone) {
     EXPECT_EQ(error.code(), Code::unsupported);
     text = error.what();
   }
-  EXPECT_NE(text.find("all PEs failed in phase device: SHOAL_HEAP is cuda, but"), std::string::npos) << text;
+  EXPECT_NE(text.find("all PEs failed in phase device: SHOAL_HEAP is cuda, but"), std::string::npos)
+      << text;
 }
 
 }  // namespace

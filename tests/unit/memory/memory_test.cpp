@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Segments, the passing of descriptors, and registered buffers.
 
 #include <fcntl.h>
@@ -12,8 +13,8 @@
 #include <thread>
 
 #include "memory/host/fd_exchange.hpp"
-#include "memory/registered_buffers.hpp"
 #include "memory/host/segment.hpp"
+#include "memory/registered_buffers.hpp"
 #include "shoal/error.hpp"
 
 namespace shoal::memory {
@@ -65,8 +66,9 @@ TEST(FdExchange, GivesEverybodyEverybodysSegment) {
       std::vector<FdPeer> peers;
       for (Pe other = 0; other < kPes; ++other)
         if (other != pe) peers.push_back({other, sockets[static_cast<std::size_t>(other)].name()});
-      const auto received = exchange_fds(sockets[static_cast<std::size_t>(pe)], segment->descriptor().get(), peers,
-                                         {world, pe, std::chrono::seconds(20), nullptr});
+      const auto received =
+          exchange_fds(sockets[static_cast<std::size_t>(pe)], segment->descriptor().get(), peers,
+                       {world, pe, std::chrono::seconds(20), nullptr});
       ASSERT_EQ(received.size(), peers.size());
       for (const ReceivedFd& from : received) {
         Pe written = -1;
@@ -84,7 +86,8 @@ TEST(FdExchange, DropsStrangersAndNamesWhoIsMissing) {
   const auto segment = Segment::create(4096);
   // Another world's PE 1 sends here; it gives up at once because nobody answers it.
   EXPECT_EQ(code_of([&] {
-              exchange_fds(stranger, segment->descriptor().get(), std::vector<FdPeer>{{0, mine.name()}},
+              exchange_fds(stranger, segment->descriptor().get(),
+                           std::vector<FdPeer>{{0, mine.name()}},
                            {make_token(), 1, std::chrono::milliseconds(1), nullptr});
             }),
             Code::timeout);
@@ -94,7 +97,8 @@ TEST(FdExchange, DropsStrangersAndNamesWhoIsMissing) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::timeout);
-    EXPECT_NE(std::string(error.what()).find("nothing came from PEs [1]"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("nothing came from PEs [1]"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -104,7 +108,8 @@ TEST(FdExchange, GivesUpWhenToldTo) {
   const auto segment = Segment::create(4096);
   const auto stop = [] { throw Error(Code::peer_failed, "PE 1: gone"); };
   EXPECT_EQ(code_of([&] {
-              exchange_fds(mine, segment->descriptor().get(), std::vector<FdPeer>{{1, silent.name()}},
+              exchange_fds(mine, segment->descriptor().get(),
+                           std::vector<FdPeer>{{1, silent.name()}},
                            {make_token(), 0, std::chrono::seconds(20), stop});
             }),
             Code::peer_failed);

@@ -1,5 +1,6 @@
-// The streams of a process (memory/cuda/stream_pool.hpp), on a driver without a GPU: PEs that share one would wait for
-// each other for ever if their streams came and went (requirement D15).
+// SPDX-License-Identifier: Apache-2.0
+// The streams of a process (memory/cuda/stream_pool.hpp), on a driver without a GPU: PEs that share
+// one would wait for each other for ever if their streams came and went (requirement D15).
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -9,13 +10,13 @@
 #include <thread>
 #include <vector>
 
+#include "checks/world/operations.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/cuda.hpp"
-#include "support/expect_error.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/cuda/world_gpu.hpp"
-#include "checks/world/operations.hpp"
+#include "support/expect_error.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -36,7 +37,8 @@ TEST(StreamPool, HandsOutWhatCameBack) {
   const auto device = memory::open_device({});
   Stream one = take_stream(*device, kHighest), two = take_stream(*device, kHighest);
   CUstream const first = one.get(), second = two.get();
-  EXPECT_EQ((std::set<CUstream>{device->stream, first, second}).size(), 3u) << "a stream was handed out twice";
+  EXPECT_EQ((std::set<CUstream>{device->stream, first, second}).size(), 3u)
+      << "a stream was handed out twice";
   two.reset();
   one.reset();
   EXPECT_EQ(take_stream(*device, kHighest).get(), first) << "the one made first";
@@ -79,7 +81,8 @@ TEST(StreamPool, KeepsPrioritiesApart) {
 TEST(StreamPool, KeepsDevicesApart) {
   const FakeCuda fake({.gpus = 2});
   const auto zero = memory::open_device({.ordinal = 0}), one = memory::open_device({.ordinal = 1});
-  CUstream const on_zero = take_stream(*zero, kHighest).get();  // while the context of GPU 1 is current
+  CUstream const on_zero =
+      take_stream(*zero, kHighest).get();  // while the context of GPU 1 is current
   CUstream const on_one = take_stream(*one, kHighest).get();
   EXPECT_EQ(made_with(on_zero)->device, 0);
   EXPECT_EQ(made_with(on_one)->device, 1);
@@ -90,25 +93,31 @@ TEST(StreamPool, KeepsDevicesApart) {
 // What a group left behind when it timed out, or a stream that its last work has broken.
 TEST(StreamPool, PassesOverStreamsThatAreNotReady) {
   for (const CUresult answer : {CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN}) {
-    const FakeCuda fake({.gpus = 1, .failing_function = "stream_query", .failures = 3, .failure = answer});
+    const FakeCuda fake(
+        {.gpus = 1, .failing_function = "stream_query", .failures = 3, .failure = answer});
     const auto device = memory::open_device({});
     CUstream const first = take_stream(*device, kHighest).get();
     const Stream other = take_stream(*device, kHighest);
     EXPECT_NE(other.get(), first);
-    CUstream const third = take_stream(*device, kHighest).get();  // the first is asked a second time
+    CUstream const third =
+        take_stream(*device, kHighest).get();  // the first is asked a second time
     EXPECT_TRUE(third != first && third != other.get());
     EXPECT_EQ(FakeCuda::calls("stream_create"), 4) << "the device's own among them";
-    EXPECT_EQ(take_stream(*device, kHighest).get(), third) << "the first is asked a third time; one is free";
+    EXPECT_EQ(take_stream(*device, kHighest).get(), third)
+        << "the first is asked a third time; one is free";
     EXPECT_EQ(take_stream(*device, kHighest).get(), first) << "its work is over";
     EXPECT_EQ(FakeCuda::calls("stream_create"), 4);
   }
 }
 
 TEST(StreamPool, SaysWhyThereIsNoStream) {
-  const FakeCuda fake(
-      {.gpus = 1, .failing_function = "stream_create", .failing_call = 1, .failure = CUDA_ERROR_OUT_OF_MEMORY});
+  const FakeCuda fake({.gpus = 1,
+                       .failing_function = "stream_create",
+                       .failing_call = 1,
+                       .failure = CUDA_ERROR_OUT_OF_MEMORY});
   const auto device = memory::open_device({});
-  expect_error(Code::exhausted, "cannot create a stream on GPU 0", [&] { take_stream(*device, kHighest); });
+  expect_error(Code::exhausted, "cannot create a stream on GPU 0",
+               [&] { take_stream(*device, kHighest); });
   EXPECT_NE(take_stream(*device, kHighest), nullptr);
 }
 
@@ -165,7 +174,8 @@ TEST(StreamPool, MakesNoStreamsForLaterStagedWorlds) {
   for (int number = 0; number < kWorlds; ++number)
     run_threads(2, settings, [&](World& world) {
       const auto box = world.heap().allocate<int>(1);
-      world.atomic_fetch_add(box.on(1 - world.my_pe())[0], 1);  // by the other PE's agent, on a stream of its own
+      world.atomic_fetch_add(box.on(1 - world.my_pe())[0],
+                             1);  // by the other PE's agent, on a stream of its own
       barrier(world.team());
       const int made = FakeCuda::calls("stream_create");
       if (number == 0 && world.my_pe() == 0) most = made;
@@ -181,7 +191,8 @@ TEST(StreamPool, MakesNoStreamsForLaterStagedWorlds) {
 TEST(StreamPool, GetsStreamsBackFromWorldsThatFail) {
   const FakeCuda fake({.gpus = 1, .failing_function = "host_alloc", .failures = 1000});
   for (int number = 0; number < 5; ++number)
-    expect_error(Code::system, "cannot pin host memory", [] { run_threads(2, gpu_world_settings(), [](World&) {}); });
+    expect_error(Code::system, "cannot pin host memory",
+                 [] { run_threads(2, gpu_world_settings(), [](World&) {}); });
   EXPECT_LE(FakeCuda::calls("stream_create"), 4);
   EXPECT_EQ(FakeCuda::leaks(), "");
 }

@@ -1,4 +1,6 @@
-// shoal-info --doctor (requirement A3): every check on a healthy host, and with one thing wrong at a time.
+// SPDX-License-Identifier: Apache-2.0
+// shoal-info --doctor (requirement A3): every check on a healthy host, and with one thing wrong at
+// a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,14 +34,17 @@ class Copy {
     fs::create_directories((folder_ / path).parent_path());
     std::ofstream(folder_ / path, std::ios::binary) << content;
   }
-  void remove(const std::string& path) const { ASSERT_GT(fs::remove_all(folder_ / path), 0u) << path; }
+  void remove(const std::string& path) const {
+    ASSERT_GT(fs::remove_all(folder_ / path), 0u) << path;
+  }
   const fs::path& folder() const { return folder_; }
 
  private:
   fs::path folder_;
 };
 
-/// As the program's patient, with modules as if both networks were there: what this build has is no matter here.
+/// As the program's patient, with modules as if both networks were there: what this build has is no
+/// matter here.
 Patient patient_of(const fs::path& folder, std::int32_t pes = 0) {
   Patient patient = collect_patient(folder.string(), pes);
   patient.networks = {{"ofi", "libshoal_transport_ofi.so", "libfabric 1.17.0", ""},
@@ -48,14 +53,17 @@ Patient patient_of(const fs::path& folder, std::int32_t pes = 0) {
 }
 
 Finding find(const std::vector<Finding>& findings, std::string_view name) {
-  const auto found = std::find_if(findings.begin(), findings.end(), [&](const Finding& f) { return f.name == name; });
+  const auto found = std::find_if(findings.begin(), findings.end(),
+                                  [&](const Finding& f) { return f.name == name; });
   if (found != findings.end()) return *found;
   ADD_FAILURE() << "no check is called " << name;
   return {};
 }
 
-/// `patient` has the fault that `name` looks for: its state, a part of what was found, a part of the cure.
-void expect(const Patient& patient, std::string_view name, State state, std::string_view found, std::string_view cure) {
+/// `patient` has the fault that `name` looks for: its state, a part of what was found, a part of
+/// the cure.
+void expect(const Patient& patient, std::string_view name, State state, std::string_view found,
+            std::string_view cure) {
   const Finding finding = find(examine(patient), name);
   EXPECT_EQ(finding.state, state) << name << ": " << finding.found;
   EXPECT_NE(finding.found.find(found), std::string::npos) << name << ": " << finding.found;
@@ -63,8 +71,8 @@ void expect(const Patient& patient, std::string_view name, State state, std::str
 }
 
 /// The same after one change to the healthy DGX.
-void expect_after(const std::function<void(const Copy&)>& change, std::string_view name, State state,
-                  std::string_view found, std::string_view cure) {
+void expect_after(const std::function<void(const Copy&)>& change, std::string_view name,
+                  State state, std::string_view found, std::string_view cure) {
   const Copy copy("dgx");
   change(copy);
   expect(patient_of(copy.folder()), name, state, found, cure);
@@ -72,7 +80,8 @@ void expect_after(const std::function<void(const Copy&)>& change, std::string_vi
 
 TEST(Doctor, FindsNothingOnAHealthyHost) {
   for (const Finding& finding : examine(patient_of(kSystems / "dgx")))
-    EXPECT_TRUE(finding.state == State::ok || finding.name == "MPS" || finding.name == "NVLink multicast")
+    EXPECT_TRUE(finding.state == State::ok || finding.name == "MPS" ||
+                finding.name == "NVLink multicast")
         << finding.name << ": " << finding.found;
 }
 
@@ -81,8 +90,9 @@ TEST(Doctor, FindsNothingOnALaptop) {
   for (const Finding& finding : findings)
     EXPECT_TRUE(finding.state == State::ok || finding.state == State::not_applicable)
         << finding.name << ": " << finding.found;
-  for (const auto* const name : {"GPU driver", "PeerMappingOverride", "EnableStreamMemOPs", "GPUDirect RDMA", "GDRCopy",
-                                 "NVSwitch", "RDMA ports", "RDMA access", "RoCE", "PCIe ACS", "IOMMU", "locked memory"})
+  for (const auto* const name :
+       {"GPU driver", "PeerMappingOverride", "EnableStreamMemOPs", "GPUDirect RDMA", "GDRCopy",
+        "NVSwitch", "RDMA ports", "RDMA access", "RoCE", "PCIe ACS", "IOMMU", "locked memory"})
     EXPECT_EQ(find(findings, name).state, State::not_applicable) << name;
 }
 
@@ -98,17 +108,19 @@ TEST(Doctor, EveryFaultHasACureAndNothingElseHasOne) {
 TEST(Doctor, FindsWhatIsWrongWithAnUnluckyInstallation) {
   const auto findings = examine(patient_of(kSystems / "faulty"));
   EXPECT_TRUE(has_fault(findings));
-  for (const auto* const name : {"GPUDirect RDMA", "RDMA access", "locked memory", "open files", "host identity"})
+  for (const auto* const name :
+       {"GPUDirect RDMA", "RDMA access", "locked memory", "open files", "host identity"})
     EXPECT_EQ(find(findings, name).state, State::fault) << name;
   for (const auto* const name :
-       {"PeerMappingOverride", "EnableStreamMemOPs", "driver options", "GDRCopy", "NVSwitch", "RDMA ports", "RoCE",
-        "PCIe ACS", "IOMMU", "memory for heaps", "huge pages", "/dev/shm", "processors", "kernel"})
+       {"PeerMappingOverride", "EnableStreamMemOPs", "driver options", "GDRCopy", "NVSwitch",
+        "RDMA ports", "RoCE", "PCIe ACS", "IOMMU", "memory for heaps", "huge pages", "/dev/shm",
+        "processors", "kernel"})
     EXPECT_EQ(find(findings, name).state, State::warning) << name;
 }
 
 TEST(DoctorOfDrivers, Driver) {
-  expect_after([](const Copy& c) { c.remove("proc/driver/nvidia/version"); }, "GPU driver", State::fault,
-               "8 NVIDIA GPUs on the PCI bus", "--gpus all");
+  expect_after([](const Copy& c) { c.remove("proc/driver/nvidia/version"); }, "GPU driver",
+               State::fault, "8 NVIDIA GPUs on the PCI bus", "--gpus all");
   Patient blind = patient_of(kSystems / "dgx");
   blind.described = false;
   blind.gpus.unavailable = "cuInit: CUDA_ERROR_NO_DEVICE";
@@ -117,13 +129,18 @@ TEST(DoctorOfDrivers, Driver) {
 
 TEST(DoctorOfDrivers, LiveParameters) {
   const std::string params = "proc/driver/nvidia/params";
-  expect_after([&](const Copy& c) { c.write(params, "EnableStreamMemOPs: 1\nRegistryDwords: \"\"\n"); },
-               "PeerMappingOverride", State::warning, "RegistryDwords is \"\"", "PeerMappingOverride=1;");
   expect_after(
-      [&](const Copy& c) { c.write(params, "EnableStreamMemOPs: 1\nRegistryDwords: \"PeerMappingOverride=0\"\n"); },
+      [&](const Copy& c) { c.write(params, "EnableStreamMemOPs: 1\nRegistryDwords: \"\"\n"); },
+      "PeerMappingOverride", State::warning, "RegistryDwords is \"\"", "PeerMappingOverride=1;");
+  expect_after(
+      [&](const Copy& c) {
+        c.write(params, "EnableStreamMemOPs: 1\nRegistryDwords: \"PeerMappingOverride=0\"\n");
+      },
       "PeerMappingOverride", State::warning, "PeerMappingOverride=0", "modprobe.d");
   expect_after(
-      [&](const Copy& c) { c.write(params, "EnableStreamMemOPs: 0\nRegistryDwords: \"PeerMappingOverride=1;\"\n"); },
+      [&](const Copy& c) {
+        c.write(params, "EnableStreamMemOPs: 0\nRegistryDwords: \"PeerMappingOverride=1;\"\n");
+      },
       "EnableStreamMemOPs", State::warning, "live: 0", "NVreg_EnableStreamMemOPs=1");
   // A driver that has 64-bit operations all the same is asked, not its parameter.
   Patient patient = patient_of(kSystems / "faulty");
@@ -135,23 +152,27 @@ TEST(DoctorOfDrivers, LiveParameters) {
 TEST(DoctorOfDrivers, OptionsThatAreNotLiveYet) {
   expect_after(
       [](const Copy& c) {
-        c.write("proc/driver/nvidia/params", "EnableStreamMemOPs: 0\nRegistryDwords: \"PeerMappingOverride=1;\"\n");
+        c.write("proc/driver/nvidia/params",
+                "EnableStreamMemOPs: 0\nRegistryDwords: \"PeerMappingOverride=1;\"\n");
       },
-      "driver options", State::warning, "EnableStreamMemOPs is 1 in /etc/modprobe.d/nvidia.conf, but live 0", "reboot");
-  expect_after([](const Copy& c) { c.remove("etc/modprobe.d/nvidia.conf"); }, "driver options", State::ok,
-               "none in modprobe.d", "");
+      "driver options", State::warning,
+      "EnableStreamMemOPs is 1 in /etc/modprobe.d/nvidia.conf, but live 0", "reboot");
+  expect_after([](const Copy& c) { c.remove("etc/modprobe.d/nvidia.conf"); }, "driver options",
+               State::ok, "none in modprobe.d", "");
   // Comments, other modules and parameters that the driver does not show are left alone.
   expect_after(
       [](const Copy& c) {
-        c.write("etc/modprobe.d/nvidia.conf",
-                "#options nvidia NVreg_EnableMSI=0\noptions nvidia_drm modeset=1\noptions nvidia NVreg_Hidden=1\n");
+        c.write(
+            "etc/modprobe.d/nvidia.conf",
+            "#options nvidia NVreg_EnableMSI=0\noptions nvidia_drm modeset=1\noptions nvidia NVreg_Hidden=1\n");
       },
       "driver options", State::ok, "", "");
 }
 
 TEST(DoctorOfDrivers, WhatNicsNeedToReachGpuMemory) {
   const auto without = [](const Copy& c) { c.write("proc/modules", "gdrdrv 1 0 - Live 0x0\n"); };
-  expect_after(without, "GPUDirect RDMA", State::ok, "dma-buf: open kernel modules on Linux 6.8", "");
+  expect_after(without, "GPUDirect RDMA", State::ok, "dma-buf: open kernel modules on Linux 6.8",
+               "");
   expect_after(
       [&](const Copy& c) {
         without(c);
@@ -164,15 +185,15 @@ TEST(DoctorOfDrivers, WhatNicsNeedToReachGpuMemory) {
         c.write("proc/driver/nvidia/version", "NVIDIA UNIX x86_64 Kernel Module\n");
       },
       "GPUDirect RDMA", State::fault, "proprietary", "open kernel modules");
-  expect_after([](const Copy& c) { c.write("proc/modules", "nvidia_peermem 1 0 - Live 0x0\n"); }, "GDRCopy",
-               State::warning, "gdrdrv is not loaded", "modprobe gdrdrv");
-  expect_after([](const Copy& c) { c.remove("dev/gdrdrv"); }, "GDRCopy", State::warning, "/dev/gdrdrv is not there",
-               "--device /dev/gdrdrv");
+  expect_after([](const Copy& c) { c.write("proc/modules", "nvidia_peermem 1 0 - Live 0x0\n"); },
+               "GDRCopy", State::warning, "gdrdrv is not loaded", "modprobe gdrdrv");
+  expect_after([](const Copy& c) { c.remove("dev/gdrdrv"); }, "GDRCopy", State::warning,
+               "/dev/gdrdrv is not there", "--device /dev/gdrdrv");
 }
 
 TEST(DoctorOfDrivers, SwitchesAndSharing) {
-  expect_after([](const Copy& c) { c.remove("proc/4242"); }, "NVSwitch", State::warning, "4 switches",
-               "nvidia-fabricmanager");
+  expect_after([](const Copy& c) { c.remove("proc/4242"); }, "NVSwitch", State::warning,
+               "4 switches", "nvidia-fabricmanager");
   Patient crowded = patient_of(kSystems / "dgx", 16);
   expect(crowded, "MPS", State::warning, "16 PEs share 8 GPUs", "nvidia-cuda-mps-control -d");
   const Copy copy("dgx");
@@ -188,7 +209,8 @@ TEST(DoctorOfNetworks, Modules) {
   patient.networks[0].missing = "libshoal_transport_ofi.so is not there";
   expect(patient, "network modules", State::ok, "ucx (UCX 1.13.1)", "");
   patient.networks[1].missing = "libshoal_transport_ucx.so is not there";
-  expect(patient, "network modules", State::warning, "libshoal_transport_ofi.so is not there", "SHOAL_PLUGIN_DIR");
+  expect(patient, "network modules", State::warning, "libshoal_transport_ofi.so is not there",
+         "SHOAL_PLUGIN_DIR");
 }
 
 TEST(DoctorOfNetworks, Ports) {
@@ -202,10 +224,11 @@ TEST(DoctorOfNetworks, Ports) {
         for (int i = 0; i < 9; ++i) down(c, i);
       },
       "RDMA ports", State::fault, "9 of 9", "ibstat");
-  expect_after([](const Copy& c) { c.remove("dev/infiniband"); }, "RDMA access", State::fault, "uverbs",
-               "--device=/dev/infiniband");
-  expect_after([](const Copy& c) { c.remove("sys/class/infiniband/mlx5_8/ports/1/gid_attrs/types/1"); }, "RoCE",
-               State::warning, "no RoCE v2 address: mlx5_8:1", "SHOAL_NIC_LIST=^mlx5_8:1");
+  expect_after([](const Copy& c) { c.remove("dev/infiniband"); }, "RDMA access", State::fault,
+               "uverbs", "--device=/dev/infiniband");
+  expect_after(
+      [](const Copy& c) { c.remove("sys/class/infiniband/mlx5_8/ports/1/gid_attrs/types/1"); },
+      "RoCE", State::warning, "no RoCE v2 address: mlx5_8:1", "SHOAL_NIC_LIST=^mlx5_8:1");
 }
 
 TEST(DoctorOfNetworks, WhatLiesBetweenGpusAndNics) {
@@ -218,8 +241,8 @@ TEST(DoctorOfNetworks, WhatLiesBetweenGpusAndNics) {
   patient.machine.gpus.resize(3);
   expect(patient, "hwloc", State::warning, "it sees 3 of 8 GPUs", "/sys");
 
-  expect_after([](const Copy& c) { c.write("proc/cmdline", "root=/dev/sda1 intel_iommu=on\n"); }, "IOMMU",
-               State::warning, "translates", "iommu=pt");
+  expect_after([](const Copy& c) { c.write("proc/cmdline", "root=/dev/sda1 intel_iommu=on\n"); },
+               "IOMMU", State::warning, "translates", "iommu=pt");
   expect_after(
       [](const Copy& c) {
         c.write("proc/cmdline", "root=/dev/sda1\n");
@@ -237,10 +260,14 @@ TEST(DoctorOfNetworks, AccessControlServices) {
   };
   expect_after([&](const Copy& c) { c.write(bridge, config(0x04)); }, "PCIe ACS", State::warning,
                "1 bridge above GPUs or NICs", "setpci -s 0000:11:00.0");
-  expect_after([&](const Copy& c) { c.write(bridge, config(0x01)); }, "PCIe ACS", State::ok, "no bridge", "");
-  // A list of capabilities that goes in circles ends all the same; so does one that leaves the file.
+  expect_after([&](const Copy& c) { c.write(bridge, config(0x01)); }, "PCIe ACS", State::ok,
+               "no bridge", "");
+  // A list of capabilities that goes in circles ends all the same; so does one that leaves the
+  // file.
   expect_after(
-      [&](const Copy& c) { c.write(bridge, std::string(256, '\0') + std::string{0x03, 0, 1, 0x10, 0, 0, 0, 0}); },
+      [&](const Copy& c) {
+        c.write(bridge, std::string(256, '\0') + std::string{0x03, 0, 1, 0x10, 0, 0, 0, 0});
+      },
       "PCIe ACS", State::ok, "", "");
   // Only root reads more than the first 64 bytes.
   expect_after(
@@ -263,23 +290,27 @@ TEST(DoctorOfHosts, Limits) {
   const auto limits = [](const std::string& locked, const std::string& files) {
     return [=](const Copy& c) {
       c.write("proc/self/limits", "Limit  Soft  Hard  Units\nMax locked memory         " + locked +
-                                      "   unlimited   bytes\n" + "Max open files            " + files +
-                                      "   4096  files\n");
+                                      "   unlimited   bytes\n" + "Max open files            " +
+                                      files + "   4096  files\n");
     };
   };
-  expect_after(limits("65536", "1024"), "locked memory", State::fault, "64 KiB", "ulimit -l unlimited");
+  expect_after(limits("65536", "1024"), "locked memory", State::fault, "64 KiB",
+               "ulimit -l unlimited");
   expect_after(limits("8589934592", "1024"), "locked memory", State::ok, "8 GiB", "");
-  expect_after(limits("unlimited", "256"), "open files", State::fault, "256; 8 PEs here", "ulimit -n 560");
+  expect_after(limits("unlimited", "256"), "open files", State::fault, "256; 8 PEs here",
+               "ulimit -n 560");
   expect_after(limits("unlimited", "1024"), "open files", State::ok, "1024", "");
 }
 
 TEST(DoctorOfHosts, Memory) {
   const std::string limit = "sys/fs/cgroup/system.slice/job/memory.max";
-  expect_after([&](const Copy& c) { c.write(limit, "34359738368\n"); }, "memory for heaps", State::warning,
-               "64 GiB of 32 GiB (limit of the control group)", "SHOAL_SYMMETRIC_SIZE=2048M");
+  expect_after([&](const Copy& c) { c.write(limit, "34359738368\n"); }, "memory for heaps",
+               State::warning, "64 GiB of 32 GiB (limit of the control group)",
+               "SHOAL_SYMMETRIC_SIZE=2048M");
   // A limit of the group above counts as well.
-  expect_after([&](const Copy& c) { c.write("sys/fs/cgroup/system.slice/memory.max", "34359738368\n"); },
-               "memory for heaps", State::warning, "of 32 GiB", "docker --memory");
+  expect_after(
+      [&](const Copy& c) { c.write("sys/fs/cgroup/system.slice/memory.max", "34359738368\n"); },
+      "memory for heaps", State::warning, "of 32 GiB", "docker --memory");
   expect_after(
       [&](const Copy& c) {
         c.write("proc/self/cgroup", "9:memory:/job\n3:cpu:/\n");
@@ -288,37 +319,45 @@ TEST(DoctorOfHosts, Memory) {
       "memory for heaps", State::warning, "of 32 GiB", "");
   expect_after(
       [](const Copy& c) {
-        c.write("proc/meminfo", "MemTotal: 1048576 kB\nHugePages_Free: 256\nHugepagesize: 2048 kB\n");
+        c.write("proc/meminfo",
+                "MemTotal: 1048576 kB\nHugePages_Free: 256\nHugepagesize: 2048 kB\n");
       },
       "huge pages", State::warning, "512 MiB reserved", "vm.nr_hugepages=0");
   Patient patient = patient_of(kSystems / "faulty");
   patient.settings.heap = "cuda";
   expect(patient, "memory for heaps", State::not_applicable, "GPU memory", "");
-  expect(patient, "locked memory", State::fault, "64 KiB; RDMA devices lock about 64 MiB", "memlock");
+  expect(patient, "locked memory", State::fault, "64 KiB; RDMA devices lock about 64 MiB",
+         "memlock");
 }
 
 TEST(DoctorOfHosts, SharedMemory) {
-  expect_after([](const Copy& c) { c.write("proc/mounts", "shm /dev/shm tmpfs rw,size=65536k 0 0\n"); }, "/dev/shm",
-               State::warning, "64 MiB", "--shm-size");
-  expect_after([](const Copy& c) { c.write("proc/mounts", "shm /dev/shm tmpfs rw,size=8g,mode=1777 0 0\n"); },
-               "/dev/shm", State::ok, "8 GiB", "");
-  expect_after([](const Copy& c) { c.write("proc/mounts", "proc /proc proc rw 0 0\n"); }, "/dev/shm", State::warning,
-               "not mounted", "mount -t tmpfs");
+  expect_after(
+      [](const Copy& c) { c.write("proc/mounts", "shm /dev/shm tmpfs rw,size=65536k 0 0\n"); },
+      "/dev/shm", State::warning, "64 MiB", "--shm-size");
+  expect_after(
+      [](const Copy& c) {
+        c.write("proc/mounts", "shm /dev/shm tmpfs rw,size=8g,mode=1777 0 0\n");
+      },
+      "/dev/shm", State::ok, "8 GiB", "");
+  expect_after([](const Copy& c) { c.write("proc/mounts", "proc /proc proc rw 0 0\n"); },
+               "/dev/shm", State::warning, "not mounted", "mount -t tmpfs");
 }
 
 TEST(DoctorOfHosts, ProcessorsAndKernel) {
-  expect_after([](const Copy& c) { c.write("proc/self/status", "Cpus_allowed_list:\t0-2,8\n"); }, "processors",
-               State::warning, "8 PEs may use 4 processors (0-2,8)", "--bind-to none");
-  expect_after([](const Copy& c) { c.write("proc/self/status", "Cpus_allowed_list:\t0-3,8-11\n"); }, "processors",
-               State::ok, "8 processors", "");
-  expect_after([](const Copy& c) { c.write("proc/sys/kernel/osrelease", "4.18.0-553.el8\n"); }, "kernel",
-               State::warning, "Linux 4.18", "5.3");
+  expect_after([](const Copy& c) { c.write("proc/self/status", "Cpus_allowed_list:\t0-2,8\n"); },
+               "processors", State::warning, "8 PEs may use 4 processors (0-2,8)",
+               "--bind-to none");
+  expect_after([](const Copy& c) { c.write("proc/self/status", "Cpus_allowed_list:\t0-3,8-11\n"); },
+               "processors", State::ok, "8 processors", "");
+  expect_after([](const Copy& c) { c.write("proc/sys/kernel/osrelease", "4.18.0-553.el8\n"); },
+               "kernel", State::warning, "Linux 4.18", "5.3");
 }
 
 TEST(DoctorOfHosts, IdentityAndTime) {
-  expect_after([](const Copy& c) { c.remove("etc/machine-id"); }, "host identity", State::ok, "boot id alone", "");
-  expect_after([](const Copy& c) { c.remove("proc/sys/kernel/random/boot_id"); }, "host identity", State::warning,
-               "machine id alone", "SHOAL_HOST_ID");
+  expect_after([](const Copy& c) { c.remove("etc/machine-id"); }, "host identity", State::ok,
+               "boot id alone", "");
+  expect_after([](const Copy& c) { c.remove("proc/sys/kernel/random/boot_id"); }, "host identity",
+               State::warning, "machine id alone", "SHOAL_HOST_ID");
   Patient patient = patient_of(kSystems / "faulty");
   expect(patient, "host identity", State::fault, "neither", "SHOAL_HOST_ID");
   patient.settings.host_id = "a";

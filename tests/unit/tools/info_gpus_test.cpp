@@ -1,5 +1,6 @@
-// What shoal-info says about GPUs (requirements A1, D11), on a driver without a GPU: who reaches whom, what each can
-// do, several PEs on one.
+// SPDX-License-Identifier: Apache-2.0
+// What shoal-info says about GPUs (requirements A1, D11), on a driver without a GPU: who reaches
+// whom, what each can do, several PEs on one.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -21,7 +22,8 @@ Gpus gpus_of(const test::FakeCudaOptions& options, const std::string& mps = "") 
 }
 
 void expect_text(const Gpus& gpus, const std::string& text) {
-  EXPECT_NE(to_text(gpus).find(text), std::string::npos) << "expected \"" << text << "\" in\n" << to_text(gpus);
+  EXPECT_NE(to_text(gpus).find(text), std::string::npos) << "expected \"" << text << "\" in\n"
+                                                         << to_text(gpus);
 }
 
 TEST(InfoGpus, NamesThePairsWithoutPeerAccess) {
@@ -46,8 +48,9 @@ TEST(InfoGpus, TellsAccessWithoutAtomics) {
 
 TEST(InfoGpus, SaysWhatEachCanDo) {
   const Gpus plain = gpus_of({.gpus = 1, .fabric = false});
-  expect_text(plain,
-              "GPUs: 1, CUDA driver 13.0\n  GPU 0: Fake GPU, 0000:00:00.0, 1.0 GiB, 132 SMs, compute capability 9.0\n");
+  expect_text(
+      plain,
+      "GPUs: 1, CUDA driver 13.0\n  GPU 0: Fake GPU, 0000:00:00.0, 1.0 GiB, 132 SMs, compute capability 9.0\n");
   expect_text(
       plain,
       "virtual memory: yes; handles: fd yes, fabric no; 64-bit stream memory operations: no; NVLink multicast: no");
@@ -55,14 +58,17 @@ TEST(InfoGpus, SaysWhatEachCanDo) {
   EXPECT_EQ(to_json(plain)["gpus"][0]["stream_memory_operations"], false);
 
   const Gpus rich = gpus_of({.gpus = 1, .multicast = true, .stream_memory_ops = true});
-  expect_text(rich, "fabric yes; 64-bit stream memory operations: yes; NVLink multicast: yes (not used)");
+  expect_text(rich,
+              "fabric yes; 64-bit stream memory operations: yes; NVLink multicast: yes (not used)");
   EXPECT_EQ(to_json(rich)["gpus"][0]["nvlink_multicast"], true);
   EXPECT_EQ(to_json(rich)["gpus"][0]["stream_memory_operations"], true);
 }
 
 TEST(InfoGpus, SaysHowSeveralPesShareAGpu) {
   const Gpus without = gpus_of({.gpus = 1}), with = gpus_of({.gpus = 1}, "/run/mps");
-  expect_text(without, "several PEs per GPU: yes; threads run at the same time, processes by turns (no MPS daemon)");
+  expect_text(
+      without,
+      "several PEs per GPU: yes; threads run at the same time, processes by turns (no MPS daemon)");
   expect_text(with, "several PEs per GPU: yes; processes run at the same time by MPS (/run/mps)");
   EXPECT_EQ(to_json(without)["mps"], "");
   EXPECT_EQ(to_json(with)["mps"], "/run/mps");

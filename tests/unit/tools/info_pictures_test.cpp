@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Texts and pictures of shoal-info (requirements A1, D9, D12).
 #include <gtest/gtest.h>
 
@@ -19,7 +20,9 @@ Topology topology_of(const std::string& machine) {
 
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++found;
+  for (std::size_t at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + part.size()))
+    ++found;
   return found;
 }
 
@@ -57,7 +60,8 @@ TEST(TreeOfAMachine, ShowsSwitchesAndNothingThatBranchesNowhere) {
 TEST(TreeOfAMachine, LosesNoDevice) {
   for (const auto* const machine : {"dgx_h100", "hgx_4_nics", "dual_port", "two_planes"}) {
     const Topology topology = topology_of(machine);
-    EXPECT_EQ(devices(tree_of(topology.machine)), topology.machine.gpus.size() + topology.machine.nics.size())
+    EXPECT_EQ(devices(tree_of(topology.machine)),
+              topology.machine.gpus.size() + topology.machine.nics.size())
         << machine;
   }
 }
@@ -90,7 +94,8 @@ TEST(PictureOfAMachine, IsWellFormedAndHasEveryDevice) {
 TEST(Topology, TellsTheUsersOfANic) {
   const Topology topology = topology_of("hgx_4_nics");
   std::size_t uses = 0;
-  for (std::size_t nic = 0; nic < topology.machine.nics.size(); ++nic) uses += users_of(topology, nic).size();
+  for (std::size_t nic = 0; nic < topology.machine.nics.size(); ++nic)
+    uses += users_of(topology, nic).size();
   EXPECT_EQ(uses, 8u);
   EXPECT_EQ(users_of(topology, 0).size(), 2u);
   const nlohmann::json json = to_json(topology);
@@ -102,7 +107,8 @@ TEST(Topology, TellsTheUsersOfANic) {
 WorldView two_pes() {
   using namespace std::chrono_literals;
   WorldView view;
-  view.timelines = {{{{"bootstrap", 2ms, 0ms}, {"heap", 7ms, 6ms}}}, {{{"bootstrap", 3ms, 1ms}, {"heap", 6ms, 0ms}}}};
+  view.timelines = {{{{"bootstrap", 2ms, 0ms}, {"heap", 7ms, 6ms}}},
+                    {{{"bootstrap", 3ms, 1ms}, {"heap", 6ms, 0ms}}}};
   return view;
 }
 
@@ -147,11 +153,12 @@ WorldView world_of(Pe n, Pe per_node) {
   for (Pe a = 0; a < n; ++a)
     for (Pe b = a; b < n; ++b) {
       const bool near = a / per_node == b / per_node;
-      view.connectivity.pairs.push_back({a,
-                                         b,
-                                         {{"self", 31, a == b, a == b ? "the PE itself" : "another PE"},
-                                          {"shm", 31, a != b && near, near ? "first" : "on another host"},
-                                          {"ofi", 30, !near, near ? "not wanted" : "first that does everything"}}});
+      view.connectivity.pairs.push_back(
+          {a,
+           b,
+           {{"self", 31, a == b, a == b ? "the PE itself" : "another PE"},
+            {"shm", 31, a != b && near, near ? "first" : "on another host"},
+            {"ofi", 30, !near, near ? "not wanted" : "first that does everything"}}});
     }
   return view;
 }
@@ -170,9 +177,12 @@ TEST(ConnectivityText, GroupsPairsThatAreAlike) {
 TEST(ConnectivityText, ListsThePairsOfAnOddGroup) {
   WorldView view = world_of(4, 4);
   for (auto& pair : view.connectivity.pairs)
-    if (pair.a != pair.b && pair.b == 3) pair.verdicts[1] = {"shm", 0, false, "in another network namespace"};
+    if (pair.a != pair.b && pair.b == 3)
+      pair.verdicts[1] = {"shm", 0, false, "in another network namespace"};
   const std::string text = connectivity_text(view);
-  EXPECT_NE(text.find("  PE 0 with 3; PE 1 with 3; PE 2 with 3\n    * none  no transport reaches\n"), std::string::npos)
+  EXPECT_NE(
+      text.find("  PE 0 with 3; PE 1 with 3; PE 2 with 3\n    * none  no transport reaches\n"),
+      std::string::npos)
       << text;
   EXPECT_NE(text.find("  PE 0 with 1-2; PE 1 with 2\n"), std::string::npos) << text;
   EXPECT_NE(text.find("PE   3  -  -  -  .\n"), std::string::npos) << text;

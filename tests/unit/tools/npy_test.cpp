@@ -1,4 +1,6 @@
-// .npy files: round trips, the versions and dtypes that are read, and errors that name file and fault.
+// SPDX-License-Identifier: Apache-2.0
+// .npy files: round trips, the versions and dtypes that are read, and errors that name file and
+// fault.
 #include "moe/npy.hpp"
 
 #include <gtest/gtest.h>
@@ -25,7 +27,8 @@ class Npy : public ::testing::Test {
   std::string path(const std::string& name = "a.npy") const { return (directory_ / name).string(); }
 
   /// A file as NumPy would write it, from its parts.
-  std::string write_raw(const std::string& header, const std::string& data, char version = 1) const {
+  std::string write_raw(const std::string& header, const std::string& data,
+                        char version = 1) const {
     std::ofstream file(path(), std::ios::binary);
     file.write("\x93NUMPY", 6);
     file.put(version).put(0);
@@ -63,19 +66,22 @@ TEST_F(Npy, WritesWhatItReads) {
   EXPECT_EQ(reader.shape(), std::vector<std::int64_t>({5, 3, 2}));
   EXPECT_EQ(reader.row_size(), 6);
   EXPECT_EQ(reader.read_rows<double>(0, 5), values);
-  EXPECT_EQ(reader.read_rows<double>(3, 1), std::vector<double>(values.begin() + 18, values.begin() + 24));
+  EXPECT_EQ(reader.read_rows<double>(3, 1),
+            std::vector<double>(values.begin() + 18, values.begin() + 24));
   EXPECT_EQ(reader.read_rows<float>(5, 0).size(), 0u);
-  EXPECT_EQ(std::filesystem::file_size(path()) % 64, (30 * 8) % 64) << "data is aligned to 64 bytes";
+  EXPECT_EQ(std::filesystem::file_size(path()) % 64, (30 * 8) % 64)
+      << "data is aligned to 64 bytes";
 }
 
 TEST_F(Npy, ReadsEveryDtype) {
   const std::string half("\x00\x3c\x00\xc0", 4);  // 1, -2
-  EXPECT_EQ(
-      NpyReader(write_raw("{'descr': '<f2', 'fortran_order': False, 'shape': (2,), }", half)).read_rows<float>(0, 2),
-      (std::vector<float>{1, -2}));
+  EXPECT_EQ(NpyReader(write_raw("{'descr': '<f2', 'fortran_order': False, 'shape': (2,), }", half))
+                .read_rows<float>(0, 2),
+            (std::vector<float>{1, -2}));
   const std::int32_t ints[] = {-5, 7};
   const std::string int_bytes(reinterpret_cast<const char*>(ints), 8);
-  NpyReader reader(write_raw("{'descr': '<i4', 'fortran_order': False, 'shape': (1, 2)}", int_bytes, 2));
+  NpyReader reader(
+      write_raw("{'descr': '<i4', 'fortran_order': False, 'shape': (1, 2)}", int_bytes, 2));
   EXPECT_EQ(reader.read_rows<std::int64_t>(0, 1), (std::vector<std::int64_t>{-5, 7}));
   EXPECT_EQ(reader.read_rows<float>(0, 1), (std::vector<float>{-5, 7}));
   const std::int64_t wide = -(std::int64_t{1} << 40);
@@ -88,27 +94,35 @@ TEST_F(Npy, NamesTheFault) {
   const auto open = [&](const std::string& header, const std::string& data = "") {
     return message([&] { NpyReader reader(write_raw(header, data)); });
   };
-  EXPECT_NE(message([&] { NpyReader reader(path("missing.npy")); }).find("missing.npy: cannot be opened: No such file"),
+  EXPECT_NE(message([&] {
+              NpyReader reader(path("missing.npy"));
+            }).find("missing.npy: cannot be opened: No such file"),
             std::string::npos);
-  EXPECT_NE(open("{'descr': '<c8', 'fortran_order': False, 'shape': (2,), }").find("dtype '<c8'"), std::string::npos);
-  EXPECT_NE(open("{'descr': '>f4', 'fortran_order': False, 'shape': (2,), }").find("dtype '>f4'"), std::string::npos);
-  EXPECT_NE(open("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }").find("Fortran order"),
+  EXPECT_NE(open("{'descr': '<c8', 'fortran_order': False, 'shape': (2,), }").find("dtype '<c8'"),
             std::string::npos);
+  EXPECT_NE(open("{'descr': '>f4', 'fortran_order': False, 'shape': (2,), }").find("dtype '>f4'"),
+            std::string::npos);
+  EXPECT_NE(
+      open("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }").find("Fortran order"),
+      std::string::npos);
   EXPECT_NE(open("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", "1234")
                 .find("4 bytes of data; its shape needs 24"),
             std::string::npos);
-  for (const char* damaged : {"", "{}", "{'shape': (2,), 'fortran_order': False, 'descr':",
-                              "{'descr': '<f4', 'fortran_order': False, 'shape': (2",
-                              "{'descr': '<f4', 'fortran_order': False, 'shape': (-2,), }",
-                              "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4), }"})
+  for (const char* damaged :
+       {"", "{}", "{'shape': (2,), 'fortran_order': False, 'descr':",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-2,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4), }"})
     EXPECT_NE(open(damaged).find("damaged"), std::string::npos) << damaged;
   std::ofstream(path()) << "plain text";
   EXPECT_NE(message([&] { NpyReader reader(path()); }).find("not a .npy file"), std::string::npos);
-  EXPECT_NE(message([&] { NpyReader reader(write_raw("{}", "", 3)); }).find("version 3"), std::string::npos);
+  EXPECT_NE(message([&] { NpyReader reader(write_raw("{}", "", 3)); }).find("version 3"),
+            std::string::npos);
 }
 
 TEST_F(Npy, ChecksShapesAndRows) {
-  NpyReader reader(write_raw("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", std::string(24, '\0')));
+  NpyReader reader(write_raw("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }",
+                             std::string(24, '\0')));
   const std::string_view names[] = {"tokens", "hidden"};
   reader.require_shape(std::vector<std::int64_t>{-1, 3}, names);
   EXPECT_NE(message([&] {
@@ -116,7 +130,8 @@ TEST_F(Npy, ChecksShapesAndRows) {
             }).find("float32 [2, 3]; an array [tokens, hidden 4] is wanted"),
             std::string::npos);
   EXPECT_NE(message([&] { reader.read_rows<float>(1, 2); }).find("rows 1 to 3"), std::string::npos);
-  EXPECT_NE(message([&] { reader.read_rows<std::int64_t>(0, 1); }).find("integers are wanted"), std::string::npos);
+  EXPECT_NE(message([&] { reader.read_rows<std::int64_t>(0, 1); }).find("integers are wanted"),
+            std::string::npos);
 }
 
 TEST_F(Npy, WriterCountsElements) {
@@ -126,8 +141,11 @@ TEST_F(Npy, WriterCountsElements) {
   writer.append(std::span<const float>(row));
   EXPECT_NE(message([&] { writer.close(); }).find("2 elements fewer"), std::string::npos);
   writer.append(std::span<const float>(row));
-  EXPECT_NE(message([&] { writer.append(std::span<const float>(row)); }).find("more elements"), std::string::npos);
-  EXPECT_NE(message([&] { NpyWriter other("/nonexistent/a.npy", DataType::float32, shape); }).find("cannot be written"),
+  EXPECT_NE(message([&] { writer.append(std::span<const float>(row)); }).find("more elements"),
+            std::string::npos);
+  EXPECT_NE(message([&] {
+              NpyWriter other("/nonexistent/a.npy", DataType::float32, shape);
+            }).find("cannot be written"),
             std::string::npos);
 }
 

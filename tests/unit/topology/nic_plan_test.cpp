@@ -1,4 +1,6 @@
-// The NIC plan on described machines: by distance, the user's bindings, one plan for a host, rails (D5, D13, D14).
+// SPDX-License-Identifier: Apache-2.0
+// The NIC plan on described machines: by distance, the user's bindings, one plan for a host, rails
+// (D5, D13, D14).
 #include "topology/nic_plan.hpp"
 
 #include <fmt/ranges.h>
@@ -21,7 +23,8 @@ std::string text_of(const Machine& machine, const NicPlan& plan) {
   std::vector<std::string> seats;
   for (const auto& nics : plan.of_seat) {
     std::vector<std::string> labels;
-    for (const NicUse& use : nics) labels.push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
+    for (const NicUse& use : nics)
+      labels.push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
     seats.push_back(fmt::format("{}", fmt::join(labels, "+")));
   }
   return fmt::format("{}", fmt::join(seats, " "));
@@ -31,10 +34,12 @@ std::string plan_text(const Machine& machine, const NicBinding& binding = {}) {
   return text_of(machine, plan_nics(machine, host_seats(machine, 0), binding));
 }
 
-/// GPUs without NICs of their own, all below one host bridge, as virtual machines show them; NICs likewise.
+/// GPUs without NICs of their own, all below one host bridge, as virtual machines show them; NICs
+/// likewise.
 Machine flat(int gpus, int nics) {
   Machine machine;
-  for (int i = 0; i < gpus; ++i) machine.gpus.push_back({{{"pci0000:00", fmt::format("0000:00:{:02x}.0", i)}, 0}});
+  for (int i = 0; i < gpus; ++i)
+    machine.gpus.push_back({{{"pci0000:00", fmt::format("0000:00:{:02x}.0", i)}, 0}});
   for (int i = 0; i < nics; ++i) {
     Nic nic;
     nic.name = fmt::format("mlx5_{}", i);
@@ -55,24 +60,28 @@ TEST(NicPlan, OfTheDescribedMachines) {
   EXPECT_EQ(plan_text(described("dual_port")),
             "mlx5_0:1 mlx5_1:1 mlx5_0:2 mlx5_2:1 mlx5_3:1 mlx5_4:1 mlx5_3:2 mlx5_5:1");
   // A NIC on either plane, or PEs of one plane would not reach those of the other.
-  EXPECT_EQ(plan_text(described("two_planes")),
-            "mlx5_0:1+mlx5_1:1 mlx5_0:1+mlx5_1:1 mlx5_2:1+mlx5_3:1 mlx5_2:1+mlx5_3:1 mlx5_4:1+mlx5_5:1 "
-            "mlx5_4:1+mlx5_5:1 mlx5_6:1+mlx5_7:1 mlx5_6:1+mlx5_7:1");
-  EXPECT_EQ(plan_text(flat(2, 5)), "mlx5_0:1+mlx5_2:1 mlx5_1:1+mlx5_3:1") << "several NICs a PE where there are more";
+  EXPECT_EQ(
+      plan_text(described("two_planes")),
+      "mlx5_0:1+mlx5_1:1 mlx5_0:1+mlx5_1:1 mlx5_2:1+mlx5_3:1 mlx5_2:1+mlx5_3:1 mlx5_4:1+mlx5_5:1 "
+      "mlx5_4:1+mlx5_5:1 mlx5_6:1+mlx5_7:1 mlx5_6:1+mlx5_7:1");
+  EXPECT_EQ(plan_text(flat(2, 5)), "mlx5_0:1+mlx5_2:1 mlx5_1:1+mlx5_3:1")
+      << "several NICs a PE where there are more";
   EXPECT_EQ(plan_text(flat(3, 0)), "  ");
 }
 
 TEST(NicPlan, LeavesOutWhatIsForOtherThings) {
   const Machine machine = described("dgx_h100");
   const NicPlan plan = plan_nics(machine, host_seats(machine, 0), {});
-  EXPECT_NE(plan.unused[1].find("less than half as fast"), std::string::npos) << "mlx5_8 lies nearest to GPU 0, too";
+  EXPECT_NE(plan.unused[1].find("less than half as fast"), std::string::npos)
+      << "mlx5_8 lies nearest to GPU 0, too";
   EXPECT_EQ(plan.unused.back(), "there are RDMA devices");
   EXPECT_EQ(plan.unused[0], "");
 
   Machine mixed = flat(4, 6);
   mixed.nics[4].plane = mixed.nics[5].plane = 1;
   mixed.nics[1].up = false;
-  EXPECT_EQ(plan_text(mixed), "mlx5_0:1 mlx5_2:1 mlx5_3:1 mlx5_0:1") << "a small plane, a port that is down";
+  EXPECT_EQ(plan_text(mixed), "mlx5_0:1 mlx5_2:1 mlx5_3:1 mlx5_0:1")
+      << "a small plane, a port that is down";
   mixed.nics[0].kind = mixed.nics[2].kind = mixed.nics[3].kind = Nic::Kind::software;
   mixed.nics[4].kind = mixed.nics[5].kind = Nic::Kind::network;
   EXPECT_EQ(plan_text(mixed), "mlx5_4 mlx5_5 mlx5_4 mlx5_5");
@@ -81,7 +90,8 @@ TEST(NicPlan, LeavesOutWhatIsForOtherThings) {
 // Overlapping sets of nearest NICs, as no tree has them, need the second round.
 TEST(NicPlan, SecondRoundBalances) {
   const auto n = Distance::pix, f = Distance::sys;
-  const std::vector<std::vector<Distance>> table{{n, n, f}, {n, n, f}, {f, n, n}, {n, f, f}, {n, f, f}};
+  const std::vector<std::vector<Distance>> table{
+      {n, n, f}, {n, n, f}, {f, n, n}, {n, f, f}, {n, f, f}};
   const std::vector<std::int32_t> card{0, 1, 2};
   const auto plan = assign_by_distance(table, card, 1);
   EXPECT_EQ(plan, (std::vector<std::vector<std::int32_t>>{{1}, {1}, {2}, {0}, {0}}));
@@ -89,12 +99,17 @@ TEST(NicPlan, SecondRoundBalances) {
 
 TEST(NicPlan, TheUsersOrderIsHonoured) {
   const Machine machine = flat(4, 4);
-  EXPECT_EQ(plan_text(machine, {"mlx5_3,mlx5_0:1", false, ""}), "mlx5_3:1 mlx5_0:1 mlx5_3:1 mlx5_0:1");
-  EXPECT_EQ(plan_text(machine, {"mlx5_0:1 , mlx5_3", false, ""}), "mlx5_0:1 mlx5_3:1 mlx5_0:1 mlx5_3:1");
-  EXPECT_EQ(plan_text(machine, {"^mlx5_0,mlx5_2:1", false, ""}), "mlx5_1:1 mlx5_3:1 mlx5_1:1 mlx5_3:1");
+  EXPECT_EQ(plan_text(machine, {"mlx5_3,mlx5_0:1", false, ""}),
+            "mlx5_3:1 mlx5_0:1 mlx5_3:1 mlx5_0:1");
+  EXPECT_EQ(plan_text(machine, {"mlx5_0:1 , mlx5_3", false, ""}),
+            "mlx5_0:1 mlx5_3:1 mlx5_0:1 mlx5_3:1");
+  EXPECT_EQ(plan_text(machine, {"^mlx5_0,mlx5_2:1", false, ""}),
+            "mlx5_1:1 mlx5_3:1 mlx5_1:1 mlx5_3:1");
   EXPECT_EQ(plan_text(machine, {"", true, ""}), "mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1");
-  EXPECT_EQ(plan_text(machine, {"mlx5_2,mlx5_1,mlx5_0", true, ""}), "mlx5_2:1 mlx5_1:1 mlx5_0:1 mlx5_2:1");
-  EXPECT_EQ(plan_text(machine, {"", false, "mlx5_3:1:2,mlx5_1,mlx5_3"}), "mlx5_3:1 mlx5_3:1 mlx5_1:1 mlx5_3:1");
+  EXPECT_EQ(plan_text(machine, {"mlx5_2,mlx5_1,mlx5_0", true, ""}),
+            "mlx5_2:1 mlx5_1:1 mlx5_0:1 mlx5_2:1");
+  EXPECT_EQ(plan_text(machine, {"", false, "mlx5_3:1:2,mlx5_1,mlx5_3"}),
+            "mlx5_3:1 mlx5_3:1 mlx5_1:1 mlx5_3:1");
 
   const Machine dgx = described("dgx_h100");
   EXPECT_EQ(plan_text(dgx, {"mlx5_7,mlx5_0,mlx5_8", false, ""}),
@@ -126,10 +141,10 @@ TEST(NicPlan, RefusesWhatDoesNotFit) {
     NicBinding binding;
     const char* text;
   } cases[] = {
-      {{"mlx5_O", false, ""}, "SHOAL_NIC_LIST is \"mlx5_O\": no NIC is called \"mlx5_O\"; did you mean mlx5_0?"},
+      {{"mlx5_O", false, ""},
+       "SHOAL_NIC_LIST is \"mlx5_O\": no NIC is called \"mlx5_O\"; did you mean mlx5_0?"},
       {{"mlx5_0,quite_other", true, ""},
-       "called \"quite_other\". This host has: mlx5_0:1, mlx5_1:1, mlx5_2:1, "
-       "mlx5_3:1 (down)"},
+       "called \"quite_other\". This host has: mlx5_0:1, mlx5_1:1, mlx5_2:1, mlx5_3:1 (down)"},
       {{"^mlx5_9", false, ""}, "no NIC is called \"mlx5_9\"; did you mean mlx5_"},
       {{"mlx5_0:2", false, ""}, "\"mlx5_0:2\" names a port that mlx5_0 does not have"},
       {{"mlx5_3:1", false, ""}, "\"mlx5_3:1\" is down; connect it or take it out"},
@@ -146,15 +161,17 @@ TEST(NicPlan, RefusesWhatDoesNotFit) {
       {{"", false, "mlx5_0:1:99999999999"}, "is malformed"},
       {{"", false, "mlx5_0:1:2,mlx5_7:1:2"}, "no NIC is called \"mlx5_7\""},
       {{"", false, "mlx5_0:1:2,mlx5_1:1:1"},
-       "has places for 3 PEs, and this host has 4; such as "
-       "\"mlx5_0:1:2,mlx5_1:1:2\""},
+       "has places for 3 PEs, and this host has 4; such as \"mlx5_0:1:2,mlx5_1:1:2\""},
       {{"", false, "mlx5_0:1:4,mlx5_1:1:4"}, "has places for 8 PEs, and this host has 4"},
-      {{"mlx5_0", false, "mlx5_0:1:4"}, "SHOAL_NIC_LIST and SHOAL_NIC_ROUND_ROBIN must not be set beside it"},
+      {{"mlx5_0", false, "mlx5_0:1:4"},
+       "SHOAL_NIC_LIST and SHOAL_NIC_ROUND_ROBIN must not be set beside it"},
   };
   for (const auto& [binding, text] : cases)
-    test::expect_error(Code::invalid_argument, text, [&] { plan_nics(machine, host_seats(machine, 0), binding); });
-  test::expect_error(Code::invalid_argument, "this host has no NICs",
-                     [] { plan_nics(flat(1, 0), host_seats(flat(1, 0), 0), {"mlx5_0", false, ""}); });
+    test::expect_error(Code::invalid_argument, text,
+                       [&] { plan_nics(machine, host_seats(machine, 0), binding); });
+  test::expect_error(Code::invalid_argument, "this host has no NICs", [] {
+    plan_nics(flat(1, 0), host_seats(flat(1, 0), 0), {"mlx5_0", false, ""});
+  });
 }
 
 TEST(NicPlan, SeatsBelongToTheHost) {
@@ -168,7 +185,8 @@ TEST(NicPlan, SeatsBelongToTheHost) {
   EXPECT_EQ(host_seats(flat(0, 2), 3).size(), 3U);
   EXPECT_EQ(plan_text(flat(0, 2)), "mlx5_0:1+mlx5_1:1");
   const Machine plain = flat(0, 2);
-  EXPECT_EQ(text_of(plain, plan_nics(plain, host_seats(plain, 3), {})), "mlx5_0:1 mlx5_1:1 mlx5_0:1");
+  EXPECT_EQ(text_of(plain, plan_nics(plain, host_seats(plain, 3), {})),
+            "mlx5_0:1 mlx5_1:1 mlx5_0:1");
 }
 
 TEST(NicPlan, SaysWhatIsMissing) {
@@ -176,8 +194,11 @@ TEST(NicPlan, SaysWhatIsMissing) {
   const auto seats = host_seats(machine, 0);
   const auto found = remarks(machine, seats, plan_nics(machine, seats, {}));
   ASSERT_EQ(found.size(), 2U);
-  EXPECT_NE(found[1].find("GPU 1 (0000:00:01.0) is PHB away from its NIC mlx5_1:1"), std::string::npos) << found[1];
-  EXPECT_NE(remarks(flat(1, 0), host_seats(flat(1, 0), 0), plan_nics(flat(1, 0), host_seats(flat(1, 0), 0), {}))
+  EXPECT_NE(found[1].find("GPU 1 (0000:00:01.0) is PHB away from its NIC mlx5_1:1"),
+            std::string::npos)
+      << found[1];
+  EXPECT_NE(remarks(flat(1, 0), host_seats(flat(1, 0), 0),
+                    plan_nics(flat(1, 0), host_seats(flat(1, 0), 0), {}))
                 .at(0)
                 .find("no NIC is there"),
             std::string::npos);
@@ -188,8 +209,10 @@ TEST(NicPlan, SaysWhatIsMissing) {
 TEST(NicPlan, SaysThatPlanesDiffer) {
   const Machine machine = described("two_planes");
   const auto seats = host_seats(machine, 0);
-  const auto found = remarks(machine, seats, plan_nics(machine, seats, {"mlx5_0,mlx5_1", true, ""}));
-  EXPECT_NE(found.back().find("seats 0 and 1 have NICs on different planes, [0] and [1]"), std::string::npos)
+  const auto found =
+      remarks(machine, seats, plan_nics(machine, seats, {"mlx5_0,mlx5_1", true, ""}));
+  EXPECT_NE(found.back().find("seats 0 and 1 have NICs on different planes, [0] and [1]"),
+            std::string::npos)
       << found.back();
   EXPECT_TRUE(remarks(machine, seats, plan_nics(machine, seats, {})).empty());
 }
@@ -206,7 +229,8 @@ TEST(Rails, NeedACommonNetwork) {
   const auto seats = host_seats(machine, 0);
   const auto end = [&](std::int32_t host, std::size_t seat, const NicBinding& binding) {
     const NicPlan plan = plan_nics(machine, seats, binding);
-    RailEnd result{host, host == 0 ? "first" : "second", {}, networks_of(machine, plan.of_seat[seat])};
+    RailEnd result{
+        host, host == 0 ? "first" : "second", {}, networks_of(machine, plan.of_seat[seat])};
     for (const NicUse& use : plan.of_seat[seat])
       result.nics.push_back(machine.nics[static_cast<std::size_t>(use.nic)].label());
     return result;
@@ -214,19 +238,26 @@ TEST(Rails, NeedACommonNetwork) {
   const NicBinding all, even{"mlx5_0,mlx5_2", false, ""}, odd{"mlx5_1,mlx5_3", false, ""};
   EXPECT_EQ(end(0, 5, all).networks, (std::vector<std::string>{"plane 0", "plane 1"}));
   const std::vector<std::vector<Pe>> two_rails{{0, 2}, {1, 3}};
-  EXPECT_NO_THROW(check_rails(two_rails, std::vector{end(0, 0, all), end(0, 1, all), end(1, 0, even), end(1, 1, odd)}));
+  EXPECT_NO_THROW(check_rails(
+      two_rails, std::vector{end(0, 0, all), end(0, 1, all), end(1, 0, even), end(1, 1, odd)}));
   test::expect_error(
       Code::unsupported,
       "rail 1 is cut: PE 1 on host first has mlx5_0:1 on [plane 0], PE 3 on host second has mlx5_1:1 on [plane 1]",
-      [&] { check_rails(two_rails, std::vector{end(0, 0, even), end(0, 1, even), end(1, 0, even), end(1, 1, odd)}); });
+      [&] {
+        check_rails(two_rails,
+                    std::vector{end(0, 0, even), end(0, 1, even), end(1, 0, even), end(1, 1, odd)});
+      });
   // PEs of one host are no rail, and of what is not known nothing is said.
-  EXPECT_NO_THROW(check_rails(std::vector<std::vector<Pe>>{{0, 1}}, std::vector{end(0, 0, even), end(0, 0, odd)}));
+  EXPECT_NO_THROW(check_rails(std::vector<std::vector<Pe>>{{0, 1}},
+                              std::vector{end(0, 0, even), end(0, 0, odd)}));
   RailEnd unknown = end(1, 0, odd);
   unknown.networks.clear();
-  EXPECT_NO_THROW(check_rails(std::vector<std::vector<Pe>>{{0, 1}}, std::vector{end(0, 0, even), unknown}));
+  EXPECT_NO_THROW(
+      check_rails(std::vector<std::vector<Pe>>{{0, 1}}, std::vector{end(0, 0, even), unknown}));
 }
 
-// A number of a plane counts the planes that one host has up: only names can be compared between hosts.
+// A number of a plane counts the planes that one host has up: only names can be compared between
+// hosts.
 TEST(Rails, CompareNamesAndNotNumbersOfPlanes) {
   const auto port = [](const char* name, std::int32_t plane, const char* network) {
     return Nic{name, 1, Nic::Kind::rdma, {}, 0, plane, true, network};
@@ -236,8 +267,9 @@ TEST(Rails, CompareNamesAndNotNumbersOfPlanes) {
   half.nics = {port("b", 0, "InfiniBand y")};
   const std::vector<NicUse> second{{1, Distance::pix}}, first{{0, Distance::pix}};
   const std::vector<std::vector<Pe>> rail{{0, 1}};
-  EXPECT_NO_THROW(check_rails(rail, std::vector<RailEnd>{{0, "h0", {"b"}, networks_of(whole, second)},
-                                                         {1, "h1", {"b"}, networks_of(half, first)}}));
+  EXPECT_NO_THROW(
+      check_rails(rail, std::vector<RailEnd>{{0, "h0", {"b"}, networks_of(whole, second)},
+                                             {1, "h1", {"b"}, networks_of(half, first)}}));
   EXPECT_THROW(check_rails(rail, std::vector<RailEnd>{{0, "h0", {"a"}, networks_of(whole, first)},
                                                       {1, "h1", {"b"}, networks_of(half, first)}}),
                Error);

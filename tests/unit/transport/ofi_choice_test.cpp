@@ -1,4 +1,6 @@
-// Which endpoints become rails, and how transfers are cut (transport ofi): pure functions, without libfabric.
+// SPDX-License-Identifier: Apache-2.0
+// Which endpoints become rails, and how transfers are cut (transport ofi): pure functions, without
+// libfabric.
 #include <gtest/gtest.h>
 
 #include "transport/ofi/choice.hpp"
@@ -11,13 +13,15 @@ namespace {
 using Names = std::vector<std::string>;
 
 Candidate ip(const std::string& domain, bool v6 = false, bool link_local = false) {
-  return {.domain = domain, .ip = true, .v6 = v6, .link_local = link_local, .loopback = domain == "lo"};
+  return {
+      .domain = domain, .ip = true, .v6 = v6, .link_local = link_local, .loopback = domain == "lo"};
 }
 
-const std::vector<Candidate> kTcp = {ip("eth1", true, true), ip("eth0"), ip("eth0", true), ip("eth1"), ip("lo"),
-                                     ip("lo", true)};
+const std::vector<Candidate> kTcp = {
+    ip("eth1", true, true), ip("eth0"), ip("eth0", true), ip("eth1"), ip("lo"), ip("lo", true)};
 
-std::vector<std::size_t> rails(const std::vector<Candidate>& candidates, const Names& nics, bool loopback = false) {
+std::vector<std::size_t> rails(const std::vector<Candidate>& candidates, const Names& nics,
+                               bool loopback = false) {
   return choose_rails(candidates, nics, loopback).rails;
 }
 
@@ -31,7 +35,8 @@ TEST(OfiChoice, TakesOneRailForEachNicInItsOrder) {
 
 TEST(OfiChoice, PrefersAddressesThatOtherHostsReach) {
   EXPECT_EQ(rails({ip("eth1", true, true), ip("eth1", true)}, {"eth1"}), (Rails{1}));
-  EXPECT_EQ(rails({ip("eth1", true, true)}, {"eth1"}), (Rails{0})) << "a link-local address is better than none";
+  EXPECT_EQ(rails({ip("eth1", true, true)}, {"eth1"}), (Rails{0}))
+      << "a link-local address is better than none";
 }
 
 TEST(OfiChoice, UsesLoopbackWhereAllPeersAreOnTheHost) {
@@ -74,7 +79,8 @@ TEST(OfiPieces, AreCutAndSpread) {
   EXPECT_EQ(piece_bytes(100'000, 4, kMiB), kSmallestShare) << "nor needlessly short";
   EXPECT_EQ(piece_bytes(1, 8, kMiB), 1u);
   // Every transfer ends: pieces are not empty and not longer than the rest.
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{63}, 3 * kMiB + 5, std::size_t{1} << 45})
+  for (const std::size_t bytes :
+       {std::size_t{1}, std::size_t{63}, 3 * kMiB + 5, std::size_t{1} << 45})
     for (const std::size_t count : {1, 2, 3, 16}) {
       const std::size_t piece = piece_bytes(bytes, count, kMiB);
       EXPECT_GE(piece, 1u);

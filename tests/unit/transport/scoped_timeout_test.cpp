@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a thread waits for PEs over a network after a failure (transport/scoped_timeout.hpp).
 #include "transport/scoped_timeout.hpp"
 
@@ -15,10 +16,10 @@ milliseconds left(milliseconds timeout) {
   return std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
 }
 
-TEST(Patience, ShortensTheWaitsOfItsScopeAllTogether) {
+TEST(ScopedTimeout, ShortensTheWaitsOfItsScopeAllTogether) {
   EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000));
   {
-    const Patience patience(milliseconds(5'000));
+    const ScopedTimeout patience(milliseconds(5'000));
     const auto first = wait_deadline(milliseconds(50'000));
     EXPECT_LE(left(milliseconds(50'000)), milliseconds(5'000));
     std::this_thread::sleep_for(milliseconds(2));
@@ -28,22 +29,22 @@ TEST(Patience, ShortensTheWaitsOfItsScopeAllTogether) {
   EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000));
 }
 
-TEST(Patience, AnInnerOneCannotProlongAnOuterOne) {
-  const Patience outer(milliseconds(1'000));
+TEST(ScopedTimeout, AnInnerOneCannotProlongAnOuterOne) {
+  const ScopedTimeout outer(milliseconds(1'000));
   const auto before = wait_deadline(milliseconds(50'000));
   {
-    const Patience inner(milliseconds(30'000));
+    const ScopedTimeout inner(milliseconds(30'000));
     EXPECT_EQ(wait_deadline(milliseconds(50'000)), before);
   }
   {
-    const Patience inner(milliseconds(10));
+    const ScopedTimeout inner(milliseconds(10));
     EXPECT_LE(left(milliseconds(50'000)), milliseconds(10));
   }
   EXPECT_EQ(wait_deadline(milliseconds(50'000)), before);
 }
 
-TEST(Patience, IsTheThreadsOwn) {
-  const Patience patience(milliseconds(10));
+TEST(ScopedTimeout, IsTheThreadsOwn) {
+  const ScopedTimeout patience(milliseconds(10));
   std::thread([] { EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000)); }).join();
 }
 

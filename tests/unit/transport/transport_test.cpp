@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The choice of transports, and the operations on mapped memory.
 
 #include "transport/transport.hpp"
@@ -25,13 +26,15 @@ constexpr Capabilities kAll = capability::all_operations;
 constexpr Capabilities kNear = kAll | capability::load_store;
 
 /// A map of n PEs and the transports "near" and "far".
-Connectivity make_map(std::size_t n_pes, const std::function<Capabilities(Pe, Pe, int)>& capabilities) {
+Connectivity make_map(std::size_t n_pes,
+                      const std::function<Capabilities(Pe, Pe, int)>& capabilities) {
   Connectivity map;
   map.names = {"near", "far"};
   map.n_pes = n_pes;
   for (std::size_t a = 0; a < n_pes; ++a)
     for (std::size_t b = 0; b < n_pes; ++b)
-      for (const int t : {0, 1}) map.map.push_back(capabilities(static_cast<Pe>(a), static_cast<Pe>(b), t));
+      for (const int t : {0, 1})
+        map.map.push_back(capabilities(static_cast<Pe>(a), static_cast<Pe>(b), t));
   map.reasons.assign(n_pes, {"too far", "no network"});
   return map;
 }
@@ -48,7 +51,9 @@ TEST(Connectivity, PrefersTheFirstThatDoesEverything) {
 
 // D12: both PEs of a pair choose alike, even where only one of them is reached.
 TEST(Connectivity, NeedsBothDirections) {
-  const auto capabilities = [](Pe a, Pe b, int t) { return t == 0 && a == 0 && b == 1 ? capability::put : kAll; };
+  const auto capabilities = [](Pe a, Pe b, int t) {
+    return t == 0 && a == 0 && b == 1 ? capability::put : kAll;
+  };
   for (const Pe me : {0, 1}) {
     Connectivity map = make_map(2, capabilities);
     detail::choose_transports(map, me);
@@ -75,8 +80,10 @@ TEST(Connectivity, NamesThePairThatNothingConnects) {
   }
 }
 
-/// Four PEs on two nodes, "shm" inside them, and what the networks "ofi" and "ucx" offer where they are in the map.
-Connectivity two_nodes(std::vector<std::string> names, const std::function<Capabilities(Pe, Pe, int)>& network = {}) {
+/// Four PEs on two nodes, "shm" inside them, and what the networks "ofi" and "ucx" offer where they
+/// are in the map.
+Connectivity two_nodes(std::vector<std::string> names,
+                       const std::function<Capabilities(Pe, Pe, int)>& network = {}) {
   Connectivity map;
   map.names = std::move(names);
   map.n_pes = 4;
@@ -102,7 +109,9 @@ TEST(Connectivity, ANetworkIsTriedWhereAPairNeedsIt) {  // D4: loaded on demand
 }
 
 TEST(Connectivity, WhatFailsForOnePairIsDroppedForAll) {  // D12
-  const auto all_but_one = [](Pe a, Pe b, int t) { return t == 1 && a == 1 && b == 3 ? Capabilities{0} : kAll; };
+  const auto all_but_one = [](Pe a, Pe b, int t) {
+    return t == 1 && a == 1 && b == 3 ? Capabilities{0} : kAll;
+  };
   Connectivity map = two_nodes({"shm", "ofi"}, all_but_one);
   detail::drop_where_broken(map, "ofi");
   EXPECT_NE(map.dropped[1].find("PE 1 and PE 3"), std::string::npos) << map.dropped[1];
@@ -119,7 +128,8 @@ TEST(Connectivity, WhatFailsForOnePairIsDroppedForAll) {  // D12
 }
 
 TEST(Connectivity, ANetworkThatWorksWhereItIsNeededIsKept) {
-  Connectivity map = two_nodes({"shm", "ofi"}, [](Pe a, Pe b, int) { return a / 2 == b / 2 ? Capabilities{0} : kAll; });
+  Connectivity map = two_nodes(
+      {"shm", "ofi"}, [](Pe a, Pe b, int) { return a / 2 == b / 2 ? Capabilities{0} : kAll; });
   detail::drop_where_broken(map, "ofi");
   EXPECT_EQ(map.dropped[1], "");
 }
@@ -190,8 +200,8 @@ TEST_F(SelfTransport, CopiesWhateverTheAlignment) {
 }
 
 TEST_F(SelfTransport, MovesOverlappingRanges) {
-  std::iota(reinterpret_cast<unsigned char*>(bytes_), reinterpret_cast<unsigned char*>(bytes_) + 100,
-            static_cast<unsigned char>(0));
+  std::iota(reinterpret_cast<unsigned char*>(bytes_),
+            reinterpret_cast<unsigned char*>(bytes_) + 100, static_cast<unsigned char>(0));
   self_->put(0, 10, bytes_, 90);
   for (std::size_t i = 0; i < 90; ++i) EXPECT_EQ(at<unsigned char>(10 + i), i);
 }

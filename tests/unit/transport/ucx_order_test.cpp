@@ -1,5 +1,6 @@
-// What the ucx transport (D4) makes of a network that keeps nothing in order but what a flush orders (C1): two PEs, as
-// threads, over fake_ucp.
+// SPDX-License-Identifier: Apache-2.0
+// What the ucx transport (D4) makes of a network that keeps nothing in order but what a flush
+// orders (C1): two PEs, as threads, over fake_ucp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -106,7 +107,8 @@ class UcxOrder : public testing::TestWithParam<std::pair<std::int64_t, std::size
     // The handshake reads two things at once.
     EXPECT_LE(counts.most_transfers, static_cast<std::size_t>(std::max<std::int64_t>(depth, 2)));
     EXPECT_LE(counts.most_flushes, 1u);
-    // Its own window, answers to the other's, and an acknowledgement, a request for one and a goodbye.
+    // Its own window, answers to the other's, and an acknowledgement, a request for one and a
+    // goodbye.
     EXPECT_LE(counts.most_messages, 2 * static_cast<std::size_t>(depth) + 3);
     if (depth > 4) EXPECT_GT(counts.overtaken, 10u) << "the fake is not as adverse as it should be";
   }
@@ -126,7 +128,8 @@ TEST_P(UcxOrder, SignalsComeAfterData) {
           pair.transport.put_signal(1, 0, out.data(), bytes, kFlag, SignalOp::set, round);
         } else {
           pair.transport.put_nbi(1, 0, out.data(), bytes);
-          pair.transport.signal(1, kFlag, round % 3 == 1 ? SignalOp::set : SignalOp::add, round % 3 == 1 ? round : 1);
+          pair.transport.signal(1, kFlag, round % 3 == 1 ? SignalOp::set : SignalOp::add,
+                                round % 3 == 1 ? round : 1);
         }
         ASSERT_TRUE(pair.wait_for(kEcho, round));
         pair.transport.quiet();
@@ -146,7 +149,8 @@ TEST_P(UcxOrder, FencesKeepPutsApart) {
     for (std::uint64_t round = 1; round <= 70; ++round) {
       const std::size_t bytes = kLengths[round % std::size(kLengths)];
       if (pair.pe == 0) {
-        // Long behind short, short behind long, to the same place: the last one stays, then a word says so.
+        // Long behind short, short behind long, to the same place: the last one stays, then a word
+        // says so.
         const std::size_t first = kLengths[(round * 5) % std::size(kLengths)];
         const std::vector<std::byte> old(first, std::byte{0xEE});
         std::memset(out.data(), static_cast<int>(round % 200), bytes);
@@ -159,7 +163,8 @@ TEST_P(UcxOrder, FencesKeepPutsApart) {
         pair.transport.quiet();
       } else {
         ASSERT_TRUE(pair.wait_for(kFlag, round));
-        const auto right = std::count(pair.mine, pair.mine + bytes, static_cast<std::byte>(round % 200));
+        const auto right =
+            std::count(pair.mine, pair.mine + bytes, static_cast<std::byte>(round % 200));
         ASSERT_EQ(static_cast<std::size_t>(right), bytes) << "round " << round;
         pair.transport.signal(0, kEcho, SignalOp::set, round);
       }
@@ -179,7 +184,8 @@ TEST_P(UcxOrder, QuietCompletesEverything) {
       pair.transport.quiet();
       ASSERT_EQ(std::memcmp(pair.theirs, out.data(), bytes), 0) << "round " << round;
       for (std::size_t i = 0; i < bytes / 8; ++i)
-        ASSERT_EQ(std::memcmp(pair.theirs + (128 << 10) + i * 24, out.data() + i * 8, 8), 0) << "round " << round;
+        ASSERT_EQ(std::memcmp(pair.theirs + (128 << 10) + i * 24, out.data() + i * 8, 8), 0)
+            << "round " << round;
       std::memset(in.data(), 0, bytes);
       pair.transport.get_nbi(in.data(), pair.other, 0, bytes);
       pair.transport.quiet();
@@ -213,12 +219,13 @@ TEST_P(UcxOrder, AtomicsAndSignalsAreAppliedOnceInOrder) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Windows, UcxOrder,
-                         testing::Values(std::pair<std::int64_t, std::size_t>{1, 4096},
-                                         std::pair<std::int64_t, std::size_t>{2, 5000},
-                                         std::pair<std::int64_t, std::size_t>{7, 20'000},
-                                         std::pair<std::int64_t, std::size_t>{256, std::size_t{1} << 20}),
-                         [](const auto& instance) { return "depth_" + std::to_string(instance.param.first); });
+INSTANTIATE_TEST_SUITE_P(
+    Windows, UcxOrder,
+    testing::Values(std::pair<std::int64_t, std::size_t>{1, 4096},
+                    std::pair<std::int64_t, std::size_t>{2, 5000},
+                    std::pair<std::int64_t, std::size_t>{7, 20'000},
+                    std::pair<std::int64_t, std::size_t>{256, std::size_t{1} << 20}),
+    [](const auto& instance) { return "depth_" + std::to_string(instance.param.first); });
 
 }  // namespace
 }  // namespace shoal::test

@@ -1,4 +1,6 @@
-// What shoal-info says of every pair of PEs: the transport and why none of the others (requirements A1, D12).
+// SPDX-License-Identifier: Apache-2.0
+// What shoal-info says of every pair of PEs: the transport and why none of the others (requirements
+// A1, D12).
 #include "world/fabric/connectivity_report.hpp"
 
 #include <gtest/gtest.h>
@@ -37,7 +39,9 @@ struct Case {
         const bool self = a == b, near = a / 2 == b / 2 && !self;
         map.map.push_back(self ? kAll | capability::load_store : 0);
         map.map.push_back(near ? kAll | capability::load_store : 0);
-        mine.push_back({self ? "" : "another PE", self ? "the PE itself" : near ? "" : "on another host"});
+        mine.push_back({self ? "" : "another PE", self   ? "the PE itself"
+                                                  : near ? ""
+                                                         : "on another host"});
         if (!loaded) continue;
         map.map.push_back(self || near ? 0 : kAll);
         mine.back().emplace_back(self || near ? "not wanted" : "");
@@ -45,12 +49,16 @@ struct Case {
     }
   }
   std::size_t at(Pe from, Pe to, std::size_t t) const {
-    return (static_cast<std::size_t>(from) * 4 + static_cast<std::size_t>(to)) * map.names.size() + t;
+    return (static_cast<std::size_t>(from) * 4 + static_cast<std::size_t>(to)) * map.names.size() +
+           t;
   }
-  std::vector<PairReport> explain() const { return detail::explain(map, reasons, kNetworks, detail::chosen_for); }
+  std::vector<PairReport> explain() const {
+    return detail::explain(map, reasons, kNetworks, detail::chosen_for);
+  }
 };
 
-TransportVerdict verdict(const std::vector<PairReport>& report, Pe a, Pe b, std::string_view transport) {
+TransportVerdict verdict(const std::vector<PairReport>& report, Pe a, Pe b,
+                         std::string_view transport) {
   for (const PairReport& pair : report)
     for (const TransportVerdict& found : pair.verdicts)
       if (pair.a == a && pair.b == b && found.transport == transport) return found;
@@ -75,7 +83,8 @@ TEST(ConnectivityReport, HasEveryPairAndEveryTransport) {
 
 TEST(ConnectivityReport, SaysWhyATransportIsTheOne) {
   const auto report = Case(true).explain();
-  EXPECT_EQ(verdict(report, 0, 1, "shm").why, "the first of shm, ofi, ucx that does everything, both ways");
+  EXPECT_EQ(verdict(report, 0, 1, "shm").why,
+            "the first of shm, ofi, ucx that does everything, both ways");
   EXPECT_TRUE(verdict(report, 0, 1, "shm").chosen);
   EXPECT_EQ(verdict(report, 1, 2, "ofi").capabilities, kAll);
   EXPECT_TRUE(verdict(report, 1, 2, "ofi").chosen);
@@ -85,11 +94,14 @@ TEST(ConnectivityReport, SaysWhyATransportIsTheOne) {
 TEST(ConnectivityReport, SaysWhyOthersAreNot) {
   Case made(true);
   EXPECT_EQ(verdict(made.explain(), 0, 2, "shm").why, "on another host");
-  EXPECT_EQ(verdict(made.explain(), 0, 1, "ucx").why, "not loaded: shm comes first and does everything");
-  EXPECT_EQ(verdict(made.explain(), 2, 2, "ucx").why, "not loaded: a PE needs no network to reach itself");
+  EXPECT_EQ(verdict(made.explain(), 0, 1, "ucx").why,
+            "not loaded: shm comes first and does everything");
+  EXPECT_EQ(verdict(made.explain(), 2, 2, "ucx").why,
+            "not loaded: a PE needs no network to reach itself");
   // The two PEs of a pair have reasons of their own.
   made.reasons[2][0][1] = "in another namespace";
-  EXPECT_EQ(verdict(made.explain(), 0, 2, "shm").why, "PE 0: on another host; PE 2: in another namespace");
+  EXPECT_EQ(verdict(made.explain(), 0, 2, "shm").why,
+            "PE 0: on another host; PE 2: in another namespace");
   // One that does only a part.
   made.map.map[made.at(0, 2, 1)] = made.map.map[made.at(2, 0, 1)] = capability::put;
   made.reasons[0][2][1] = made.reasons[2][0][1] = "no atomics here";
@@ -104,10 +116,13 @@ TEST(ConnectivityReport, NamesTheSettingThatLeavesOneOut) {
   made.map.between = {"ofi"};
   made.map.map[made.at(0, 2, 1)] = made.map.map[made.at(2, 0, 1)] = kAll;
   EXPECT_EQ(verdict(made.explain(), 0, 2, "shm").why, "left out by SHOAL_TRANSPORT_BETWEEN");
-  EXPECT_EQ(verdict(made.explain(), 0, 2, "ucx").why, "not loaded: left out by SHOAL_TRANSPORT_BETWEEN");
-  EXPECT_EQ(verdict(made.explain(), 0, 2, "ofi").why, "the only one that SHOAL_TRANSPORT_BETWEEN allows");
+  EXPECT_EQ(verdict(made.explain(), 0, 2, "ucx").why,
+            "not loaded: left out by SHOAL_TRANSPORT_BETWEEN");
+  EXPECT_EQ(verdict(made.explain(), 0, 2, "ofi").why,
+            "the only one that SHOAL_TRANSPORT_BETWEEN allows");
   made.map.inside = {"shm"};
-  EXPECT_EQ(verdict(made.explain(), 0, 1, "ucx").why, "not loaded: left out by SHOAL_TRANSPORT_INSIDE");
+  EXPECT_EQ(verdict(made.explain(), 0, 1, "ucx").why,
+            "not loaded: left out by SHOAL_TRANSPORT_INSIDE");
 }
 
 TEST(ConnectivityReport, SaysWhatWasDroppedForAll) {

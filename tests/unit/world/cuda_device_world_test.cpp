@@ -1,22 +1,24 @@
-// The world as kernels get it, on a driver without a GPU (requirement D15): where each heap lies, who shares a GPU, and
-// that kernels which cannot be loaded are the failure of who starts one.
+// SPDX-License-Identifier: Apache-2.0
+// The world as kernels get it, on a driver without a GPU (requirement D15): where each heap lies,
+// who shares a GPU, and that kernels which cannot be loaded are the failure of who starts one.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
 
+#include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/cuda.hpp"
-#include "support/expect_error.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/cuda/world_gpu.hpp"
-#include "checks/world/operations.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
 /// As device::detail::base_of in kernels; the fake GPU's memory is the host's.
 std::byte* base_of(const device::World& world, Pe pe) {
-  return world.bases != nullptr ? world.bases[pe] : world.window + static_cast<std::size_t>(pe) * world.stride;
+  return world.bases != nullptr ? world.bases[pe]
+                                : world.window + static_cast<std::size_t>(pe) * world.stride;
 }
 
 void check_bases(World& world) {
@@ -25,7 +27,8 @@ void check_bases(World& world) {
   EXPECT_EQ(view.n_pes, world.n_pes());
   EXPECT_EQ(view.heap, world.heap().base());
   EXPECT_EQ(view.heap_bytes, world.heap().size());
-  EXPECT_EQ(view.timeout_ns, static_cast<std::uint64_t>(std::chrono::nanoseconds(world.settings().timeout).count()));
+  EXPECT_EQ(view.timeout_ns,
+            static_cast<std::uint64_t>(std::chrono::nanoseconds(world.settings().timeout).count()));
   for (Pe pe = 0; pe < world.n_pes(); ++pe)
     EXPECT_EQ(base_of(view, pe), world.heap().peer_pointer(world.heap().base(), pe)) << "PE " << pe;
   EXPECT_EQ(view.failure->state, device::FailureReport::empty);
@@ -58,10 +61,12 @@ TEST(DeviceWorld, IsATableWhereSomeHeapIsOutOfReach) {
     check_bases(world);
     const device::World view = cuda::device_world(world);
     ASSERT_NE(view.bases, nullptr);
-    for (Pe pe = 0; pe < 4; ++pe) EXPECT_EQ(view.bases[pe] != nullptr, pe / 2 == world.my_pe() / 2) << "PE " << pe;
+    for (Pe pe = 0; pe < 4; ++pe)
+      EXPECT_EQ(view.bases[pe] != nullptr, pe / 2 == world.my_pe() / 2) << "PE " << pe;
     const cuda::StreamOperations on(world, cuda::launch_context(world).priority);
     const Pe far = (world.my_pe() + 2) % 4;
-    expect_error(Code::unsupported, "loads and stores", [&] { on.put_value(RemoteSpan<int>{{far, 8192}, 1}, 1); });
+    expect_error(Code::unsupported, "loads and stores",
+                 [&] { on.put_value(RemoteSpan<int>{{far, 8192}, 1}, 1); });
     expect_error(Code::unsupported, "loads and stores", [&] { on.barrier(world.team()); });
   });
   EXPECT_EQ(FakeCuda::leaks(), "");
@@ -88,7 +93,8 @@ TEST(DeviceWorld, CannotHoldMoreTeamsThanItsFirstMemory) {
   Settings settings = gpu_world_settings();
   settings.symmetric_size = std::size_t{1} << 20;
   settings.max_teams = 60'000;
-  expect_error(Code::exhausted, "SHOAL_MAX_TEAMS", [&] { run_threads(8, settings, [](World&) {}); });
+  expect_error(Code::exhausted, "SHOAL_MAX_TEAMS",
+               [&] { run_threads(8, settings, [](World&) {}); });
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
@@ -114,7 +120,9 @@ TEST(DeviceWorld, SaysWhyAKernelDoesNotStart) {
   run_threads(1, gpu_world_settings(), [](World& world) {
     const auto word = world.heap().allocate<std::uint64_t>(1);
     const cuda::StreamOperations on(world, cuda::launch_context(world).priority);
-    expect_error(Code::system, "signal did not start on GPU 0: ", [&] { on.signal(word.on(0), SignalOp::set, 1); });
+    expect_error(Code::system, "signal did not start on GPU 0: ", [&] {
+      on.signal(word.on(0), SignalOp::set, 1);
+    });
   });
 }
 

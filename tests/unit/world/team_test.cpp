@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pure parts under teams: placement of PEs, team indices, the control block.
 
 #include <gtest/gtest.h>
@@ -7,8 +8,8 @@
 
 #include "shoal/error.hpp"
 #include "topology/identity.hpp"
-#include "world/startup/agreement.hpp"
 #include "world/control.hpp"
+#include "world/startup/agreement.hpp"
 #include "world/teams/slots.hpp"
 
 namespace shoal {
@@ -32,7 +33,8 @@ TEST(Placement, FollowsTheHostsInAnyOrder) {
   const Placement round_robin = topology::place(hosts("abab"), 0);
   EXPECT_EQ(round_robin.nodes, (std::vector<std::vector<Pe>>{{0, 2}, {1, 3}}));
   EXPECT_EQ(round_robin.index_on_node, (std::vector<Pe>{0, 0, 1, 1}));
-  EXPECT_EQ(topology::place(hosts("abbaab"), 0).nodes, (std::vector<std::vector<Pe>>{{0, 3, 4}, {1, 2, 5}}));
+  EXPECT_EQ(topology::place(hosts("abbaab"), 0).nodes,
+            (std::vector<std::vector<Pe>>{{0, 3, 4}, {1, 2, 5}}));
 }
 
 TEST(Placement, SplitsHostsIntoEmulatedNodes) {
@@ -85,12 +87,13 @@ TEST(ControlLayout, KeepsEverythingApart) {
   for (const Pe n : {1, 2, 7, 40}) {
     for (const std::int64_t teams : {8, 65, 128}) {
       const detail::ControlLayout layout(n, teams);
-      std::vector<std::pair<std::size_t, std::size_t>> ranges{{layout.progress(), sizeof(detail::ProgressRecord)},
-                                                              {layout.alerts(), 8}};
+      std::vector<std::pair<std::size_t, std::size_t>> ranges{
+          {layout.progress(), sizeof(detail::ProgressRecord)}, {layout.alerts(), 8}};
       for (Pe pe = 0; pe < n; ++pe) {
         ranges.emplace_back(layout.status(pe), sizeof(detail::StatusEntry));
-        ranges.emplace_back(layout.join_record(pe),
-                            sizeof(detail::JoinRecord) + static_cast<std::size_t>((teams + 63) / 64) * 8);
+        ranges.emplace_back(
+            layout.join_record(pe),
+            sizeof(detail::JoinRecord) + static_cast<std::size_t>((teams + 63) / 64) * 8);
         ranges.emplace_back(layout.join_acknowledged(pe), 8);
       }
       for (std::int32_t team = 0; team < teams; ++team)

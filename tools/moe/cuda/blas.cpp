@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/cuda/blas.hpp"
 
 #include <dlfcn.h>
@@ -13,7 +14,8 @@ namespace shoal::moe {
 
 namespace {
 
-// cublasLt.h and cublas_api.h, as far as it is used here. Descriptors are made and known by the library alone.
+// cublasLt.h and cublas_api.h, as far as it is used here. Descriptors are made and known by the
+// library alone.
 using Status = int;  // cublasStatus_t; 0: success
 struct Algorithm {   // cublasLtMatmulAlgo_t: opaque, but copied by value
   std::uint64_t data[8];
@@ -47,11 +49,12 @@ struct CublasLtFunctions {
   Status (*preference_create)(void**);
   Status (*preference_destroy)(void*);
   Status (*preference_set)(void*, int attribute, const void* value, std::size_t bytes);
-  Status (*heuristic)(void* handle, void* description, void* a, void* b, void* c, void* d, void* preference, int wanted,
-                      HeuristicResult* results, int* found);
-  Status (*matmul)(void* handle, void* description, const void* alpha, const void* a, void* a_layout, const void* b,
-                   void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,
-                   const Algorithm* algorithm, void* workspace, std::size_t workspace_bytes, cudaStream_t stream);
+  Status (*heuristic)(void* handle, void* description, void* a, void* b, void* c, void* d,
+                      void* preference, int wanted, HeuristicResult* results, int* found);
+  Status (*matmul)(void* handle, void* description, const void* alpha, const void* a,
+                   void* a_layout, const void* b, void* b_layout, const void* beta, const void* c,
+                   void* c_layout, void* d, void* d_layout, const Algorithm* algorithm,
+                   void* workspace, std::size_t workspace_bytes, cudaStream_t stream);
 };
 
 namespace {
@@ -64,7 +67,8 @@ template <typename Function>
 void resolve(void* library, const char* path, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   require(function != nullptr, Code::unsupported,
-          "--backend cuda: {} has no {}; cuBLASLt of CUDA 12 or 13 is wanted (--cublaslt)", path, name);
+          "--backend cuda: {} has no {}; cuBLASLt of CUDA 12 or 13 is wanted (--cublaslt)", path,
+          name);
 }
 
 std::shared_ptr<const CublasLtFunctions> resolve_all(void* library, const char* path) {
@@ -88,24 +92,26 @@ std::shared_ptr<const CublasLtFunctions> resolve_all(void* library, const char* 
 std::vector<std::string> candidates(const std::string& path) {
   std::vector<std::string> found;
   if (!path.empty() && !std::filesystem::is_directory(path)) return {path};
-  for (const char* name : kNames) found.push_back(path.empty() ? name : (std::filesystem::path(path) / name).string());
+  for (const char* name : kNames)
+    found.push_back(path.empty() ? name : (std::filesystem::path(path) / name).string());
   if (path.empty())
     for (const char* name : kNames) found.push_back(fmt::format("{}/{}", kToolkit, name));
   return found;
 }
 
 /// A descriptor that the library has made, and frees.
-std::shared_ptr<void> owned(std::shared_ptr<const CublasLt> library, void* made, Status (*destroy)(void*)) {
+std::shared_ptr<void> owned(std::shared_ptr<const CublasLt> library, void* made,
+                            Status (*destroy)(void*)) {
   return {made, [library = std::move(library), destroy](void* object) { destroy(object); }};
 }
 
-std::shared_ptr<void> make_layout(const std::shared_ptr<const CublasLt>& library, cudaDataType type, std::int64_t rows,
-                                  std::int64_t columns) {
+std::shared_ptr<void> make_layout(const std::shared_ptr<const CublasLt>& library, cudaDataType type,
+                                  std::int64_t rows, std::int64_t columns) {
   const CublasLtFunctions& functions = library->functions();
   void* layout = nullptr;
   check(functions,
-        functions.layout_create(&layout, type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns),
-                                rows),
+        functions.layout_create(&layout, type, static_cast<std::uint64_t>(rows),
+                                static_cast<std::uint64_t>(columns), rows),
         "cublasLtMatrixLayoutCreate");
   return owned(library, layout, functions.layout_destroy);
 }
@@ -130,11 +136,12 @@ std::shared_ptr<const CublasLt> CublasLt::load(const std::string& path) {
     const char* const reason = dlerror();
     tried += fmt::format("{}{}", tried.empty() ? "" : "; ", reason == nullptr ? candidate : reason);
   }
-  fail(Code::unsupported,
-       "--backend cuda needs the library cuBLASLt, which could not be opened ({}). --cublaslt PATH names it or its "
-       "folder, as LD_LIBRARY_PATH does; it comes with the CUDA toolkit (lib64) and with Python's nvidia-cublas "
-       "packages (nvidia/cublas/lib, nvidia/cu13/lib)",
-       tried);
+  fail(
+      Code::unsupported,
+      "--backend cuda needs the library cuBLASLt, which could not be opened ({}). --cublaslt PATH names it or its "
+      "folder, as LD_LIBRARY_PATH does; it comes with the CUDA toolkit (lib64) and with Python's nvidia-cublas "
+      "packages (nvidia/cublas/lib, nvidia/cu13/lib)",
+      tried);
 }
 
 std::string CublasLt::version() const {
@@ -148,16 +155,18 @@ struct Products::Plan {
   std::size_t workspace_bytes = 0;
 };
 
-// cuBLASLt's matrices are column-major: a row-major matrix [r, c] is its [c, r] with leading dimension c. So
-// d = x * w in row-major terms is D [columns, rows] = W [columns, inner] * X [inner, rows] in its terms: A is w, B is
-// x, neither is transposed.
-Products::Products(std::shared_ptr<const CublasLt> library, std::int64_t columns, std::int64_t inner)
+// cuBLASLt's matrices are column-major: a row-major matrix [r, c] is its [c, r] with leading
+// dimension c. So d = x * w in row-major terms is D [columns, rows] = W [columns, inner] * X
+// [inner, rows] in its terms: A is w, B is x, neither is transposed.
+Products::Products(std::shared_ptr<const CublasLt> library, std::int64_t columns,
+                   std::int64_t inner)
     : library_(std::move(library)), columns_(columns), inner_(inner) {
   const CublasLtFunctions& functions = library_->functions();
   void* made = nullptr;
   check(functions, functions.create(&made), "cublasLtCreate");
   handle_ = owned(library_, made, functions.destroy);
-  check(functions, functions.description_create(&made, kComputeFloat32, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  check(functions, functions.description_create(&made, kComputeFloat32, CUDA_R_32F),
+        "cublasLtMatmulDescCreate");
   description_ = owned(library_, made, functions.description_destroy);
   check(functions, functions.preference_create(&made), "cublasLtMatmulPreferenceCreate");
   preference_ = owned(library_, made, functions.preference_destroy);
@@ -177,23 +186,27 @@ const Products::Plan& Products::plan(std::int64_t rows) {
   plan.d = make_layout(library_, CUDA_R_32F, columns_, rows);
   HeuristicResult best{};
   int found = 0;
-  const Status status = functions.heuristic(handle_.get(), description_.get(), weights_.get(), plan.x.get(),
-                                            plan.d.get(), plan.d.get(), preference_.get(), 1, &best, &found);
+  const Status status =
+      functions.heuristic(handle_.get(), description_.get(), weights_.get(), plan.x.get(),
+                          plan.d.get(), plan.d.get(), preference_.get(), 1, &best, &found);
   require(status == 0 && found > 0 && best.state == 0, Code::unsupported,
-          "{} has no algorithm for bfloat16 [{}, {}] * [{}, {}] into float32 on this GPU: {}", library_->version(),
-          rows, inner_, inner_, columns_, functions.status_name(status != 0 ? status : best.state));
+          "{} has no algorithm for bfloat16 [{}, {}] * [{}, {}] into float32 on this GPU: {}",
+          library_->version(), rows, inner_, inner_, columns_,
+          functions.status_name(status != 0 ? status : best.state));
   plan.algorithm = best.algorithm;
   plan.workspace_bytes = best.workspace_bytes;
   return plans_.emplace(rows, std::move(plan)).first->second;
 }
 
-void Products::run(const void* x, const void* w, float* d, std::int64_t rows, void* workspace, cudaStream_t stream) {
+void Products::run(const void* x, const void* w, float* d, std::int64_t rows, void* workspace,
+                   cudaStream_t stream) {
   const CublasLtFunctions& functions = library_->functions();
   const Plan& chosen = plan(rows);
   const float one = 1, zero = 0;
   check(functions,
-        functions.matmul(handle_.get(), description_.get(), &one, w, weights_.get(), x, chosen.x.get(), &zero, d,
-                         chosen.d.get(), d, chosen.d.get(), &chosen.algorithm, workspace, kWorkspaceBytes, stream),
+        functions.matmul(handle_.get(), description_.get(), &one, w, weights_.get(), x,
+                         chosen.x.get(), &zero, d, chosen.d.get(), d, chosen.d.get(),
+                         &chosen.algorithm, workspace, kWorkspaceBytes, stream),
         "cublasLtMatmul");
 }
 

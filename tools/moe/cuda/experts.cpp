@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/cuda/experts.hpp"
 
 #include <algorithm>
@@ -12,8 +13,8 @@ namespace {
 
 using ep::numeric::Bf16;
 
-// 16 rows of a multiple of 8 bfloat16 values are a multiple of Products::kAlignment bytes, and so is a matrix of such a
-// width and a multiple of 16.
+// 16 rows of a multiple of 8 bfloat16 values are a multiple of Products::kAlignment bytes, and so
+// is a matrix of such a width and a multiple of 16.
 constexpr std::int64_t kRowMultiple = 16;
 static_assert(kRowMultiple * 8 * sizeof(Bf16) % Products::kAlignment == 0);
 
@@ -22,7 +23,8 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 }
 
 /// Rows of `width` values after one another at `target`, each `stride` from the one before.
-void store_rows(const std::vector<float>& rows, std::int64_t width, Bf16* target, std::int64_t stride) {
+void store_rows(const std::vector<float>& rows, std::int64_t width, Bf16* target,
+                std::int64_t stride) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto at = static_cast<std::int64_t>(i);
     target[at / width * stride + at % width] = ep::numeric::to_bf16(rows[i]);
@@ -33,7 +35,8 @@ void store_rows(const std::vector<float>& rows, std::int64_t width, Bf16* target
 
 StreamMemory::StreamMemory(std::size_t bytes, cudaStream_t stream) : bytes_(bytes) {
   void* memory = nullptr;
-  check_cuda(cudaMallocAsync(&memory, std::max<std::size_t>(bytes, 16), stream), "GPU memory of the experts");
+  check_cuda(cudaMallocAsync(&memory, std::max<std::size_t>(bytes, 16), stream),
+             "GPU memory of the experts");
   memory_ = {memory, [stream](void* pointer) { (void)cudaFreeAsync(pointer, stream); }};
 }
 
@@ -43,16 +46,19 @@ void StreamMemory::reserve(std::size_t bytes, cudaStream_t stream) {
   *this = StreamMemory(bytes, stream);
 }
 
-CudaExperts::CudaExperts(const std::shared_ptr<const CublasLt>& library, const Options& options, const Shape& shape,
-                         std::int32_t first_expert, cudaStream_t stream)
+CudaExperts::CudaExperts(const std::shared_ptr<const CublasLt>& library, const Options& options,
+                         const Shape& shape, std::int32_t first_expert, cudaStream_t stream)
     : hidden_(shape.hidden),
       width_(round_up(shape.ffn, kRowMultiple)),
       stream_(stream),
       first_(library, 2 * width_, hidden_),
       second_(library, hidden_, width_),
-      weights_(static_cast<std::size_t>(shape.local_experts() * 3 * hidden_ * width_) * sizeof(Bf16), stream),
+      weights_(
+          static_cast<std::size_t>(shape.local_experts() * 3 * hidden_ * width_) * sizeof(Bf16),
+          stream),
       workspace_(Products::kWorkspaceBytes, stream),
-      first_row_memory_(static_cast<std::size_t>(shape.local_experts()) * sizeof(std::int32_t), stream),
+      first_row_memory_(static_cast<std::size_t>(shape.local_experts()) * sizeof(std::int32_t),
+                        stream),
       first_row_(static_cast<std::size_t>(shape.local_experts())) {
   WeightSource source(options, shape);
   for (std::int32_t e = 0; e < shape.local_experts(); ++e) {
@@ -79,14 +85,15 @@ const std::uint16_t* CudaExperts::down(std::size_t expert) const {
 std::int64_t CudaExperts::lay_out(std::span<const std::int64_t> counts) {
   std::int64_t rows = 0;
   for (std::size_t e = 0; e < counts.size(); ++e) {
-    require(rows <= std::numeric_limits<std::int32_t>::max(), Code::unsupported, "{} rows for the experts of one PE",
-            rows);
+    require(rows <= std::numeric_limits<std::int32_t>::max(), Code::unsupported,
+            "{} rows for the experts of one PE", rows);
     first_row_[e] = static_cast<std::int32_t>(rows);
     rows += round_up(counts[e], kRowMultiple);
   }
-  check_cuda(cudaMemcpyAsync(first_row_memory_.as<std::int32_t>(), first_row_.data(),
-                             first_row_.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice, stream_),
-             "copying where the rows of experts begin");
+  check_cuda(
+      cudaMemcpyAsync(first_row_memory_.as<std::int32_t>(), first_row_.data(),
+                      first_row_.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice, stream_),
+      "copying where the rows of experts begin");
   return rows;
 }
 
@@ -100,13 +107,15 @@ void CudaExperts::run(std::span<const std::int64_t> counts, const Move& pack, co
   pack(packed);
   for (std::size_t e = 0; e < counts.size(); ++e)
     if (counts[e] > 0)
-      first_.run(packed.x + first_row_[e] * hidden_, gate_up(e), gate_up_.as<float>() + first_row_[e] * 2 * width_,
-                 counts[e], workspace_.as<void>(), stream_);
+      first_.run(packed.x + first_row_[e] * hidden_, gate_up(e),
+                 gate_up_.as<float>() + first_row_[e] * 2 * width_, counts[e],
+                 workspace_.as<void>(), stream_);
   activate(stream_, gate_up_.as<float>(), inner_.as<std::uint16_t>(), rows, width_);
   for (std::size_t e = 0; e < counts.size(); ++e)
     if (counts[e] > 0)
       second_.run(inner_.as<std::uint16_t>() + first_row_[e] * width_, down(e),
-                  y_.as<float>() + first_row_[e] * hidden_, counts[e], workspace_.as<void>(), stream_);
+                  y_.as<float>() + first_row_[e] * hidden_, counts[e], workspace_.as<void>(),
+                  stream_);
   unpack(packed);
 }
 

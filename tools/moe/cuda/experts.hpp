@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // experts.hpp: the experts of one PE on its GPU, as in shoal_moe_experts.hpp but in bfloat16 with
 // float32 sums: two matrix products an expert and the activation between them.
 #pragma once
@@ -15,8 +16,8 @@
 
 namespace shoal::moe {
 
-/// GPU memory that lives on a stream: taken and freed in its order, so that no call waits for the GPU or for other PEs
-/// on it. Contents undefined.
+/// GPU memory that lives on a stream: taken and freed in its order, so that no call waits for the
+/// GPU or for other PEs on it. Contents undefined.
 class StreamMemory {
  public:
   StreamMemory() = default;
@@ -38,11 +39,11 @@ class StreamMemory {
 class CudaExperts {
  public:
   /// Loads the weights of experts first_expert .. + shape.local_experts() - 1, rounded to bfloat16.
-  CudaExperts(const std::shared_ptr<const CublasLt>& library, const Options& options, const Shape& shape,
-              std::int32_t first_expert, cudaStream_t stream);
+  CudaExperts(const std::shared_ptr<const CublasLt>& library, const Options& options,
+              const Shape& shape, std::int32_t first_expert, cudaStream_t stream);
 
-  /// counts: rows of each expert. `pack` fills Packed::x, `unpack` takes Packed::y from it; both only put kernels on
-  /// the stream, as this does.
+  /// counts: rows of each expert. `pack` fills Packed::x, `unpack` takes Packed::y from it; both
+  /// only put kernels on the stream, as this does.
   using Move = std::function<void(const Packed&)>;
   void run(std::span<const std::int64_t> counts, const Move& pack, const Move& unpack);
 

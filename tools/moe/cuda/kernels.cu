@@ -1,15 +1,17 @@
-// Plain loops over rows, a block a row at a time. Memory-bound: a packed row is read once and written once per expert,
-// 16 bytes a thread; figures of the demo are those of dispatch and combine, next to which this is small.
+// SPDX-License-Identifier: Apache-2.0
+// Plain loops over rows, a block a row at a time. Memory-bound: a packed row is read once and
+// written once per expert, 16 bytes a thread; figures of the demo are those of dispatch and
+// combine, next to which this is small.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <string>
 
 #include "ep/numeric/numeric.hpp"
-#include "shoal/ep/group.hpp"
-#include "shoal/error.hpp"
 #include "moe/cuda/blas.hpp"
 #include "moe/cuda/kernels.hpp"
+#include "shoal/ep/group.hpp"
+#include "shoal/error.hpp"
 
 namespace shoal::moe {
 
@@ -20,7 +22,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr std::int64_t kMaxBlocks = 4096;  // more rows than that are looped over
-constexpr int kVector = 8;                 // channels of a 16-byte load of bfloat16; divides a group of scales
+constexpr int kVector = 8;  // channels of a 16-byte load of bfloat16; divides a group of scales
 
 union Chunk {
   uint4 words;
@@ -53,14 +55,15 @@ struct Rows {
 };
 
 /// One warp a group of 128 channels.
-__global__ void quantize_kernel(const numeric::Bf16* x, std::uint8_t* codes, float* scales, std::int64_t tokens,
-                                std::int64_t hidden) {
+__global__ void quantize_kernel(const numeric::Bf16* x, std::uint8_t* codes, float* scales,
+                                std::int64_t tokens, std::int64_t hidden) {
   const auto groups = static_cast<std::int64_t>(numeric::group_count(hidden));
   const int lane = threadIdx.x % 32;
   for (std::int64_t i = blockIdx.x * std::int64_t{kWarps} + threadIdx.x / 32; i < tokens * groups;
        i += gridDim.x * std::int64_t{kWarps}) {
     const std::int64_t token = i / groups, group = i % groups;
-    const std::int64_t first = token * hidden + group * static_cast<std::int64_t>(numeric::kGroupChannels);
+    const std::int64_t first =
+        token * hidden + group * static_cast<std::int64_t>(numeric::kGroupChannels);
     const auto channels = static_cast<std::int64_t>(numeric::group_channels(hidden, group));
     float amax = 0;
     for (std::int64_t c = lane; c < channels; c += 32)
@@ -69,14 +72,16 @@ __global__ void quantize_kernel(const numeric::Bf16* x, std::uint8_t* codes, flo
       amax = numeric::max_magnitude(amax, __shfl_xor_sync(0xffffffffu, amax, step));
     const numeric::Scale scale = numeric::scale_of(amax, numeric::ScaleRounding::none);
     for (std::int64_t c = lane; c < channels; c += 32)
-      codes[first + c] = numeric::encode_e4m3(numeric::mul(numeric::to_float(x[first + c]), scale.quantize));
+      codes[first + c] =
+          numeric::encode_e4m3(numeric::mul(numeric::to_float(x[first + c]), scale.quantize));
     if (lane == 0) scales[i] = scale.dequantize;
   }
 }
 
 /// A block an expert; rows in ascending order.
-__global__ void index_kernel(const std::int64_t* topk_idx, std::int64_t stride, std::int64_t rows, std::int32_t top_k,
-                             const std::int32_t* first_row, std::int32_t* slots) {
+__global__ void index_kernel(const std::int64_t* topk_idx, std::int64_t stride, std::int64_t rows,
+                             std::int32_t top_k, const std::int32_t* first_row,
+                             std::int32_t* slots) {
   __shared__ std::int32_t in_warp[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   std::int32_t next = first_row[blockIdx.x];
@@ -94,14 +99,16 @@ __global__ void index_kernel(const std::int64_t* topk_idx, std::int64_t stride, 
       if (w < warp) before += in_warp[w];
       all += in_warp[w];
     }
-    if (choice >= 0) slots[row * top_k + choice] = next + before + __popc(mine & ((1u << lane) - 1));
+    if (choice >= 0)
+      slots[row * top_k + choice] = next + before + __popc(mine & ((1u << lane) - 1));
     next += all;
     __syncthreads();  // before in_warp is written again
   }
 }
 
-__global__ void pack_kernel(Rows x, const std::int64_t* topk_idx, std::int64_t topk_stride, std::int64_t rows,
-                            std::int64_t hidden, std::int32_t top_k, const std::int32_t* slots, std::uint16_t* packed) {
+__global__ void pack_kernel(Rows x, const std::int64_t* topk_idx, std::int64_t topk_stride,
+                            std::int64_t rows, std::int64_t hidden, std::int32_t top_k,
+                            const std::int32_t* slots, std::uint16_t* packed) {
   __shared__ std::int32_t targets[ep::kMaxTopK];
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     if (threadIdx.x < top_k) {
@@ -112,15 +119,18 @@ __global__ void pack_kernel(Rows x, const std::int64_t* topk_idx, std::int64_t t
     for (std::int64_t first = threadIdx.x * kVector; first < hidden; first += kThreads * kVector) {
       const uint4 chunk = x.load(0, row, first);
       for (std::int32_t k = 0; k < top_k; ++k)
-        if (targets[k] >= 0) *reinterpret_cast<uint4*>(packed + targets[k] * hidden + first) = chunk;
+        if (targets[k] >= 0)
+          *reinterpret_cast<uint4*>(packed + targets[k] * hidden + first) = chunk;
     }
     __syncthreads();  // before targets is written again
   }
 }
 
-__global__ void unpack_kernel(const float* y, const std::int64_t* topk_idx, std::int64_t topk_stride,
-                              const float* weights, std::int64_t weight_stride, std::int64_t rows, std::int64_t hidden,
-                              std::int32_t top_k, const std::int32_t* slots, std::uint16_t* target) {
+__global__ void unpack_kernel(const float* y, const std::int64_t* topk_idx,
+                              std::int64_t topk_stride, const float* weights,
+                              std::int64_t weight_stride, std::int64_t rows, std::int64_t hidden,
+                              std::int32_t top_k, const std::int32_t* slots,
+                              std::uint16_t* target) {
   __shared__ std::int32_t sources[ep::kMaxTopK];
   __shared__ float factors[ep::kMaxTopK];
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -135,7 +145,8 @@ __global__ void unpack_kernel(const float* y, const std::int64_t* topk_idx, std:
       for (std::int32_t k = 0; k < top_k; ++k) {
         if (sources[k] < 0) continue;
         const float* const values = y + sources[k] * hidden + first;
-        for (int i = 0; i < kVector; ++i) sum[i] = numeric::accumulate(sum[i], factors[k], values[i]);
+        for (int i = 0; i < kVector; ++i)
+          sum[i] = numeric::accumulate(sum[i], factors[k], values[i]);
       }
       Chunk chunk;
       for (int i = 0; i < kVector; ++i) chunk.values[i] = numeric::to_bf16(sum[i]);
@@ -145,8 +156,9 @@ __global__ void unpack_kernel(const float* y, const std::int64_t* topk_idx, std:
   }
 }
 
-__global__ void pack_expert_kernel(Rows x, std::int64_t experts, std::int64_t hidden, const std::int32_t* counts,
-                                   const std::int32_t* first_row, std::uint16_t* packed) {
+__global__ void pack_expert_kernel(Rows x, std::int64_t experts, std::int64_t hidden,
+                                   const std::int32_t* counts, const std::int32_t* first_row,
+                                   std::uint16_t* packed) {
   for (std::int64_t expert = blockIdx.y; expert < experts; expert += gridDim.y)
     for (std::int64_t row = blockIdx.x; row < counts[expert]; row += gridDim.x) {
       std::uint16_t* const target = packed + (first_row[expert] + row) * hidden;
@@ -156,13 +168,15 @@ __global__ void pack_expert_kernel(Rows x, std::int64_t experts, std::int64_t hi
 }
 
 __global__ void unpack_expert_kernel(const float* y, std::int64_t experts, std::int64_t hidden,
-                                     const std::int32_t* counts, const std::int32_t* first_row, std::uint16_t* target,
-                                     std::int64_t expert_stride, std::int64_t row_stride) {
+                                     const std::int32_t* counts, const std::int32_t* first_row,
+                                     std::uint16_t* target, std::int64_t expert_stride,
+                                     std::int64_t row_stride) {
   for (std::int64_t expert = blockIdx.y; expert < experts; expert += gridDim.y)
     for (std::int64_t row = blockIdx.x; row < counts[expert]; row += gridDim.x) {
       const float* const source = y + (first_row[expert] + row) * hidden;
       std::uint16_t* const out = target + expert * expert_stride + row * row_stride;
-      for (std::int64_t first = threadIdx.x * kVector; first < hidden; first += kThreads * kVector) {
+      for (std::int64_t first = threadIdx.x * kVector; first < hidden;
+           first += kThreads * kVector) {
         Chunk chunk;
         for (int i = 0; i < kVector; ++i) chunk.values[i] = numeric::to_bf16(source[first + i]);
         *reinterpret_cast<uint4*>(out + first) = chunk.words;
@@ -170,9 +184,11 @@ __global__ void unpack_expert_kernel(const float* y, std::int64_t experts, std::
     }
 }
 
-__global__ void activate_kernel(const float* gate_up, std::uint16_t* inner, std::int64_t rows, std::int64_t width) {
+__global__ void activate_kernel(const float* gate_up, std::uint16_t* inner, std::int64_t rows,
+                                std::int64_t width) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = blockIdx.x * std::int64_t{kThreads} + threadIdx.x; i < rows * width; i += step) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{kThreads} + threadIdx.x; i < rows * width;
+       i += step) {
     const std::int64_t at = i / width * 2 * width + i % width;
     const float gate = gate_up[at], up = gate_up[at + width];
     inner[i] = numeric::to_bf16(gate / (1 + expf(-gate)) * up).bits;
@@ -186,7 +202,8 @@ unsigned blocks_for(std::int64_t rows) {
 bool on_vectors(const TensorView& tensor) {
   const int strided = tensor.rank - 1;
   const auto bytes = static_cast<std::int64_t>(size_of(tensor.dtype));
-  bool fits = reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.strides[strided] == 1;
+  bool fits =
+      reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.strides[strided] == 1;
   for (int i = 0; i < strided; ++i) fits = fits && tensor.strides[i] * bytes % 16 == 0;
   return fits;
 }
@@ -195,7 +212,8 @@ bool on_vectors(const TensorView& tensor) {
 void require_vectors(const TensorView& tensor, const char* what) {
   if (!on_vectors(tensor))
     throw Error(Code::unsupported,
-                std::string(what) + ": the experts take rows at multiples of 16 bytes; this is " + tensor.describe());
+                std::string(what) + ": the experts take rows at multiples of 16 bytes; this is " +
+                    tensor.describe());
 }
 
 Rows rows_of(const TensorView& x, const TensorView& scales) {
@@ -215,7 +233,8 @@ Rows rows_of(const TensorView& x, const TensorView& scales) {
 
 dim3 expert_grid(const TensorView& x) {
   const std::int64_t per_expert = std::clamp<std::int64_t>(x.shape[1], 1, 64);
-  return {static_cast<unsigned>(per_expert), static_cast<unsigned>(std::min<std::int64_t>(x.shape[0], 65535)), 1};
+  return {static_cast<unsigned>(per_expert),
+          static_cast<unsigned>(std::min<std::int64_t>(x.shape[0], 65535)), 1};
 }
 
 }  // namespace
@@ -223,7 +242,8 @@ dim3 expert_grid(const TensorView& x) {
 void load_kernels() {
   cudaFuncAttributes attributes{};
   const auto load = [&](auto* kernel) {
-    check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "loading the demo's kernels");
+    check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)),
+               "loading the demo's kernels");
   };
   load(quantize_kernel);
   load(index_kernel);
@@ -234,24 +254,25 @@ void load_kernels() {
   load(activate_kernel);
 }
 
-void quantize_rows(cudaStream_t stream, const TensorView& x, const TensorView& codes, const TensorView& scales) {
+void quantize_rows(cudaStream_t stream, const TensorView& x, const TensorView& codes,
+                   const TensorView& scales) {
   if (x.shape[0] == 0) return;
   quantize_kernel<<<blocks_for(x.shape[0] * scales.shape[1] / kWarps + 1), kThreads, 0, stream>>>(
       x.as<numeric::Bf16>(), codes.as<std::uint8_t>(), scales.as<float>(), x.shape[0], x.shape[1]);
   check_cuda(cudaGetLastError(), "quantising tokens");
 }
 
-void index_rows(cudaStream_t stream, const TensorView& topk_idx, const std::int32_t* first_row, std::int64_t experts,
-                std::int32_t* slots) {
+void index_rows(cudaStream_t stream, const TensorView& topk_idx, const std::int32_t* first_row,
+                std::int64_t experts, std::int32_t* slots) {
   if (topk_idx.shape[0] == 0) return;
   index_kernel<<<static_cast<unsigned>(experts), kThreads, 0, stream>>>(
-      topk_idx.as<std::int64_t>(), topk_idx.strides[0], topk_idx.shape[0], static_cast<std::int32_t>(topk_idx.shape[1]),
-      first_row, slots);
+      topk_idx.as<std::int64_t>(), topk_idx.strides[0], topk_idx.shape[0],
+      static_cast<std::int32_t>(topk_idx.shape[1]), first_row, slots);
   check_cuda(cudaGetLastError(), "listing the rows of experts");
 }
 
-void pack_rows(cudaStream_t stream, const TensorView& x, const TensorView& scales, const TensorView& topk_idx,
-               const std::int32_t* slots, const Packed& packed) {
+void pack_rows(cudaStream_t stream, const TensorView& x, const TensorView& scales,
+               const TensorView& topk_idx, const std::int32_t* slots, const Packed& packed) {
   if (x.shape[0] == 0) return;
   pack_kernel<<<blocks_for(x.shape[0]), kThreads, 0, stream>>>(
       rows_of(x, scales), topk_idx.as<std::int64_t>(), topk_idx.strides[0], x.shape[0], x.shape[1],
@@ -259,36 +280,38 @@ void pack_rows(cudaStream_t stream, const TensorView& x, const TensorView& scale
   check_cuda(cudaGetLastError(), "packing rows");
 }
 
-void unpack_rows(cudaStream_t stream, const Packed& packed, const TensorView& topk_idx, const TensorView& weights,
-                 const std::int32_t* slots, const TensorView& target) {
+void unpack_rows(cudaStream_t stream, const Packed& packed, const TensorView& topk_idx,
+                 const TensorView& weights, const std::int32_t* slots, const TensorView& target) {
   if (target.shape[0] == 0) return;
   require_vectors(target, "answers");
   unpack_kernel<<<blocks_for(target.shape[0]), kThreads, 0, stream>>>(
-      packed.y, topk_idx.as<std::int64_t>(), topk_idx.strides[0], weights.as<float>(), weights.strides[0],
-      target.shape[0], target.shape[1], static_cast<std::int32_t>(topk_idx.shape[1]), slots,
-      target.as<std::uint16_t>());
+      packed.y, topk_idx.as<std::int64_t>(), topk_idx.strides[0], weights.as<float>(),
+      weights.strides[0], target.shape[0], target.shape[1],
+      static_cast<std::int32_t>(topk_idx.shape[1]), slots, target.as<std::uint16_t>());
   check_cuda(cudaGetLastError(), "summing answers");
 }
 
-void pack_expert_rows(cudaStream_t stream, const TensorView& x, const TensorView& scales, const std::int32_t* counts,
-                      const Packed& packed) {
-  pack_expert_kernel<<<expert_grid(x), kThreads, 0, stream>>>(rows_of(x, scales), x.shape[0], x.shape[2], counts,
-                                                              packed.first_row, packed.x);
+void pack_expert_rows(cudaStream_t stream, const TensorView& x, const TensorView& scales,
+                      const std::int32_t* counts, const Packed& packed) {
+  pack_expert_kernel<<<expert_grid(x), kThreads, 0, stream>>>(
+      rows_of(x, scales), x.shape[0], x.shape[2], counts, packed.first_row, packed.x);
   check_cuda(cudaGetLastError(), "packing rows");
 }
 
 void unpack_expert_rows(cudaStream_t stream, const Packed& packed, const std::int32_t* counts,
                         const TensorView& target) {
   require_vectors(target, "answers");
-  unpack_expert_kernel<<<expert_grid(target), kThreads, 0, stream>>>(packed.y, target.shape[0], target.shape[2], counts,
-                                                                     packed.first_row, target.as<std::uint16_t>(),
-                                                                     target.strides[0], target.strides[1]);
+  unpack_expert_kernel<<<expert_grid(target), kThreads, 0, stream>>>(
+      packed.y, target.shape[0], target.shape[2], counts, packed.first_row,
+      target.as<std::uint16_t>(), target.strides[0], target.strides[1]);
   check_cuda(cudaGetLastError(), "placing answers");
 }
 
-void activate(cudaStream_t stream, const float* gate_up, std::uint16_t* inner, std::int64_t rows, std::int64_t width) {
+void activate(cudaStream_t stream, const float* gate_up, std::uint16_t* inner, std::int64_t rows,
+              std::int64_t width) {
   if (rows == 0) return;
-  activate_kernel<<<blocks_for(rows * width / kThreads + 1), kThreads, 0, stream>>>(gate_up, inner, rows, width);
+  activate_kernel<<<blocks_for(rows * width / kThreads + 1), kThreads, 0, stream>>>(gate_up, inner,
+                                                                                    rows, width);
   check_cuda(cudaGetLastError(), "activating the experts' inner values");
 }
 

@@ -1,19 +1,21 @@
-// Everything is queued on the group's stream; phases are timed by events on it. The gate runs on the host.
+// SPDX-License-Identifier: Apache-2.0
+// Everything is queued on the group's stream; phases are timed by events on it. The gate runs on
+// the host.
 //
-// PEs meet on the host before every phase, each with its stream empty. So each phase is measured by itself, and while
-// experts run, when cuBLASLt may load kernels and memory may be taken, no kernel of another PE on the same GPU waits
-// for this PE.
+// PEs meet on the host before every phase, each with its stream empty. So each phase is measured by
+// itself, and while experts run, when cuBLASLt may load kernels and memory may be taken, no kernel
+// of another PE on the same GPU waits for this PE.
 #include "moe/cuda/layer.hpp"
 
 #include <cstring>
 
 #include "base/check.hpp"
 #include "ep/numeric/scale.hpp"
-#include "shoal/collective.hpp"
-#include "shoal/cuda.hpp"
 #include "moe/cuda/blas.hpp"
 #include "moe/cuda/experts.hpp"
 #include "moe/cuda/kernels.hpp"
+#include "shoal/collective.hpp"
+#include "shoal/cuda.hpp"
 
 namespace shoal::moe {
 
@@ -42,7 +44,8 @@ class PhaseEvents {
   void take(PhaseTimes& times) {
     for (std::size_t i = 0; i < names_.size(); ++i) {
       float milliseconds = 0;
-      check_cuda(cudaEventElapsedTime(&milliseconds, events_[2 * i], events_[2 * i + 1]), "reading events");
+      check_cuda(cudaEventElapsedTime(&milliseconds, events_[2 * i], events_[2 * i + 1]),
+                 "reading events");
       times.emplace_back(names_[i], milliseconds);
     }
     clear();
@@ -79,8 +82,9 @@ class CudaLayer final : public Layer {
   /// In GPU memory, contents undefined.
   Tensor tensor(DataType dtype, std::initializer_list<std::int64_t> shape) const;
   void upload(const TensorView& target, const void* source) const;
-  /// Queues a copy to the host; complete after the next wait. Not behind kernels that wait for other PEs: a copy to
-  /// ordinary memory may hold up the other threads of this process until it is done.
+  /// Queues a copy to the host; complete after the next wait. Not behind kernels that wait for
+  /// other PEs: a copy to ordinary memory may hold up the other threads of this process until it is
+  /// done.
   void fetch(void* target, const TensorView& source) const;
   void wait() const { check_cuda(cudaStreamSynchronize(stream_), "waiting for the GPU"); }
   /// Waits for this PE's work, throws what went wrong there, and waits for the other PEs.
@@ -110,7 +114,8 @@ class CudaLayer final : public Layer {
   PhaseEvents events_;
 };
 
-/// The thread's GPU for what follows: before the group's stream, which is asked for in the initialisers.
+/// The thread's GPU for what follows: before the group's stream, which is asked for in the
+/// initialisers.
 int use_gpu_of(const World& world) {
   const int device = cuda::launch_context(world).device;
   check_cuda(cudaSetDevice(device), "choosing this PE's GPU");
@@ -118,7 +123,8 @@ int use_gpu_of(const World& world) {
   return device;
 }
 
-CudaLayer::CudaLayer(const World& world, const Options& options, const Shape& shape, const Inputs& inputs)
+CudaLayer::CudaLayer(const World& world, const Options& options, const Shape& shape,
+                     const Inputs& inputs)
     : Layer(world.team(), options, shape, inputs),
       device_(use_gpu_of(world)),
       stream_(static_cast<cudaStream_t>(group_.stream())),
@@ -185,7 +191,7 @@ void CudaLayer::warmup() {
   if (options_.mode == Mode::normal) check_weights();
 }
 
-// --- normal mode
+// Normal mode.
 
 void CudaLayer::run_normal() {
   meet();
@@ -202,7 +208,8 @@ void CudaLayer::run_normal() {
 }
 
 ep::Dispatched CudaLayer::dispatch(const ep::Routing& routing) {
-  if (options_.row_format == RowFormat::bf16) return group_.dispatch(x_, routing, {.weights = topk_weights_});
+  if (options_.row_format == RowFormat::bf16)
+    return group_.dispatch(x_, routing, {.weights = topk_weights_});
   quantize_rows(stream_, x_, codes_, scales_);
   return group_.dispatch(codes_, routing, {.weights = topk_weights_, .scales = scales_});
 }
@@ -226,7 +233,9 @@ TensorView CudaLayer::apply_experts(const ep::Dispatched& rows) {
         index_rows(stream_, rows.topk_idx, packed.first_row, shape_.local_experts(), slots);
         pack_rows(stream_, rows.x, rows.scales, rows.topk_idx, slots, packed);
       },
-      [&](const Packed& packed) { unpack_rows(stream_, packed, rows.topk_idx, rows.topk_weights, slots, y); });
+      [&](const Packed& packed) {
+        unpack_rows(stream_, packed, rows.topk_idx, rows.topk_weights, slots, y);
+      });
   return y;
 }
 
@@ -236,23 +245,27 @@ void CudaLayer::check_weights() {
   const ep::Dispatched rows = dispatch(routing);
   const ep::Combined combined =
       group_.combine(answers_to(rows), rows.handle, {.weights = rows.topk_weights, .out = output_});
-  std::vector<std::uint32_t> returned(static_cast<std::size_t>(gated_.topk_weights.size())), sent(returned);
+  std::vector<std::uint32_t> returned(static_cast<std::size_t>(gated_.topk_weights.size())),
+      sent(returned);
   meet();
   fetch(returned.data(), combined.topk_weights);
   wait();
-  if (!sent.empty()) std::memcpy(sent.data(), gated_.topk_weights.data, gated_.topk_weights.bytes());
+  if (!sent.empty())
+    std::memcpy(sent.data(), gated_.topk_weights.data, gated_.topk_weights.bytes());
   for (std::size_t i = 0; i < sent.size(); ++i) differing_values_ += sent[i] != returned[i] ? 1 : 0;
 }
 
-// --- low latency
+// Low latency.
 
 void CudaLayer::run_low_latency() {
   const ep::Routing routing = group_.route(topk_idx_);
   fetch(rows_to_.data(), routing.rank_counts);
-  const auto quantize = options_.row_format == RowFormat::fp8 ? ep::Quantize::fp8 : ep::Quantize::none;
+  const auto quantize =
+      options_.row_format == RowFormat::fp8 ? ep::Quantize::fp8 : ep::Quantize::none;
   meet();
   auto sent = timed("dispatch_send", [&] {
-    return group_.low_latency_dispatch(x_, topk_idx_, {.quantize = quantize, .weights = topk_weights_});
+    return group_.low_latency_dispatch(x_, topk_idx_,
+                                       {.quantize = quantize, .weights = topk_weights_});
   });
   const ep::LowLatencyReceived rows = timed("dispatch_receive", [&] { return sent.receive(); });
   meet();
@@ -263,14 +276,16 @@ void CudaLayer::run_low_latency() {
   });
   meet();
   auto answers = timed("combine_send", [&] {
-    return group_.low_latency_combine(y, topk_idx_, topk_weights_, rows.handle, {.zero_copy = true, .out = output_});
+    return group_.low_latency_combine(y, topk_idx_, topk_weights_, rows.handle,
+                                      {.zero_copy = true, .out = output_});
   });
   timed("combine_receive", [&] { return answers.receive(); });
   meet();
 }
 
 void CudaLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) {
-  // The products are started from the host, so the counts have to come there: part of what the experts take.
+  // The products are started from the host, so the counts have to come there: part of what the
+  // experts take.
   std::vector<std::int32_t> counts(expert_load_.size());
   fetch(counts.data(), rows.counts);
   wait();
@@ -278,14 +293,16 @@ void CudaLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorVi
   const auto* const device_counts = rows.counts.as<std::int32_t>();
   experts_.run(
       expert_load_,
-      [&](const Packed& packed) { pack_expert_rows(stream_, rows.x, rows.scales, device_counts, packed); },
+      [&](const Packed& packed) {
+        pack_expert_rows(stream_, rows.x, rows.scales, device_counts, packed);
+      },
       [&](const Packed& packed) { unpack_expert_rows(stream_, packed, device_counts, y); });
 }
 
 }  // namespace
 
-std::unique_ptr<Layer> make_cuda_layer(const World& world, const Options& options, const Shape& shape,
-                                       const Inputs& inputs) {
+std::unique_ptr<Layer> make_cuda_layer(const World& world, const Options& options,
+                                       const Shape& shape, const Inputs& inputs) {
   return std::make_unique<CudaLayer>(world, options, shape, inputs);
 }
 

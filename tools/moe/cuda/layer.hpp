@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // layer.hpp: the layer on GPUs. Only in builds with CUDA.
 #pragma once
 
@@ -8,7 +9,7 @@
 namespace shoal::moe {
 
 /// Collective. The world's heap is in GPU memory; check_backend has found cuBLASLt.
-std::unique_ptr<Layer> make_cuda_layer(const World& world, const Options& options, const Shape& shape,
-                                       const Inputs& inputs);
+std::unique_ptr<Layer> make_cuda_layer(const World& world, const Options& options,
+                                       const Shape& shape, const Inputs& inputs);
 
 }  // namespace shoal::moe

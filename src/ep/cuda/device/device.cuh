@@ -1,13 +1,16 @@
-// device.cuh: what the kernels of expert parallelism share: the group as a kernel parameter, signals between members,
-// waits with deadlines and their report, and the order in which the blocks of a launch take their parts.
+// SPDX-License-Identifier: Apache-2.0
+// device.cuh: what the kernels of expert parallelism share: the group as a kernel parameter,
+// signals between members, waits with deadlines and their report, and the order in which the blocks
+// of a launch take their parts.
 //
-// Memory order. What is published lies before a release at system scope, what is read behind an acquire at system
-// scope. Bulk copies (TMA) go through the async proxy: a writer waits for their completion before it publishes, a
-// reader that continues with bulk copies fences the proxy first (DESIGN.md, protocol obligations).
+// Memory order. What is published lies before a release at system scope, what is read behind an
+// acquire at system scope. Bulk copies (TMA) go through the async proxy: a writer waits for their
+// completion before it publishes, a reader that continues with bulk copies fences the proxy first
+// (DESIGN.md, protocol obligations).
 //
-// Progress. The blocks of a launch wait for other members, never for a block of their own launch that may not be
-// resident yet: parts are handed out by tickets in the order in which blocks start, and only the last block to finish
-// waits at the end.
+// Progress. The blocks of a launch wait for other members, never for a block of their own launch
+// that may not be resident yet: parts are handed out by tickets in the order in which blocks start,
+// and only the last block to finish waits at the end.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -43,13 +46,14 @@ enum class Fault : std::uint32_t {
   mismatch,
   no_room,
   too_many_rows,
-  too_many_expanded,  // rows of an expert-major result
+  too_many_expert_major,  // rows of an expert-major result
   bad_index,
   two_experts,
   no_dispatch,  // the handle is of a dispatch that was refused
 };
 
-/// What went wrong on the GPU; in host memory that the device writes, one for each group. `fault` is written last.
+/// What went wrong on the GPU; in host memory that the device writes, one for each group. `fault`
+/// is written last.
 struct Report {
   volatile std::uint32_t fault;
   volatile Phase phase;
@@ -57,28 +61,37 @@ struct Report {
   volatile std::uint32_t operation;  ///< Operation of the wait
   volatile std::uint64_t epoch, seen;
   volatile std::int64_t token, value, allowed;
-  volatile std::uint32_t masked[kMaxDeviceRanks];  ///< low latency: members that timed out and are left out
+  volatile std::uint32_t
+      masked[kMaxDeviceRanks];  ///< low latency: members that timed out and are left out
 };
 
-/// Tickets and completions of the blocks of one kind of kernel. On a line of its own: all blocks add to it at the same
-/// time, and what they read beside would have to wait.
+/// Tickets and completions of the blocks of one kind of kernel. On a line of its own: all blocks
+/// add to it at the same time, and what they read beside would have to wait.
 struct alignas(128) Counters {
   std::uint32_t ticket, done;
   std::uint32_t work;  ///< items handed out, see take_work
 };
 
-enum class Kernel : std::uint32_t { normal, slots_send, slots_receive, answers_send, answers_receive, count };
+enum class Kernel : std::uint32_t {
+  normal,
+  slots_send,
+  slots_receive,
+  answers_send,
+  answers_receive,
+  count
+};
 
-/// What the kernels of a group remember between launches; in device memory. Epochs advance on the device, so that a
-/// captured graph can be replayed.
+/// What the kernels of a group remember between launches; in device memory. Epochs advance on the
+/// device, so that a captured graph can be replayed.
 struct Memory {
   std::uint64_t epoch;                           ///< of the last normal operation
   std::uint64_t slots_sent, slots_received;      ///< low-latency dispatches
   std::uint64_t answers_sent, answers_received;  ///< low-latency combines
-  std::uint64_t finished[kMaxDeviceRanks];  ///< blocks of each member that earlier normal operations have waited for
-  std::uint32_t aborted;                    ///< the group has failed: kernels end at once
-  /// Low latency, by parity: the operation whose half may hold what nobody took, because members did not agree; 0:
-  /// none.
+  std::uint64_t finished[kMaxDeviceRanks];       ///< blocks of each member that earlier normal
+                                                 ///< operations have waited for
+  std::uint32_t aborted;                         ///< the group has failed: kernels end at once
+  /// Low latency, by parity: the operation whose half may hold what nobody took, because members
+  /// did not agree; 0: none.
   std::uint64_t dirty_slots[2], dirty_answers[2];
   Counters counters[static_cast<std::uint32_t>(Kernel::count)];
   std::uint32_t masked[kMaxDeviceRanks];  ///< left out of low-latency operations
@@ -98,7 +111,7 @@ struct DeviceGroup {
 
 #ifdef __CUDACC__
 
-// --- memory at system scope; of global addresses, where shoal/device/ptx.cuh takes generic ones
+// Memory at system scope; of global addresses, where shoal/device/ptx.cuh takes generic ones.
 
 __device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
@@ -153,7 +166,8 @@ __device__ inline std::uint32_t lane_id() {
   return threadIdx.x % 32;
 }
 
-/// Lets the next kernel of the stream be set up while this one ends; it waits in await_previous_kernel.
+/// Lets the next kernel of the stream be set up while this one ends; it waits in
+/// await_previous_kernel.
 __device__ inline void release_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -173,13 +187,15 @@ __device__ inline void fence_proxy_async() {
 #endif
 }
 
-// --- faults
+// Faults.
 
-/// Writes the report. Of faults that leave the group usable the first stays until the host has read it, but of bad
-/// indices the one of the lowest token; after a fatal one nothing else is reported. Any thread.
-__device__ inline void report_fault(const DeviceGroup& group, Fault fault, Phase phase, std::uint32_t operation,
-                                    std::int32_t member, std::uint64_t epoch, std::uint64_t seen,
-                                    std::int64_t token = 0, std::int64_t value = 0, std::int64_t allowed = 0,
+/// Writes the report. Of faults that leave the group usable the first stays until the host has read
+/// it, but of bad indices the one of the lowest token; after a fatal one nothing else is reported.
+/// Any thread.
+__device__ inline void report_fault(const DeviceGroup& group, Fault fault, Phase phase,
+                                    std::uint32_t operation, std::int32_t member,
+                                    std::uint64_t epoch, std::uint64_t seen, std::int64_t token = 0,
+                                    std::int64_t value = 0, std::int64_t allowed = 0,
                                     bool fatal = true) {
   constexpr std::uint32_t kFatal = 1, kWriting = 2;
   for (;;) {
@@ -192,7 +208,8 @@ __device__ inline void report_fault(const DeviceGroup& group, Fault fault, Phase
   const auto told = static_cast<Fault>(report.fault);
   const bool told_indices = told == Fault::bad_index || told == Fault::two_experts;
   // Somebody may be waiting for word of a refusal.
-  const bool earlier = told_indices && (!indices || (report.phase == phase && token < report.token));
+  const bool earlier =
+      told_indices && (!indices || (report.phase == phase && token < report.token));
   if (fatal || report.fault == static_cast<std::uint32_t>(Fault::none) || earlier) {
     report.phase = phase;
     report.operation = operation;
@@ -209,8 +226,9 @@ __device__ inline void report_fault(const DeviceGroup& group, Fault fault, Phase
   if (!fatal) atomicExch(&group.memory->aborted, 0u);
 }
 /// Why an operation does not take place, on all members alike; the group stays usable.
-__device__ inline void report_refused(const DeviceGroup& group, Fault fault, Phase phase, std::int32_t member,
-                                      std::uint64_t epoch, std::int64_t token = 0, std::int64_t value = 0,
+__device__ inline void report_refused(const DeviceGroup& group, Fault fault, Phase phase,
+                                      std::int32_t member, std::uint64_t epoch,
+                                      std::int64_t token = 0, std::int64_t value = 0,
                                       std::int64_t allowed = 0) {
   report_fault(group, fault, phase, 0, member, epoch, 0, token, value, allowed, false);
 }
@@ -218,34 +236,37 @@ __device__ inline bool aborted(const DeviceGroup& group) {
   return *static_cast<volatile std::uint32_t*>(&group.memory->aborted) == 1u;
 }
 
-// --- signals: words that hold the epoch of the last operation for which a member did something
+// Signals: words that hold the epoch of the last operation for which a member did something.
 
-__device__ inline std::uint64_t* signal_at(const DeviceGroup& group, std::int32_t of, std::size_t signals,
-                                           std::int32_t owner) {
+__device__ inline std::uint64_t* signal_at(const DeviceGroup& group, std::int32_t of,
+                                           std::size_t signals, std::int32_t owner) {
   return reinterpret_cast<std::uint64_t*>(group.block[of] + signals + owner * kLine);
 }
-/// Sets the signal that this member owns at member `to`. What this thread has written or seen before is visible to who
-/// sees the signal.
+/// Sets the signal that this member owns at member `to`. What this thread has written or seen
+/// before is visible to who sees the signal.
 __device__ inline void raise_signal(const DeviceGroup& group, std::size_t signals, std::int32_t to,
                                     std::uint64_t epoch) {
   store_release(signal_at(group, to, signals, group.me), epoch);
 }
 
-/// Between polls: many threads may be waiting, and what they read they take from those that move rows.
+/// Between polls: many threads may be waiting, and what they read they take from those that move
+/// rows.
 inline constexpr std::uint32_t kPollNs = 40;
 
 /// How long a wait for a member may take.
 class Deadline {
  public:
-  __device__ Deadline(const DeviceGroup& group, std::int32_t) : at_(clock_ns() + group.timeout_ns) {}
+  __device__ Deadline(const DeviceGroup& group, std::int32_t)
+      : at_(clock_ns() + group.timeout_ns) {}
   __device__ bool is_over(std::uint32_t) const { return clock_ns() > at_; }
 
  private:
   const std::uint64_t at_;
 };
 
-/// Polls until `ready` is true; false when the group is aborted, `member` gave its group up, or the time is over, of
-/// which Limit is asked now and then. A wait that ends in time never reads the clock more than once.
+/// Polls until `ready` is true; false when the group is aborted, `member` gave its group up, or the
+/// time is over, of which Limit is asked now and then. A wait that ends in time never reads the
+/// clock more than once.
 template <typename Limit = Deadline, typename Ready>
 __device__ bool poll(const DeviceGroup& group, std::int32_t member, Ready&& ready, Fault& fault) {
   if (ready()) return true;
@@ -263,34 +284,38 @@ __device__ bool poll(const DeviceGroup& group, std::int32_t member, Ready&& read
   }
 }
 
-/// Waits until the signal that member `from` owns here has reached `epoch`. On failure reports and returns false.
+/// Waits until the signal that member `from` owns here has reached `epoch`. On failure reports and
+/// returns false.
 __device__ inline bool wait_signal(const DeviceGroup& group, std::size_t signals, std::int32_t from,
                                    std::uint64_t epoch, Phase phase, std::uint32_t operation) {
   const std::uint64_t* const word = signal_at(group, group.me, signals, from);
   Fault fault;
   if (poll(group, from, [&] { return load_acquire(word) >= epoch; }, fault)) return true;
-  if (fault != Fault::none) report_fault(group, fault, phase, operation, from, epoch, load_relaxed(word));
+  if (fault != Fault::none)
+    report_fault(group, fault, phase, operation, from, epoch, load_relaxed(word));
   return false;
 }
 
-// --- the blocks of a launch
+// The blocks of a launch.
 
-/// The order in which this block started among those of its launch, from 0. All threads of the block call.
+/// The order in which this block started among those of its launch, from 0. All threads of the
+/// block call.
 __device__ inline std::uint32_t take_ticket(const DeviceGroup& group, Kernel kernel) {
   __shared__ std::uint32_t ticket;
-  if (threadIdx.x == 0) ticket = atomicAdd(&group.memory->counters[static_cast<std::uint32_t>(kernel)].ticket, 1u);
+  if (threadIdx.x == 0)
+    ticket = atomicAdd(&group.memory->counters[static_cast<std::uint32_t>(kernel)].ticket, 1u);
   __syncthreads();
   return ticket;
 }
 
-/// The next item of a launch, handed out one by one: SMs are not equally fast, because those of one GPC share its way
-/// out. The calling thread alone gets it.
+/// The next item of a launch, handed out one by one: SMs are not equally fast, because those of one
+/// GPC share its way out. The calling thread alone gets it.
 __device__ inline std::uint32_t take_work(const DeviceGroup& group, Kernel kernel) {
   return atomicAdd(&group.memory->counters[static_cast<std::uint32_t>(kernel)].work, 1u);
 }
 
-/// True in all threads of the block that ends last: it sees what the others wrote before. All threads call, once all
-/// of the block's writes are done.
+/// True in all threads of the block that ends last: it sees what the others wrote before. All
+/// threads call, once all of the block's writes are done.
 __device__ inline bool finish_block(const DeviceGroup& group, Kernel kernel) {
   __shared__ bool last;
   __syncthreads();
@@ -305,11 +330,11 @@ __device__ inline bool finish_block(const DeviceGroup& group, Kernel kernel) {
   return last;
 }
 
-// --- bulk copies (TMA), sm_90 and later
+// Bulk copies (TMA), sm_90 and later.
 
 #if __CUDA_ARCH__ >= 900
-/// An address in the shared window (PTX .shared), which is what shared-memory instructions take: a loop that keeps it
-/// need not derive it from a pointer.
+/// An address in the shared window (PTX .shared), which is what shared-memory instructions take: a
+/// loop that keeps it need not derive it from a pointer.
 using SharedAddress = std::uint32_t;
 
 __device__ inline SharedAddress shared_address(const void* pointer) {
@@ -329,19 +354,22 @@ __device__ inline uint4 load_shared(SharedAddress from) {
   return value;
 }
 __device__ inline void store_shared(SharedAddress to, const uint4& value) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
-               "r"(value.w)
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
                : "memory");
 }
 __device__ inline void barrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
 }
 /// To be called by the thread that made barriers, before anybody uses them.
 __device__ inline void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ inline void barrier_expect(SharedAddress barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 __device__ inline void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
   barrier_expect(shared_address(barrier), bytes);
@@ -363,17 +391,21 @@ __device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity
   barrier_wait(shared_address(barrier), parity);
 }
 /// `bytes` is a multiple of 16, as are both addresses.
-__device__ inline void bulk_load(SharedAddress shared, const void* global, std::uint32_t bytes, SharedAddress barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-               "l"(global), "r"(bytes), "r"(barrier)
-               : "memory");
+__device__ inline void bulk_load(SharedAddress shared, const void* global, std::uint32_t bytes,
+                                 SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
 }
-__device__ inline void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
+__device__ inline void bulk_load(void* shared, const void* global, std::uint32_t bytes,
+                                 std::uint64_t* barrier) {
   bulk_load(shared_address(shared), global, bytes, shared_address(barrier));
 }
 __device__ inline void bulk_store(void* global, const void* shared, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
-               "r"(bytes)
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
                : "memory");
 }
 __device__ inline void bulk_commit() {

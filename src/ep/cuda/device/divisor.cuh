@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // divisor.cuh: dividing by a number that is the same for a whole launch.
 #pragma once
 
@@ -5,20 +6,24 @@
 
 namespace shoal::ep::cuda {
 
-/// Division of numbers below 2^31 by one that the host knows: a multiplication (Granlund and Montgomery, 1994).
+/// Division of numbers below 2^31 by one that the host knows: a multiplication (Granlund and
+/// Montgomery, 1994).
 struct Divisor {
   std::uint32_t divisor = 1, multiplier = 1, shift = 0;
 
   Divisor() = default;
   explicit Divisor(std::uint32_t by) : divisor(by) {
     while ((std::uint64_t{1} << shift) < by) ++shift;
-    multiplier = static_cast<std::uint32_t>((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - by) / by + 1);
+    multiplier = static_cast<std::uint32_t>(
+        (std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - by) / by + 1);
   }
 #ifdef __CUDACC__
   __device__ std::uint32_t quotient(std::uint32_t number) const {
     return (__umulhi(number, multiplier) + number) >> shift;
   }
-  __device__ std::uint32_t remainder(std::uint32_t number) const { return number - quotient(number) * divisor; }
+  __device__ std::uint32_t remainder(std::uint32_t number) const {
+    return number - quotient(number) * divisor;
+  }
 #endif
 };
 

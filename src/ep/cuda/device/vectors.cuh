@@ -1,8 +1,11 @@
-// vectors.cuh: sixteen bytes of elements as float32, and back, rounded once to nearest, ties to even.
+// SPDX-License-Identifier: Apache-2.0
+// vectors.cuh: sixteen bytes of elements as float32, and back, rounded once to nearest, ties to
+// even.
 //
-// narrow() takes results of arithmetic, whose NaNs are all the same on GPUs (PTX: 0x7fffffff), and gives the bits that
-// numeric/float16.hpp gives: the instructions for pairs drop sign and payload of a NaN, so that others would differ.
-// They are one for two elements where those functions are fourteen (docs/performance.md: combine).
+// narrow() takes results of arithmetic, whose NaNs are all the same on GPUs (PTX: 0x7fffffff), and
+// gives the bits that numeric/float16.hpp gives: the instructions for pairs drop sign and payload
+// of a NaN, so that others would differ. They are one for two elements where those functions are
+// fourteen (docs/performance.md: combine).
 #pragma once
 
 #include <cstdint>
@@ -41,8 +44,8 @@ struct Bfloat16 {
     return word;
   }
   __device__ static uint4 narrow(const float (&values)[kCount]) {
-    return {narrow(values[0], values[1]), narrow(values[2], values[3]), narrow(values[4], values[5]),
-            narrow(values[6], values[7])};
+    return {narrow(values[0], values[1]), narrow(values[2], values[3]),
+            narrow(values[4], values[5]), narrow(values[6], values[7])};
   }
 };
 
@@ -57,8 +60,8 @@ struct Float16 {
     }
   }
   __device__ static uint4 narrow(const float (&values)[kCount]) {
-    return {narrow(values[0], values[1]), narrow(values[2], values[3]), narrow(values[4], values[5]),
-            narrow(values[6], values[7])};
+    return {narrow(values[0], values[1]), narrow(values[2], values[3]),
+            narrow(values[4], values[5]), narrow(values[6], values[7])};
   }
 
  private:

@@ -1,18 +1,22 @@
-// low_latency_combine_send: the answers to this member's rows go to the members that sent the tokens.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency_combine_send: the answers to this member's rows go to the members that sent the
+// tokens.
 //
-// sums: the weighted sum over this member's experts of a token, in float32, lanes ascending, rounded to bfloat16: one
-// row per (token, member) crosses the link, at the member's place among those that answer. rows: each expert's answer
-// as it is, at its lane. log_fmt: likewise, in LogFMT-10.
+// sums: the weighted sum over this member's experts of a token, in float32, lanes ascending,
+// rounded to bfloat16: one row per (token, member) crosses the link, at the member's place among
+// those that answer. rows: each expert's answer as it is, at its lane. log_fmt: likewise, in
+// LogFMT-10.
 //
-// Reads y where it lies, 2 B a channel and answer, writes one row per answer. A block a (source, token) at a time, in
-// the order that the dispatch left them in.
+// Reads y where it lies, 2 B a channel and answer, writes one row per answer. A block a (source,
+// token) at a time, in the order that the dispatch left them in.
 //
-// Waits: answers_read of the use before last of this half; with sums, where weights did not travel with the dispatch,
-// the stamped weights of each token, after giving this member's own to whoever sums with them. Publishes: grants, a
-// notice, the rows (low_latency_kernels.cuh: rows tell of themselves); with flags, behind each answer its flag (release
-// at system scope, behind a barrier of the block).
-#include "ep/cuda/low_latency/logfmt.cuh"
+// Waits: answers_read of the use before last of this half; with sums, where weights did not travel
+// with the dispatch, the stamped weights of each token, after giving this member's own to whoever
+// sums with them. Publishes: grants, a notice, the rows (low_latency_kernels.cuh: rows tell of
+// themselves); with flags, behind each answer its flag (release at system scope, behind a barrier
+// of the block).
 #include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/low_latency/logfmt.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -30,7 +34,8 @@ struct Work {
   HandlePair pair;
   const std::uint16_t* row;  ///< of this lane's answer in y; nullptr: none
   float weight;
-  std::uint64_t stamped;  ///< the weight, where it comes with the combine: as it was there when this was loaded
+  std::uint64_t stamped;  ///< the weight, where it comes with the combine: as it was there when
+                          ///< this was loaded
   std::uint32_t lanes;    ///< with an answer
 };
 
@@ -43,7 +48,8 @@ class Sender {
         epoch_(call.group.memory->answers_sent + 1),
         dispatch_epoch_(call.handle.header->epoch),
         pairs_(call.handle.header->pairs),
-        slots_(static_cast<std::uint32_t>(call.group.ranks) * static_cast<std::uint32_t>(call.sizes.max_tokens)) {}
+        slots_(static_cast<std::uint32_t>(call.group.ranks) *
+               static_cast<std::uint32_t>(call.sizes.max_tokens)) {}
 
   /// False when the group has failed.
   __device__ bool enter() {
@@ -53,7 +59,8 @@ class Sender {
     bool usable = true;
     if (me < group_.ranks) {
       if (epoch_ > 2)
-        wait_signal_or_mask(group_, group_.layout.answers_read, me, epoch_ - 2, Phase::answer_grant, kCombineOperation);
+        wait_signal_or_mask(group_, group_.layout.answers_read, me, epoch_ - 2, Phase::answer_grant,
+                            kCombineOperation);
       if (blockIdx.x == 0)
         store_relaxed(answer_notice(group_, me, epoch_, group_.me),
                       flag() | (is_masked(group_, me) ? AnswerNotice::kLeftOut : 0));
@@ -90,12 +97,15 @@ class Sender {
 
   __device__ void load_weights(Work& work) const {
     if (work.row == nullptr) return;
-    work.weight = call_.weights_travelled != 0 ? call_.handle.weights[lane_of(work.pair)] : wait_weight(work);
+    work.weight =
+        call_.weights_travelled != 0 ? call_.handle.weights[lane_of(work.pair)] : wait_weight(work);
   }
 
   __device__ std::int32_t pairs() const { return pairs_; }
 
-  __device__ bool wanted(const Work& work) const { return work.pair.lanes != 0 && !masked_[work.pair.source]; }
+  __device__ bool wanted(const Work& work) const {
+    return work.pair.lanes != 0 && !masked_[work.pair.source];
+  }
 
   /// As answer_slot, of a sum or of the answer of a lane.
   __device__ std::int32_t sum_slot(const Work& work) const {
@@ -106,7 +116,8 @@ class Sender {
   }
 
   __device__ std::byte* target(const Work& work, std::int32_t slot) const {
-    return answer_row(group_, work.pair.source, answer_index(group_, call_.sizes, epoch_, work.pair.token, slot));
+    return answer_row(group_, work.pair.source,
+                      answer_index(group_, call_.sizes, epoch_, work.pair.token, slot));
   }
 
   __device__ static const std::uint16_t* row_of(const Work& work, int lane) {
@@ -149,7 +160,8 @@ class Sender {
       for (std::uint32_t first = 0; first < chunks; first += kAhead * kThreads) {
         uint4 data[kAhead];
         load_chunks(data, row, first, chunks);
-        store_chunks(reinterpret_cast<uint4*>(target(work, row_slot(work, lane))), data, first, chunks);
+        store_chunks(reinterpret_cast<uint4*>(target(work, row_slot(work, lane))), data, first,
+                     chunks);
       }
     }
   }
@@ -160,12 +172,13 @@ class Sender {
   __device__ void send_flags(const Work& work) const {
     const std::uint32_t me = lane_id();
     const bool sums = call_.form == AnswerForm::sums;
-    const std::uint32_t warp = threadIdx.x / 32, flags_warp = call_.form == AnswerForm::log_fmt ? 0 : kThreads / 32;
+    const std::uint32_t warp = threadIdx.x / 32,
+                        flags_warp = call_.form == AnswerForm::log_fmt ? 0 : kThreads / 32;
     if (warp != flags_warp || (sums ? me != 0 : (work.pair.lanes >> me & 1) == 0)) return;
     const std::int32_t slot = sums ? sum_slot(work) : row_slot(work, static_cast<std::int32_t>(me));
-    store_release(
-        answer_flag_at(group_, work.pair.source, answer_index(group_, call_.sizes, epoch_, work.pair.token, slot)),
-        flag());
+    store_release(answer_flag_at(group_, work.pair.source,
+                                 answer_index(group_, call_.sizes, epoch_, work.pair.token, slot)),
+                  flag());
   }
 
   __device__ void end() const {
@@ -181,37 +194,47 @@ class Sender {
  private:
   /// Of this lane in the handle's arrays.
   __device__ std::size_t lane_of(const HandlePair& pair) const {
-    return (static_cast<std::size_t>(pair.source) * call_.sizes.max_tokens + pair.token) * group_.top_k + lane_id();
+    return (static_cast<std::size_t>(pair.source) * call_.sizes.max_tokens + pair.token) *
+               group_.top_k +
+           lane_id();
   }
 
   __device__ std::uint64_t flag() const {
-    return AnswerNotice{call_.form, call_.exact != 0, call_.weights_travelled != 0, dispatch_epoch_}.word(epoch_);
+    return AnswerNotice{call_.form, call_.exact != 0, call_.weights_travelled != 0, dispatch_epoch_}
+        .word(epoch_);
   }
 
-  __device__ bool exchanges() const { return call_.form == AnswerForm::sums && call_.weights_travelled == 0; }
+  __device__ bool exchanges() const {
+    return call_.form == AnswerForm::sums && call_.weights_travelled == 0;
+  }
 
   /// What a member tells all others; a warp of the first block calls.
   __device__ void begin() const {
     const RowsOf send = rows_of_answers(group_, Phase::answer_grant, epoch_);
-    begin_send(group_, answers_reading(group_), slots_reading(group_), send, [&](std::uint64_t left) {
-      fill_unwritten(
-          answer_row(group_, group_.me, answer_index(group_, call_.sizes, left, 0, 0)),
-          static_cast<std::size_t>(call_.sizes.max_tokens) * group_.layout.token_answers * group_.layout.answer_bytes);
-    });
+    begin_send(group_, answers_reading(group_), slots_reading(group_), send,
+               [&](std::uint64_t left) {
+                 fill_sentinel(
+                     answer_row(group_, group_.me, answer_index(group_, call_.sizes, left, 0, 0)),
+                     static_cast<std::size_t>(call_.sizes.max_tokens) *
+                         group_.layout.token_answers * group_.layout.answer_bytes);
+               });
   }
 
-  /// A weight of this member's tokens goes to the member that sums with it. The half is free: all answers that needed
-  /// the weights of the use before last have come. The first blocks give them, because all wait for them.
+  /// A weight of this member's tokens goes to the member that sums with it. The half is free: all
+  /// answers that needed the weights of the use before last have come. The first blocks give them,
+  /// because all wait for them.
   __device__ void give_weights() const {
     constexpr std::uint32_t kGivers = 8;
     const std::int32_t count = call_.tokens * group_.top_k;
     const std::uint32_t givers = min(gridDim.x, kGivers);
-    for (auto w = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); blockIdx.x < givers && w < count;
-         w += static_cast<std::int32_t>(givers * blockDim.x)) {
+    for (auto w = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+         blockIdx.x < givers && w < count; w += static_cast<std::int32_t>(givers * blockDim.x)) {
       const std::int32_t expert = known_expert(group_, call_.handle.topk[w]);
       if (expert < 0) continue;
-      store_relaxed(combine_weights(group_, call_.sizes, expert / group_.local_experts, epoch_, group_.me) + w,
-                    stamped_weight(call_.weights[w], epoch_));
+      store_relaxed(
+          combine_weights(group_, call_.sizes, expert / group_.local_experts, epoch_, group_.me) +
+              w,
+          stamped_weight(call_.weights[w], epoch_));
     }
   }
 
@@ -281,12 +304,14 @@ class Sender {
   std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
-/// Rows are put together in shared memory, because their parts have sizes that depend on the values, and leave it in
-/// stores of 16 bytes. `castable` has a word a block of the row; it becomes where the block starts, and in its highest
-/// bit whether it is cast.
-__device__ void Sender::send_log_fmt(const Work& work, std::byte* staged, std::uint32_t* castable) const {
+/// Rows are put together in shared memory, because their parts have sizes that depend on the
+/// values, and leave it in stores of 16 bytes. `castable` has a word a block of the row; it becomes
+/// where the block starts, and in its highest bit whether it is cast.
+__device__ void Sender::send_log_fmt(const Work& work, std::byte* staged,
+                                     std::uint32_t* castable) const {
   const LogfmtRow shape(static_cast<std::uint32_t>(call_.sizes.hidden));
-  constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kLogfmtUnit, kCast = 1u << 31;
+  constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kLogfmtUnit,
+                          kCast = 1u << 31;
   auto* const groups = reinterpret_cast<numeric::LogfmtGroup*>(staged);
   const std::uint32_t units = (shape.hidden + kLogfmtUnit - 1) / kLogfmtUnit;
   const std::uint32_t units_per_block = shape.block_channels / kLogfmtUnit;
@@ -303,7 +328,8 @@ __device__ void Sender::send_log_fmt(const Work& work, std::byte* staged, std::u
     const auto value_of = [](const uint4(&data)[2], std::uint32_t i) {
       const std::uint32_t words[8] = {data[0].x, data[0].y, data[0].z, data[0].w,
                                       data[1].x, data[1].y, data[1].z, data[1].w};
-      return numeric::Bf16{static_cast<std::uint16_t>(i % 2 == 0 ? words[i / 2] & 0xffffu : words[i / 2] >> 16)};
+      return numeric::Bf16{
+          static_cast<std::uint16_t>(i % 2 == 0 ? words[i / 2] & 0xffffu : words[i / 2] >> 16)};
     };
     for (std::uint32_t b = threadIdx.x; b < shape.blocks; b += kThreads) castable[b] = kCast;
     __syncthreads();
@@ -364,11 +390,13 @@ __device__ void Sender::send_log_fmt(const Work& work, std::byte* staged, std::u
       }
       LogfmtBits bits;
       bits.pack(codes, signs, count);
-      auto* const out = reinterpret_cast<std::uint32_t*>(to + numeric::logfmt_bytes(in_block * kLogfmtUnit));
+      auto* const out =
+          reinterpret_cast<std::uint32_t*>(to + numeric::logfmt_bytes(in_block * kLogfmtUnit));
 #pragma unroll
       for (std::uint32_t i = 0; i < 5; ++i)
         if (count == kLogfmtUnit || i < 2) out[i] = bits.words[i];
-      if (count != kLogfmtUnit) reinterpret_cast<std::uint16_t*>(out)[4] = static_cast<std::uint16_t>(bits.words[2]);
+      if (count != kLogfmtUnit)
+        reinterpret_cast<std::uint16_t*>(out)[4] = static_cast<std::uint16_t>(bits.words[2]);
     }
     __syncthreads();
     const std::uint32_t chunks = (castable[shape.blocks] + 15) / 16;
@@ -379,14 +407,19 @@ __device__ void Sender::send_log_fmt(const Work& work, std::byte* staged, std::u
   }
 }
 
-/// Rows and their flags by different warps: a flag waits until the stores before it have arrived, and the next row need
-/// not. A barrier for each row, in turn; all threads meet before a barrier is used again.
+/// Rows and their flags by different warps: a flag waits until the stores before it have arrived,
+/// and the next row need not. A barrier for each row, in turn; all threads meet before a barrier is
+/// used again.
 class RowsDone {
  public:
   /// The rows' threads: the row is written.
-  __device__ void arrive() const { asm volatile("bar.arrive %0, %1;" ::"r"(barrier()), "n"(kThreads + 32) : "memory"); }
+  __device__ void arrive() const {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier()), "n"(kThreads + 32) : "memory");
+  }
   /// The flags' warp: until it is.
-  __device__ void wait() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier()), "n"(kThreads + 32) : "memory"); }
+  __device__ void wait() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier()), "n"(kThreads + 32) : "memory");
+  }
   __device__ void next() {
     if (++count_ % kBarriers == 0) __syncthreads();
   }
@@ -409,7 +442,8 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
   __shared__ bool masked[kMaxDeviceRanks];
   Sender sender(call, masked);
   const auto step = static_cast<std::int32_t>(gridDim.x);
-  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x);  // the first block has more to do
+  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) %
+                                     gridDim.x);  // the first block has more to do
   Work work = sender.load(i);  // ahead of the waits, and then of the answer before
   if (sender.enter()) {
     RowsDone done;
@@ -418,7 +452,9 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
       if constexpr (kForm == AnswerForm::log_fmt) {
         if (sender.wanted(work)) {
           auto* const bytes = reinterpret_cast<std::byte*>(staged);
-          sender.send_log_fmt(work, bytes, reinterpret_cast<std::uint32_t*>(bytes + call.group.layout.answer_bytes));
+          sender.send_log_fmt(
+              work, bytes,
+              reinterpret_cast<std::uint32_t*>(bytes + call.group.layout.answer_bytes));
           __syncthreads();
           sender.send_flags(work);
         }
@@ -428,7 +464,8 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
           done.wait();
           if (sender.wanted(work)) sender.send_flags(work);
         } else {
-          if (sender.wanted(work)) kForm == AnswerForm::sums ? sender.send_sum(work) : sender.send_rows(work);
+          if (sender.wanted(work))
+            kForm == AnswerForm::sums ? sender.send_sum(work) : sender.send_rows(work);
           if (call.flags != 0) done.arrive();
         }
         if (call.flags != 0) done.next();
@@ -447,16 +484,19 @@ std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden
 }
 
 void launch_answers_send(const AnswersSend& call, const Machine& machine, cudaStream_t stream) {
-  const std::int32_t most =
-      machine.most_blocks > 0 ? machine.most_blocks : blocks_per_multiprocessor(call.form) * machine.multiprocessors;
+  const std::int32_t most = machine.most_blocks > 0
+                                ? machine.most_blocks
+                                : blocks_per_multiprocessor(call.form) * machine.multiprocessors;
   // Pairs there are at most; how many there are only the device knows.
-  const auto blocks =
-      static_cast<std::uint32_t>(std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
+  const auto blocks = static_cast<std::uint32_t>(
+      std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
   switch (call.form) {
     case AnswerForm::sums:
-      return launch(combine_send_impl<AnswerForm::sums>, blocks, threads_of(call.form), 0, call, machine, stream);
+      return launch(combine_send_impl<AnswerForm::sums>, blocks, threads_of(call.form), 0, call,
+                    machine, stream);
     case AnswerForm::rows:
-      return launch(combine_send_impl<AnswerForm::rows>, blocks, threads_of(call.form), 0, call, machine, stream);
+      return launch(combine_send_impl<AnswerForm::rows>, blocks, threads_of(call.form), 0, call,
+                    machine, stream);
     case AnswerForm::log_fmt:
       return launch(combine_send_impl<AnswerForm::log_fmt>, blocks, kThreads,
                     log_fmt_shared_bytes(call.group, call.sizes.hidden), call, machine, stream);
@@ -469,7 +509,8 @@ void load_answers_send(const Machine& machine) {
   load_kernel(combine_send_impl<AnswerForm::log_fmt>);
   cudaFuncAttributes attributes{};
   (void)cudaFuncGetAttributes(&attributes, combine_send_impl<AnswerForm::log_fmt>);
-  (void)cudaFuncSetAttribute(combine_send_impl<AnswerForm::log_fmt>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  (void)cudaFuncSetAttribute(combine_send_impl<AnswerForm::log_fmt>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(machine.shared_bytes - attributes.sharedSizeBytes));
 }
 

@@ -1,17 +1,20 @@
-// low_latency_dispatch_receive: from the slots of all sources to the rows of each local expert, ordered by source, then
-// token.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency_dispatch_receive: from the slots of all sources to the rows of each local expert,
+// ordered by source, then token.
 //
-// Each slot is read from this GPU's own memory once and written once for each of its experts here. A warp takes a piece
-// of a row: its header says the number of the row among those of its source, what earlier sources have for the expert
-// comes before, so that no warp waits for another. The first block describes the result and has no rows where others
-// can take them.
+// Each slot is read from this GPU's own memory once and written once for each of its experts here.
+// A warp takes a piece of a row: its header says the number of the row among those of its source,
+// what earlier sources have for the expert comes before, so that no warp waits for another. The
+// first block describes the result and has no rows where others can take them.
 //
 // Waits: the header of each slot, the counts of the sources before it, then the words of its row
-// (low_latency_kernels.cuh: rows tell of themselves), or in groups that leave members out its ready word (acquire at
-// system scope). The half is granted by the next send, or at the end where the receive does not lie behind its own.
+// (low_latency_kernels.cuh: rows tell of themselves), or in groups that leave members out its ready
+// word (acquire at system scope). The half is granted by the next send, or at the end where the
+// receive does not lie behind its own.
 //
-// Short on purpose: instructions that are not in an SM's cache when a warp gets to them cost more than what they do.
-// What is rarely waited for is waited for out of line, and loops are unrolled where that keeps loads in flight.
+// Short on purpose: instructions that are not in an SM's cache when a warp gets to them cost more
+// than what they do. What is rarely waited for is waited for out of line, and loops are unrolled
+// where that keeps loads in flight.
 #include "ep/cuda/low_latency/device.cuh"
 
 namespace shoal::ep::cuda {
@@ -30,7 +33,8 @@ struct Wait {
   std::int32_t source;
 };
 
-/// Until ready() or the notice of the source says that it will not be: false then, and where the wait fails.
+/// Until ready() or the notice of the source says that it will not be: false then, and where the
+/// wait fails.
 template <typename Ready>
 __device__ bool wait_for(const Wait& wait, Ready&& ready) {
   const DeviceGroup& group = wait.call->group;
@@ -44,23 +48,26 @@ __device__ bool wait_for(const Wait& wait, Ready&& ready) {
         said = load_relaxed(notice);
         if ((here = ready(said))) return true;
         // It is told so, or finds a later notice: the source did not wait for this member.
-        return left_out =
-                   ahead_of(said, wait.epoch) > 0 || (is_epoch(said, wait.epoch) && SlotNotice::of(said).left_out);
+        return left_out = ahead_of(said, wait.epoch) > 0 ||
+                          (is_epoch(said, wait.epoch) && SlotNotice::of(said).left_out);
       },
       notice, wait.call->wait_ns != nullptr ? &waited : nullptr);
   note_wait(wait.call->longest_wait, wait.source, waited);
   if (left_out)
-    wait_failed(group, Fault::peer_failed, Phase::slots, kDispatchOperation, wait.source, wait.epoch,
-                static_cast<std::uint32_t>(said));
+    wait_failed(group, Fault::peer_failed, Phase::slots, kDispatchOperation, wait.source,
+                wait.epoch, static_cast<std::uint32_t>(said));
   return came && here;
 }
 
-/// Until the header of a slot is there; false where it will not come. The lanes of a warp have a packet each, or none.
-__device__ __noinline__ bool wait_header(const Wait& wait, std::int32_t token, const std::byte* packet) {
+/// Until the header of a slot is there; false where it will not come. The lanes of a warp have a
+/// packet each, or none.
+__device__ __noinline__ bool wait_header(const Wait& wait, std::int32_t token,
+                                         const std::byte* packet) {
   bool beyond = false;
   return wait_for(wait,
                   [&](std::uint64_t said) {
-                    if (packet == nullptr || is_epoch(load_packet(packet).low, wait.epoch)) return true;
+                    if (packet == nullptr || is_epoch(load_packet(packet).low, wait.epoch))
+                      return true;
                     return beyond = is_epoch(said, wait.epoch) && !SlotNotice::of(said).left_out &&
                                     token >= SlotNotice::of(said).tokens;
                   }) &&
@@ -70,7 +77,8 @@ __device__ __noinline__ bool wait_header(const Wait& wait, std::int32_t token, c
 /// The rows of a source for an expert; 0 where it is left out.
 __device__ __noinline__ std::uint32_t wait_count(const Wait& wait, const std::uint64_t* at) {
   std::uint64_t word = 0;
-  const bool came = wait_for(wait, [&](std::uint64_t) { return is_epoch(word = load_relaxed(at), wait.epoch); });
+  const bool came =
+      wait_for(wait, [&](std::uint64_t) { return is_epoch(word = load_relaxed(at), wait.epoch); });
   return came ? static_cast<std::uint32_t>(word >> 32) : 0;
 }
 
@@ -91,9 +99,11 @@ __device__ __noinline__ bool wait_ready(const Wait& wait, const std::uint64_t* w
 }
 
 /// A word of a row that was not there at the first look.
-__device__ __noinline__ std::uint32_t wait_word(const Wait& wait, const RowsOf& rows, const std::uint32_t* at) {
-  std::uint32_t word = kUnwritten;
-  wait_for(wait, [&](std::uint64_t) { return (word = load_fresh(at)) != kUnwritten || disagreed(rows); });
+__device__ __noinline__ std::uint32_t wait_word(const Wait& wait, const RowsOf& rows,
+                                                const std::uint32_t* at) {
+  std::uint32_t word = kSentinel;
+  wait_for(wait,
+           [&](std::uint64_t) { return (word = load_fresh(at)) != kSentinel || disagreed(rows); });
   return word;
 }
 
@@ -105,7 +115,8 @@ class Receiver {
         group_(call.group),
         left_out_(left_out),
         epoch_(call.group.memory->slots_received + 1),
-        slots_(static_cast<std::uint32_t>(call.group.ranks) * static_cast<std::uint32_t>(call.sizes.max_tokens)) {
+        slots_(static_cast<std::uint32_t>(call.group.ranks) *
+               static_cast<std::uint32_t>(call.sizes.max_tokens)) {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (me < group_.ranks) left_out[me] = is_masked(group_, me);
   }
@@ -114,10 +125,12 @@ class Receiver {
     if (blockIdx.x == 0) describe();
     if (gridDim.x > 1 && blockIdx.x == 0) return;
     // Slots in use are the first ones of each source, so that neighbours go to different blocks.
-    const std::uint32_t blocks = max(gridDim.x, 2u) - 1, block = gridDim.x == 1 ? 0 : blockIdx.x - 1;
+    const std::uint32_t blocks = max(gridDim.x, 2u) - 1,
+                        block = gridDim.x == 1 ? 0 : blockIdx.x - 1;
     const std::uint32_t units = slots_ * call_.pieces;
 #pragma unroll 1
-    for (std::uint32_t unit = threadIdx.x / 32 * blocks + block; unit < units; unit += kWarps * blocks)
+    for (std::uint32_t unit = threadIdx.x / 32 * blocks + block; unit < units;
+         unit += kWarps * blocks)
       copy(call_.by_slots.remainder(unit), call_.by_slots.quotient(unit));
   }
 
@@ -125,7 +138,8 @@ class Receiver {
 
   __device__ void end() const {
     end_kernel(group_, Kernel::slots_receive, ordered(), passed_, [&] {
-      for (auto member = static_cast<std::int32_t>(lane_id()); member < group_.ranks; member += 32) {
+      for (auto member = static_cast<std::int32_t>(lane_id()); member < group_.ranks;
+           member += 32) {
         if (call_.grants != 0) grant_at_end(group_, slots_reading(group_), member, epoch_);
         if (call_.wait_ns == nullptr) continue;
         call_.wait_ns[member] += static_cast<std::int64_t>(call_.longest_wait[member]);
@@ -139,9 +153,11 @@ class Receiver {
   __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
   __device__ Wait wait_of(std::int32_t source) const { return {&call_, epoch_, source}; }
   __device__ RowsOf about_rows() const { return rows_of_slots(group_, Phase::slots, epoch_); }
-  __device__ bool quantized() const { return call_.quantize != static_cast<std::uint32_t>(Quantize::none); }
+  __device__ bool quantized() const {
+    return call_.quantize != static_cast<std::uint32_t>(Quantize::none);
+  }
 
-  // --- what is there once for a result
+  // What is there once for a result.
 
   __device__ void describe() const {
     __shared__ std::int32_t most_tokens;
@@ -155,28 +171,33 @@ class Receiver {
 #pragma unroll 1
     for (std::int32_t item = me; item < group_.local_experts * group_.ranks; item += kThreads) {
       const std::int32_t expert = item / group_.ranks, source = item % group_.ranks;
-      const std::uint32_t before = rows_of(expert, 0, source), here = rows_of(expert, source, source + 1);
+      const std::uint32_t before = rows_of(expert, 0, source),
+                          here = rows_of(expert, source, source + 1);
       call_.layout[item] = static_cast<std::int64_t>(before) << 32 | here;
       if (source != group_.ranks - 1) continue;
       call_.counts[expert] = static_cast<std::int32_t>(before + here);
-      if (call_.expert_counts != nullptr) call_.expert_counts[expert] += static_cast<std::int32_t>(before + here);
+      if (call_.expert_counts != nullptr)
+        call_.expert_counts[expert] += static_cast<std::int32_t>(before + here);
     }
     __syncthreads();
     if (me == 0) call_.handle.header->pairs = most_tokens * group_.ranks;
   }
 
-  /// Where rows tell of themselves nobody may go on waiting for, or leave behind, those of a member that sends others.
+  /// Where rows tell of themselves nobody may go on waiting for, or leave behind, those of a member
+  /// that sends others.
   __device__ void check_agreement(std::int32_t source) const {
     const std::uint64_t word = load_relaxed(slot_notice(group_, group_.me, epoch_, source));
     if (!is_epoch(word, epoch_) || is_masked(group_, source)) return;
     const SlotNotice said = SlotNotice::of(word);
     if (said.quantize == call_.quantize && said.has_weights == (call_.has_weights != 0)) return;
     if (rows_tell(group_)) group_.memory->dirty_slots[epoch_ & 1] = epoch_;
-    report_fault(group_, Fault::mismatch, Phase::slots, kDispatchOperation, source, epoch_, word, 0, 0, 0, false);
+    report_fault(group_, Fault::mismatch, Phase::slots, kDispatchOperation, source, epoch_, word, 0,
+                 0, 0, false);
   }
 
   /// The rows that sources `first` .. `last - 1` have for a local expert.
-  __device__ std::uint32_t rows_of(std::int32_t expert, std::int32_t first, std::int32_t last) const {
+  __device__ std::uint32_t rows_of(std::int32_t expert, std::int32_t first,
+                                   std::int32_t last) const {
     constexpr int kInFlight = 8;
     std::uint32_t rows = 0;
 #pragma unroll 1
@@ -199,13 +220,14 @@ class Receiver {
 #pragma unroll 1
       for (; missing != 0; missing &= missing - 1) {
         const std::int32_t source = first + __ffs(missing) - 1;
-        rows += wait_count(wait_of(source), slot_counts(group_, group_.me, epoch_, source) + expert);
+        rows +=
+            wait_count(wait_of(source), slot_counts(group_, group_.me, epoch_, source) + expert);
       }
     }
     return rows;
   }
 
-  // --- rows
+  // Rows.
 
   /// A row as the lanes of its warp know it: a lane is a top-k lane.
   struct Row {
@@ -225,7 +247,9 @@ class Receiver {
     row.token = static_cast<std::int32_t>(call_.by_tokens.remainder(number));
     row.slot = slot_index(group_, call_.sizes, epoch_, row.source, row.token);
     const std::byte* const at =
-        me < group_.layout.packets ? slot_header(group_, group_.me, row.slot) + me * detail::kPacketBytes : nullptr;
+        me < group_.layout.packets
+            ? slot_header(group_, group_.me, row.slot) + me * detail::kPacketBytes
+            : nullptr;
     SlotPacket packet{};
     if (at != nullptr) packet = load_packet(at);
     bool used = !left_out_[row.source];
@@ -234,9 +258,11 @@ class Receiver {
       if (used && at != nullptr) packet = load_packet(at);
     }
     constexpr auto kLanes = static_cast<std::uint32_t>(detail::kLanesPerPacket);
-    const SlotPacket mine{__shfl_sync(kWarp, packet.low, me / kLanes), __shfl_sync(kWarp, packet.high, me / kLanes)};
+    const SlotPacket mine{__shfl_sync(kWarp, packet.low, me / kLanes),
+                          __shfl_sync(kWarp, packet.high, me / kLanes)};
     row.place = used ? SlotPacket{0, __shfl_sync(kWarp, packet.high, 0)}.place() : 0;
-    row.expert = used && me < static_cast<std::uint32_t>(group_.top_k) ? mine.expert(me % kLanes) : -1;
+    row.expert =
+        used && me < static_cast<std::uint32_t>(group_.top_k) ? mine.expert(me % kLanes) : -1;
     row.lanes = __ballot_sync(kWarp, row.expert >= 0);
     row.row = mine.number(me % kLanes);
     return row;
@@ -248,7 +274,8 @@ class Receiver {
   }
   /// A row among those of all experts, by the lane that knows it.
   __device__ std::size_t target(const Row& row, int lane) const {
-    return static_cast<std::size_t>(__shfl_sync(kWarp, row.expert, lane)) * slots_ + __shfl_sync(kWarp, row.row, lane);
+    return static_cast<std::size_t>(__shfl_sync(kWarp, row.expert, lane)) * slots_ +
+           __shfl_sync(kWarp, row.row, lane);
   }
   __device__ static uint4* chunk_at(std::byte* base, std::uint32_t chunk) {
     return reinterpret_cast<uint4*>(base) + chunk;
@@ -259,14 +286,15 @@ class Receiver {
     Row row = look_at(slot);
     if (piece == 0 && lane_id() == 0) {
       const std::int32_t behind = row.source - group_.me - 1;
-      call_.handle.pairs[row.token * group_.ranks + (behind < 0 ? behind + group_.ranks : behind)] = {
-          row.source, row.token, static_cast<std::int32_t>(row.place) - 1, row.lanes};
+      call_.handle.pairs[row.token * group_.ranks + (behind < 0 ? behind + group_.ranks : behind)] =
+          {row.source, row.token, static_cast<std::int32_t>(row.place) - 1, row.lanes};
     }
     if (row.lanes == 0) return;
     if (row.expert >= 0) row.row += rows_of(row.expert, 0, row.source);
     __syncwarp();
     if (!rows_tell(group_) &&
-        __all_sync(kWarp, wait_ready(wait_of(row.source), slot_ready(group_, group_.me, row.slot))) == 0)
+        __all_sync(kWarp,
+                   wait_ready(wait_of(row.source), slot_ready(group_, group_.me, row.slot))) == 0)
       return;
     copy_piece(row, piece * kPieceChunks);
     if (piece != 0) return;
@@ -279,7 +307,8 @@ class Receiver {
   }
 
   __device__ void copy_piece(const Row& row, std::uint32_t first) const {
-    const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) * (quantized() ? 1 : 2) / 16;
+    const std::uint32_t chunks =
+        static_cast<std::uint32_t>(call_.sizes.hidden) * (quantized() ? 1 : 2) / 16;
     std::byte* const from = slot_row(group_, group_.me, row.slot);
     const std::uint32_t begin = first + lane_id();
     std::uint32_t wanted = 0;
@@ -311,62 +340,68 @@ class Receiver {
       const std::uint32_t word = first + lane_id();
       uint4 data[1];
       const bool came = take(
-          group_, about_rows(), word < words ? 1u : 0u, data, [&](int) { return chunk_at(from, word); },
-          [&](int) { return row.source; });
+          group_, about_rows(), word < words ? 1u : 0u, data,
+          [&](int) { return chunk_at(from, word); }, [&](int) { return row.source; });
       if (__all_sync(kWarp, came) == 0) return;
       const std::uint32_t scales[4] = {data[0].x, data[0].y, data[0].z, data[0].w};
 #pragma unroll 1
       for (std::uint32_t left = row.lanes; left != 0; left &= left - 1) {
-        const auto expert = static_cast<std::size_t>(__shfl_sync(kWarp, row.expert, __ffs(left) - 1));
+        const auto expert =
+            static_cast<std::size_t>(__shfl_sync(kWarp, row.expert, __ffs(left) - 1));
         const std::uint32_t number = __shfl_sync(kWarp, row.row, __ffs(left) - 1);
         if (word < words) store_scales(scales, word, groups, expert, number);
       }
     }
   }
 
-  __device__ void store_scales(const std::uint32_t (&scales)[4], std::uint32_t word, std::uint32_t groups,
-                               std::size_t expert, std::size_t row) const {
+  __device__ void store_scales(const std::uint32_t (&scales)[4], std::uint32_t word,
+                               std::uint32_t groups, std::size_t expert, std::size_t row) const {
     if (call_.quantize == static_cast<std::uint32_t>(Quantize::fp8_ue8m0)) {
       std::int32_t packed = 0;
 #pragma unroll
       for (std::uint32_t g = 0; g < 4; ++g)
-        if (4 * word + g < groups) packed = numeric::with_ue8m0(packed, g, __uint_as_float(scales[g]));
-      static_cast<std::int32_t*>(call_.scales)[(expert * ((groups + 3) / 4) + word) * slots_ + row] = packed;
+        if (4 * word + g < groups)
+          packed = numeric::with_ue8m0(packed, g, __uint_as_float(scales[g]));
+      static_cast<std::int32_t*>(
+          call_.scales)[(expert * ((groups + 3) / 4) + word) * slots_ + row] = packed;
       return;
     }
 #pragma unroll
     for (std::uint32_t g = 0; g < 4; ++g)
       if (4 * word + g < groups)
-        static_cast<std::uint32_t*>(call_.scales)[(expert * groups + 4 * word + g) * slots_ + row] = scales[g];
+        static_cast<std::uint32_t*>(call_.scales)[(expert * groups + 4 * word + g) * slots_ + row] =
+            scales[g];
   }
 
   /// Of this lane: the half of the slots may be written again before the combine reads it.
   __device__ void keep_weight(const Row& row, std::uint32_t slot) const {
-    auto* const from = reinterpret_cast<std::uint32_t*>(slot_weights(group_, group_.me, row.slot)) + lane_id();
+    auto* const from =
+        reinterpret_cast<std::uint32_t*>(slot_weights(group_, group_.me, row.slot)) + lane_id();
     std::uint32_t weight = load_fresh(from);
     if (rows_tell(group_)) {
-      if (weight == kUnwritten) weight = wait_word(wait_of(row.source), about_rows(), from);
-      *from = kUnwritten;
+      if (weight == kSentinel) weight = wait_word(wait_of(row.source), about_rows(), from);
+      *from = kSentinel;
     }
     call_.handle.weights[handle_lane(slot)] = __uint_as_float(weight);
   }
 
   const SlotsReceive& call_;
   const DeviceGroup& group_;
-  /// Members that were masked when the block began: of one that fails later the counts that have come still count, or
-  /// warps would number rows differently.
+  /// Members that were masked when the block began: of one that fails later the counts that have
+  /// come still count, or warps would number rows differently.
   const bool* const left_out_;
   const std::uint64_t epoch_;
   const std::uint32_t slots_;
   std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
-// A block must fit beside one of the send that it is chained to: as many registers a thread as blocks of this size
-// could have are few enough.
+// A block must fit beside one of the send that it is chained to: as many registers a thread as
+// blocks of this size could have are few enough.
 constexpr std::uint32_t kBoundThreads = 640;
 static_assert(kBoundThreads >= kThreads);
 
-__global__ void __launch_bounds__(kBoundThreads, 1) dispatch_receive_impl(const __grid_constant__ SlotsReceive call) {
+__global__ void __launch_bounds__(kBoundThreads, 1)
+    dispatch_receive_impl(const __grid_constant__ SlotsReceive call) {
   begin_kernel(call.chained != 0);
   __shared__ bool left_out[kMaxDeviceRanks];
   Receiver receiver(call, left_out);
@@ -387,8 +422,10 @@ void launch_slots_receive(SlotsReceive& call, const Machine& machine, cudaStream
   call.pieces = (hidden * (quantized ? 1 : 2) / 16 + kPieceChunks - 1) / kPieceChunks;
   call.by_tokens = Divisor(tokens);
   call.by_slots = Divisor(slots);
-  const auto most = static_cast<std::uint32_t>(machine.most_blocks > 0 ? machine.most_blocks : machine.multiprocessors);
-  const std::uint32_t blocks = std::min(slots * call.pieces + 1, most);  // a few warps busy in each before all in one
+  const auto most = static_cast<std::uint32_t>(machine.most_blocks > 0 ? machine.most_blocks
+                                                                       : machine.multiprocessors);
+  const std::uint32_t blocks =
+      std::min(slots * call.pieces + 1, most);  // a few warps busy in each before all in one
   launch(dispatch_receive_impl, blocks, kThreads, 0, call, machine, stream);
 }
 

@@ -1,17 +1,20 @@
-// low_latency_dispatch_send: each token goes once to every member that holds an expert of it, into a slot fixed by
-// (source, token); the receiver expands it to its experts.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency_dispatch_send: each token goes once to every member that holds an expert of it, into
+// a slot fixed by (source, token); the receiver expands it to its experts.
 //
-// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 4 B a lane of weights where they travel;
-// for every member a header of 16 B for each two lanes, and once 8 B for each expert. The first block tells the members
-// what there is once, the counts of rows before all; the others have a token at a time: rows are loaded and quantised
-// in registers once and stored to each member from there, 16 B a thread, while a warp of its own sends the header. So
-// there are two blocks at least, also where a call is to hold one.
+// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 4 B a lane of weights
+// where they travel; for every member a header of 16 B for each two lanes, and once 8 B for each
+// expert. The first block tells the members what there is once, the counts of rows before all; the
+// others have a token at a time: rows are loaded and quantised in registers once and stored to each
+// member from there, 16 B a thread, while a warp of its own sends the header. So there are two
+// blocks at least, also where a call is to hold one.
 //
-// Waits: slots_read of the use before last of this half. Publishes: grants and a notice to every member; for each token
-// its header at every member and its row at those that get it, in no order (low_latency_kernels.cuh: rows tell of
-// themselves); with flags, behind the row, a ready word (release at system scope).
-#include "ep/cuda/low_latency/device.cuh"
+// Waits: slots_read of the use before last of this half. Publishes: grants and a notice to every
+// member; for each token its header at every member and its row at those that get it, in no order
+// (low_latency_kernels.cuh: rows tell of themselves); with flags, behind the row, a ready word
+// (release at system scope).
 #include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/low_latency/device.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -19,8 +22,8 @@ namespace {
 constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
 constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
 
-/// Two codes, the first in the low byte; as numeric::encode_e4m3. The instruction rounds to nearest even, saturates and
-/// makes every NaN 0x7f, as that does.
+/// Two codes, the first in the low byte; as numeric::encode_e4m3. The instruction rounds to nearest
+/// even, saturates and makes every NaN 0x7f, as that does.
 __device__ std::uint32_t encode_pair(float first, float second) {
 #if __CUDA_ARCH__ >= 890
   std::uint16_t codes;
@@ -37,7 +40,8 @@ __device__ uint2 encode(const uint4& vector, float scale) {
   std::uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    pairs[i] = encode_pair(numeric::mul(values[2 * i], scale), numeric::mul(values[2 * i + 1], scale));
+    pairs[i] =
+        encode_pair(numeric::mul(values[2 * i], scale), numeric::mul(values[2 * i + 1], scale));
   return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
 }
 
@@ -62,13 +66,16 @@ struct Token {
   std::uint32_t targets;  ///< lanes with `last` whose member is not left out
 };
 
-__device__ void report_index(const SlotsSend& call, Fault fault, std::int32_t token, std::int64_t given) {
-  report_fault(call.group, fault, Phase::slots, kDispatchOperation, 0, 0, 0, token, given, lane_id(), false);
+__device__ void report_index(const SlotsSend& call, Fault fault, std::int32_t token,
+                             std::int64_t given) {
+  report_fault(call.group, fault, Phase::slots, kDispatchOperation, 0, 0, 0, token, given,
+               lane_id(), false);
 }
 
-/// Reports (where `report`) what is wrong with the indices of a token. Such lanes count as -1; of an expert that stands
-/// twice the first counts.
-__device__ std::int32_t checked_expert(const SlotsSend& call, std::int32_t token, std::int64_t given, bool report) {
+/// Reports (where `report`) what is wrong with the indices of a token. Such lanes count as -1; of
+/// an expert that stands twice the first counts.
+__device__ std::int32_t checked_expert(const SlotsSend& call, std::int32_t token,
+                                       std::int64_t given, bool report) {
   const std::uint32_t me = lane_id();
   const bool in_range = given >= 0 && given < call.group.experts;
   const std::int32_t expert = in_range ? static_cast<std::int32_t>(given) : -1;
@@ -105,7 +112,8 @@ __device__ bool is_first(const SlotsSend& call, std::int32_t at, std::int64_t ex
 }
 
 /// Adds to numbers[k] the earlier tokens with the expert of lane k; all threads of the block call.
-__device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lane& lane, std::uint32_t* numbers) {
+__device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lane& lane,
+                            std::uint32_t* numbers) {
   const std::int32_t count = min(token, call.tokens) * call.group.top_k;
   std::uint32_t mine = 0;
 #pragma unroll 1
@@ -116,7 +124,8 @@ __device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lan
 #pragma unroll 1
     for (std::int32_t k = 0; k < call.group.top_k; ++k) {
       const std::int32_t expert = __shfl_sync(kWarp, lane.expert, k);
-      const std::uint32_t same = __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
+      const std::uint32_t same =
+          __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
       if (lane_id() == static_cast<std::uint32_t>(k)) mine += __popc(same);
     }
   }
@@ -127,7 +136,8 @@ __device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lan
 __device__ void row_barrier(std::uint32_t threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
-/// How many rows each expert gets, kCounted experts at a time; `threads` of a block call, those that send rows.
+/// How many rows each expert gets, kCounted experts at a time; `threads` of a block call, those
+/// that send rows.
 class Counts {
  public:
   static constexpr std::int32_t kCounted = 1024;
@@ -142,7 +152,8 @@ class Counts {
 #pragma unroll 1
     for (std::int32_t at = me(); at < call_.tokens * group.top_k; at += threads_) {
       const std::int64_t expert = given_expert(call_, at);
-      if (expert >= from && expert < min(from + kCounted, group.experts) && is_first(call_, at, expert))
+      if (expert >= from && expert < min(from + kCounted, group.experts) &&
+          is_first(call_, at, expert))
         atomicAdd(counts_ + (expert - from), 1u);
     }
     row_barrier(static_cast<std::uint32_t>(threads_));
@@ -175,7 +186,8 @@ __device__ const std::uint16_t* row_of(const SlotsSend& call, std::int32_t token
 __device__ void prefetch_row(const SlotsSend& call, std::int32_t token) {
   constexpr std::uint32_t kLineChannels = 64;  // 128 bytes
   if (token >= call.tokens) return;
-  for (std::uint32_t channel = threadIdx.x * kLineChannels; channel < static_cast<std::uint32_t>(call.sizes.hidden);
+  for (std::uint32_t channel = threadIdx.x * kLineChannels;
+       channel < static_cast<std::uint32_t>(call.sizes.hidden);
        channel += blockDim.x * kLineChannels)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(row_of(call, token) + channel));
 }
@@ -188,7 +200,8 @@ __device__ void for_targets(const Token& t, F&& f) {
 }
 
 /// The row as it is, 16 bytes a thread.
-__device__ void send_row(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::size_t slot) {
+__device__ void send_row(const SlotsSend& call, const Token& t, const std::uint16_t* row,
+                         std::size_t slot) {
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
   constexpr std::uint32_t kAhead = 2;
   for (std::uint32_t first = 0; first < chunks; first += kAhead * (blockDim.x - 32)) {
@@ -209,9 +222,10 @@ __device__ void send_row(const SlotsSend& call, const Token& t, const std::uint1
   }
 }
 
-/// The row in float8, 16 channels a thread: the 8 threads of a group of channels find its scale together, and the
-/// scales of a warp's 4 groups are one store.
-__device__ void send_float8_row(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::size_t slot) {
+/// The row in float8, 16 channels a thread: the 8 threads of a group of channels find its scale
+/// together, and the scales of a warp's 4 groups are one store.
+__device__ void send_float8_row(const SlotsSend& call, const Token& t, const std::uint16_t* row,
+                                std::size_t slot) {
   constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kUnit;
   const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
   const auto rounding = call.quantize == static_cast<std::uint32_t>(Quantize::fp8)
@@ -242,16 +256,17 @@ __device__ void send_float8_row(const SlotsSend& call, const Token& t, const std
       std::byte* const target = slot_row(call.group, member, slot);
       if (unit < units) store_row(reinterpret_cast<uint4*>(target) + unit, codes);
       if (lane_id() == 0)  // a slot has room for scales up to a multiple of four
-        store_row(
-            reinterpret_cast<uint4*>(target + call.group.layout.slot_scales + first / kThreadsPerGroup * sizeof(float)),
-            inverse);
+        store_row(reinterpret_cast<uint4*>(target + call.group.layout.slot_scales +
+                                           first / kThreadsPerGroup * sizeof(float)),
+                  inverse);
     });
   }
 }
 
-/// What a warp of its own sends while the others are at the row: the header of the token, to every member.
-__device__ void send_header(const SlotsSend& call, const Token& t, const std::uint32_t* numbers, std::uint64_t epoch,
-                            std::size_t slot, const bool* masked) {
+/// What a warp of its own sends while the others are at the row: the header of the token, to every
+/// member.
+__device__ void send_header(const SlotsSend& call, const Token& t, const std::uint32_t* numbers,
+                            std::uint64_t epoch, std::size_t slot, const bool* masked) {
   const auto packets = static_cast<std::int32_t>(call.group.layout.packets);
   const std::uint32_t mine = numbers[lane_id()];
 #pragma unroll 1
@@ -273,7 +288,8 @@ __device__ void send_header(const SlotsSend& call, const Token& t, const std::ui
       const std::int32_t expert = __shfl_sync(kWarp, t.lane.expert, lane % 32);
       const std::int32_t local = expert - member * call.group.local_experts;
       number[k] = __shfl_sync(kWarp, mine, lane % 32);
-      experts[k] = lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts ? local : -1;
+      experts[k] =
+          lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts ? local : -1;
     }
     if (i < call.group.ranks * packets && !masked[member])
       store_packet(slot_header(call.group, member, slot) + packet * detail::kPacketBytes,
@@ -286,20 +302,22 @@ __device__ void send_weights(const SlotsSend& call, const Token& t, std::size_t 
   for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
     const std::int32_t member = __shfl_sync(kWarp, t.lane.member, __ffs(left) - 1);
     if (t.lane.member == member)
-      store_word(reinterpret_cast<std::uint32_t*>(slot_weights(call.group, member, slot)) + lane_id(),
-                 __float_as_uint(t.weight));
+      store_word(
+          reinterpret_cast<std::uint32_t*>(slot_weights(call.group, member, slot)) + lane_id(),
+          __float_as_uint(t.weight));
   }
 }
 
 /// Behind a barrier: the row is there, a member a lane.
-__device__ void send_ready(const SlotsSend& call, const Token& t, std::uint64_t epoch, std::size_t slot) {
+__device__ void send_ready(const SlotsSend& call, const Token& t, std::uint64_t epoch,
+                           std::size_t slot) {
   if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)
     store_release(slot_ready(call.group, t.lane.member, slot), epoch);
 }
 
 /// All but the header: of the threads that send rows.
-__device__ void send_token(const SlotsSend& call, const Token& t, const std::uint16_t* row, std::uint64_t epoch,
-                           std::size_t slot, std::uint32_t row_threads) {
+__device__ void send_token(const SlotsSend& call, const Token& t, const std::uint16_t* row,
+                           std::uint64_t epoch, std::size_t slot, std::uint32_t row_threads) {
   if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
   if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
     send_row(call, t, row, slot);
@@ -310,12 +328,14 @@ __device__ void send_token(const SlotsSend& call, const Token& t, const std::uin
   send_ready(call, t, epoch, slot);
 }
 
-/// Until the half is granted; false where the group has failed. Threads of a block from 0 on call, before a barrier.
+/// Until the half is granted; false where the group has failed. Threads of a block from 0 on call,
+/// before a barrier.
 __device__ bool wait_grants(const DeviceGroup& group, std::uint64_t epoch, bool* masked) {
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   if (me >= group.ranks) return true;
   if (epoch > 2)
-    wait_signal_or_mask(group, group.layout.slots_read, me, epoch - 2, Phase::slot_grant, kDispatchOperation);
+    wait_signal_or_mask(group, group.layout.slots_read, me, epoch - 2, Phase::slot_grant,
+                        kDispatchOperation);
   masked[me] = is_masked(group, me);
   return !aborted(group);
 }
@@ -327,14 +347,16 @@ __device__ void begin_dispatch(const SlotsSend& call, std::uint64_t epoch) {
   begin_send(group, slots_reading(group), answers_reading(group), send, [&](std::uint64_t left) {
     const std::size_t slots = static_cast<std::size_t>(group.ranks) * call.sizes.max_tokens;
     const std::size_t first = slot_index(group, call.sizes, left, 0, 0);
-    fill_unwritten(slot_row(group, group.me, first), slots * group.layout.slot_bytes);
-    fill_unwritten(reinterpret_cast<std::byte*>(slot_weights(group, group.me, first)),
-                   slots * group.top_k * sizeof(float));
+    fill_sentinel(slot_row(group, group.me, first), slots * group.layout.slot_bytes);
+    fill_sentinel(reinterpret_cast<std::byte*>(slot_weights(group, group.me, first)),
+                  slots * group.top_k * sizeof(float));
   });
 }
 
-/// The first block: what there is once for a dispatch. All rows wait for the counts, so that nothing delays them.
-__device__ void tell_members(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads, bool* masked) {
+/// The first block: what there is once for a dispatch. All rows wait for the counts, so that
+/// nothing delays them.
+__device__ void tell_members(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads,
+                             bool* masked) {
   __shared__ std::uint32_t count_of[Counts::kCounted];
   const DeviceGroup& group = call.group;
   if (threadIdx.x >= row_threads) return begin_dispatch(call, epoch);
@@ -344,8 +366,9 @@ __device__ void tell_members(const SlotsSend& call, std::uint64_t epoch, std::ui
   row_barrier(row_threads);
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   if (me < group.ranks)
-    store_relaxed(slot_notice(group, me, epoch, group.me),
-                  SlotNotice{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(epoch));
+    store_relaxed(
+        slot_notice(group, me, epoch, group.me),
+        SlotNotice{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(epoch));
   counts.send(0, epoch, masked);
   for (std::int32_t from = Counts::kCounted; from < group.experts; from += Counts::kCounted) {
     row_barrier(row_threads);
@@ -355,8 +378,8 @@ __device__ void tell_members(const SlotsSend& call, std::uint64_t epoch, std::ui
 }
 
 /// The other blocks: tokens `token`, `token + step`, ..
-__device__ void send_tokens(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads, std::int32_t token,
-                            std::int32_t step, bool* masked) {
+__device__ void send_tokens(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads,
+                            std::int32_t token, std::int32_t step, bool* masked) {
   __shared__ std::uint32_t numbers[32];  // of the rows of a token, by lane
   const DeviceGroup& group = call.group;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
@@ -376,7 +399,8 @@ __device__ void send_tokens(const SlotsSend& call, std::uint64_t epoch, std::uin
       numbers[lane_id()] = 0;
     } else {
       send_token(call, t, row_of(call, token), epoch, slot, row_threads);
-      if (me < group.top_k) call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
+      if (me < group.top_k)
+        call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
     }
     token += step;
     if (token >= call.tokens) return;
@@ -387,16 +411,19 @@ __device__ void send_tokens(const SlotsSend& call, std::uint64_t epoch, std::uin
   }
 }
 
-__global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __grid_constant__ SlotsSend call) {
+__global__ void __launch_bounds__(kMaxThreads + 32)
+    dispatch_send_impl(const __grid_constant__ SlotsSend call) {
   begin_kernel();
   __shared__ bool masked[kMaxDeviceRanks];
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->slots_sent + 1;
   const std::uint32_t row_threads = blockDim.x - 32;
   __syncthreads();
-  const bool ordered = call.flags != 0;  // who asks whether all has come asks first whether this has ended
+  const bool ordered =
+      call.flags != 0;  // who asks whether all has come asks first whether this has ended
   const std::uint32_t passed = pass_epoch(group, Kernel::slots_send, ordered);
-  const auto block = static_cast<std::int32_t>(blockIdx.x), blocks = static_cast<std::int32_t>(gridDim.x);
+  const auto block = static_cast<std::int32_t>(blockIdx.x),
+             blocks = static_cast<std::int32_t>(gridDim.x);
   if (block == 0)
     tell_members(call, epoch, row_threads, masked);
   else
@@ -414,10 +441,13 @@ __global__ void __launch_bounds__(kMaxThreads + 32) dispatch_send_impl(const __g
 
 void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream_t stream) {
   const auto units = (static_cast<std::uint32_t>(call.sizes.hidden) + kUnit - 1) / kUnit;
-  const std::uint32_t threads = std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
-  const std::int32_t most = machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
+  const std::uint32_t threads =
+      std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
+  const std::int32_t most =
+      machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
   const std::int32_t blocks = std::max(2, std::min(call.tokens + 1, most));
-  launch(dispatch_send_impl, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine, stream);
+  launch(dispatch_send_impl, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine,
+         stream);
 }
 
 void load_slots_send() {

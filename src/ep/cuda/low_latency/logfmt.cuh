@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // logfmt.cuh: LogFMT-10 rows on the device, bit by bit as numeric/rows.cpp makes and reads them.
 #pragma once
 
@@ -5,7 +6,8 @@
 
 namespace shoal::ep::cuda {
 
-inline constexpr std::uint32_t kLogfmtUnit = 16;  ///< values that share a run of codes and a run of signs
+inline constexpr std::uint32_t kLogfmtUnit =
+    16;  ///< values that share a run of codes and a run of signs
 
 /// Where the parts of a row lie, as numbers of its length.
 struct LogfmtRow {
@@ -22,15 +24,18 @@ struct LogfmtRow {
     return min(block_channels, hidden - block * block_channels);
   }
   __device__ std::uint32_t bytes_of(std::uint32_t block, bool cast) const {
-    return cast ? static_cast<std::uint32_t>(numeric::logfmt_bytes(channels_of(block))) : channels_of(block) * 2;
+    return cast ? static_cast<std::uint32_t>(numeric::logfmt_bytes(channels_of(block)))
+                : channels_of(block) * 2;
   }
 };
 
-/// 10-bit form of up to 16 values (a tail has 8): codes of 9 bits, then signs, least significant bit first.
+/// 10-bit form of up to 16 values (a tail has 8): codes of 9 bits, then signs, least significant
+/// bit first.
 struct LogfmtBits {
   std::uint32_t words[5];
 
-  __device__ void pack(const std::uint32_t (&codes)[kLogfmtUnit], std::uint32_t signs, std::uint32_t count) {
+  __device__ void pack(const std::uint32_t (&codes)[kLogfmtUnit], std::uint32_t signs,
+                       std::uint32_t count) {
 #pragma unroll
     for (std::uint32_t& word : words) word = 0;
 #pragma unroll

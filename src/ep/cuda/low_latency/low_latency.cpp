@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/low_latency/low_latency.hpp"
 
 #include <algorithm>
@@ -63,7 +64,8 @@ struct DeviceHandle : detail::LowLatencyHandleState {
 };
 
 struct DevicePendingDispatch : detail::PendingDispatchState {
-  std::optional<LowLatencyReceived> received_already;  ///< where the receive was queued with the send
+  std::optional<LowLatencyReceived>
+      received_already;  ///< where the receive was queued with the send
 };
 
 struct DevicePendingCombine : detail::PendingCombineState {
@@ -71,8 +73,8 @@ struct DevicePendingCombine : detail::PendingCombineState {
   std::shared_ptr<void> block;
   PendingView view{};
   std::uint64_t serial = 0;
-  Tensor
-      out;  ///< allocated before anything is sent: a receive that found no memory would leave the members out of step
+  Tensor out;  ///< allocated before anything is sent: a receive that found no memory would leave
+               ///< the members out of step
 };
 
 AnswerForm form_of(const LowLatencyCombineOptions& options) {
@@ -80,7 +82,8 @@ AnswerForm form_of(const LowLatencyCombineOptions& options) {
   return options.reduction == Reduction::exact ? AnswerForm::rows : AnswerForm::sums;
 }
 
-/// Blocks of memory of one size whose contents stay where they are for the life of the group, two by parity.
+/// Blocks of memory of one size whose contents stay where they are for the life of the group, two
+/// by parity.
 using Halves = std::array<std::shared_ptr<void>, 2>;
 
 }  // namespace
@@ -100,7 +103,7 @@ struct LowLatency::Parts {
   Machine machine{};
   std::uint64_t serial = 0;
   std::uint64_t dispatches_received = 0, combines_received = 0;  ///< receives that are queued
-  std::vector<int> masked;                                       ///< by set_mask, or found in the report and told
+  std::vector<int> masked;  ///< by set_mask, or found in the report and told
 
   std::shared_ptr<CUstream_st> probe_stream;  ///< waits for no call
   std::shared_ptr<void> probe_memory;
@@ -110,19 +113,21 @@ struct LowLatency::Parts {
   const Shape& shape() const { return group.state.shape; }
 
   Sizes sizes() const {
-    return {static_cast<std::int32_t>(shape().hidden), static_cast<std::int32_t>(shape().low_latency_max_tokens)};
+    return {static_cast<std::int32_t>(shape().hidden),
+            static_cast<std::int32_t>(shape().low_latency_max_tokens)};
   }
 
   /// The bound of a call's blocks.
   Machine machine_for(const Launch& launch) const {
     Machine bounded = machine;
     if (launch.sms > 0)
-      bounded.most_blocks = bounded.most_blocks > 0 ? std::min(bounded.most_blocks, launch.sms) : launch.sms;
+      bounded.most_blocks =
+          bounded.most_blocks > 0 ? std::min(bounded.most_blocks, launch.sms) : launch.sms;
     return bounded;
   }
 
-  /// Memory that lives as long as the group, because captured graphs know its address. Makes both halves at once, so
-  /// that a capture after one call of a kind needs none.
+  /// Memory that lives as long as the group, because captured graphs know its address. Makes both
+  /// halves at once, so that a capture after one call of a kind needs none.
   template <typename Captured>
   void make(Halves& halves, std::size_t bytes, const char* what, Captured&& captured) {
     if (halves[0] != nullptr) return;
@@ -131,10 +136,11 @@ struct LowLatency::Parts {
   }
 
   static void require_no_capture(const char* what, bool captured) {
-    require(!captured, Code::invalid_argument,
-            "{}: a captured stream cannot allocate memory for its results; make the same call once before (or "
-            "Group::warmup)",
-            what);
+    require(
+        !captured, Code::invalid_argument,
+        "{}: a captured stream cannot allocate memory for its results; make the same call once before (or "
+        "Group::warmup)",
+        what);
   }
 
   std::shared_ptr<void> allocate(std::size_t bytes, const char* what) {
@@ -142,11 +148,13 @@ struct LowLatency::Parts {
     try {
       return pool.take();
     } catch (const Error& error) {
-      fail(Code::exhausted, "{}: {} bytes of GPU memory for its results: {}", what, bytes, error.what());
+      fail(Code::exhausted, "{}: {} bytes of GPU memory for its results: {}", what, bytes,
+           error.what());
     }
   }
 
-  /// A block of a pool, of which some are kept ahead for calls that are captured and cannot allocate.
+  /// A block of a pool, of which some are kept ahead for calls that are captured and cannot
+  /// allocate.
   std::shared_ptr<void> take(BlockPool& pool, cudaStream_t on) const {
     constexpr std::size_t kAhead = 2;
     auto block = pool.take();
@@ -154,14 +162,16 @@ struct LowLatency::Parts {
     return block;
   }
 
-  /// Where the rows of dispatch `epoch` go. Float8 results share the memory of bfloat16 ones where those exist.
+  /// Where the rows of dispatch `epoch` go. Float8 results share the memory of bfloat16 ones where
+  /// those exist.
   std::shared_ptr<void> result(std::uint64_t epoch, Quantize quantize, cudaStream_t on) {
     const auto captured = [&] { return group.capturing(on); };
     if (quantize != Quantize::none && results[0] == nullptr) {
       make(float8_results, ResultLayout(shape(), 1).total, "low_latency_dispatch", captured);
       return float8_results[epoch & 1];
     }
-    if (float8_results[0] != nullptr && quantize != Quantize::none) return float8_results[epoch & 1];
+    if (float8_results[0] != nullptr && quantize != Quantize::none)
+      return float8_results[epoch & 1];
     make(results, ResultLayout(shape(), 2).total, "low_latency_dispatch", captured);
     return results[epoch & 1];
   }
@@ -175,24 +185,29 @@ struct LowLatency::Parts {
     check(cudaMemsetAsync(memory.get(), 0, bytes, on), "low-latency mode");
     group.record(on);
     longest_wait = std::move(memory);
-    // Members that share a GPU leave each other room; of each, a second call may be there that has not begun.
+    // Members that share a GPU leave each other room; of each, a second call may be there that has
+    // not begun.
     if (group.members_on_gpu > 1)
       machine.most_blocks = std::max(1, machine.multiprocessors / (2 * group.members_on_gpu));
   }
 
   /// Memory for the sums of a combine.
   Tensor combined(std::int64_t tokens) const {
-    const std::size_t bytes = static_cast<std::size_t>(tokens * shape().hidden) * sizeof(std::uint16_t);
+    const std::size_t bytes =
+        static_cast<std::size_t>(tokens * shape().hidden) * sizeof(std::uint16_t);
     try {
       return group.tensor(group.allocate(bytes), 0, DataType::bfloat16, {tokens, shape().hidden});
     } catch (const Error& error) {
-      fail(Code::exhausted,
-           "low_latency_combine: {} bytes of GPU memory for its result (or give LowLatencyCombineOptions.out): {}",
-           bytes, error.what());
+      fail(
+          Code::exhausted,
+          "low_latency_combine: {} bytes of GPU memory for its result (or give LowLatencyCombineOptions.out): {}",
+          bytes, error.what());
     }
   }
 
-  std::uint64_t* waits_of_dispatch() const { return static_cast<std::uint64_t*>(longest_wait.get()); }
+  std::uint64_t* waits_of_dispatch() const {
+    return static_cast<std::uint64_t*>(longest_wait.get());
+  }
   /// Of two that are under way the later one may wait for weights already.
   std::uint64_t* waits_of_combine(std::uint64_t epoch) const {
     return waits_of_dispatch() + (1 + (epoch & 1)) * static_cast<std::size_t>(shape().ranks);
@@ -200,15 +215,16 @@ struct LowLatency::Parts {
 
   /// Tells of the members that kernels have masked.
   void note_masked() {
-    for (std::size_t member = 0; group.device.mask_failed != 0 && member < masked.size(); ++member) {
+    for (std::size_t member = 0; group.device.mask_failed != 0 && member < masked.size();
+         ++member) {
       if (masked[member] != 0 || group.report->masked[member] == 0) continue;
       masked[member] = 1;
       const GroupState& state = group.state;
       log::warn(
           "low-latency mode on PE {}: PE {} did not come within {} ms (longer where it waited for another), or has "
-          "left "
-          "this PE out; it is masked from now on",
-          state.team.world_pe(state.me), state.team.world_pe(static_cast<Pe>(member)), state.timeout.count());
+          "left this PE out; it is masked from now on",
+          state.team.world_pe(state.me), state.team.world_pe(static_cast<Pe>(member)),
+          state.timeout.count());
     }
   }
 
@@ -220,8 +236,8 @@ struct LowLatency::Parts {
     load_probe();
   }
 
-  /// Whether what `probe` asks for is there. The kernel that looks runs beside whatever the GPU does; where it does not
-  /// get to run within a millisecond the answer is no.
+  /// Whether what `probe` asks for is there. The kernel that looks runs beside whatever the GPU
+  /// does; where it does not get to run within a millisecond the answer is no.
   bool ask(Probe probe) {
     probe.group = group.device;
     probe.sizes = sizes();
@@ -244,33 +260,38 @@ LowLatency::LowLatency(CudaGroup& group) : group_(group) {
   parts_ = std::make_unique<Parts>(group, handle_bytes, pending_bytes);
   if (shape.low_latency_max_tokens == 0) return;
   require(shape.low_latency_max_tokens < kMaxSlotTokens, Code::unsupported,
-          "GroupOptions.low_latency_max_tokens is {}; on GPUs at most {}", shape.low_latency_max_tokens,
-          kMaxSlotTokens - 1);
-  require(shape.local_experts <= kMaxLocalExperts, Code::unsupported,
-          "low-latency mode on GPUs has at most {} experts a member; this group has {} (GroupOptions.experts)",
-          kMaxLocalExperts, shape.local_experts);
-  require(shape.local_experts * shape.low_latency_rows() < kMaxLowLatencyRows, Code::unsupported,
-          "low-latency mode on GPUs has fewer than {} rows a member; experts * low_latency_max_tokens is {}",
-          kMaxLowLatencyRows, shape.local_experts * shape.low_latency_rows());
+          "GroupOptions.low_latency_max_tokens is {}; on GPUs at most {}",
+          shape.low_latency_max_tokens, kMaxSlotTokens - 1);
+  require(
+      shape.local_experts <= kMaxLocalExperts, Code::unsupported,
+      "low-latency mode on GPUs has at most {} experts a member; this group has {} (GroupOptions.experts)",
+      kMaxLocalExperts, shape.local_experts);
+  require(
+      shape.local_experts * shape.low_latency_rows() < kMaxLowLatencyRows, Code::unsupported,
+      "low-latency mode on GPUs has fewer than {} rows a member; experts * low_latency_max_tokens is {}",
+      kMaxLowLatencyRows, shape.local_experts * shape.low_latency_rows());
   const detail::DeviceLayout layout(shape);
-  require(2 * shape.low_latency_max_tokens * layout.token_answers * (layout.answer_bytes / sizeof(uint4)) <
-              kMaxAnswerChunks,
-          Code::unsupported,
-          "low-latency mode on GPUs has at most 64 GiB of answers; low_latency_max_tokens ({}) tokens with {} answers "
-          "of {} bytes, twice, are more",
-          shape.low_latency_max_tokens, layout.token_answers, layout.answer_bytes);
+  require(
+      2 * shape.low_latency_max_tokens * layout.token_answers *
+              (layout.answer_bytes / sizeof(uint4)) <
+          kMaxAnswerChunks,
+      Code::unsupported,
+      "low-latency mode on GPUs has at most 64 GiB of answers; low_latency_max_tokens ({}) tokens with {} answers "
+      "of {} bytes, twice, are more",
+      shape.low_latency_max_tokens, layout.token_answers, layout.answer_bytes);
   require(shape.hidden < std::int64_t{1} << 30, Code::unsupported,
           "GroupOptions.hidden is {}; on GPUs at most 2^30 - 1", shape.hidden);
   const memory::Device& gpu = *group.state.world->cuda();
   int shared_bytes = 0;
-  check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.device), "shared memory");
+  check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.device),
+        "shared memory");
   parts_->machine.multiprocessors = gpu.multiprocessors;
   parts_->machine.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
   parts_->machine.dependent_launch = gpu.compute_capability >= 90;
   parts_->masked.assign(shape.ranks, 0);
   parts_->probe_stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
-  // The driver may wait for all kernels on this GPU when it loads one, those of other PEs that wait for this one
-  // included: it does so now, before there are any.
+  // The driver may wait for all kernels on this GPU when it loads one, those of other PEs that wait
+  // for this one included: it does so now, before there are any.
   parts_->load_kernels();
   check(cudaGetLastError(), "kernels of low-latency mode");
 }
@@ -287,19 +308,21 @@ void LowLatency::preload() {
   parts_->result(0, Quantize::none, group_.last_stream);
 }
 
-std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                                                   const LowLatencyDispatchOptions& options) {
+std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
+    const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& options) {
   GroupState& state = group_.state;
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   parts_->open("low_latency_dispatch", on);
   parts_->note_masked();
   const std::uint64_t epoch = state.low_latency_dispatch_epoch + 1;
-  require(options.defer_receive || parts_->dispatches_received + 1 == epoch, Code::invalid_argument,
-          "low_latency_dispatch: with defer_receive = false its receive would come before that of number {}, which has "
-          "not been received; receive that first",
-          parts_->dispatches_received + 1);
-  parts_->result(epoch, options.quantize, on);  // memory first: nothing has been sent when there is none
+  require(
+      options.defer_receive || parts_->dispatches_received + 1 == epoch, Code::invalid_argument,
+      "low_latency_dispatch: with defer_receive = false its receive would come before that of number {}, which has "
+      "not been received; receive that first",
+      parts_->dispatches_received + 1);
+  parts_->result(epoch, options.quantize,
+                 on);  // memory first: nothing has been sent when there is none
 
   auto handle = std::make_shared<DeviceHandle>();
   handle->group = state.weak_from_this();
@@ -352,10 +375,12 @@ bool LowLatency::ready(const detail::PendingDispatchState& pending) {
 
 LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
   auto& pending = static_cast<DevicePendingDispatch&>(base);
-  return pending.received_already ? std::move(*pending.received_already) : queue_receive(pending, false);
+  return pending.received_already ? std::move(*pending.received_already)
+                                  : queue_receive(pending, false);
 }
 
-LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pending, bool behind_send) {
+LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pending,
+                                             bool behind_send) {
   GroupState& state = group_.state;
   const Shape& shape = state.shape;
   const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
@@ -369,16 +394,18 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
 
   LowLatencyReceived received;
-  received.x = group_.tensor(memory, layout.x, quantized ? DataType::float8_e4m3 : DataType::bfloat16,
-                             {experts, rows, shape.hidden});
+  received.x =
+      group_.tensor(memory, layout.x, quantized ? DataType::float8_e4m3 : DataType::bfloat16,
+                    {experts, rows, shape.hidden});
   received.counts = group_.tensor(memory, layout.counts, DataType::int32, {experts});
-  received.source_token = group_.tensor(memory, layout.source_token, DataType::int32, {experts, rows});
+  received.source_token =
+      group_.tensor(memory, layout.source_token, DataType::int32, {experts, rows});
   received.layout = group_.tensor(memory, layout.layout, DataType::int64, {experts, shape.ranks});
   if (quantized) {
     const bool packed = options.quantize == Quantize::fp8_ue8m0;
     const std::int64_t groups = scale_groups(shape.hidden), n = packed ? (groups + 3) / 4 : groups;
-    received.scales =
-        group_.tensor(memory, layout.scales, packed ? DataType::int32 : DataType::float32, {experts, rows, n});
+    received.scales = group_.tensor(
+        memory, layout.scales, packed ? DataType::int32 : DataType::float32, {experts, rows, n});
     received.scales.strides = {n * rows, 1, rows};
   }
   received.handle = LowLatencyHandle(pending.handle);
@@ -393,13 +420,16 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.counts = received.counts.as<std::int32_t>();
   call.source_token = received.source_token.as<std::int32_t>();
   call.layout = received.layout.as<std::int64_t>();
-  call.expert_counts = options.expert_counts.defined() ? options.expert_counts.as<std::int32_t>() : nullptr;
+  call.expert_counts =
+      options.expert_counts.defined() ? options.expert_counts.as<std::int32_t>() : nullptr;
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
   call.longest_wait = parts_->waits_of_dispatch();
   call.handle = handle.view;
   call.grants = behind_send ? 0 : 1;
-  call.chained = behind_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
-  state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch, "receive queued");
+  call.chained =
+      behind_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
+  state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch,
+                            "receive queued");
   launch_slots_receive(call, parts_->machine_for(launch), on);
   ++parts_->dispatches_received;
   group_.end(launch, on);
@@ -408,26 +438,32 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
 
 std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
     const TensorView& y, const TensorView&, const TensorView& weights,
-    const std::shared_ptr<const detail::LowLatencyHandleState>& base, const LowLatencyCombineOptions& options) {
+    const std::shared_ptr<const detail::LowLatencyHandleState>& base,
+    const LowLatencyCombineOptions& options) {
   GroupState& state = group_.state;
   const auto& handle = static_cast<const DeviceHandle&>(*base);
   const AnswerForm form = form_of(options);
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
-  require(options.defer_receive || parts_->combines_received == state.low_latency_combine_epoch, Code::invalid_argument,
-          "low_latency_combine: with defer_receive = false its receive would come before that of number {}, which has "
-          "not been received; receive that first",
-          parts_->combines_received + 1);
+  require(
+      options.defer_receive || parts_->combines_received == state.low_latency_combine_epoch,
+      Code::invalid_argument,
+      "low_latency_combine: with defer_receive = false its receive would come before that of number {}, which has "
+      "not been received; receive that first",
+      parts_->combines_received + 1);
   parts_->open("low_latency_combine", on);
-  require(options.out.defined() || !group_.capturing(on), Code::invalid_argument,
-          "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
-          "the graph");
+  require(
+      options.out.defined() || !group_.capturing(on), Code::invalid_argument,
+      "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
+      "the graph");
   if (form == AnswerForm::log_fmt) {
-    const std::size_t needed = log_fmt_shared_bytes(group_.device, static_cast<std::int32_t>(state.shape.hidden));
-    require(needed + kLogfmtStaticBytes <= parts_->machine.shared_bytes, Code::unsupported,
-            "low_latency_combine: log_fmt puts rows together in {} bytes of shared memory, of which this GPU has {}; "
-            "GroupOptions.hidden is {}",
-            needed, parts_->machine.shared_bytes - kLogfmtStaticBytes, state.shape.hidden);
+    const std::size_t needed =
+        log_fmt_shared_bytes(group_.device, static_cast<std::int32_t>(state.shape.hidden));
+    require(
+        needed + kLogfmtStaticBytes <= parts_->machine.shared_bytes, Code::unsupported,
+        "low_latency_combine: log_fmt puts rows together in {} bytes of shared memory, of which this GPU has {}; "
+        "GroupOptions.hidden is {}",
+        needed, parts_->machine.shared_bytes - kLogfmtStaticBytes, state.shape.hidden);
   }
 
   auto pending = std::make_shared<DevicePendingCombine>();
@@ -438,7 +474,8 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   pending->view = pending_view(pending->block.get(), state.shape);
   pending->serial = ++parts_->serial;
   pending->epoch = state.low_latency_combine_epoch + 1;
-  pending->out = options.out.defined() ? Tensor(options.out, nullptr) : parts_->combined(handle.routing->tokens);
+  pending->out = options.out.defined() ? Tensor(options.out, nullptr)
+                                       : parts_->combined(handle.routing->tokens);
 
   AnswersSend call{};
   call.group = group_.device;
@@ -451,12 +488,16 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.form = form;
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
-  call.flags = options.defer_receive || group_.device.mask_failed != 0 || form == AnswerForm::log_fmt ? 1 : 0;
-  call.longest_wait = options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
+  call.flags =
+      options.defer_receive || group_.device.mask_failed != 0 || form == AnswerForm::log_fmt ? 1
+                                                                                             : 0;
+  call.longest_wait =
+      options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
   call.handle = handle.view;
   call.pending = pending->view;
   call.serial = pending->serial;
-  state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch, "send queued");
+  state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch,
+                            "send queued");
   launch_answers_send(call, parts_->machine_for(options.launch), on);
   options.defer_receive ? group_.end(options.launch, on) : group_.end_first();
   state.low_latency_combine_epoch = pending->epoch;
@@ -482,7 +523,8 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
 
 Tensor LowLatency::receive(detail::PendingCombineState& base) {
   auto& pending = static_cast<DevicePendingCombine&>(base);
-  return pending.received_already ? std::move(*pending.received_already) : queue_receive(pending, false);
+  return pending.received_already ? std::move(*pending.received_already)
+                                  : queue_receive(pending, false);
 }
 
 Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_send) {
@@ -507,29 +549,36 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   call.pending = pending.view;
   call.grants = behind_send ? 0 : 1;
   // Other forms read what the send keeps for them, statistics how long it waited for weights.
-  const bool reads_of_send = call.form != AnswerForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
-  call.chained =
-      behind_send && !reads_of_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
-  state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch, "receive queued");
+  const bool reads_of_send =
+      call.form != AnswerForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
+  call.chained = behind_send && !reads_of_send && parts_->machine.dependent_launch &&
+                         group_.members_on_gpu == 1
+                     ? 1
+                     : 0;
+  state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch,
+                            "receive queued");
   launch_answers_receive(call, parts_->machine_for(launch), on);
   ++parts_->combines_received;
   group_.end(launch, on);
   return std::move(pending.out);
 }
 
-/// Two buffers in turn: the kernel of the combine before last has read this one when its stream gets here.
+/// Two buffers in turn: the kernel of the combine before last has read this one when its stream
+/// gets here.
 TensorView LowLatency::next_combine_buffer() {
   const Shape& shape = group_.state.shape;
   group_.state.world->cuda()->activate();
   group_.throw_failed();
-  const std::size_t bytes =
-      static_cast<std::size_t>(shape.local_experts) * shape.low_latency_rows() * shape.hidden * sizeof(std::uint16_t);
-  parts_->make(parts_->combine_buffers, bytes, "next_combine_buffer", [&] { return group_.last_call_captures(); });
-  return group_.tensor(parts_->combine_buffers[(group_.state.low_latency_combine_epoch + 1) & 1], 0, DataType::bfloat16,
+  const std::size_t bytes = static_cast<std::size_t>(shape.local_experts) *
+                            shape.low_latency_rows() * shape.hidden * sizeof(std::uint16_t);
+  parts_->make(parts_->combine_buffers, bytes, "next_combine_buffer",
+               [&] { return group_.last_call_captures(); });
+  return group_.tensor(parts_->combine_buffers[(group_.state.low_latency_combine_epoch + 1) & 1], 0,
+                       DataType::bfloat16,
                        {shape.local_experts, shape.low_latency_rows(), shape.hidden});
 }
 
-// --- masks
+// Masks.
 
 std::vector<int> LowLatency::masked() {
   parts_->note_masked();
@@ -543,7 +592,9 @@ void LowLatency::set_mask(std::int32_t member, bool masked) {
   cudaStream_t on = group_.begin({});
   parts_->masked[member] = masked ? 1 : 0;
   // Any value but 0 masks.
-  check(cudaMemsetAsync(&group_.device.memory->masked[member], masked ? 1 : 0, sizeof(std::uint32_t), on), "set_mask");
+  check(cudaMemsetAsync(&group_.device.memory->masked[member], masked ? 1 : 0,
+                        sizeof(std::uint32_t), on),
+        "set_mask");
   check(cudaStreamSynchronize(on), "set_mask");
   group_.report->masked[member] = masked ? 1 : 0;
 }

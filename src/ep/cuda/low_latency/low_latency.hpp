@@ -1,10 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 // low_latency.hpp: low-latency mode on GPUs: four kernels, each a file.
 //
 //   dispatch: slots_send | slots_receive      combine: answers_send | answers_receive
 //
-// Send kernels do not wait for this operation of anybody else (but for the weights, where they come with combine), and
-// between send and receive no SM is held (A9). Slots and answers exist twice, by parity of the epoch; a half is written
-// again only after its reader has granted it (slots_read, answers_read).
+// Send kernels do not wait for this operation of anybody else (but for the weights, where they come
+// with combine), and between send and receive no SM is held (A9). Slots and answers exist twice, by
+// parity of the epoch; a half is written again only after its reader has granted it (slots_read,
+// answers_read).
 #pragma once
 
 #include "ep/cuda/group.hpp"
@@ -18,15 +20,16 @@ class LowLatency {
   explicit LowLatency(CudaGroup& group);
   ~LowLatency();
 
-  std::shared_ptr<detail::PendingDispatchState> dispatch(const TensorView& x, const TensorView& topk_idx,
+  std::shared_ptr<detail::PendingDispatchState> dispatch(const TensorView& x,
+                                                         const TensorView& topk_idx,
                                                          const LowLatencyDispatchOptions& options);
   bool ready(const detail::PendingDispatchState& pending);
   LowLatencyReceived receive(detail::PendingDispatchState& base);
 
-  std::shared_ptr<detail::PendingCombineState> combine(const TensorView& y, const TensorView& topk_idx,
-                                                       const TensorView& weights,
-                                                       const std::shared_ptr<const detail::LowLatencyHandleState>& base,
-                                                       const LowLatencyCombineOptions& options);
+  std::shared_ptr<detail::PendingCombineState> combine(
+      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const std::shared_ptr<const detail::LowLatencyHandleState>& base,
+      const LowLatencyCombineOptions& options);
   bool ready(const detail::PendingCombineState& base);
   Tensor receive(detail::PendingCombineState& base);
 

@@ -1,22 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
 // combine: the sum of a token's rows, fetched from the members that hold them.
 //
-// Bytes per token: a row from each of its members, once; the result is written once. A warp takes a segment of a token
-// at a time (without bulk copies a token); rows are fetched chunk by chunk by bulk copies, a few chunks ahead, and
-// added in float32: biases first, then the members in the order of the routing, rounded once. Weights travel with the
-// first chunk. Measured: 4096 tokens of 14 KiB on two H200 with 16 SMs in 185 us, 632 GB/s logical, 399 of 478 GB/s raw
-// on the link (docs/performance.md).
+// Bytes per token: a row from each of its members, once; the result is written once. A warp takes a
+// segment of a token at a time (without bulk copies a token); rows are fetched chunk by chunk by
+// bulk copies, a few chunks ahead, and added in float32: biases first, then the members in the
+// order of the routing, rounded once. Weights travel with the first chunk. Measured: 4096 tokens of
+// 14 KiB on two H200 with 16 SMs in 185 us, 632 GB/s logical, 399 of 478 GB/s raw on the link
+// (docs/performance.md).
 //
-// A member's rows lie in its block of the heap or in a buffer that it shares (SymmetricHeap::share_buffer), as its
-// notice says; of the latter the address here is read from a table in host memory, once a block and such member.
+// A member's rows lie in its block of the heap or in a buffer that it shares
+// (SymmetricHeap::share_buffer), as its notice says; of the latter the address here is read from a
+// table in host memory, once a block and such member.
 //
-// Expert-major (kExpanded): a row for each top-k lane that has an expert, in ascending lane order.
+// Expert-major (kExpertMajor): a row for each top-k lane that has an expert, in ascending lane
+// order.
 //
-// Waits: `entered` of all members (where their answers lie), then, in the last block, `finished` of all: this member's
-// answers have been fetched and may change. Publishes: notice and `entered`; `finished` after the last fetch.
+// Waits: `entered` of all members (where their answers lie), then, in the last block, `finished` of
+// all: this member's answers have been fetched and may change. Publishes: notice and `entered`;
+// `finished` after the last fetch.
 #include <algorithm>
 
-#include "ep/cuda/normal/normal.cuh"
 #include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/normal/normal.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -30,8 +35,9 @@ struct Sources {
   detail::DeviceNotice notice;
 };
 
-/// One row to be added: of a member in the flat layout (`copy`), or of a lane in the expert-major one.
-template <bool kExpanded>
+/// One row to be added: of a member in the flat layout (`copy`), or of a lane in the expert-major
+/// one.
+template <bool kExpertMajor>
 struct Copy {
   std::int32_t copy = kNoCopy;
   __device__ bool exists() const { return copy != kNoCopy; }
@@ -50,44 +56,52 @@ struct Copy<true> {
   }
 };
 
-template <bool kExpanded>
-__device__ Copy<kExpanded> load_copy(const CombineParams& params, std::int64_t token) {
-  if (token >= params.tokens || static_cast<std::int32_t>(lane_id()) >= params.copies_per_token) return {};
+template <bool kExpertMajor>
+__device__ Copy<kExpertMajor> load_copy(const CombineParams& params, std::int64_t token) {
+  if (token >= params.tokens || static_cast<std::int32_t>(lane_id()) >= params.copies_per_token)
+    return {};
   const std::int64_t i = token * params.copies_per_token + lane_id();
-  if constexpr (kExpanded) {
+  if constexpr (kExpertMajor) {
     const auto expert = static_cast<std::int32_t>(params.topk_idx[i]);
     if (expert < 0) return {};
-    return {expert / params.group.local_experts, params.handle.expert_rows[expert] + params.ordinals[i]};
+    return {expert / params.group.local_experts,
+            params.handle.expert_rows[expert] + params.ordinals[i]};
   } else {
     return {params.copies[i]};
   }
 }
 
-template <bool kExpanded>
-__device__ const std::byte* row_of(const CombineParams& params, const Sources& sources, const Copy<kExpanded>& copy) {
+template <bool kExpertMajor>
+__device__ const std::byte* row_of(const CombineParams& params, const Sources& sources,
+                                   const Copy<kExpertMajor>& copy) {
   return sources.rows[copy.rank()] + copy.row() * params.row_bytes;
 }
-template <bool kExpanded>
-__device__ const std::byte* weights_of(const Sources& sources, const Copy<kExpanded>& copy) {
+template <bool kExpertMajor>
+__device__ const std::byte* weights_of(const Sources& sources, const Copy<kExpertMajor>& copy) {
   return sources.weights[copy.rank()] + copy.row() * sources.weight_stride[copy.rank()];
 }
 
-/// Where the range that `member` shares under number `id` lies for this GPU; nullptr where the host knows of none.
-__device__ const std::byte* shared_range(const CombineParams& params, std::int32_t member, std::uint64_t id) {
+/// Where the range that `member` shares under number `id` lies for this GPU; nullptr where the host
+/// knows of none.
+__device__ const std::byte* shared_range(const CombineParams& params, std::int32_t member,
+                                         std::uint64_t id) {
   const volatile SharedRange& range = params.shares[member * kShareSlots + id % kShareSlots];
   return range.id == id ? range.base : nullptr;
 }
 
-__device__ const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group, std::uint64_t epoch,
+__device__ const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
+                                                          std::uint64_t epoch,
                                                           std::int32_t member) {
-  return *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, member));
+  return *reinterpret_cast<const volatile detail::DeviceNotice*>(
+      notice_at(group, group.me, epoch, member));
 }
 
-/// Where members do not agree, or not all answers lie in the heap. A function of its own, with registers of its own:
-/// the ordinary way is not to be slower for it. The whole block calls; true when the operation goes on.
-template <bool kExpanded>
-__device__ __noinline__ bool find_shared_sources(const CombineParams& params, std::uint64_t epoch, bool leader,
-                                                 Sources& sources) {
+/// Where members do not agree, or not all answers lie in the heap. A function of its own, with
+/// registers of its own: the ordinary way is not to be slower for it. The whole block calls; true
+/// when the operation goes on.
+template <bool kExpertMajor>
+__device__ __noinline__ bool find_shared_sources(const CombineParams& params, std::uint64_t epoch,
+                                                 bool leader, Sources& sources) {
   const DeviceGroup& group = params.group;
   bool good = true, known = true;
   for (std::int32_t member = threadIdx.x; member < group.ranks; member += blockDim.x) {
@@ -95,7 +109,7 @@ __device__ __noinline__ bool find_shared_sources(const CombineParams& params, st
     const auto& notice = notice_of(group, epoch, member);
     const std::uint64_t share = notice.share;
     if (share == 0) continue;
-    const std::int64_t first = kExpanded ? 0 : params.handle.first_row[member];
+    const std::int64_t first = kExpertMajor ? 0 : params.handle.first_row[member];
     const std::byte* const base = shared_range(params, member, share);
     sources.rows[member] = base + notice.region + first * params.row_bytes;
     if (base != nullptr) continue;
@@ -108,29 +122,32 @@ __device__ __noinline__ bool find_shared_sources(const CombineParams& params, st
   return false;
 }
 
-/// From the notices: whether members agree, and where their answers lie; true when the operation goes on.
-template <bool kExpanded>
-__device__ bool find_sources(const CombineParams& params, std::uint64_t epoch, bool leader, Sources& sources) {
+/// From the notices: whether members agree, and where their answers lie; true when the operation
+/// goes on.
+template <bool kExpertMajor>
+__device__ bool find_sources(const CombineParams& params, std::uint64_t epoch, bool leader,
+                             Sources& sources) {
   const DeviceGroup& group = params.group;
   bool ordinary = true;
   for (std::int32_t member = threadIdx.x; member < group.ranks; member += blockDim.x) {
     const auto& notice = notice_of(group, epoch, member);
     ordinary = ordinary && agrees(group, epoch, member) & (notice.share == 0);
-    const std::int64_t first = kExpanded ? 0 : params.handle.first_row[member];
+    const std::int64_t first = kExpertMajor ? 0 : params.handle.first_row[member];
     sources.rows[member] = group.block[member] + notice.region + first * params.row_bytes;
     sources.weight_stride[member] = notice.weight_stride;
     sources.weights[member] = group.block[member] + notice.weights + first * notice.weight_stride;
   }
-  return __syncthreads_and(ordinary) || find_shared_sources<kExpanded>(params, epoch, leader, sources);
+  return __syncthreads_and(ordinary) ||
+         find_shared_sources<kExpertMajor>(params, epoch, leader, sources);
 }
 
 /// The weights of a token, summed over its members in order; lane k has lane k's.
-template <bool kExpanded>
+template <bool kExpertMajor>
 __device__ void sum_weights(const CombineParams& params, const Sources& sources, std::int64_t token,
-                            const Copy<kExpanded>& copy, std::uint32_t copies) {
+                            const Copy<kExpertMajor>& copy, std::uint32_t copies) {
   const auto lane = static_cast<std::int32_t>(lane_id());
   float sum = 0;
-  if constexpr (kExpanded) {  // each lane its own
+  if constexpr (kExpertMajor) {  // each lane its own
     if (copy.exists()) sum = load_fresh(reinterpret_cast<const float*>(weights_of(sources, copy)));
     copies = 0;
   }
@@ -143,16 +160,18 @@ __device__ void sum_weights(const CombineParams& params, const Sources& sources,
 
 #if __CUDA_ARCH__ >= 900
 template <class Format>
-__device__ void add_biases(const CombineParams& params, std::int64_t offset, float (&sum)[Format::kCount]) {
+__device__ void add_biases(const CombineParams& params, std::int64_t offset,
+                           float (&sum)[Format::kCount]) {
 #pragma unroll 1  // so that it is jumped over where there is none
   for (const std::byte* const bias : params.bias)
     if (bias != nullptr) add_vector<Format>(sum, *reinterpret_cast<const uint4*>(bias + offset));
 }
 
-/// Parts of the result of sixteen bytes, kCombineStep apart, the first at `offset` from its start: biases, then those
-/// of `copies` chunks, one behind another.
+/// Parts of the result of sixteen bytes, kCombineStep apart, the first at `offset` from its start:
+/// biases, then those of `copies` chunks, one behind another.
 template <class Format, int kParts>
-__device__ void sum_parts(const CombineParams& params, std::int64_t offset, SharedAddress from, std::uint32_t copies) {
+__device__ void sum_parts(const CombineParams& params, std::int64_t offset, SharedAddress from,
+                          std::uint32_t copies) {
   float sums[kParts][Format::kCount] = {};
   if (params.bias[0] != nullptr || params.bias[1] != nullptr)
     for (int i = 0; i < kParts; ++i) add_biases<Format>(params, offset + i * kCombineStep, sums[i]);
@@ -160,21 +179,24 @@ __device__ void sum_parts(const CombineParams& params, std::int64_t offset, Shar
   for (std::uint32_t c = 0; c < copies; ++c) {
     uint4 parts[kParts];
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) parts[i] = load_shared(from + c * params.chunk_bytes + i * kCombineStep);
+    for (int i = 0; i < kParts; ++i)
+      parts[i] = load_shared(from + c * params.chunk_bytes + i * kCombineStep);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) add_vector<Format>(sums[i], parts[i]);
   }
 #pragma unroll
   for (int i = 0; i < kParts; ++i)
-    __stcs(reinterpret_cast<uint4*>(params.out + offset + i * kCombineStep), Format::narrow(sums[i]));
+    __stcs(reinterpret_cast<uint4*>(params.out + offset + i * kCombineStep),
+           Format::narrow(sums[i]));
 }
 
-/// The chunks of one warp's work, in order; each stage has a chunk of every copy. An item of work is a segment of a
-/// token, a few chunks: short enough for warps to end together. What the routing says of an item is asked for one item
-/// ahead, and its number two ahead.
+/// The chunks of one warp's work, in order; each stage has a chunk of every copy. An item of work
+/// is a segment of a token, a few chunks: short enough for warps to end together. What the routing
+/// says of an item is asked for one item ahead, and its number two ahead.
 ///
-/// Instructions are what limits it where SMs are few (docs/performance.md), so nothing is derived anew for each chunk.
-template <class Format, bool kExpanded>
+/// Instructions are what limits it where SMs are few (docs/performance.md), so nothing is derived
+/// anew for each chunk.
+template <class Format, bool kExpertMajor>
 class ChunkRing {
  public:
   __device__ ChunkRing(const CombineParams& params, std::byte* shared)
@@ -211,10 +233,12 @@ class ChunkRing {
  private:
   struct Item {
     std::uint32_t token = 0, at = 0;
-    Copy<kExpanded> copy;
+    Copy<kExpertMajor> copy;
   };
 
-  __device__ bool exists(const Item& item) const { return item.token < static_cast<std::uint32_t>(params_.tokens); }
+  __device__ bool exists(const Item& item) const {
+    return item.token < static_cast<std::uint32_t>(params_.tokens);
+  }
 
   __device__ void take() {
     if (lane_id() == 0) upcoming_ = take_work(params_.group, Kernel::normal);
@@ -226,7 +250,7 @@ class ChunkRing {
     item.token = params_.by_segments.quotient(number);
     item.at = (number - item.token * params_.by_segments.divisor) * segment_bytes_;
     if (!exists(item)) return item;
-    item.copy = load_copy<kExpanded>(params_, item.token);
+    item.copy = load_copy<kExpertMajor>(params_, item.token);
     take();
     return item;
   }
@@ -242,8 +266,9 @@ class ChunkRing {
     const std::uint32_t votes = __ballot_sync(~0u, item_.copy.exists());
     copies_ = __popc(votes);
     // In the flat layout the lanes that have a row are the first ones.
-    mine_ = kExpanded ? item_.copy.exists() : lane_id() < copies_;
-    place_ = (kExpanded ? __popc(votes & ((1u << lane_id()) - 1)) : lane_id()) * params_.chunk_bytes;
+    mine_ = kExpertMajor ? item_.copy.exists() : lane_id() < copies_;
+    place_ =
+        (kExpertMajor ? __popc(votes & ((1u << lane_id()) - 1)) : lane_id()) * params_.chunk_bytes;
     if (mine_) from_ = row_of(params_, sources, item_.copy) + item_.at;
     is_new_ = false;
   }
@@ -254,7 +279,8 @@ class ChunkRing {
     const std::uint32_t bytes = min(params_.chunk_bytes, end_ - item_.at);
     const SharedAddress barrier = barriers_ + load_stage_ * sizeof(std::uint64_t);
     if (lane_id() == 0) {
-      store_shared(in_flight_ + load_stage_ * sizeof(uint4), {item_.token, copies_, item_.at, bytes});
+      store_shared(in_flight_ + load_stage_ * sizeof(uint4),
+                   {item_.token, copies_, item_.at, bytes});
       barrier_expect(barrier, bytes * copies_);
     }
     __syncwarp();
@@ -269,13 +295,14 @@ class ChunkRing {
   __device__ void sum(const Sources& sources) {
     const auto [token, copies, at, bytes] = load_shared(in_flight_ + sum_stage_ * sizeof(uint4));
     if (at == 0 && params_.out_weights != nullptr)
-      sum_weights(params_, sources, token, load_copy<kExpanded>(params_, token), copies);
+      sum_weights(params_, sources, token, load_copy<kExpertMajor>(params_, token), copies);
     barrier_wait(barriers_ + sum_stage_ * sizeof(std::uint64_t), sum_parity_);
     const std::int64_t start = static_cast<std::int64_t>(token) * params_.row_bytes + at;
     const SharedAddress stage = stages_ + sum_stage_ * stage_bytes_;
     std::uint32_t v = lane_id() * 16;
 #pragma unroll 1
-    for (; v + kCombineStep < bytes; v += 2 * kCombineStep) sum_parts<Format, 2>(params_, start + v, stage + v, copies);
+    for (; v + kCombineStep < bytes; v += 2 * kCombineStep)
+      sum_parts<Format, 2>(params_, start + v, stage + v, copies);
     if (v < bytes) sum_parts<Format, 1>(params_, start + v, stage + v, copies);
     __syncwarp();  // the stage may be written again
     if (++sum_stage_ == params_.stages) sum_stage_ = 0, sum_parity_ ^= 1;
@@ -294,17 +321,19 @@ class ChunkRing {
   const std::byte* from_ = nullptr;
 };
 #else
-template <class Format, bool kExpanded>
+template <class Format, bool kExpertMajor>
 class ChunkRing {
  public:
   __device__ ChunkRing(const CombineParams& params, std::byte*) : params_(params) {}
 
   __device__ void run(const Sources& sources) {
     for (;;) {
-      const std::uint32_t token = __shfl_sync(~0u, lane_id() == 0 ? take_work(params_.group, Kernel::normal) : 0u, 0);
+      const std::uint32_t token =
+          __shfl_sync(~0u, lane_id() == 0 ? take_work(params_.group, Kernel::normal) : 0u, 0);
       if (token >= static_cast<std::uint32_t>(params_.tokens)) return;
-      const Copy<kExpanded> copy = load_copy<kExpanded>(params_, token);
-      const std::uint32_t copies = kExpanded ? params_.copies_per_token : __popc(__ballot_sync(~0u, copy.exists()));
+      const Copy<kExpertMajor> copy = load_copy<kExpertMajor>(params_, token);
+      const std::uint32_t copies =
+          kExpertMajor ? params_.copies_per_token : __popc(__ballot_sync(~0u, copy.exists()));
       if (params_.out_weights != nullptr) sum_weights(params_, sources, token, copy, copies);
       for (std::uint32_t v = 0; v < params_.row_bytes; v += kCombineStep) {
         const std::uint32_t at = v + lane_id() * 16;
@@ -316,14 +345,15 @@ class ChunkRing {
 
  private:
   __device__ void sum_all(const Sources& sources, std::int64_t token, std::uint32_t at, bool inside,
-                          const Copy<kExpanded>& copy, std::uint32_t copies) {
+                          const Copy<kExpertMajor>& copy, std::uint32_t copies) {
     float sum[Format::kCount] = {};
     const std::int64_t offset = token * params_.row_bytes + at;
     for (const std::byte* const bias : params_.bias)
-      if (inside && bias != nullptr) add_vector<Format>(sum, *reinterpret_cast<const uint4*>(bias + offset));
+      if (inside && bias != nullptr)
+        add_vector<Format>(sum, *reinterpret_cast<const uint4*>(bias + offset));
     for (std::uint32_t c = 0; c < copies; ++c) {
-      const Copy<kExpanded> from = copy.of_lane(c);
-      if (kExpanded && !from.exists()) continue;
+      const Copy<kExpertMajor> from = copy.of_lane(c);
+      if (kExpertMajor && !from.exists()) continue;
       const std::byte* const row = row_of(params_, sources, from);
       if (inside) add_vector<Format>(sum, load_fresh(reinterpret_cast<const uint4*>(row + at)));
     }
@@ -334,8 +364,9 @@ class ChunkRing {
 };
 #endif
 
-template <class Format, bool kExpanded>
-__global__ void __launch_bounds__(512, 1) combine_impl(const __grid_constant__ CombineParams params) {
+template <class Format, bool kExpertMajor>
+__global__ void __launch_bounds__(512, 1)
+    combine_impl(const __grid_constant__ CombineParams params) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ Sources sources;
   const DeviceGroup& group = params.group;
@@ -360,9 +391,9 @@ __global__ void __launch_bounds__(512, 1) combine_impl(const __grid_constant__ C
     __syncthreads();
     publish_notice(group, epoch, sources.notice, nullptr, nullptr);
   }
-  ChunkRing<Format, kExpanded> ring(params, shared);
-  const bool good =
-      await_notices(group, epoch, Phase::answers, kCombine) && find_sources<kExpanded>(params, epoch, leader, sources);
+  ChunkRing<Format, kExpertMajor> ring(params, shared);
+  const bool good = await_notices(group, epoch, Phase::answers, kCombine) &&
+                    find_sources<kExpertMajor>(params, epoch, leader, sources);
   if (good) ring.run(sources);
   finish_operation(group, epoch, good, Phase::fetched, kCombine);
 }
@@ -381,7 +412,8 @@ template <class Format>
 void launch_as(CombineParams params, const Plan& plan, cudaStream_t stream) {
   const std::uint32_t segment = params.segment_chunks * params.chunk_bytes;
   params.by_segments = Divisor(std::max(1U, (params.row_bytes + segment - 1) / segment));
-  launch(params.expanded != 0 ? combine_impl<Format, true> : combine_impl<Format, false>, params, plan, stream);
+  launch(params.expert_major != 0 ? combine_impl<Format, true> : combine_impl<Format, false>,
+         params, plan, stream);
 }
 
 }  // namespace

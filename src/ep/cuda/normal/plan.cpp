@@ -1,4 +1,6 @@
-// How the kernels of normal mode are launched, as pure functions of the shape. Figures: docs/performance.md.
+// SPDX-License-Identifier: Apache-2.0
+// How the kernels of normal mode are launched, as pure functions of the shape. Figures:
+// docs/performance.md.
 #include <algorithm>
 #include <charconv>
 #include <string>
@@ -28,7 +30,8 @@ Tuning tuning_of(const std::string& setting, const char* operation) {
   if (at == std::string::npos) return tuning;
   const char* next = setting.data() + at + key.size();
   const char* const end = setting.data() + setting.size();
-  for (std::int32_t* const field : {&tuning.warps, &tuning.stages, &tuning.chunk_bytes, &tuning.segment_chunks}) {
+  for (std::int32_t* const field :
+       {&tuning.warps, &tuning.stages, &tuning.chunk_bytes, &tuning.segment_chunks}) {
     const auto [behind, error] = std::from_chars(next, end, *field);
     if (error != std::errc() || behind == end || *behind != 'x') break;
     next = behind + 1;
@@ -43,8 +46,8 @@ bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const L
   return rows + table_bytes <= limits.shared_bytes;
 }
 
-Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes, const Limits& limits,
-                   const Tuning& tuning, std::uint32_t table_bytes) {
+Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
+                   const Limits& limits, const Tuning& tuning, std::uint32_t table_bytes) {
   constexpr std::uint32_t kLongRow = 10 << 10;
   Plan plan;
   plan.overlap_launches = limits.overlap_launches;
@@ -57,21 +60,24 @@ Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t s
     return plan;
   }
   plan.stage_bytes = static_cast<std::uint32_t>(detail::round_up(row_bytes + scale_bytes, 128));
-  const auto room = static_cast<std::int32_t>((limits.shared_bytes - kBarrierBytes - table_bytes) / plan.stage_bytes);
+  const auto room = static_cast<std::int32_t>((limits.shared_bytes - kBarrierBytes - table_bytes) /
+                                              plan.stage_bytes);
   // Two rows in flight a warp, and as many warps as there is room for.
-  plan.stages = std::clamp(chosen(tuning.stages, 2), 2, std::max(2, std::min<std::int32_t>(kMaxStages, room)));
-  plan.warps =
-      std::clamp(room / plan.stages, 1,
-                 std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps)));
-  plan.table_offset = kBarrierBytes + static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes;
+  plan.stages = std::clamp(chosen(tuning.stages, 2), 2,
+                           std::max(2, std::min<std::int32_t>(kMaxStages, room)));
+  plan.warps = std::clamp(room / plan.stages, 1,
+                          std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps),
+                                   static_cast<std::int32_t>(kMaxWarps)));
+  plan.table_offset =
+      kBarrierBytes + static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes;
   plan.shared_bytes = plan.table_offset + table_bytes;
   return plan;
 }
 
-Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens, std::int32_t copies_per_token,
-                  const Limits& limits, const Tuning& tuning) {
-  // Segments long enough to keep a warp's pipeline full, short enough for warps to end together: two chunks at least
-  // where a warp has many.
+Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
+                  std::int32_t copies_per_token, const Limits& limits, const Tuning& tuning) {
+  // Segments long enough to keep a warp's pipeline full, short enough for warps to end together:
+  // two chunks at least where a warp has many.
   constexpr std::uint32_t kSegmentBytes = 2 << 10, kManyBytes = 32 << 10;
   Plan plan;
   plan.overlap_launches = limits.overlap_launches;
@@ -84,21 +90,27 @@ Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tok
     return plan;
   }
   const auto copies = static_cast<std::uint32_t>(copies_per_token);
-  const std::uint32_t room = limits.shared_bytes - 3 * kBarrierBytes;  // barriers, and the chunks on their way
+  const std::uint32_t room =
+      limits.shared_bytes - 3 * kBarrierBytes;  // barriers, and the chunks on their way
   plan.stages = std::clamp(chosen(tuning.stages, 3), 2, static_cast<std::int32_t>(kMaxStages));
-  plan.warps = std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps));
-  // Multiples of what a warp adds at a time. The longer, the fewer instructions a byte: as long as memory has room, but
-  // no longer than a segment.
+  plan.warps =
+      std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps));
+  // Multiples of what a warp adds at a time. The longer, the fewer instructions a byte: as long as
+  // memory has room, but no longer than a segment.
   constexpr std::uint32_t kStep = kCombineStep, kLargestChunk = 8 << 10;
-  std::uint32_t chunk = static_cast<std::uint32_t>(chosen<std::int32_t>(tuning.chunk_bytes, kSegmentBytes));
+  std::uint32_t chunk =
+      static_cast<std::uint32_t>(chosen<std::int32_t>(tuning.chunk_bytes, kSegmentBytes));
   chunk = std::clamp(chunk / kStep * kStep, kStep, kLargestChunk);
   chunk = std::min(chunk, static_cast<std::uint32_t>(detail::round_up(row_bytes, kStep)));
-  const auto bytes = [&] { return static_cast<std::uint32_t>(plan.warps * plan.stages) * chunk * copies; };
+  const auto bytes = [&] {
+    return static_cast<std::uint32_t>(plan.warps * plan.stages) * chunk * copies;
+  };
   while (bytes() > room && chunk > kStep) chunk -= kStep;
   while (bytes() > room && plan.warps > 1) --plan.warps;
   plan.stage_bytes = chunk;
   const std::int64_t bytes_of_warp = std::int64_t{tokens} * row_bytes / (plan.blocks * plan.warps);
-  const std::int32_t segment = std::max<std::int32_t>(kSegmentBytes / chunk, bytes_of_warp >= kManyBytes ? 2 : 1);
+  const std::int32_t segment =
+      std::max<std::int32_t>(kSegmentBytes / chunk, bytes_of_warp >= kManyBytes ? 2 : 1);
   plan.segment_chunks = static_cast<std::uint32_t>(chosen(tuning.segment_chunks, segment));
   plan.segment_chunks = std::clamp(plan.segment_chunks, 1u, 64u);
   plan.shared_bytes = 3 * kBarrierBytes + bytes();

@@ -1,12 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 // route: from top-k indices to the copies of each token (requirement E1).
 //
-// A few blocks per member number the tokens that go there, in order, each a part of them, behind those of earlier
-// parts, which it counts for itself: that is a fraction of the work. Further blocks count the tokens of a few experts
-// each, and others check and copy the indices of a thousand tokens each. All indices are read by each member's last
-// block and by the experts' blocks, from the second-level cache: tokens * top_k * 8 B. No waiting.
+// A few blocks per member number the tokens that go there, in order, each a part of them, behind
+// those of earlier parts, which it counts for itself: that is a fraction of the work. Further
+// blocks count the tokens of a few experts each, and others check and copy the indices of a
+// thousand tokens each. All indices are read by each member's last block and by the experts'
+// blocks, from the second-level cache: tokens * top_k * 8 B. No waiting.
 //
-// number_lanes: a block for 8 experts; each warp counts, then numbers the lanes of its share of the tokens. Reads the
-// indices twice a block. Only for expert-major dispatches, once a routing.
+// number_lanes: a block for 8 experts; each warp counts, then numbers the lanes of its share of the
+// tokens. Reads the indices twice a block. Only for expert-major dispatches, once a routing.
 #include "ep/cuda/normal/normal.cuh"
 
 namespace shoal::ep::cuda {
@@ -38,31 +40,34 @@ __device__ std::int64_t known_expert(const RouteParams& params, std::int64_t giv
   return given >= 0 && given < params.group.experts ? given : -1;
 }
 
-/// Calls visit(i, given) for the first `count` indices of the tokens from `first` on, i counting from there; the block
-/// shares them, with a few loads of each thread in flight.
+/// Calls visit(i, given) for the first `count` indices of the tokens from `first` on, i counting
+/// from there; the block shares them, with a few loads of each thread in flight.
 template <class Visit>
-__device__ void for_given(const RouteParams& params, std::int32_t first, std::int32_t count, Visit&& visit) {
+__device__ void for_given(const RouteParams& params, std::int32_t first, std::int32_t count,
+                          Visit&& visit) {
   constexpr int kBatch = 8;
   const std::int64_t start = static_cast<std::int64_t>(first) * params.group.top_k;
-  for (auto base = static_cast<std::int32_t>(threadIdx.x); base < count; base += kThreads * kBatch) {
+  for (auto base = static_cast<std::int32_t>(threadIdx.x); base < count;
+       base += kThreads * kBatch) {
     std::int64_t given[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b)
-      given[b] = base + b * kThreads < count ? given_expert(params, start + base + b * kThreads) : -1;
+      given[b] =
+          base + b * kThreads < count ? given_expert(params, start + base + b * kThreads) : -1;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b)
       if (base + b * kThreads < count) visit(base + b * kThreads, given[b]);
   }
 }
 
-/// The experts of a thousand tokens, in shared memory: read in one sweep, a token's lanes one after another, with a gap
-/// so that threads with neighbouring tokens do not meet in a bank.
+/// The experts of a thousand tokens, in shared memory: read in one sweep, a token's lanes one after
+/// another, with a gap so that threads with neighbouring tokens do not meet in a bank.
 class Tile {
  public:
   __device__ explicit Tile(const RouteParams& params) : params_(params) {}
 
-  /// The tokens from `first` on; visit(i, given) as for_given. All threads of the block call, and have read what they
-  /// need of the tile before.
+  /// The tokens from `first` on; visit(i, given) as for_given. All threads of the block call, and
+  /// have read what they need of the tile before.
   template <class Visit>
   __device__ void load(std::int32_t first, Visit&& visit) {
     __syncthreads();
@@ -93,8 +98,8 @@ class Tile {
   const RouteParams& params_;
 };
 
-/// Checks and copies the indices of the tokens from `first` on; reports the first token with an index out of range, or
-/// with an expert that stands twice.
+/// Checks and copies the indices of the tokens from `first` on; reports the first token with an
+/// index out of range, or with an expert that stands twice.
 __device__ void copy_indices(const RouteParams& params, std::int32_t first) {
   __shared__ std::int32_t first_bad;
   if (threadIdx.x == 0) first_bad = params.tokens;
@@ -103,7 +108,8 @@ __device__ void copy_indices(const RouteParams& params, std::int32_t first) {
   Tile tile(params);
   tile.load(first, [&](std::int32_t i, std::int64_t given) {
     params.out.topk_idx[start + i] = known_expert(params, given);
-    if (given < -1 || given >= params.group.experts) atomicMin(&first_bad, first + tile.token_of(i));
+    if (given < -1 || given >= params.group.experts)
+      atomicMin(&first_bad, first + tile.token_of(i));
   });
   if (static_cast<std::int32_t>(first + threadIdx.x) < params.tokens)
     for (std::int32_t k = 1; k < top_k; ++k)
@@ -119,12 +125,13 @@ __device__ void copy_indices(const RouteParams& params, std::int32_t first) {
       return report_refused(params.group, Fault::bad_index, Phase::none, 0, 0, first_bad, given, k);
     for (std::int32_t other = 0; given >= 0 && other < k; ++other)
       if (given_expert(params, at + other) == given)
-        return report_refused(params.group, Fault::two_experts, Phase::none, 0, 0, first_bad, given, k);
+        return report_refused(params.group, Fault::two_experts, Phase::none, 0, 0, first_bad, given,
+                              k);
   }
 }
 
-/// Where member `rank` stands among the members of this thread's token, ordered by their last lanes; -1: not among
-/// them.
+/// Where member `rank` stands among the members of this thread's token, ordered by their last
+/// lanes; -1: not among them.
 struct Place {
   std::int32_t position = -1, members = 0;
 };
@@ -135,7 +142,8 @@ __device__ Place place_of(const RouteParams& params, const Tile& tile, std::int3
   for (std::int32_t k = params.group.top_k; k-- > 0;) {
     const std::int32_t expert = tile.expert(k);
     if (expert < 0) continue;
-    const auto member = static_cast<std::int32_t>(params.by_local_experts.quotient(static_cast<std::uint32_t>(expert)));
+    const auto member = static_cast<std::int32_t>(
+        params.by_local_experts.quotient(static_cast<std::uint32_t>(expert)));
     const std::uint64_t bit = 1ull << (member % 64);
     bool known = false;
 #pragma unroll
@@ -197,7 +205,8 @@ __device__ void number_copies(const RouteParams& params, std::int32_t rank, std:
     const std::int32_t ordinal = sent + prefix(place.position >= 0, total);
     sent += total;
     if (token >= params.tokens) continue;
-    std::int32_t* const copies = params.out.copies + static_cast<std::int64_t>(token) * params.copies_per_token;
+    std::int32_t* const copies =
+        params.out.copies + static_cast<std::int64_t>(token) * params.copies_per_token;
     if (place.position >= 0) copies[place.position] = pack_copy(rank, ordinal);
     const bool fills_rest = place.members == 0 ? rank == 0 : place.position == place.members - 1;
     if (fills_rest)
@@ -224,14 +233,17 @@ __device__ void count_experts(const RouteParams& params, std::int32_t first_expe
       if (experts[b] >= 0 && experts[b] < kExpertsPerBlock) atomicAdd(&counts[experts[b]], 1);
   }
   __syncthreads();
-  for (std::int32_t e = threadIdx.x; e < kExpertsPerBlock && first_expert + e < params.group.experts; e += kThreads)
+  for (std::int32_t e = threadIdx.x;
+       e < kExpertsPerBlock && first_expert + e < params.group.experts; e += kThreads)
     params.out.expert_counts[first_expert + e] = counts[e];
 }
 
-__global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constant__ RouteParams params) {
+__global__ void __launch_bounds__(kThreads, 1)
+    route_kernel(const __grid_constant__ RouteParams params) {
   auto block = static_cast<std::int32_t>(blockIdx.x);
   const std::int32_t parts = parts_of(params.tokens);
-  if (block < params.group.ranks * parts) return number_copies(params, block / parts, block % parts);
+  if (block < params.group.ranks * parts)
+    return number_copies(params, block / parts, block % parts);
   block -= params.group.ranks * parts;
   const std::int32_t counting = blocks_of(params.group.experts, kExpertsPerBlock);
   if (block < counting) return count_experts(params, block * kExpertsPerBlock);
@@ -241,16 +253,18 @@ __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constan
 constexpr std::int32_t kExpertsNumbered = 8;  // by a block
 constexpr std::int32_t kWarps = kThreads / 32;
 
-/// Calls visit(i, expert) for the lanes of tokens from `first` to `end`, 32 at a time, in order; the expert counts from
-/// the block's first, -1: not the block's. All threads of the warp call.
+/// Calls visit(i, expert) for the lanes of tokens from `first` to `end`, 32 at a time, in order;
+/// the expert counts from the block's first, -1: not the block's. All threads of the warp call.
 template <class Visit>
-__device__ void for_lanes(const NumberParams& params, std::int64_t first, std::int64_t end, Visit&& visit) {
+__device__ void for_lanes(const NumberParams& params, std::int64_t first, std::int64_t end,
+                          Visit&& visit) {
   constexpr int kBatch = 8;  // loads in flight
   const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * kExpertsNumbered;
   for (std::int64_t i = first + lane_id(); i < end + lane_id(); i += 32 * kBatch) {
     std::int64_t experts[kBatch];
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) experts[b] = i + 32 * b < end ? params.topk_idx[i + 32 * b] - base : -1;
+    for (int b = 0; b < kBatch; ++b)
+      experts[b] = i + 32 * b < end ? params.topk_idx[i + 32 * b] - base : -1;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const bool mine = experts[b] >= 0 && experts[b] < kExpertsNumbered;
@@ -259,13 +273,15 @@ __device__ void for_lanes(const NumberParams& params, std::int64_t first, std::i
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1) number_lanes_kernel(const __grid_constant__ NumberParams params) {
+__global__ void __launch_bounds__(kThreads, 1)
+    number_lanes_kernel(const __grid_constant__ NumberParams params) {
   __shared__ std::int32_t seen[kWarps][kExpertsNumbered];  // tokens before the warp's next one
   const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x / 32);
   const std::int64_t lanes = static_cast<std::int64_t>(params.tokens) * params.top_k;
   const std::int64_t share = (lanes + kThreads - 1) / kThreads * 32;
   const std::int64_t first = min(warp * share, lanes), end = min(first + share, lanes);
-  for (std::int32_t i = threadIdx.x; i < kWarps * kExpertsNumbered; i += kThreads) (&seen[0][0])[i] = 0;
+  for (std::int32_t i = threadIdx.x; i < kWarps * kExpertsNumbered; i += kThreads)
+    (&seen[0][0])[i] = 0;
   __syncthreads();
   for_lanes(params, first, end, [&](std::int64_t, std::int32_t expert) {
     if (expert >= 0) atomicAdd(&seen[warp][expert], 1);
@@ -302,8 +318,10 @@ void launch_route(RouteParams params, cudaStream_t stream) {
   params.by_top_k = Divisor(static_cast<std::uint32_t>(params.group.top_k));
   params.by_local_experts = Divisor(static_cast<std::uint32_t>(params.group.local_experts));
   const std::int32_t blocks = params.group.ranks * parts_of(params.tokens) +
-                              blocks_of(params.group.experts, kExpertsPerBlock) + blocks_of(params.tokens, kThreads);
-  const std::size_t shared_bytes = kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t);
+                              blocks_of(params.group.experts, kExpertsPerBlock) +
+                              blocks_of(params.tokens, kThreads);
+  const std::size_t shared_bytes =
+      kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t);
   route_kernel<<<blocks, kThreads, shared_bytes, stream>>>(params);
 }
 

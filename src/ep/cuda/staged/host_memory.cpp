@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/staged/host_memory.hpp"
 
 #include <algorithm>
@@ -14,7 +15,8 @@ constexpr std::size_t kPiece = std::size_t{64} << 20;
 
 /// Sizes are rounded so that calls of slightly different sizes share memory.
 std::size_t rounded(std::size_t bytes) {
-  const std::size_t step = bytes < (std::size_t{1} << 20) ? std::size_t{1} << 12 : std::size_t{1} << 20;
+  const std::size_t step =
+      bytes < (std::size_t{1} << 20) ? std::size_t{1} << 12 : std::size_t{1} << 20;
   return std::max((bytes + step - 1) / step, std::size_t{1}) * step;
 }
 
@@ -29,13 +31,15 @@ std::shared_ptr<void> PinnedPool::take(std::size_t bytes) {
   void* memory = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = free_.lower_bound(size); found != free_.end() && found->first <= 2 * size) {
+    if (const auto found = free_.lower_bound(size);
+        found != free_.end() && found->first <= 2 * size) {
       size = found->first;
       memory = found->second;
       free_.erase(found);
     }
   }
-  if (memory == nullptr) check(cudaHostAlloc(&memory, size, cudaHostAllocPortable), "host memory of an ep::Group");
+  if (memory == nullptr)
+    check(cudaHostAlloc(&memory, size, cudaHostAllocPortable), "host memory of an ep::Group");
   return {memory, [pool = shared_from_this(), size](void* pointer) {
             const std::lock_guard lock(pool->mutex_);
             pool->free_.emplace(size, pointer);
@@ -45,11 +49,13 @@ std::shared_ptr<void> PinnedPool::take(std::size_t bytes) {
 PinnedBlock::PinnedBlock(std::byte* start, std::size_t bytes)
     : start_(start), bytes_(bytes), pinned_((bytes + kPiece - 1) / kPiece, 0) {}
 
-/// Pins the piece that `host` lies in. Returns the bytes from there to the piece's end, within which one copy has to
-/// stay: the driver takes none that runs from one registered range into another.
+/// Pins the piece that `host` lies in. Returns the bytes from there to the piece's end, within
+/// which one copy has to stay: the driver takes none that runs from one registered range into
+/// another.
 std::size_t PinnedBlock::pin(const std::byte* host) {
   const auto at = static_cast<std::size_t>(host - start_);
-  const std::size_t piece = at / kPiece, first = piece * kPiece, size = std::min(kPiece, bytes_ - first);
+  const std::size_t piece = at / kPiece, first = piece * kPiece,
+                    size = std::min(kPiece, bytes_ - first);
   if (possible_ && pinned_[piece] == 0) {
     const cudaError_t status = cudaHostRegister(start_ + first, size, cudaHostRegisterPortable);
     pinned_[piece] = possible_ = status == cudaSuccess;
@@ -62,8 +68,8 @@ std::size_t PinnedBlock::pin(const std::byte* host) {
   return first + size - at;
 }
 
-void PinnedBlock::copy(Rows target, Rows source, std::size_t bytes, std::size_t count, cudaMemcpyKind kind,
-                       cudaStream_t stream) {
+void PinnedBlock::copy(Rows target, Rows source, std::size_t bytes, std::size_t count,
+                       cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0 || count == 0) return;
   if (target.pitch == bytes && source.pitch == bytes) bytes *= std::exchange(count, 1);
   const Rows host = kind == cudaMemcpyDeviceToHost ? target : source;
@@ -71,8 +77,10 @@ void PinnedBlock::copy(Rows target, Rows source, std::size_t bytes, std::size_t 
   const auto start = [&](std::size_t row, std::size_t byte, std::size_t width, std::size_t rows) {
     std::byte* const to = target.start + row * target.pitch + byte;
     const std::byte* const from = source.start + row * source.pitch + byte;
-    check(rows == 1 ? cudaMemcpyAsync(to, from, width, kind, stream)  // pitches are bounded, lengths are not
-                    : cudaMemcpy2DAsync(to, target.pitch, from, source.pitch, width, rows, kind, stream),
+    check(rows == 1
+              ? cudaMemcpyAsync(to, from, width, kind,
+                                stream)  // pitches are bounded, lengths are not
+              : cudaMemcpy2DAsync(to, target.pitch, from, source.pitch, width, rows, kind, stream),
           "copy between GPU and host");
   };
   for (std::size_t row = 0; row < count;) {

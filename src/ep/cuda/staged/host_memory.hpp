@@ -1,5 +1,7 @@
-// host_memory.hpp: host memory that GPUs copy to and from at full speed, for groups whose rows go through the host.
-// From and to ordinary memory the driver copies by way of its own, at a tenth of the speed.
+// SPDX-License-Identifier: Apache-2.0
+// host_memory.hpp: host memory that GPUs copy to and from at full speed, for groups whose rows go
+// through the host. From and to ordinary memory the driver copies by way of its own, at a tenth of
+// the speed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +14,8 @@
 
 namespace shoal::ep::cuda {
 
-/// Pinned memory for inputs and outputs of calls. It returns here with its last owner and stays for the next call.
+/// Pinned memory for inputs and outputs of calls. It returns here with its last owner and stays for
+/// the next call.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
   PinnedPool() = default;
@@ -34,8 +37,9 @@ struct Rows {
   std::size_t pitch;
 };
 
-/// A group's memory on the host, pinned piece by piece as copies touch it: most of it is room for the worst case, whose
-/// pages cost nothing while nobody touches them. Where it cannot be pinned, copies are merely slow.
+/// A group's memory on the host, pinned piece by piece as copies touch it: most of it is room for
+/// the worst case, whose pages cost nothing while nobody touches them. Where it cannot be pinned,
+/// copies are merely slow.
 class PinnedBlock {
  public:
   PinnedBlock(std::byte* start, std::size_t bytes);
@@ -43,9 +47,12 @@ class PinnedBlock {
   PinnedBlock(const PinnedBlock&) = delete;
   PinnedBlock& operator=(const PinnedBlock&) = delete;
 
-  /// Starts the copy of `count` rows of `bytes` bytes on a stream. The host's side may also lie outside the block.
-  void copy(Rows target, Rows source, std::size_t bytes, std::size_t count, cudaMemcpyKind kind, cudaStream_t stream);
-  /// To be called before the memory is given back, when no copy is under way. What is copied later is pinned anew.
+  /// Starts the copy of `count` rows of `bytes` bytes on a stream. The host's side may also lie
+  /// outside the block.
+  void copy(Rows target, Rows source, std::size_t bytes, std::size_t count, cudaMemcpyKind kind,
+            cudaStream_t stream);
+  /// To be called before the memory is given back, when no copy is under way. What is copied later
+  /// is pinned anew.
   void unpin() noexcept;
 
  private:

@@ -1,9 +1,11 @@
-// staged.cpp: expert parallelism on tensors in GPU memory where no NVLink joins all members: rows go through host
-// memory and the host backend, which knows nodes.
+// SPDX-License-Identifier: Apache-2.0
+// staged.cpp: expert parallelism on tensors in GPU memory where no NVLink joins all members: rows
+// go through host memory and the host backend, which knows nodes.
 //
-// Copies per operation: every input once to the host, every output once to the GPU; answers go straight to where the
-// host backend fetches them. Calls wait: between nodes a host has to drive the network anyway. They keep the order of
-// streams: inputs are read behind what the call's stream holds, outputs lie on it when the call returns.
+// Copies per operation: every input once to the host, every output once to the GPU; answers go
+// straight to where the host backend fetches them. Calls wait: between nodes a host has to drive
+// the network anyway. They keep the order of streams: inputs are read behind what the call's stream
+// holds, outputs lie on it when the call returns.
 #include <cstring>
 #include <numeric>
 
@@ -39,7 +41,8 @@ struct Staging {
   std::optional<PinnedBlock> block;  ///< once the group has its memory
 };
 
-/// One of the two sets of arrays that dispatches of low latency come into, in turn, as on every backend.
+/// One of the two sets of arrays that dispatches of low latency come into, in turn, as on every
+/// backend.
 struct ResultArrays {
   Tensor x;  ///< room for bfloat16 rows, whatever the form
   Tensor scales, counts, source_token, layout;
@@ -52,34 +55,40 @@ class Call {
       : group_(group),
         staging_(staging),
         launch_(launch),
-        stream_(launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : staging.gpu->stream) {
+        stream_(launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream)
+                                         : staging.gpu->stream) {
     group.world->cuda()->activate();
     cudaStreamCaptureStatus capture{};
     check(cudaStreamIsCapturing(stream_, &capture), "state of a stream");
-    require(capture == cudaStreamCaptureStatusNone, Code::unsupported,
-            "a group whose members are on several nodes passes rows through the host, which a captured stream cannot");
+    require(
+        capture == cudaStreamCaptureStatusNone, Code::unsupported,
+        "a group whose members are on several nodes passes rows through the host, which a captured stream cannot");
     if (launch.after != nullptr)
-      check(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(launch.after), 0), "Launch::after");
+      check(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(launch.after), 0),
+            "Launch::after");
   }
 
   /// Starts a copy of a tensor of one or two dimensions, or of none, to `target`, contiguous.
   void fetch(void* target, const TensorView& from) const {
     if (!from.defined() || from.bytes() == 0) return;
     const std::size_t element = size_of(from.dtype);
-    if (from.rank == 2 && from.shape[1] > 1 && from.strides[1] != 1) return fetch_columns(target, from);
+    if (from.rank == 2 && from.shape[1] > 1 && from.strides[1] != 1)
+      return fetch_columns(target, from);
     const std::size_t columns = from.rank == 1 ? 1 : from.shape[1];
-    fetch_rows({static_cast<std::byte*>(target), columns * element}, {from.as<std::byte>(), from.strides[0] * element},
-               columns * element, from.shape[0]);
+    fetch_rows({static_cast<std::byte*>(target), columns * element},
+               {from.as<std::byte>(), from.strides[0] * element}, columns * element, from.shape[0]);
   }
   Tensor fetch(const TensorView& from) const {
     Tensor copy = place_for(from);
     fetch(copy.data, from);
     return copy;
   }
-  /// Where a tensor can be fetched to: statistics are, when a call adds to them, since an earlier one may be open.
+  /// Where a tensor can be fetched to: statistics are, when a call adds to them, since an earlier
+  /// one may be open.
   Tensor place_for(const TensorView& from) const {
     if (!from.defined()) return {};
-    return from.rank == 1 ? on_host(from.dtype, {from.shape[0]}) : on_host(from.dtype, {from.shape[0], from.shape[1]});
+    return from.rank == 1 ? on_host(from.dtype, {from.shape[0]})
+                          : on_host(from.dtype, {from.shape[0], from.shape[1]});
   }
   void fetch_rows(Rows target, Rows source, std::size_t bytes, std::size_t count) const {
     staging_.block->copy(target, source, bytes, count, cudaMemcpyDeviceToHost, stream_);
@@ -97,15 +106,15 @@ class Call {
   /// A tensor of this GPU, or an undefined one.
   Tensor make(const TensorView& like) const {
     if (!like.defined()) return {};
-    auto memory =
-        staging_.gpu->allocate(std::max<std::size_t>(like.size() * size_of(like.dtype), 1), stream_, staging_.gpu);
+    auto memory = staging_.gpu->allocate(
+        std::max<std::size_t>(like.size() * size_of(like.dtype), 1), stream_, staging_.gpu);
     TensorView view = like;
     view.data = memory.get();
     view.device = group_.device;
     return Tensor(view, std::move(memory));
   }
-  /// A tensor like this one in memory that is kept from call to call, which the first of them makes. The later ones are
-  /// no larger, and none of their streams may use it before it is there.
+  /// A tensor like this one in memory that is kept from call to call, which the first of them
+  /// makes. The later ones are no larger, and none of their streams may use it before it is there.
   Tensor keep(Tensor& memory, const TensorView& like, std::size_t bytes) const {
     if (!like.defined()) return {};
     if (!memory.defined()) {
@@ -132,11 +141,11 @@ class Call {
     give_rows(target, bytes, source, bytes, bytes, 1);
   }
   /// Rows of `bytes` bytes, apart by these pitches.
-  void give_rows(void* target, std::size_t target_pitch, const void* source, std::size_t source_pitch,
-                 std::size_t bytes, std::size_t rows) const {
+  void give_rows(void* target, std::size_t target_pitch, const void* source,
+                 std::size_t source_pitch, std::size_t bytes, std::size_t rows) const {
     staging_.block->copy({static_cast<std::byte*>(target), target_pitch},
-                         {static_cast<std::byte*>(const_cast<void*>(source)), source_pitch}, bytes, rows,
-                         cudaMemcpyHostToDevice, stream_);
+                         {static_cast<std::byte*>(const_cast<void*>(source)), source_pitch}, bytes,
+                         rows, cudaMemcpyHostToDevice, stream_);
   }
   /// Everything given is there: host memory may go.
   void finish() const {
@@ -151,9 +160,10 @@ class Call {
   void fetch_columns(void* target, const TensorView& from) const {  // scales that run along tokens
     const std::size_t element = size_of(from.dtype);
     for (std::int64_t column = 0; column < from.shape[1]; ++column)
-      check(cudaMemcpy2DAsync(static_cast<std::byte*>(target) + column * element, from.shape[1] * element,
-                              from.as<std::byte>() + column * from.strides[1] * element, from.strides[0] * element,
-                              element, from.shape[0], cudaMemcpyDeviceToHost, stream_),
+      check(cudaMemcpy2DAsync(
+                static_cast<std::byte*>(target) + column * element, from.shape[1] * element,
+                from.as<std::byte>() + column * from.strides[1] * element,
+                from.strides[0] * element, element, from.shape[0], cudaMemcpyDeviceToHost, stream_),
             "copy to the host");
   }
 
@@ -182,10 +192,12 @@ class StagedBackend final : public detail::Backend {
 
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
   Dispatched dispatch(const detail::DispatchCall& given) override;
-  Combined combine(const TensorView& y, const HandleState& handle, const CombineOptions& given) override;
+  Combined combine(const TensorView& y, const HandleState& handle,
+                   const CombineOptions& given) override;
 
-  std::shared_ptr<PendingDispatchState> low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
-                                                             const LowLatencyDispatchOptions& given) override;
+  std::shared_ptr<PendingDispatchState> low_latency_dispatch(
+      const TensorView& x, const TensorView& topk_idx,
+      const LowLatencyDispatchOptions& given) override;
   bool ready(const PendingDispatchState& pending) override {
     return host_->ready(*static_cast<const StagedDispatch&>(pending).host);
   }
@@ -227,14 +239,16 @@ class StagedBackend final : public detail::Backend {
 
 Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
   const auto& shape = group_.shape;
-  detail::check_topk(topk_idx, shape, group_.device, std::max(shape.max_tokens, shape.low_latency_max_tokens), "route");
+  detail::check_topk(topk_idx, shape, group_.device,
+                     std::max(shape.max_tokens, shape.low_latency_max_tokens), "route");
   const Call call = begin(launch);
   const Tensor indices = call.fetch(topk_idx);
   call.fetched();
   Routing routing = host_->route(indices, launch);
   routing.topk_idx = call.give(routing.topk_idx);
   const auto counts = [&](const std::vector<std::int32_t>& values) {
-    return call.give(TensorView(values.data(), DataType::int32, {static_cast<std::int64_t>(values.size())}));
+    return call.give(
+        TensorView(values.data(), DataType::int32, {static_cast<std::int64_t>(values.size())}));
   };
   routing.rank_counts = counts(routing.state->tokens_per_rank);
   routing.expert_counts = counts(routing.state->tokens_per_expert);
@@ -254,14 +268,15 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
   options.scales = scales;
   Dispatched received = host_->dispatch({x, options, given.routing, given.cached});
   const Dispatched on_host = received;  // keeps the memory until the copies are done
-  for (Tensor* const tensor : {&received.x, &received.scales, &received.topk_idx, &received.topk_weights,
-                               &received.source_token, &received.expert_first_row})
+  for (Tensor* const tensor :
+       {&received.x, &received.scales, &received.topk_idx, &received.topk_weights,
+        &received.source_token, &received.expert_first_row})
     *tensor = call.give(*tensor);
   const auto count = static_cast<std::int32_t>(received.rows);
   received.row_count = call.give(TensorView(&count, DataType::int32, {1}));
   const auto& tokens = received.handle.state()->tokens_per_expert;
-  received.expert_counts =
-      call.give(TensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
+  received.expert_counts = call.give(
+      TensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
   call.finish();
   if (given.options.worst_case_rows > 0) {  // as on all GPUs: no size reaches the caller
     received.rows_per_source.clear();
@@ -270,7 +285,8 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
   return received;
 }
 
-Combined StagedBackend::combine(const TensorView& y, const HandleState& handle, const CombineOptions& given) {
+Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
+                                const CombineOptions& given) {
   const Call call = begin(given.launch);
   const detail::GroupLayout& layout = group_.host->layout;
   const std::size_t bytes = y.bytes();
@@ -278,7 +294,8 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle, 
       bytes <= layout.staging_weights - layout.staging, Code::invalid_argument,
       "combine: y is {}, {} bytes; there is room for {} on their way through the host. Raise "
       "GroupOptions.max_tokens (now {}), and set combine_staging",
-      [&] { return y.describe(); }, bytes, layout.staging_weights - layout.staging, group_.shape.max_tokens);
+      [&] { return y.describe(); }, bytes, layout.staging_weights - layout.staging,
+      group_.shape.max_tokens);
   TensorView answers(group_.block + layout.staging, y.dtype, {y.shape[0], y.shape[1]});
   call.fetch(answers.data, y);  // members of this node fetch them from here
   const Tensor weights = call.fetch(given.weights);
@@ -299,14 +316,14 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle, 
   return combined;
 }
 
-std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(const TensorView& x,
-                                                                          const TensorView& topk_idx,
-                                                                          const LowLatencyDispatchOptions& given) {
+std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
+    const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& given) {
   const Call call = begin(given.launch);
   auto pending = std::make_shared<StagedDispatch>();
   pending->group = group_.shared_from_this();
   pending->options = given;
-  const Tensor rows = call.fetch(x), indices = call.fetch(topk_idx), weights = call.fetch(given.weights);
+  const Tensor rows = call.fetch(x), indices = call.fetch(topk_idx),
+               weights = call.fetch(given.weights);
   pending->expert_counts = call.place_for(given.expert_counts);
   pending->wait_ns = call.place_for(given.wait_ns);
   call.fetched();
@@ -322,7 +339,8 @@ std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(const 
 
 LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
   auto& pending = static_cast<StagedDispatch&>(state);
-  const Launch launch{.stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
+  const Launch launch{
+      .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
   const Call call = begin(launch);
   call.fetch(pending.expert_counts.data, pending.options.expert_counts);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
@@ -335,7 +353,8 @@ LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
   received.handle = on_host.handle;
   received.x = call.keep(arrays.x, on_host.x, most_rows * hidden * size_of(DataType::bfloat16));
   received.scales =
-      call.keep(arrays.scales, on_host.scales, most_rows * detail::scale_groups(hidden) * size_of(DataType::float32));
+      call.keep(arrays.scales, on_host.scales,
+                most_rows * detail::scale_groups(hidden) * size_of(DataType::float32));
   received.counts = call.give_kept(arrays.counts, on_host.counts);
   received.source_token = call.give_kept(arrays.source_token, on_host.source_token);
   received.layout = call.give_kept(arrays.layout, on_host.layout);
@@ -343,12 +362,13 @@ LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
   const auto& counts = on_host.handle.state()->counts;
   for (std::int64_t expert = 0; expert < group_.shape.local_experts; ++expert) {
     const std::size_t at = expert * rows * row_bytes;
-    call.give(received.x.as<std::byte>() + at, on_host.x.as<std::byte>() + at, counts[expert] * row_bytes);
+    call.give(received.x.as<std::byte>() + at, on_host.x.as<std::byte>() + at,
+              counts[expert] * row_bytes);
     if (!on_host.scales.defined()) continue;
     const std::int64_t groups = on_host.scales.shape[2];  // rows run fastest
     const std::size_t first = expert * groups * rows * 4;
-    call.give_rows(received.scales.as<std::byte>() + first, rows * 4, on_host.scales.as<std::byte>() + first, rows * 4,
-                   counts[expert] * 4, groups);
+    call.give_rows(received.scales.as<std::byte>() + first, rows * 4,
+                   on_host.scales.as<std::byte>() + first, rows * 4, counts[expert] * 4, groups);
   }
   for (const auto& [to, from] : {std::pair{&pending.options.expert_counts, &pending.expert_counts},
                                  std::pair{&pending.options.wait_ns, &pending.wait_ns}})
@@ -363,8 +383,8 @@ TensorView StagedBackend::next_combine_buffer() {
   if (!buffer.defined()) {
     const auto& shape = group_.shape;
     const Call call = begin({});
-    buffer = call.make(
-        TensorView(nullptr, DataType::bfloat16, {shape.local_experts, shape.low_latency_rows(), shape.hidden}));
+    buffer = call.make(TensorView(nullptr, DataType::bfloat16,
+                                  {shape.local_experts, shape.low_latency_rows(), shape.hidden}));
     call.finish();
   }
   return buffer;
@@ -372,7 +392,8 @@ TensorView StagedBackend::next_combine_buffer() {
 
 std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
     const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
-    const std::shared_ptr<const detail::LowLatencyHandleState>& handle, const LowLatencyCombineOptions& given) {
+    const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
+    const LowLatencyCombineOptions& given) {
   const Call call = begin(given.launch);
   const auto& shape = group_.shape;
   auto pending = std::make_shared<StagedCombine>();
@@ -381,20 +402,23 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
   pending->handle = handle;
   const Tensor host_weights = call.fetch(weights);
   pending->wait_ns = call.place_for(given.wait_ns);
-  // Straight to where others fetch them; LogFMT rows are encoded on the way there, so they come to ordinary memory.
+  // Straight to where others fetch them; LogFMT rows are encoded on the way there, so they come to
+  // ordinary memory.
   Tensor plain;
   TensorView answers;
   if (given.log_fmt)
-    answers = plain = call.on_host(DataType::bfloat16, {shape.local_experts, shape.low_latency_rows(), shape.hidden});
+    answers = plain = call.on_host(DataType::bfloat16,
+                                   {shape.local_experts, shape.low_latency_rows(), shape.hidden});
   else
     answers = host_->next_combine_buffer();
   for (std::int64_t expert = 0; expert < shape.local_experts; ++expert) {
     TensorView from(y.as<std::byte>() + expert * y.strides[0] * 2, DataType::bfloat16,
                     {handle->counts[expert], shape.hidden});
     from.strides[0] = y.strides[1];
-    call.fetch_rows(
-        {answers.as<std::byte>() + expert * answers.strides[0] * 2, static_cast<std::size_t>(answers.strides[1]) * 2},
-        {from.as<std::byte>(), static_cast<std::size_t>(from.strides[0]) * 2}, shape.hidden * 2, from.shape[0]);
+    call.fetch_rows({answers.as<std::byte>() + expert * answers.strides[0] * 2,
+                     static_cast<std::size_t>(answers.strides[1]) * 2},
+                    {from.as<std::byte>(), static_cast<std::size_t>(from.strides[0]) * 2},
+                    shape.hidden * 2, from.shape[0]);
   }
   call.fetched();
   LowLatencyCombineOptions options = given;
@@ -410,7 +434,8 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
 
 Tensor StagedBackend::receive(PendingCombineState& state) {
   auto& pending = static_cast<StagedCombine&>(state);
-  const Launch launch{.stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
+  const Launch launch{
+      .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
   const Call call = begin(launch);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
@@ -424,7 +449,8 @@ Tensor StagedBackend::receive(PendingCombineState& state) {
   return out;
 }
 
-Tensor StagedBackend::on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from) {
+Tensor StagedBackend::on_device(DataType dtype, std::initializer_list<std::int64_t> extents,
+                                const Tensor* from) {
   const Call call = begin({});
   Tensor out = call.make(TensorView(nullptr, dtype, extents));
   if (from != nullptr)
@@ -444,17 +470,22 @@ void StagedBackend::warmup(Group& group) {
   if (const std::int64_t tokens = options.max_tokens; tokens > 0) {
     const Tensor x = on_device(options.dtype, {tokens, options.hidden}, nullptr);
     const Dispatched received = group.dispatch(x, group.route(topk(tokens)));
-    const DataType answer = options.dtype == DataType::float8_e4m3 ? DataType::bfloat16 : options.dtype;
+    const DataType answer =
+        options.dtype == DataType::float8_e4m3 ? DataType::bfloat16 : options.dtype;
     if (options.combine_staging)
-      group.combine(on_device(answer, {received.x.shape[0], options.hidden}, nullptr), received.handle);
+      group.combine(on_device(answer, {received.x.shape[0], options.hidden}, nullptr),
+                    received.handle);
   }
   if (const std::int64_t tokens = options.low_latency_max_tokens; tokens > 0) {
     const Tensor x = on_device(DataType::bfloat16, {tokens, options.hidden}, nullptr);
-    const Tensor weights = on_device(DataType::float32, {tokens, options.top_k}, nullptr), indices = topk(tokens);
+    const Tensor weights = on_device(DataType::float32, {tokens, options.top_k}, nullptr),
+                 indices = topk(tokens);
     for (int half = 0; half < 2; ++half) {
       const LowLatencyReceived received =
           group.low_latency_dispatch(x, indices, {.quantize = Quantize::none}).receive();
-      group.low_latency_combine(group.next_combine_buffer(), indices, weights, received.handle, {.zero_copy = true})
+      group
+          .low_latency_combine(group.next_combine_buffer(), indices, weights, received.handle,
+                               {.zero_copy = true})
           .receive();
     }
   }
@@ -462,7 +493,8 @@ void StagedBackend::warmup(Group& group) {
 
 }  // namespace
 
-std::unique_ptr<detail::Backend> make_staged_backend(GroupState& state, std::unique_ptr<detail::Backend> host) {
+std::unique_ptr<detail::Backend> make_staged_backend(GroupState& state,
+                                                     std::unique_ptr<detail::Backend> host) {
   return std::make_unique<StagedBackend>(state, std::move(host));
 }
 

@@ -1,9 +1,11 @@
-// combine_forward: combine between nodes. The members of a node are summed there first, by the member with the source's
-// index, and one row per token and node returns.
+// SPDX-License-Identifier: Apache-2.0
+// combine_forward: combine between nodes. The members of a node are summed there first, by the
+// member with the source's index, and one row per token and node returns.
 //
-// Bytes per token and node: the sum, and top_k weights (4 B) where there are any. Order of additions: within a node as
-// in combine_receive, rounded to y's dtype; then the nodes in the order of the last top-k lane that asks for each, this
-// one among them, biases first, rounded once. So a result does not depend on which node the source is on.
+// Bytes per token and node: the sum, and top_k weights (4 B) where there are any. Order of
+// additions: within a node as in combine_receive, rounded to y's dtype; then the nodes in the order
+// of the last top-k lane that asks for each, this one among them, biases first, rounded once. So a
+// result does not depend on which node the source is on.
 #include "ep/host/internode/combine_forward.hpp"
 
 #include <algorithm>
@@ -29,8 +31,8 @@ struct NodeOrder {
 
 class Exchange final : public RailWork {
  public:
-  Exchange(GroupState& group, const TensorView& y, const HandleState& handle, const CombineOptions& options,
-           const AnswersHere& answers, Combined& combined)
+  Exchange(GroupState& group, const TensorView& y, const HandleState& handle,
+           const CombineOptions& options, const AnswersHere& answers, Combined& combined)
       : group_(group),
         handle_(handle),
         options_(options),
@@ -41,7 +43,8 @@ class Exchange final : public RailWork {
         hidden_(y.shape[1]),
         row_bytes_(hidden_ * size_of(y.dtype)),
         message_(row_bytes_, group.shape.top_k, options.weights.defined()),
-        room_(static_cast<std::int64_t>((group.shape.chunk_bytes - sizeof(ChunkHeader)) / message_.total)),
+        room_(static_cast<std::int64_t>((group.shape.chunk_bytes - sizeof(ChunkHeader)) /
+                                        message_.total)),
         inbox_(group.nodes.count),
         next_(group.nodes.count, 0),
         sent_(group.nodes.count, false) {
@@ -54,7 +57,8 @@ class Exchange final : public RailWork {
   bool done() const override {
     return token_ == handle_.routing->tokens &&
            std::all_of(sent_.begin(), sent_.end(), [](char sent) { return sent != 0; }) &&
-           std::all_of(inbox_.begin(), inbox_.end(), [](const Inbox& from) { return from.at_end(); });
+           std::all_of(inbox_.begin(), inbox_.end(),
+                       [](const Inbox& from) { return from.at_end(); });
   }
   std::int32_t awaited() const override {
     for (std::int32_t node = 0; node < group_.nodes.count; ++node)
@@ -122,7 +126,8 @@ bool Exchange::send(std::int32_t node) {
   return true;
 }
 
-void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index, std::byte* message) const {
+void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index,
+                            std::byte* message) const {
   std::array<const void*, kMaxTopK> rows;
   std::size_t count = 0;
   const std::int32_t k = group_.shape.top_k;
@@ -144,7 +149,8 @@ void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index, std:
 NodeOrder Exchange::order_of(std::int64_t token) const {
   NodeOrder order;
   const auto copies = handle_.routing->copies_of(token);
-  for (std::size_t i = copies.size(); i-- > 0;) {  // copies are in the order of their members' last lanes
+  for (std::size_t i = copies.size();
+       i-- > 0;) {  // copies are in the order of their members' last lanes
     const std::int32_t node = group_.nodes.node_of[copies[i].rank];
     const auto end = order.nodes.begin() + static_cast<std::ptrdiff_t>(order.count);
     if (std::find(order.nodes.begin(), end, node) == end) order.nodes[order.count++] = node;
@@ -161,7 +167,8 @@ std::int32_t Exchange::open_inboxes() {
     from.chunk = rail_.arrived(node, group_.epoch);
     if (from.chunk == nullptr) continue;
     const ChunkHeader header = header_of(from.chunk);
-    require(header.messages <= room_, Code::peer_failed, "combine: PE {} sent a chunk of {} sums; at most {} fit",
+    require(header.messages <= room_, Code::peer_failed,
+            "combine: PE {} sent a chunk of {} sums; at most {} fit",
             group_.team.world_pe(group_.nodes.rail_peer(node)), header.messages, room_);
     from.messages = header.messages;
     from.taken = 0;
@@ -190,7 +197,8 @@ bool Exchange::take(std::int64_t token, Ready& ready) {
   for (std::size_t i = 0; i < ready.order.count; ++i) {
     const std::int32_t node = ready.order.nodes[i];
     const Inbox& from = inbox_[node];
-    if (node == group_.nodes.mine || (from.chunk != nullptr && from.taken < from.messages)) continue;
+    if (node == group_.nodes.mine || (from.chunk != nullptr && from.taken < from.messages))
+      continue;
     require(!from.last, Code::peer_failed, "combine: PE {} sent too few sums: none for token {}",
             group_.team.world_pe(group_.nodes.rail_peer(node)), token);
     return false;
@@ -207,11 +215,14 @@ bool Exchange::take(std::int64_t token, Ready& ready) {
 bool Exchange::receive() {
   bool any = open_inboxes() > 0;
   std::vector<Ready> batch;
-  for (Ready ready; token_ < handle_.routing->tokens && take(token_, ready); ++token_) batch.push_back(ready);
-  group_.host->workers.for_ranges(static_cast<std::int64_t>(batch.size()), [&](std::int64_t first, std::int64_t last) {
-    std::vector<std::byte> scratch(row_bytes_);
-    for (std::int64_t i = first; i < last; ++i) sum(batch[i], scratch.data());
-  });
+  for (Ready ready; token_ < handle_.routing->tokens && take(token_, ready); ++token_)
+    batch.push_back(ready);
+  group_.host->workers.for_ranges(static_cast<std::int64_t>(batch.size()),
+                                  [&](std::int64_t first, std::int64_t last) {
+                                    std::vector<std::byte> scratch(row_bytes_);
+                                    for (std::int64_t i = first; i < last; ++i)
+                                      sum(batch[i], scratch.data());
+                                  });
   any |= close_inboxes();
   return any || !batch.empty();
 }
@@ -242,7 +253,8 @@ void Exchange::sum_here(std::int64_t token, std::byte* row, float* weights) cons
 
 void Exchange::sum(const Ready& ready, std::byte* scratch) const {
   const std::int32_t k = group_.shape.top_k;
-  float* const weights = options_.weights.defined() ? combined_.topk_weights.as<float>() + ready.token * k : nullptr;
+  float* const weights =
+      options_.weights.defined() ? combined_.topk_weights.as<float>() + ready.token * k : nullptr;
   if (weights != nullptr) std::fill_n(weights, k, 0.0F);
   std::array<const void*, kMaxTopK> levels;
   for (std::size_t i = 0; i < ready.order.count; ++i) {
@@ -253,22 +265,26 @@ void Exchange::sum(const Ready& ready, std::byte* scratch) const {
     }
     levels[i] = ready.messages[i];
     if (weights == nullptr) continue;
-    const auto* const of_node = reinterpret_cast<const float*>(ready.messages[i] + message_.weights);
+    const auto* const of_node =
+        reinterpret_cast<const float*>(ready.messages[i] + message_.weights);
     for (std::int32_t lane = 0; lane < k; ++lane) weights[lane] += of_node[lane];
   }
   const auto bias = [&](std::size_t i) -> const void* {
-    return options_.bias.size() > i ? options_.bias[i].as<std::byte>() + ready.token * row_bytes_ : nullptr;
+    return options_.bias.size() > i ? options_.bias[i].as<std::byte>() + ready.token * row_bytes_
+                                    : nullptr;
   };
-  sum_rows(dtype_, combined_.x.as<std::byte>() + ready.token * row_bytes_, {levels.data(), ready.order.count}, bias(0),
-           bias(1), hidden_, Store::cached);
+  sum_rows(dtype_, combined_.x.as<std::byte>() + ready.token * row_bytes_,
+           {levels.data(), ready.order.count}, bias(0), bias(1), hidden_, Store::cached);
 }
 
 }  // namespace
 
-void combine_forward(GroupState& group, const TensorView& y, const HandleState& handle, const CombineOptions& options,
-                     const AnswersHere& answers, Combined& combined) {
+void combine_forward(GroupState& group, const TensorView& y, const HandleState& handle,
+                     const CombineOptions& options, const AnswersHere& answers,
+                     Combined& combined) {
   Exchange exchange(group, y, handle, options, answers, combined);
-  run(group, exchange, {"combine", shoal::detail::Activity::combine, group.epoch, "rail", "sums or room for more"});
+  run(group, exchange,
+      {"combine", shoal::detail::Activity::combine, group.epoch, "rail", "sums or room for more"});
 }
 
 }  // namespace shoal::ep::host

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // combine_forward.hpp: the part of a combine that crosses nodes.
 #pragma once
 
@@ -13,9 +14,9 @@ struct AnswersHere {
   std::vector<const std::byte*> weights;  ///< [ranks]; float32 [.., top_k], expert-major [.., 1]
 };
 
-/// Sums the answers to the rail peers' tokens on this node and sends each of them its sums, and adds up those of all
-/// nodes for this member's own tokens. Returns when all of it is done.
-void combine_forward(GroupState& group, const TensorView& y, const HandleState& handle, const CombineOptions& options,
-                     const AnswersHere& answers, Combined& combined);
+/// Sums the answers to the rail peers' tokens on this node and sends each of them its sums, and
+/// adds up those of all nodes for this member's own tokens. Returns when all of it is done.
+void combine_forward(GroupState& group, const TensorView& y, const HandleState& handle,
+                     const CombineOptions& options, const AnswersHere& answers, Combined& combined);
 
 }  // namespace shoal::ep::host

@@ -1,10 +1,12 @@
-// dispatch_forward: dispatch between nodes. One copy of a token goes to each node that needs it, to the member with the
-// same index there, which passes it on to its final rows: the layout is a pure function of the counts, so it knows them
-// without being told.
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_forward: dispatch between nodes. One copy of a token goes to each node that needs it, to
+// the member with the same index there, which passes it on to its final rows: the layout is a pure
+// function of the counts, so it knows them without being told.
 //
-// Bytes per token and node: the row, its scales, top_k experts (4 B), top_k weights (4 B), its number (4 B); on the
-// node as in dispatch_send. Chunks are sent, received and passed on in turn, so the three overlap; own copies on this
-// node fill the gaps. What was passed on where is kept in the handle: combine goes the same way back.
+// Bytes per token and node: the row, its scales, top_k experts (4 B), top_k weights (4 B), its
+// number (4 B); on the node as in dispatch_send. Chunks are sent, received and passed on in turn,
+// so the three overlap; own copies on this node fill the gaps. What was passed on where is kept in
+// the handle: combine goes the same way back.
 #include "ep/host/internode/dispatch_forward.hpp"
 
 #include <algorithm>
@@ -32,14 +34,17 @@ class Forward final : public RailWork {
         local_(local),
         rail_(group),
         side_(call, group.shape),
-        message_(call.row_bytes(), call.scale_bytes(), group.shape.top_k, call.options.weights.defined()),
-        room_(static_cast<std::int64_t>((group.shape.chunk_bytes - sizeof(ChunkHeader)) / message_.total)),
+        message_(call.row_bytes(), call.scale_bytes(), group.shape.top_k,
+                 call.options.weights.defined()),
+        room_(static_cast<std::int64_t>((group.shape.chunk_bytes - sizeof(ChunkHeader)) /
+                                        message_.total)),
         next_(group.nodes.count, 0),
         passed_(group.nodes.count, 0),
         sent_(group.nodes.count, false),
         received_(group.nodes.count, false) {
     sent_[group.nodes.mine] = received_[group.nodes.mine] = true;
-    for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) end_.push_back(plan.handle->received_by(rank));
+    for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
+      end_.push_back(plan.handle->received_by(rank));
   }
 
   bool send(std::int32_t node) override;
@@ -58,8 +63,9 @@ class Forward final : public RailWork {
   }
   bool needed_on(std::int64_t token, std::int32_t node) const {
     const auto copies = call_.routing->copies_of(token);
-    return std::any_of(copies.begin(), copies.end(),
-                       [&](const detail::Copy& copy) { return group_.nodes.node_of[copy.rank] == node; });
+    return std::any_of(copies.begin(), copies.end(), [&](const detail::Copy& copy) {
+      return group_.nodes.node_of[copy.rank] == node;
+    });
   }
   void write(std::byte* message, std::int64_t token) const;
   void pass_on(std::int32_t node, const std::byte* chunk, std::int64_t messages);
@@ -88,26 +94,30 @@ bool Forward::send(std::int32_t node) {
   std::vector<std::int64_t> tokens;
   while (next_[node] < call_.routing->tokens && static_cast<std::int64_t>(tokens.size()) < room_)
     if (const std::int64_t token = next_[node]++; needed_on(token, node)) tokens.push_back(token);
-  group_.host->workers.for_ranges(static_cast<std::int64_t>(tokens.size()), [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) write(chunk + sizeof(ChunkHeader) + i * message_.total, tokens[i]);
-  });
+  group_.host->workers.for_ranges(
+      static_cast<std::int64_t>(tokens.size()), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t i = first; i < last; ++i)
+          write(chunk + sizeof(ChunkHeader) + i * message_.total, tokens[i]);
+      });
   sent_[node] = next_[node] == call_.routing->tokens;
   const auto messages = static_cast<std::uint32_t>(tokens.size());
-  rail_.send(node, {group_.epoch, messages, sent_[node] ? 1U : 0U}, sizeof(ChunkHeader) + messages * message_.total);
+  rail_.send(node, {group_.epoch, messages, sent_[node] ? 1U : 0U},
+             sizeof(ChunkHeader) + messages * message_.total);
   return true;
 }
 
 void Forward::write(std::byte* message, std::int64_t token) const {
   const TokenSide side = side_of(call_, token);
   const std::int32_t k = group_.shape.top_k;
-  copy_row(message, static_cast<const std::byte*>(call_.x.data) + token * call_.row_bytes(), call_.row_bytes(),
-           Store::cached);
+  copy_row(message, static_cast<const std::byte*>(call_.x.data) + token * call_.row_bytes(),
+           call_.row_bytes(), Store::cached);
   auto* scales = reinterpret_cast<std::uint32_t*>(message + message_.scales);
   for (std::size_t i = 0; i < call_.scale_bytes() / 4; ++i)
     scales[i] = side.scales[static_cast<std::int64_t>(i) * side.scale_stride];
   auto* experts = reinterpret_cast<std::int32_t*>(message + message_.experts);
   for (std::int32_t i = 0; i < k; ++i) experts[i] = static_cast<std::int32_t>(side.lanes[i]);
-  if (side.weights != nullptr) std::memcpy(message + message_.weights, side.weights, k * sizeof(float));
+  if (side.weights != nullptr)
+    std::memcpy(message + message_.weights, side.weights, k * sizeof(float));
   std::memcpy(message + message_.token, &side.token, sizeof side.token);
 }
 
@@ -129,16 +139,17 @@ bool Forward::receive() {
 void Forward::pass_on(std::int32_t node, const std::byte* chunk, std::int64_t messages) {
   Forwarded& forwarded = plan_.handle->forwarded[node];
   const Pe from = group_.team.world_pe(group_.nodes.rail_peer(node));
-  require(messages <= room_, Code::peer_failed, "dispatch: PE {} sent a chunk of {} tokens; at most {} fit", from,
-          messages, room_);
+  require(messages <= room_, Code::peer_failed,
+          "dispatch: PE {} sent a chunk of {} tokens; at most {} fit", from, messages, room_);
   if (!call_.cached)
     for (std::int64_t i = 0; i < messages; ++i) place(forwarded, chunk + i * message_.total);
   require(passed_[node] + messages <= forwarded.tokens(), Code::peer_failed,
-          "dispatch: PE {} sent more tokens than in the dispatch whose layout is used again ({})", from,
-          forwarded.tokens());
+          "dispatch: PE {} sent more tokens than in the dispatch whose layout is used again ({})",
+          from, forwarded.tokens());
   const std::int64_t first = passed_[node];
   group_.host->workers.for_ranges(messages, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) pass_on(forwarded, first + i, chunk + i * message_.total);
+    for (std::int64_t i = begin; i < end; ++i)
+      pass_on(forwarded, first + i, chunk + i * message_.total);
   });
   passed_[node] += messages;
 }
@@ -154,8 +165,9 @@ void Forward::place(Forwarded& forwarded, const std::byte* message) const {
   std::int64_t lanes[kMaxTopK];
   read_lanes(message, lanes);
   const auto add = [&](std::int32_t rank, std::int32_t lane, std::int32_t& row) {
-    require(row < end_[rank], Code::peer_failed, "dispatch: a token from another node would be row {} of {} at PE {}",
-            row, end_[rank], group_.team.world_pe(rank));
+    require(row < end_[rank], Code::peer_failed,
+            "dispatch: a token from another node would be row {} of {} at PE {}", row, end_[rank],
+            group_.team.world_pe(rank));
     forwarded.rows.push_back({rank, lane, row++});
   };
   for (std::int32_t i = 0; i < shape.top_k; ++i)
@@ -168,20 +180,23 @@ void Forward::place(Forwarded& forwarded, const std::byte* message) const {
         add(rank, lane, forwarded.next[lanes[lane]]);
   } else {
     std::int32_t ranks[kMaxTopK];
-    const std::int32_t count =
-        detail::ranks_by_last_lane({lanes, static_cast<std::size_t>(shape.top_k)}, shape.local_experts, ranks);
+    const std::int32_t count = detail::ranks_by_last_lane(
+        {lanes, static_cast<std::size_t>(shape.top_k)}, shape.local_experts, ranks);
     for (std::int32_t i = 0; i < count; ++i)
       if (group_.nodes.here(ranks[i])) add(ranks[i], -1, forwarded.next[ranks[i]]);
   }
   forwarded.first.push_back(static_cast<std::int32_t>(forwarded.rows.size()));
 }
 
-void Forward::pass_on(const Forwarded& forwarded, std::int64_t index, const std::byte* message) const {
+void Forward::pass_on(const Forwarded& forwarded, std::int64_t index,
+                      const std::byte* message) const {
   std::int64_t lanes[kMaxTopK];
   read_lanes(message, lanes);
   TokenSide side{0,
                  {lanes, static_cast<std::size_t>(group_.shape.top_k)},
-                 call_.options.weights.defined() ? reinterpret_cast<const float*>(message + message_.weights) : nullptr,
+                 call_.options.weights.defined()
+                     ? reinterpret_cast<const float*>(message + message_.weights)
+                     : nullptr,
                  reinterpret_cast<const std::uint32_t*>(message + message_.scales),
                  1};
   std::memcpy(&side.token, message + message_.token, sizeof side.token);
@@ -201,9 +216,12 @@ void Forward::pass_on(const Forwarded& forwarded, std::int64_t index, const std:
 
 }  // namespace
 
-void dispatch_forward(GroupState& group, const DispatchCall& call, const DispatchPlan& plan, LocalWork& local) {
+void dispatch_forward(GroupState& group, const DispatchCall& call, const DispatchPlan& plan,
+                      LocalWork& local) {
   Forward forward(group, call, plan, local);
-  run(group, forward, {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "rail", "tokens or room for more"});
+  run(group, forward,
+      {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "rail",
+       "tokens or room for more"});
 }
 
 }  // namespace shoal::ep::host

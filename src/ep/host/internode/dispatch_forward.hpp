@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dispatch_forward.hpp: the part of a dispatch that crosses nodes.
 #pragma once
 
@@ -10,12 +11,15 @@ namespace shoal::ep::host {
 /// What a member has to do on its own node meanwhile, in parts.
 struct LocalWork {
   virtual ~LocalWork() = default;
-  virtual bool some(std::int64_t tokens) = 0;  ///< does the next `tokens` at most; whether there were any
+  virtual bool some(
+      std::int64_t tokens) = 0;  ///< does the next `tokens` at most; whether there were any
   virtual bool done() const = 0;
 };
 
-/// Sends this member's tokens to its rail peers, each token once to every node that needs it, passes the peers' tokens
-/// on to the members of this node, and does `local` while nothing has come. Returns when all of it is done.
-void dispatch_forward(GroupState& group, const DispatchCall& call, const DispatchPlan& plan, LocalWork& local);
+/// Sends this member's tokens to its rail peers, each token once to every node that needs it,
+/// passes the peers' tokens on to the members of this node, and does `local` while nothing has
+/// come. Returns when all of it is done.
+void dispatch_forward(GroupState& group, const DispatchCall& call, const DispatchPlan& plan,
+                      LocalWork& local);
 
 }  // namespace shoal::ep::host

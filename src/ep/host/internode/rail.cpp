@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/host/internode/rail.hpp"
 
 #include <cstring>
@@ -20,17 +21,20 @@ std::byte* Rail::room(std::int32_t node) const {
 
 void Rail::send(std::int32_t node, const ChunkHeader& header, std::size_t bytes) {
   const detail::GroupLayout& layout = group_.host->layout;
-  std::byte* const chunk = group_.block + layout.chunk(layout.chunks_out, node, sent_[node], group_.shape);
+  std::byte* const chunk =
+      group_.block + layout.chunk(layout.chunks_out, node, sent_[node], group_.shape);
   std::memcpy(chunk, &header, sizeof header);
   const std::int32_t to = group_.nodes.rail_peer(node);
-  put_far(group_, to, layout.chunk(layout.chunks_in, group_.nodes.mine, sent_[node], group_.shape), chunk, bytes);
+  put_far(group_, to, layout.chunk(layout.chunks_in, group_.nodes.mine, sent_[node], group_.shape),
+          chunk, bytes);
   signal(group_, to, layout.chunks_sent + group_.nodes.mine * detail::kLine, ++sent_[node]);
 }
 
 const std::byte* Rail::arrived(std::int32_t node, std::uint64_t epoch) const {
   const detail::GroupLayout& layout = group_.host->layout;
   if (read_signal(group_, layout.chunks_sent, node) <= read_[node]) return nullptr;
-  const std::byte* const chunk = group_.block + layout.chunk(layout.chunks_in, node, read_[node], group_.shape);
+  const std::byte* const chunk =
+      group_.block + layout.chunk(layout.chunks_in, node, read_[node], group_.shape);
   const ChunkHeader header = header_of(chunk);
   require(header.epoch == epoch, Code::peer_failed, "PE {} sent a chunk of epoch {} in epoch {}",
           group_.team.world_pe(group_.nodes.rail_peer(node)), header.epoch, epoch);
@@ -38,8 +42,8 @@ const std::byte* Rail::arrived(std::int32_t node, std::uint64_t epoch) const {
 }
 
 void Rail::release(std::int32_t node) {
-  signal(group_, group_.nodes.rail_peer(node), group_.host->layout.chunks_read + group_.nodes.mine * detail::kLine,
-         ++read_[node]);
+  signal(group_, group_.nodes.rail_peer(node),
+         group_.host->layout.chunks_read + group_.nodes.mine * detail::kLine, ++read_[node]);
 }
 
 ChunkHeader header_of(const std::byte* chunk) {

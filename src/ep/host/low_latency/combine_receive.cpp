@@ -1,10 +1,11 @@
-// low_latency_combine_receive: the weighted sum of each token's answers, fetched from the members that hold its
-// experts.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency_combine_receive: the weighted sum of each token's answers, fetched from the members
+// that hold its experts.
 //
-// Reads one row per (token, lane), or per token and member where that member has sent sums, writes one per token. Lanes
-// are grouped by member, members in the order of their last lane, lanes ascending within a member; with per_rank each
-// member's sum is rounded to bfloat16 before the members are added up. Every backend uses this order, so results agree
-// bit by bit.
+// Reads one row per (token, lane), or per token and member where that member has sent sums, writes
+// one per token. Lanes are grouped by member, members in the order of their last lane, lanes
+// ascending within a member; with per_rank each member's sum is rounded to bfloat16 before the
+// members are added up. Every backend uses this order, so results agree bit by bit.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -39,7 +40,8 @@ class AnswerFinder {
     for (std::int32_t expert = 0; expert < shape.experts; ++expert)
       before_expert_.push_back(expert % shape.local_experts == 0
                                    ? 0
-                                   : before_expert_.back() + handle_.routing->tokens_per_expert[expert - 1]);
+                                   : before_expert_.back() +
+                                         handle_.routing->tokens_per_expert[expert - 1]);
   }
 
   void find(std::int64_t token, Answers& answers) const {
@@ -55,7 +57,8 @@ class AnswerFinder {
         add_sum(copy, answers);
       } else {
         for (std::int32_t k = 0; k < shape.top_k; ++k)
-          if (lanes[k] >= 0 && lanes[k] / shape.local_experts == copy.rank) add(token, k, lanes[k], answers);
+          if (lanes[k] >= 0 && lanes[k] / shape.local_experts == copy.rank)
+            add(token, k, lanes[k], answers);
       }
       const std::int32_t end = answers.levels == 0 ? 0 : answers.level_ends[answers.levels - 1];
       if (static_cast<std::int32_t>(answers.count) > end)  // a masked member adds nothing
@@ -71,14 +74,17 @@ class AnswerFinder {
     const auto local = static_cast<std::int32_t>(expert % shape.local_experts);
     if (group_.host->masked[rank]) return;
     const auto* first_row = reinterpret_cast<const std::int32_t*>(
-        group_.block + group_.host->layout.answer_notice(epoch_, rank, shape) + sizeof(detail::AnswerNotice));
-    const std::int64_t row = first_row[local] + handle_.routing->expert_ordinal[token * shape.top_k + lane];
+        group_.block + group_.host->layout.answer_notice(epoch_, rank, shape) +
+        sizeof(detail::AnswerNotice));
+    const std::int64_t row =
+        first_row[local] + handle_.routing->expert_ordinal[token * shape.top_k + lane];
     answers.rows[answers.count] =
         group_.nodes.here(rank)
             ? group_.peers[rank] + group_.host->layout.answer(epoch_, local, row, shape)
             : group_.block + group_.host->layout.far_answer(
                                  epoch_, group_.nodes.far_index(group_.me, rank),
-                                 before_expert_[expert] + handle_.routing->expert_ordinal[token * shape.top_k + lane],
+                                 before_expert_[expert] +
+                                     handle_.routing->expert_ordinal[token * shape.top_k + lane],
                                  shape);
     answers.weights[answers.count++] = weights_[token * shape.top_k + lane];
   }
@@ -90,7 +96,8 @@ class AnswerFinder {
   void add_sum(const detail::Copy& copy, Answers& answers) const {
     if (group_.host->masked[copy.rank]) return;
     answers.rows[answers.count] =
-        group_.block + group_.host->layout.far_answer(epoch_, group_.nodes.far_index(group_.me, copy.rank),
+        group_.block + group_.host->layout.far_answer(epoch_,
+                                                      group_.nodes.far_index(group_.me, copy.rank),
                                                       copy.ordinal, group_.shape);
     answers.weights[answers.count++] = 1.0F;
   }
@@ -108,7 +115,8 @@ std::string describe(AnswerForm form, bool exact) {
                      : form == AnswerForm::rows    ? "rows"
                      : form == AnswerForm::log_fmt ? "log_fmt rows"
                                                    : "an unknown form";
-  return fmt::format("{} that are rounded {}", kind, exact ? "once (exact)" : "once per PE (per_rank)");
+  return fmt::format("{} that are rounded {}", kind,
+                     exact ? "once (exact)" : "once per PE (per_rank)");
 }
 
 /// weighted_sum_rows for LogFMT rows: decoded to float32 one at a time.
@@ -121,7 +129,8 @@ void weighted_sum_log_fmt(std::uint16_t* target, const Answers& answers, std::in
   for (std::size_t i = 0; i < answers.count; ++i) {
     numeric::logfmt_decode_row(answers.rows[i], row);
     for (std::int64_t c = 0; c < hidden; ++c) level[c] += answers.weights[i] * row[c];
-    if (answers.levels == 0 || static_cast<std::int32_t>(i) + 1 != answers.level_ends[next_level]) continue;
+    if (answers.levels == 0 || static_cast<std::int32_t>(i) + 1 != answers.level_ends[next_level])
+      continue;
     ++next_level;
     for (std::int64_t c = 0; c < hidden; ++c) {
       sum[c] += numeric::to_float(numeric::to_bf16(level[c]));
@@ -147,15 +156,18 @@ void sum_answers(const PendingCombineState& pending, const Tensor& out) {
         continue;
       }
       std::array<const std::uint16_t*, kMaxTopK> rows;
-      std::transform(answers.rows.begin(), answers.rows.begin() + answers.count, rows.begin(),
-                     [](const std::byte* row) { return reinterpret_cast<const std::uint16_t*>(row); });
-      weighted_sum_rows(target, {rows.data(), answers.count}, {answers.weights.data(), answers.count},
+      std::transform(
+          answers.rows.begin(), answers.rows.begin() + answers.count, rows.begin(),
+          [](const std::byte* row) { return reinterpret_cast<const std::uint16_t*>(row); });
+      weighted_sum_rows(target, {rows.data(), answers.count},
+                        {answers.weights.data(), answers.count},
                         {answers.level_ends.data(), answers.levels}, hidden, Store::cached);
     }
   });
 }
 
-/// Throws Error{mismatch}, on all members, when members answer different dispatches or in different formats.
+/// Throws Error{mismatch}, on all members, when members answer different dispatches or in different
+/// formats.
 void wait_for_answers(PendingCombineState& pending, const Step& step) {
   GroupState& group = *pending.group;
   std::optional<std::string> mismatch;
@@ -163,21 +175,27 @@ void wait_for_answers(PendingCombineState& pending, const Step& step) {
     const WaitTimer timer(pending.options.wait_ns, rank);
     if (!wait_or_mask(group, group.host->layout.answers_ready, rank, step.epoch, step)) continue;
     detail::AnswerNotice notice;
-    std::memcpy(&notice, group.block + group.host->layout.answer_notice(step.epoch, rank, group.shape), sizeof notice);
+    std::memcpy(&notice,
+                group.block + group.host->layout.answer_notice(step.epoch, rank, group.shape),
+                sizeof notice);
     if (notice.epoch != step.epoch) {
       left_out(group, rank, step);
       continue;
     }
-    const AnswerForm expected = answer_form(pending.options, !group.nodes.here(rank), pending.handle->has_weights);
+    const AnswerForm expected =
+        answer_form(pending.options, !group.nodes.here(rank), pending.handle->has_weights);
     const bool exact = pending.options.reduction == Reduction::exact;
-    if (notice.dispatch_epoch != pending.handle->epoch || notice.form != expected || (notice.exact != 0) != exact)
+    if (notice.dispatch_epoch != pending.handle->epoch || notice.form != expected ||
+        (notice.exact != 0) != exact)
       mismatch =
           fmt::format("PE {} expects answers to dispatch {}, {}; PE {} answers dispatch {} with {}",
-                      group.team.world_pe(group.me), pending.handle->epoch, describe(expected, exact),
-                      group.team.world_pe(rank), notice.dispatch_epoch, describe(notice.form, notice.exact != 0));
+                      group.team.world_pe(group.me), pending.handle->epoch,
+                      describe(expected, exact), group.team.world_pe(rank), notice.dispatch_epoch,
+                      describe(notice.form, notice.exact != 0));
   }
   if (!mismatch) return;
-  raise_or_mask(group, group.host->layout.answers_read, step.epoch);  // stays in step: the answers count as fetched
+  raise_or_mask(group, group.host->layout.answers_read,
+                step.epoch);  // stays in step: the answers count as fetched
   fail(Code::mismatch, "low_latency_combine {}: {}", step.epoch, *mismatch);
 }
 
@@ -186,12 +204,14 @@ void wait_for_answers(PendingCombineState& pending, const Step& step) {
 Tensor low_latency_combine_receive(PendingCombineState& pending) {
   GroupState& group = *pending.group;
   const auto& shape = group.shape;
-  const Step step{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "receive", "its answers"};
+  const Step step{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "receive",
+                  "its answers"};
   group.world->set_progress(step.activity, step.epoch, step.phase);
   wait_for_answers(pending, step);
   const TensorView& given = pending.options.out;
   Tensor out = given.defined() ? Tensor(given, nullptr)
-                               : Tensor::empty(DataType::bfloat16, {pending.handle->routing->tokens, shape.hidden});
+                               : Tensor::empty(DataType::bfloat16,
+                                               {pending.handle->routing->tokens, shape.hidden});
   sum_answers(pending, out);
   raise_or_mask(group, group.host->layout.answers_read, pending.epoch);
   return out;

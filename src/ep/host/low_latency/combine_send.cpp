@@ -1,9 +1,12 @@
-// low_latency_combine_send: the answers to this member's rows become reachable for the members that sent them.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency_combine_send: the answers to this member's rows become reachable for the members that
+// sent them.
 //
-// With zero_copy y is in the group's memory already; else its valid rows are copied there, or encoded (LogFMT-10). Then
-// every member learns where its rows start for each expert. A member of another node, which can fetch nothing, is sent
-// one row per token, the weighted sum over the experts here, where its weights came with the dispatch; else the rows.
-// The half was released by answers_read of the use before last.
+// With zero_copy y is in the group's memory already; else its valid rows are copied there, or
+// encoded (LogFMT-10). Then every member learns where its rows start for each expert. A member of
+// another node, which can fetch nothing, is sent one row per token, the weighted sum over the
+// experts here, where its weights came with the dispatch; else the rows. The half was released by
+// answers_read of the use before last.
 #include <array>
 #include <cstring>
 
@@ -27,21 +30,22 @@ AnswerForm form_for(const GroupState& group, const LowLatencyHandleState& handle
 }
 
 /// The end of the rows of one (expert, source).
-std::int32_t end_row(const LowLatencyHandleState& handle, const detail::Shape& shape, std::int32_t expert,
-                     std::int32_t source) {
-  return source + 1 == shape.ranks ? handle.counts[expert]
-                                   : handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + source + 1];
+std::int32_t end_row(const LowLatencyHandleState& handle, const detail::Shape& shape,
+                     std::int32_t expert, std::int32_t source) {
+  return source + 1 == shape.ranks
+             ? handle.counts[expert]
+             : handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + source + 1];
 }
 
-void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y, const LowLatencyHandleState& handle,
-                const LowLatencyCombineOptions& options) {
+void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y,
+                const LowLatencyHandleState& handle, const LowLatencyCombineOptions& options) {
   const auto& shape = group.shape;
   const auto stage = [&](std::int32_t expert, std::int64_t row) {
     std::byte* target = group.block + group.host->layout.answer(epoch, expert, row, shape);
     if (options.log_fmt)
-      numeric::logfmt_encode_row(
-          {reinterpret_cast<const numeric::Bf16*>(row_of(y, expert, row)), static_cast<std::size_t>(shape.hidden)},
-          target);
+      numeric::logfmt_encode_row({reinterpret_cast<const numeric::Bf16*>(row_of(y, expert, row)),
+                                  static_cast<std::size_t>(shape.hidden)},
+                                 target);
     else
       copy_row(target, row_of(y, expert, row), shape.hidden * sizeof(std::uint16_t), Store::cached);
   };
@@ -50,16 +54,17 @@ void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y, con
       for (std::int32_t source = 0; source < shape.ranks; ++source) {
         if (form_for(group, handle, options, source) == AnswerForm::sums) continue;
         const std::int32_t end = end_row(handle, shape, expert, source);
-        for (std::int32_t row = handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + source]; row < end;
-             ++row)
+        for (std::int32_t row =
+                 handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + source];
+             row < end; ++row)
           stage(expert, row);
       }
   });
 }
 
 /// Adds up the answers to each token of a source on another node and brings it the sums.
-void send_sums(GroupState& group, std::uint64_t epoch, const TensorView& y, const detail::FarTokens& tokens,
-               std::int32_t to) {
+void send_sums(GroupState& group, std::uint64_t epoch, const TensorView& y,
+               const detail::FarTokens& tokens, std::int32_t to) {
   const auto& shape = group.shape;
   const detail::GroupLayout& layout = group.host->layout;
   const std::int32_t far = group.nodes.far_index(group.me, to);
@@ -72,23 +77,29 @@ void send_sums(GroupState& group, std::uint64_t epoch, const TensorView& y, cons
         rows[count] = row_of(y, part.expert, part.row);
         weights[count++] = part.weight;
       }
-      auto* target = reinterpret_cast<std::uint16_t*>(group.block + layout.far_sum(epoch, far, token, shape));
-      weighted_sum_rows(target, {rows.data(), count}, {weights.data(), count}, {}, shape.hidden, Store::cached);
+      auto* target =
+          reinterpret_cast<std::uint16_t*>(group.block + layout.far_sum(epoch, far, token, shape));
+      weighted_sum_rows(target, {rows.data(), count}, {weights.data(), count}, {}, shape.hidden,
+                        Store::cached);
     }
   });
   if (tokens.tokens() > 0)
     put_far(group, to, layout.far_answer(epoch, group.nodes.far_index(to, group.me), 0, shape),
-            group.block + layout.far_sum(epoch, far, 0, shape), tokens.tokens() * layout.answer_stride);
+            group.block + layout.far_sum(epoch, far, 0, shape),
+            tokens.tokens() * layout.answer_stride);
 }
 
-/// Brings the answers to a source on another node, from where they lie: in the order of experts, then tokens.
-void send_rows(GroupState& group, std::uint64_t epoch, const LowLatencyHandleState& handle, std::int32_t to) {
+/// Brings the answers to a source on another node, from where they lie: in the order of experts,
+/// then tokens.
+void send_rows(GroupState& group, std::uint64_t epoch, const LowLatencyHandleState& handle,
+               std::int32_t to) {
   const auto& shape = group.shape;
   const detail::GroupLayout& layout = group.host->layout;
   const std::int32_t far = group.nodes.far_index(to, group.me);
   std::int64_t sent = 0;
   for (std::int32_t expert = 0; expert < shape.local_experts; ++expert) {
-    const std::int32_t first = handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + to];
+    const std::int32_t first =
+        handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + to];
     const std::int32_t rows = end_row(handle, shape, expert, to) - first;
     if (rows == 0) continue;
     put_far(group, to, layout.far_answer(epoch, far, sent, shape),
@@ -101,7 +112,8 @@ void send_rows(GroupState& group, std::uint64_t epoch, const LowLatencyHandleSta
 
 AnswerForm answer_form(const LowLatencyCombineOptions& options, bool far, bool has_weights) {
   if (options.log_fmt) return AnswerForm::log_fmt;
-  return far && has_weights && options.reduction != Reduction::exact ? AnswerForm::sums : AnswerForm::rows;
+  return far && has_weights && options.reduction != Reduction::exact ? AnswerForm::sums
+                                                                     : AnswerForm::rows;
 }
 
 void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch) {
@@ -112,7 +124,8 @@ void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch) {
     wait_or_mask(group, group.host->layout.answers_read, rank, epoch - 2, step);
 }
 
-std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, const LowLatencyHandleState& handle,
+std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y,
+                                       const LowLatencyHandleState& handle,
                                        const LowLatencyCombineOptions& options) {
   const auto& shape = group.shape;
   const std::uint64_t epoch = ++group.low_latency_combine_epoch;
@@ -120,7 +133,8 @@ std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, c
   wait_for_answer_buffer(group, epoch);
   if (!options.zero_copy) stage_rows(group, epoch, y, handle, options);
 
-  std::vector<std::byte> record(sizeof(detail::AnswerNotice) + shape.local_experts * sizeof(std::int32_t));
+  std::vector<std::byte> record(sizeof(detail::AnswerNotice) +
+                                shape.local_experts * sizeof(std::int32_t));
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.me + 1 + i) % shape.ranks;
     if (group.host->masked[to]) continue;
@@ -135,7 +149,8 @@ std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, c
         send_sums(group, epoch, y, *handle.far_tokens[to], to);
       else if (!group.nodes.here(to))
         send_rows(group, epoch, handle, to);
-      put(group, to, group.host->layout.answer_notice(epoch, group.me, shape), record.data(), record.size());
+      put(group, to, group.host->layout.answer_notice(epoch, group.me, shape), record.data(),
+          record.size());
     });
   }
   raise_or_mask(group, group.host->layout.answers_ready, epoch);

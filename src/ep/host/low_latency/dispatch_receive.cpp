@@ -1,8 +1,9 @@
-// low_latency_dispatch_receive: from the sources' outboxes to the rows of each local expert, ordered by source, then
-// token.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency_dispatch_receive: from the sources' outboxes to the rows of each local expert,
+// ordered by source, then token.
 //
-// Reads the row of each slot once and writes one row per expert that it names. Acknowledges the half (slots_read) when
-// all of it has been read.
+// Reads the row of each slot once and writes one row per expert that it names. Acknowledges the
+// half (slots_read) when all of it has been read.
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -16,7 +17,8 @@ namespace {
 
 using shoal::detail::Activity;
 
-/// The two sets of result arrays are made when first needed; pages of rows that are never received are never touched.
+/// The two sets of result arrays are made when first needed; pages of rows that are never received
+/// are never touched.
 LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epoch, Quantize quantize) {
   const auto& shape = group.shape;
   const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows(),
@@ -34,7 +36,8 @@ LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epoch, Quantize
     static_cast<TensorView&>(result->x) =
         TensorView(result->x.data, DataType::float8_e4m3, {experts, rows, shape.hidden});
   else
-    static_cast<TensorView&>(result->x) = TensorView(result->x.data, DataType::bfloat16, {experts, rows, shape.hidden});
+    static_cast<TensorView&>(result->x) =
+        TensorView(result->x.data, DataType::bfloat16, {experts, rows, shape.hidden});
   return *result;
 }
 
@@ -44,7 +47,8 @@ Tensor scales_view(const LowLatencyResult& result, const detail::Shape& shape, Q
   const std::int64_t groups = detail::scale_groups(shape.hidden), rows = shape.low_latency_rows();
   const bool packed = quantize == Quantize::fp8_ue8m0;
   const std::int64_t n = packed ? (groups + 3) / 4 : groups;
-  TensorView view(result.scales.data, packed ? DataType::int32 : DataType::float32, {shape.local_experts, rows, n});
+  TensorView view(result.scales.data, packed ? DataType::int32 : DataType::float32,
+                  {shape.local_experts, rows, n});
   view.strides = {n * rows, 1, rows};
   return Tensor(view, result.scales.owner);
 }
@@ -57,17 +61,21 @@ struct Incoming {
 };
 
 /// The notice of one source; nullopt where it is masked, or has masked this member.
-std::optional<detail::SlotNotice> wait_for_notice(PendingDispatchState& pending, std::int32_t source,
-                                                  const Step& step) {
+std::optional<detail::SlotNotice> wait_for_notice(PendingDispatchState& pending,
+                                                  std::int32_t source, const Step& step) {
   GroupState& group = *pending.group;
   const WaitTimer timer(pending.options.wait_ns, source);
-  if (!wait_or_mask(group, group.host->layout.slots_sent, source, step.epoch, step)) return std::nullopt;
+  if (!wait_or_mask(group, group.host->layout.slots_sent, source, step.epoch, step))
+    return std::nullopt;
   detail::SlotNotice notice;
-  std::memcpy(&notice, group.block + group.host->layout.slot_notice(step.epoch, source, group.shape), sizeof notice);
+  std::memcpy(&notice,
+              group.block + group.host->layout.slot_notice(step.epoch, source, group.shape),
+              sizeof notice);
   if (notice.epoch != step.epoch) return left_out(group, source, step), std::nullopt;
-  require(notice.count >= 0 && notice.count <= group.shape.low_latency_max_tokens, Code::peer_failed,
-          "low_latency_dispatch: PE {} announced {} rows; at most {} are possible", group.team.world_pe(source),
-          notice.count, group.shape.low_latency_max_tokens);
+  require(notice.count >= 0 && notice.count <= group.shape.low_latency_max_tokens,
+          Code::peer_failed,
+          "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
+          group.team.world_pe(source), notice.count, group.shape.low_latency_max_tokens);
   return notice;
 }
 
@@ -78,7 +86,8 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "receive", "rows"};
   group.world->set_progress(step.activity, epoch, step.phase);
   std::vector<Incoming> incoming;
-  std::optional<std::pair<std::int32_t, std::uint32_t>> first, other;  // members that differ in quantize
+  std::optional<std::pair<std::int32_t, std::uint32_t>> first,
+      other;  // members that differ in quantize
   for (std::int32_t source = 0; source < group.shape.ranks; ++source) {
     const auto notice = wait_for_notice(pending, source, step);
     incoming.push_back({source, notice ? notice->count : 0, notice && notice->has_weights != 0});
@@ -87,9 +96,11 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
     if (notice->quantize != first->second && !other) other = {source, notice->quantize};
   }
   if (other) {
-    raise_or_mask(group, group.host->layout.slots_read, epoch);  // stays in step: the rows count as read
-    fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}", epoch,
-         group.team.world_pe(first->first), first->second, group.team.world_pe(other->first), other->second);
+    raise_or_mask(group, group.host->layout.slots_read,
+                  epoch);  // stays in step: the rows count as read
+    fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}",
+         epoch, group.team.world_pe(first->first), first->second, group.team.world_pe(other->first),
+         other->second);
   }
   return incoming;
 }
@@ -97,8 +108,8 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
 /// One source's slots, row by row.
 class Expander {
  public:
-  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize, std::span<const Incoming> incoming,
-           LowLatencyResult& result)
+  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize,
+           std::span<const Incoming> incoming, LowLatencyResult& result)
       : group_(group),
         shape_(group.shape),
         epoch_(epoch),
@@ -123,8 +134,10 @@ class Expander {
     return reinterpret_cast<const float*>(slot(source, index) + group_.host->layout.slot_bytes);
   }
 
-  /// Fetches the row of one slot to the next free row of each expert that it names; `next` counts rows per expert.
-  void expand(std::int32_t source, std::int64_t index, std::span<std::int32_t> next, Store store) const {
+  /// Fetches the row of one slot to the next free row of each expert that it names; `next` counts
+  /// rows per expert.
+  void expand(std::int32_t source, std::int64_t index, std::span<std::int32_t> next,
+              Store store) const {
     const std::int32_t source_token = token(source, index);
     const std::byte* from = row(source, index, source_token);
     void* targets[kMaxTopK];
@@ -148,7 +161,8 @@ class Expander {
   /// What the source on another node has sent: headers and rows.
   const std::byte* far_slots(std::int32_t source) const {
     const detail::GroupLayout& layout = group_.host->layout;
-    return group_.block + layout.far_slots(layout.far_in, epoch_, group_.nodes.far_index(group_.me, source), shape_);
+    return group_.block + layout.far_slots(layout.far_in, epoch_,
+                                           group_.nodes.far_index(group_.me, source), shape_);
   }
   const std::byte* slot(std::int32_t source, std::int64_t index) const {
     if (!group_.nodes.here(source)) return far_slots(source) + index * far(source).header_bytes;
@@ -161,7 +175,8 @@ class Expander {
   }
 
   void write_scales(const float* scales, std::int32_t expert, std::int64_t row) const {
-    const std::int64_t groups = detail::scale_groups(shape_.hidden), rows = shape_.low_latency_rows();
+    const std::int64_t groups = detail::scale_groups(shape_.hidden),
+                       rows = shape_.low_latency_rows();
     if (quantize_ != Quantize::fp8_ue8m0) {
       float* out = result_.scales.as<float>() + expert * groups * rows + row;
       for (std::int64_t g = 0; g < groups; ++g) out[g * rows] = scales[g];
@@ -185,18 +200,21 @@ class Expander {
 };
 
 /// Fills the layout of the result: where the rows of each (expert, source) start.
-void place_rows(const Expander& expander, const std::vector<Incoming>& incoming, const detail::Shape& shape,
-                LowLatencyResult& result, LowLatencyHandleState& handle) {
+void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
+                const detail::Shape& shape, LowLatencyResult& result,
+                LowLatencyHandleState& handle) {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.local_experts) * shape.ranks, 0);
   for (const Incoming& from : incoming)
     for (std::int64_t i = 0; i < from.count; ++i) {
       const std::int32_t token = expander.token(from.source, i);
       require(token >= 0 && token < shape.low_latency_max_tokens, Code::peer_failed,
-              "low_latency_dispatch: a slot names token {} of at most {}", token, shape.low_latency_max_tokens);
+              "low_latency_dispatch: a slot names token {} of at most {}", token,
+              shape.low_latency_max_tokens);
       for (const std::int32_t expert : expander.experts(from.source, i)) {
         if (expert < 0) continue;
         require(expert < shape.local_experts, Code::peer_failed,
-                "low_latency_dispatch: a row names local expert {} of {}", expert, shape.local_experts);
+                "low_latency_dispatch: a row names local expert {} of {}", expert,
+                shape.local_experts);
         ++counts[static_cast<std::size_t>(expert) * shape.ranks + from.source];
       }
     }
@@ -213,9 +231,10 @@ void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
   }
 }
 
-/// Keeps for combine what it needs to add up the answers to tokens of other nodes: their slots are granted again.
-void keep_far_tokens(const Expander& expander, const std::vector<Incoming>& incoming, const GroupState& group,
-                     LowLatencyHandleState& handle) {
+/// Keeps for combine what it needs to add up the answers to tokens of other nodes: their slots are
+/// granted again.
+void keep_far_tokens(const Expander& expander, const std::vector<Incoming>& incoming,
+                     const GroupState& group, LowLatencyHandleState& handle) {
   handle.far_tokens.assign(group.shape.ranks, std::nullopt);
   std::vector<std::int32_t> next(group.shape.local_experts);
   for (const Incoming& from : incoming) {
@@ -249,7 +268,8 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
 
   std::size_t rows = 0;
   for (const Incoming& from : incoming) rows += from.count;
-  const std::int64_t written = std::accumulate(handle.counts.begin(), handle.counts.end(), std::int64_t{0});
+  const std::int64_t written =
+      std::accumulate(handle.counts.begin(), handle.counts.end(), std::int64_t{0});
   const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
   // Two results are used in turn: what the cache keeps of this one must fit beside the other.
   const Store store = choose_store(2 * written * row_bytes, shape.ranks, last_level_cache_bytes());
@@ -258,7 +278,8 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
         std::vector<std::int32_t> next(shape.local_experts);
         for (std::int64_t i = first; i < last; ++i) {
           for (std::int32_t e = 0; e < shape.local_experts; ++e)
-            next[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + incoming[i].source];
+            next[e] =
+                handle.first_row[static_cast<std::size_t>(e) * shape.ranks + incoming[i].source];
           for (std::int64_t slot = 0; slot < incoming[i].count; ++slot)
             expander.expand(incoming[i].source, slot, next, store);
         }

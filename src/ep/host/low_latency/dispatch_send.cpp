@@ -1,12 +1,13 @@
-// low_latency_dispatch_send: each token goes once to this member's outbox, and a header per member that holds an expert
-// of it to a fixed slot there (source, ordinal); receivers fetch the rows.
-// Nothing can be fetched between nodes: there each member gets its headers, with the weights where they are known, then
-// its rows, in one message.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency_dispatch_send: each token goes once to this member's outbox, and a header per member
+// that holds an expert of it to a fixed slot there (source, ordinal); receivers fetch the rows.
+// Nothing can be fetched between nodes: there each member gets its headers, with the weights where
+// they are known, then its rows, in one message.
 //
-// Bytes per token: the row, 2 B a channel, or 1 B a channel and 4 B a scale; per copy: 4 B and 4 B per top-k lane. On
-// one host a fetched row comes out of a cache that all members share, where a copy pushed to each of them would not
-// fit. The half of outbox and slots was granted by slots_read of the use before last; slots_sent is released after all
-// of it.
+// Bytes per token: the row, 2 B a channel, or 1 B a channel and 4 B a scale; per copy: 4 B and 4 B
+// per top-k lane. On one host a fetched row comes out of a cache that all members share, where a
+// copy pushed to each of them would not fit. The half of outbox and slots was granted by slots_read
+// of the use before last; slots_sent is released after all of it.
 #include <cstring>
 
 #include "ep/host/low_latency/low_latency.hpp"
@@ -18,7 +19,8 @@ namespace {
 using shoal::detail::Activity;
 
 /// Puts one token into the outbox in the form in which it travels.
-void encode(const detail::Shape& shape, Quantize quantize, std::byte* target, const std::uint16_t* row) {
+void encode(const detail::Shape& shape, Quantize quantize, std::byte* target,
+            const std::uint16_t* row) {
   if (quantize == Quantize::none) {
     copy_row(target, row, shape.hidden * sizeof(std::uint16_t), Store::cached);
     return;
@@ -28,8 +30,8 @@ void encode(const detail::Shape& shape, Quantize quantize, std::byte* target, co
                quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
 }
 
-void write_header(std::byte* slot, std::int64_t token, std::span<const std::int64_t> lanes, std::int32_t rank,
-                  std::int32_t local_experts) {
+void write_header(std::byte* slot, std::int64_t token, std::span<const std::int64_t> lanes,
+                  std::int32_t rank, std::int32_t local_experts) {
   const detail::SlotHeader header{static_cast<std::int32_t>(token)};
   std::memcpy(slot, &header, sizeof header);
   auto* experts = reinterpret_cast<std::int32_t*>(slot + sizeof header);
@@ -45,8 +47,8 @@ void send_far(GroupState& group, std::uint64_t epoch, const detail::RoutingState
   const auto& shape = group.shape;
   const detail::GroupLayout& layout = group.host->layout;
   const FarSlots slots(shape, layout, options.quantize, options.weights.defined());
-  std::byte* const out =
-      group.block + layout.far_slots(layout.far_out, epoch, group.nodes.far_index(group.me, to), shape);
+  std::byte* const out = group.block + layout.far_slots(layout.far_out, epoch,
+                                                        group.nodes.far_index(group.me, to), shape);
   std::int32_t count = 0;
   for (std::int64_t token = 0; token < routing.tokens; ++token)
     for (const detail::Copy& copy : routing.copies_of(token)) {
@@ -62,7 +64,9 @@ void send_far(GroupState& group, std::uint64_t epoch, const detail::RoutingState
     }
   const std::size_t bytes = slots.rows(count) + count * slots.row_bytes;
   if (count > 0)
-    put_far(group, to, layout.far_slots(layout.far_in, epoch, group.nodes.far_index(to, group.me), shape), out, bytes);
+    put_far(group, to,
+            layout.far_slots(layout.far_in, epoch, group.nodes.far_index(to, group.me), shape), out,
+            bytes);
 }
 
 /// Waits until the readers of the use before last of this half have acknowledged it.
@@ -76,9 +80,9 @@ void wait_for_grant(GroupState& group, std::uint64_t epoch) {
 
 }  // namespace
 
-std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& group, const TensorView& x,
-                                                                 std::shared_ptr<const detail::RoutingState> routing,
-                                                                 const LowLatencyDispatchOptions& options) {
+std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
+    GroupState& group, const TensorView& x, std::shared_ptr<const detail::RoutingState> routing,
+    const LowLatencyDispatchOptions& options) {
   const Quantize quantize = options.quantize;
   const auto& shape = group.shape;
   const std::uint64_t epoch = ++group.low_latency_dispatch_epoch;
@@ -92,19 +96,22 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& gro
              x.as<std::uint16_t>() + token * shape.hidden);
       for (const detail::Copy& copy : routing->copies_of(token)) {
         if (group.host->masked[copy.rank] || !group.nodes.here(copy.rank)) continue;
-        write_header(group.peers[copy.rank] + group.host->layout.slot(epoch, group.me, copy.ordinal, shape), token,
-                     routing->lanes_of(token), copy.rank, shape.local_experts);
+        write_header(
+            group.peers[copy.rank] + group.host->layout.slot(epoch, group.me, copy.ordinal, shape),
+            token, routing->lanes_of(token), copy.rank, shape.local_experts);
       }
     }
   });
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t rank = (group.me + 1 + i) % shape.ranks;
     if (group.host->masked[rank]) continue;
-    const detail::SlotNotice notice{epoch, static_cast<std::uint32_t>(quantize), routing->tokens_per_rank[rank],
+    const detail::SlotNotice notice{epoch, static_cast<std::uint32_t>(quantize),
+                                    routing->tokens_per_rank[rank],
                                     options.weights.defined() ? 1U : 0U};
     tell_or_mask(group, rank, [&] {
       if (!group.nodes.here(rank)) send_far(group, epoch, *routing, options, rank);
-      put(group, rank, group.host->layout.slot_notice(epoch, group.me, shape), &notice, sizeof notice);
+      put(group, rank, group.host->layout.slot_notice(epoch, group.me, shape), &notice,
+          sizeof notice);
     });
   }
   raise_or_mask(group, group.host->layout.slots_sent, epoch);
@@ -116,7 +123,8 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& gro
   handle->routing = std::move(routing);
   handle->has_weights = options.weights.defined();
   if (handle->has_weights)
-    handle->weights.assign(options.weights.as<float>(), options.weights.as<float>() + options.weights.size());
+    handle->weights.assign(options.weights.as<float>(),
+                           options.weights.as<float>() + options.weights.size());
   return handle;
 }
 

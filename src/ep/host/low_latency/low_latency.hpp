@@ -1,17 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
 // low_latency.hpp: the phases of low-latency mode on the host backend.
 //
-//   dispatch: low_latency_dispatch_send | low_latency_dispatch_receive      combine: low_latency_combine_send |
+//   dispatch: low_latency_dispatch_send | low_latency_dispatch_receive      combine:
+//   low_latency_combine_send |
 //   .._receive
 //
-// Send phases return without waiting for this operation of anybody else, so two operations of each kind may be on their
-// way; slots and answer buffers exist twice, by parity of the epoch. A half is written again only after its readers
-// have acknowledged the use before last (slots_read, answers_read). Dispatch and combine have epochs of their own.
+// Send phases return without waiting for this operation of anybody else, so two operations of each
+// kind may be on their way; slots and answer buffers exist twice, by parity of the epoch. A half is
+// written again only after its readers have acknowledged the use before last (slots_read,
+// answers_read). Dispatch and combine have epochs of their own.
 #pragma once
 
 #include "ep/host/group.hpp"
 #include "ep/host/rows/row_ops.hpp"
-#include "ep/host/signals/signals.hpp"
 #include "ep/host/rows/store_choice.hpp"
+#include "ep/host/signals/signals.hpp"
 #include "ep/pending.hpp"
 
 namespace shoal::ep::host {
@@ -25,28 +28,33 @@ using detail::PendingDispatchState;
 struct FarSlots {
   std::size_t header_bytes, row_bytes;
 
-  FarSlots(const detail::Shape& shape, const detail::GroupLayout& layout, Quantize quantize, bool has_weights)
+  FarSlots(const detail::Shape& shape, const detail::GroupLayout& layout, Quantize quantize,
+           bool has_weights)
       : header_bytes(layout.far_header_bytes(has_weights, shape)),
         row_bytes(detail::OutboxLayout(shape.hidden, quantize != Quantize::none).total) {}
   /// Where the rows start behind `count` headers.
-  std::size_t rows(std::int64_t count) const { return detail::align_up(count * header_bytes, detail::kLine); }
+  std::size_t rows(std::int64_t count) const {
+    return detail::align_up(count * header_bytes, detail::kLine);
+  }
 };
 
-/// Puts each token once into the outbox, quantised, and a header into a slot of every member that needs it.
-std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(GroupState& group, const TensorView& x,
-                                                                 std::shared_ptr<const detail::RoutingState> routing,
-                                                                 const LowLatencyDispatchOptions& options);
+/// Puts each token once into the outbox, quantised, and a header into a slot of every member that
+/// needs it.
+std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
+    GroupState& group, const TensorView& x, std::shared_ptr<const detail::RoutingState> routing,
+    const LowLatencyDispatchOptions& options);
 /// Waits for every member's slots and expands them to the rows of the local experts.
 LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending);
 
-/// How answers travel between two members. Within a node the reader fetches the rows of the experts; to another node
-/// goes one row per token, where the answering member has the weights.
+/// How answers travel between two members. Within a node the reader fetches the rows of the
+/// experts; to another node goes one row per token, where the answering member has the weights.
 AnswerForm answer_form(const LowLatencyCombineOptions& options, bool far, bool has_weights);
-/// Waits until every member has fetched what the combine before last left in the half of the answer buffers that
-/// `epoch` uses.
+/// Waits until every member has fetched what the combine before last left in the half of the answer
+/// buffers that `epoch` uses.
 void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch);
 /// Puts y where others can fetch it and says where their rows lie.
-std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y, const LowLatencyHandleState& handle,
+std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y,
+                                       const LowLatencyHandleState& handle,
                                        const LowLatencyCombineOptions& options);
 /// Fetches the answers to this member's tokens and forms the weighted sums.
 Tensor low_latency_combine_receive(PendingCombineState& pending);
@@ -59,7 +67,8 @@ class WaitTimer {
   }
   ~WaitTimer() {
     if (wait_ns_.defined())
-      wait_ns_.as<std::int64_t>()[rank_] += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start_).count();
+      wait_ns_.as<std::int64_t>()[rank_] +=
+          std::chrono::nanoseconds(std::chrono::steady_clock::now() - start_).count();
   }
   WaitTimer(const WaitTimer&) = delete;
   WaitTimer& operator=(const WaitTimer&) = delete;

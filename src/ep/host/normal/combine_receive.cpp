@@ -1,9 +1,11 @@
-// combine_receive: each token's rows are fetched from the members that hold them and summed in one pass.
+// SPDX-License-Identifier: Apache-2.0
+// combine_receive: each token's rows are fetched from the members that hold them and summed in one
+// pass.
 //
-// Reads one row per copy and writes one row per token; the sum is float32, in the order of RoutingState::copies,
-// rounded once; expert-major in the order of
-// the token's lanes. The `finished` signal tells an owner that its rows have been fetched; this member ends when
-// everybody has told it so, which is what lets the caller change y afterwards.
+// Reads one row per copy and writes one row per token; the sum is float32, in the order of
+// RoutingState::copies, rounded once; expert-major in the order of the token's lanes. The
+// `finished` signal tells an owner that its rows have been fetched; this member ends when everybody
+// has told it so, which is what lets the caller change y afterwards.
 #include <algorithm>
 #include <array>
 
@@ -15,7 +17,8 @@ namespace {
 using detail::Copy;
 
 /// Start of every member's rows, as addresses here.
-std::vector<const std::byte*> bases(const GroupState& group, const NoticeBoard& board, std::uint64_t Notice::* field) {
+std::vector<const std::byte*> bases(const GroupState& group, const NoticeBoard& board,
+                                    std::uint64_t Notice::* field) {
   std::vector<const std::byte*> result;
   for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
     const std::uint64_t offset = board[rank].*field;
@@ -41,8 +44,8 @@ void fetch_weights(float* out, const HandleState& handle, std::int64_t token,
 }
 
 /// All members are on this node: one pass over the tokens.
-void combine_here(GroupState& group, const TensorView& y, const HandleState& handle, const CombineOptions& options,
-                  const AnswersHere& answers, Combined& combined) {
+void combine_here(GroupState& group, const TensorView& y, const HandleState& handle,
+                  const CombineOptions& options, const AnswersHere& answers, Combined& combined) {
   const detail::RoutingState& routing = *handle.routing;
   const std::int64_t hidden = y.shape[1];
   const std::int32_t top_k = group.shape.top_k;
@@ -59,11 +62,13 @@ void combine_here(GroupState& group, const TensorView& y, const HandleState& han
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
       if (handle.expert_alignment > 0) {
-        for (const LaneRow& at : LaneRows(handle, token)) rows[count++] = answers.rows[at.rank] + at.row * row_bytes;
-        sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count}, bias_row(0, token),
-                 bias_row(1, token), hidden, store);
+        for (const LaneRow& at : LaneRows(handle, token))
+          rows[count++] = answers.rows[at.rank] + at.row * row_bytes;
+        sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
+                 bias_row(0, token), bias_row(1, token), hidden, store);
         if (options.weights.defined())
-          fetch_weights(combined.topk_weights.as<float>() + token * top_k, handle, token, answers.weights);
+          fetch_weights(combined.topk_weights.as<float>() + token * top_k, handle, token,
+                        answers.weights);
         continue;
       }
       for (const Copy& copy : routing.copies_of(token)) {
@@ -72,10 +77,11 @@ void combine_here(GroupState& group, const TensorView& y, const HandleState& han
           weights[count] = reinterpret_cast<const float*>(answers.weights[copy.rank]) + row * top_k;
         rows[count++] = answers.rows[copy.rank] + row * row_bytes;
       }
-      sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count}, bias_row(0, token),
-               bias_row(1, token), hidden, store);
+      sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
+               bias_row(0, token), bias_row(1, token), hidden, store);
       if (options.weights.defined())
-        sum_weights(combined.topk_weights.as<float>() + token * top_k, {weights.data(), count}, top_k);
+        sum_weights(combined.topk_weights.as<float>() + token * top_k, {weights.data(), count},
+                    top_k);
     }
   });
 }
@@ -87,11 +93,12 @@ Combined combine_receive(GroupState& group, const TensorView& y, const HandleSta
   const std::uint64_t epoch = group.epoch;
   group.world->set_progress(shoal::detail::Activity::combine, epoch, "receive");
   const detail::RoutingState& routing = *handle.routing;
-  const AnswersHere answers{bases(group, board, &Notice::base), bases(group, board, &Notice::weights)};
+  const AnswersHere answers{bases(group, board, &Notice::base),
+                            bases(group, board, &Notice::weights)};
 
   Combined combined;
-  combined.x =
-      options.out.defined() ? Tensor(options.out, nullptr) : Tensor::empty(y.dtype, {routing.tokens, y.shape[1]});
+  combined.x = options.out.defined() ? Tensor(options.out, nullptr)
+                                     : Tensor::empty(y.dtype, {routing.tokens, y.shape[1]});
   if (options.weights.defined())
     combined.topk_weights = Tensor::empty(DataType::float32, {routing.tokens, group.shape.top_k});
   if (group.nodes.count > 1)
@@ -100,7 +107,8 @@ Combined combine_receive(GroupState& group, const TensorView& y, const HandleSta
     combine_here(group, y, handle, options, answers, combined);
   raise_here(group, group.host->layout.finished, epoch);
   wait_here(group, group.host->layout.finished, epoch,
-            {"combine", shoal::detail::Activity::combine, epoch, "finish", "word that it has fetched its rows"});
+            {"combine", shoal::detail::Activity::combine, epoch, "finish",
+             "word that it has fetched its rows"});
   return combined;
 }
 

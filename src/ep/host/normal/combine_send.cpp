@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // combine_send: makes the answers reachable and says where they lie.
 //
-// Rows inside the group's block of the heap stay where they are. Others are copied once to the staging area, which is
-// free again: the combine before this one ended only after every member had fetched its rows.
+// Rows inside the group's block of the heap stay where they are. Others are copied once to the
+// staging area, which is free again: the combine before this one ended only after every member had
+// fetched its rows.
 #include <cstring>
 
 #include "base/check.hpp"
@@ -16,7 +18,8 @@ bool in_block(const GroupState& group, const void* pointer, std::size_t bytes) {
 }
 
 /// Heap offset of the data, whose first `rows` rows are staged at `staging` if need be.
-std::uint64_t reachable(GroupState& group, const TensorView& data, std::int64_t rows, std::size_t staging) {
+std::uint64_t reachable(GroupState& group, const TensorView& data, std::int64_t rows,
+                        std::size_t staging) {
   if (data.bytes() == 0) return group.block_offset + staging;
   if (in_block(group, data.data, data.bytes()))
     return group.block_offset + (static_cast<const std::byte*>(data.data) - group.block);
@@ -40,10 +43,11 @@ void check_staging(const GroupState& group, const TensorView& y, const CombineOp
   const detail::GroupLayout& layout = group.host->layout;
   const auto check = [&](const char* name, const TensorView& data, std::size_t room) {
     if (data.bytes() == 0 || in_block(group, data.data, data.bytes())) return;
-    require(group.shape.combine_staging, Code::invalid_argument,
-            "combine: {} lies outside the group's memory, and this group was made without room for a copy "
-            "(GroupOptions.combine_staging)",
-            name);
+    require(
+        group.shape.combine_staging, Code::invalid_argument,
+        "combine: {} lies outside the group's memory, and this group was made without room for a copy "
+        "(GroupOptions.combine_staging)",
+        name);
     require(
         data.bytes() <= room, Code::invalid_argument,
         "combine: {} is {}, {} bytes outside the group's memory, which has room for a copy of {}; write the answers "
@@ -62,9 +66,9 @@ NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleSta
   Notice notice{};
   notice.operation = static_cast<std::uint64_t>(detail::Operation::combine);
   notice.base = reachable(group, y, handle.received, group.host->layout.staging);
-  notice.weights = options.weights.defined()
-                       ? reachable(group, options.weights, handle.received, group.host->layout.staging_weights)
-                       : detail::kNoRoom;
+  notice.weights = options.weights.defined() ? reachable(group, options.weights, handle.received,
+                                                         group.host->layout.staging_weights)
+                                             : detail::kNoRoom;
   notice.handle_epoch = handle.epoch;
   notice.rows = handle.result_rows;
   notice.dtype = static_cast<std::uint32_t>(y.dtype);

@@ -1,4 +1,6 @@
-// dispatch_receive: nothing is moved; the rows lie where they belong once every member has raised `finished`.
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_receive: nothing is moved; the rows lie where they belong once every member has raised
+// `finished`.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -28,23 +30,24 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
 
   const std::int64_t rows = handle.result_rows;
   const std::int32_t lanes = call.lanes();
-  const bool expanded = handle.expert_alignment > 0;
+  const bool expert_major = handle.expert_alignment > 0;
   // Rows that no token fills: between the blocks of experts, and what worst_case_rows has too many.
   const auto fill = [&](std::int64_t first, std::int64_t end) {
     if (!call.cached) {
       auto* idx = reinterpret_cast<std::int64_t*>(base + layout.topk_idx);
       std::fill(idx + first * lanes, idx + end * lanes, -1);
       auto* tokens = reinterpret_cast<std::int32_t*>(base + layout.source_token);
-      if (expanded) std::fill(tokens + first, tokens + end, -1);
+      if (expert_major) std::fill(tokens + first, tokens + end, -1);
     }
     if (call.options.weights.defined()) {
       auto* weights = reinterpret_cast<float*>(base + layout.weights);
       std::fill(weights + first * lanes, weights + end * lanes, 0.0F);
     }
   };
-  if (expanded)
+  if (expert_major)
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
-      fill(handle.expert_rows.blocks[e] + handle.expert_rows.counts[e], handle.expert_rows.blocks[e + 1]);
+      fill(handle.expert_rows.blocks[e] + handle.expert_rows.counts[e],
+           handle.expert_rows.blocks[e + 1]);
   fill(handle.received, rows);
   wait_here(group, group.host->layout.finished, group.epoch,
             {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "receive", "rows"});
@@ -53,21 +56,23 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
   const bool copy = call.options.copy_out;
   received.x = result(plan, copy, base + layout.x, call.x.dtype, {rows, call.x.shape[1]});
   if (call.options.scales.defined())
-    received.scales =
-        result(plan, copy, base + layout.scales, call.options.scales.dtype, {rows, call.options.scales.shape[1]});
+    received.scales = result(plan, copy, base + layout.scales, call.options.scales.dtype,
+                             {rows, call.options.scales.shape[1]});
   if (!call.cached) {
     received.topk_idx = result(plan, copy, base + layout.topk_idx, DataType::int64, {rows, lanes});
     received.source_token = result(plan, copy, base + layout.source_token, DataType::int32, {rows});
   }
   if (call.options.weights.defined())
-    received.topk_weights = result(plan, copy, base + layout.weights, DataType::float32, {rows, lanes});
-  if (expanded) {
+    received.topk_weights =
+        result(plan, copy, base + layout.weights, DataType::float32, {rows, lanes});
+  if (expert_major) {
     received.expert_first_row = Tensor::empty(DataType::int32, {shape.local_experts + 1});
     std::copy(handle.expert_rows.blocks.begin(), handle.expert_rows.blocks.end(),
               received.expert_first_row.as<std::int32_t>());
   }
   for (std::int32_t source = 0; source < shape.ranks; ++source)
-    received.rows_per_source.push_back(handle.counts[static_cast<std::size_t>(source) * shape.ranks + group.me]);
+    received.rows_per_source.push_back(
+        handle.counts[static_cast<std::size_t>(source) * shape.ranks + group.me]);
   if (call.options.worst_case_rows == 0) {
     const std::int64_t alignment = call.options.expert_alignment;
     for (std::int64_t tokens : plan.tokens_per_expert)
@@ -75,8 +80,8 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
   }
   received.rows = handle.received;
   received.handle = Handle(plan.handle);
-  group.statistics.rows_received +=
-      std::accumulate(received.rows_per_source.begin(), received.rows_per_source.end(), std::int64_t{0});
+  group.statistics.rows_received += std::accumulate(
+      received.rows_per_source.begin(), received.rows_per_source.end(), std::int64_t{0});
   return received;
 }
 

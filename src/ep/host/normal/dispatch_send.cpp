@@ -1,10 +1,12 @@
-// dispatch_send: every token row goes from the caller's x to its final row at every member that needs it, or, expert-
-// major, to one for each of its experts. Members of other nodes get theirs by dispatch_forward.
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_send: every token row goes from the caller's x to its final row at every member that
+// needs it, or, expert- major, to one for each of its experts. Members of other nodes get theirs by
+// dispatch_forward.
 //
-// Bytes per copy: the row, its scales, top_k indices (8 B), top_k weights (4 B) and the token's number (4 B); expert-
-// major one index and weight. Each is read once however many members need it. No waiting: notify has granted the room.
-// The `finished` signal is released after all stores, streamed ones flushed, so a receiver that acquires it sees the
-// rows.
+// Bytes per copy: the row, its scales, top_k indices (8 B), top_k weights (4 B) and the token's
+// number (4 B); expert- major one index and weight. Each is read once however many members need it.
+// No waiting: notify has granted the room. The `finished` signal is released after all stores,
+// streamed ones flushed, so a receiver that acquires it sees the rows.
 #include <algorithm>
 #include <numeric>
 
@@ -24,11 +26,11 @@ class Scatter final : public LocalWork {
         call_(call),
         plan_(plan),
         side_(call, group.shape),
-        expanded_(plan.handle->expert_alignment > 0) {
+        expert_major_(plan.handle->expert_alignment > 0) {
     const detail::RoutingState& routing = *call.routing;
-    rows_ = expanded_
-                ? std::accumulate(routing.tokens_per_expert.begin(), routing.tokens_per_expert.end(), std::size_t{0})
-                : routing.copies.size();
+    rows_ = expert_major_ ? std::accumulate(routing.tokens_per_expert.begin(),
+                                            routing.tokens_per_expert.end(), std::size_t{0})
+                          : routing.copies.size();
     store_ = choose_store(rows_ * call.row_bytes(), group.shape.ranks, last_level_cache_bytes());
   }
 
@@ -54,7 +56,7 @@ class Scatter final : public LocalWork {
     const auto row_at = [&](std::int32_t rank, std::int64_t row) {
       rows[count++] = plan_.target[rank] + plan_.layout[rank].x + row * row_bytes;
     };
-    if (expanded_) {
+    if (expert_major_) {
       for (const LaneRow& at : LaneRows(*plan_.handle, token)) {
         if (!group_.nodes.here(at.rank)) continue;
         row_at(at.rank, at.row);
@@ -69,14 +71,15 @@ class Scatter final : public LocalWork {
       }
     }
     if (count > 0)
-      scatter_row({rows, count}, static_cast<const std::byte*>(call_.x.data) + token * row_bytes, row_bytes, store_);
+      scatter_row({rows, count}, static_cast<const std::byte*>(call_.x.data) + token * row_bytes,
+                  row_bytes, store_);
   }
 
   GroupState& group_;
   const DispatchCall& call_;
   const DispatchPlan& plan_;
   SidePayload side_;
-  bool expanded_;
+  bool expert_major_;
   std::size_t rows_;
   Store store_;
   std::int64_t next_ = 0;

@@ -1,11 +1,15 @@
-// normal.hpp: the phases of normal mode on the host backend, in the order in which a member runs them.
+// SPDX-License-Identifier: Apache-2.0
+// normal.hpp: the phases of normal mode on the host backend, in the order in which a member runs
+// them.
 //
-//   dispatch: notify -> dispatch_send -> dispatch_receive      combine: combine_send (notify) -> combine_receive
+//   dispatch: notify -> dispatch_send -> dispatch_receive      combine: combine_send (notify) ->
+//   combine_receive
 //
-// Every operation has one epoch and two signals per pair of members. `entered` publishes the notice: counts, and where
-// the receiver grants room (dispatch) or where the answers lie (combine). `finished` says that all rows for that member
-// are written (dispatch) or that all rows of that member have been fetched (combine). A member ends an operation only
-// after `finished` from everybody, so it is never two operations ahead of another, and two copies of each notice, by
+// Every operation has one epoch and two signals per pair of members. `entered` publishes the
+// notice: counts, and where the receiver grants room (dispatch) or where the answers lie (combine).
+// `finished` says that all rows for that member are written (dispatch) or that all rows of that
+// member have been fetched (combine). A member ends an operation only after `finished` from
+// everybody, so it is never two operations ahead of another, and two copies of each notice, by
 // parity of the epoch, are enough.
 #pragma once
 
@@ -15,8 +19,8 @@
 #include "ep/backend.hpp"
 #include "ep/host/group.hpp"
 #include "ep/host/rows/row_ops.hpp"
-#include "ep/host/signals/signals.hpp"
 #include "ep/host/rows/store_choice.hpp"
+#include "ep/host/signals/signals.hpp"
 
 namespace shoal::ep::host {
 
@@ -38,11 +42,12 @@ class NoticeBoard {
   std::uint64_t epoch_;
 };
 
-/// Puts the notice and counts (nullptr: left as they are) on every member's board, raises `entered` and waits for
-/// everybody's. Throws Error{mismatch} when members differ in operation, dtype, scales, weights, layout or handle; the
-/// group stays usable.
+/// Puts the notice and counts (nullptr: left as they are) on every member's board, raises `entered`
+/// and waits for everybody's. Throws Error{mismatch} when members differ in operation, dtype,
+/// scales, weights, layout or handle; the group stays usable.
 NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
-                             const std::int32_t* rows_per_rank, const std::int32_t* tokens_per_expert);
+                             const std::int32_t* rows_per_rank,
+                             const std::int32_t* tokens_per_expert);
 
 /// The row of one lane of a token in an expert-major layout.
 struct LaneRow {
@@ -59,7 +64,8 @@ class LaneRows {
     const std::int32_t* ordinals = routing.expert_ordinal.data() + token * routing.shape.top_k;
     for (std::int32_t lane = 0; lane < routing.shape.top_k; ++lane)
       if (lanes[lane] >= 0)
-        rows_[count_++] = {lane, static_cast<std::int32_t>(lanes[lane] / routing.shape.local_experts),
+        rows_[count_++] = {lane,
+                           static_cast<std::int32_t>(lanes[lane] / routing.shape.local_experts),
                            std::int64_t{handle.expert_rows.first[lanes[lane]]} + ordinals[lane]};
   }
   const LaneRow* begin() const { return rows_; }
@@ -73,8 +79,8 @@ class LaneRows {
 /// What notify finds out: the layout, and the room that every member granted.
 struct DispatchPlan {
   std::shared_ptr<HandleState> handle;
-  std::shared_ptr<Region> region;               ///< this member's
-  std::vector<std::byte*> target;               ///< [ranks]: start of each member's region, as an address here
+  std::shared_ptr<Region> region;  ///< this member's
+  std::vector<std::byte*> target;  ///< [ranks]: start of each member's region, as an address here
   std::vector<detail::ReceiveLayout> layout;    ///< [ranks]
   std::vector<std::int64_t> tokens_per_expert;  ///< [local_experts] received here, not aligned
 };
@@ -86,8 +92,8 @@ void dispatch_send(GroupState& group, const DispatchCall& call, const DispatchPl
 /// Waits for everybody's rows and describes them.
 Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const DispatchPlan& plan);
 
-/// Throws Error{invalid_argument} when y or weights would have to be staged and there is no room for them: before the
-/// operation begins, so that the group stays usable.
+/// Throws Error{invalid_argument} when y or weights would have to be staged and there is no room
+/// for them: before the operation begins, so that the group stays usable.
 void check_staging(const GroupState& group, const TensorView& y, const CombineOptions& options);
 /// Stages y and weights where they do not lie in the group's memory; says where they are.
 NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleState& handle,

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // notify: who sends how much to whom, and where there is room for it.
 //
-// Moves (ranks + experts) * 4 + 64 bytes from every member to every member. A member grants a region for the largest
-// possible result before it knows the counts, so that one exchange is enough, and shrinks it afterwards; pages that no
-// row touches cost nothing.
+// Moves (ranks + experts) * 4 + 64 bytes from every member to every member. A member grants a
+// region for the largest possible result before it knows the counts, so that one exchange is
+// enough, and shrinks it afterwards; pages that no row touches cost nothing.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -18,7 +19,8 @@ using detail::Operation;
 using detail::ReceiveLayout;
 
 const Notice& NoticeBoard::operator[](std::int32_t member) const {
-  return *reinterpret_cast<const Notice*>(group_->block + group_->host->layout.notice(epoch_, member, group_->shape));
+  return *reinterpret_cast<const Notice*>(
+      group_->block + group_->host->layout.notice(epoch_, member, group_->shape));
 }
 const std::int32_t* NoticeBoard::rows_per_rank(std::int32_t member) const {
   return reinterpret_cast<const std::int32_t*>(&(*this)[member] + 1);
@@ -33,11 +35,13 @@ std::string describe(const Notice& notice) {
   const auto operation = static_cast<Operation>(notice.operation);
   return fmt::format(
       "{} of {} rows, {} scales, {} weights, layout of {}, {}",
-      operation == Operation::dispatch ? "dispatch" : "combine", name_of(static_cast<DataType>(notice.dtype)),
-      notice.scales, notice.has_weights ? "with" : "without",
+      operation == Operation::dispatch ? "dispatch" : "combine",
+      name_of(static_cast<DataType>(notice.dtype)), notice.scales,
+      notice.has_weights ? "with" : "without",
       notice.handle_epoch == 0 ? "its own" : fmt::format("dispatch {}", notice.handle_epoch),
-      notice.expert_alignment == 0 ? "flat"
-                                   : fmt::format("expanded with expert_alignment {}", notice.expert_alignment));
+      notice.expert_alignment == 0
+          ? "flat"
+          : fmt::format("expert_major with expert_alignment {}", notice.expert_alignment));
 }
 
 /// Every member compares all with member 0, so that all of them come to the same verdict.
@@ -45,19 +49,21 @@ void check_agreement(const GroupState& group, const NoticeBoard& board) {
   const Notice& first = board[0];
   for (std::int32_t i = 1; i < group.shape.ranks; ++i) {
     const Notice& other = board[i];
-    if (other.operation == first.operation && other.dtype == first.dtype && other.scales == first.scales &&
-        other.has_weights == first.has_weights && other.handle_epoch == first.handle_epoch &&
+    if (other.operation == first.operation && other.dtype == first.dtype &&
+        other.scales == first.scales && other.has_weights == first.has_weights &&
+        other.handle_epoch == first.handle_epoch &&
         other.expert_alignment == first.expert_alignment)
       continue;
-    fail(Code::mismatch, "members of the group call different operations: PE {} {}; PE {} {}", group.team.world_pe(0),
-         describe(first), group.team.world_pe(i), describe(other));
+    fail(Code::mismatch, "members of the group call different operations: PE {} {}; PE {} {}",
+         group.team.world_pe(0), describe(first), group.team.world_pe(i), describe(other));
   }
 }
 
 }  // namespace
 
 NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
-                             const std::int32_t* rows_per_rank, const std::int32_t* tokens_per_expert) {
+                             const std::int32_t* rows_per_rank,
+                             const std::int32_t* tokens_per_expert) {
   const auto& shape = group.shape;
   std::vector<std::byte> record(sizeof notice);
   std::memcpy(record.data(), &notice, sizeof notice);
@@ -69,7 +75,8 @@ NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& 
   add(tokens_per_expert, shape.experts);
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.me + 1 + i) % shape.ranks;
-    put(group, to, group.host->layout.notice(step.epoch, group.me, shape), record.data(), record.size());
+    put(group, to, group.host->layout.notice(step.epoch, group.me, shape), record.data(),
+        record.size());
     raise_signal(group, group.host->layout.entered, to, step.epoch);
   }
   wait_all(group, group.host->layout.entered, step.epoch, step);
@@ -84,12 +91,15 @@ namespace {
 std::int64_t exact_rows(const GroupState& group, const DispatchCall& call) {
   if (call.expert_alignment() == 0) return group.shape.max_received();
   return detail::rows_that_fit(
-      group.shape.max_expanded(call.expert_alignment()), group.host->layout.largest_result,
-      [&](std::int64_t rows) { return ReceiveLayout(rows, call.row_bytes(), call.scale_bytes(), call.lanes()).total; });
+      group.shape.max_expert_major_rows(call.expert_alignment()), group.host->layout.largest_result,
+      [&](std::int64_t rows) {
+        return ReceiveLayout(rows, call.row_bytes(), call.scale_bytes(), call.lanes()).total;
+      });
 }
 
 /// Room for the largest result that this call can have; nullptr when there is none.
-std::shared_ptr<Region> take_region(const std::shared_ptr<GroupState>& group, const DispatchCall& call) {
+std::shared_ptr<Region> take_region(const std::shared_ptr<GroupState>& group,
+                                    const DispatchCall& call) {
   const std::int64_t rows = call.options.worst_case_rows > 0 ? call.options.worst_case_rows
                             : call.cached                    ? call.cached->received
                                                              : exact_rows(*group, call);
@@ -103,7 +113,8 @@ void prepare_forwarding(const GroupState& group, const NoticeBoard& board, Handl
   const auto& shape = group.shape;
   handle.forwarded.resize(group.nodes.count);
   std::vector<const std::int32_t*> per_expert;
-  for (std::int32_t source = 0; source < shape.ranks; ++source) per_expert.push_back(board.tokens_per_expert(source));
+  for (std::int32_t source = 0; source < shape.ranks; ++source)
+    per_expert.push_back(board.tokens_per_expert(source));
   for (std::int32_t node = 0; node < group.nodes.count; ++node) {
     if (node == group.nodes.mine) continue;
     const std::int32_t peer = group.nodes.rail_peer(node);
@@ -114,7 +125,8 @@ void prepare_forwarding(const GroupState& group, const NoticeBoard& board, Handl
     }
     next.assign(shape.ranks, 0);
     for (std::int32_t source = 0; source < peer; ++source)
-      for (std::int32_t rank = 0; rank < shape.ranks; ++rank) next[rank] += board.rows_per_rank(source)[rank];
+      for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
+        next[rank] += board.rows_per_rank(source)[rank];
   }
 }
 
@@ -134,7 +146,8 @@ void expand(const GroupState& group, const NoticeBoard& board, HandleState& hand
   handle.received = handle.expert_rows.end[group.me];
 }
 
-std::shared_ptr<HandleState> new_handle(const GroupState& group, const DispatchCall& call, const NoticeBoard& board) {
+std::shared_ptr<HandleState> new_handle(const GroupState& group, const DispatchCall& call,
+                                        const NoticeBoard& board) {
   auto handle = std::make_shared<HandleState>();
   const std::int32_t ranks = group.shape.ranks;
   handle->routing = call.routing;
@@ -144,7 +157,8 @@ std::shared_ptr<HandleState> new_handle(const GroupState& group, const DispatchC
   handle->first_row.assign(ranks, 0);
   for (std::int32_t source = 0; source < ranks; ++source) {
     const std::int32_t* row = board.rows_per_rank(source);
-    std::copy(row, row + ranks, handle->counts.begin() + static_cast<std::ptrdiff_t>(source) * ranks);
+    std::copy(row, row + ranks,
+              handle->counts.begin() + static_cast<std::ptrdiff_t>(source) * ranks);
     if (source < group.me)
       for (std::int32_t rank = 0; rank < ranks; ++rank) handle->first_row[rank] += row[rank];
     handle->received += row[group.me];
@@ -161,21 +175,24 @@ void check_room(const GroupState& group, const DispatchCall& call, const NoticeB
   const std::int64_t most = call.cached ? handle.received : exact_rows(group, call);
   for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
     const Pe pe = group.team.world_pe(rank);
-    require(board[rank].base != kNoRoom, Code::exhausted,
-            "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
-            "results that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
-            pe, board[rank].rows > 0 ? board[rank].rows : most, group.host->layout.arena_bytes,
-            group.shape.live_results);
+    require(
+        board[rank].base != kNoRoom, Code::exhausted,
+        "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
+        "results that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
+        pe, board[rank].rows > 0 ? board[rank].rows : most, group.host->layout.arena_bytes,
+        group.shape.live_results);
     require(board[rank].rows == 0 || board[rank].rows >= handle.received_by(rank), Code::exhausted,
-            "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe, board[rank].rows,
-            handle.received_by(rank));
-    require(board[rank].rows > 0 || call.cached || handle.expert_alignment == 0 || handle.received_by(rank) <= most,
-            Code::exhausted,
-            "dispatch: PE {} is sent {} rows, one for each expert of a token and blocks of a multiple of {}, but its "
-            "receive area has room for {} in a result. Raise GroupOptions.max_tokens (now {}), or set "
-            "DispatchOptions.worst_case_rows, whose results may share the room of live_results (now {})",
-            pe, handle.received_by(rank), handle.expert_alignment, most, group.shape.max_tokens,
-            group.shape.live_results);
+            "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe,
+            board[rank].rows, handle.received_by(rank));
+    require(
+        board[rank].rows > 0 || call.cached || handle.expert_alignment == 0 ||
+            handle.received_by(rank) <= most,
+        Code::exhausted,
+        "dispatch: PE {} is sent {} rows, one for each expert of a token and blocks of a multiple of {}, but its "
+        "receive area has room for {} in a result. Raise GroupOptions.max_tokens (now {}), or set "
+        "DispatchOptions.worst_case_rows, whose results may share the room of live_results (now {})",
+        pe, handle.received_by(rank), handle.expert_alignment, most, group.shape.max_tokens,
+        group.shape.live_results);
   }
 }
 
@@ -187,7 +204,8 @@ DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall
 
   Notice notice{};
   notice.operation = static_cast<std::uint64_t>(Operation::dispatch);
-  notice.base = plan.region ? group->block_offset + group->host->layout.arena + plan.region->offset : kNoRoom;
+  notice.base =
+      plan.region ? group->block_offset + group->host->layout.arena + plan.region->offset : kNoRoom;
   notice.weights = kNoRoom;
   notice.handle_epoch = call.cached ? call.cached->epoch : 0;
   notice.rows = call.options.worst_case_rows;
@@ -196,11 +214,13 @@ DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall
   notice.has_weights = call.options.weights.defined();
   notice.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
 
-  const Step step{"dispatch", shoal::detail::Activity::dispatch, ++group->epoch, "notify", "its counts"};
-  const NoticeBoard board =
-      exchange_notices(*group, step, notice, call.cached ? nullptr : call.routing->tokens_per_rank.data(),
-                       call.cached ? nullptr : call.routing->tokens_per_expert.data());
-  plan.handle = call.cached ? std::make_shared<HandleState>(*call.cached) : new_handle(*group, call, board);
+  const Step step{"dispatch", shoal::detail::Activity::dispatch, ++group->epoch, "notify",
+                  "its counts"};
+  const NoticeBoard board = exchange_notices(
+      *group, step, notice, call.cached ? nullptr : call.routing->tokens_per_rank.data(),
+      call.cached ? nullptr : call.routing->tokens_per_expert.data());
+  plan.handle =
+      call.cached ? std::make_shared<HandleState>(*call.cached) : new_handle(*group, call, board);
   check_room(*group, call, board, *plan.handle);
 
   for (std::int32_t rank = 0; rank < group->shape.ranks; ++rank) {
@@ -214,10 +234,13 @@ DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall
   if (!call.cached) {
     plan.tokens_per_expert.assign(group->shape.local_experts, 0);
     for (std::int32_t source = 0; source < group->shape.ranks; ++source) {
-      const std::int32_t* mine = board.tokens_per_expert(source) + group->me * group->shape.local_experts;
-      for (std::int32_t e = 0; e < group->shape.local_experts; ++e) plan.tokens_per_expert[e] += mine[e];
+      const std::int32_t* mine =
+          board.tokens_per_expert(source) + group->me * group->shape.local_experts;
+      for (std::int32_t e = 0; e < group->shape.local_experts; ++e)
+        plan.tokens_per_expert[e] += mine[e];
     }
-    plan.handle->tokens_per_expert.assign(plan.tokens_per_expert.begin(), plan.tokens_per_expert.end());
+    plan.handle->tokens_per_expert.assign(plan.tokens_per_expert.begin(),
+                                          plan.tokens_per_expert.end());
   }
   return plan;
 }

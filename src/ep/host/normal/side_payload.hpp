@@ -1,4 +1,6 @@
-// side_payload.hpp: what travels beside a row in normal mode, written to its place at a member of this node.
+// SPDX-License-Identifier: Apache-2.0
+// side_payload.hpp: what travels beside a row in normal mode, written to its place at a member of
+// this node.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +15,11 @@ using detail::DispatchCall;
 
 /// One token, wherever it is from.
 struct TokenSide {
-  std::int32_t token;                   ///< its number at its source
-  std::span<const std::int64_t> lanes;  ///< [top_k] experts; not needed where a layout is used again
-  const float* weights;                 ///< [top_k], or nullptr
-  const std::uint32_t* scales;          ///< strided by scale_stride, or nullptr
+  std::int32_t token;  ///< its number at its source
+  std::span<const std::int64_t>
+      lanes;                    ///< [top_k] experts; not needed where a layout is used again
+  const float* weights;         ///< [top_k], or nullptr
+  const std::uint32_t* scales;  ///< strided by scale_stride, or nullptr
   std::int64_t scale_stride;
 };
 
@@ -27,8 +30,8 @@ class SidePayload {
       : scales_(call.scale_bytes() / 4), cached_(call.cached != nullptr), shape_(shape) {}
 
   /// Of the copy for member `rank`, to row `row` of the region at `base`.
-  void write(const TokenSide& from, std::int32_t rank, std::byte* base, const detail::ReceiveLayout& layout,
-             std::int64_t row) const {
+  void write(const TokenSide& from, std::int32_t rank, std::byte* base,
+             const detail::ReceiveLayout& layout, std::int64_t row) const {
     write_scales(from, base, layout, row);
     const std::int32_t k = shape_.top_k;
     auto* out_weights = reinterpret_cast<float*>(base + layout.weights) + row * k;
@@ -43,12 +46,14 @@ class SidePayload {
   }
 
   /// As write, of the copy for the expert of one lane.
-  void write_lane(const TokenSide& from, std::int32_t lane, std::byte* base, const detail::ReceiveLayout& layout,
-                  std::int64_t row) const {
+  void write_lane(const TokenSide& from, std::int32_t lane, std::byte* base,
+                  const detail::ReceiveLayout& layout, std::int64_t row) const {
     write_scales(from, base, layout, row);
-    if (from.weights != nullptr) reinterpret_cast<float*>(base + layout.weights)[row] = from.weights[lane];
+    if (from.weights != nullptr)
+      reinterpret_cast<float*>(base + layout.weights)[row] = from.weights[lane];
     if (cached_) return;
-    reinterpret_cast<std::int64_t*>(base + layout.topk_idx)[row] = from.lanes[lane] % shape_.local_experts;
+    reinterpret_cast<std::int64_t*>(base + layout.topk_idx)[row] =
+        from.lanes[lane] % shape_.local_experts;
     reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
   }
 
@@ -68,11 +73,12 @@ class SidePayload {
 /// Token `token` of the caller's own.
 inline TokenSide side_of(const DispatchCall& call, std::int64_t token) {
   const TensorView& scales = call.options.scales;
-  return {
-      static_cast<std::int32_t>(token), call.routing->lanes_of(token),
-      call.options.weights.defined() ? call.options.weights.as<float>() + token * call.routing->shape.top_k : nullptr,
-      scales.defined() ? scales.as<std::uint32_t>() + token * scales.strides[0] : nullptr,
-      scales.defined() ? scales.strides[1] : 0};
+  return {static_cast<std::int32_t>(token), call.routing->lanes_of(token),
+          call.options.weights.defined()
+              ? call.options.weights.as<float>() + token * call.routing->shape.top_k
+              : nullptr,
+          scales.defined() ? scales.as<std::uint32_t>() + token * scales.strides[0] : nullptr,
+          scales.defined() ? scales.strides[1] : 0};
 }
 
 }  // namespace shoal::ep::host

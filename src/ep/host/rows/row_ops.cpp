@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // row_ops.cpp: copies of token rows, streamed past the caches where asked.
 #include "ep/host/rows/row_ops.hpp"
 
@@ -18,8 +19,9 @@ constexpr std::size_t kCacheLine = 64;
 // (docs/performance.md).
 constexpr std::size_t kPrefetchBytes = 1024;
 
-// The part before the first whole vector and that behind the last are cached stores: half a line streamed costs a read
-// and a write of memory, while a cached store merges with what a neighbouring row puts into the same line.
+// The part before the first whole vector and that behind the last are cached stores: half a line
+// streamed costs a read and a write of memory, while a cached store merges with what a neighbouring
+// row puts into the same line.
 void StreamRowKernel(void* target_row, const void* source_row, std::size_t bytes) {
   const hn::ScalableTag<std::uint8_t> d;
   const std::size_t step = hn::Lanes(d);
@@ -74,10 +76,11 @@ void flush_streamed_rows() {
   hwy::FlushStream();
 }
 
-// Row by row: after the first target the source comes from the first-level cache, and each target is one sequential
-// stream. Writing all targets chunk by chunk gained nothing with both cores at work, whatever the chunk
-// (docs/performance.md).
-void scatter_row(std::span<void* const> targets, const void* source, std::size_t bytes, Store store) {
+// Row by row: after the first target the source comes from the first-level cache, and each target
+// is one sequential stream. Writing all targets chunk by chunk gained nothing with both cores at
+// work, whatever the chunk (docs/performance.md).
+void scatter_row(std::span<void* const> targets, const void* source, std::size_t bytes,
+                 Store store) {
   for (void* const target : targets) copy_row(target, source, bytes, store);
 }
 

@@ -1,5 +1,7 @@
-// row_ops_quantize.cpp: bfloat16 rows to float8_e4m3 with a scale per 128 channels, and back. The scales themselves
-// come from numeric/scale.hpp; the element conversions here are numeric/float8.hpp by vectors.
+// SPDX-License-Identifier: Apache-2.0
+// row_ops_quantize.cpp: bfloat16 rows to float8_e4m3 with a scale per 128 channels, and back. The
+// scales themselves come from numeric/scale.hpp; the element conversions here are
+// numeric/float8.hpp by vectors.
 #include "ep/host/rows/row_ops.hpp"
 
 #include <cstring>
@@ -20,13 +22,18 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> encode_e4m3_word(DF floats, VF valu
   const hn::RebindToUnsigned<DF> words;
   const auto bits = hn::BitCast(words, value);
   const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(words, 0x80));
-  const auto clamped = hn::Min(hn::And(bits, hn::Set(words, 0x7fffffffu)), hn::Set(words, 0x43e00000u));  // 448
+  const auto clamped =
+      hn::Min(hn::And(bits, hn::Set(words, 0x7fffffffu)), hn::Set(words, 0x43e00000u));  // 448
   const auto odd = hn::And(hn::ShiftRight<20>(clamped), hn::Set(words, 1));
-  const auto normal = hn::ShiftRight<20>(hn::Add(hn::Add(clamped, odd), hn::Set(words, 0x7ffffu - (120u << 23))));
-  // A unit in the last place of 2^14 is 2^-9, the unit of e4m3's subnormals: the addition rounds at the right bit.
-  const auto subnormal = hn::Sub(hn::BitCast(words, hn::Add(hn::BitCast(floats, clamped), hn::Set(floats, 0x1p14f))),
-                                 hn::Set(words, 0x46800000u));
-  return hn::Or(sign, hn::IfThenElse(hn::Lt(clamped, hn::Set(words, 0x3c800000u)), subnormal, normal));
+  const auto normal =
+      hn::ShiftRight<20>(hn::Add(hn::Add(clamped, odd), hn::Set(words, 0x7ffffu - (120u << 23))));
+  // A unit in the last place of 2^14 is 2^-9, the unit of e4m3's subnormals: the addition rounds at
+  // the right bit.
+  const auto subnormal =
+      hn::Sub(hn::BitCast(words, hn::Add(hn::BitCast(floats, clamped), hn::Set(floats, 0x1p14f))),
+              hn::Set(words, 0x46800000u));
+  return hn::Or(sign,
+                hn::IfThenElse(hn::Lt(clamped, hn::Set(words, 0x3c800000u)), subnormal, normal));
 }
 
 template <class DW, class VW>
@@ -39,7 +46,8 @@ HWY_INLINE hn::Vec<hn::RebindToFloat<DW>> decode_e4m3_word(DW words, VW code) {
   const auto units = hn::ConvertTo(floats, hn::BitCast(integers, magnitude));
   const auto subnormal = hn::BitCast(words, hn::Mul(units, hn::Set(floats, 0x1p-9f)));
   auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 8)), subnormal, normal);
-  result = hn::IfThenElse(hn::Eq(magnitude, hn::Set(words, 0x7f)), hn::Set(words, numeric::kQuietNanBits), result);
+  result = hn::IfThenElse(hn::Eq(magnitude, hn::Set(words, 0x7f)),
+                          hn::Set(words, numeric::kQuietNanBits), result);
   return hn::BitCast(floats, hn::Or(sign, result));
 }
 
@@ -86,8 +94,8 @@ struct DequantizeGroup {
   }
 };
 
-/// Largest magnitude, as the bits of a bfloat16; magnitudes order like their bit patterns, infinities and NaN above all
-/// others.
+/// Largest magnitude, as the bits of a bfloat16; magnitudes order like their bit patterns,
+/// infinities and NaN above all others.
 HWY_INLINE std::uint16_t largest_magnitude(const std::uint16_t* source, std::size_t count) {
   std::size_t i = 0;
   std::uint16_t largest = 0;
@@ -95,15 +103,16 @@ HWY_INLINE std::uint16_t largest_magnitude(const std::uint16_t* source, std::siz
     const Tag16 d;
     auto largest_of_lanes = hn::Zero(d);
     for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d))
-      largest_of_lanes = hn::Max(largest_of_lanes, hn::And(hn::LoadU(d, source + i), hn::Set(d, 0x7fff)));
+      largest_of_lanes =
+          hn::Max(largest_of_lanes, hn::And(hn::LoadU(d, source + i), hn::Set(d, 0x7fff)));
     largest = hn::GetLane(hn::MaxOfLanes(d, largest_of_lanes));
   }
   for (; i < count; ++i) largest = HWY_MAX(largest, static_cast<std::uint16_t>(source[i] & 0x7fff));
   return largest;
 }
 
-void QuantizeRowKernel(std::uint8_t* target, float* inverse_scales, const std::uint16_t* source, std::size_t channels,
-                       numeric::ScaleRounding rounding) {
+void QuantizeRowKernel(std::uint8_t* target, float* inverse_scales, const std::uint16_t* source,
+                       std::size_t channels, numeric::ScaleRounding rounding) {
   for (std::size_t first = 0; first < channels; first += numeric::kGroupChannels) {
     const std::size_t count = HWY_MIN(numeric::kGroupChannels, channels - first);
     const std::uint16_t largest = largest_magnitude(source + first, count);
@@ -117,8 +126,8 @@ void QuantizeRowKernel(std::uint8_t* target, float* inverse_scales, const std::u
   }
 }
 
-void DequantizeRowKernel(std::uint16_t* target, const std::uint8_t* source, const float* inverse_scales,
-                         std::size_t channels) {
+void DequantizeRowKernel(std::uint16_t* target, const std::uint8_t* source,
+                         const float* inverse_scales, std::size_t channels) {
   for (std::size_t first = 0; first < channels; first += numeric::kGroupChannels) {
     const std::size_t count = HWY_MIN(numeric::kGroupChannels, channels - first);
     walk_row<Store::cached>(Tag16(), Tag16x8(), target, count,
@@ -135,10 +144,10 @@ namespace shoal::ep::host {
 HWY_EXPORT(QuantizeRowKernel);
 HWY_EXPORT(DequantizeRowKernel);
 
-void quantize_row(std::uint8_t* target, float* inverse_scales, const std::uint16_t* source, std::size_t channels,
-                  ScaleForm form) {
-  const auto rounding =
-      form == ScaleForm::power_of_two ? numeric::ScaleRounding::power_of_two : numeric::ScaleRounding::none;
+void quantize_row(std::uint8_t* target, float* inverse_scales, const std::uint16_t* source,
+                  std::size_t channels, ScaleForm form) {
+  const auto rounding = form == ScaleForm::power_of_two ? numeric::ScaleRounding::power_of_two
+                                                        : numeric::ScaleRounding::none;
   HWY_DYNAMIC_DISPATCH(QuantizeRowKernel)(target, inverse_scales, source, channels, rounding);
 }
 

@@ -1,9 +1,10 @@
-// row_ops_simd-inl.hpp: what the row operations share: 16-bit floats as pairs of float32 vectors, stores, and the walk
-// along a row.
+// SPDX-License-Identifier: Apache-2.0
+// row_ops_simd-inl.hpp: what the row operations share: 16-bit floats as pairs of float32 vectors,
+// stores, and the walk along a row.
 //
-// Included once per instruction set by each row_ops*.cpp (Highway's foreach_target), so it has Highway's toggling
-// guard. A vector of 16-bit floats becomes two of float32: its even and its odd elements. That needs shifts and masks
-// but no permutation across lanes.
+// Included once per instruction set by each row_ops*.cpp (Highway's foreach_target), so it has
+// Highway's toggling guard. A vector of 16-bit floats becomes two of float32: its even and its odd
+// elements. That needs shifts and masks but no permutation across lanes.
 
 #if defined(SHOAL_EP_HOST_ROW_OPS_SIMD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef SHOAL_EP_HOST_ROW_OPS_SIMD_INL_HPP
@@ -119,8 +120,8 @@ struct Float16 {
     const auto units = hn::ConvertTo(floats, hn::BitCast(integers, magnitude));
     const auto subnormal = hn::BitCast(words, hn::Mul(units, hn::Set(floats, 0x1p-24f)));
     auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x400)), subnormal, normal);
-    result =
-        hn::IfThenElse(hn::Gt(magnitude, hn::Set(words, 0x7bff)), hn::Or(shifted, hn::Set(words, 0x7f800000u)), result);
+    result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(words, 0x7bff)),
+                            hn::Or(shifted, hn::Set(words, 0x7f800000u)), result);
     return hn::BitCast(floats, hn::Or(sign, result));
   }
 
@@ -131,15 +132,18 @@ struct Float16 {
     const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 0x8000));
     const auto magnitude = hn::And(bits, hn::Set(words, 0x7fffffffu));
     const auto upper = hn::ShiftRight<13>(magnitude);
-    // The unit in the last place of 0.5f is 2^-24, that of float16 subnormals: the addition rounds as float16 would.
-    const auto subnormal = hn::Sub(hn::BitCast(words, hn::Add(hn::BitCast(floats, magnitude), hn::Set(floats, 0.5f))),
-                                   hn::Set(words, 0x3f000000u));
+    // The unit in the last place of 0.5f is 2^-24, that of float16 subnormals: the addition rounds
+    // as float16 would.
+    const auto subnormal =
+        hn::Sub(hn::BitCast(words, hn::Add(hn::BitCast(floats, magnitude), hn::Set(floats, 0.5f))),
+                hn::Set(words, 0x3f000000u));
     const auto rebias_and_half = hn::Set(words, 0xfffu - (112u << 23));
-    const auto normal =
-        hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, rebias_and_half), hn::And(upper, hn::Set(words, 1))));
+    const auto normal = hn::ShiftRight<13>(
+        hn::Add(hn::Add(magnitude, rebias_and_half), hn::And(upper, hn::Set(words, 1))));
     const auto nan = hn::Or(hn::Set(words, 0x7e00), hn::And(upper, hn::Set(words, 0x3ff)));
     auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x38800000u)), subnormal, normal);
-    result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(words, 0x477fefffu)), hn::Set(words, 0x7c00), result);
+    result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(words, 0x477fefffu)), hn::Set(words, 0x7c00),
+                            result);
     result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(words, 0x7f800000u)), nan, result);
     return hn::Or(sign, result);
   }
@@ -153,23 +157,28 @@ HWY_INLINE void store_vector(D d, V v, hn::TFromD<D>* target) {
     hn::StoreU(v, d, target);
 }
 
-/// Walks `count` elements: vectors of `wide` where the target allows it, vectors of `narrow` (16 bytes) and single
-/// elements around them. Streamed stores need a target aligned to the vector, so a row that starts elsewhere begins
-/// with cached stores. `kernel` has vector<Store>(d, index), which does Lanes(d) elements, and scalar(index).
+/// Walks `count` elements: vectors of `wide` where the target allows it, vectors of `narrow` (16
+/// bytes) and single elements around them. Streamed stores need a target aligned to the vector, so
+/// a row that starts elsewhere begins with cached stores. `kernel` has vector<Store>(d, index),
+/// which does Lanes(d) elements, and scalar(index).
 template <Store kStore, class DWide, class DNarrow, class Kernel>
-HWY_INLINE void walk_row(DWide wide, DNarrow narrow, const void* target, std::size_t count, const Kernel& kernel) {
+HWY_INLINE void walk_row(DWide wide, DNarrow narrow, const void* target, std::size_t count,
+                         const Kernel& kernel) {
   std::size_t i = 0;
   if constexpr (HWY_TARGET != HWY_SCALAR) {
     const std::size_t step = hn::Lanes(wide);
     const std::size_t small_step = hn::Lanes(narrow);
     if constexpr (kStore == Store::streamed) {
-      const std::size_t misaligned = reinterpret_cast<std::uintptr_t>(target) / sizeof(hn::TFromD<DWide>) % step;
+      const std::size_t misaligned =
+          reinterpret_cast<std::uintptr_t>(target) / sizeof(hn::TFromD<DWide>) % step;
       const std::size_t head = misaligned == 0 ? 0 : HWY_MIN(step - misaligned, count);
-      for (; i + small_step <= head; i += small_step) kernel.template vector<Store::cached>(narrow, i);
+      for (; i + small_step <= head; i += small_step)
+        kernel.template vector<Store::cached>(narrow, i);
       for (; i < head; ++i) kernel.scalar(i);
     }
     for (; i + step <= count; i += step) kernel.template vector<kStore>(wide, i);
-    for (; i + small_step <= count; i += small_step) kernel.template vector<Store::cached>(narrow, i);
+    for (; i + small_step <= count; i += small_step)
+      kernel.template vector<Store::cached>(narrow, i);
   }
   for (; i < count; ++i) kernel.scalar(i);
 }

@@ -1,9 +1,10 @@
-// row_ops_sum.cpp: sums of token rows. All rows are added up in registers, a vector of channels at a time, so each row
-// is read once and the target written once. Sums start at +0, so a sum of negative zeros is +0 whatever the number of
-// rows.
+// SPDX-License-Identifier: Apache-2.0
+// row_ops_sum.cpp: sums of token rows. All rows are added up in registers, a vector of channels at
+// a time, so each row is read once and the target written once. Sums start at +0, so a sum of
+// negative zeros is +0 whatever the number of rows.
 //
-// Compiled without floating-point contraction: a multiply and an add that the compiler fuses would give other bits than
-// the backends that round both.
+// Compiled without floating-point contraction: a multiply and an add that the compiler fuses would
+// give other bits than the backends that round both.
 #include "ep/host/rows/row_ops.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -139,7 +140,8 @@ struct LeveledWeightedSum {
     float sum = 0;
     std::size_t first = 0;
     for (const std::int32_t end : ends) {
-      sum += Bfloat16::to_float(Bfloat16::from_float(terms.group(i, first, static_cast<std::size_t>(end))));
+      sum += Bfloat16::to_float(
+          Bfloat16::from_float(terms.group(i, first, static_cast<std::size_t>(end))));
       first = static_cast<std::size_t>(end);
     }
     terms.target[i] = Bfloat16::from_float(sum);
@@ -147,7 +149,8 @@ struct LeveledWeightedSum {
 };
 
 template <class DWide, class DNarrow, class Kernel>
-HWY_INLINE void walk(DWide wide, DNarrow narrow, void* target, std::size_t count, Store mode, const Kernel& kernel) {
+HWY_INLINE void walk(DWide wide, DNarrow narrow, void* target, std::size_t count, Store mode,
+                     const Kernel& kernel) {
   if (mode == Store::streamed)
     walk_row<Store::streamed>(wide, narrow, target, count, kernel);
   else
@@ -155,34 +158,37 @@ HWY_INLINE void walk(DWide wide, DNarrow narrow, void* target, std::size_t count
 }
 
 template <class Format>
-HWY_INLINE void sum_rows16(void* target, std::span<const void* const> rows, const void* bias0, const void* bias1,
-                           std::size_t channels, Store mode) {
+HWY_INLINE void sum_rows16(void* target, std::span<const void* const> rows, const void* bias0,
+                           const void* bias1, std::size_t channels, Store mode) {
   auto* const output = static_cast<std::uint16_t*>(target);
   walk(Tag16(), Tag16x8(), output, channels, mode,
        SumRows<Format>{
-           output, rows, {static_cast<const std::uint16_t*>(bias0), static_cast<const std::uint16_t*>(bias1)}});
+           output,
+           rows,
+           {static_cast<const std::uint16_t*>(bias0), static_cast<const std::uint16_t*>(bias1)}});
 }
 
-void SumRowsBfloat16Kernel(void* target, std::span<const void* const> rows, const void* bias0, const void* bias1,
-                           std::size_t channels, Store mode) {
+void SumRowsBfloat16Kernel(void* target, std::span<const void* const> rows, const void* bias0,
+                           const void* bias1, std::size_t channels, Store mode) {
   sum_rows16<Bfloat16>(target, rows, bias0, bias1, channels, mode);
 }
 
-void SumRowsFloat16Kernel(void* target, std::span<const void* const> rows, const void* bias0, const void* bias1,
-                          std::size_t channels, Store mode) {
+void SumRowsFloat16Kernel(void* target, std::span<const void* const> rows, const void* bias0,
+                          const void* bias1, std::size_t channels, Store mode) {
   sum_rows16<Float16>(target, rows, bias0, bias1, channels, mode);
 }
 
-void SumRowsFloat32Kernel(void* target, std::span<const void* const> rows, const void* bias0, const void* bias1,
-                          std::size_t channels, Store mode) {
+void SumRowsFloat32Kernel(void* target, std::span<const void* const> rows, const void* bias0,
+                          const void* bias1, std::size_t channels, Store mode) {
   auto* const output = static_cast<float*>(target);
   walk(Tag32f(), Tag32fx4(), output, channels, mode,
-       SumRowsFloat32{output, rows, {static_cast<const float*>(bias0), static_cast<const float*>(bias1)}});
+       SumRowsFloat32{
+           output, rows, {static_cast<const float*>(bias0), static_cast<const float*>(bias1)}});
 }
 
 void WeightedSumKernel(std::uint16_t* target, std::span<const std::uint16_t* const> rows,
-                       std::span<const float> weights, std::span<const std::int32_t> level_ends, std::size_t channels,
-                       Store mode) {
+                       std::span<const float> weights, std::span<const std::int32_t> level_ends,
+                       std::size_t channels, Store mode) {
   const WeightedSum terms{target, rows, weights};
   if (level_ends.empty())
     walk(Tag16(), Tag16x8(), target, channels, mode, terms);
@@ -201,21 +207,24 @@ HWY_EXPORT(SumRowsFloat16Kernel);
 HWY_EXPORT(SumRowsFloat32Kernel);
 HWY_EXPORT(WeightedSumKernel);
 
-void sum_rows(DataType dtype, void* target, std::span<const void* const> rows, const void* bias0, const void* bias1,
-              std::size_t channels, Store store) {
+void sum_rows(DataType dtype, void* target, std::span<const void* const> rows, const void* bias0,
+              const void* bias1, std::size_t channels, Store store) {
   switch (dtype) {
     case DataType::float16:
-      return HWY_DYNAMIC_DISPATCH(SumRowsFloat16Kernel)(target, rows, bias0, bias1, channels, store);
+      return HWY_DYNAMIC_DISPATCH(SumRowsFloat16Kernel)(target, rows, bias0, bias1, channels,
+                                                        store);
     case DataType::float32:
-      return HWY_DYNAMIC_DISPATCH(SumRowsFloat32Kernel)(target, rows, bias0, bias1, channels, store);
+      return HWY_DYNAMIC_DISPATCH(SumRowsFloat32Kernel)(target, rows, bias0, bias1, channels,
+                                                        store);
     default:
-      return HWY_DYNAMIC_DISPATCH(SumRowsBfloat16Kernel)(target, rows, bias0, bias1, channels, store);
+      return HWY_DYNAMIC_DISPATCH(SumRowsBfloat16Kernel)(target, rows, bias0, bias1, channels,
+                                                         store);
   }
 }
 
 void weighted_sum_rows(std::uint16_t* target, std::span<const std::uint16_t* const> rows,
-                       std::span<const float> weights, std::span<const std::int32_t> level_ends, std::size_t channels,
-                       Store store) {
+                       std::span<const float> weights, std::span<const std::int32_t> level_ends,
+                       std::size_t channels, Store store) {
   HWY_DYNAMIC_DISPATCH(WeightedSumKernel)(target, rows, weights, level_ends, channels, store);
 }
 

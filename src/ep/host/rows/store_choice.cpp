@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/host/rows/store_choice.hpp"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // store_choice.hpp: whether an operation's stores should bypass the caches. Pure.
 #pragma once
 
@@ -7,8 +8,10 @@
 
 namespace shoal::ep::host {
 
-/// Streamed when one operation of all members moves more than the last-level cache holds, else cached.
-constexpr Store choose_store(std::size_t bytes_per_member, std::int32_t members, std::size_t cache_bytes) {
+/// Streamed when one operation of all members moves more than the last-level cache holds, else
+/// cached.
+constexpr Store choose_store(std::size_t bytes_per_member, std::int32_t members,
+                             std::size_t cache_bytes) {
   return bytes_per_member * members > cache_bytes ? Store::streamed : Store::cached;
 }
 

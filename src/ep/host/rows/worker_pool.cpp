@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/host/rows/worker_pool.hpp"
 
 #include <utility>
@@ -28,7 +29,8 @@ void WorkerPool::stop() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void WorkerPool::for_ranges(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body) {
+void WorkerPool::for_ranges(std::int64_t count,
+                            const std::function<void(std::int64_t, std::int64_t)>& body) {
   if (threads_.empty() || count <= 1) {
     if (count > 0) body(0, count);
     flush_streamed_rows();

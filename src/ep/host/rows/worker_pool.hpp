@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // worker_pool.hpp: the threads of one PE that move rows (SHOAL_EP_THREADS).
 #pragma once
 
@@ -19,10 +20,11 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Cuts 0 .. count into one contiguous range per thread and returns when body(first, last) has run for all of them.
-  /// Rethrows the first exception of a range after all have ended. Rows that a thread streamed past the caches are
-  /// flushed before it is counted as done.
-  void for_ranges(std::int64_t count, const std::function<void(std::int64_t first, std::int64_t last)>& body);
+  /// Cuts 0 .. count into one contiguous range per thread and returns when body(first, last) has
+  /// run for all of them. Rethrows the first exception of a range after all have ended. Rows that a
+  /// thread streamed past the caches are flushed before it is counted as done.
+  void for_ranges(std::int64_t count,
+                  const std::function<void(std::int64_t first, std::int64_t last)>& body);
 
  private:
   void work(std::int64_t index);

@@ -1,6 +1,9 @@
-// reach.hpp: writing to another member's block, wherever it lies: a store on this node, the world's transports beyond.
+// SPDX-License-Identifier: Apache-2.0
+// reach.hpp: writing to another member's block, wherever it lies: a store on this node, the world's
+// transports beyond.
 //
-// Offsets are those of GroupLayout. Between nodes a transport that finds the other end gone throws Error{peer_failed}.
+// Offsets are those of GroupLayout. Between nodes a transport that finds the other end gone throws
+// Error{peer_failed}.
 #pragma once
 
 #include <cstddef>
@@ -14,28 +17,35 @@ namespace shoal::ep::host {
 
 using detail::GroupState;
 
-/// Copies `bytes` bytes to `offset` of member `to`'s block; the source may be reused when it returns.
-void put(const GroupState& group, std::int32_t to, std::size_t offset, const void* source, std::size_t bytes);
-/// The same to a member on another node, without waiting: the source stays in use until that member has acknowledged.
-void put_far(const GroupState& group, std::int32_t to, std::size_t offset, const void* source, std::size_t bytes);
-/// Sets a 64-bit word of member `to`'s block after everything that this member has put there before.
+/// Copies `bytes` bytes to `offset` of member `to`'s block; the source may be reused when it
+/// returns.
+void put(const GroupState& group, std::int32_t to, std::size_t offset, const void* source,
+         std::size_t bytes);
+/// The same to a member on another node, without waiting: the source stays in use until that member
+/// has acknowledged.
+void put_far(const GroupState& group, std::int32_t to, std::size_t offset, const void* source,
+             std::size_t bytes);
+/// Sets a 64-bit word of member `to`'s block after everything that this member has put there
+/// before.
 void signal(const GroupState& group, std::int32_t to, std::size_t offset, std::uint64_t value);
 
-/// Runs `tell`, which writes to member `to`. Where the group masks failed members one that cannot be reached within the
-/// group's timeout is masked, and false is returned; one that is masked already is not told again once that has failed.
+/// Runs `tell`, which writes to member `to`. Where the group masks failed members one that cannot
+/// be reached within the group's timeout is masked, and false is returned; one that is masked
+/// already is not told again once that has failed.
 template <typename Tell>
 bool tell_or_mask(GroupState& group, std::int32_t to, Tell&& tell);
 
-/// Masks a member that cannot be reached, with a warning, or rethrows where the group does not mask. Called while the
-/// exception is handled.
+/// Masks a member that cannot be reached, with a warning, or rethrows where the group does not
+/// mask. Called while the exception is handled.
 void mask_unreachable(GroupState& group, std::int32_t to);
 
 template <typename Tell>
 bool tell_or_mask(GroupState& group, std::int32_t to, Tell&& tell) {
   if (group.host->out_of_reach[to]) return false;
   try {
-    // A network holds back what an unreachable member has not taken: for a masked one that is no reason to wait.
-    std::optional<transport::Patience> patience;
+    // A network holds back what an unreachable member has not taken: for a masked one that is no
+    // reason to wait.
+    std::optional<transport::ScopedTimeout> patience;
     if (group.options.mask_failed && !group.nodes.here(to)) {
       patience.emplace(group.host->masked[to] ? std::chrono::milliseconds(0) : group.timeout);
       group.world->set_awaited(group.team.world_pe(to));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ep/host/signals/signals.hpp"
 
 #include <atomic>
@@ -13,8 +14,10 @@ namespace {
 using shoal::detail::Clock;
 using shoal::detail::WaitOutcome;
 
-std::atomic_ref<std::uint64_t> signal_at(std::byte* block, std::size_t signals, std::int32_t owner) {
-  return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(block + signals + owner * detail::kLine));
+std::atomic_ref<std::uint64_t> signal_at(std::byte* block, std::size_t signals,
+                                         std::int32_t owner) {
+  return std::atomic_ref(
+      *reinterpret_cast<std::uint64_t*>(block + signals + owner * detail::kLine));
 }
 
 bool has_failed(const GroupState& group, std::int32_t member) {
@@ -22,7 +25,8 @@ bool has_failed(const GroupState& group, std::int32_t member) {
 }
 
 /// Polls; returns ready at once where the signal is there already, without reading the clock.
-WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch) {
+WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t from,
+                        std::uint64_t epoch) {
   const auto reached = [&] { return read_signal(group, signals, from) >= epoch; };
   const auto ready = [&] { return reached() || has_failed(group, from); };
   if (reached()) return WaitOutcome::ready;
@@ -30,39 +34,46 @@ WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t fro
   const Clock::time_point deadline = start + group.timeout;
   const Pe awaited = group.team.world_pe(from);
   WaitOutcome outcome = group.world->poll(ready, deadline, awaited);
-  // Where failed members are masked, the end of another PE is no reason to stop waiting for this one.
-  while (outcome == WaitOutcome::peer_failed && group.options.mask_failed && !group.world->has_failed(awaited))
-    outcome = Clock::now() >= deadline ? WaitOutcome::timeout : group.world->poll(ready, deadline, awaited);
+  // Where failed members are masked, the end of another PE is no reason to stop waiting for this
+  // one.
+  while (outcome == WaitOutcome::peer_failed && group.options.mask_failed &&
+         !group.world->has_failed(awaited))
+    outcome = Clock::now() >= deadline ? WaitOutcome::timeout
+                                       : group.world->poll(ready, deadline, awaited);
   group.statistics.wait_time += Clock::now() - start;
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
   return outcome;
 }
 
-std::string seen(const GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch) {
+std::string seen(const GroupState& group, std::size_t signals, std::int32_t from,
+                 std::uint64_t epoch) {
   return fmt::format("expected epoch {}, seen {}", epoch, read_signal(group, signals, from));
 }
 
-/// `seen`: what is there of what was waited for; `culprit`: a member that has given up, where that ended the wait.
-std::string report(GroupState& group, std::int32_t from, const std::string& seen, const Step& step, WaitOutcome outcome,
-                   std::optional<std::int32_t> culprit = std::nullopt) {
+/// `seen`: what is there of what was waited for; `culprit`: a member that has given up, where that
+/// ended the wait.
+std::string report(GroupState& group, std::int32_t from, const std::string& seen, const Step& step,
+                   WaitOutcome outcome, std::optional<std::int32_t> culprit = std::nullopt) {
   const Pe world_pe = group.team.world_pe(from);
-  const std::string where =
-      fmt::format("on PE {} of {}: waiting for {} from PE {}, {}, phase {}", group.team.world_pe(group.me),
-                  group.world->n_pes(), step.wanted, world_pe, seen, step.phase);
+  const std::string where = fmt::format("on PE {} of {}: waiting for {} from PE {}, {}, phase {}",
+                                        group.team.world_pe(group.me), group.world->n_pes(),
+                                        step.wanted, world_pe, seen, step.phase);
   if (outcome == WaitOutcome::timeout)
-    return fmt::format("{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
-                       group.timeout.count(), where, group.world->describe_progress(world_pe),
-                       group.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+    return fmt::format(
+        "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
+        group.timeout.count(), where, group.world->describe_progress(world_pe),
+        group.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
   if (!culprit && has_failed(group, from)) culprit = from;
-  const std::string reason = culprit ? fmt::format("PE {} gave this group up ({})", group.team.world_pe(*culprit),
-                                                   group.world->failure().value_or("its own message says why"))
-                                     : group.world->failure().value_or("a PE of the world failed");
+  const std::string reason =
+      culprit ? fmt::format("PE {} gave this group up ({})", group.team.world_pe(*culprit),
+                            group.world->failure().value_or("its own message says why"))
+              : group.world->failure().value_or("a PE of the world failed");
   return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
 }
 
-/// Whether `from`, which has not come in time, is itself kept by a member that is gone or masked: it waits for that
-/// one, or for one that does. Members that live would mask each other otherwise, since whoever waits for a dead one is
-/// as late for the others.
+/// Whether `from`, which has not come in time, is itself kept by a member that is gone or masked:
+/// it waits for that one, or for one that does. Members that live would mask each other otherwise,
+/// since whoever waits for a dead one is as late for the others.
 bool kept_by_another(const GroupState& group, std::int32_t from) {
   const Pe first = group.team.world_pe(from);
   const auto masked = [&](Pe pe) {
@@ -83,20 +94,23 @@ bool kept_by_another(const GroupState& group, std::int32_t from) {
 
 }  // namespace
 
-void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to, std::uint64_t epoch) {
+void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to,
+                  std::uint64_t epoch) {
   signal(group, to, signals + group.me * detail::kLine, epoch);
 }
 
 void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 0; i < group.shape.ranks; ++i) {
-    const std::int32_t to = (group.me + 1 + i) % group.shape.ranks;  // not all at the same member at once
+    const std::int32_t to =
+        (group.me + 1 + i) % group.shape.ranks;  // not all at the same member at once
     raise_signal(group, signals, to, epoch);
   }
 }
 
 void raise_here(const GroupState& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 1; i <= group.nodes.size; ++i)
-    raise_signal(group, signals, group.nodes.member(group.nodes.mine, (group.nodes.rail + i) % group.nodes.size),
+    raise_signal(group, signals,
+                 group.nodes.member(group.nodes.mine, (group.nodes.rail + i) % group.nodes.size),
                  epoch);
 }
 
@@ -113,12 +127,14 @@ std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int
 
 void give_up(GroupState& group, const std::string& reason) {
   group.failure = reason;
-  const transport::Patience patience(transport::kPatience);  // a member out of reach may be the reason
+  const transport::ScopedTimeout patience(
+      transport::kPatience);  // a member out of reach may be the reason
   for (std::int32_t to = 0; to < group.shape.ranks; ++to) {
     try {
       raise_signal(group, group.host->layout.failed, to, 1);
     } catch (const std::exception& error) {
-      log::debug("PE {} could not be told of the failure: {}", group.team.world_pe(to), error.what());
+      log::debug("PE {} could not be told of the failure: {}", group.team.world_pe(to),
+                 error.what());
     }
   }
 }
@@ -129,18 +145,20 @@ std::optional<std::int32_t> failed_member(const GroupState& group) {
   return std::nullopt;
 }
 
-void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
+void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+                 const Step& step) {
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return;
   give_up(group, report(group, from, seen(group, signals, from, epoch), step, outcome));
   throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed, group.failure);
 }
 
-void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_t from, const Step& step) {
+void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_t from,
+              const Step& step) {
   const auto ended = [&] { return failed_member(group).has_value(); };
   const Clock::time_point start = Clock::now();
-  const WaitOutcome outcome =
-      group.world->poll([&] { return ready() || ended(); }, start + group.timeout, group.team.world_pe(from));
+  const WaitOutcome outcome = group.world->poll([&] { return ready() || ended(); },
+                                                start + group.timeout, group.team.world_pe(from));
   group.statistics.wait_time += Clock::now() - start;
   const auto failed = failed_member(group);
   if (outcome == WaitOutcome::ready && !failed) return;
@@ -151,7 +169,8 @@ void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_
 
 void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
   group.world->set_progress(step.activity, step.epoch, step.phase);
-  for (std::int32_t from = 0; from < group.shape.ranks; ++from) wait_signal(group, signals, from, epoch, step);
+  for (std::int32_t from = 0; from < group.shape.ranks; ++from)
+    wait_signal(group, signals, from, epoch, step);
 }
 
 void wait_here(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
@@ -160,10 +179,12 @@ void wait_here(GroupState& group, std::size_t signals, std::uint64_t epoch, cons
     if (group.nodes.here(from)) wait_signal(group, signals, from, epoch, step);
 }
 
-bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step) {
+bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+                  const Step& step) {
   if (group.host->masked[from]) {
-    (void)read_signal(group, signals,
-                      from);  // acquires: what it had finished before it was masked stays before what follows
+    (void)read_signal(
+        group, signals,
+        from);  // acquires: what it had finished before it was masked stays before what follows
     return false;
   }
   if (!group.options.mask_failed) {
@@ -177,17 +198,19 @@ bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std
   }
   if (outcome == WaitOutcome::ready) return true;
   group.host->masked[from] = 1;
-  log::warn("{} PE {} is masked from now on", report(group, from, seen(group, signals, from, epoch), step, outcome),
+  log::warn("{} PE {} is masked from now on",
+            report(group, from, seen(group, signals, from, epoch), step, outcome),
             group.team.world_pe(from));
   return false;
 }
 
 void left_out(GroupState& group, std::int32_t from, const Step& step) {
   const Pe pe = group.team.world_pe(from);
-  require(group.options.mask_failed, Code::peer_failed, "{} (epoch {}): PE {} has left this PE out", step.operation,
-          step.epoch, pe);
+  require(group.options.mask_failed, Code::peer_failed, "{} (epoch {}): PE {} has left this PE out",
+          step.operation, step.epoch, pe);
   group.host->masked[from] = 1;
-  log::warn("{} (epoch {}): PE {} has masked this PE, which masks it in turn", step.operation, step.epoch, pe);
+  log::warn("{} (epoch {}): PE {} has masked this PE, which masks it in turn", step.operation,
+            step.epoch, pe);
 }
 
 }  // namespace shoal::ep::host

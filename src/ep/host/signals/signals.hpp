@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // signals.hpp: the words by which members of a group tell each other how far they are.
 //
-// A signal holds the epoch of the last operation for which its writer did something; it only grows, so nothing is ever
-// cleared and a late one is never taken for a new one (DESIGN.md, idea 2). Storing releases, loading acquires: what was
-// written before the store is visible after the load.
+// A signal holds the epoch of the last operation for which its writer did something; it only grows,
+// so nothing is ever cleared and a late one is never taken for a new one (DESIGN.md, idea 2).
+// Storing releases, loading acquires: what was written before the store is visible after the load.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,10 @@ struct Step {
   const char* wanted;  ///< "rows", "counts": what the member waited for should send
 };
 
-/// Sets the signal at `signals` (an offset of GroupLayout) that this member owns in member `to`'s block.
-void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to, std::uint64_t epoch);
+/// Sets the signal at `signals` (an offset of GroupLayout) that this member owns in member `to`'s
+/// block.
+void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to,
+                  std::uint64_t epoch);
 /// As raise_signal for all members.
 void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch);
 /// For the members of this node.
@@ -38,8 +41,9 @@ std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int
 /// Makes the group unusable for `reason` and tells the other members, whose waits for this one end.
 void give_up(GroupState& group, const std::string& reason);
 
-/// Runs the part of an operation that other members count on. When it ends by anything but an error that all members
-/// come to alike, the group is given up, so that nobody waits for this member in vain.
+/// Runs the part of an operation that other members count on. When it ends by anything but an error
+/// that all members come to alike, the group is given up, so that nobody waits for this member in
+/// vain.
 template <typename Body>
 auto committed(GroupState& group, Body&& body) {
   try {
@@ -57,20 +61,24 @@ auto committed(GroupState& group, Body&& body) {
 /// The first other member that has marked its group as failed; nullopt when none has.
 std::optional<std::int32_t> failed_member(const GroupState& group);
 
-/// Waits until the signal of `from` has reached `epoch`. After a failure the group is unusable, the other members are
-/// told, and Error{timeout} or Error{peer_failed} is thrown.
-void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step);
+/// Waits until the signal of `from` has reached `epoch`. After a failure the group is unusable, the
+/// other members are told, and Error{timeout} or Error{peer_failed} is thrown.
+void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+                 const Step& step);
 void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step);
 void wait_here(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step);
-/// The same for anything that `ready` finds out, or brings about, by polling; `from` is the member that it depends on.
-void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_t from, const Step& step);
+/// The same for anything that `ready` finds out, or brings about, by polling; `from` is the member
+/// that it depends on.
+void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_t from,
+              const Step& step);
 
-/// As wait_signal, for low-latency operations: where the group masks failed members, one that does not come is masked
-/// and false is returned. Masked members are not waited for.
-bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch, const Step& step);
+/// As wait_signal, for low-latency operations: where the group masks failed members, one that does
+/// not come is masked and false is returned. Masked members are not waited for.
+bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+                  const Step& step);
 
-/// To be called when a notice of `from` shows that it has masked this member: masks it in turn, or, where the group
-/// does not mask, throws Error{peer_failed}.
+/// To be called when a notice of `from` shows that it has masked this member: masks it in turn, or,
+/// where the group does not mask, throws Error{peer_failed}.
 void left_out(GroupState& group, std::int32_t from, const Step& step);
 
 }  // namespace shoal::ep::host

@@ -1,5 +1,6 @@
-// The expert-major layout of normal mode (DispatchOptions.expanded) on GPUs, bit by bit against the naive reference,
-// with calls of the flat layout in between.
+// SPDX-License-Identifier: Apache-2.0
+// The expert-major layout of normal mode (DispatchOptions.expert_major) on GPUs, bit by bit against
+// the naive reference, with calls of the flat layout in between.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +11,8 @@
 namespace shoal::test {
 namespace {
 
-void run_group(const EpCase& c, const ep::GroupOptions& options, const std::function<void(GpuGroup&)>& body) {
+void run_group(const EpCase& c, const ep::GroupOptions& options,
+               const std::function<void(GpuGroup&)>& body) {
   SCOPED_TRACE(c.describe());
   const std::size_t bytes = size_hint(options, c.ranks, DeviceKind::cuda).total();
   run_threads(c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
@@ -19,33 +21,40 @@ void run_group(const EpCase& c, const ep::GroupOptions& options, const std::func
   });
 }
 
-/// Two rounds, so that both notice boards are used, each behind a flat one whose bytes lie where the result comes.
-void run_case(const EpCase& c, const ExpandedCall& call) {
-  ep::GroupOptions options = expanded_options(c, call);
+/// Two rounds, so that both notice boards are used, each behind a flat one whose bytes lie where
+/// the result comes.
+void run_case(const EpCase& c, const ExpertMajorCall& call) {
+  ep::GroupOptions options = expert_major_options(c, call);
   options.max_scales = std::max<std::int64_t>(call.scales, 1);
   run_group(c, options, [&](GpuGroup& group) {
     for (std::uint64_t round = 0; round < 2; ++round) {
       EpCase now = c;
       now.seed += 100 * round;
       GpuRound(group, now, {.dtype = call.dtype}).run();
-      check_expanded(group.group, now, call, mover(group));
+      check_expert_major(group.group, now, call, mover(group));
     }
   });
 }
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
-class EpGpuExpanded : public ::testing::TestWithParam<std::int32_t> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuExpanded, ::testing::Values(1, 2, 3, 5, 8));
+class EpGpuExpertMajor : public ::testing::TestWithParam<std::int32_t> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuExpertMajor, ::testing::Values(1, 2, 3, 5, 8));
 
-TEST_P(EpGpuExpanded, SmallAlignmentsWithExactSizes) {
+TEST_P(EpGpuExpertMajor, SmallAlignmentsWithExactSizes) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (const std::int32_t alignment : {1, 16, 128}) run_case(small(GetParam()), {.alignment = alignment});
+  for (const std::int32_t alignment : {1, 16, 128})
+    run_case(small(GetParam()), {.alignment = alignment});
 }
 
-TEST_P(EpGpuExpanded, SmallWorstCaseRowsCopyOutAndCachedHandles) {
+TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam(), 5);
   for (const std::int32_t alignment : {1, 16, 128}) {
@@ -55,25 +64,33 @@ TEST_P(EpGpuExpanded, SmallWorstCaseRowsCopyOutAndCachedHandles) {
   run_case(c, {.weights = false, .alignment = 16, .cached = 2});
 }
 
-TEST_P(EpGpuExpanded, SmallBiasesAndAnswersOfAnyKind) {
+TEST_P(EpGpuExpertMajor, SmallBiasesAndAnswersOfAnyKind) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
   run_case(c, {.dtype = DataType::float16, .answer = DataType::float16, .biases = 2});
-  run_case(c, {.dtype = DataType::float32, .answer = DataType::float32, .alignment = 3, .biases = 1});
+  run_case(c,
+           {.dtype = DataType::float32, .answer = DataType::float32, .alignment = 3, .biases = 1});
 }
 
-TEST_P(EpGpuExpanded, SmallFloat8RowsCarryTheirScales) {
+TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(GetParam(), 9);
   c.hidden = 256;
-  run_case(c, {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
-  run_case(c, {.dtype = DataType::float8_e4m3, .scales = 5, .alignment = 16, .worst_case = true, .cached = 1});
-  run_case(c, {.dtype = DataType::float8_e4m3, .scales = 8, .alignment = 4});  // scales that are copied in bulk
+  run_case(c,
+           {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
+  run_case(c, {.dtype = DataType::float8_e4m3,
+               .scales = 5,
+               .alignment = 16,
+               .worst_case = true,
+               .cached = 1});
+  run_case(c, {.dtype = DataType::float8_e4m3,
+               .scales = 8,
+               .alignment = 4});  // scales that are copied in bulk
 }
 
-TEST_P(EpGpuExpanded, SmallNoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpGpuExpertMajor, SmallNoTokensIdleMembersAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
@@ -83,10 +100,10 @@ TEST_P(EpGpuExpanded, SmallNoTokensIdleMembersAndOneHotExpert) {
   }
 }
 
-class EpGpuExpandedProperty : public ::testing::TestWithParam<std::uint64_t> {};
-INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuExpandedProperty, ::testing::Range<std::uint64_t>(1, 25));
+class EpGpuExpertMajorProperty : public ::testing::TestWithParam<std::uint64_t> {};
+INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuExpertMajorProperty, ::testing::Range<std::uint64_t>(1, 25));
 
-TEST_P(EpGpuExpandedProperty, RandomShapesMatchTheReference) {
+TEST_P(EpGpuExpertMajorProperty, RandomShapesMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   std::mt19937_64 random(GetParam() * 104729);
   const auto pick = [&](std::int64_t low, std::int64_t high) {
@@ -98,7 +115,8 @@ TEST_P(EpGpuExpandedProperty, RandomShapesMatchTheReference) {
   c.experts = c.ranks * static_cast<std::int32_t>(pick(0, 1) == 0 ? pick(1, 9) : pick(1, 128));
   c.top_k = static_cast<std::int32_t>(pick(1, 4) == 4 ? 32 : pick(1, 12));
   c.hidden = 8 * (pick(0, 3) > 0 ? pick(1, 60) : pick(1, 600));
-  c.max_tokens = pick(0, 3) > 0 ? pick(1, 40) : pick(1, 200);  // numbering takes more than one step of a warp
+  c.max_tokens =
+      pick(0, 3) > 0 ? pick(1, 40) : pick(1, 200);  // numbering takes more than one step of a warp
   c.load = static_cast<Load>(pick(0, 9) < 7 ? 0 : pick(0, 3));
   c.holes = static_cast<double>(pick(0, 4)) / 8;
   run_case(c, {.weights = pick(0, 3) > 0,
@@ -110,42 +128,48 @@ TEST_P(EpGpuExpandedProperty, RandomShapesMatchTheReference) {
                .sms = static_cast<std::int32_t>(pick(0, 10))});
 }
 
-TEST(EpGpuExpandedLarge, ManyTokensManyExperts) {
+TEST(EpGpuExpertMajorLarge, ManyTokensManyExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
-  run_case({.ranks = 4, .experts = 256, .top_k = 8, .hidden = 64, .max_tokens = 4096, .seed = 3, .holes = 0.02},
+  run_case({.ranks = 4,
+            .experts = 256,
+            .top_k = 8,
+            .hidden = 64,
+            .max_tokens = 4096,
+            .seed = 3,
+            .holes = 0.02},
            {.alignment = 128, .cached = 1});
 }
 
-TEST(EpGpuExpanded, SmallBothLayoutsOfOneRoutingAtOnce) {
+TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 11);
-  run_group(c, expanded_options(c, {.alignment = 16}), [&](GpuGroup& group) {
+  run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
     GpuRound round(group, c, {});
     const ep::Routing routing = round.route();
     ep::DispatchOptions options = round.dispatch_options();
-    options.expanded = true;
-    const ep::Dispatched expanded = group.group.dispatch(round.x(), routing, options);
+    options.expert_major = true;
+    const ep::Dispatched expert_major = group.group.dispatch(round.x(), routing, options);
     {
       const ep::Dispatched flat = round.dispatch(routing);
       round.check(flat);
     }  // two results can be held
-    const Tensor rows = group.tensors.download(expanded.x);
-    const ep::Dispatched again = group.group.dispatch(round.x(), expanded.handle, {});
+    const Tensor rows = group.tensors.download(expert_major.x);
+    const ep::Dispatched again = group.group.dispatch(round.x(), expert_major.handle, {});
     const Tensor same = group.tensors.download(again.x);
     ASSERT_EQ(rows.bytes(), same.bytes());
     expect_same("rows of the cached handle", same.data, rows.data, rows.bytes(), 2);
   });
 }
 
-TEST(EpGpuExpanded, SmallMembersThatDifferAreTold) {
+TEST(EpGpuExpertMajor, SmallMembersThatDifferAreTold) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 13);
-  run_group(c, expanded_options(c, {.alignment = 16}), [&](GpuGroup& group) {
+  run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
     GpuRound round(group, c, {});
     const ep::Routing routing = round.route();
     for (const bool alignment : {false, true}) {
       ep::DispatchOptions options = round.dispatch_options();
-      options.expanded = alignment || group.me == 1;
+      options.expert_major = alignment || group.me == 1;
       options.expert_alignment = alignment && group.me == 2 ? 16 : 8;
       try {
         group.group.dispatch(round.x(), routing, options);
@@ -154,31 +178,37 @@ TEST(EpGpuExpanded, SmallMembersThatDifferAreTold) {
         EXPECT_EQ(error.code(), Code::mismatch) << error.what();
       }
     }
-    check_expanded(group.group, c, {.alignment = 16}, mover(group));  // the group stays usable
+    check_expert_major(group.group, c, {.alignment = 16}, mover(group));  // the group stays usable
   });
 }
 
-TEST(EpGpuExpanded, SmallResultsThatDoNotFitAreRefusedOnAllMembers) {
+TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllMembers) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // All lanes of all tokens go to the experts of the last member: three times the rows of the flat layout.
-  const EpCase c{.ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};
+  // All lanes of all tokens go to the experts of the last member: three times the rows of the flat
+  // layout.
+  const EpCase c{
+      .ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};
   ep::GroupOptions options = options_for(c);
   options.low_latency_max_tokens = 0;
   run_group(c, options, [&](GpuGroup& group) {
     const std::int64_t tokens = c.max_tokens;
     Tensor host = Tensor::empty(DataType::int64, {tokens, 3});
     for (std::int64_t i = 0; i < 3 * tokens; ++i) host.as<std::int64_t>()[i] = 6 + i % 3;
-    const Tensor topk = group.tensors.upload(host), x = group.tensors.empty(DataType::bfloat16, {tokens, c.hidden});
+    const Tensor topk = group.tensors.upload(host),
+                 x = group.tensors.empty(DataType::bfloat16, {tokens, c.hidden});
     const ep::Routing routing = group.group.route(topk);
     for (const std::int64_t worst : {0, 47}) {
       try {
-        const ep::Dispatched got = group.group.dispatch(x, routing, {.expanded = true, .worst_case_rows = worst});
+        const ep::Dispatched got =
+            group.group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = worst});
         group.group.synchronize();
         ADD_FAILURE() << "144 rows found room";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::exhausted) << error.what();
-        EXPECT_NE(std::string(error.what()).find("PE 2 is sent 144 rows"), std::string::npos) << error.what();
-        EXPECT_NE(std::string(error.what()).find("GroupOptions.max_tokens"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("PE 2 is sent 144 rows"), std::string::npos)
+            << error.what();
+        EXPECT_NE(std::string(error.what()).find("GroupOptions.max_tokens"), std::string::npos)
+            << error.what();
       }
     }
     GpuRound(group, c, {}).run();
@@ -189,11 +219,11 @@ void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-TEST(EpGpuExpanded, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
+TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c{.ranks = 4, .experts = 16, .top_k = 5, .hidden = 264, .max_tokens = 40, .seed = 1};
   const std::int64_t worst = c.ranks * c.max_tokens * 4 + 4 * 15;
-  run_group(c, expanded_options(c, {.alignment = 16}), [&](GpuGroup& group) {
+  run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
     DeviceTensors& tensors = group.tensors;
     CUstream_st* const stream = tensors.new_stream();
     const std::int64_t tokens = c.max_tokens;
@@ -211,8 +241,10 @@ TEST(EpGpuExpanded, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
       rows.as<std::uint16_t>()[i] = bf16_of(static_cast<float>(i % 251 - 125) / 64);
     const Tensor x = tensors.upload(rows), topk = tensors.upload(topk_of(1));
     const Tensor out = tensors.empty(DataType::bfloat16, {tokens, c.hidden});
-    const ep::DispatchOptions options{
-        .expert_alignment = 16, .expanded = true, .worst_case_rows = worst, .launch = {.stream = stream}};
+    const ep::DispatchOptions options{.expert_alignment = 16,
+                                      .expert_major = true,
+                                      .worst_case_rows = worst,
+                                      .launch = {.stream = stream}};
     group.group.warmup();
     tensors.settle();
 
@@ -232,7 +264,7 @@ TEST(EpGpuExpanded, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
       tensors.poison(out);
       check_cuda(cudaGraphLaunch(executable, stream));
       const Tensor sums = tensors.download(out), idx = tensors.download(got.topk_idx);
-      const ExpectedExpanded wanted = expected_expanded(now, group.me, 16);
+      const ExpectedExpertMajor wanted = expected_expert_major(now, group.me, 16);
       for (std::int64_t i = 0; i < worst; ++i)
         ASSERT_EQ(idx.as<std::int64_t>()[i], i < wanted.rows() ? wanted.topk_idx[i] : -1) << i;
       for (std::int64_t t = 0; t < tokens; ++t) {
@@ -244,7 +276,7 @@ TEST(EpGpuExpanded, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
           ASSERT_EQ(sums.as<std::uint16_t>()[t * c.hidden + ch], bf16_of(sum)) << t << ", " << ch;
         }
       }
-      if (replay % 4 == 0) check_expanded(group.group, now, {.alignment = 16}, mover(group));
+      if (replay % 4 == 0) check_expert_major(group.group, now, {.alignment = 16}, mover(group));
     }
     group.group.synchronize();
     (void)cudaGraphExecDestroy(executable);

@@ -1,5 +1,6 @@
-// The pure parts of the expert-major layout: where the blocks of experts lie, how many rows fit, and what room a kernel
-// has beside the table of experts.
+// SPDX-License-Identifier: Apache-2.0
+// The pure parts of the expert-major layout: where the blocks of experts lie, how many rows fit,
+// and what room a kernel has beside the table of experts.
 #include <gtest/gtest.h>
 
 #include "ep/cuda/layout.hpp"
@@ -20,7 +21,7 @@ detail::Shape shape_of(std::int32_t ranks, std::int32_t experts) {
   return detail::make_shape(options, ranks);
 }
 
-TEST(EpExpandedLayout, BlocksStartAtMultiplesBySourceThenToken) {
+TEST(EpExpertMajorLayout, BlocksStartAtMultiplesBySourceThenToken) {
   const detail::Shape shape = shape_of(2, 4);
   const std::int32_t from0[] = {3, 0, 5, 1}, from1[] = {2, 0, 4, 0};
   const std::int32_t* const counts[] = {from0, from1};
@@ -35,14 +36,17 @@ TEST(EpExpandedLayout, BlocksStartAtMultiplesBySourceThenToken) {
   EXPECT_EQ(first.blocks, (std::vector<std::int32_t>{0, 5, 5}));
 }
 
-TEST(EpExpandedLayout, MostRowsAreThoseOfAllExpertsAndGaps) {
-  EXPECT_EQ(shape_of(2, 4).max_expanded(1), 2 * 64 * 2);  // two experts a member, four lanes
-  EXPECT_EQ(shape_of(2, 16).max_expanded(8), 2 * 64 * 4 + 8 * 7);
+TEST(EpExpertMajorLayout, MostRowsAreThoseOfAllExpertsAndGaps) {
+  EXPECT_EQ(shape_of(2, 4).max_expert_major_rows(1),
+            2 * 64 * 2);  // two experts a member, four lanes
+  EXPECT_EQ(shape_of(2, 16).max_expert_major_rows(8), 2 * 64 * 4 + 8 * 7);
 }
 
-TEST(EpExpandedLayout, AsManyRowsAsFitAndNotOneMore) {
+TEST(EpExpertMajorLayout, AsManyRowsAsFitAndNotOneMore) {
   const auto total = [](std::int64_t rows) {
-    return detail::RegionLayout(static_cast<std::uint64_t>(rows), 7168, detail::SideRecord(224, 1).bytes).total;
+    return detail::RegionLayout(static_cast<std::uint64_t>(rows), 7168,
+                                detail::SideRecord(224, 1).bytes)
+        .total;
   };
   for (const std::int64_t rows : {1, 17, 1000, 32768}) {
     EXPECT_GE(detail::rows_that_fit(1 << 20, total(rows), total), rows);
@@ -55,7 +59,7 @@ TEST(EpExpandedLayout, AsManyRowsAsFitAndNotOneMore) {
 }
 
 #ifdef SHOAL_WITH_CUDA
-TEST(EpExpandedPlan, TheTableFitsBehindTheStages) {
+TEST(EpExpertMajorPlan, TheTableFitsBehindTheStages) {
   for (const bool bulk : {true, false}) {
     const cuda::Limits limits{.shared_bytes = 224 << 10, .bulk_copies = bulk};
     for (const std::uint32_t experts : {1U, 256U, 1024U, 8192U})
@@ -68,7 +72,8 @@ TEST(EpExpandedPlan, TheTableFitsBehindTheStages) {
         EXPECT_EQ(plan.table_offset % 16, 0U);
         if (bulk)
           EXPECT_GE(plan.table_offset,
-                    cuda::kBarrierBytes + static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes);
+                    cuda::kBarrierBytes +
+                        static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes);
       }
     EXPECT_TRUE(cuda::fits_with_table(14336, 0, limits, 1024 * 4));
     EXPECT_FALSE(cuda::fits_with_table(14336, 0, limits, 65536 * 4));

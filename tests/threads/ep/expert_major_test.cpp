@@ -1,13 +1,14 @@
-// The expert-major layout of normal mode (DispatchOptions.expanded) with PEs as threads, bit by bit against the naive
-// reference.
+// SPDX-License-Identifier: Apache-2.0
+// The expert-major layout of normal mode (DispatchOptions.expert_major) with PEs as threads, bit by
+// bit against the naive reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <random>
 
-#include "shoal/world.hpp"
-#include "checks/ep/normal.hpp"
 #include "checks/ep/expert_major.hpp"
+#include "checks/ep/normal.hpp"
+#include "shoal/world.hpp"
 
 namespace shoal::test {
 namespace {
@@ -23,28 +24,34 @@ void run_group(const EpCase& c, const ep::GroupOptions& options, const Body& bod
   });
 }
 
-void run_case(const EpCase& c, const ExpandedCall& call) {
-  run_group(c, expanded_options(c, call), [&](World&, ep::Group& group) {
+void run_case(const EpCase& c, const ExpertMajorCall& call) {
+  run_group(c, expert_major_options(c, call), [&](World&, ep::Group& group) {
     for (std::uint64_t round = 0; round < 2; ++round) {
       EpCase now = c;
       now.seed += 100 * round;
-      check_expanded(group, now, call, host_tensors());
+      check_expert_major(group, now, call, host_tensors());
     }
   });
 }
 
 EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks, .experts = ranks * 3, .top_k = 4, .hidden = 96, .max_tokens = 24, .seed = seed};
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
 }
 
-class EpExpanded : public ::testing::TestWithParam<std::int32_t> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, EpExpanded, ::testing::Values(1, 2, 3, 5, 8));
+class EpExpertMajor : public ::testing::TestWithParam<std::int32_t> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, EpExpertMajor, ::testing::Values(1, 2, 3, 5, 8));
 
-TEST_P(EpExpanded, AlignmentsWithExactSizes) {
-  for (const std::int32_t alignment : {1, 16, 128}) run_case(small(GetParam()), {.alignment = alignment});
+TEST_P(EpExpertMajor, AlignmentsWithExactSizes) {
+  for (const std::int32_t alignment : {1, 16, 128})
+    run_case(small(GetParam()), {.alignment = alignment});
 }
 
-TEST_P(EpExpanded, WorstCaseRowsCopyOutAndCachedHandles) {
+TEST_P(EpExpertMajor, WorstCaseRowsCopyOutAndCachedHandles) {
   const EpCase c = small(GetParam(), 5);
   for (const std::int32_t alignment : {1, 16, 128}) {
     run_case(c, {.alignment = alignment, .worst_case = true, .cached = 2});
@@ -53,23 +60,29 @@ TEST_P(EpExpanded, WorstCaseRowsCopyOutAndCachedHandles) {
   run_case(c, {.weights = false, .alignment = 16, .cached = 2});
 }
 
-TEST_P(EpExpanded, BiasesAndAnswersOfAnyKind) {
+TEST_P(EpExpertMajor, BiasesAndAnswersOfAnyKind) {
   const EpCase c = small(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
   run_case(c, {.dtype = DataType::float16, .answer = DataType::float16, .biases = 2});
-  run_case(c, {.dtype = DataType::float32, .answer = DataType::float32, .alignment = 3, .biases = 1});
+  run_case(c,
+           {.dtype = DataType::float32, .answer = DataType::float32, .alignment = 3, .biases = 1});
   run_case(c, {.dtype = DataType::float32, .answer = DataType::bfloat16, .alignment = 4});
 }
 
-TEST_P(EpExpanded, Float8RowsCarryTheirScales) {
+TEST_P(EpExpertMajor, Float8RowsCarryTheirScales) {
   EpCase c = small(GetParam(), 9);
   c.hidden = 256;
-  run_case(c, {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
-  run_case(c, {.dtype = DataType::float8_e4m3, .scales = 5, .alignment = 16, .worst_case = true, .cached = 1});
+  run_case(c,
+           {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
+  run_case(c, {.dtype = DataType::float8_e4m3,
+               .scales = 5,
+               .alignment = 16,
+               .worst_case = true,
+               .cached = 1});
 }
 
-TEST_P(EpExpanded, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpExpertMajor, NoTokensIdleMembersAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
     c.load = load;
@@ -78,7 +91,7 @@ TEST_P(EpExpanded, NoTokensIdleMembersAndOneHotExpert) {
   }
 }
 
-TEST(EpExpandedMode, RandomShapes) {
+TEST(EpExpertMajorMode, RandomShapes) {
   std::mt19937_64 random(17);
   const auto pick = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
@@ -102,32 +115,35 @@ TEST(EpExpandedMode, RandomShapes) {
   }
 }
 
-TEST(EpExpandedMode, FlatAndExpandedInOneGroupInTurn) {
+TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
   const EpCase c = small(4, 11);
-  const ExpandedCall call{.alignment = 16, .cached = 1};
-  ep::GroupOptions options = expanded_options(c, call);
+  const ExpertMajorCall call{.alignment = 16, .cached = 1};
+  ep::GroupOptions options = expert_major_options(c, call);
   run_group(c, options, [&](World& world, ep::Group& group) {
     for (std::uint64_t round = 0; round < 4; ++round) {
       EpCase now = c;
       now.seed += round;
       check_normal(group, now);
-      check_expanded(group, now, call, host_tensors());
+      check_expert_major(group, now, call, host_tensors());
     }
     // Both of one routing, held at the same time, and combined in the other order.
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
-    const ep::Dispatched expanded = group.dispatch(in.x, routing, {.weights = in.weights, .expanded = true});
+    const ep::Dispatched expert_major =
+        group.dispatch(in.x, routing, {.weights = in.weights, .expert_major = true});
     const ep::Dispatched flat = group.dispatch(in.x, routing, {.weights = in.weights});
     const Tensor y = answers_to(c, world.my_pe(), flat);
     const auto wanted = expected_combine(c, world.my_pe());
-    const ep::Combined sums = group.combine(expanded.x, expanded.handle);
+    const ep::Combined sums = group.combine(expert_major.x, expert_major.handle);
     const ep::Combined combined = group.combine(y, flat.handle);
     expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
-    for (std::int64_t t = 0; t < c.tokens(world.my_pe()); ++t)  // each lane brings the row itself back
+    for (std::int64_t t = 0; t < c.tokens(world.my_pe());
+         ++t)  // each lane brings the row itself back
       for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
         float sum = 0;
         for (std::int32_t k = 0; k < c.top_k; ++k)
-          if (in.topk_idx.as<std::int64_t>()[t * c.top_k + k] >= 0) sum += float_of_bf16(c.value(world.my_pe(), t, ch));
+          if (in.topk_idx.as<std::int64_t>()[t * c.top_k + k] >= 0)
+            sum += float_of_bf16(c.value(world.my_pe(), t, ch));
         ASSERT_EQ(sums.x.as<std::uint16_t>()[t * c.hidden + ch], bf16_of(sum));
       }
     EXPECT_FALSE(flat.expert_first_row.defined());
@@ -144,48 +160,60 @@ std::pair<Code, std::string> thrown(const std::function<void()>& call) {
   return {Code{}, "nothing was thrown"};
 }
 
-TEST(EpExpandedMode, MembersThatDifferAreTold) {
+TEST(EpExpertMajorMode, MembersThatDifferAreTold) {
   const EpCase c = small(3, 13);
-  run_group(c, expanded_options(c, {.alignment = 16}), [&](World& world, ep::Group& group) {
+  run_group(c, expert_major_options(c, {.alignment = 16}), [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
-    const auto [one, text] = thrown([&] { group.dispatch(in.x, routing, {.expanded = world.my_pe() == 1}); });
+    const auto [one, text] =
+        thrown([&] { group.dispatch(in.x, routing, {.expert_major = world.my_pe() == 1}); });
     EXPECT_EQ(one, Code::mismatch) << text;
-    EXPECT_NE(text.find("expanded with expert_alignment 1"), std::string::npos) << text;
-    const auto [two, other] = thrown(
-        [&] { group.dispatch(in.x, routing, {.expert_alignment = world.my_pe() == 2 ? 16 : 8, .expanded = true}); });
+    EXPECT_NE(text.find("expert_major with expert_alignment 1"), std::string::npos) << text;
+    const auto [two, other] = thrown([&] {
+      group.dispatch(in.x, routing,
+                     {.expert_alignment = world.my_pe() == 2 ? 16 : 8, .expert_major = true});
+    });
     EXPECT_EQ(two, Code::mismatch) << other;
-    check_expanded(group, c, {.alignment = 16}, host_tensors());  // the group stays usable
+    check_expert_major(group, c, {.alignment = 16}, host_tensors());  // the group stays usable
   });
 }
 
-TEST(EpExpandedMode, BadArgumentsLeaveTheGroupUsable) {
+TEST(EpExpertMajorMode, BadArgumentsLeaveTheGroupUsable) {
   const EpCase c = small(2, 15);
-  const ExpandedCall call{.alignment = 4};
-  run_group(c, expanded_options(c, call), [&](World& world, ep::Group& group) {
+  const ExpertMajorCall call{.alignment = 4};
+  run_group(c, expert_major_options(c, call), [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
-    const std::int64_t most = 2 * group.options().max_tokens * 3 + 3 * 3;  // members * max_tokens * experts + gaps
-    const auto [limit, text] = thrown(
-        [&] { group.dispatch(in.x, routing, {.expert_alignment = 4, .expanded = true, .worst_case_rows = most + 1}); });
+    const std::int64_t most =
+        2 * group.options().max_tokens * 3 + 3 * 3;  // members * max_tokens * experts + gaps
+    const auto [limit, text] = thrown([&] {
+      group.dispatch(in.x, routing,
+                     {.expert_alignment = 4, .expert_major = true, .worst_case_rows = most + 1});
+    });
     EXPECT_EQ(limit, Code::invalid_argument) << text;
     EXPECT_NE(text.find(std::to_string(most)), std::string::npos) << text;
     const ep::Dispatched flat = group.dispatch(in.x, routing);
-    EXPECT_EQ(thrown([&] { group.dispatch(in.x, flat.handle, {.expanded = true}); }).first, Code::invalid_argument);
-    const ep::Dispatched expanded =
-        group.dispatch(in.x, routing, {.weights = in.weights, .expert_alignment = 4, .expanded = true});
-    Tensor wide = Tensor::empty(DataType::float32, {expanded.rows, c.top_k});
-    EXPECT_EQ(thrown([&] { group.combine(expanded.x, expanded.handle, {.weights = wide}); }).first,
+    EXPECT_EQ(thrown([&] { group.dispatch(in.x, flat.handle, {.expert_major = true}); }).first,
               Code::invalid_argument);
-    EXPECT_EQ(thrown([&] { group.combine(flat.x, expanded.handle); }).first, Code::invalid_argument);
-    group.combine(expanded.x, expanded.handle, {.weights = expanded.topk_weights});
-    check_expanded(group, c, call, host_tensors());
+    const ep::Dispatched expert_major = group.dispatch(
+        in.x, routing, {.weights = in.weights, .expert_alignment = 4, .expert_major = true});
+    Tensor wide = Tensor::empty(DataType::float32, {expert_major.rows, c.top_k});
+    EXPECT_EQ(thrown([&] {
+                group.combine(expert_major.x, expert_major.handle, {.weights = wide});
+              }).first,
+              Code::invalid_argument);
+    EXPECT_EQ(thrown([&] { group.combine(flat.x, expert_major.handle); }).first,
+              Code::invalid_argument);
+    group.combine(expert_major.x, expert_major.handle, {.weights = expert_major.topk_weights});
+    check_expert_major(group, c, call, host_tensors());
   });
 }
 
-TEST(EpExpandedMode, ResultsThatDoNotFitAreRefusedOnAllMembers) {
-  // All lanes of all tokens go to the experts of the last member: three times the rows of the flat layout.
-  const EpCase c{.ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};
+TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllMembers) {
+  // All lanes of all tokens go to the experts of the last member: three times the rows of the flat
+  // layout.
+  const EpCase c{
+      .ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};
   ep::GroupOptions options = options_for(c);
   options.low_latency_max_tokens = 0;
   run_group(c, options, [&](World&, ep::Group& group) {
@@ -196,18 +224,21 @@ TEST(EpExpandedMode, ResultsThatDoNotFitAreRefusedOnAllMembers) {
     for (std::int64_t i = 0; i < 3 * tokens; ++i) topk.as<std::int64_t>()[i] = 6 + i % 3;
     const ep::Routing routing = group.route(topk);
     for (int round = 0; round < 2; ++round) {
-      const auto [code, text] = thrown([&] { group.dispatch(x, routing, {.expanded = true}); });
+      const auto [code, text] = thrown([&] { group.dispatch(x, routing, {.expert_major = true}); });
       EXPECT_EQ(code, Code::exhausted) << text;
       EXPECT_NE(text.find("PE 2 is sent 144 rows"), std::string::npos) << text;
       EXPECT_NE(text.find("GroupOptions.max_tokens"), std::string::npos) << text;
       EXPECT_NE(text.find("live_results"), std::string::npos) << text;
-      const auto [small, why] = thrown([&] { group.dispatch(x, routing, {.expanded = true, .worst_case_rows = 47}); });
+      const auto [small, why] = thrown(
+          [&] { group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 47}); });
       EXPECT_EQ(small, Code::exhausted) << why;
       EXPECT_NE(why.find("allows 47 rows"), std::string::npos) << why;
       // The whole receive area holds three times a flat result.
-      ep::Dispatched got = group.dispatch(x, routing, {.expanded = true, .worst_case_rows = 144});
+      ep::Dispatched got =
+          group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 144});
       EXPECT_EQ(got.x.shape[0], 144);
-      const auto [full, held] = thrown([&] { group.dispatch(x, routing, {.expanded = true, .worst_case_rows = 144}); });
+      const auto [full, held] = thrown(
+          [&] { group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 144}); });
       EXPECT_EQ(full, Code::exhausted) << held;
       EXPECT_NE(held.find("live_results"), std::string::npos) << held;
       // Answers in place can be fetched; there is no room to copy so many.
@@ -221,9 +252,15 @@ TEST(EpExpandedMode, ResultsThatDoNotFitAreRefusedOnAllMembers) {
   });
 }
 
-TEST(EpExpandedMode, SmallRowsMakeRoomForMore) {
+TEST(EpExpertMajorMode, SmallRowsMakeRoomForMore) {
   // Float8 rows in a group made for bfloat16 ones: about twice as many fit, gaps included.
-  const EpCase c{.ranks = 2, .experts = 4, .top_k = 2, .hidden = 1024, .max_tokens = 32, .seed = 21, .holes = 0};
+  const EpCase c{.ranks = 2,
+                 .experts = 4,
+                 .top_k = 2,
+                 .hidden = 1024,
+                 .max_tokens = 32,
+                 .seed = 21,
+                 .holes = 0};
   ep::GroupOptions options = options_for(c);
   options.low_latency_max_tokens = 0;
   run_group(c, options, [&](World&, ep::Group& group) {
@@ -232,7 +269,7 @@ TEST(EpExpandedMode, SmallRowsMakeRoomForMore) {
     std::memset(x.data, 0, x.bytes());
     for (std::int64_t i = 0; i < 2 * c.max_tokens; ++i) topk.as<std::int64_t>()[i] = i % 2;
     const ep::Routing routing = group.route(topk);
-    const ep::Dispatched got = group.dispatch(x, routing, {.expanded = true});
+    const ep::Dispatched got = group.dispatch(x, routing, {.expert_major = true});
     EXPECT_EQ(got.rows, group.team().my_pe() == 0 ? 128 : 0);  // 64 rows of the flat layout
   });
 }
