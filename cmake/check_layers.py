@@ -10,13 +10,15 @@ import re
 import sys
 from pathlib import Path
 
-# A layer may include itself and those before it (docs/architecture.md).
+# A layer may include itself and those before it (docs/internals/architecture.md).
 LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "collective", "ep", "capi"]
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
 MAX_LINES = 600
 README_FOLDERS = ("include", "src", "tools", "tests", "bench", "docs", "examples", "cmake")
 WITHOUT_README = ("tests/fuzz/corpus", "docs/data", "tests/data/doctor/")
+# Tests of one kind are grouped by layer; the README of the kind covers its groups.
+GROUPED_TESTS = tuple(f"tests/{kind}/" for kind in ("unit", "threads", "gpu", "checks", "support"))
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
@@ -113,7 +115,7 @@ def readme_faults(root):
     folders = {folder for top in README_FOLDERS for folder in [root / top, *(root / top).rglob("*")] if folder.is_dir()}
     for folder in sorted(folders):
         name = folder.relative_to(root).as_posix()
-        if "__pycache__" in name or any(name.startswith(exempt) for exempt in WITHOUT_README):
+        if "__pycache__" in name or name.startswith(WITHOUT_README + GROUPED_TESTS):
             continue
         if any(child.is_file() for child in folder.iterdir()) and not (folder / "README.md").is_file():
             yield f"{name}/README.md:1: missing; a folder says what lives in it"

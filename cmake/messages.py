@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The error messages of the library, out of its sources, and whether docs/troubleshooting.md has an entry for each (requirement A14).
+"""The error messages of the library, out of its sources, and whether docs/guide/troubleshooting.md has an entry for each (requirement A14).
 
 Usage: messages.py [--list] [ROOT]. --list prints "file:line: message" for every one, fields as "…": the raw material of the page. Otherwise prints
 each message without an entry, each entry without a message, and exits with 1 when there is any, else 0.
@@ -16,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-PAGE = "docs/troubleshooting.md"
+PAGE = "docs/guide/troubleshooting.md"
 FIELD = "…"
 # Which argument of a call is the format; the others have their own messages before it.
 CALLS = {"fail": 1, "require": 2, "fail_errno": 0, "Error": 1, "warn": 0, "error": 0}

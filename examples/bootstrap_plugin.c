@@ -5,7 +5,7 @@
  *   export SHOAL_BOOTSTRAP=plugin:$PWD/folder_plugin.so FOLDER=$(mktemp -d) FOLDER_N_PES=2
  *   FOLDER_PE=0 ./program & FOLDER_PE=1 ./program
  *
- * docs/bootstrap.md explains it. Nothing but the one header is needed: neither Shoal's library nor C++. */
+ * docs/internals/bootstrap.md explains it. Nothing but the one header is needed: neither Shoal's library nor C++. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>

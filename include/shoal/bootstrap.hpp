@@ -5,7 +5,7 @@
 // barrier and an abort. World::open uses it while it starts; after that it is kept open only so
 // that an abort reaches everybody. Implementations here: UniqueId over TCP (requirement D7) and
 // threads of one process. Launchers come in as plug-ins (shoal/bootstrap_plugin.h), MPI
-// communicators by shoal/mpi.hpp; docs/bootstrap.md shows all ways. A program can also implement
+// communicators by shoal/mpi.hpp; docs/internals/bootstrap.md shows all ways. A program can also implement
 // the interface itself.
 #pragma once
 

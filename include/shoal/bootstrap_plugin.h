@@ -14,7 +14,7 @@
  *
  * and is asked for by SHOAL_BOOTSTRAP=plugin:/path/to/file.so. Shoal's own plug-ins (mpi, shmem,
  * pmi, pmi2, pmix) use nothing but this header. examples/bootstrap_plugin.c is a complete one;
- * docs/bootstrap.md explains.
+ * docs/internals/bootstrap.md explains.
  *
  * For every world that a process opens, each PE makes these calls, one after another and never two
  * at a time: open, broadcast (left out where n_pes is 1 or something has failed), close (where open

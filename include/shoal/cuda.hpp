@@ -20,7 +20,7 @@
 // Several PEs on one GPU: a stream that waits must not hold up the one it waits for. The legacy
 // default stream does, so it is refused then. Programs need as many hardware queues as streams in
 // use (CUDA_DEVICE_MAX_CONNECTIONS, at most 32) and kernels that are loaded before anything waits
-// (CUDA_MODULE_LOADING=EAGER); see docs/device.md.
+// (CUDA_MODULE_LOADING=EAGER); see docs/guide/device.md.
 #pragma once
 
 #include <cstddef>

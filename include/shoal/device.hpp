@@ -22,7 +22,7 @@
 //   shoal::cuda::check_failures throws it.
 // - Waiting kernels need what they wait for to run at the same time. Launch kernels whose blocks
 // wait for each other
-//   with launch_collective (device/launch.cuh), and read docs/device.md before several PEs share a
+//   with launch_collective (device/launch.cuh), and read docs/guide/device.md before several PEs share a
 //   GPU.
 //
 // Any part may be included alone; this header includes those that the compiler can read: without a

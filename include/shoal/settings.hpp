@@ -3,7 +3,7 @@
 //
 // A Settings value holds the defaults; Settings::from_environment() is the only place in Shoal that
 // reads the environment. The table (settings_table) gives each field its SHOAL_* name, the
-// NVSHMEM_* name that is accepted in its place, its allowed range and its meaning; docs/settings.md
+// NVSHMEM_* name that is accepted in its place, its allowed range and its meaning; docs/reference/settings.md
 // is generated from it. Programs may also fill the fields themselves.
 #pragma once
 

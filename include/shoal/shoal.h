@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/shoal.h: Shoal for C (C11), and for every language that calls C. Guide: docs/c.md.
+// shoal/shoal.h: Shoal for C (C11), and for every language that calls C. Guide: docs/guide/c.md.
 //
 // What an operation does, its order, shapes and failures are said once, where C++ declares it:
 // world.hpp, heap.hpp, team.hpp, ep/group.hpp. This header says what is different in C:
@@ -68,7 +68,7 @@ SHOAL_API const char* shoal_status_name(shoal_status status);
 /// Of the library that runs, to be compared with SHOAL_VERSION_*. Each may be NULL.
 SHOAL_API shoal_status shoal_version(int32_t* major, int32_t* minor, int32_t* patch);
 
-// Settings (docs/settings.md).
+// Settings (docs/reference/settings.md).
 
 typedef struct shoal_settings shoal_settings;
 

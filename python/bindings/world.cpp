@@ -296,7 +296,7 @@ void bind_world(nb::module_& module) {
       "A world of PEs that share symmetric memory. Made by open, from_torch, from_mpi4py, "
       "from_unique_id or run_threads, by all PEs together. `with` closes it; leaving by an exception "
       "tells the other PEs, whose calls then raise PeerFailedError.\n\n"
-      "settings, everywhere: a dict of docs/settings.md's names without SHOAL_, in lower case: "
+      "settings, everywhere: a dict of docs/reference/settings.md's names without SHOAL_, in lower case: "
       "{\"symmetric_size\": \"1G\", \"timeout\": 5000, \"heap\": \"host\"}; they override the "
       "environment."_doc);
   world

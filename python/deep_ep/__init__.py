@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of DeepEP over Shoal: ``Buffer`` (V1) and ``ElasticBuffer`` (V2), on GPUs and on the CPU.
 
-docs/deep_ep.md says what is compatible and what differs. Importing has no side effects.
+docs/guide/from-deepep.md says what is compatible and what differs. Importing has no side effects.
 """
 
 from .buffers import Buffer, ElasticBuffer, EPHandle

@@ -46,7 +46,7 @@ const std::vector<SettingInfo>& table() {
        "NVSHMEM_BOOTSTRAP",
        "bootstrap",
        &Settings::bootstrap,
-       "How PEs find each other (docs/bootstrap.md): uid (SHOAL_UNIQUE_ID or SHOAL_SESSION_ID), mpi, shmem "
+       "How PEs find each other (docs/internals/bootstrap.md): uid (SHOAL_UNIQUE_ID or SHOAL_SESSION_ID), mpi, shmem "
        "(OpenSHMEM), "
        "pmi (PMI-1), pmi2, pmix, torch (torchrun's variables), plugin:FILE (a library of your own), single (one PE); "
        "automatic: as shoal-run or the launcher that started this process offers, else single.",

@@ -28,9 +28,8 @@ void copy_out(void* target, std::byte* source, std::size_t bytes) {
 void full_fence() {
 #pragma GCC diagnostic push
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#pragma GCC diagnostic ignored                                           \
-    "-Wtsan"  // ThreadSanitizer ignores fences: it sees less order than \
-              // there is, and no test relies on it
+// ThreadSanitizer does not model fences. No test relies on the order that this one adds.
+#pragma GCC diagnostic ignored "-Wtsan"
 #endif
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #pragma GCC diagnostic pop

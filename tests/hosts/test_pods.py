@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command of docs/kubernetes/moe-job.yaml, with the environment that it sets, in two hosts that stand for its pods."""
+"""The command of docs/guide/kubernetes/moe-job.yaml, with the environment that it sets, in two hosts that stand for its pods."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ from launchers import Job, pe_lines
 
 yaml = pytest.importorskip("yaml")  # comes with kubernetes-validate, which ./run test installs
 
-MANIFEST = pathlib.Path(__file__).resolve().parents[2] / "docs/kubernetes/moe-job.yaml"
+MANIFEST = pathlib.Path(__file__).resolve().parents[2] / "docs/guide/kubernetes/moe-job.yaml"
 PES_PER_POD = 2
 
 

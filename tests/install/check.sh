@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # check.sh BUILD: installs a build into a temporary folder and builds three programs against it with find_package(shoal):
 # the README's example, the example in C, and one that links shoal::shoal alone. Where there is nvcc, also kernels: as
-# docs/device.md says, they need the headers and nothing to link on the device.
+# docs/guide/device.md says, they need the headers and nothing to link on the device.
 set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)

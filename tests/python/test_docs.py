@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ["docs/python.md", "docs/deep_ep.md"]
+PAGES = ["docs/guide/python.md", "docs/guide/from-deepep.md"]
 
 # Generating code takes half a minute; that is PyTorch's affair, not the page's.
 PRELUDE = """
@@ -70,7 +70,7 @@ def test_hello_runs_on_four_pes(tmp_path):
     bin_dir = os.environ.get("SHOAL_BIN_DIR")
     if not bin_dir:
         pytest.skip("set SHOAL_BIN_DIR to the build's bin directory")
-    _, block = blocks_of("docs/python.md", "python")[0]
+    _, block = blocks_of("docs/guide/python.md", "python")[0]
     assert block.startswith("# hello.py")
     (tmp_path / "hello.py").write_text(block)
     command = [pathlib.Path(bin_dir) / "shoal-run", "-n", "4", sys.executable, "hello.py"]
@@ -78,4 +78,4 @@ def test_hello_runs_on_four_pes(tmp_path):
     assert result.returncode == 0, result.stderr
     for pe in range(4):
         assert f"PE {pe} of 4 got {100 + (pe - 1) % 4}" in result.stdout
-    assert "shoal-run -n 4 python hello.py" in [block.strip() for _, block in blocks_of("docs/python.md", "sh")]
+    assert "shoal-run -n 4 python hello.py" in [block.strip() for _, block in blocks_of("docs/guide/python.md", "sh")]

@@ -288,7 +288,7 @@ def test_hosts_that_cannot_be(bin_dir, tmp_path):
 
 def test_page_shows_the_example_that_is_built():
     example = (ROOT / "examples/bootstrap_plugin.c").read_text()
-    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "docs/bootstrap.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "docs/internals/bootstrap.md").read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
         assert block in example, block

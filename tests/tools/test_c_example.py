@@ -96,7 +96,7 @@ def test_every_struct_and_member_is_frozen():
 
 def test_page_shows_the_example_that_is_built():
     example = (ROOT / "examples/c_moe.c").read_text()
-    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "docs/c.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "docs/guide/c.md").read_text(), re.DOTALL)
     assert len(blocks) == 4
     for block in blocks:
         assert block in example, block

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/device.md shows code that is compiled: every block of it is a marked part of a source file, word for word."""
+"""docs/guide/device.md shows code that is compiled: every block of it is a marked part of a source file, word for word."""
 
 import os
 import pathlib
@@ -24,7 +24,7 @@ def marked_parts():
 
 
 def test_every_block_of_code_is_compiled():
-    page = (ROOT / "docs/device.md").read_text()
+    page = (ROOT / "docs/guide/device.md").read_text()
     blocks = [block.strip("\n") for block in re.findall(r"```cpp\n(.*?)```", page, re.DOTALL)]
     assert len(blocks) == 4
     parts = marked_parts()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages agree with the code: the README's example is examples/hello.cpp, docs/settings.md is what the table says."""
+"""The pages agree with the code: the README's example is examples/hello.cpp, docs/reference/settings.md is what the table says."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ def test_example_runs_alone_and_on_four_pes(bin_dir):
 
 def test_settings_page_is_generated_from_the_table(bin_dir):
     page = subprocess.run([bin_dir / "shoal-info", "--settings-page"], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert page == (ROOT / "docs/settings.md").read_text(), "run ./run settings"
+    assert page == (ROOT / "docs/reference/settings.md").read_text(), "run ./run settings"
 
 
 def test_bad_setting_names_the_variable(bin_dir):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/protocol: the models of the protocol hold, and every mutation of them fails for its own reason."""
+"""docs/internals/protocol: the models of the protocol hold, and every mutation of them fails for its own reason."""
 
 import pathlib
 import re
@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-PROTOCOL = pathlib.Path(__file__).resolve().parents[2] / "docs/protocol"
+PROTOCOL = pathlib.Path(__file__).resolve().parents[2] / "docs/internals/protocol"
 DEADLINE_S = 600  # half a minute on an idle core
 
 

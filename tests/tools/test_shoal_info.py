@@ -166,7 +166,7 @@ def test_doctor_of_this_system(bin_dir):
 
 
 def test_page_of_shoal_info_has_every_check(bin_dir):
-    page = (ROOT / "docs/shoal-info.md").read_text()
+    page = (ROOT / "docs/guide/shoal-info.md").read_text()
     findings = json.loads(info(bin_dir, "--doctor", "--json", "--root", SYSTEMS / "laptop").stdout)["doctor"]
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
     assert [name for name in rows if name in {finding["name"] for finding in findings}] == [finding["name"] for finding in findings]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/troubleshooting.md has an entry for every error message of the sources, and no others (requirement A14)."""
+"""docs/guide/troubleshooting.md has an entry for every error message of the sources, and no others (requirement A14)."""
 
 import pathlib
 import subprocess
@@ -20,9 +20,9 @@ def test_every_message_has_an_entry_and_every_entry_a_message():
 
 def make(tmp_path, source, page):
     (tmp_path / "src/base").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/guide").mkdir(parents=True)
     (tmp_path / "src/base/a.cpp").write_text(source)
-    (tmp_path / "docs/troubleshooting.md").write_text(page)
+    (tmp_path / "docs/guide/troubleshooting.md").write_text(page)
     return tmp_path
 
 
@@ -49,8 +49,8 @@ def test_what_is_missing_and_what_is_dead_are_faults(tmp_path):
     page = "# T\n\n### `the world of … is flat`\n\n| message | cure |\n|---|---|\n| `the moon is` | nothing |\n| `the` | too much |\n"
     result = check(make(tmp_path, source, page))
     assert result.returncode == 1
-    assert "src/base/a.cpp:1: docs/troubleshooting.md has no entry for: the sea is …" not in result.stdout, "`the` stands for it"
-    assert "docs/troubleshooting.md:7: the sources have no such message: the moon is" in result.stdout
-    assert "docs/troubleshooting.md:8: too short to be an entry: the" in result.stdout
-    (tmp_path / "docs/troubleshooting.md").write_text(page.replace("| `the` | too much |\n", ""))
-    assert "src/base/a.cpp:1: docs/troubleshooting.md has no entry for: the sea is …" in check(tmp_path).stdout
+    assert "src/base/a.cpp:1: docs/guide/troubleshooting.md has no entry for: the sea is …" not in result.stdout, "`the` stands for it"
+    assert "docs/guide/troubleshooting.md:7: the sources have no such message: the moon is" in result.stdout
+    assert "docs/guide/troubleshooting.md:8: too short to be an entry: the" in result.stdout
+    (tmp_path / "docs/guide/troubleshooting.md").write_text(page.replace("| `the` | too much |\n", ""))
+    assert "src/base/a.cpp:1: docs/guide/troubleshooting.md has no entry for: the sea is …" in check(tmp_path).stdout

@@ -56,7 +56,7 @@ struct Patient {
 /// SHOAL_LOCAL_SIZE, else the number of GPUs, else 1. Throws only for bad settings.
 Patient collect_patient(const std::string& root, std::int32_t pes);
 
-/// Runs all checks, in the order of the page docs/shoal-info.md.
+/// Runs all checks, in the order of the page docs/guide/shoal-info.md.
 std::vector<Finding> examine(const Patient& patient);
 
 bool has_fault(const std::vector<Finding>& findings);

@@ -118,14 +118,14 @@ Finding distances(const Patient& patient) {
   const std::string name = "NIC distances";
   if (!patient.machine_error.empty())
     return fault(name, patient.machine_error,
-                 "correct the setting that the message names (docs/topology.md)");
+                 "correct the setting that the message names (docs/internals/topology.md)");
   if (patient.machine.gpus.empty() || patient.machine.nics.empty())
     return not_applicable(name, "no GPUs or no NICs to be near to each other");
   if (patient.remarks.empty()) return ok(name, "every GPU has a NIC below its own PCIe switch");
   return warning(
       name, fmt::format("{}", fmt::join(patient.remarks, "; ")),
       "see shoal-info --topology; if a nearer NIC is down or left out, mend that, else choose by "
-      "SHOAL_NIC_LIST or SHOAL_NIC_MAPPING (docs/topology.md)");
+      "SHOAL_NIC_LIST or SHOAL_NIC_MAPPING (docs/internals/topology.md)");
 }
 
 /// What hwloc sees against what the PCI bus has.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal-info: what this build is, what this machine has, how PEs reach each other, how long they
 // take to start, and what is wrong with the system (requirements A1, A3, D9, D11, D12).
-// docs/shoal-info.md has examples and the keys of
+// docs/guide/shoal-info.md has examples and the keys of
 // --json.
 #include <fmt/format.h>
 
@@ -185,7 +185,7 @@ int main(int argc, char** argv) try {
       ->check(CLI::Range(1, 1'000'000));
   app.add_option("--svg", options.svg,
                  "With --topology or --init-timeline: the picture as SVG, into this file");
-  app.add_flag("--settings-page", options.page, "The page docs/settings.md");
+  app.add_flag("--settings-page", options.page, "The page docs/reference/settings.md");
   app.set_version_flag("-n,--version", kVersion);
   app.callback([&] {
     const auto need = [](bool asked, bool given, const char* what) {

@@ -19,7 +19,7 @@ std::vector<SettingRow> collect_settings();
 std::string to_text(const std::vector<SettingRow>& settings);
 nlohmann::json to_json(const std::vector<SettingRow>& settings);
 
-/// docs/settings.md.
+/// docs/reference/settings.md.
 std::string settings_page();
 
 }  // namespace shoal::info

@@ -21,7 +21,7 @@ struct Topology {
   std::int32_t local_index = -1;  ///< SHOAL_LOCAL_INDEX
 };
 
-/// `machine_file` as SHOAL's described machines (docs/topology.md), empty: this machine. `pes`: of
+/// `machine_file` as SHOAL's described machines (docs/internals/topology.md), empty: this machine. `pes`: of
 /// all jobs on a host without GPUs, 0: SHOAL_LOCAL_SIZE. Throws like read_machine and plan_nics.
 Topology collect_topology(const std::string& machine_file, std::int32_t pes);
 std::string to_text(const Topology& topology);

@@ -22,7 +22,7 @@
 // Numbers are the same on both. A dispatch without worst_case_rows or a cached handle waits on the
 // host for its sizes. Other calls can be captured in a CUDA graph (E5), but for copy_out, combines
 // without `out` or with CombineOptions::weights, low-latency calls before one of their kind or
-// warmup, and all calls of groups that pass rows through host memory (docs/gpu.md).
+// warmup, and all calls of groups that pass rows through host memory (docs/guide/gpus.md).
 //
 // Failure: bad arguments throw Error{invalid_argument} before anything is sent, and the group stays
 // usable. Members that pass different options throw Error{mismatch} on all members. A wait that

@@ -4,7 +4,7 @@
 // A driver maps streams to a few hardware queues. After streams have come and gone, two of those
 // that are left may lie on one queue though there are enough for all: a kernel that waits for a
 // peer then keeps the kernel of that peer, a thread on the same GPU, from running, until the
-// timeout (docs/device.md). So every part of Shoal takes its streams here, and none is destroyed.
+// timeout (docs/guide/device.md). So every part of Shoal takes its streams here, and none is destroyed.
 #pragma once
 
 #include <memory>

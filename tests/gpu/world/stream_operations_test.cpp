@@ -363,7 +363,7 @@ TEST(StreamOperationsAmongProcesses, ByCudaIpc) {  // D2
   run_gpu_processes("streams", "ipc");
 }
 
-// The example of docs/device.md.
+// The example of docs/guide/device.md.
 TEST(StreamOperations, GuideExampleSmall) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(2, [](World& world, const TestStream& stream) {
@@ -386,7 +386,7 @@ TEST(StreamOperations, GuideExampleSmall) {
   });
 }
 
-// Shoal's own streams stay: those that come and go come to share hardware queues (docs/device.md).
+// Shoal's own streams stay: those that come and go come to share hardware queues (docs/guide/device.md).
 TEST(StreamOperations, FindTheSameStreamsInEveryWorld) {
   SHOAL_NEEDS_GPU();
   constexpr int kWorlds = 20;

@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # torch_ranks
 
 # Read by the driver at its start: a hardware queue for each stream that may wait, and no kernel that is loaded while
-# another one waits (docs/gpu.md, several PEs on one GPU).
+# another one waits (docs/guide/gpus.md, several PEs on one GPU).
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 

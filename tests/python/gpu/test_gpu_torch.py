@@ -94,7 +94,7 @@ def test_layer_and_gradients(options):
 @pytest.mark.parametrize("pes, worst_case_rows", [(PES, 0), (1, MAX_TOKENS)])
 def test_moe_layer(pes, worst_case_rows):
     """Against the same layer on one process, which has all experts. With a fixed size one member: the layer waits for the
-    sizes of blocks inside a copy, which threads that share a GPU must not (docs/gpu.md)."""
+    sizes of blocks inside a copy, which threads that share a GPU must not (docs/guide/gpus.md)."""
     torch.manual_seed(3)
     alone = shoal.torch.MoE(HIDDEN, INNER, EXPERTS, TOP_K)
     inputs = [torch.randn(5 + pe, HIDDEN, generator=torch.Generator().manual_seed(pe)) for pe in range(pes)]

@@ -236,7 +236,7 @@ TEST(DoctorOfNetworks, WhatLiesBetweenGpusAndNics) {
   patient.remarks = {"GPU 0 (0000:13:00.0) is SYS away from its NIC mlx5_3:1"};
   expect(patient, "NIC distances", State::warning, "SYS away", "SHOAL_NIC_LIST");
   patient.machine_error = "SHOAL_NIC_LIST is \"mlx5_O\": no NIC is called \"mlx5_O\"";
-  expect(patient, "NIC distances", State::fault, "mlx5_O", "docs/topology.md");
+  expect(patient, "NIC distances", State::fault, "mlx5_O", "docs/internals/topology.md");
   patient = patient_of(kSystems / "dgx");
   patient.machine.gpus.resize(3);
   expect(patient, "hwloc", State::warning, "it sees 3 of 8 GPUs", "/sys");
