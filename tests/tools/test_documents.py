@@ -1,30 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages agree with the code: the README's example is examples/hello.cpp, docs/reference/settings.md is what the table says."""
+"""The pages agree with the code: READMEs, the table of settings, links between pages."""
 
 import os
 import pathlib
 import re
 import subprocess
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def test_readme_shows_the_example_that_is_built():
-    readme = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"```cpp\n(.*?)```", readme, re.DOTALL)
-    assert (ROOT / "examples/hello.cpp").read_text() in blocks
+READMES = ["README.md", "README.zh.md"]
+
+
+def code_blocks(page, language=r"\w+"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_readme_shows_the_example_that_is_built(page):
+    assert (ROOT / "examples/hello.cpp").read_text() in code_blocks(page, "cpp")
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_readme_is_short(page):
+    assert len((ROOT / page).read_text().splitlines()) <= 80
+    (python,) = code_blocks(page, "python")
+    assert len(python.splitlines()) <= 12
+    (cpp,) = code_blocks(page, "cpp")
+    lines = [line for line in cpp.splitlines() if "SPDX" not in line]
+    assert len(lines) <= 20
+
+
+def test_readmes_have_the_same_code_figures_and_links():
+    english, chinese = ((ROOT / page).read_text() for page in READMES)
+    assert code_blocks("README.md") == code_blocks("README.zh.md")
+    assert "](README.zh.md)" in english and "](README.md)" in chinese
+
+    def links(text):
+        return sorted(set(re.findall(r"\]\(([^)]+)\)", text)) - set(READMES))
+
+    def figures(text):
+        rows = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
+        return [re.findall(r"\d+", row) for row in rows if "GB/s" in row or " us" in row]
+
+    assert links(english) == links(chinese)
+    assert figures(english) == figures(chinese) and len(figures(english)) == 4
 
 
 def test_example_runs_alone_and_on_four_pes(bin_dir):
     alone = subprocess.run([bin_dir / "example_hello"], capture_output=True, text=True, timeout=60)
     assert alone.returncode == 0, alone.stderr
-    assert "PE 0 of 1 got 100" in alone.stdout
+    assert "PE 0 of 1 got 100 and 1" in alone.stdout
     four = subprocess.run([bin_dir / "shoal-run", "-n", "4", bin_dir / "example_hello"], capture_output=True, text=True, timeout=60)
     assert four.returncode == 0, four.stderr
     for pe in range(4):
-        assert f"PE {pe} of 4 got {100 + (pe - 1) % 4}" in four.stdout
-        # Two members answer each token with its own row: the sum is twice what was sent.
-        assert f"token 0 came back as {2 * (1 + pe)}" in four.stdout
+        # Two ranks return each token unchanged: the sum is twice what was sent.
+        assert f"PE {pe} of 4 got {100 + (pe - 1) % 4} and {2 * (1 + pe)}" in four.stdout
 
 
 def test_settings_page_is_generated_from_the_table(bin_dir):
@@ -51,7 +84,8 @@ def test_log_settings_choose_level_and_file(bin_dir, tmp_path):
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")]:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    for page in pages:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
