@@ -65,6 +65,18 @@ def test_settings_page_is_generated_from_the_table(bin_dir):
     assert page == (ROOT / "docs/reference/settings.md").read_text(), "run ./run settings"
 
 
+def test_reference_has_every_error_code():
+    page = (ROOT / "docs/reference/errors.md").read_text()
+    header = (ROOT / "include/shoal/error.hpp").read_text()
+    body = re.sub(r"//[^\n]*", "", re.search(r"enum class Code \{(.*?)\};", header, re.DOTALL)[1])
+    codes = re.findall(r"\b([a-z_]+)\b", body)
+    first, second = page.split("## Who throws")
+    assert re.findall(r"^\| `([a-z_]+)` \|", first, re.MULTILINE) == codes
+    assert re.findall(r"^\| `([a-z_]+)` \|", second, re.MULTILINE) == codes
+    numbers = [int(number) for number in re.findall(r"`SHOAL_[A-Z_]+` \((\d)\) \|", first)]
+    assert numbers == list(range(1, len(codes) + 1))
+
+
 def test_bad_setting_names_the_variable(bin_dir):
     result = subprocess.run([bin_dir / "shoal-info", "--settings"], capture_output=True, text=True, timeout=60,
                             env={"SHOAL_TIMEOUT_MS": "soon"})
