@@ -88,7 +88,7 @@ def make_model(letters: int, rank: int, group: Any) -> Transformer:
 
 
 def average_gradients(model: nn.Module, ranks: int) -> None:
-    """Makes them those of the mean loss. An expert's gradients already contain all ranks' tokens."""
+    """Makes them those of the mean loss. Gradients of experts already contain all tokens."""
     shared = [p.grad for name, p in model.named_parameters() if not is_expert(name)]
     flat = torch.cat([grad.flatten() for grad in shared])
     dist.all_reduce(flat)
