@@ -28,19 +28,24 @@ int main(void) {
   shoal_ep_sizes sizes = SHOAL_EP_SIZES_INIT;
   shoal_ep_statistics statistics = SHOAL_EP_STATISTICS_INIT;
   shoal_tensor none = SHOAL_TENSOR_NONE;
-  return (int)(group.size + launch.size + dispatch.size + combine.size + send.size + reduce.size + routing.size + dispatched.size +
-               combined.size + received.size + sizes.size + statistics.size + (size_t)none.rank) == 0;
+  return (int)(group.size + launch.size + dispatch.size + combine.size + send.size + reduce.size +
+               routing.size + dispatched.size + combined.size + received.size + sizes.size +
+               statistics.size + (size_t)none.rank) == 0;
 }
 """
 
 
-@pytest.mark.parametrize(("compiler", "language", "standard"), [("cc", "c", "c11"), ("cc", "c", "c17"), ("c++", "c++", "c++11"),
-                                                               ("c++", "c++", "c++20"), ("clang-19", "c", "c11")])
+@pytest.mark.parametrize(
+    ("compiler", "language", "standard"),
+    [("cc", "c", "c11"), ("cc", "c", "c17"), ("c++", "c++", "c++11"), ("c++", "c++", "c++20"),
+     ("clang-19", "c", "c11")],
+)
 def test_header_compiles_without_a_warning(compiler, language, standard):
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} on this machine")
-    command = [compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", "-I",
-               ROOT / "include", "-"]
+    warnings = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
+    command = [compiler, "-x", language, f"-std={standard}", *warnings, "-fsyntax-only"]
+    command += ["-I", ROOT / "include", "-"]
     result = subprocess.run(command, input=USER, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
 
@@ -51,24 +56,28 @@ def test_example_checks_its_own_result(run_program, pes):
     assert result.returncode == 0, result.stdout + result.stderr
     count = pes or 1
     for pe in range(count):
-        assert f"PE {pe} of {count}: 0 values wrong in normal mode, 0 in low latency" in result.stdout
-    # Two experts a PE; token t asks for experts (pe + t) and (pe + t + n): on different PEs where there are several.
+        passed = f"PE {pe} of {count}: 0 values wrong in normal mode, 0 in low latency"
+        assert passed in result.stdout
+    # Token t goes to experts pe + t and pe + t + n, which are on different PEs if n > 1.
     received = [int(rows) for rows in re.findall(r"PE \d+ received (\d+) rows", result.stdout)]
     assert len(received) == count and sum(received) == 12 * count * (1 if count == 1 else 2)
 
 
 def test_example_says_what_went_wrong(bin_dir):
     environment = {**os.environ, "SHOAL_SYMMETRIC_SIZE": "64K"}
-    result = subprocess.run([bin_dir / "example_c_moe"], capture_output=True, text=True, timeout=60, env=environment)
+    command = [bin_dir / "example_c_moe"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert result.returncode == 1
-    assert 'SHOAL_SYMMETRIC_SIZE is "64K"' in result.stderr and "(invalid_argument)" in result.stderr
+    assert 'SHOAL_SYMMETRIC_SIZE is "64K"' in result.stderr
+    assert "(invalid_argument)" in result.stderr
 
 
 def test_only_names_of_shoal_are_exported(bin_dir):
     library = bin_dir.parent / "lib/libshoal_c.so"
     if not library.exists():
         pytest.skip("static libraries export nothing by themselves")
-    lines = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True, timeout=60).stdout
+    command = ["nm", "-D", "--defined-only", library]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     exported = {line.split()[-1].split("@")[0] for line in lines.splitlines()}
     declared = set(re.findall(r"SHOAL_API [^;(]*?\*?(shoal_\w+)\(", HEADER.read_text()))
     assert len(declared) > 60

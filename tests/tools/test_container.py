@@ -19,7 +19,8 @@ def instructions():
 
 def run_commands(text):
     """The arguments of each `./run` in a shell command."""
-    return [shlex.split(part.strip())[1:] for part in re.split(r"&&|;", text) if part.strip().startswith("./run")]
+    parts = [part.strip() for part in re.split(r"&&|;", text)]
+    return [shlex.split(part)[1:] for part in parts if part.startswith("./run")]
 
 
 def known_commands():
@@ -39,7 +40,8 @@ def test_dockerfile_has_known_instructions_in_order():
 
 
 def test_dockerfile_runs_commands_that_exist():
-    called = [command for name, text in instructions() if name == "RUN" for command in run_commands(text)]
+    texts = [text for name, text in instructions() if name == "RUN"]
+    called = [command for text in texts for command in run_commands(text)]
     called.append(json.loads(dict(instructions())["CMD"])[1:])
     assert [command[0] for command in called] == ["setup", "build", "demo"]
     assert {command[0] for command in called} <= known_commands()
@@ -50,7 +52,8 @@ def test_dockerfile_runs_commands_that_exist():
 
 def test_dockerfile_leaves_out_what_git_ignores():
     left_out = (ROOT / ".dockerignore").read_text().split()
-    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")]
+    lines = (ROOT / ".gitignore").read_text().splitlines()
+    ignored = [line.strip("/") for line in lines if line.startswith("/")]
     assert ".git" in left_out
     assert set(left_out) - {".git"} <= set(ignored)
 

@@ -48,14 +48,16 @@ def test_readmes_have_the_same_code_and_links():
 @pytest.mark.parametrize("page", READMES)
 def test_figures_of_readmes_are_the_measured_ones(page):
     peers = json.loads((ROOT / "docs/data/2-gpus/peers.json").read_text())
-    kernels, low_latency = peers["kernels, us"], peers["low-latency pair, FP8 in, BF16 out, graph, us"]
+    kernels = peers["kernels, us"]
+    low_latency = peers["low-latency pair, FP8 in, BF16 out, graph, us"]
     rows = re.findall(r"^\|(.* us .*)\|$", (ROOT / page).read_text(), re.MULTILINE)
     figures = [[float(number) for number in re.findall(r"([\d.]+) us", row)] for row in rows]
     systems = ["Shoal, 24 SMs", "DeepEP V1, 24 SMs, cached handle",
                "DeepEP V2, 64 SMs, with its copy or reduce", "NCCL EP HT"]
     expected = [[kernels[system][name] for system in systems if name in kernels[system]]
                 for name in ("dispatch fp8", "dispatch bf16", "combine bf16")]
-    expected.append([low_latency[system][low_latency["tokens"].index(128)] for system in ("Shoal", "DeepEP V1")])
+    at = low_latency["tokens"].index(128)
+    expected.append([low_latency[system][at] for system in ("Shoal", "DeepEP V1")])
     assert figures == expected
 
 
@@ -72,8 +74,9 @@ def test_example_runs_alone_and_on_four_pes(bin_dir):
 
 
 def test_settings_page_is_generated_from_the_table(bin_dir):
-    page = subprocess.run([bin_dir / "shoal-info", "--settings-page"], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert page == (ROOT / "docs/reference/settings.md").read_text(), "run ./run settings"
+    command = [bin_dir / "shoal-info", "--settings-page"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == (ROOT / "docs/reference/settings.md").read_text(), "run ./run settings"
 
 
 def test_reference_has_every_error_code():
@@ -89,20 +92,22 @@ def test_reference_has_every_error_code():
 
 
 def test_bad_setting_names_the_variable(bin_dir):
-    result = subprocess.run([bin_dir / "shoal-info", "--settings"], capture_output=True, text=True, timeout=60,
-                            env={"SHOAL_TIMEOUT_MS": "soon"})
+    command = [bin_dir / "shoal-info", "--settings"]
+    environment = {"SHOAL_TIMEOUT_MS": "soon"}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert result.returncode != 0
     assert 'SHOAL_TIMEOUT_MS is "soon"; allowed: milliseconds from 1' in result.stderr
 
 
 def test_log_settings_choose_level_and_file(bin_dir, tmp_path):
     environment = {**os.environ, "SHOAL_LOG": "debug", "SHOAL_LOG_FILE": str(tmp_path / "%p.log")}
-    subprocess.run([bin_dir / "example_hello"], env=environment, check=True, capture_output=True, timeout=60)
+    command = [bin_dir / "example_hello"]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
     (log,) = tmp_path.iterdir()
     assert log.stem.isdigit(), "%p is the process id"
     assert "phase final barrier took" in log.read_text()
     environment["SHOAL_LOG_FILE"], environment["SHOAL_LOG"] = str(tmp_path / "quiet"), "error"
-    subprocess.run([bin_dir / "example_hello"], env=environment, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
     assert (tmp_path / "quiet").read_text() == ""
 
 
@@ -112,4 +117,5 @@ def test_links_between_pages_lead_somewhere():
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+                where = f"{page.relative_to(ROOT)} links to {target}"
+                assert (page.parent / target).exists(), where
