@@ -79,6 +79,15 @@ def test_settings_page_is_generated_from_the_table(bin_dir):
     assert result.stdout == (ROOT / "docs/reference/settings.md").read_text(), "run ./run settings"
 
 
+def test_page_of_nvshmem_lists_every_alias():
+    settings = (ROOT / "docs/reference/settings.md").read_text()
+    page = (ROOT / "docs/guide/from-nvshmem.md").read_text()
+    aliases = re.findall(r"^\| `(SHOAL_\w+)` \| `(NVSHMEM_\w+)` \|", settings, re.MULTILINE)
+    listed = re.findall(r"^\| `(NVSHMEM_\w+)` \| `(SHOAL_\w+)` \|", page, re.MULTILINE)
+    assert len(aliases) > 10
+    assert listed == [(alias, name) for name, alias in aliases]
+
+
 def test_reference_has_every_error_code():
     page = (ROOT / "docs/reference/errors.md").read_text()
     header = (ROOT / "include/shoal/error.hpp").read_text()
