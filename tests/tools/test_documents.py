@@ -128,3 +128,18 @@ def test_links_between_pages_lead_somewhere():
             if "://" not in target:
                 where = f"{page.relative_to(ROOT)} links to {target}"
                 assert (page.parent / target).exists(), where
+
+
+def anchors_of(page):
+    """The anchors that a page's headings have where Markdown is rendered."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_sections_lead_to_headings():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            other = page.parent / target if target else page
+            where = f"{page.relative_to(ROOT)} links to {target}#{anchor}"
+            assert anchor in anchors_of(other), where
