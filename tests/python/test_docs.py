@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Python block of the guide and the READMEs runs; those of a page in order, as one program.
+"""Every Python block of the guide and the README runs; those of a page in order, as one program.
 
 Blocks of other languages: tests/tools/test_guide.py."""
 
@@ -55,7 +55,7 @@ def program_of(page):
     return "".join(program)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "README.md", "README.zh.md"])
+@pytest.mark.parametrize("page", [*PAGES, "README.md"])
 def test_blocks_run(page, tmp_path):
     pytest.importorskip("torch")
     program = tmp_path / "page.py"
