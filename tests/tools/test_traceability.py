@@ -14,11 +14,15 @@ def rows():
 
 
 def test_every_requirement_has_a_row_with_a_reference():
-    assert [row[0] for row in rows()] == [f"{part}{n}" for part, count in COUNTS.items() for n in range(1, count + 1)]
+    assert [row[0] for row in rows()] == [
+        f"{part}{n}" for part, count in COUNTS.items() for n in range(1, count + 1)
+    ]
     assert all(what and reference.strip() for _, what, reference in rows())
 
 
 def test_every_file_exists():
     for identifier, _, reference in rows():
         for name in re.findall(r"`([\w/.-]+\.(?:cpp|cu|py|hpp|md))`", reference):
-            assert (TESTS / name).is_file() or (TESTS.parent / name).is_file(), f"{identifier}: {name}"
+            assert (TESTS / name).is_file() or (TESTS.parent / name).is_file(), (
+                f"{identifier}: {name}"
+            )
