@@ -37,8 +37,13 @@ int main(void) {
 
 @pytest.mark.parametrize(
     ("compiler", "language", "standard"),
-    [("cc", "c", "c11"), ("cc", "c", "c17"), ("c++", "c++", "c++11"), ("c++", "c++", "c++20"),
-     ("clang-19", "c", "c11")],
+    [
+        ("cc", "c", "c11"),
+        ("cc", "c", "c17"),
+        ("c++", "c++", "c++11"),
+        ("c++", "c++", "c++20"),
+        ("clang-19", "c", "c11"),
+    ],
 )
 def test_header_compiles_without_a_warning(compiler, language, standard):
     if shutil.which(compiler) is None:

@@ -52,10 +52,16 @@ def test_figures_of_readmes_are_the_measured_ones(page):
     low_latency = peers["low-latency pair, FP8 in, BF16 out, graph, us"]
     rows = re.findall(r"^\|(.* us .*)\|$", (ROOT / page).read_text(), re.MULTILINE)
     figures = [[float(number) for number in re.findall(r"([\d.]+) us", row)] for row in rows]
-    systems = ["Shoal, 24 SMs", "DeepEP V1, 24 SMs, cached handle",
-               "DeepEP V2, 64 SMs, with its copy or reduce", "NCCL EP HT"]
-    expected = [[kernels[system][name] for system in systems if name in kernels[system]]
-                for name in ("dispatch fp8", "dispatch bf16", "combine bf16")]
+    systems = [
+        "Shoal, 24 SMs",
+        "DeepEP V1, 24 SMs, cached handle",
+        "DeepEP V2, 64 SMs, with its copy or reduce",
+        "NCCL EP HT",
+    ]
+    expected = [
+        [kernels[system][name] for system in systems if name in kernels[system]]
+        for name in ("dispatch fp8", "dispatch bf16", "combine bf16")
+    ]
     at = low_latency["tokens"].index(128)
     expected.append([low_latency[system][at] for system in ("Shoal", "DeepEP V1")])
     assert figures == expected

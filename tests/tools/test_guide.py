@@ -141,8 +141,10 @@ def test_bodies_in_cpp_run_on_four_pes(page, compile_and_run):
     functions, calls = [], []
     for block in BODIES_OF[page]:
         name = f"line_{block.line}"
-        functions.append(f"static void {name}([[maybe_unused]] shoal::World& world) {{\n"
-                         f'#line {block.line} "{page}"\n{block.text}}}\n')
+        functions.append(
+            f"static void {name}([[maybe_unused]] shoal::World& world) {{\n"
+            f'#line {block.line} "{page}"\n{block.text}}}\n'
+        )
         calls.append(f"    {name}(world);\n    shoal::barrier(world.team());")
     compile_and_run(BODIES.format(functions="\n".join(functions), calls="\n".join(calls)))
 
@@ -162,6 +164,7 @@ def test_commands_run(block, bin_dir, tmp_path):
     if "deep_ep" in block.text and importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     command = ["bash", "-e", "-o", "pipefail", "-c", block.text]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True,
-                            timeout=60)
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
