@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the root decides, without sockets and with a clock of the test's own (requirements D7, D9).
+// The decisions of the root, without sockets and with a clock that the test sets.
 #include <gtest/gtest.h>
 
 #include "bootstrap/tcp/rendezvous.hpp"
@@ -54,7 +54,23 @@ TEST_F(RendezvousTest, NamesThoseThatDoNotConnect) {
   EXPECT_EQ(failure.code, Code::timeout);
   EXPECT_EQ(failure.message,
             "PEs 2, 5 of 8 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
-  EXPECT_EQ(root.join(2, hello(8), now)->message, failure.message) << "who comes late is told";
+  EXPECT_EQ(root.join(2, hello(8), now)->message, failure.message)
+      << "a late PE receives the failure";
+}
+
+TEST_F(RendezvousTest, RemarkExplainsMissingPes) {
+  root.join(0, hello(2), now);
+  root.set_remark("7 connections came without proof of the key");
+  root.tick(now + milliseconds(1000));
+  EXPECT_EQ(told(1).message,
+            "PE 1 of 2 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS. "
+            "7 connections came without proof of the key");
+}
+
+TEST_F(RendezvousTest, CountsMissingPes) {
+  EXPECT_EQ(root.missing(), 0u) << "the number of PEs is not known yet";
+  root.join(0, hello(3), now);
+  EXPECT_EQ(root.missing(), 2u);
 }
 
 TEST_F(RendezvousTest, RefusesWrongIndexAndTheJobGoesOn) {
