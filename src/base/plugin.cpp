@@ -26,9 +26,9 @@ std::filesystem::path own_folder() {
   return error ? std::filesystem::path() : file.parent_path();
 }
 
-/// Restores the signal handlers of the process when it is destroyed. Some libraries install handlers
-/// as soon as they are loaded: libinfinipath, which libfabric depends on, exits with status 1 on
-/// SIGTERM and SIGINT; UCX handles SIGHUP. What a signal does is the program's decision.
+/// Restores the signal handlers of the process when it is destroyed. Some libraries install
+/// handlers when they are loaded. libinfinipath, a dependency of libfabric, makes SIGTERM and
+/// SIGINT exit with status 1; UCX handles SIGHUP. The program alone decides what a signal does.
 class KeepSignalHandlers {
  public:
   KeepSignalHandlers() : lock_(mutex()) {

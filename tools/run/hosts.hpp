@@ -41,7 +41,7 @@ Launcher::Kind kind_of_version(const std::string& program, std::string_view text
 
 struct HostsOptions {
   std::vector<HostSlots> hosts;
-  /// Names of environment variables for the PEs. Values stay out of the command: they may be secret.
+  /// Names of environment variables for the PEs. Values may be secret, so the command has none.
   std::vector<std::string> names;
   std::vector<std::string> launcher_args;
   bool label = true;

@@ -29,8 +29,7 @@ constexpr std::size_t kMaxStrangersLogged = 16;
 /// Bound that leaves half of this process's file descriptors to PEs and to the program.
 std::size_t unproven_by_descriptors() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
-    return kMaxUnproven;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMaxUnproven;
   return std::max<std::size_t>(limit.rlim_cur / 2, 16);
 }
 
@@ -110,9 +109,9 @@ bool Root::finished(Clock::time_point now) {
 }
 
 std::size_t Root::unproven() const {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      connections_,
-      [](const auto& connection) { return connection->pe < 0 && !connection->dropped; }));
+  return static_cast<std::size_t>(std::ranges::count_if(connections_, [](const auto& connection) {
+    return connection->pe < 0 && !connection->dropped;
+  }));
 }
 
 std::size_t Root::max_unproven() const {
