@@ -20,7 +20,7 @@ OPEN_MPI = ["--allow-run-as-root", "--oversubscribe"]
 
 
 def flavour(program):
-    """ "Open MPI", "MPICH" or None: what stands behind this name."""
+    """The implementation behind this program: "Open MPI", "MPICH" or None."""
     if shutil.which(program) is None:
         return None
     text = subprocess.run(
@@ -44,7 +44,7 @@ HYDRA = first("MPICH", ["mpirun.mpich", "mpiexec.hydra", "mpirun"])
 OSHRUN = shutil.which("oshrun")
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="mpirun of Open MPI is not installed")
 needs_hydra = pytest.mark.skipif(HYDRA is None, reason="mpirun of MPICH is not installed")
-# Variables of a launcher around this test would be taken for the PEs' own.
+# Variables of a launcher around this test would be mistaken for variables of the PEs.
 ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
@@ -101,7 +101,7 @@ def finish(processes):
 
 
 def expect_worlds(text, n_pes, via, worlds=1):
-    """`worlds` lines of each PE, and no others of their kind."""
+    """The output has exactly `worlds` such lines of each PE."""
     assert sorted(re.findall(r"PE \d+ of \d+ via \S+ ok", text)) == sorted(
         [f"PE {pe} of {n_pes} via {via} ok" for pe in range(n_pes)] * worlds
     ), text
@@ -365,7 +365,7 @@ def test_hosts_through_hydra(bin_dir):
 
 @needs_mpirun
 def test_hosts_keep_the_secret_from_command_lines(bin_dir):
-    # printf is the shell's own: the key is on no command line of the test's
+    # printf is a shell built-in, so the test itself puts the key on no command line.
     script = 'printf %s "${SHOAL_UNIQUE_ID##*:}" | grep -laF -f - /proc/[0-9]*/cmdline | wc -l'
     result = shoal_run(
         bin_dir,

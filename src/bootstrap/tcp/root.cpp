@@ -29,8 +29,8 @@ constexpr std::size_t kMaxStrangersLogged = 16;
 /// Bound that leaves half of this process's file descriptors to PEs and to the program.
 std::size_t unproven_by_descriptors() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMaxUnproven;
-  return std::max<std::size_t>(limit.rlim_cur / 2, 16);
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMaxUnproven;
+  return std::max<std::size_t>(limit.rlim_cur / 2, 16);  // RLIM_INFINITY is the greatest number
 }
 
 }  // namespace
