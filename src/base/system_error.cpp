@@ -41,6 +41,8 @@ std::string remedy(int error) {
                          limit_of(RLIMIT_NOFILE));
     case ENFILE:
       return "the limit of the whole machine: sysctl fs.file-max";
+    case EAGAIN:
+      return "for a new process or thread: `ulimit -u`, or the pids limit of the container";
     case ENOMEM:
       return out_of_memory();
     case ENOSPC:

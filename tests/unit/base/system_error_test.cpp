@@ -22,8 +22,9 @@ TEST(SystemError, NamesTheLimitOfOpenFiles) {
   EXPECT_NE(errno_text(ENFILE).find("fs.file-max"), std::string::npos);
 }
 
-TEST(SystemError, NamesMemoryAndDisk) {
+TEST(SystemError, NamesMemoryProcessesAndDisk) {
   EXPECT_NE(errno_text(ENOMEM).find("out of memory"), std::string::npos);
+  EXPECT_NE(errno_text(EAGAIN).find("`ulimit -u`"), std::string::npos);
   EXPECT_NE(errno_text(ENOSPC).find("/dev/shm"), std::string::npos);
 }
 
