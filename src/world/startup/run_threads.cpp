@@ -42,6 +42,7 @@ void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap,
     failures.add(std::current_exception(), rank);
     if (world.is_open()) {
       world.state().fail_world(reason);
+      world.state().closers().close(detail::WorldEnd::failed);
     } else {
       bootstrap->abort(reason);
     }
