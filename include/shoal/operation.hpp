@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/operation.hpp: comparisons, signal operations and atomic operations (OpenSHMEM 1.5, sections
-// 9.8, 9.10 and 9.11), for host and device.
+// shoal/operation.hpp: comparisons, signal operations and atomic operations (OpenSHMEM 1.5,
+// sections 9.8, 9.10 and 9.11), for host and device.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace shoal {
 enum class Compare : std::uint8_t { equal, not_equal, greater, greater_equal, less, less_equal };
 /// What a signal does to the 64-bit word at its target.
 enum class SignalOp : std::uint8_t { set, add };
-/// Atomic read-modify-write operations. compare_swap writes the operand when the word equals a given
-/// value.
+/// Atomic read-modify-write operations. compare_swap writes the operand when the word equals a
+/// given value.
 enum class AtomicOp : std::uint8_t {
   fetch,
   set,

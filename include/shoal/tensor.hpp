@@ -3,8 +3,8 @@
 // device.
 //
 //   std::vector<std::uint16_t> rows(128 * 7168);
-//   shoal::TensorView view(rows.data(), shoal::DataType::bfloat16, {128, 7168});  // host, contiguous
-//   view.device = {shoal::DeviceKind::cuda, 0};                                   // or GPU 0
+//   shoal::TensorView view(rows.data(), shoal::DataType::bfloat16, {128, 7168});  // on the host
+//   view.device = {shoal::DeviceKind::cuda, 0};                                   // on GPU 0
 //
 // shoal/numeric.hpp converts the floating-point formats that C++ has no type for.
 #pragma once
@@ -63,8 +63,8 @@ struct TensorView {
   Device device{};
 
   TensorView() = default;
-  /// A contiguous, row-major view on the host. Throws Error{invalid_argument} for more than kMaxRank
-  /// dimensions or a negative one.
+  /// A contiguous, row-major view on the host. Throws Error{invalid_argument} for more than
+  /// kMaxRank dimensions or a negative one.
   TensorView(const void* data, DataType dtype, std::initializer_list<std::int64_t> shape);
 
   bool defined() const noexcept { return dtype != DataType::none; }

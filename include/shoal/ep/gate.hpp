@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/ep/gate.hpp: from router logits to top-k indices and weights, as in DeepSeek-V3 (DeepSeek-V3
-// Technical Report, section 2.1.2).
+// shoal/ep/gate.hpp: from router logits to top-k indices and weights, as in DeepSeek-V3
+// (DeepSeek-V3 Technical Report, section 2.1.2).
 //
 // A pure function on the host, for programs without a gate of their own. Per token:
 // 1. score = sigmoid(logit), or softmax over the experts. selection = score + bias of the expert.

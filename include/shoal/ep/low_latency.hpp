@@ -130,8 +130,8 @@ class PendingCombine {
   /// Whether receive() would return without waiting, or the group's timeout has passed.
   bool ready() const;
   /// Waits for the rows of all ranks and returns their sums, bfloat16 [tokens, hidden]. Throws as
-  /// PendingDispatch::receive. With zero_copy, other ranks may still read y after this returns; next_combine_buffer waits for
-  /// them before it returns the same memory again.
+  /// PendingDispatch::receive. With zero_copy, other ranks may still read y after this returns;
+  /// next_combine_buffer waits for them before it returns the same memory again.
   Tensor receive();
 
  private:
