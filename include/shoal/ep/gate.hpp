@@ -12,7 +12,8 @@
 //    times `routed_scaling`.
 // Scores, selections and group values are float32, so equal inputs give equal choices everywhere.
 //
-//   const auto gated = shoal::ep::gate(logits, {}, {.experts = 256, .groups = 8, .groups_kept = 4});
+//   const auto gated =
+//       shoal::ep::gate(logits, {}, {.experts = 256, .groups = 8, .groups_kept = 4});
 //   const auto routing = group.route(gated.topk_idx);
 #pragma once
 
