@@ -63,7 +63,8 @@ TEST(WorldOfThreads, PutsAndGetsAnyContiguousRange) {
     EXPECT_EQ(vector[0], other);
     barrier(world.team());
     world.put(box.on(other), plain);
-    world.put_nbi(box.on(other)[1], std::array{9});
+    const std::array last{9};
+    world.put_nbi(box.on(other)[1], last);
     barrier(world.team());
     EXPECT_EQ(box[1], 9);
     EXPECT_THROW(world.get(vector, box.on(other)[0]), Error) << "the counts differ";
