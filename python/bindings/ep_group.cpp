@@ -13,7 +13,6 @@
 #include "ep.hpp"
 #include "shoal/ep/gate.hpp"
 #include "world.hpp"
-#include "world/parts.hpp"
 
 namespace shoal::python {
 namespace {
@@ -171,7 +170,7 @@ nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int3
 Group::Group(const Team& team, const ep::GroupOptions& options)
     : owned_(std::make_shared<ep::Group>(team, options)),
       keeper(heap_keeper(team)),
-      on_gpu(team.state().world->parts().device_heap != nullptr) {}
+      on_gpu(team.world().heap().device().kind == DeviceKind::cuda) {}
 
 namespace {
 
@@ -183,12 +182,7 @@ std::vector<std::shared_ptr<ep::Group>>& kept_groups() {
 }
 
 bool world_is_closed(const ep::Group& group) {
-  try {
-    group.team().state();
-    return false;
-  } catch (const Error&) {
-    return true;
-  }
+  return !group.team().is_open();
 }
 
 }  // namespace

@@ -14,9 +14,6 @@
 #include <numeric>
 
 #include "base/check.hpp"
-#include "memory/device.hpp"
-#include "world/parts.hpp"
-#include "world/teams/team.hpp"
 
 namespace shoal::python {
 namespace {
@@ -144,10 +141,7 @@ SymmetricArray allocate(const World& world, const std::vector<std::int64_t>& sha
     nb::gil_scoped_release released;
     memory = world.heap().calloc(count, size_of(type));
   }
-  const auto& parts = world.state().parts();
-  const Device device =
-      parts.device_heap ? Device{DeviceKind::cuda, parts.device->device} : Device{};
-  array.local = heap_tensor(memory, type, shape, device);
+  array.local = heap_tensor(memory, type, shape, world.heap().device());
   array.local.owner = heap_keeper(world.team());
   array.offset = memory == nullptr ? 0 : world.heap().offset_of(memory);
   return array;
@@ -261,13 +255,7 @@ void check_alive(const SymmetricArray& array) {
 }
 
 std::shared_ptr<void> heap_keeper(const Team& team) {
-  struct Keeper {  // members go in reverse order: the heap before the GPU's context
-    std::shared_ptr<memory::Device> device;
-    std::shared_ptr<memory::Segment> segment;
-    std::shared_ptr<memory::DeviceHeap> heap;
-  };
-  const detail::WorldParts& parts = team.state().world->parts();
-  return std::make_shared<Keeper>(Keeper{parts.device, parts.segment, parts.device_heap});
+  return team.world().heap().memory_owner();
 }
 
 nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::uintptr_t stream) {
@@ -333,7 +321,7 @@ void bind_world(nb::module_& module) {
             if (!failed || !self.is_open())
               close_world(self);
             else
-              self.state().fail_world(reason);
+              self.abort(reason);
           },
           nb::arg("type").none(), nb::arg("value").none(), nb::arg("traceback").none())
       .def(
@@ -389,9 +377,9 @@ void bind_world(nb::module_& module) {
       .def_prop_ro(
           "heap_device",
           [](const World& self) {
-            const auto& parts = self.state().parts();
-            return parts.device_heap ? fmt::format("cuda:{}", parts.device->device)
-                                     : std::string("cpu");
+            const Device device = self.heap().device();
+            return device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", device.index)
+                                                   : std::string("cpu");
           },
           "Where the heap lies: \"cpu\" or \"cuda:N\"."_doc);
   bind_remote(world);
