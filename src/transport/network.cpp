@@ -61,7 +61,7 @@ std::unique_ptr<Transport> make_network(std::string_view name, const Context& co
   try {
     return module.make(context);
   } catch (const std::exception& error) {
-    return make_unavailable(name, error.what());
+    return make_unavailable(name, reason_of(error));
   }
 }
 

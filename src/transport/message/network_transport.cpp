@@ -46,7 +46,7 @@ void NetworkTransport::connect(std::span<const std::vector<std::byte>> addresses
       engine_->add_peer(pe, addresses[i]);
       reach_[i].reason.clear();
     } catch (const Error& error) {
-      reach_[i].reason = error.what();
+      reach_[i].reason = error.reason();
     }
   }
   engine_->listen();
