@@ -210,7 +210,7 @@ Combined Group::combine(const TensorView& y, const Handle& handle, const Combine
 }
 
 std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing& routing,
-                                              const DispatchOptions& options, Event after) {
+                                              const DispatchOptions& options, Future after) {
   require(state_ != nullptr && !state_->closed, Code::closed,
           "dispatch_async: the group is closed");
   return detail::stream_of(*state_).submit(
@@ -224,7 +224,7 @@ std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing
 }
 
 std::future<Combined> Group::combine_async(const TensorView& y, const Handle& handle,
-                                           const CombineOptions& options, Event after) {
+                                           const CombineOptions& options, Future after) {
   require(state_ != nullptr && !state_->closed, Code::closed, "combine_async: the group is closed");
   return detail::stream_of(*state_).submit(
       [state = state_, y, handle, options] {
@@ -327,14 +327,14 @@ std::vector<int> Group::masked() const {
   return detail::usable(state_, "masked").backend->masked();
 }
 
-void Group::set_mask(Pe member, bool masked) {
+void Group::set_mask(std::int32_t rank, bool masked) {
   detail::GroupState& state = detail::usable(state_, "set_mask");
   require(state.options.mask_failed, Code::invalid_argument,
           "set_mask: this group was made with GroupOptions.mask_failed = false");
-  require(member >= 0 && member < state.shape.ranks && member != state.me, Code::invalid_argument,
-          "set_mask: member {}; allowed: 0 to {}, but not this member ({})", member,
-          state.shape.ranks - 1, state.me);
-  state.backend->set_mask(member, masked);
+  require(rank >= 0 && rank < state.shape.ranks && rank != state.me, Code::invalid_argument,
+          "set_mask: rank {}; allowed: 0 to {}, except this rank ({})", rank, state.shape.ranks - 1,
+          state.me);
+  state.backend->set_mask(rank, masked);
 }
 
 void Group::clear_masks() {

@@ -25,7 +25,7 @@ class Stream {
   /// Queues `body`, to run after everything queued before and after `after` (when valid), whose
   /// exception it passes on.
   template <typename Body>
-  auto submit(Body body, Event after) -> std::future<decltype(body())> {
+  auto submit(Body body, Future after) -> std::future<decltype(body())> {
     auto task = std::make_shared<std::packaged_task<decltype(body())()>>(
         [body = std::move(body), after = std::move(after)] {
           if (after.valid()) after.get();

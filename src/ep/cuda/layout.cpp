@@ -9,7 +9,7 @@
 namespace shoal::ep::detail {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPage = kPageBytes;
 
 }  // namespace
 

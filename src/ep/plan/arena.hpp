@@ -8,6 +8,8 @@
 #include <mutex>
 #include <optional>
 
+#include "base/align.hpp"
+
 namespace shoal::ep::detail {
 
 /// First-fit allocation in [0, size), in pages. A region is taken at the largest size it may need
@@ -74,10 +76,10 @@ class Arena {
 
   /// At least one page, so that no two regions start at the same offset.
   static std::size_t pages(std::size_t bytes) {
-    return bytes <= kPage ? kPage : (bytes + kPage - 1) / kPage * kPage;
+    return bytes <= kPage ? kPage : align_up(bytes, kPage);
   }
 
-  static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t kPage = kPageBytes;
   const std::size_t size_;
   const std::size_t most_;  // 0: as many as there is room for
   mutable std::mutex mutex_;

@@ -14,7 +14,7 @@ namespace shoal::ep {
 namespace detail {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPage = kPageBytes;
 
 void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
   require(value >= low && value <= high, Code::invalid_argument,

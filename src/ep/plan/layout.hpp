@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/align.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal/settings.hpp"
 
@@ -19,9 +20,7 @@ namespace shoal::ep::detail {
 
 constexpr std::size_t kLine = 64;  // one signal a cache line: neighbours do not fight over it
 
-constexpr std::size_t align_up(std::size_t value, std::size_t alignment) {
-  return (value + alignment - 1) / alignment * alignment;
-}
+using shoal::align_up;
 
 /// Channels that share one scale (FP8) or one range (LogFMT).
 constexpr std::int64_t kChannelGroup = 128;
