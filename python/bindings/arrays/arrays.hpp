@@ -2,7 +2,8 @@
 // arrays/arrays.hpp: arrays that pass between Python and Shoal by DLPack, without copies.
 //
 // Arguments: any object that exports DLPack or a buffer becomes a TensorView for one call.
-// Results: a shoal.Array owns a Tensor and exports DLPack; the memory lives as long as any importer.
+// Results: a shoal.Array owns a Tensor and exports DLPack. The memory lives as long as any importer
+// of it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -43,8 +44,8 @@ struct Input {
 DataType dtype_from(const std::string& name);
 
 /// `array` as a view. `dtype` overrides the element type with one of the same size ("bfloat16" for
-/// uint16 arrays). `what` names the argument in errors. Throws Error{invalid_argument} for an object
-/// that is no array, more than four dimensions, and an element type that Shoal does not have.
+/// uint16 arrays). `what` names the argument in errors. Throws Error{invalid_argument} for objects
+/// that are no arrays, more than four dimensions, and element types that Shoal does not have.
 Input input(nb::handle array, const char* what, const std::optional<std::string>& dtype = {});
 /// input() for an array that the call writes; an undefined view for None. Throws
 /// Error{invalid_argument} also for a read-only array.
@@ -52,8 +53,8 @@ Input writable_input(nb::handle array, const char* what);
 /// input(); an undefined view for None.
 Input optional_input(nb::handle array, const char* what);
 
-/// Sets `view` and returns true where `from` is contiguous, of this element type and this shape (-1:
-/// any extent). Accepts any device. For callers that report errors by other means.
+/// Sets `view` and returns true where `from` is contiguous, of this element type and of this shape
+/// (-1: any extent). Accepts any device. For callers that report errors by other means.
 bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dtype,
                 std::initializer_list<std::int64_t> shape);
 

@@ -12,7 +12,7 @@
 
 namespace shoal::python {
 
-/// Functions of the table of an array type; either may be null. They return 0, or set a Python error.
+/// Functions of the table of an array type; either may be null. They return 0 or set an error.
 struct Exchange {
   int (*view)(void* object, nanobind::dlpack::dltensor* view) = nullptr;
   int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream) = nullptr;

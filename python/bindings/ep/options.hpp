@@ -22,7 +22,7 @@ nb::dict to_dict(const ep::GroupOptions& options);
 /// "host" or "cuda". Throws Error{invalid_argument} for other names.
 DeviceKind heap_from(const std::string& name);
 
-/// "none", "fp8", "fp8_power_of_two" or "fp8_ue8m0". Throws Error{invalid_argument} for other names.
+/// "none", "fp8", "fp8_power_of_two" or "fp8_ue8m0". Throws Error{invalid_argument} for others.
 ep::Quantize quantize_from(const std::string& name);
 
 /// stream=, after=, done= and sms= of a call. Streams and events are numbers or objects of torch.

@@ -46,8 +46,8 @@ constexpr std::array<std::pair<std::string_view, AtomicOp>, 8> kAtomics = {
      {"swap", AtomicOp::swap},
      {"compare_swap", AtomicOp::compare_swap}}};
 
-/// Checks a local buffer for a transfer of the elements of `remote`. On a GPU waits until its values
-/// are ready, because one-sided operations run on the host, outside all streams.
+/// Checks a local buffer for a transfer of the elements of `remote`. On a GPU, waits until its
+/// values are ready, because one-sided operations run on the host, outside all streams.
 Input local_buffer(const World& world, Input local, const RemoteArray& remote, const char* what) {
   require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous",
           local.view.describe(), what);

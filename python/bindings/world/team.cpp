@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // world/team.cpp: the Python class Team.
+#include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "../docs.hpp"
+#include "shoal/collective.hpp"
 #include "world.hpp"
 
 namespace shoal::python {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "world.hpp"
 
+#include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -42,7 +43,7 @@ void close_world(World& world) {
   release_kept_groups();
 }
 
-/// Closes the world; after an exception fails it in place of that, so that no PE waits for this one.
+/// Closes the world, or fails it after an exception, so that no PE waits for this one.
 void exit_world(World& world, nb::handle type, nb::handle value, nb::handle /*traceback*/) {
   const bool failed = !type.is_none();
   const std::string reason = failed ? reason_of(type, value) : "";

@@ -55,7 +55,9 @@ def require_tensor(
         return  # before the message is built: every call passes here
     kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     extents = ", ".join("*" if extent is None else str(extent) for extent in shape)
-    contiguous = "" if not isinstance(value, torch.Tensor) or value.is_contiguous() else " (not contiguous)"
+    contiguous = (
+        "" if not isinstance(value, torch.Tensor) or value.is_contiguous() else " (not contiguous)"
+    )
     native_assert(
         False,
         f"{call}: {name} is {describe(value)}{contiguous}; "
@@ -64,8 +66,8 @@ def require_tensor(
 
 
 def require_rows(call: str, x: Any, scaled: bool, device: torch.device) -> None:
-    """Raises RuntimeError unless ``x`` is bfloat16, or float8 where ``scaled``, of shape [T, H] with
-    rows of a multiple of 16 bytes."""
+    """Raises RuntimeError unless ``x`` is bfloat16, or float8 where ``scaled``, of shape [T, H]
+    with rows of a multiple of 16 bytes."""
     kinds = (torch.float8_e4m3fn,) if scaled else (torch.bfloat16,)
     require_tensor(call, "x", x, kinds, (None, None), device)
     row_bytes = x.shape[1] * x.element_size()

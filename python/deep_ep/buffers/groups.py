@@ -100,7 +100,8 @@ class NormalGroup:
     def dispatch(
         self, x: torch.Tensor, routing_or_handle: Any, *, captured: bool = False, **options: Any
     ) -> Received:
-        """``shoal.ep.Group.dispatch`` with tensors. ``captured``: a CUDA graph captures the call."""
+        """``shoal.ep.Group.dispatch`` with tensors. ``captured``: a CUDA graph captures the
+        call."""
         rows, dtype = as_rows(x)
         stays = not (captured or self._captured) and len(self._held) < self._stay
         on_gpu = rows.is_cuda
@@ -183,9 +184,12 @@ class GroupPool:
         records = [self._RECORD.unpack(block) for block in blocks]
         for rank, record in enumerate(records):
             if record[:3] != records[0][:3]:
-                names = [f"hidden {r[0]}, top-k {r[1]}, {r[2]} experts" for r in (records[0], record)]
+                names = [
+                    f"hidden {r[0]}, top-k {r[1]}, {r[2]} experts" for r in (records[0], record)
+                ]
                 raise RuntimeError(
-                    f"deep_ep: ranks differ in what they pass: rank 0 {names[0]}; rank {rank} {names[1]}"
+                    f"deep_ep: ranks differ in what they pass: rank 0 {names[0]}; "
+                    f"rank {rank} {names[1]}"
                 )
         return max(record[3] for record in records), max(record[4] for record in records)
 

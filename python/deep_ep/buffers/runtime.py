@@ -25,7 +25,9 @@ _GPUS_PER_NODE = 8  # DeepEP counts ranks in nodes of eight
 def pick_device() -> torch.device:
     """The device of a buffer's tensors: SHOAL_HEAP decides, else whether torch sees a GPU."""
     heap = os.environ.get("SHOAL_HEAP") or ("cuda" if torch.cuda.is_available() else "host")
-    return torch.device("cuda", torch.cuda.current_device()) if heap == "cuda" else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if heap == "cuda" else torch.device("cpu")
+    )
 
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
@@ -41,7 +43,9 @@ def empty_strided(device: torch.device) -> Allocate:
         from torch._C._dynamo import guards
 
         return guards._empty_strided_cuda if device.type == "cuda" else guards._empty_strided_cpu
-    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype, device=device
+    )
 
 
 def new_comm_stream(device: torch.device) -> torch.cuda.Stream:
@@ -86,14 +90,18 @@ class Runtime:
         elif comm is not None:
             self.world = shoal.World.from_mpi4py(comm, settings)
         else:
-            raise ValueError("deep_ep: a buffer needs group= (torch.distributed) or comm= (mpi4py); got neither")
+            raise ValueError(
+                "deep_ep: a buffer needs group= (torch.distributed) or comm= (mpi4py); got neither"
+            )
         weakref.finalize(self, _end, self.world)
         self.team = self.world.team
         self.rank, self.num_ranks = self.world.my_pe, self.world.n_pes
         self.groups = GroupPool(self.team, self.device)
         self.comm_stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
-            self.comm_stream = (shared_comm_stream if share_stream else new_comm_stream)(self.device)
+            self.comm_stream = (shared_comm_stream if share_stream else new_comm_stream)(
+                self.device
+            )
 
     def is_available(self) -> bool:
         """Whether the world is open."""
@@ -169,7 +177,9 @@ class Operation:
     CPU every call is complete when it returns, and events are always set.
     """
 
-    def __init__(self, comm_stream: torch.cuda.Stream | None, previous_event: Any, asynchronous: bool):
+    def __init__(
+        self, comm_stream: torch.cuda.Stream | None, previous_event: Any, asynchronous: bool
+    ):
         self._comm = comm_stream
         self._previous = getattr(previous_event, "event", previous_event)
         self._also: list[Any] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ElasticBuffer``: dispatch, combine, and the ring, gather and engram calls (the V2 interface)."""
+"""``ElasticBuffer``, the V2 interface: dispatch, combine, ring, gather and engram calls."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ class ElasticBuffer:
         self.num_ranks, self.rank_idx = dist.get_world_size(group), dist.get_rank(group)
         logical = physical if allow_hybrid_mode else (1, self.num_ranks)
         self.num_scaleout_ranks, self.num_scaleup_ranks = logical
-        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(
+            self.rank_idx, self.num_scaleup_ranks
+        )
 
     def __del__(self) -> None:
         if getattr(self, "runtime", None) is not None and self.explicitly_destroy:
@@ -148,7 +150,8 @@ class ElasticBuffer:
         Raises AssertionError without explicitly_destroy.
         """
         expect(
-            self.explicitly_destroy, "destroy: this buffer was created without explicitly_destroy=True"
+            self.explicitly_destroy,
+            "destroy: this buffer was created without explicitly_destroy=True",
         )
         if self.runtime is not None:
             self.runtime.close()
@@ -161,7 +164,7 @@ class ElasticBuffer:
         return EventHandle()
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """The stream of all elastic buffers of a GPU; on the CPU a ``torch.Stream`` without effect."""
+        """The stream of all elastic buffers of a GPU; without effect on the CPU."""
         stream = self._open("get_comm_stream").comm_stream
         return torch.Stream(device="cpu") if stream is None else stream
 
@@ -211,7 +214,7 @@ class ElasticBuffer:
         the layout of an earlier dispatch, in place of topk_idx and num_experts. do_cpu_sync=False:
         no size reaches the host, and outputs have the most rows possible. do_expand: one row per
         (token, expert), grouped by expert, blocks at multiples of expert_alignment.
-        do_zero_padding: zeros between the blocks. use_tma_aligned_col_major_sf: column-major scales.
+        do_zero_padding: zeros between blocks. use_tma_aligned_col_major_sf: column-major scales.
 
         Returns (recv_x in the form of x; recv_topk_idx [rows, K] of local experts or -1, None with
         do_expand; recv_topk_weights [rows, K] of all top-k slots, [rows] with do_expand; handle;
@@ -227,7 +230,13 @@ class ElasticBuffer:
         cached = handle is not None
         if cached:
             terms = dispatcher.cached_terms(
-                handle, rows, topk_idx, num_experts, num_max_tokens_per_rank, expert_alignment, do_expand
+                handle,
+                rows,
+                topk_idx,
+                num_experts,
+                num_max_tokens_per_rank,
+                expert_alignment,
+                do_expand,
             )
             expect(stats is None, "dispatch: a cached dispatch takes no statistics")
         else:
@@ -253,7 +262,12 @@ class ElasticBuffer:
                         stats += handle.num_unaligned_recv_tokens_per_expert
                 weighted = topk_weights is not None
                 outputs = make_outputs(
-                    received, handle, scales, weighted, do_zero_padding, use_tma_aligned_col_major_sf
+                    received,
+                    handle,
+                    scales,
+                    weighted,
+                    do_zero_padding,
+                    use_tma_aligned_col_major_sf,
                 )
         recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
         inputs = (rows, scales, terms.topk_idx, topk_weights)
@@ -279,8 +293,8 @@ class ElasticBuffer:
         x: bfloat16 [rows, H] in the form of the dispatch. topk_weights: float32 [rows, K], [rows]
         with do_expand; each returns to its top-k slot. bias: one or two bfloat16 [T, H].
 
-        Order of the sums, in float32 and rounded once: first the biases, then the ranks in the order
-        of their last top-k slots. Expert-major rows of a rank are summed before, in ascending
+        Order of the sums, in float32 and rounded once: first the biases, then the ranks in the
+        order of their last top-k slots. Expert-major rows of a rank are summed before, in ascending
         top-k slots; allow_multiple_reduction rounds that sum.
 
         Returns (bfloat16 [T, H], float32 [T, K] or None, event).
@@ -338,7 +352,8 @@ class ElasticBuffer:
         self._open("agrs_set_config")
         native_assert(
             num_max_session_bytes <= self.num_bytes,
-            f"agrs_set_config: num_bytes is {self.num_bytes}; a session needs {num_max_session_bytes}",
+            f"agrs_set_config: num_bytes is {self.num_bytes}; "
+            f"a session needs {num_max_session_bytes}",
         )
         self._gather.configure(num_max_session_bytes, num_max_all_gathers_per_session)
 
@@ -382,9 +397,9 @@ class ElasticBuffer:
     def engram_write(self, storage: torch.Tensor, sf: torch.Tensor | None = None) -> None:
         """Writes this rank's entries to the table. Collective.
 
-        storage: bfloat16 or float8_e4m3fn [n, H], contiguous, at most num_cpu_bytes; entry i of rank
-        r has number r * n + i. sf: with float8 only, the scales of all entries: elements of four
-        bytes [R * n, packs], the same on all ranks.
+        storage: bfloat16 or float8_e4m3fn [n, H], contiguous, at most num_cpu_bytes; entry i of
+        rank r has number r * n + i. sf: with float8 only, the scales of all entries: elements of
+        four bytes [R * n, packs], the same on all ranks.
         """
         self._open("engram_write")
         native_assert(
@@ -437,7 +452,10 @@ class ElasticBuffer:
 
     @staticmethod
     def get_engram_storage_size_hint(
-        num_entries: int, hidden: int, num_max_tokens_per_rank: int, dtype: torch.dtype = torch.bfloat16
+        num_entries: int,
+        hidden: int,
+        num_max_tokens_per_rank: int,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> tuple[int, int]:
         """(bytes of fetched entries, bytes of the storage) for engram calls."""
         return sizes.engram_storage_size(num_entries, hidden, num_max_tokens_per_rank, dtype)

@@ -85,7 +85,8 @@ class Dispatcher:
         )
         native_assert(
             num_experts > 0 and num_experts % ranks == 0,
-            f"{_CALL}: num_experts is {num_experts}; allowed: positive multiples of the {ranks} ranks",
+            f"{_CALL}: num_experts is {num_experts}; "
+            f"allowed: positive multiples of the {ranks} ranks",
         )
         native_assert(
             x.shape[0] <= max_tokens,
@@ -107,7 +108,7 @@ class Dispatcher:
         alignment: Any,
         do_expand: bool,
     ) -> Terms:
-        """The terms of the dispatch of ``handle``, which the other arguments must not contradict."""
+        """The terms of the dispatch of ``handle``; the other arguments must agree with them."""
         check_handle(_CALL, handle)
         expect(
             topk_idx is None or topk_idx is handle.topk_idx,
@@ -125,7 +126,8 @@ class Dispatcher:
             )
         native_assert(
             x.shape[0] == handle.topk_idx.shape[0],
-            f"{_CALL}: {x.shape[0]} tokens; the dispatch of the handle had {handle.topk_idx.shape[0]}",
+            f"{_CALL}: {x.shape[0]} tokens; the dispatch of the handle had "
+            f"{handle.topk_idx.shape[0]}",
         )
         return Terms(
             handle.topk_idx,
@@ -250,8 +252,8 @@ class Dispatcher:
         native_assert(
             not runtime.capturing()
             or (group is not None and group.max_tokens >= max_tokens and group.max_scales >= words),
-            f"{_CALL}: a CUDA graph cannot capture the first call of {shape} with {max_tokens} tokens; "
-            "run one before",
+            f"{_CALL}: a CUDA graph cannot capture the first call of {shape} with {max_tokens} "
+            "tokens; run one before",
         )
         return runtime.groups.get(shape, max_tokens, words)
 

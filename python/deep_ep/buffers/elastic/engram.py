@@ -20,7 +20,7 @@ _COUNT = struct.Struct("<2q")
 
 
 class Engram:
-    """The entries of all ranks. Every rank has n entries; entry i of rank r has number r * n + i."""
+    """The entries of all ranks, n on each; entry i of rank r has number r * n + i."""
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
@@ -29,8 +29,11 @@ class Engram:
     def write(self, storage: torch.Tensor, sf: torch.Tensor | None) -> None:
         call, runtime = "engram_write", self._runtime
         native_assert(
-            storage.dim() == 2 and storage.is_contiguous() and storage.dtype in (torch.bfloat16, torch.float8_e4m3fn),
-            f"{call}: storage is {describe(storage)}; allowed: contiguous bfloat16 or float8_e4m3fn [n, H]",
+            storage.dim() == 2
+            and storage.is_contiguous()
+            and storage.dtype in (torch.bfloat16, torch.float8_e4m3fn),
+            f"{call}: storage is {describe(storage)}; "
+            "allowed: contiguous bfloat16 or float8_e4m3fn [n, H]",
         )
         entries, hidden = storage.shape
         total = runtime.num_ranks * entries
@@ -39,8 +42,15 @@ class Engram:
             f"{call}: sf is required with float8 entries and not allowed with others",
         )
         native_assert(
-            sf is None or (sf.dim() == 2 and sf.shape[0] == total and sf.element_size() == 4 and sf.is_contiguous()),
-            f"{call}: sf is {describe(sf)}; allowed: contiguous elements of four bytes [{total}, *]",
+            sf is None
+            or (
+                sf.dim() == 2
+                and sf.shape[0] == total
+                and sf.element_size() == 4
+                and sf.is_contiguous()
+            ),
+            f"{call}: sf is {describe(sf)}; "
+            f"allowed: contiguous elements of four bytes [{total}, *]",
         )
         size = storage.numel() * storage.element_size()
         # The exchange also orders this write after the fetches of all ranks.
@@ -48,7 +58,8 @@ class Engram:
             other = _COUNT.unpack(block)
             native_assert(
                 other == (entries, size),
-                f"{call}: rank {rank} has {other[0]} entries in {other[1]} bytes, this one {entries} in {size}",
+                f"{call}: rank {rank} has {other[0]} entries in {other[1]} bytes, this one "
+                f"{entries} in {size}",
             )
         if self._bytes != size:
             if self._bytes:
@@ -71,7 +82,8 @@ class Engram:
         )
         wanted, total = indices.flatten().tolist(), self._entries * runtime.num_ranks
         native_assert(
-            not wanted or (min(wanted) >= 0 and max(wanted) < total), f"{call}: an index is out of 0 to {total - 1}"
+            not wanted or (min(wanted) >= 0 and max(wanted) < total),
+            f"{call}: an index is out of 0 to {total - 1}",
         )
         entry = self._hidden * self._dtype.itemsize
         data = torch.empty(len(wanted) * entry, dtype=torch.uint8, device=runtime.device)
@@ -85,7 +97,9 @@ class Engram:
 
         def wait() -> tuple[torch.Tensor, torch.Tensor | None]:
             runtime.world.quiet()
-            return data.view(self._dtype).view(indices.shape[0], indices.shape[1] * self._hidden), scales
+            return data.view(self._dtype).view(
+                indices.shape[0], indices.shape[1] * self._hidden
+            ), scales
 
         return wait
 

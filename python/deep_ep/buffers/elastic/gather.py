@@ -32,9 +32,13 @@ class GatherSessions:
 
     def configure(self, max_bytes: int, max_calls: int) -> None:
         """Allocates the buffer and frees that of an earlier configuration. Collective."""
-        native_assert(max_bytes > 0, f"agrs_set_config: num_max_session_bytes is {max_bytes}; at least 1 is allowed")
         native_assert(
-            1 <= max_calls <= 32, f"agrs_set_config: num_max_all_gathers_per_session is {max_calls}; allowed: 1 to 32"
+            max_bytes > 0,
+            f"agrs_set_config: num_max_session_bytes is {max_bytes}; at least 1 is allowed",
+        )
+        native_assert(
+            1 <= max_calls <= 32,
+            f"agrs_set_config: num_max_all_gathers_per_session is {max_calls}; allowed: 1 to 32",
         )
         native_assert(not self._active, "agrs_set_config: a session is active")
         world = self._runtime.world
@@ -70,7 +74,8 @@ class GatherSessions:
         parts = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         for part in parts:
             native_assert(
-                part.is_contiguous() and part.numel() > 0, f"{call}: {describe(part)} is empty or not contiguous"
+                part.is_contiguous() and part.numel() > 0,
+                f"{call}: {describe(part)} is empty or not contiguous",
             )
         places, end = self._places(call, [(part.shape, part.dtype) for part in parts])
         native_assert(
@@ -90,7 +95,9 @@ class GatherSessions:
                 start = source.storage_offset()
                 runtime.world.put(self._data.on(peer)[start : start + source.numel()], source)
             runtime.world.fence()
-            runtime.world.signal(self._arrived.on(peer)[slot * runtime.num_ranks + runtime.rank], session)
+            runtime.world.signal(
+                self._arrived.on(peer)[slot * runtime.num_ranks + runtime.rank], session
+            )
         self._used, self._call = end, self._call + 1
         return *places, self._waiter(slot, session)
 
@@ -98,14 +105,21 @@ class GatherSessions:
         runtime = self._runtime
 
         def wait() -> None:
-            native_assert(self._active and self._session == session, "all_gather: call the handle before its session ends")
+            native_assert(
+                self._active and self._session == session,
+                "all_gather: call the handle before its session ends",
+            )
             for peer in range(runtime.num_ranks):
                 if peer != runtime.rank:
-                    runtime.world.wait_until(self._arrived, ">=", session, index=slot * runtime.num_ranks + peer)
+                    runtime.world.wait_until(
+                        self._arrived, ">=", session, index=slot * runtime.num_ranks + peer
+                    )
 
         return wait
 
-    def _places(self, call: str, parts: list[tuple[torch.Size, torch.dtype]]) -> tuple[list[torch.Tensor], int]:
+    def _places(
+        self, call: str, parts: list[tuple[torch.Size, torch.dtype]]
+    ) -> tuple[list[torch.Tensor], int]:
         """A tensor [R, *shape] in the buffer for each of ``parts``, and the offset of their end."""
         native_assert(self._active, f"{call}: no session is active")
         places, at = [], self._used
@@ -113,8 +127,11 @@ class GatherSessions:
             size = self._runtime.num_ranks * shape.numel() * dtype.itemsize
             native_assert(
                 at + size <= self._bytes,
-                f"{call}: the session needs {at + size} bytes; agrs_set_config allows {self._bytes}",
+                f"{call}: the session needs {at + size} bytes; "
+                f"agrs_set_config allows {self._bytes}",
             )
-            places.append(self._local[at : at + size].view(dtype).view(self._runtime.num_ranks, *shape))
+            places.append(
+                self._local[at : at + size].view(dtype).view(self._runtime.num_ranks, *shape)
+            )
             at += align(size, 32)
         return places, at

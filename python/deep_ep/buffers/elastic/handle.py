@@ -13,8 +13,8 @@ from ..checks import expect
 class EPHandle:
     """The layout of one ``ElasticBuffer.dispatch``. Tensors are int32 unless stated otherwise.
 
-    R ranks, E experts, T tokens sent, K top-k slots, M the most tokens per rank. Rank-major rows are
-    ordered by source rank and token; expert-major rows (do_expand) are grouped by expert.
+    R ranks, E experts, T tokens sent, K top-k slots, M the most tokens per rank. Rank-major rows
+    are ordered by source rank and token; expert-major rows (do_expand) are grouped by expert.
 
     do_expand, num_experts, expert_alignment, num_max_tokens_per_rank (M), num_sms
         As passed to the dispatch.
@@ -27,8 +27,8 @@ class EPHandle:
     psum_num_recv_tokens_per_scaleup_rank [R]
         Rows from ranks 0 to i.
     psum_num_recv_tokens_per_expert [E / R]
-        Rank-major: sum of the aligned counts of experts 0 to i. Expert-major: the end of the rows of
-        expert i, without padding.
+        Rank-major: sum of the aligned counts of experts 0 to i. Expert-major: the end of the rows
+        of expert i, without padding.
     num_unaligned_recv_tokens_per_expert [E / R]
         Rows of each local expert.
     recv_src_metadata [num_recv_tokens, K + 2]

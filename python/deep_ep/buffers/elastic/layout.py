@@ -28,7 +28,9 @@ class ShoalLayout(NamedTuple):
     expert_major_handle: list[Any]
 
 
-def most_expert_major_rows(ranks: int, max_tokens: int, top_k: int, local_experts: int, alignment: int) -> int:
+def most_expert_major_rows(
+    ranks: int, max_tokens: int, top_k: int, local_experts: int, alignment: int
+) -> int:
     """The most expert-major rows that any routing can give."""
     rows = ranks * max_tokens * min(top_k, local_experts) + (alignment - 1) * local_experts
     return align(rows, alignment)
@@ -41,13 +43,15 @@ def expert_counts(local_idx: torch.Tensor, local_experts: int) -> torch.Tensor:
     return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))[:local_experts]
 
 
-def rank_prefix(source_ids: torch.Tensor, valid: torch.Tensor, max_tokens: int, ranks: int) -> torch.Tensor:
+def rank_prefix(
+    source_ids: torch.Tensor, valid: torch.Tensor, max_tokens: int, ranks: int
+) -> torch.Tensor:
     """int32 [R]: rows from ranks 0 to i."""
     source = torch.where(valid, source_ids // max_tokens, ranks).long()
     counts = torch.zeros(ranks + 1, dtype=torch.int32, device=source.device)
-    return counts.scatter_add_(0, source, torch.ones_like(source, dtype=torch.int32))[:ranks].cumsum(
-        0, dtype=torch.int32
-    )
+    return counts.scatter_add_(0, source, torch.ones_like(source, dtype=torch.int32))[
+        :ranks
+    ].cumsum(0, dtype=torch.int32)
 
 
 def expert_major_rows(local_idx: torch.Tensor, first_row: torch.Tensor) -> torch.Tensor:
@@ -57,17 +61,21 @@ def expert_major_rows(local_idx: torch.Tensor, first_row: torch.Tensor) -> torch
     """
     chosen = local_idx >= 0
     column = local_idx.clamp(min=0)
-    marks = torch.zeros((local_idx.shape[0], first_row.shape[0]), dtype=torch.int32, device=local_idx.device)
+    marks = torch.zeros(
+        (local_idx.shape[0], first_row.shape[0]), dtype=torch.int32, device=local_idx.device
+    )
     marks.scatter_add_(1, column, chosen.int())
     row_in_block = (marks.cumsum(0) - 1).gather(1, column)
     return torch.where(chosen, first_row.long()[column] + row_in_block, -1)
 
 
 def flat_slot_of_row(slot_rows: torch.Tensor, total_rows: int) -> torch.Tensor:
-    """int64 [total rows]: for each expert-major row the index into slot_rows.flatten(); -1: padding."""
+    """int64 [total rows]: index into slot_rows.flatten() for each expert-major row; -1: padding."""
     targets = torch.where(slot_rows < 0, total_rows, slot_rows).flatten()
     source = torch.full((total_rows + 1,), -1, dtype=torch.int64, device=slot_rows.device)
-    return source.scatter_(0, targets, torch.arange(targets.numel(), device=targets.device))[:total_rows]
+    return source.scatter_(0, targets, torch.arange(targets.numel(), device=targets.device))[
+        :total_rows
+    ]
 
 
 def last_topk_slot(local_idx: torch.Tensor) -> torch.Tensor:
@@ -77,7 +85,10 @@ def last_topk_slot(local_idx: torch.Tensor) -> torch.Tensor:
 
 
 def source_metadata(
-    source_ids: torch.Tensor, local_idx: torch.Tensor, slot_rows: torch.Tensor | None, max_tokens: int
+    source_ids: torch.Tensor,
+    local_idx: torch.Tensor,
+    slot_rows: torch.Tensor | None,
+    max_tokens: int,
 ) -> torch.Tensor:
     """EPHandle.recv_src_metadata."""
     top_k = local_idx.shape[1]
@@ -88,7 +99,9 @@ def source_metadata(
     return torch.cat((ids[:, None], column[:, None], rows.int()), dim=1)
 
 
-def destination_slots(topk_idx: torch.Tensor, num_experts: int, ranks: int, rank: int, max_tokens: int) -> torch.Tensor:
+def destination_slots(
+    topk_idx: torch.Tensor, num_experts: int, ranks: int, rank: int, max_tokens: int
+) -> torch.Tensor:
     """EPHandle.dst_buffer_slot_idx."""
     tokens, top_k = topk_idx.shape
     owner = torch.where(topk_idx < 0, ranks, topk_idx // (num_experts // ranks)).long()
@@ -105,7 +118,9 @@ def gather_rows(x: torch.Tensor, index: torch.Tensor, zero_padding: bool) -> tor
     # A row is a multiple of 16 bytes, and float8 has no index_select.
     words = x.view(torch.int64)
     if words.shape[0] == 0:
-        return torch.zeros((index.shape[0], words.shape[1]), dtype=torch.int64, device=x.device).view(x.dtype)
+        return torch.zeros(
+            (index.shape[0], words.shape[1]), dtype=torch.int64, device=x.device
+        ).view(x.dtype)
     out = words.index_select(0, index.clamp(min=0))
     if zero_padding:
         out.masked_fill_((index < 0)[:, None], 0)

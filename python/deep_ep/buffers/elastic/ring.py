@@ -25,8 +25,13 @@ class Ring:
 
     def configure(self, max_bytes: int, slots: int) -> None:
         """Allocates the slots and frees those of an earlier configuration. Collective."""
-        native_assert(max_bytes > 0, f"pp_set_config: num_max_tensor_bytes is {max_bytes}; at least 1 is allowed")
-        native_assert(slots > 0, f"pp_set_config: num_max_inflight_tensors is {slots}; at least 1 is allowed")
+        native_assert(
+            max_bytes > 0,
+            f"pp_set_config: num_max_tensor_bytes is {max_bytes}; at least 1 is allowed",
+        )
+        native_assert(
+            slots > 0, f"pp_set_config: num_max_inflight_tensors is {slots}; at least 1 is allowed"
+        )
         world = self._runtime.world
         if self._slots:
             for array in (self._data, self._arrived, self._freed):
@@ -72,10 +77,14 @@ class Ring:
         rank, ranks = self._runtime.rank, self._runtime.num_ranks
         step = 1 if towards_next else -1
         neighbours = [(rank + step) % ranks, (rank - step) % ranks]
-        native_assert(peer in neighbours, f"{call}: rank {peer}; allowed: the neighbours {neighbours} of {rank}")
+        native_assert(
+            peer in neighbours,
+            f"{call}: rank {peer}; allowed: the neighbours {neighbours} of {rank}",
+        )
         size = tensor.numel() * tensor.element_size()
         native_assert(
             tensor.is_contiguous() and 0 < size <= self._max_bytes,
-            f"{call}: {describe(tensor)}, {size} bytes; allowed: contiguous tensors of up to {self._max_bytes}",
+            f"{call}: {describe(tensor)}, {size} bytes; "
+            f"allowed: contiguous tensors of up to {self._max_bytes}",
         )
         return neighbours.index(peer)

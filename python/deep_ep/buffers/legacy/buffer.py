@@ -30,9 +30,9 @@ _deterministic = torch._C._get_deterministic_algorithms
 class Buffer:
     """Dispatch and combine of expert-parallel tokens among the ranks of a group.
 
-        buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes)
-        per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
-        recv_x, recv_idx, recv_weights, counts, handle, _ = buffer.dispatch(
+        buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes) per_rank, per_node, per_expert,
+        in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts) recv_x, recv_idx,
+        recv_weights, counts, handle, _ = buffer.dispatch(
             x, None, per_rank, per_node, in_rank, per_expert, topk_idx, topk_weights
         )
         combined_x, _, _ = buffer.combine(expert_output, handle)
@@ -79,7 +79,9 @@ class Buffer:
             native_assert(
                 value >= 0 and value % 128 == 0, f"{name} is {value}; allowed: multiples of 128"
             )
-        expect(num_qps_per_rank > 0, f"num_qps_per_rank is {num_qps_per_rank}; at least 1 is allowed")
+        expect(
+            num_qps_per_rank > 0, f"num_qps_per_rank is {num_qps_per_rank}; at least 1 is allowed"
+        )
         if group is not None and torch.cuda.is_available():
             check_nvlink_connections(group)
         self.group = group
@@ -114,7 +116,8 @@ class Buffer:
         Raises AssertionError without explicitly_destroy.
         """
         expect(
-            self.explicitly_destroy, "destroy: this buffer was created without explicitly_destroy=True"
+            self.explicitly_destroy,
+            "destroy: this buffer was created without explicitly_destroy=True",
         )
         if self.runtime is not None:
             self.runtime.close()
@@ -133,7 +136,10 @@ class Buffer:
 
         Raises AssertionError for odd numbers.
         """
-        expect(new_num_sms % 2 == 0, f"set_num_sms: got {new_num_sms}; the number of SMs has to be even")
+        expect(
+            new_num_sms % 2 == 0,
+            f"set_num_sms: got {new_num_sms}; the number of SMs has to be even",
+        )
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -146,7 +152,9 @@ class Buffer:
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
         """``num_rdma_bytes`` for low-latency calls of these sizes."""
-        return sizes.get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+        return sizes.get_low_latency_rdma_size_hint(
+            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
+        )
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
@@ -164,7 +172,11 @@ class Buffer:
         return torch.Stream(device="cpu") if runtime.comm_stream is None else runtime.comm_stream
 
     def get_local_buffer_tensor(
-        self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
+        self,
+        dtype: torch.dtype,
+        size: torch.Size | None = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
     ) -> torch.Tensor:
         """Memory of ``num_nvl_bytes`` or ``num_rdma_bytes``, without the first ``offset`` bytes.
 
@@ -175,16 +187,22 @@ class Buffer:
         total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         native_assert(
             0 <= offset <= total and offset % dtype.itemsize == 0,
-            f"get_local_buffer_tensor: offset is {offset}; allowed: multiples of {dtype.itemsize} up to {total}",
+            f"get_local_buffer_tensor: offset is {offset}; "
+            f"allowed: multiples of {dtype.itemsize} up to {total}",
         )
         if use_rdma_buffer not in self._local:
-            self._local[use_rdma_buffer] = torch.zeros(total, dtype=torch.uint8, device=runtime.device)
+            self._local[use_rdma_buffer] = torch.zeros(
+                total, dtype=torch.uint8, device=runtime.device
+            )
         end = total - (total - offset) % dtype.itemsize
         flat = self._local[use_rdma_buffer][offset:end].view(dtype)
         if size is None:
             return flat
         numel = torch.Size(size).numel()
-        expect(flat.numel() >= numel, f"get_local_buffer_tensor: {list(size)} of {dtype} in {flat.numel()} elements")
+        expect(
+            flat.numel() >= numel,
+            f"get_local_buffer_tensor: {list(size)} of {dtype} in {flat.numel()} elements",
+        )
         return flat[:numel].view(size)
 
     def get_dispatch_layout(
@@ -204,8 +222,12 @@ class Buffer:
         call = "get_dispatch_layout"
         runtime = self._open(call)
         require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, None), runtime.device)
-        with runtime.operation(call, previous_event, async_finish, allocate_on_comm_stream) as operation:
-            layout = count_tokens(topk_idx, num_experts, self.group_size, runtime.get_num_rdma_ranks())
+        with runtime.operation(
+            call, previous_event, async_finish, allocate_on_comm_stream
+        ) as operation:
+            layout = count_tokens(
+                topk_idx, num_experts, self.group_size, runtime.get_num_rdma_ranks()
+            )
         return *layout, operation.overlap((topk_idx,), layout)
 
     def dispatch(
@@ -224,24 +246,29 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple, EventOverlap]:
+    ) -> tuple[
+        Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple, EventOverlap
+    ]:
         """Sends each token once to each rank that holds one of its experts. Collective.
 
-        x: bfloat16 [T, H], or (float8_e4m3fn [T, H], float32 or int32 scales [T, n] of any strides).
-        The layout is that of get_dispatch_layout, or that of ``handle``; with a handle (cached), no
-        topk tensors are passed and no counts are exchanged. topk_weights: float32 [T, K].
-        num_worst_tokens: the number of rows to return; no size reaches the host then.
+        x: bfloat16 [T, H], or (float8_e4m3fn [T, H], float32 or int32 scales [T, n] of any
+        strides). The layout is that of get_dispatch_layout, or that of ``handle``; with a handle
+        (cached), no topk tensors are passed and no counts are exchanged. topk_weights: float32 [T,
+        K]. num_worst_tokens: the number of rows to return; no size reaches the host then.
 
         Returns (recv_x in the form of x, recv_topk_idx, recv_topk_weights, tokens per local expert
         rounded up to expert_alignment, handle, event). Rows are ordered by source rank, then token;
-        indices are local, -1 for experts elsewhere. Cached: (recv_x, None, None, None, None, event).
+        indices are local, -1 for experts elsewhere. Cached: (recv_x, None, None, None, None,
+        event).
         """
         call = "dispatch"
         runtime = self._open(call)
         check_torch_deterministic()
         rows, scales = x if isinstance(x, tuple) else (x, None)
         self._normal.check_rows(call, rows, scales)
-        with runtime.operation(call, previous_event, async_finish, allocate_on_comm_stream) as operation:
+        with runtime.operation(
+            call, previous_event, async_finish, allocate_on_comm_stream
+        ) as operation:
             launch = self._launch(operation, config)
             if handle is not None:
                 expect(
@@ -301,8 +328,8 @@ class Buffer:
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Sums expert output at the sources of the tokens. Collective.
 
-        Sums are unweighted, in float32, and rounded once. x: bfloat16 [rows received, H], one row of
-        expert output per received row. topk_weights: float32 [rows, K], summed in the same way.
+        Sums are unweighted, in float32, and rounded once. x: bfloat16 [rows received, H], one row
+        of expert output per received row. topk_weights: float32 [rows, K], summed in the same way.
         bias: one or two bfloat16 [T, H], added first. Returns (bfloat16 [T, H], float32 [T, K] or
         None, event).
         """
@@ -312,7 +339,9 @@ class Buffer:
         self._normal.check_handle(call, handle)
         biases = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
         self._normal.check_combine(x, handle, topk_weights, biases)
-        with runtime.operation(call, previous_event, async_finish, allocate_on_comm_stream) as operation:
+        with runtime.operation(
+            call, previous_event, async_finish, allocate_on_comm_stream
+        ) as operation:
             sums, weights = handle.group.combine(
                 x,
                 handle.shoal,
@@ -338,7 +367,9 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple, EventOverlap]:
+    ) -> tuple[
+        Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple, EventOverlap
+    ]:
         """``dispatch`` with a required ``config``."""
         expect(config is not None, "internode_dispatch: config is needed")
         return self.dispatch(
@@ -372,7 +403,14 @@ class Buffer:
         """``combine`` with a required ``config``."""
         expect(config is not None, "internode_combine: config is needed")
         return self.combine(
-            x, handle, topk_weights, bias, config, previous_event, async_finish, allocate_on_comm_stream
+            x,
+            handle,
+            topk_weights,
+            bias,
+            config,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
         )
 
     def clean_low_latency_buffer(
@@ -400,12 +438,12 @@ class Buffer:
     ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], None] | None]:
         """Sends tokens to fixed slots. Collective.
 
-        N is num_max_dispatch_tokens_per_rank, the same on all ranks. x: bfloat16 [T, H], T <= N, H a
-        multiple of 128. topk_idx: ``topk_idx_t`` [T, K]. use_fp8: rows travel as float8 with a scale
-        per 128 channels. round_scale: scales are powers of two. use_ue8m0: scales are packed as
-        bytes; needs round_scale. cumulative_local_expert_recv_stats: int32 [E / R]; the call adds
-        the rows received. dispatch_wait_recv_cost_stats: int64 [R]; the call adds the nanoseconds
-        waited for each rank.
+        N is num_max_dispatch_tokens_per_rank, the same on all ranks. x: bfloat16 [T, H], T <= N, H
+        a multiple of 128. topk_idx: ``topk_idx_t`` [T, K]. use_fp8: rows travel as float8 with a
+        scale per 128 channels. round_scale: scales are powers of two. use_ue8m0: scales are packed
+        as bytes; needs round_scale. cumulative_local_expert_recv_stats: int32 [E / R]; the call
+        adds the rows received. dispatch_wait_recv_cost_stats: int64 [R]; the call adds the
+        nanoseconds waited for each rank.
 
         Returns (recv_x, count, handle, event, hook). recv_x: bfloat16 [E / R, R * N, H], or
         (float8_e4m3fn of that shape, scales float32 [.., .., H / 128] or int32 [.., .., H / 512],

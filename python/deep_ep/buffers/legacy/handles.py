@@ -51,7 +51,11 @@ def _source_prefix(received: Received, ranks: int, device: torch.device) -> torc
     """int32 [R]: rows from ranks 0 to i; -1 where the host does not know them."""
     if not received.rows_per_source:
         return torch.full((ranks,), -1, dtype=torch.int32, device=device)
-    return torch.tensor(received.rows_per_source, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    return (
+        torch.tensor(received.rows_per_source, dtype=torch.int32)
+        .cumsum(0, dtype=torch.int32)
+        .to(device)
+    )
 
 
 def _sent_rows(is_token_in: torch.Tensor) -> torch.Tensor:
@@ -90,7 +94,9 @@ def _between_nodes(
     source_rank = torch.bucketize(
         torch.arange(received.x.shape[0], dtype=torch.int32, device=device), prefix, right=True
     ).clamp_(max=ranks - 1)
-    source_meta = torch.stack((source_rank // _NODE, torch.ones_like(source_rank) << (rank % _NODE)), dim=1)
+    source_meta = torch.stack(
+        (source_rank // _NODE, torch.ones_like(source_rank) << (rank % _NODE)), dim=1
+    )
     return (
         is_token_in_rank,
         sent_to_node,

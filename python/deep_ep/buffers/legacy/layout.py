@@ -19,7 +19,9 @@ class Layout(NamedTuple):
     is_token_in_rank: torch.Tensor
 
 
-def count_tokens(topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_nodes: int) -> Layout:
+def count_tokens(
+    topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_nodes: int
+) -> Layout:
     """The layout of [T, K] expert indices; -1 is no expert.
 
     A token counts once per rank and once per node.
@@ -30,17 +32,22 @@ def count_tokens(topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_n
         f"allowed: positive multiples of the {num_ranks} ranks",
     )
     tokens = topk_idx.shape[0]
-    if topk_idx.device.type == "cpu" and topk_idx.numel() > 0:  # on a GPU this would stall the stream
+    if (
+        topk_idx.device.type == "cpu" and topk_idx.numel() > 0
+    ):  # on a GPU this would stall the stream
         low, high = (int(value) for value in torch.aminmax(topk_idx))
         native_assert(
             low >= -1 and high < num_experts,
-            f"get_dispatch_layout: topk_idx has values {low} to {high}; allowed: -1 to {num_experts - 1}",
+            f"get_dispatch_layout: topk_idx has values {low} to {high}; "
+            f"allowed: -1 to {num_experts - 1}",
         )
     experts = topk_idx.long()
     # One extra column counts the top-k slots without an expert.
     experts = torch.where(experts < 0, num_experts, experts)
     per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device=topk_idx.device)
-    per_expert.scatter_add_(0, experts.flatten(), torch.ones_like(experts, dtype=torch.int32).flatten())
+    per_expert.scatter_add_(
+        0, experts.flatten(), torch.ones_like(experts, dtype=torch.int32).flatten()
+    )
     in_rank = torch.zeros((tokens, num_ranks + 1), dtype=torch.bool, device=topk_idx.device)
     in_rank.scatter_(1, experts // (num_experts // num_ranks), True)
     in_rank = in_rank[:, :num_ranks].contiguous()

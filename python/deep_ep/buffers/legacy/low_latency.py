@@ -33,7 +33,11 @@ class LowLatencyMode:
 
     def __init__(self, runtime: Runtime, num_rdma_bytes: int, enabled: bool, enable_shrink: bool):
         self._runtime = runtime
-        self._num_rdma_bytes, self._enabled, self._enable_shrink = num_rdma_bytes, enabled, enable_shrink
+        self._num_rdma_bytes, self._enabled, self._enable_shrink = (
+            num_rdma_bytes,
+            enabled,
+            enable_shrink,
+        )
         self._pool = LowLatencyPool(runtime.team, runtime.device, enable_shrink)
         self._checked: set[tuple[int, int, int]] = set()  # sizes of earlier calls
         self.hooked_paths: dict[Form, HookedPath] = {}
@@ -108,7 +112,11 @@ class LowLatencyMode:
             require_tensor(call, "out", out, (torch.bfloat16,), sums, device)
         if return_recv_hook:
             options["stream"] = runtime.current_stream()
-            return out, EventOverlap(), group.combine(y, topk_idx, topk_weights, handle, out, options)
+            return (
+                out,
+                EventOverlap(),
+                group.combine(y, topk_idx, topk_weights, handle, out, options),
+            )
         with runtime.operation(call, None, async_finish) as operation:
             options.update(operation.launch)
             group.combine(y, topk_idx, topk_weights, handle, out, options)()
@@ -125,22 +133,27 @@ class LowLatencyMode:
 
     def check_sizes(self, call: str, max_tokens: int, hidden: int, num_experts: int) -> None:
         ranks = self._runtime.num_ranks
-        native_assert(self._enabled, f"{call}: this buffer was created without low_latency_mode=True")
+        native_assert(
+            self._enabled, f"{call}: this buffer was created without low_latency_mode=True"
+        )
         native_assert(
             max_tokens > 0,
             f"{call}: num_max_dispatch_tokens_per_rank is {max_tokens}; at least 1 is allowed",
         )
         native_assert(
-            hidden > 0 and hidden % 128 == 0, f"{call}: hidden is {hidden}; allowed: multiples of 128"
+            hidden > 0 and hidden % 128 == 0,
+            f"{call}: hidden is {hidden}; allowed: multiples of 128",
         )
         native_assert(
             num_experts > 0 and num_experts % ranks == 0,
-            f"{call}: num_experts is {num_experts}; allowed: positive multiples of the {ranks} ranks",
+            f"{call}: num_experts is {num_experts}; "
+            f"allowed: positive multiples of the {ranks} ranks",
         )
         needed = sizes.get_low_latency_rdma_size_hint(max_tokens, hidden, ranks, num_experts)
         native_assert(
             self._num_rdma_bytes >= needed,
-            f"{call}: num_rdma_bytes is {self._num_rdma_bytes}; these sizes need {needed} (see the size hint)",
+            f"{call}: num_rdma_bytes is {self._num_rdma_bytes}; "
+            f"these sizes need {needed} (see the size hint)",
         )
         self._checked.add((max_tokens, hidden, num_experts))
 
@@ -197,7 +210,9 @@ class LowLatencyMode:
             require_tensor(call, "x", x, (torch.bfloat16,), group.result_shape, device)
             return x
         if group.combine_buffer is None:
-            native_fail(f"{call}: zero_copy=True without a get_next_low_latency_combine_buffer before it")
+            native_fail(
+                f"{call}: zero_copy=True without a get_next_low_latency_combine_buffer before it"
+            )
         if tuple(x.shape) != group.result_shape:
             native_fail(f"{call}: x is {describe(x)}; allowed: {list(group.result_shape)}")
         return group.combine_buffer

@@ -92,7 +92,9 @@ class LowLatencyGroup:
         self, x: torch.Tensor, topk_idx: torch.Tensor, quantize: str, options: dict[str, Any]
     ) -> tuple[ReceiveArrays, LowLatencyHandle, Callable[[], None]]:
         """Sends. Returns the arrays of the result, the handle, and a function that receives."""
-        pending = self.group.low_latency_dispatch(detached(x), topk_idx, quantize=quantize, **options)
+        pending = self.group.low_latency_dispatch(
+            detached(x), topk_idx, quantize=quantize, **options
+        )
         arrays = self.arrays_of(quantize)[self.sent & 1]
         self.sent += 1
         handle = LowLatencyHandle(self.handle_entries(arrays))
@@ -101,7 +103,9 @@ class LowLatencyGroup:
         def receive() -> None:
             received = pending.receive()
             if received.x.data_ptr != arrays.x.data_ptr():
-                native_fail("low_latency_dispatch: the result lies outside the two sets of receive arrays")
+                native_fail(
+                    "low_latency_dispatch: the result lies outside the two sets of receive arrays"
+                )
 
         return arrays, handle, receive
 
@@ -128,7 +132,9 @@ class LowLatencyGroup:
 
     def _receive_empty(self, x: torch.Tensor, topk_idx: torch.Tensor, form: str) -> ReceiveArrays:
         self.sent += 1
-        return ReceiveArrays.of(self.group.low_latency_dispatch(x, topk_idx, quantize=form).receive())
+        return ReceiveArrays.of(
+            self.group.low_latency_dispatch(x, topk_idx, quantize=form).receive()
+        )
 
 
 class HookedPath:

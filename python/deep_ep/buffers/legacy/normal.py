@@ -46,11 +46,16 @@ class NormalMode:
     def check_handle(call: str, handle: Any) -> None:
         native_assert(
             isinstance(handle, NormalHandle),
-            f"{call}: handle is a {type(handle).__name__}; allowed: the handle that dispatch returned, unchanged",
+            f"{call}: handle is a {type(handle).__name__}; "
+            "allowed: the handle that dispatch returned, unchanged",
         )
 
     def check_combine(
-        self, x: torch.Tensor, handle: NormalHandle, topk_weights: torch.Tensor | None, biases: tuple
+        self,
+        x: torch.Tensor,
+        handle: NormalHandle,
+        topk_weights: torch.Tensor | None,
+        biases: tuple,
     ) -> None:
         call, device, shape = "combine", self._runtime.device, handle.group.shape
         require_tensor(call, "x", x, (torch.bfloat16,), (handle.rows, shape.hidden), device)
@@ -62,7 +67,9 @@ class NormalMode:
         )
         for one in biases:
             if one is not None:
-                require_tensor(call, "bias", one, (x.dtype,), (handle.num_tokens, shape.hidden), device)
+                require_tensor(
+                    call, "bias", one, (x.dtype,), (handle.num_tokens, shape.hidden), device
+                )
 
     def dispatch_new(
         self,
@@ -75,7 +82,8 @@ class NormalMode:
         worst_rows: int,
         launch: dict[str, int],
     ) -> NewDispatch:
-        """Routes and sends. Without ``topk_idx``, tokens go to the ranks of ``is_token_in_rank``."""
+        """Routes and sends. Without ``topk_idx``, tokens go to the ranks of
+        ``is_token_in_rank``."""
         runtime = self._runtime
         per_rank, in_rank, per_expert = layout
         self._check_layout(rows.shape[0], layout, expert_alignment, worst_rows)
@@ -116,7 +124,9 @@ class NormalMode:
         idx = received.topk_idx.to(topk_idx_t)
         return received, idx, received.topk_weights, per_local_expert, handle
 
-    def _check_layout(self, tokens: int, layout: CallerLayout, alignment: int, worst_rows: int) -> None:
+    def _check_layout(
+        self, tokens: int, layout: CallerLayout, alignment: int, worst_rows: int
+    ) -> None:
         call, device, ranks = "dispatch", self._runtime.device, self._runtime.num_ranks
         per_rank, in_rank, per_expert = layout
         require_tensor(call, "num_tokens_per_rank", per_rank, (torch.int32,), (ranks,), device)
