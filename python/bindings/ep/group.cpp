@@ -8,9 +8,7 @@
 
 #include "../docs.hpp"
 #include "../world/world.hpp"
-#include "base/check.hpp"
 #include "options.hpp"
-#include "world/parts.hpp"
 
 namespace shoal::python {
 namespace {
@@ -24,21 +22,12 @@ std::vector<std::shared_ptr<ep::Group>>& kept_groups() {
   return *groups;
 }
 
-bool world_is_closed(const ep::Group& group) {
-  try {
-    group.team().state();
-    return false;
-  } catch (const Error&) {
-    return true;
-  }
-}
-
 }  // namespace
 
 Group::Group(const Team& team, const ep::GroupOptions& options)
     : owned_(std::make_shared<ep::Group>(team, options)),
       keeper(heap_keeper(team)),
-      on_gpu(team.state().world->parts().device_heap != nullptr) {}
+      on_gpu(team.world().heap().device().kind == DeviceKind::cuda) {}
 
 Group::~Group() {
   if (closed_) return;
@@ -58,7 +47,7 @@ nb::object Group::output(Tensor tensor, void* stream) const {
 
 void release_kept_groups() {
   const std::lock_guard lock(kept_mutex);
-  std::erase_if(kept_groups(), [](const auto& group) { return world_is_closed(*group); });
+  std::erase_if(kept_groups(), [](const auto& group) { return !group->team().is_open(); });
 }
 
 namespace {

@@ -8,10 +8,9 @@
 #include <utility>
 
 #include "../arrays/streams.hpp"
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 #include "world.hpp"
-#include "world/parts.hpp"
 
 namespace shoal::python {
 namespace {
@@ -52,7 +51,7 @@ Input local_buffer(const World& world, Input local, const RemoteArray& remote, c
   require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous",
           local.view.describe(), what);
   require(
-      local.view.device.kind == DeviceKind::host || world.state().parts().device_heap != nullptr,
+      local.view.device.kind == DeviceKind::host || world.heap().device().kind == DeviceKind::cuda,
       Code::invalid_argument,
       "{}: {} lies on a GPU, the heap of this world on the host (SHOAL_HEAP)", what,
       local.view.describe());

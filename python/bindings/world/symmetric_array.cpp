@@ -7,11 +7,8 @@
 #include <memory>
 #include <utility>
 
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
-#include "memory/device.hpp"
-#include "world/parts.hpp"
-#include "world/teams/team.hpp"
 
 namespace shoal::python {
 namespace {
@@ -81,10 +78,7 @@ SymmetricArray zeros(const World& world, const std::vector<std::int64_t>& shape,
     nb::gil_scoped_release released;
     memory = world.heap().calloc(count, size_of(type));
   }
-  const auto& parts = world.state().parts();
-  const Device device =
-      parts.device_heap ? Device{DeviceKind::cuda, parts.device->device} : Device{};
-  array.local = heap_tensor(memory, type, shape, device);
+  array.local = heap_tensor(memory, type, shape, world.heap().device());
   array.local.owner = heap_keeper(world.team());
   array.offset = memory == nullptr ? 0 : world.heap().offset_of(memory);
   return array;
@@ -95,13 +89,7 @@ void check_alive(const SymmetricArray& array) {
 }
 
 std::shared_ptr<void> heap_keeper(const Team& team) {
-  struct Keeper {  // destroyed in reverse order: the heap before the GPU's context
-    std::shared_ptr<memory::Device> device;
-    std::shared_ptr<memory::Segment> segment;
-    std::shared_ptr<memory::DeviceHeap> heap;
-  };
-  const detail::WorldParts& parts = team.state().world->parts();
-  return std::make_shared<Keeper>(Keeper{parts.device, parts.segment, parts.device_heap});
+  return team.world().heap().memory_owner();
 }
 
 nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::uintptr_t stream) {

@@ -14,7 +14,6 @@
 #include "../docs.hpp"
 #include "../ep/group.hpp"
 #include "../settings.hpp"
-#include "world/parts.hpp"
 
 namespace shoal::python {
 namespace {
@@ -49,7 +48,7 @@ void exit_world(World& world, nb::handle type, nb::handle value, nb::handle /*tr
   const std::string reason = failed ? reason_of(type, value) : "";
   nb::gil_scoped_release released;
   if (failed && world.is_open())
-    world.state().fail_world(reason);
+    world.abort(reason);
   else
     close_world(world);
 }
@@ -89,8 +88,8 @@ std::vector<std::pair<std::string, double>> init_phases(const World& world) {
 }
 
 std::string heap_device(const World& world) {
-  const auto& parts = world.state().parts();
-  return parts.device_heap ? fmt::format("cuda:{}", parts.device->device) : "cpu";
+  const Device device = world.heap().device();
+  return device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", device.index) : "cpu";
 }
 
 /// A function of shoal.connect, which is Python.

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/host_device.hpp"
+#include "shoal/config.hpp"
 #include "ep/plan/layout.hpp"
 
 namespace shoal::ep::detail {
