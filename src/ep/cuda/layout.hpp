@@ -13,7 +13,8 @@
 #include <cstdint>
 
 #include "base/host_device.hpp"
-#include "ep/plan/layout.hpp"
+#include "ep/plan/notices.hpp"
+#include "ep/plan/shape.hpp"
 
 namespace shoal::ep::detail {
 
