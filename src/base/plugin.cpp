@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// plugin.cpp: dlopen and the folders that are searched.
 #include "base/plugin.hpp"
 
 #include <dlfcn.h>
@@ -28,7 +29,7 @@ std::filesystem::path own_folder() {
 Plugin load_plugin_file(const std::string& file, const char* symbol) {
   Plugin plugin;
   plugin.file = file;
-  // RTLD_LOCAL: two plug-ins may bring different libraries with the same names along.
+  // RTLD_LOCAL: two plug-ins may depend on different libraries with the same names.
   void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* const why = dlerror();
@@ -45,8 +46,8 @@ Plugin load_plugin_file(const std::string& file, const char* symbol) {
 std::vector<std::string> plugin_folders(const Settings& settings) {
   if (!settings.plugin_dir.empty()) return {settings.plugin_dir};
   const auto own = own_folder();
-  return {own / "shoal", own,
-          own / ".." / "lib" / "shoal"};  // the last: of a program that has Shoal linked in
+  // The last is for programs that Shoal is linked into statically.
+  return {own / "shoal", own, own / ".." / "lib" / "shoal"};
 }
 
 Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol) {
