@@ -26,6 +26,8 @@ LAYERS = [
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of
 # it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
+# The message core, which the network transports share.
+SHARED_TRANSPORT_CODE = "message"
 MAX_LINES = 600
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench", "python"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
@@ -53,7 +55,7 @@ INTERNALS = {
     ("bench/ep_bench.cpp", "bench/report.cpp", "bench/row_ops_bench.cpp", "bench/shoal_bench_mpi.cpp"): (
         "ep/host/rows/row_ops.hpp",
     ),
-    # Kernels that measure the copies of the library's kernels, and experts that quantize as they do.
+    # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
     ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
@@ -80,9 +82,10 @@ def layer_of(path):
 
 
 def transport_of(path):
-    """x for a path transport/x/..., or None."""
+    """x for a path transport/x/..., or None for code that all transports share."""
     parts = path.split("/")
-    return parts[1] if len(parts) > 2 and parts[0] == "transport" else None
+    transport = parts[1] if len(parts) > 2 and parts[0] == "transport" else None
+    return None if transport == SHARED_TRANSPORT_CODE else transport
 
 
 def resolve(root, file, target):
@@ -92,6 +95,9 @@ def resolve(root, file, target):
         candidate = (base / target).resolve()
         if candidate.is_file() and candidate.is_relative_to(root / "src"):
             return candidate.relative_to(root / "src").as_posix()
+    # Bindings and programs have folders named as layers: their own headers are none of src/.
+    if any((folder / target).is_file() for folder in file.parents if root in folder.parents):
+        return None
     return target if layer_of(target) else None
 
 
