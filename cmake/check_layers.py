@@ -3,7 +3,8 @@
 """Checks the structure of the source tree: which layer includes which, length of files, and that
 device code has no state outside its parameters. cmake/check_prose.py checks the prose.
 
-Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when there is any, else 0.
+Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when
+there is any, else 0.
 """
 
 import re
@@ -11,8 +12,19 @@ import sys
 from pathlib import Path
 
 # A layer may include itself and those before it (docs/internals/architecture.md).
-LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "collective", "ep", "capi"]
-# The file that knows all transports; any other outside transport/<x>/ must not include a header of it.
+LAYERS = [
+    "base",
+    "bootstrap",
+    "topology",
+    "memory",
+    "transport",
+    "world",
+    "collective",
+    "ep",
+    "capi",
+]
+# The file that knows all transports; any other outside transport/<x>/ must not include a header of
+# it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
 MAX_LINES = 600
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
@@ -21,11 +33,17 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 # Kernels receive their world as a parameter: a process holds several worlds, and several libraries
 # that contain Shoal's kernels. They would share a variable of device code, or need device linking.
 DEVICE_FOLDERS = ("include/", "src/")
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)  # and directives
-NO_END = re.compile(r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+")  # of a declaration, though it looks like one
+# And directives.
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)
+# Of a declaration, though it looks like one.
+NO_END = re.compile(
+    r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+"
+)
 DEVICE_VARIABLE = re.compile(r"\b(?:__constant__|__managed__|__device__(?=[^;{}()=]*[;{=]))")
 CMAKE_FOLDERS = [*SOURCE_FOLDERS, "cmake", "examples", "python"]
-DEVICE_LINKING = re.compile(r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b")
+DEVICE_LINKING = re.compile(
+    r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b"
+)
 
 
 def layer_of(path):
@@ -41,7 +59,8 @@ def transport_of(path):
 
 
 def resolve(root, file, target):
-    """The path of an included file below src/, or None when it is not one of ours. Handles "x.hpp" beside the file and "../x.hpp"."""
+    """The path of an included file below src/, or None when it is not one of ours. Handles "x.hpp"
+    beside the file and "../x.hpp"."""
     for base in (file.parent, root / "src"):
         candidate = (base / target).resolve()
         if candidate.is_file() and candidate.is_relative_to(root / "src"):
@@ -63,8 +82,14 @@ def include_fault(root, file, target):
     if own and other and LAYERS.index(other) > LAYERS.index(own):
         return f'layer {own} includes "{target}" of layer {other}; allowed: {", ".join(LAYERS[: LAYERS.index(own) + 1])}'
     transport = transport_of(included)
-    if transport and transport != transport_of(name.removeprefix("src/")) and name != TRANSPORT_REGISTRY:
-        return f'"{target}" belongs to transport {transport}; only {TRANSPORT_REGISTRY} may include it'
+    if (
+        transport
+        and transport != transport_of(name.removeprefix("src/"))
+        and name != TRANSPORT_REGISTRY
+    ):
+        return (
+            f'"{target}" belongs to transport {transport}; only {TRANSPORT_REGISTRY} may include it'
+        )
     return None
 
 
@@ -83,9 +108,13 @@ def device_faults(name, text):
 def cmake_faults(root):
     folders = [file for folder in CMAKE_FOLDERS for file in (root / folder).rglob("*")]
     for file in sorted([*root.glob("*"), *folders]):
-        if not file.is_file() or not (file.name in ("CMakeLists.txt", "CMakePresets.json") or file.suffix in (".cmake", ".in")):
+        if not file.is_file() or not (
+            file.name in ("CMakeLists.txt", "CMakePresets.json") or file.suffix in (".cmake", ".in")
+        ):
             continue
-        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        for number, line in enumerate(
+            file.read_text(encoding="utf-8", errors="replace").splitlines(), 1
+        ):
             match = DEVICE_LINKING.search(" " + line.partition("#")[0])
             if match:
                 yield f"{file.relative_to(root).as_posix()}:{number}: {match.group().strip()}: device code is not linked; each kernel is whole"

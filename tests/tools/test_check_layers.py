@@ -59,7 +59,16 @@ def test_sees_through_relative_includes(tmp_path):
     assert status == 1 and lines[0].startswith("src/base/log.cpp:1: layer base")
 
 
-@pytest.mark.parametrize("file", ["include/shoal/a.hpp", "src/base/a.cpp", "tools/a.cpp", "tests/unit/a_test.cpp", "bench/a.cpp"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "include/shoal/a.hpp",
+        "src/base/a.cpp",
+        "tools/a.cpp",
+        "tests/unit/a_test.cpp",
+        "bench/a.cpp",
+    ],
+)
 def test_reports_files_above_600_lines(tmp_path, file):
     assert check(tmp_path, {file: "//\n" * 600}) == (0, [])
     status, lines = check(tmp_path, {file: "//\n" * 601})
@@ -78,7 +87,9 @@ constexpr int kBlocks = 4;
 """
 
 
-@pytest.mark.parametrize("file", ["src/ep/cuda/a.cu", "src/ep/cuda/a.cuh", "include/shoal/device/a.cuh"])
+@pytest.mark.parametrize(
+    "file", ["src/ep/cuda/a.cu", "src/ep/cuda/a.cuh", "include/shoal/device/a.cuh"]
+)
 def test_accepts_device_code_without_variables(tmp_path, file):
     assert check(tmp_path, {file: DEVICE_CODE}) == (0, [])
 
@@ -102,7 +113,12 @@ def test_accepts_device_code_without_variables(tmp_path, file):
 def test_reports_variables_of_device_code(tmp_path, file, variable):
     status, lines = check(tmp_path, {file: DEVICE_CODE + variable + "\n"})
     number = DEVICE_CODE.count("\n") + 1
-    assert status == 1 and len(lines) == 1 and lines[0].startswith(f"{file}:{number}: a __") and "variable" in lines[0]
+    assert (
+        status == 1
+        and len(lines) == 1
+        and lines[0].startswith(f"{file}:{number}: a __")
+        and "variable" in lines[0]
+    )
 
 
 def test_leaves_variables_of_tests_alone(tmp_path):

@@ -7,17 +7,64 @@ WIDTH, ROW, GAP, LEFT = 940, 58, 12, 20
 
 # (label, colour, [(name, what it does)])
 ROWS = [
-    ("callers", "grey", [("vLLM · SGLang", "inference"), ("Megatron-LM", "training"), ("torch, JAX", "own models"),
-                         ("C++, C", "own engines")]),
-    ("interfaces", "purple", [("deep_ep", "DeepEP's API"), ("shoal (Python)", "arrays by DLPack"),
-                              ("shoal.h", "C ABI"), ("include/shoal", "C++20")]),
-    ("shoal_ep", "blue", [("ep/plan", "routing, shapes, arena"), ("ep/numeric", "FP8, UE8M0, LogFMT"),
-                          ("ep/host", "backend on processors"), ("ep/cuda", "backend on GPUs")]),
-    ("shoal", "green", [("collective", "barrier, reduce, all-to-all"), ("world", "startup, teams, RMA, health"),
-                        ("memory", "segments, GPU mappings"), ("topology", "hosts, GPUs, NICs")]),
-    ("transports", "orange", [("self · shm", "one host"), ("cuda_p2p", "NVLink, PCIe"), ("staged", "GPU via host memory"),
-                              ("ofi · ucx", "libfabric, UCX")]),
-    ("start", "grey", [("bootstrap", "how PEs find each other: TCP, MPI, PMI, PMIx, torchrun"), ("base", "errors, settings, log")]),
+    (
+        "callers",
+        "grey",
+        [
+            ("vLLM · SGLang", "inference"),
+            ("Megatron-LM", "training"),
+            ("torch, JAX", "own models"),
+            ("C++, C", "own engines"),
+        ],
+    ),
+    (
+        "interfaces",
+        "purple",
+        [
+            ("deep_ep", "DeepEP's API"),
+            ("shoal (Python)", "arrays by DLPack"),
+            ("shoal.h", "C ABI"),
+            ("include/shoal", "C++20"),
+        ],
+    ),
+    (
+        "shoal_ep",
+        "blue",
+        [
+            ("ep/plan", "routing, shapes, arena"),
+            ("ep/numeric", "FP8, UE8M0, LogFMT"),
+            ("ep/host", "backend on processors"),
+            ("ep/cuda", "backend on GPUs"),
+        ],
+    ),
+    (
+        "shoal",
+        "green",
+        [
+            ("collective", "barrier, reduce, all-to-all"),
+            ("world", "startup, teams, RMA, health"),
+            ("memory", "segments, GPU mappings"),
+            ("topology", "hosts, GPUs, NICs"),
+        ],
+    ),
+    (
+        "transports",
+        "orange",
+        [
+            ("self · shm", "one host"),
+            ("cuda_p2p", "NVLink, PCIe"),
+            ("staged", "GPU via host memory"),
+            ("ofi · ucx", "libfabric, UCX"),
+        ],
+    ),
+    (
+        "start",
+        "grey",
+        [
+            ("bootstrap", "how PEs find each other: TCP, MPI, PMI, PMIx, torchrun"),
+            ("base", "errors, settings, log"),
+        ],
+    ),
 ]
 
 
