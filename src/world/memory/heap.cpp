@@ -247,6 +247,21 @@ bool SymmetricHeap::contains(const void* local, std::size_t bytes) const noexcep
          address - start < size();
 }
 
+Device SymmetricHeap::device() const noexcept {
+  const memory::Device* const gpu = state_->cuda();
+  return gpu != nullptr ? Device{DeviceKind::cuda, gpu->device} : Device{};
+}
+
+std::shared_ptr<void> SymmetricHeap::memory_owner() const {
+  struct Owner {  // members are destroyed in reverse order: the heap before the GPU's context
+    std::shared_ptr<memory::Device> device;
+    std::shared_ptr<memory::Segment> segment;
+    std::shared_ptr<memory::DeviceHeap> heap;
+  };
+  const detail::WorldParts& parts = state_->parts();
+  return std::make_shared<Owner>(Owner{parts.device, parts.segment, parts.device_heap});
+}
+
 std::byte* SymmetricHeap::base() const noexcept {
   return state_->is_open() ? state_->parts().heap_base() : nullptr;
 }
