@@ -26,6 +26,9 @@ LAYERS = [
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of
 # it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
+# The message core, and the transports on top of it.
+MESSAGE_CORE = "message"
+NETWORK_TRANSPORTS = {"ofi", "ucx", "verbs"}
 MAX_LINES = 600
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
@@ -82,9 +85,11 @@ def include_fault(root, file, target):
     if own and other and LAYERS.index(other) > LAYERS.index(own):
         return f'layer {own} includes "{target}" of layer {other}; allowed: {", ".join(LAYERS[: LAYERS.index(own) + 1])}'
     transport = transport_of(included)
+    includer = transport_of(name.removeprefix("src/"))
     if (
         transport
-        and transport != transport_of(name.removeprefix("src/"))
+        and transport != includer
+        and not (transport == MESSAGE_CORE and includer in NETWORK_TRANSPORTS)
         and name != TRANSPORT_REGISTRY
     ):
         return (
