@@ -29,6 +29,8 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         "src/transport/transport.hpp": "",
         "src/transport/factories.cpp": '#include "transport/shm/shm.hpp"\n#include "transport/transport.hpp"\n',
         "src/transport/shm/shm.hpp": "",
+        "src/transport/message/engine.hpp": "",
+        "src/transport/ofi/network.cpp": '#include "transport/message/engine.hpp"\n',
         "src/transport/shm/shm.cpp": '#include "transport/shm/shm.hpp"\n#include "shm.hpp"\n#include "transport/transport.hpp"\n',
         "src/ep/host/send.cpp": '#include "ep/plan/shape.hpp"\n#include "world/state.hpp"\n',
         "tests/unit/x_test.cpp": '#include "ep/plan/shape.hpp"\n#include "transport/shm/shm.hpp"\n',
@@ -44,6 +46,8 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         ("src/collective/reduce.cpp", "ep/numeric/bf16.hpp"),
         ("src/world/rma.cpp", "transport/shm/shm.hpp"),
         ("src/transport/self/self.cpp", "transport/shm/shm.hpp"),
+        ("src/transport/shm/shm.cpp", "transport/message/engine.hpp"),
+        ("src/transport/message/engine.cpp", "transport/ofi/network.hpp"),
         ("include/shoal/world.hpp", "world/state.hpp"),
     ],
 )
