@@ -132,6 +132,7 @@ def wide_lines(path, text):
             elif (
                 not inside
                 and len(line) > WIDTH
+                and not line.startswith("    ")
                 and not line.lstrip().startswith(("|", "<", "[!", "!["))
             ):
                 if " " in line[:WIDTH].strip() and not re.search(r"\]\([^)]*$", line[:WIDTH]):

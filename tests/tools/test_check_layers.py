@@ -53,6 +53,31 @@ def test_reports_a_forbidden_include_with_its_line(tmp_path, file, include):
     assert len(lines) == 1 and lines[0].startswith(f"{file}:2: ") and include in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("file", "include"),
+    [
+        ("python/bindings/world.cpp", "world/parts.hpp"),
+        ("tools/moe/layer.cpp", "world/state.hpp"),
+        ("tools/run/job.cpp", "base/log.hpp"),
+        ("bench/rma_bench.cpp", "ep/host/rows/row_ops.hpp"),
+    ],
+)
+def test_bindings_tools_and_benchmarks_use_public_headers(tmp_path, file, include):
+    allowed = '#include "base/check.hpp"\n#include "shoal/world.hpp"\n'
+    assert check(tmp_path, {file: allowed}) == (0, [])
+    status, lines = check(tmp_path, {file: f'{allowed}#include "{include}"\n'})
+    assert status == 1 and lines[0].startswith(f'{file}:3: "{include}" is internal')
+
+
+def test_exceptions_are_for_the_files_that_are_listed(tmp_path):
+    files = {
+        "tools/info/world.cpp": '#include "world/parts.hpp"\n',
+        "tools/run/main.cpp": '#include "base/log.hpp"\n',
+        "bench/row_ops_bench.cpp": '#include "ep/host/rows/row_ops.hpp"\n',
+    }
+    assert check(tmp_path, files) == (0, [])
+
+
 def test_sees_through_relative_includes(tmp_path):
     files = {"src/base/log.cpp": '#include "../world/state.hpp"\n', "src/world/state.hpp": ""}
     status, lines = check(tmp_path, files)

@@ -34,7 +34,7 @@ typedef struct shoal_tensor {
   int32_t device_index;  ///< GPU, as CUDA numbers them; 0 on the host
 } shoal_tensor;
 
-/// Makes a contiguous, row-major tensor on the host. rank: 0 to 4. shape: `rank` numbers, each 0 or
+/// Makes a contiguous, row-major tensor on the host. rank: 1 to 4. shape: `rank` numbers, each 0 or
 /// more. For GPU memory set device and device_index afterwards.
 SHOAL_API shoal_status shoal_tensor_init(shoal_tensor* tensor, void* data, int32_t dtype,
                                          int32_t rank, const int64_t* shape);

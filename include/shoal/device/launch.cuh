@@ -2,6 +2,8 @@
 // shoal/device/launch.cuh: launching kernels whose blocks or PEs wait for each other.
 #pragma once
 
+#include <shoal/config.hpp>
+
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
