@@ -26,6 +26,8 @@ LAYERS = [
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of
 # it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
+# The message core, which the network transports share.
+SHARED_TRANSPORT_CODE = "message"
 MAX_LINES = 600
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench", "python"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
@@ -80,9 +82,10 @@ def layer_of(path):
 
 
 def transport_of(path):
-    """x for a path transport/x/..., or None."""
+    """x for a path transport/x/..., or None for code that all transports share."""
     parts = path.split("/")
-    return parts[1] if len(parts) > 2 and parts[0] == "transport" else None
+    transport = parts[1] if len(parts) > 2 and parts[0] == "transport" else None
+    return None if transport == SHARED_TRANSPORT_CODE else transport
 
 
 def resolve(root, file, target):

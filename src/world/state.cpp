@@ -177,7 +177,7 @@ void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char
 std::string WorldState::describe_progress(Pe pe) const {
   if (!parts_->open) return fmt::format("PE {} is unknown: the world is closed", pe);
   const transport::ScopedTimeout patience(
-      transport::kPatience);  // it may be why this is asked that `pe` cannot be reached
+      transport::kFailureReportTimeout);  // it may be why this is asked that `pe` cannot be reached
   try {
     return read_progress(pe);
   } catch (const Error&) {
@@ -193,7 +193,7 @@ void WorldState::set_awaited(Pe pe) noexcept {
 
 Awaited WorldState::awaited_by(Pe pe) const {
   if (!parts_->open) return {};
-  const transport::ScopedTimeout patience(transport::kPatience);
+  const transport::ScopedTimeout patience(transport::kFailureReportTimeout);
   try {
     const std::size_t word = parts_->layout.progress() + offsetof(ProgressRecord, awaited);
     const std::uint64_t awaited = parts_->route(pe).atomic(pe, AtomicOp::fetch, word, 0, 0, kWord);
@@ -230,7 +230,7 @@ void WorldState::announce(PeerStatus status, const std::string& message) noexcep
   if (!world.open || world.announced) return;
   world.announced = true;
   std::optional<transport::ScopedTimeout> patience;
-  if (status != PeerStatus::closed) patience.emplace(transport::kPatience);
+  if (status != PeerStatus::closed) patience.emplace(transport::kFailureReportTimeout);
   char text[StatusEntry::kMessageBytes] = {};
   std::memcpy(text, message.data(), std::min(message.size(), sizeof text - 1));
   const std::size_t entry = world.layout.status(world.my_pe);

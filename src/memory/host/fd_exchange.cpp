@@ -100,8 +100,13 @@ std::optional<ReceivedFd> try_receive(int socket, const FdExchange& exchange) {
       }
     }
     const bool ours = received == sizeof message && message.world == exchange.world &&
-                      message.receiver == exchange.my_pe && sender.uid == geteuid() && result.fd;
+                      message.receiver == exchange.my_pe && sender.uid == geteuid();
     if (!ours) continue;
+    if (!result.fd && (header.msg_flags & MSG_CTRUNC) != 0) {
+      errno = EMFILE;  // the kernel drops a descriptor that does not fit, without an error
+      fail_errno("cannot receive symmetric memory of a peer");
+    }
+    if (!result.fd) continue;
     result.pe = message.sender;
     result.pid = sender.pid;
     return result;

@@ -128,7 +128,7 @@ std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int
 void give_up(GroupState& group, const std::string& reason) {
   group.failure = reason;
   const transport::ScopedTimeout patience(
-      transport::kPatience);  // a member out of reach may be the reason
+      transport::kFailureReportTimeout);  // a member out of reach may be the reason
   for (std::int32_t to = 0; to < group.shape.ranks; ++to) {
     try {
       raise_signal(group, group.host->layout.failed, to, 1);

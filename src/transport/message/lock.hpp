@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// lock.hpp: the lock of the engine. It is held for microseconds, by threads that may share a core.
+// lock.hpp: the lock of an Engine. Threads hold it for microseconds and may share a core.
 #pragma once
 
 #include <atomic>
 
 #include "base/backoff.hpp"
 
-namespace shoal::transport::ofi {
+namespace shoal::transport::message {
 
 inline void pause_core() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -16,8 +16,8 @@ inline void pause_core() noexcept {
 #endif
 }
 
-/// Spins a little, then yields its core: a thread that sleeps for it would wait for its wake-up far
-/// longer than for the lock.
+/// Spins briefly, then yields the core: the wake-up of a sleeping thread would take far longer than
+/// the lock is held.
 class Lock {
  public:
   bool try_lock() noexcept {
@@ -37,8 +37,8 @@ class Lock {
     }
     waiting_.fetch_sub(1, std::memory_order_relaxed);
   }
-  /// Somebody has it or waits for it: whoever takes it again and again, just to look, lets them go
-  /// first.
+  /// Whether a thread holds the lock or waits for it. The progress thread, which only polls, then
+  /// stays back: the lock is not fair.
   bool busy() const noexcept {
     return held_.load(std::memory_order_relaxed) || waiting_.load(std::memory_order_relaxed) != 0;
   }
@@ -50,4 +50,4 @@ class Lock {
   std::atomic<int> waiting_{0};
 };
 
-}  // namespace shoal::transport::ofi
+}  // namespace shoal::transport::message
