@@ -13,7 +13,7 @@
 #include "ep.hpp"
 #include "shoal/ep/gate.hpp"
 #include "world.hpp"
-#include "world/parts.hpp"
+#include "world/state.hpp"
 
 namespace shoal::python {
 namespace {
@@ -171,7 +171,7 @@ nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int3
 Group::Group(const Team& team, const ep::GroupOptions& options)
     : owned_(std::make_shared<ep::Group>(team, options)),
       keeper(heap_keeper(team)),
-      on_gpu(team.state().world->parts().device_heap != nullptr) {}
+      on_gpu(team.state().world->cuda() != nullptr) {}
 
 namespace {
 

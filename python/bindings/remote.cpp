@@ -11,7 +11,7 @@
 #include "docs.hpp"
 #include "streams.hpp"
 #include "world.hpp"
-#include "world/parts.hpp"
+#include "world/state.hpp"
 
 namespace shoal::python {
 namespace {
@@ -52,7 +52,7 @@ Input local_buffer(const World& world, Input local, const RemoteArray& remote, c
   require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous",
           local.view.describe(), what);
   require(
-      local.view.device.kind == DeviceKind::host || world.state().parts().device_heap != nullptr,
+      local.view.device.kind == DeviceKind::host || world.state().cuda() != nullptr,
       Code::invalid_argument,
       "{}: {} lies on a GPU, the heap of this world on the host (SHOAL_HEAP)", what,
       local.view.describe());

@@ -15,8 +15,8 @@
 
 #include "base/check.hpp"
 #include "memory/device.hpp"
-#include "world/parts.hpp"
-#include "world/teams/team.hpp"
+#include "world/memory/memory.hpp"
+#include "world/state.hpp"
 
 namespace shoal::python {
 namespace {
@@ -144,9 +144,8 @@ SymmetricArray allocate(const World& world, const std::vector<std::int64_t>& sha
     nb::gil_scoped_release released;
     memory = world.heap().calloc(count, size_of(type));
   }
-  const auto& parts = world.state().parts();
-  const Device device =
-      parts.device_heap ? Device{DeviceKind::cuda, parts.device->device} : Device{};
+  const memory::Device* const gpu = world.state().cuda();
+  const Device device = gpu != nullptr ? Device{DeviceKind::cuda, gpu->device} : Device{};
   array.local = heap_tensor(memory, type, shape, device);
   array.local.owner = heap_keeper(world.team());
   array.offset = memory == nullptr ? 0 : world.heap().offset_of(memory);
@@ -266,8 +265,9 @@ std::shared_ptr<void> heap_keeper(const Team& team) {
     std::shared_ptr<memory::Segment> segment;
     std::shared_ptr<memory::DeviceHeap> heap;
   };
-  const detail::WorldParts& parts = team.state().world->parts();
-  return std::make_shared<Keeper>(Keeper{parts.device, parts.segment, parts.device_heap});
+  const detail::Memory& memory = team.state().world->memory();
+  return std::make_shared<Keeper>(
+      Keeper{memory.device(), memory.segment(), memory.device_heap()});
 }
 
 nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::uintptr_t stream) {
@@ -389,9 +389,8 @@ void bind_world(nb::module_& module) {
       .def_prop_ro(
           "heap_device",
           [](const World& self) {
-            const auto& parts = self.state().parts();
-            return parts.device_heap ? fmt::format("cuda:{}", parts.device->device)
-                                     : std::string("cpu");
+            const memory::Device* const gpu = self.state().cuda();
+            return gpu != nullptr ? fmt::format("cuda:{}", gpu->device) : std::string("cpu");
           },
           "Where the heap lies: \"cpu\" or \"cuda:N\"."_doc);
   bind_remote(world);

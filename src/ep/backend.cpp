@@ -9,8 +9,7 @@
 #include "ep/cuda/layout.hpp"
 #include "ep/host/backend.hpp"
 #include "ep/host/group.hpp"
-#include "world/fabric/connectivity.hpp"
-#include "world/parts.hpp"
+#include "world/fabric/fabric.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/backend.hpp"
 #endif
@@ -69,19 +68,15 @@ std::int32_t threads_of(const GroupState& group) {
     return static_cast<std::int32_t>(wanted);
   if (!group.staged) return 1;
   constexpr std::int64_t kMost = 8;  // memory is no faster with more
-  const auto& hosts = group.world->parts().placement.host_of;
-  const std::int64_t here =
-      std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(group.world->my_pe())]);
+  const std::int64_t here = group.world->placement().pes_on_host();
   return static_cast<std::int32_t>(
       std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
 }
 
 /// Whether the two are on one node, whose GPUs the settings allow to reach each other.
-bool should_reach(const shoal::detail::WorldParts& world, Pe pe) {
-  const auto& node_of = world.placement.node_of;
-  if (node_of[static_cast<std::size_t>(pe)] != node_of[static_cast<std::size_t>(world.my_pe)])
-    return false;
-  const auto& allowed = shoal::detail::order_of(world.heap_connectivity, world.my_pe, pe);
+bool should_reach(const shoal::detail::WorldState& world, Pe pe) {
+  if (!world.placement().same_node(pe)) return false;
+  const auto& allowed = shoal::detail::order_of(world.fabric().gpu_map(), world.my_pe(), pe);
   return std::find(allowed.begin(), allowed.end(), "cuda_p2p") != allowed.end();
 }
 
@@ -94,7 +89,7 @@ void report_staging(const Team& team) {
   for (Pe member = 0; member < team.size() && !surprising; ++member) {
     const Pe pe = team.world_pe(member);
     if (world.peer_base(pe) != nullptr) continue;
-    surprising = should_reach(world.parts(), pe);
+    surprising = should_reach(world, pe);
     if (surprising || !named) named = pe;
   }
   if (!named) return;  // those who do not reach each other say it

@@ -388,8 +388,8 @@ void check_exchange(World& world) {
     std::vector<std::uint64_t> mine(1 + round % 64,
                                     round * 1000 + static_cast<std::uint64_t>(world.my_pe()));
     const auto blobs = state.exchange(all, mine.data(), mine.size() * sizeof mine[0], "test");
-    ASSERT_EQ(blobs.size(), all.members.size() * mine.size() * sizeof mine[0]);
-    for (std::size_t pe = 0; pe < all.members.size(); ++pe) {
+    ASSERT_EQ(blobs.size(), all.size() * mine.size() * sizeof mine[0]);
+    for (std::size_t pe = 0; pe < all.size(); ++pe) {
       std::uint64_t last = 0;
       std::memcpy(&last, blobs.data() + ((pe + 1) * mine.size() - 1) * sizeof last, sizeof last);
       ASSERT_EQ(last, round * 1000 + pe);
@@ -400,7 +400,7 @@ void check_exchange(World& world) {
     EXPECT_TRUE(!now || state.exchange(node, nullptr, 0, "test").empty());
   }
   if (world.n_pes() == 1) return;
-  expect_error(Code::mismatch, "differs among its members",
+  expect_error(Code::mismatch, "differs among its PEs",
                [&] { state.exchange(all, "abcdefgh", world.my_pe() == 0 ? 4 : 8, "test"); });
 }
 

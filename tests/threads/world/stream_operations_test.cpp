@@ -11,7 +11,7 @@
 #include "shoal/cuda.hpp"
 #include "support/expect_error.hpp"
 #include "world/device_side.hpp"
-#include "world/parts.hpp"
+#include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
@@ -101,7 +101,7 @@ const Stream kStream = reinterpret_cast<Stream>(std::uintptr_t{4096});
 void run(const std::function<void(World&, HostDeviceSide&, const StreamOperations&)>& body) {
   run_threads(2, world_settings(), [&](World& world) {
     const auto side = std::make_shared<HostDeviceSide>(world, 2);
-    world.state().parts().device_side = side;
+    world.state().set_device_side(side);
     const StreamOperations on(world, kStream);
     if (world.my_pe() == 0) body(world, *side, on);
     barrier(world.team());
@@ -113,7 +113,7 @@ TEST(StreamOperations, GoToTheRightAddresses) {
     const auto words = world.heap().allocate<std::uint32_t>(64);
     const auto flags = world.heap().allocate<std::uint64_t>(4);
     const auto side = std::make_shared<HostDeviceSide>(world, 1);
-    world.state().parts().device_side = side;
+    world.state().set_device_side(side);
     if (world.my_pe() == 0) {
       const StreamOperations on(world, kStream);
       const std::vector<std::uint32_t> values{1, 2, 3, 4, 5, 6, 7, 8};
@@ -244,7 +244,7 @@ TEST(StreamOperations, NeedAHeapInGpuMemory) {
 TEST(StreamOperations, DescribeTeamsByTheirMembers) {
   run_threads(3, world_settings(), [](World& world) {
     const auto side = std::make_shared<HostDeviceSide>(world, 1);
-    world.state().parts().device_side = side;
+    world.state().set_device_side(side);
     Team outer = world.team().split_strided(0, 2, 2);
     if (outer.valid()) {
       StreamOperations(world, kStream).barrier(outer);
