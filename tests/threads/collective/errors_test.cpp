@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What collectives refuse, and what a member that disagrees or does not come leads to (requirement
-// D6).
+// Arguments that collectives reject, and PEs that disagree or do not come.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operations on streams ask of the GPU, and which arguments they refuse (requirement D15),
-// without a GPU: the device side is one that does at once, with the processor, what it is asked
-// for. Also the texts of failure reports.
+// Operations on streams without a GPU: the work that they start, and the arguments that they reject.
+// The device side of these tests runs the work at once on the CPU. Also the texts of failure reports.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,7 +18,7 @@ namespace {
 using cuda::Stream;
 using cuda::StreamOperations;
 
-/// Memory that "the GPU cannot use".
+/// Memory that this device side treats as unusable by the GPU.
 int forbidden[4];
 
 class HostDeviceSide final : public detail::DeviceSide {
@@ -97,7 +96,7 @@ class HostDeviceSide final : public detail::DeviceSide {
 
 const Stream kStream = reinterpret_cast<Stream>(std::uintptr_t{4096});
 
-/// Runs `body` on two PEs, of which PE 0 has a device side that nobody else uses.
+/// Runs `body` on PE 0 of two PEs, with a device side of its own.
 void run(const std::function<void(World&, HostDeviceSide&, const StreamOperations&)>& body) {
   run_threads(2, world_settings(), [&](World& world) {
     const auto side = std::make_shared<HostDeviceSide>(world, 2);
