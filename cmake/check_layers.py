@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the rules of the source tree that a compiler does not: who may include whom, a README per folder, no file too long, no state of
-device code outside its parameters.
+"""Checks the structure of the source tree: which layer includes which, length of files, and that
+device code has no state outside its parameters. cmake/check_prose.py checks the prose.
 
-Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when there is any, else 0.
+Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when
+there is any, else 0.
 """
 
 import re
@@ -11,25 +12,40 @@ import sys
 from pathlib import Path
 
 # A layer may include itself and those before it (docs/internals/architecture.md).
-LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "collective", "ep", "capi"]
-# The file that knows all transports; any other outside transport/<x>/ must not include a header of it.
+LAYERS = [
+    "base",
+    "bootstrap",
+    "topology",
+    "memory",
+    "transport",
+    "world",
+    "collective",
+    "ep",
+    "capi",
+]
+# The file that knows all transports; any other outside transport/<x>/ must not include a header of
+# it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
+# The message core, which the network transports share.
+SHARED_TRANSPORT_CODE = "message"
 MAX_LINES = 600
-README_FOLDERS = ("include", "src", "tools", "tests", "bench", "docs", "examples", "cmake")
-WITHOUT_README = ("tests/fuzz/corpus", "docs/data", "tests/data/doctor/")
-# Tests of one kind are grouped by layer; the README of the kind covers its groups.
-GROUPED_TESTS = tuple(f"tests/{kind}/" for kind in ("unit", "threads", "gpu", "checks", "support"))
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
-# Kernels get their world as a parameter (DESIGN.md, idea 3): several worlds, and several libraries, live in one process, and a variable of
-# device code would be one for all of them, or need device linking.
+# Kernels receive their world as a parameter: a process holds several worlds, and several libraries
+# that contain Shoal's kernels. They would share a variable of device code, or need device linking.
 DEVICE_FOLDERS = ("include/", "src/")
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)  # and directives
-NO_END = re.compile(r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+")  # of a declaration, though it looks like one
+# And directives.
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)
+# Of a declaration, though it looks like one.
+NO_END = re.compile(
+    r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+"
+)
 DEVICE_VARIABLE = re.compile(r"\b(?:__constant__|__managed__|__device__(?=[^;{}()=]*[;{=]))")
 CMAKE_FOLDERS = [*SOURCE_FOLDERS, "cmake", "examples", "python"]
-DEVICE_LINKING = re.compile(r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b")
+DEVICE_LINKING = re.compile(
+    r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b"
+)
 
 
 def layer_of(path):
@@ -39,13 +55,15 @@ def layer_of(path):
 
 
 def transport_of(path):
-    """x for a path transport/x/..., or None."""
+    """x for a path transport/x/..., or None for code that all transports share."""
     parts = path.split("/")
-    return parts[1] if len(parts) > 2 and parts[0] == "transport" else None
+    transport = parts[1] if len(parts) > 2 and parts[0] == "transport" else None
+    return None if transport == SHARED_TRANSPORT_CODE else transport
 
 
 def resolve(root, file, target):
-    """The path of an included file below src/, or None when it is not one of ours. Handles "x.hpp" beside the file and "../x.hpp"."""
+    """The path of an included file below src/, or None when it is not one of ours. Handles "x.hpp"
+    beside the file and "../x.hpp"."""
     for base in (file.parent, root / "src"):
         candidate = (base / target).resolve()
         if candidate.is_file() and candidate.is_relative_to(root / "src"):
@@ -67,8 +85,14 @@ def include_fault(root, file, target):
     if own and other and LAYERS.index(other) > LAYERS.index(own):
         return f'layer {own} includes "{target}" of layer {other}; allowed: {", ".join(LAYERS[: LAYERS.index(own) + 1])}'
     transport = transport_of(included)
-    if transport and transport != transport_of(name.removeprefix("src/")) and name != TRANSPORT_REGISTRY:
-        return f'"{target}" belongs to transport {transport}; only {TRANSPORT_REGISTRY} may include it'
+    if (
+        transport
+        and transport != transport_of(name.removeprefix("src/"))
+        and name != TRANSPORT_REGISTRY
+    ):
+        return (
+            f'"{target}" belongs to transport {transport}; only {TRANSPORT_REGISTRY} may include it'
+        )
     return None
 
 
@@ -87,9 +111,13 @@ def device_faults(name, text):
 def cmake_faults(root):
     folders = [file for folder in CMAKE_FOLDERS for file in (root / folder).rglob("*")]
     for file in sorted([*root.glob("*"), *folders]):
-        if not file.is_file() or not (file.name in ("CMakeLists.txt", "CMakePresets.json") or file.suffix in (".cmake", ".in")):
+        if not file.is_file() or not (
+            file.name in ("CMakeLists.txt", "CMakePresets.json") or file.suffix in (".cmake", ".in")
+        ):
             continue
-        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        for number, line in enumerate(
+            file.read_text(encoding="utf-8", errors="replace").splitlines(), 1
+        ):
             match = DEVICE_LINKING.search(" " + line.partition("#")[0])
             if match:
                 yield f"{file.relative_to(root).as_posix()}:{number}: {match.group().strip()}: device code is not linked; each kernel is whole"
@@ -110,17 +138,6 @@ def file_faults(root, file):
         yield f"{name}:{MAX_LINES + 1}: {len(lines)} lines; allowed: {MAX_LINES}"
 
 
-def readme_faults(root):
-    """Every folder that holds files of ours says what lives in it; corpora and data are explained one level up."""
-    folders = {folder for top in README_FOLDERS for folder in [root / top, *(root / top).rglob("*")] if folder.is_dir()}
-    for folder in sorted(folders):
-        name = folder.relative_to(root).as_posix()
-        if "__pycache__" in name or name.startswith(WITHOUT_README + GROUPED_TESTS):
-            continue
-        if any(child.is_file() for child in folder.iterdir()) and not (folder / "README.md").is_file():
-            yield f"{name}/README.md:1: missing; a folder says what lives in it"
-
-
 def faults(root):
     root = Path(root).resolve()
     for folder in SOURCE_FOLDERS:
@@ -128,7 +145,6 @@ def faults(root):
             if file.suffix in SUFFIXES and file.is_file():
                 yield from file_faults(root, file)
     yield from cmake_faults(root)
-    yield from readme_faults(root)
 
 
 def main(arguments):

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/system_error.hpp"
 #include "shoal/error.hpp"
 
 namespace shoal {
@@ -38,12 +39,12 @@ void require(bool condition, Code code,
     throw Error(code, fmt::format(format, made(args)...));
 }
 
-/// Throws Error{system} with the formatted message followed by the text of `errno`.
+/// Throws Error{system} with the formatted message, followed by errno_text of `errno`.
 template <typename... Args>
 [[noreturn]] void fail_errno(fmt::format_string<Args...> format, Args&&... args) {
   const int error = errno;
   throw Error(Code::system,
-              fmt::format(format, std::forward<Args>(args)...) + ": " + std::strerror(error));
+              fmt::format(format, std::forward<Args>(args)...) + ": " + errno_text(error));
 }
 
 }  // namespace shoal

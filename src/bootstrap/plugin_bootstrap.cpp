@@ -19,7 +19,7 @@ namespace shoal::bootstrap {
 namespace {
 
 constexpr std::string_view kOwnFile = "plugin:";
-/// What a plug-in that keeps its deadlines has for reporting one.
+/// Extra time for a plug-in that reports a timeout by itself.
 constexpr std::chrono::milliseconds kMargin{1'000};
 
 const char* variable_of(const shoal_bootstrap_context* context, const char* name) {
@@ -29,8 +29,7 @@ const char* variable_of(const shoal_bootstrap_context* context, const char* name
   return found == variables.end() ? nullptr : found->second.c_str();
 }
 
-/// All that a call reads and writes. Calls that are given up own it together with the thread that
-/// is left behind.
+/// The data of a call. A call that is abandoned shares it with the thread that still runs it.
 struct Job {
   LoadedPlugin plugin;
   std::map<std::string, std::string> variables;
@@ -38,13 +37,12 @@ struct Job {
   void* handle = nullptr;
   std::int32_t pe = -1, n_pes = -1;
   std::array<char, SHOAL_BOOTSTRAP_TEXT_SIZE> text{};
-  bool given_up = false;  ///< a call has not returned and still uses all of this
+  bool given_up = false;  ///< a call has not returned and still uses this object
 };
 
 using Step = std::function<int(Job&)>;
 
-/// Plug-ins with a call that was given up: it may still run, and calls of a plug-in come one at a
-/// time.
+/// Plug-ins with an abandoned call. The call may still run, and a plug-in's calls must not overlap.
 class GivenUp {
  public:
   static void add(const shoal_bootstrap_plugin* table) {
@@ -67,7 +65,7 @@ class GivenUp {
   }
 };
 
-/// Runs `step` on a thread of its own and stops waiting for it at the deadline.
+/// Runs `step` on a new thread and abandons it at the deadline.
 int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const Step& step,
                       std::chrono::milliseconds limit) {
   std::packaged_task<int()> task([job, step] { return step(*job); });
@@ -87,8 +85,8 @@ int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const S
   return result.get();
 }
 
-/// Runs `step` on this thread, which cannot be given up; when it is late, a thread beside it says
-/// so.
+/// Runs `step` on this thread, which cannot be abandoned. If it is late, a second thread logs a
+/// warning.
 int run_and_watch(const std::shared_ptr<Job>& job, const char* call, const Step& step,
                   std::chrono::milliseconds limit) {
   std::promise<void> done;

@@ -147,19 +147,19 @@ shoal_status shoal_ep_group_synchronize(shoal_ep_group* group) {
   return guarded([&] { group_of(group, "shoal_ep_group_synchronize").synchronize(); });
 }
 
-shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked, int32_t members) {
+shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked, int32_t ranks) {
   const char* call = "shoal_ep_masked";
   return guarded([&] {
     required(masked, call, "masked");
     const std::vector<int> masks = group_of(group, call).masked();
-    shoal::require(std::cmp_less_equal(masks.size(), members), shoal::Code::invalid_argument,
-                   "{}: room for {} members; this group has {}", call, members, masks.size());
+    shoal::require(std::cmp_less_equal(masks.size(), ranks), shoal::Code::invalid_argument,
+                   "{}: room for {} ranks; this group has {}", call, ranks, masks.size());
     std::copy(masks.begin(), masks.end(), masked);
   });
 }
 
-shoal_status shoal_ep_set_mask(shoal_ep_group* group, int32_t member, int32_t masked) {
-  return guarded([&] { group_of(group, "shoal_ep_set_mask").set_mask(member, masked != 0); });
+shoal_status shoal_ep_set_mask(shoal_ep_group* group, int32_t rank, int32_t masked) {
+  return guarded([&] { group_of(group, "shoal_ep_set_mask").set_mask(rank, masked != 0); });
 }
 
 shoal_status shoal_ep_clear_masks(shoal_ep_group* group) {

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <type_traits>
 
-#include "base/half.hpp"
+#include "shoal/numeric.hpp"
 
 namespace shoal::collective {
 namespace {

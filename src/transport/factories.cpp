@@ -40,22 +40,4 @@ std::size_t heap_staging([[maybe_unused]] Pe n_pes, [[maybe_unused]] const Setti
 #endif
 }
 
-std::string describe(Capabilities capabilities) {
-  static constexpr struct {
-    Capabilities bit;
-    std::string_view name;
-  } names[] = {{capability::load_store, "load-store"},
-               {capability::put, "put"},
-               {capability::get, "get"},
-               {capability::atomics, "atomics"},
-               {capability::signals, "signals"}};
-  std::string text;
-  for (const auto& [bit, name] : names) {
-    if ((capabilities & bit) == 0) continue;
-    if (!text.empty()) text += ' ';
-    text += name;
-  }
-  return text.empty() ? "nothing" : text;
-}
-
 }  // namespace shoal::transport

@@ -44,6 +44,10 @@ void World::close() {
   if (state_) state_->close();
 }
 
+void World::abort(const std::string& reason) const noexcept {
+  if (state_) state_->fail_world(reason);
+}
+
 bool World::is_open() const noexcept {
   return state_ && state_->is_open();
 }

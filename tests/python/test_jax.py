@@ -115,7 +115,7 @@ def check_bfloat16(group, rank, ranks):
 def check_errors(group, rank, ranks):
     """Shoal's messages come out of XLA, before anything is sent; the group stays usable."""
     x, idx, weights = inputs(0)
-    with pytest.raises(ValueError, match=f"rows is 0; allowed: 1 to members .* {ranks * MAX_TOKENS}"):
+    with pytest.raises(ValueError, match=f"rows is 0; allowed: 1 to ranks .* {ranks * MAX_TOKENS}"):
         shoal.jax.dispatch(group, x, idx, weights, rows=0)
     with pytest.raises(ValueError, match="no tokens"):
         shoal.jax.dispatch(group, x[:0], idx[:0], weights[:0])

@@ -109,7 +109,7 @@ def check_more_layers_than_results_fit(world):
 
 def check_group_for_something_else(world):
     for group in each_group(world, OPTIONS):
-        with pytest.raises(ValueError, match=f"hidden is 32, but the group was made with {HIDDEN}"):
+        with pytest.raises(ValueError, match=f"hidden is 32, but the group was created with {HIDDEN}"):
             shoal.torch.MoE(32, INNER, EXPERTS, TOP_K, group=group)
 
 

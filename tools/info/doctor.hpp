@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// doctor.hpp: what of this system keeps Shoal from working or from being fast, and what cures it
-// (requirements A3, A13, D11).
+// doctor.hpp: what of this system keeps Shoal from working or from being fast, and what cures it.
 //
 // A check is a pure function of a Patient, so that tests examine described systems
 // (tests/data/doctor).
@@ -44,6 +43,7 @@ struct Patient {
   memory::GpuReport gpus;            ///< empty where described
   std::string mps_folder = "/tmp/nvidia-mps";
   std::vector<Module> networks;
+  std::vector<EnvironmentVariable> variables;  ///< of this process; empty where described
 
   // What several checks ask, read once.
   std::vector<std::string>
@@ -69,6 +69,7 @@ using Check = Finding (*)(const Patient& patient);
 std::vector<Check> driver_checks();
 std::vector<Check> network_checks();
 std::vector<Check> host_checks();
+std::vector<Check> environment_checks();
 
 // How a check says what it found.
 inline Finding ok(std::string name, std::string found) {

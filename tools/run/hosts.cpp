@@ -54,8 +54,7 @@ bool installed(const std::string& program) {
   return false;
 }
 
-/// Standard output and error of "program --version"; what has come after some seconds is all there
-/// is.
+/// Standard output and error of "program --version", which is killed after ten seconds.
 std::string version_of(const std::string& program) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) fail_errno("shoal-run could not create a pipe");
@@ -105,7 +104,7 @@ std::vector<std::string> open_mpi(const HostsOptions& options) {
   return command;
 }
 
-/// Hydra gives its processes the whole environment.
+/// Hydra passes the whole environment on.
 std::vector<std::string> hydra(const HostsOptions& options) {
   std::vector<std::string> command = {"-hosts", list_of(options.hosts), "-n",
                                       std::to_string(count_pes(options.hosts))};
@@ -113,7 +112,7 @@ std::vector<std::string> hydra(const HostsOptions& options) {
   return command;
 }
 
-/// A node is named once for each of its tasks, which "arbitrary" follows.
+/// The node list names a node once per task, and the distribution "arbitrary" follows the list.
 std::vector<std::string> srun(const HostsOptions& options) {
   std::vector<std::string> tasks;
   for (const HostSlots& host : options.hosts)

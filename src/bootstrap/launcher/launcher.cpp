@@ -17,8 +17,7 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-/// Slurm numbers steps of tasks from 0; the batch script and interactive shells have numbers from
-/// here on.
+/// Slurm numbers job steps from 0. The batch script and interactive shells have numbers from here.
 constexpr std::int64_t kFirstSpecialStep = 4294967280;
 
 bool has(const Variables& variables, const std::string& name) {
@@ -39,7 +38,7 @@ std::int64_t number(const Variables& variables, const std::string& name, std::in
   return value;
 }
 
-/// A launcher that tells rank and size in two variables.
+/// A launcher that sets the rank and the size in two variables.
 Launcher ranked(const Variables& variables, std::string name, const std::string& rank,
                 const std::string& size, std::vector<std::string> bootstraps) {
   Launcher launcher{
@@ -73,7 +72,7 @@ bool slurm_task(const Variables& variables) {
 
 Launcher detect_launcher(const Variables& variables) {
   const auto set = [&](const char* name) { return has(variables, name); };
-  // Each of these can run inside those below it, and leaves their variables in the environment.
+  // Each launcher can run inside those checked after it, and keeps their variables.
   if (set("TORCHELASTIC_RUN_ID") && torch_variables(variables)) return torch_launcher(variables);
   if (set("OMPI_COMM_WORLD_RANK") && set("OMPI_COMM_WORLD_SIZE"))
     return ranked(variables, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -135,9 +134,8 @@ Choice single(std::string why) {
   return {{"single"}, 0, 1, std::move(why)};
 }
 
-/// PEs that are told where to meet, by the settings and, where those do not number them, by the
-/// launcher.
-Choice told(const Settings& settings) {
+/// The settings give the meeting point and the PE index; if they give no index, the launcher does.
+Choice by_settings(const Settings& settings) {
   std::int64_t pe = settings.pe, n_pes = settings.n_pes;
   std::string why = fmt::format("SHOAL_N_PES={}", n_pes);
   if (pe == -1 || n_pes == -1) {
@@ -169,7 +167,7 @@ Choice told(const Settings& settings) {
   return {{settings.unique_id.empty() ? "session" : "uid"}, pe, n_pes, why};
 }
 
-/// What SHOAL_BOOTSTRAP names, as a plug-in.
+/// The plug-in that SHOAL_BOOTSTRAP names.
 Choice plugin_of(const Settings& settings) {
   constexpr std::string_view kNames[] = {"mpi", "shmem", "pmi", "pmi2", "pmix", "plugin"};
   require(std::ranges::find(kNames, settings.bootstrap) != std::end(kNames) ||
@@ -211,7 +209,7 @@ Choice choose_bootstrap(const Settings& settings) {
     return single("SHOAL_BOOTSTRAP=single");
   }
   if (asked == "uid" || (asked == "automatic" && (n_pes != -1 || named(settings))))
-    return told(settings);
+    return by_settings(settings);
   if (asked == "torch") {
     torch_session(settings.launcher, 0);  // says what is missing
     const Launcher launcher = torch_launcher(settings.launcher);
@@ -230,7 +228,7 @@ std::string describe_launcher(const Settings& settings) {
     const Choice choice = choose_bootstrap(settings);
     return fmt::format("{}: bootstrap {}", choice.why, fmt::join(choice.bootstraps, ", else "));
   } catch (const Error& error) {
-    return plain(error.what());
+    return reason_of(error);
   }
 }
 

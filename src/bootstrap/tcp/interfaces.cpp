@@ -25,7 +25,7 @@ bool matches(const InterfacePattern::Item& item, const Interface& interface) {
   return item.exact ? interface.name == item.name : interface.name.starts_with(item.name);
 }
 
-/// Networks, then bridges, then loopback.
+/// 0 for networks, 1 for bridges, 2 for loopback.
 int rank_of(const Interface& interface) {
   if (interface.loopback) return 2;
   constexpr std::string_view bridges[] = {"docker", "br-", "virbr", "veth", "cni", "lxc"};
@@ -35,7 +35,7 @@ int rank_of(const Interface& interface) {
              : 0;
 }
 
-/// Place of the interface in the order of preference, smaller is better; -1: not allowed.
+/// Position in the order of preference, best first; -1 if the interface is not allowed.
 int preference(const InterfacePattern& pattern, const Interface& interface) {
   const auto item = std::ranges::find_if(
       pattern.items, [&](const auto& entry) { return matches(entry, interface); });

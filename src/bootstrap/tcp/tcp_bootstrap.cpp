@@ -14,16 +14,16 @@
 namespace shoal::bootstrap {
 namespace {
 
-// The root ends a call at its deadline with a message that names the missing PEs. This is how long
-// a PE waits for that message.
+// The root ends a call at its deadline with a message that names the missing PEs. A PE waits this
+// much longer for that message.
 constexpr std::chrono::milliseconds kVerdict{1'000};
-constexpr std::chrono::milliseconds kLeaving{2'000};
-constexpr std::chrono::milliseconds kAbort{1'000};
-constexpr std::chrono::milliseconds kRetry{20};
+constexpr std::chrono::milliseconds kLeaving{2'000};  // bounds close()
+constexpr std::chrono::milliseconds kAbort{1'000};    // bounds abort()
+constexpr std::chrono::milliseconds kRetry{20};       // between connection attempts
 constexpr std::chrono::milliseconds kAttempt{3'000};  // to connect to one of several addresses
 
-/// A mutex that is almost never contended, with a deadline. (Not std::timed_mutex: ThreadSanitizer
-/// of gcc 12 does not know it.)
+/// Locks a rarely contended mutex before a deadline. (The ThreadSanitizer of gcc 12 does not
+/// support std::timed_mutex.)
 bool lock_before(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
   while (!lock.try_lock()) {
     if (Clock::now() >= deadline) return false;
@@ -151,8 +151,8 @@ void TcpBootstrap::send(MessageType type, std::uint64_t sequence, Bytes payload,
     for (outbox_.flush(socket_.get()); !outbox_.empty(); outbox_.flush(socket_.get()))
       if (!wait_ready(socket_.get(), POLLOUT, deadline)) return;
   } catch (const Error&) {
-    // The root is gone, or has refused this PE: what it said last is still to be read, and says
-    // more than this error.
+    // The root has ended or has refused this PE. Its last message, which is still unread, says more
+    // than this error.
   }
 }
 
@@ -173,7 +173,7 @@ std::optional<Frame> TcpBootstrap::receive(Clock::time_point deadline) {
       return std::nullopt;
     }
   } catch (const Error& error) {
-    keep({error.code(), -1, fmt::format("{} failed: {}", describe_root(), plain(error.what()))});
+    keep({error.code(), -1, fmt::format("{} failed: {}", describe_root(), reason_of(error))});
     return std::nullopt;
   }
 }
@@ -200,13 +200,13 @@ void TcpBootstrap::throw_if_failed() {
 void TcpBootstrap::abort(const std::string& reason) noexcept {
   try {
     if (closed_) return;
-    keep({Code::peer_failed, pe_, fmt::format("PE {}: {}", pe_, plain(reason))});
+    keep({Code::peer_failed, pe_, fmt::format("PE {}: {}", pe_, reason_of(reason))});
     const Clock::time_point deadline = Clock::now() + kAbort;
-    send(MessageType::abort, 0, encode_text(plain(reason)), deadline);
+    send(MessageType::abort, 0, encode_text(reason_of(reason)), deadline);
     if (Clock::now() >= deadline)
-      shutdown(socket_.get(), SHUT_RDWR);  // the others still learn that this PE is gone
+      shutdown(socket_.get(), SHUT_RDWR);  // the root sees the end of this PE
   } catch (const std::exception& error) {
-    log::warn("PE {} could not tell the others that it failed: {}", pe_, plain(error.what()));
+    log::warn("PE {} could not tell the others that it failed: {}", pe_, reason_of(error));
   }
 }
 
@@ -214,19 +214,18 @@ std::optional<std::string> TcpBootstrap::aborted() noexcept {
   try {
     if (closed_) return std::nullopt;
     if (!failed_) {
-      // Who does not get the mutex leaves it to the thread in a collective call, which will read
-      // the failure itself.
+      // If the mutex is taken, the thread in a collective call reads the failure itself.
       const std::unique_lock lock(receive_mutex_, std::try_to_lock);
       if (!lock.owns_lock()) return std::nullopt;
       const bool open = inbox_.fill(socket_.get());
-      // The owner thread may be between sending its call and waiting for the result, so a result is
-      // put aside for it.
+      // The owner thread may be between sending its call and waiting for the result: results are
+      // kept for it.
       while (auto frame = inbox_.next())
         if (!keep_failure(*frame)) waiting_.push_back(std::move(*frame));
       if (!open) keep({Code::peer_failed, -1, fmt::format("{} ended", describe_root())});
     }
   } catch (const Error& error) {
-    keep({error.code(), -1, fmt::format("{} failed: {}", describe_root(), plain(error.what()))});
+    keep({error.code(), -1, fmt::format("{} failed: {}", describe_root(), reason_of(error))});
   } catch (...) {
     return std::nullopt;
   }
@@ -241,12 +240,12 @@ void TcpBootstrap::close() noexcept {
     const Clock::time_point deadline = Clock::now() + kLeaving;
     send(MessageType::close, 0, {}, deadline);
     shutdown(socket_.get(), SHUT_WR);
-    // Reading to the end keeps the system from resetting the connection, which could overtake the
-    // message.
+    // Closing a socket with unread data resets the connection, and the reset could overtake the
+    // message: read to the end first.
     while (receive(deadline)) {
     }
   } catch (const std::exception& error) {
-    log::warn("PE {} could not close the bootstrap in order: {}", pe_, plain(error.what()));
+    log::warn("PE {} could not close the bootstrap in order: {}", pe_, reason_of(error));
   }
   root_.reset();
 }

@@ -131,7 +131,8 @@ std::string try_provider(const std::string& name, const Context& context, Provid
 }  // namespace
 
 std::string error_text(long code) {
-  return fi_strerror(static_cast<int>(code < 0 ? -code : code));
+  const int error = static_cast<int>(code < 0 ? -code : code);
+  return error < FI_ERRNO_OFFSET ? errno_text(error) : fi_strerror(error);
 }
 
 Provider choose_provider(const Context& context) {

@@ -174,7 +174,7 @@ void Health::publish_cause(const FailureCause& cause) noexcept {
     const std::lock_guard lock(mutex_);
     sequence = ++causes_published_;
   }
-  const transport::ScopedTimeout limit(transport::kPatience);
+  const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   char reason[CauseEntry::kReasonBytes] = {};
   copy_text(reason, cause.reason);
   const std::size_t entry = memory_.layout().cause(placement_.my_pe, sequence % 2);
@@ -188,7 +188,7 @@ void Health::publish_cause(const FailureCause& cause) noexcept {
 void Health::announce(PeerStatus status, const std::string& message) noexcept {
   if (announced_.exchange(true)) return;
   std::optional<transport::ScopedTimeout> limit;
-  if (status != PeerStatus::closed) limit.emplace(transport::kPatience);
+  if (status != PeerStatus::closed) limit.emplace(transport::kFailureReportTimeout);
   char text[StatusEntry::kMessageBytes] = {};
   copy_text(text, message);
   const std::size_t entry = memory_.layout().status(placement_.my_pe);
@@ -206,7 +206,7 @@ std::string Health::announce_failure(const std::string& reason) noexcept {
     cause = cause_quoted_in(reason).value_or(FailureCause{placement_.my_pe, reason});
     if (!world_failure_) world_failure_ = cause;
   }
-  const transport::ScopedTimeout limit(transport::kPatience);
+  const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   publish_cause(cause);
   announce(PeerStatus::failed, reason);
   return cause.pe == placement_.my_pe ? reason : describe_consequence(cause);

@@ -74,7 +74,7 @@ void ProgressBoard::set_awaited(Pe pe) const noexcept {
 }
 
 std::string ProgressBoard::describe(Pe pe) const {
-  const transport::ScopedTimeout limit(transport::kPatience);
+  const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   try {
     return read(pe);
   } catch (const Error&) {
@@ -83,7 +83,7 @@ std::string ProgressBoard::describe(Pe pe) const {
 }
 
 Awaited ProgressBoard::awaited_by(Pe pe) const {
-  const transport::ScopedTimeout limit(transport::kPatience);
+  const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   try {
     const std::size_t word = memory_.layout().progress() + offsetof(ProgressRecord, awaited);
     const std::uint64_t awaited = fabric_.route(pe).atomic(pe, AtomicOp::fetch, word, 0, 0, kWord);

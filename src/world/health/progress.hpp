@@ -35,7 +35,7 @@ struct Awaited {
   Pe pe = -1;            ///< negative: it waits for no single PE
 };
 
-/// Questions to a PE that cannot be reached end after transport::kPatience.
+/// Questions to a PE that cannot be reached end after transport::kFailureReportTimeout.
 class ProgressBoard {
  public:
   ProgressBoard(const Placement& placement, const Memory& memory, const Fabric& fabric)

@@ -260,6 +260,21 @@ bool SymmetricHeap::contains(const void* local, std::size_t bytes) const noexcep
   return address >= start && address - start < size() && bytes <= size() - (address - start);
 }
 
+Device SymmetricHeap::device() const noexcept {
+  const memory::Device* const gpu = state_->cuda();
+  return gpu != nullptr ? Device{DeviceKind::cuda, gpu->device} : Device{};
+}
+
+std::shared_ptr<void> SymmetricHeap::memory_owner() const {
+  struct Owner {  // members are destroyed in reverse order: the heap before the GPU's context
+    std::shared_ptr<memory::Device> device;
+    std::shared_ptr<memory::Segment> segment;
+    std::shared_ptr<memory::DeviceHeap> heap;
+  };
+  const detail::Memory& memory = state_->memory();
+  return std::make_shared<Owner>(Owner{memory.device(), memory.segment(), memory.device_heap()});
+}
+
 std::byte* SymmetricHeap::base() const noexcept {
   return state_->is_open() ? state_->memory().heap_base() : nullptr;
 }

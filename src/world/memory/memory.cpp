@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "transport/transport.hpp"
 #include "world/startup/agreement.hpp"
@@ -39,10 +40,11 @@ std::vector<std::byte> Memory::create_heap(const Placement& placement, const Set
     heap_ = memory::Allocator(heap_size());
     return {};
   }
-  const std::size_t staging = whole_pages(settings.staging_size);
+  const std::size_t staging = align_up(settings.staging_size, kPageBytes);
   transport_staging_ = layout_.bytes() + staging;
   segment_ = memory::Segment::create(
-      transport_staging_ + whole_pages(transport::heap_staging(placement.n_pes, settings)));
+      transport_staging_ +
+      align_up(transport::heap_staging(placement.n_pes, settings), kPageBytes));
   memory::DeviceHeapContext context;
   context.device = device_;
   context.my_pe = placement.my_pe;

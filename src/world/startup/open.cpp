@@ -213,7 +213,7 @@ void Opening::connect_or_abort(const char* phase, Connect&& connect) {
   try {
     connect();
   } catch (const std::exception& error) {
-    state_->bootstrap_->abort(fmt::format("failed in phase {}: {}", phase, message_of(error)));
+    state_->bootstrap_->abort(fmt::format("failed in phase {}: {}", phase, reason_of(error)));
     throw;
   }
 }

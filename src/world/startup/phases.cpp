@@ -11,7 +11,7 @@
 namespace shoal::detail {
 
 void PhaseRunner::keep(const char* name, const Error& error) {
-  failure_ = Failure{name, error.code(), message_of(error)};
+  failure_ = Failure{name, error.code(), reason_of(error)};
 }
 
 PhaseRunner::Blobs PhaseRunner::gather(const char* name, std::vector<std::byte> mine) {
@@ -31,7 +31,7 @@ PhaseRunner::Blobs PhaseRunner::gather(const char* name, std::vector<std::byte> 
     gathered = bootstrap_->all_gather(blob.take(), name);
   } catch (const std::exception& error) {
     // Where the bootstrap failed on this PE alone, the other PEs do not know yet.
-    bootstrap_->abort(fmt::format("failed in phase {}: {}", name, message_of(error)));
+    bootstrap_->abort(fmt::format("failed in phase {}: {}", name, reason_of(error)));
     if (failure_)
       fail(failure_->code, "PE {} failed in phase {}: {}", bootstrap_->pe(), failure_->phase,
            failure_->message);

@@ -52,7 +52,7 @@ void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap,
     body(world);
     world.close();
   } catch (const Error& error) {
-    failed(detail::message_of(error), rank_of(error));
+    failed(reason_of(error), rank_of(error));
   } catch (const std::exception& error) {
     failed(error.what(), 0);
   } catch (...) {

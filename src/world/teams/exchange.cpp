@@ -77,7 +77,7 @@ void WorldState::run_operation(TeamState& team, const char* what, Operation&& op
   require(open_, Code::closed, "{}: the world is closed", what);
   if (team.broken)
     fail(team.broken->code(), "{}: an earlier operation of team {} failed on this PE: {}", what,
-         team.index, message_of(*team.broken));
+         team.index, reason_of(*team.broken));
   ++team.epoch;
   try {
     operation(wire_epoch(team), team.epoch % 2);

@@ -156,6 +156,14 @@ TeamState& Team::state() const {
   return *state_;
 }
 
+bool Team::is_open() const noexcept {
+  return state_ && !state_->destroyed && state_->world->is_open();
+}
+
+World Team::world() const {
+  return World(state().world->shared_from_this());
+}
+
 Pe Team::world_pe(Pe pe) const {
   const TeamState& team = state();
   require(pe >= 0 && pe < size(), Code::invalid_argument, "PE {} of team {}; it has PEs 0 to {}",

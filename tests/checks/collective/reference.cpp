@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "base/half.hpp"
+#include "shoal/numeric.hpp"
 #include "support/made_up.hpp"
 
 namespace shoal::test {

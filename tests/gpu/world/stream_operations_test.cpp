@@ -376,7 +376,7 @@ TEST(StreamOperations, GuideExampleSmall) {
     on.put_signal(in.on(next), std::span<const float>(out.data(), out.size()), arrived.on(next),
                   SignalOp::add, 1);
     on.wait_until(arrived.data(), Compare::greater_equal, 1);  // holds the stream, not the host
-    on.barrier(world.team());  // of streams: everybody has come as far
+    on.barrier(world.team());  // the streams of all PEs have come to here
     check_cuda(cudaStreamSynchronize(stream));
     cuda::check_failures(world);
     // [streams]

@@ -405,7 +405,7 @@ def check_a_forgotten_destroy_is_told(_):
             with contextlib.redirect_stdout(said):
                 del buffer
                 gc.collect()
-            warning = f"WARNING: deep_ep.{name} was made with explicitly_destroy=True and went without destroy()\n"
+            warning = f"WARNING: deep_ep.{name} was created with explicitly_destroy=True and released without destroy()\n"
             assert said.getvalue() == warning * forgotten
 
 

@@ -492,7 +492,7 @@ def check_gather_sessions(_):
             for again in (buffer.create_agrs_session, lambda: buffer.agrs_set_config(size, 2)):
                 with pytest.raises(RuntimeError, match="a session is active"):
                     again()
-        with pytest.raises(RuntimeError, match="in its session"):
+        with pytest.raises(RuntimeError, match="before its session ends"):
             handle()
     with pytest.raises(RuntimeError, match="no session is active"):
         buffer.destroy_agrs_session()

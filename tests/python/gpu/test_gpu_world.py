@@ -131,7 +131,7 @@ def test_device_and_heap_have_to_match():
         routing = group.route(indices.cuda())
         with pytest.raises(shoal.InvalidArgumentError, match=r"x is on the host; .* on GPU \d+ \(SHOAL_HEAP\)"):
             group.dispatch(rows, routing)
-        with pytest.raises(shoal.InvalidArgumentError, match="the event does not exist yet"):
+        with pytest.raises(shoal.InvalidArgumentError, match="the event has no cudaEvent_t yet"):
             group.dispatch(rows.cuda(), routing, done=torch.cuda.Event())
         with pytest.raises(shoal.Error):
             shoal.ep.gate(torch.ones(4, 2, device="cuda"), top_k=1)

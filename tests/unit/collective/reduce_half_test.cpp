@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "base/half.hpp"
+#include "shoal/numeric.hpp"
 
 namespace shoal {
 namespace {

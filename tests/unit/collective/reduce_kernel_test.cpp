@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "base/half.hpp"
+#include "shoal/numeric.hpp"
 #include "checks/collective/reference.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/reduce_plan.hpp"
