@@ -22,7 +22,7 @@
 #include "support/process/progress_time.hpp"
 #include "support/process/threads_called.hpp"
 #include "support/world/ofi.hpp"
-#include "world/parts.hpp"
+#include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -119,9 +119,7 @@ TEST_P(OfiTuning, MovesTransfersLongerThanAChunk) {
 }
 
 std::size_t most_in_flight(World& world, Pe pe) {
-  const detail::WorldParts& parts = world.state().parts();
-  return parts.transports[parts.connectivity.transport_of[static_cast<std::size_t>(pe)]]
-      ->most_in_flight();
+  return world.state().fabric().route(pe).most_in_flight();
 }
 
 TEST_P(OfiTuning, KeepsManyRequestsInFlightBounded) {

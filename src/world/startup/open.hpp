@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// init.hpp: how a world starts.
+// open.hpp: the start of a world.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace shoal::detail {
 
-/// World::open: runs the phases; what one PE cannot do, all of them throw.
+/// World::open: runs the phases of startup. A failure on one PE is thrown on all PEs.
 std::shared_ptr<WorldState> open_world(WorldOptions options);
 
 }  // namespace shoal::detail
