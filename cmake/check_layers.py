@@ -37,7 +37,7 @@ SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 PUBLIC_ONLY = ("python/", "tools/", "bench/")
 INTERNALS = {
     # Formats the message of a public Error; header-only.
-    ("python/", "tools/", "bench/"): ("base/check.hpp",),
+    ("tools/", "bench/"): ("base/check.hpp",),
     # shoal-run writes its own messages to the log.
     ("tools/run/main.cpp",): ("base/log.hpp",),
     # shoal-info reports the parts of a build, of a machine and of a world that programs never see.
