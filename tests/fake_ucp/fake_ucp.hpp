@@ -3,8 +3,8 @@
 // link the sources of transport/ucx with it in place of the library.
 //
 // Active messages overtake each other. RMA stays unapplied long after its request has completed,
-// until a flush must complete. Local buffers are read at the last moment. TCP, which the other tests
-// use, does none of this.
+// until a flush must complete. Local buffers are read at the last moment. TCP, which the other
+// tests use, does none of this.
 #pragma once
 
 #include <cstddef>
