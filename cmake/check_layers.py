@@ -55,7 +55,7 @@ INTERNALS = {
     ("bench/ep_bench.cpp", "bench/report.cpp", "bench/row_ops_bench.cpp", "bench/shoal_bench_mpi.cpp"): (
         "ep/host/rows/row_ops.hpp",
     ),
-    # Kernels that measure the copies of the library's kernels, and experts that quantize as they do.
+    # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
     ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
@@ -93,9 +93,11 @@ def resolve(root, file, target):
     beside the file and "../x.hpp"."""
     for base in (file.parent, root / "src"):
         candidate = (base / target).resolve()
-        if candidate.is_file():
-            below = candidate.is_relative_to(root / "src")
-            return candidate.relative_to(root / "src").as_posix() if below else None
+        if candidate.is_file() and candidate.is_relative_to(root / "src"):
+            return candidate.relative_to(root / "src").as_posix()
+    # Bindings and programs have folders named as layers: their own headers are none of src/.
+    if any((folder / target).is_file() for folder in file.parents if root in folder.parents):
+        return None
     return target if layer_of(target) else None
 
 

@@ -30,8 +30,8 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         "src/transport/factories.cpp": '#include "transport/shm/shm.hpp"\n#include "transport/transport.hpp"\n',
         "src/transport/shm/shm.hpp": "",
         "src/transport/shm/shm.cpp": '#include "transport/shm/shm.hpp"\n#include "shm.hpp"\n#include "transport/transport.hpp"\n',
-        "src/ep/host/send.cpp": '#include "ep/plan/layout.hpp"\n#include "world/state.hpp"\n',
-        "tests/unit/x_test.cpp": '#include "ep/plan/layout.hpp"\n#include "transport/shm/shm.hpp"\n',
+        "src/ep/host/send.cpp": '#include "ep/plan/shape.hpp"\n#include "world/state.hpp"\n',
+        "tests/unit/x_test.cpp": '#include "ep/plan/shape.hpp"\n#include "transport/shm/shm.hpp"\n',
     }
     assert check(tmp_path, files) == (0, [])
 

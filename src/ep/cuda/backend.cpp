@@ -66,6 +66,9 @@ std::size_t handle_bytes(const detail::Shape& shape) {
 }
 
 struct CudaRouting : RoutingState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaRouting() { backend = kBackend; }
+
   RoutingArrays arrays{};
   /// The group on whose streams RoutingArrays::ordinals have been computed; others compute them
   /// again, as nothing orders their streams.
@@ -74,6 +77,9 @@ struct CudaRouting : RoutingState {
 };
 
 struct CudaHandle : HandleState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaHandle() { backend = kBackend; }
+
   HandleArrays arrays{};
   std::shared_ptr<void> block;
   std::vector<std::int64_t> rows_per_source;  // empty: the sizes never reached the host
@@ -99,11 +105,18 @@ class CudaBackend final : public detail::Backend {
             kMaxDeviceTokens - 1);
   }
 
+  detail::BackendKind kind() const override { return detail::BackendKind::cuda; }
+  detail::BlockPlan block_plan() const override {
+    const detail::DeviceLayout layout(state_.shape);
+    return {.bytes = layout.total,
+            .arena_bytes = layout.arena_bytes,
+            .arena_results = static_cast<std::size_t>(state_.shape.live_results)};
+  }
   void open() override;
-  std::optional<std::int32_t> failed_member() const override {
+  std::optional<std::int32_t> failed_rank() const override {
     return std::nullopt;
   }  // its own calls say so
-  std::optional<std::int32_t> ask_failed_member() override { return group_.ask_failed_member(); }
+  std::optional<std::int32_t> ask_failed_rank() override { return group_.ask_failed_rank(); }
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
   Dispatched dispatch(const detail::DispatchCall& call) override;
   Combined combine(const TensorView& y, const HandleState& state,
@@ -167,7 +180,7 @@ class CudaBackend final : public detail::Backend {
   }
   static detail::SideRecord record_of(const detail::DispatchCall& call) {
     return {static_cast<std::uint32_t>(call.scale_bytes()),
-            static_cast<std::uint32_t>(call.lanes())};
+            static_cast<std::uint32_t>(call.topk_slots())};
   }
   /// Queues what an expert-major dispatch needs of its routing, unless it is there.
   void number_lanes(const CudaRouting& routing, cudaStream_t on) const;
@@ -215,8 +228,6 @@ void CudaBackend::open() {
 
 Routing CudaBackend::route(const TensorView& topk_idx, const Launch& launch) {
   const auto& shape = state_.shape;
-  detail::check_topk(topk_idx, shape, state_.device,
-                     std::max(shape.max_tokens, shape.low_latency_max_tokens), "route");
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   auto state = std::make_shared<CudaRouting>();
@@ -256,7 +267,7 @@ Routing CudaBackend::route(const TensorView& topk_idx, const Launch& launch) {
 
 std::shared_ptr<CudaHandle> CudaBackend::make_handle(const detail::DispatchCall& call) {
   if (call.cached) {
-    auto handle = std::make_shared<CudaHandle>(static_cast<const CudaHandle&>(*call.cached));
+    auto handle = std::make_shared<CudaHandle>(detail::of_backend<CudaHandle>(*call.cached, "dispatch"));
     if (call.options.worst_case_rows > 0) handle->result_rows = call.options.worst_case_rows;
     return handle;
   }
@@ -298,7 +309,7 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
       !call.options.copy_out || !group_.capturing(on), Code::invalid_argument,
       "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
       "the result where it lies");
-  const auto& routing = static_cast<const CudaRouting&>(*call.routing);
+  const auto& routing = detail::of_backend<CudaRouting>(*call.routing, "dispatch");
   const bool expert_major = call.expert_alignment() > 0;
   const std::uint32_t table_bytes =
       expert_major ? static_cast<std::uint32_t>(shape.experts) * sizeof(std::int32_t) : 0;
@@ -442,7 +453,7 @@ Dispatched CudaBackend::describe(const detail::DispatchCall& call,
   const auto& shape = state_.shape;
   const detail::SideRecord record = record_of(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
-  const std::int32_t lanes = call.lanes();
+  const std::int32_t lanes = call.topk_slots();
   std::byte* const base = state_.block + group_.device.layout.arena + region->offset;
   const std::int64_t count = handle->result_rows;
   const auto view = [&](std::size_t offset, DataType dtype,
@@ -528,8 +539,8 @@ void CudaBackend::locate_answers(const TensorView& y, CombineParams& params, cud
 Combined CudaBackend::combine(const TensorView& y, const HandleState& state,
                               const CombineOptions& options) {
   const auto& shape = state_.shape;
-  const auto& handle = static_cast<const CudaHandle&>(state);
-  const auto& routing = static_cast<const CudaRouting&>(*handle.routing);
+  const auto& handle = detail::of_backend<CudaHandle>(state, "combine");
+  const auto& routing = detail::of_backend<CudaRouting>(*handle.routing, "combine");
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   const bool captured = group_.capturing(on);
@@ -546,7 +557,7 @@ Combined CudaBackend::combine(const TensorView& y, const HandleState& state,
     params.y_weights = reachable(options.weights, group_.device.layout.staging_weights, on);
     const bool staged = params.y_weights == group_.device.layout.staging_weights;
     params.weight_stride = static_cast<std::uint32_t>(
-        (staged ? handle.lanes(shape.top_k) : options.weights.strides[0]) * sizeof(float));
+        (staged ? handle.topk_slots(shape.top_k) : options.weights.strides[0]) * sizeof(float));
   }
   params.y_rows = handle.result_rows;
   params.row_bytes = static_cast<std::uint32_t>(shape.hidden * size_of(y.dtype));

@@ -8,7 +8,7 @@
 namespace shoal::ep::cuda {
 
 std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state);
-/// Tensors in GPU memory over a group whose memory is on the host (GroupState::staged), with `host`
+/// Tensors in GPU memory over a group whose memory is on the host (BackendKind::staged), with `host`
 /// for its backend.
 std::unique_ptr<detail::Backend> make_staged_backend(detail::GroupState& state,
                                                      std::unique_ptr<detail::Backend> host);

@@ -96,7 +96,7 @@ struct CudaGroup {
   /// Throws what the GPU has reported, if anything.
   void throw_reported();
   /// A member that has given its group up, as the GPU knows.
-  std::optional<std::int32_t> ask_failed_member();
+  std::optional<std::int32_t> ask_failed_rank();
   /// Device memory of this GPU that lives as long as the returned pointer, in stream order behind
   /// the last call; contents undefined.
   std::shared_ptr<void> allocate(std::size_t bytes) const;

@@ -12,8 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ep/plan/notices.hpp"
+#include "ep/plan/shape.hpp"
 #include "shoal/config.hpp"
-#include "ep/plan/layout.hpp"
 
 namespace shoal::ep::detail {
 

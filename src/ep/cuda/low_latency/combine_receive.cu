@@ -56,7 +56,7 @@ class Collector {
     Answer answer;
     answer.lane =
         make_lane(in_row ? known_expert(group_, call_.handle.topk[at]) : -1, group_.local_experts);
-    const bool sums = call_.form == AnswerForm::sums;
+    const bool sums = call_.form == CombineRowForm::sums;
     answer.weight = !sums && in_row ? call_.pending.weights[at] : 0;
     answer.row = 0;
     bool arrived = false;
@@ -75,7 +75,7 @@ class Collector {
   }
 
   /// Whether answers tell of themselves.
-  __device__ bool tells() const { return rows_tell(group_) && call_.form != AnswerForm::log_fmt; }
+  __device__ bool tells() const { return rows_tell(group_) && call_.form != CombineRowForm::log_fmt; }
 
   __device__ RowsOf about_rows() const {
     return rows_of_answers(group_, Phase::answer_rows, epoch_);
@@ -227,7 +227,7 @@ __device__ void for_answers(const Answer& answer, bool levels, F&& f, End&& end)
 }
 
 /// Rows as bfloat16, several in flight.
-template <AnswerForm kForm>
+template <CombineRowForm kForm>
 __device__ void add_rows(const Collector& collector, const AnswersReceive& call,
                          const Answer& answer, uint4* out) {
   constexpr int kAhead = 8, kMemberBits = 8;
@@ -263,7 +263,7 @@ __device__ void add_rows(const Collector& collector, const AnswersReceive& call,
         if (left == 0) continue;
         float values[8];
         Bfloat16::widen(data[i], values);
-        if constexpr (kForm == AnswerForm::sums)
+        if constexpr (kForm == CombineRowForm::sums)
           sum.add(values);
         else
           sum.add_weighted(values, __shfl_sync(kWarp, answer.weight, __ffs(left) - 1), false);
@@ -382,8 +382,8 @@ __device__ void agree(Answer& answer) {
   answer.arrived = arrived;
 }
 
-template <AnswerForm kForm>
-__global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads : kThreads, 1)
+template <CombineRowForm kForm>
+__global__ void __launch_bounds__(kForm == CombineRowForm::log_fmt ? kDecodeThreads : kThreads, 1)
     combine_receive_impl(const __grid_constant__ AnswersReceive call) {
   begin_kernel(call.chained != 0);
   __shared__ bool masked[kMaxDeviceRanks];
@@ -400,9 +400,9 @@ __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads 
        token < call.tokens; token += blocks) {
     Answer answer = collector.wait(token);
     // Who measures has looked before the words are taken.
-    if (kForm == AnswerForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
+    if (kForm == CombineRowForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
       agree(answer);
-    if constexpr (kForm == AnswerForm::log_fmt) {
+    if constexpr (kForm == CombineRowForm::log_fmt) {
       __shared__ Window window;
       add_log_fmt(collector, call, answer, window, collector.out_row(token));
       collector.clear_rows(answer);
@@ -426,22 +426,22 @@ void launch_answers_receive(const AnswersReceive& call, const Machine& machine,
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
   const std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
   switch (call.form) {
-    case AnswerForm::sums:
-      return launch(combine_receive_impl<AnswerForm::sums>, blocks, threads, 0, call, machine,
+    case CombineRowForm::sums:
+      return launch(combine_receive_impl<CombineRowForm::sums>, blocks, threads, 0, call, machine,
                     stream);
-    case AnswerForm::rows:
-      return launch(combine_receive_impl<AnswerForm::rows>, blocks, threads, 0, call, machine,
+    case CombineRowForm::rows:
+      return launch(combine_receive_impl<CombineRowForm::rows>, blocks, threads, 0, call, machine,
                     stream);
-    case AnswerForm::log_fmt:
-      return launch(combine_receive_impl<AnswerForm::log_fmt>, blocks, kDecodeThreads, 0, call,
+    case CombineRowForm::log_fmt:
+      return launch(combine_receive_impl<CombineRowForm::log_fmt>, blocks, kDecodeThreads, 0, call,
                     machine, stream);
   }
 }
 
 void load_answers_receive() {
-  load_kernel(combine_receive_impl<AnswerForm::sums>);
-  load_kernel(combine_receive_impl<AnswerForm::rows>);
-  load_kernel(combine_receive_impl<AnswerForm::log_fmt>);
+  load_kernel(combine_receive_impl<CombineRowForm::sums>);
+  load_kernel(combine_receive_impl<CombineRowForm::rows>);
+  load_kernel(combine_receive_impl<CombineRowForm::log_fmt>);
 }
 
 }  // namespace shoal::ep::cuda

@@ -24,8 +24,8 @@ namespace {
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
 /// By the registers that they need.
-constexpr std::int32_t blocks_per_multiprocessor(AnswerForm form) {
-  return form == AnswerForm::log_fmt ? 1 : 2;
+constexpr std::int32_t blocks_per_multiprocessor(CombineRowForm form) {
+  return form == CombineRowForm::log_fmt ? 1 : 2;
 }
 constexpr std::uint32_t kAhead = 4;  // 16-byte chunks of a row that a thread has in flight
 
@@ -67,7 +67,7 @@ class Sender {
       masked_[me] = is_masked(group_, me);
       usable = !aborted(group_);
     }
-    if (call_.form != AnswerForm::sums) keep_weights();
+    if (call_.form != CombineRowForm::sums) keep_weights();
     usable = __syncthreads_and(usable) != 0;
     passed_ = pass_epoch(group_, Kernel::answers_send, call_.flags != 0);
     return usable;
@@ -171,9 +171,9 @@ class Sender {
   /// Behind a barrier: the rows of all threads are written.
   __device__ void send_flags(const Work& work) const {
     const std::uint32_t me = lane_id();
-    const bool sums = call_.form == AnswerForm::sums;
+    const bool sums = call_.form == CombineRowForm::sums;
     const std::uint32_t warp = threadIdx.x / 32,
-                        flags_warp = call_.form == AnswerForm::log_fmt ? 0 : kThreads / 32;
+                        flags_warp = call_.form == CombineRowForm::log_fmt ? 0 : kThreads / 32;
     if (warp != flags_warp || (sums ? me != 0 : (work.pair.lanes >> me & 1) == 0)) return;
     const std::int32_t slot = sums ? sum_slot(work) : row_slot(work, static_cast<std::int32_t>(me));
     store_release(answer_flag_at(group_, work.pair.source,
@@ -205,7 +205,7 @@ class Sender {
   }
 
   __device__ bool exchanges() const {
-    return call_.form == AnswerForm::sums && call_.weights_travelled == 0;
+    return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
   }
 
   /// What a member tells all others; a warp of the first block calls.
@@ -430,11 +430,11 @@ class RowsDone {
   std::uint32_t count_ = 0;
 };
 
-constexpr std::uint32_t threads_of(AnswerForm form) {
-  return form == AnswerForm::log_fmt ? kThreads : kThreads + 32;
+constexpr std::uint32_t threads_of(CombineRowForm form) {
+  return form == CombineRowForm::log_fmt ? kThreads : kThreads + 32;
 }
 
-template <AnswerForm kForm>
+template <CombineRowForm kForm>
 __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(kForm))
     combine_send_impl(const __grid_constant__ AnswersSend call) {
   begin_kernel();
@@ -449,7 +449,7 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
     RowsDone done;
     for (; i < sender.pairs(); i += step) {
       const Work next = sender.load(i + step);
-      if constexpr (kForm == AnswerForm::log_fmt) {
+      if constexpr (kForm == CombineRowForm::log_fmt) {
         if (sender.wanted(work)) {
           auto* const bytes = reinterpret_cast<std::byte*>(staged);
           sender.send_log_fmt(
@@ -465,7 +465,7 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
           if (sender.wanted(work)) sender.send_flags(work);
         } else {
           if (sender.wanted(work))
-            kForm == AnswerForm::sums ? sender.send_sum(work) : sender.send_rows(work);
+            kForm == CombineRowForm::sums ? sender.send_sum(work) : sender.send_rows(work);
           if (call.flags != 0) done.arrive();
         }
         if (call.flags != 0) done.next();
@@ -491,25 +491,25 @@ void launch_answers_send(const AnswersSend& call, const Machine& machine, cudaSt
   const auto blocks = static_cast<std::uint32_t>(
       std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
   switch (call.form) {
-    case AnswerForm::sums:
-      return launch(combine_send_impl<AnswerForm::sums>, blocks, threads_of(call.form), 0, call,
+    case CombineRowForm::sums:
+      return launch(combine_send_impl<CombineRowForm::sums>, blocks, threads_of(call.form), 0, call,
                     machine, stream);
-    case AnswerForm::rows:
-      return launch(combine_send_impl<AnswerForm::rows>, blocks, threads_of(call.form), 0, call,
+    case CombineRowForm::rows:
+      return launch(combine_send_impl<CombineRowForm::rows>, blocks, threads_of(call.form), 0, call,
                     machine, stream);
-    case AnswerForm::log_fmt:
-      return launch(combine_send_impl<AnswerForm::log_fmt>, blocks, kThreads,
+    case CombineRowForm::log_fmt:
+      return launch(combine_send_impl<CombineRowForm::log_fmt>, blocks, kThreads,
                     log_fmt_shared_bytes(call.group, call.sizes.hidden), call, machine, stream);
   }
 }
 
 void load_answers_send(const Machine& machine) {
-  load_kernel(combine_send_impl<AnswerForm::sums>);
-  load_kernel(combine_send_impl<AnswerForm::rows>);
-  load_kernel(combine_send_impl<AnswerForm::log_fmt>);
+  load_kernel(combine_send_impl<CombineRowForm::sums>);
+  load_kernel(combine_send_impl<CombineRowForm::rows>);
+  load_kernel(combine_send_impl<CombineRowForm::log_fmt>);
   cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, combine_send_impl<AnswerForm::log_fmt>);
-  (void)cudaFuncSetAttribute(combine_send_impl<AnswerForm::log_fmt>,
+  (void)cudaFuncGetAttributes(&attributes, combine_send_impl<CombineRowForm::log_fmt>);
+  (void)cudaFuncSetAttribute(combine_send_impl<CombineRowForm::log_fmt>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(machine.shared_bytes - attributes.sharedSizeBytes));
 }

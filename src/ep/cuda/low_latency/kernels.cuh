@@ -91,7 +91,7 @@ struct SlotPacket {
 };
 static_assert(detail::kLanesPerPacket == 2);
 
-using detail::AnswerForm;  // members must agree on it
+using detail::CombineRowForm;  // members must agree on it
 
 /// What a word of a row holds before it comes. Two bfloat16 NaNs with these bits travel as others
 /// (low_latency_device).
@@ -101,7 +101,7 @@ inline constexpr std::uint32_t kSentinel = 0xffff'ffffu;
 /// (24 bits of its epoch), and whether weights travelled with that. It is the flag of an answer,
 /// and the notice that a member sends at the start of a combine.
 struct AnswerNotice {
-  AnswerForm form;
+  CombineRowForm form;
   bool exact, weights_travelled;
   std::uint64_t dispatch_epoch;
 
@@ -196,7 +196,7 @@ struct AnswersSend {
   std::int64_t expert_stride, row_stride;  ///< of y, in elements
   const float* weights;
   std::int32_t tokens;
-  AnswerForm form;
+  CombineRowForm form;
   std::uint32_t exact, weights_travelled;
   std::uint32_t flags;  ///< a flag behind every answer
   std::uint64_t*
@@ -211,7 +211,7 @@ struct AnswersReceive {
   Sizes sizes;
   std::uint16_t* out;
   std::int32_t tokens;
-  AnswerForm form;
+  CombineRowForm form;
   std::uint32_t exact, weights_travelled;
   std::int64_t* wait_ns;
   std::uint64_t* longest_wait;
@@ -228,7 +228,7 @@ struct Probe {
   PendingView pending;  ///< of a combine; header is nullptr for a dispatch
   std::uint64_t serial;
   std::int32_t tokens;
-  AnswerForm form;
+  CombineRowForm form;
   volatile std::uint64_t* answer;
   std::uint64_t sequence;
 };

@@ -58,17 +58,26 @@ struct ResultLayout {
 };
 
 struct DeviceHandle : detail::LowLatencyHandleState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  DeviceHandle() { backend = kBackend; }
+
   std::shared_ptr<void> block;
   HandleView view{};
   std::uint64_t serial = 0;
 };
 
 struct DevicePendingDispatch : detail::PendingDispatchState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  DevicePendingDispatch() { backend = kBackend; }
+
   std::optional<LowLatencyReceived>
       received_already;  ///< where the receive was queued with the send
 };
 
 struct DevicePendingCombine : detail::PendingCombineState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  DevicePendingCombine() { backend = kBackend; }
+
   std::optional<Tensor> received_already;  ///< likewise
   std::shared_ptr<void> block;
   PendingView view{};
@@ -77,9 +86,9 @@ struct DevicePendingCombine : detail::PendingCombineState {
                ///< the members out of step
 };
 
-AnswerForm form_of(const LowLatencyCombineOptions& options) {
-  if (options.log_fmt) return AnswerForm::log_fmt;
-  return options.reduction == Reduction::exact ? AnswerForm::rows : AnswerForm::sums;
+CombineRowForm form_of(const LowLatencyCombineOptions& options) {
+  if (options.log_fmt) return CombineRowForm::log_fmt;
+  return options.reduction == Reduction::exact ? CombineRowForm::rows : CombineRowForm::sums;
 }
 
 /// Blocks of memory of one size whose contents stay where they are for the life of the group, two
@@ -362,8 +371,8 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
 }
 
 bool LowLatency::ready(const detail::PendingDispatchState& pending) {
-  if (static_cast<const DevicePendingDispatch&>(pending).received_already) return true;
-  const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
+  if (detail::of_backend<DevicePendingDispatch>(pending, "low_latency_dispatch").received_already) return true;
+  const auto& handle = detail::of_backend<DeviceHandle>(*pending.handle, "low_latency_dispatch");
   group_.state.world->cuda()->activate();
   group_.throw_failed();
   if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
@@ -374,7 +383,7 @@ bool LowLatency::ready(const detail::PendingDispatchState& pending) {
 }
 
 LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
-  auto& pending = static_cast<DevicePendingDispatch&>(base);
+  auto& pending = detail::of_backend<DevicePendingDispatch>(base, "low_latency_dispatch");
   return pending.received_already ? std::move(*pending.received_already)
                                   : queue_receive(pending, false);
 }
@@ -383,7 +392,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
                                              bool behind_send) {
   GroupState& state = group_.state;
   const Shape& shape = state.shape;
-  const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
+  const auto& handle = detail::of_backend<DeviceHandle>(*pending.handle, "low_latency_dispatch");
   const LowLatencyDispatchOptions& options = pending.options;
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
@@ -441,8 +450,8 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
     const std::shared_ptr<const detail::LowLatencyHandleState>& base,
     const LowLatencyCombineOptions& options) {
   GroupState& state = group_.state;
-  const auto& handle = static_cast<const DeviceHandle&>(*base);
-  const AnswerForm form = form_of(options);
+  const auto& handle = detail::of_backend<DeviceHandle>(*base, "low_latency_combine");
+  const CombineRowForm form = form_of(options);
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   require(
@@ -456,7 +465,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
       options.out.defined() || !group_.capturing(on), Code::invalid_argument,
       "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
       "the graph");
-  if (form == AnswerForm::log_fmt) {
+  if (form == CombineRowForm::log_fmt) {
     const std::size_t needed =
         log_fmt_shared_bytes(group_.device, static_cast<std::int32_t>(state.shape.hidden));
     require(
@@ -489,7 +498,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
   call.flags =
-      options.defer_receive || group_.device.mask_failed != 0 || form == AnswerForm::log_fmt ? 1
+      options.defer_receive || group_.device.mask_failed != 0 || form == CombineRowForm::log_fmt ? 1
                                                                                              : 0;
   call.longest_wait =
       options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
@@ -506,9 +515,9 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
 }
 
 bool LowLatency::ready(const detail::PendingCombineState& base) {
-  const auto& pending = static_cast<const DevicePendingCombine&>(base);
+  const auto& pending = detail::of_backend<DevicePendingCombine>(base, "low_latency_combine");
   if (pending.received_already) return true;
-  const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
+  const auto& handle = detail::of_backend<DeviceHandle>(*pending.handle, "low_latency_combine");
   group_.state.world->cuda()->activate();
   group_.throw_failed();
   if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
@@ -522,15 +531,15 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
 }
 
 Tensor LowLatency::receive(detail::PendingCombineState& base) {
-  auto& pending = static_cast<DevicePendingCombine&>(base);
+  auto& pending = detail::of_backend<DevicePendingCombine>(base, "low_latency_combine");
   return pending.received_already ? std::move(*pending.received_already)
                                   : queue_receive(pending, false);
 }
 
 Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_send) {
   GroupState& state = group_.state;
-  auto& pending = static_cast<DevicePendingCombine&>(base);
-  const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
+  auto& pending = detail::of_backend<DevicePendingCombine>(base, "low_latency_combine");
+  const auto& handle = detail::of_backend<DeviceHandle>(*pending.handle, "low_latency_combine");
   const LowLatencyCombineOptions& options = pending.options;
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
@@ -550,7 +559,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   call.grants = behind_send ? 0 : 1;
   // Other forms read what the send keeps for them, statistics how long it waited for weights.
   const bool reads_of_send =
-      call.form != AnswerForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
+      call.form != CombineRowForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
   call.chained = behind_send && !reads_of_send && parts_->machine.dependent_launch &&
                          group_.members_on_gpu == 1
                      ? 1

@@ -45,7 +45,7 @@ __device__ bool answers_came(const Probe& call, std::uint64_t epoch, std::int32_
   const Lane lane =
       make_lane(in_row ? call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] : -1,
                 group.local_experts);
-  const bool sums = call.form == AnswerForm::sums;
+  const bool sums = call.form == CombineRowForm::sums;
   if (!(sums ? lane.last : lane.member >= 0) || !counts(group, lane.member)) return true;
   const std::int32_t slot =
       sums ? answer_slot(group, lane.member, lane.place, 0)
