@@ -4,7 +4,7 @@
 // What a kernel of normal mode does without anything around it.
 #include <algorithm>
 
-#include "ep/cuda/device/device.cuh"
+#include "ep/cuda/device/tma.cuh"
 #include "gpu/kernels.hpp"
 #include "gpu/movement.hpp"
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "ep/cuda/low_latency/low_latency.hpp"
-#include "ep/cuda/normal/normal.cuh"
+#include "ep/cuda/normal/kernels.cuh"
 #include "ep/cuda/shares.hpp"
 #include "ep/cuda/warmup.hpp"
 #include "ep/plan/cursor.hpp"
@@ -29,7 +29,7 @@ RoutingArrays routing_arrays(std::byte* block, std::int64_t tokens, const detail
   arrays.copies = cursor.take<std::int32_t>(tokens * std::min(shape.top_k, shape.ranks));
   arrays.rank_counts = cursor.take<std::int32_t>(shape.ranks);
   arrays.expert_counts = cursor.take<std::int32_t>(shape.experts);
-  arrays.ordinals = cursor.take<std::int32_t>(tokens * shape.top_k);
+  arrays.expert_row_indices = cursor.take<std::int32_t>(tokens * shape.top_k);
   if (bytes != nullptr) *bytes = cursor.bytes();
   return arrays;
 }
@@ -69,7 +69,7 @@ struct CudaRouting : RoutingState {
   RoutingArrays arrays{};
   /// The group on whose streams RoutingArrays::ordinals have been computed; others compute them
   /// again, as nothing orders their streams.
-  mutable std::atomic<const GroupState*> lanes_numbered_by = nullptr;
+  mutable std::atomic<const GroupState*> topk_slots_numbered_by = nullptr;
   std::shared_ptr<void> block;
 };
 
@@ -138,9 +138,7 @@ class CudaBackend final : public detail::Backend {
   }
   TensorView next_combine_buffer() override { return low_latency_.next_combine_buffer(); }
   std::vector<int> masked() const override { return low_latency_.masked(); }
-  void set_mask(std::int32_t member, bool masked) override {
-    low_latency_.set_mask(member, masked);
-  }
+  void set_mask(std::int32_t rank, bool masked) override { low_latency_.set_mask(rank, masked); }
   void clear_masks() override { low_latency_.clear_masks(); }
 
   void warmup(Group& group) override { warm_up(group, group_, low_latency_); }
@@ -170,21 +168,21 @@ class CudaBackend final : public detail::Backend {
             static_cast<std::uint32_t>(call.lanes())};
   }
   /// Queues what an expert-major dispatch needs of its routing, unless it is there.
-  void number_lanes(const CudaRouting& routing, cudaStream_t on) const;
+  void number_topk_slots(const CudaRouting& routing, cudaStream_t on) const;
   std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);
   void await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert);
   Dispatched describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
                       const std::shared_ptr<Region>& region, std::int64_t rows, cudaStream_t on);
   Tensor copied_out(const Tensor& tensor, cudaStream_t on) const;
   std::uint64_t reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const;
-  void locate_answers(const TensorView& y, CombineParams& params, cudaStream_t on);
+  void locate_answers(const TensorView& y, NormalCombine& params, cudaStream_t on);
 
   GroupState& state_;
   CudaGroup group_;
   BlockPool routings_, handles_;
   mutable LowLatency low_latency_;
   ShareTable shares_;
-  Limits limits_;
+  NormalLimits limits_;
   std::shared_ptr<void> sizes_memory_;
   std::uint64_t sequence_ = 0;
 };
@@ -198,13 +196,13 @@ void CudaBackend::open() {
   check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                state_.device.index),
         "shared memory of a block");
-  preload_route();
+  preload_normal_route();
   limits_.bulk_copies = state_.world->cuda()->compute_capability >= 90;
   limits_.shared_bytes = static_cast<std::uint32_t>(shared_bytes) - kStaticSharedBytes;
-  limits_.multiprocessors = group_.multiprocessors / group_.members_on_gpu;
-  limits_.overlap_launches = group_.members_on_gpu == 1;
-  preload_dispatch(shared_bytes);
-  preload_combine(shared_bytes);
+  limits_.multiprocessors = group_.multiprocessors / group_.ranks_on_gpu;
+  limits_.overlap_launches = group_.ranks_on_gpu == 1;
+  preload_normal_dispatch(shared_bytes);
+  preload_normal_combine(shared_bytes);
   check(cudaGetLastError(), "kernels of an ep::Group");
   const auto results = static_cast<std::size_t>(shape.live_results) + 2;
   if (shape.max_tokens > 0) {
@@ -226,14 +224,14 @@ Routing CudaBackend::route(const TensorView& topk_idx, const Launch& launch) {
   state->arrays =
       routing_arrays(static_cast<std::byte*>(state->block.get()), state->tokens, shape, nullptr);
 
-  RouteParams params{};
+  NormalRoute params{};
   params.group = group_.device;
   params.topk_idx = topk_idx.data;
   params.is_int64 = topk_idx.dtype == DataType::int64;
   params.tokens = static_cast<std::int32_t>(state->tokens);
   params.copies_per_token = std::min(shape.top_k, shape.ranks);
   params.out = state->arrays;
-  launch_route(params, on);
+  launch_normal_route(params, on);
   group_.end(launch, on);
 
   const auto view = [&](const void* array, DataType dtype,
@@ -272,16 +270,16 @@ std::shared_ptr<CudaHandle> CudaBackend::make_handle(const detail::DispatchCall&
   return handle;
 }
 
-void CudaBackend::number_lanes(const CudaRouting& routing, cudaStream_t on) const {
-  if (routing.lanes_numbered_by == &state_ || routing.tokens == 0) return;
-  launch_number_lanes({.topk_idx = routing.arrays.topk_idx,
-                       .ordinals = routing.arrays.ordinals,
-                       .tokens = static_cast<std::int32_t>(routing.tokens),
-                       .top_k = state_.shape.top_k,
-                       .experts = state_.shape.experts},
-                      on);
+void CudaBackend::number_topk_slots(const CudaRouting& routing, cudaStream_t on) const {
+  if (routing.topk_slots_numbered_by == &state_ || routing.tokens == 0) return;
+  launch_normal_number_topk_slots({.topk_idx = routing.arrays.topk_idx,
+                                   .expert_row_indices = routing.arrays.expert_row_indices,
+                                   .tokens = static_cast<std::int32_t>(routing.tokens),
+                                   .top_k = state_.shape.top_k,
+                                   .experts = state_.shape.experts},
+                                  on);
   // A captured launch has not run, and a replay of the graph may come with another routing.
-  if (!group_.capturing(on)) routing.lanes_numbered_by = &state_;
+  if (!group_.capturing(on)) routing.topk_slots_numbered_by = &state_;
 }
 
 Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
@@ -327,7 +325,7 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   };
   if (group_.capturing(on)) require_room();
 
-  DispatchParams params{};
+  NormalDispatch params{};
   params.group = group_.device;
   params.x = static_cast<const std::byte*>(call.x.data);
   params.row_bytes = static_cast<std::uint32_t>(call.row_bytes());
@@ -352,7 +350,7 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   params.dtype = static_cast<std::uint32_t>(call.x.dtype);
   params.sizes = waits ? static_cast<SizesMessage*>(sizes_memory_.get()) : nullptr;
   params.sequence = ++sequence_;
-  const Plan plan = plan_dispatch(
+  const NormalPlan plan = plan_dispatch(
       sms(launch), params.row_bytes, static_cast<std::uint32_t>(call.scale_bytes()), limits_,
       tuning_of(state_.world->settings().ep_tuning, "dispatch"), table_bytes);
   params.table_offset = plan.table_offset;
@@ -361,8 +359,8 @@ Dispatched CudaBackend::dispatch(const detail::DispatchCall& call) {
   params.warps = static_cast<std::uint32_t>(plan.warps);
   ++state_.epoch;
   state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
-  if (expert_major) number_lanes(routing, on);
-  launch_dispatch(params, plan, on);
+  if (expert_major) number_topk_slots(routing, on);
+  launch_normal_dispatch(params, plan, on);
   if (call.options.copy_out) {  // copies are part of the call
     group_.end_first();
     group_.record(on);
@@ -514,7 +512,7 @@ std::uint64_t CudaBackend::reachable(const TensorView& data, std::size_t staging
 }
 
 /// As reachable, or in a buffer that this PE shares.
-void CudaBackend::locate_answers(const TensorView& y, CombineParams& params, cudaStream_t on) {
+void CudaBackend::locate_answers(const TensorView& y, NormalCombine& params, cudaStream_t on) {
   shares_.refresh();  // for what other members share
   params.shares = shares_.entries();
   if (y.bytes() > 0 && !state_.world->heap().contains(y.data, extent_of(y))) {
@@ -538,7 +536,7 @@ Combined CudaBackend::combine(const TensorView& y, const HandleState& state,
       "combine: a captured stream needs CombineOptions.out, and cannot combine weights: the memory of results must "
       "outlive the graph");
 
-  CombineParams params{};
+  NormalCombine params{};
   params.group = group_.device;
   locate_answers(y, params, on);
   params.y_weights = kNoRoom;
@@ -556,7 +554,7 @@ Combined CudaBackend::combine(const TensorView& y, const HandleState& state,
       params.expert_major != 0 ? shape.top_k : std::min(shape.top_k, shape.ranks);
   params.copies = routing.arrays.copies;
   params.topk_idx = routing.arrays.topk_idx;
-  params.ordinals = routing.arrays.ordinals;
+  params.expert_row_indices = routing.arrays.expert_row_indices;
   params.handle = handle.arrays;
   for (std::size_t b = 0; b < options.bias.size(); ++b)
     params.bias[b] = static_cast<const std::byte*>(options.bias[b].data);
@@ -574,7 +572,7 @@ Combined CudaBackend::combine(const TensorView& y, const HandleState& state,
     params.out_weights = combined.topk_weights.as<float>();
   }
   params.dtype = static_cast<std::uint32_t>(y.dtype);
-  const Plan plan =
+  const NormalPlan plan =
       plan_combine(sms(options.launch), params.row_bytes, params.tokens, params.copies_per_token,
                    limits_, tuning_of(state_.world->settings().ep_tuning, "combine"));
   params.chunk_bytes = plan.stage_bytes;
@@ -583,7 +581,7 @@ Combined CudaBackend::combine(const TensorView& y, const HandleState& state,
   params.segment_chunks = plan.segment_chunks;
   ++state_.epoch;
   state_.world->set_progress(shoal::detail::Activity::combine, state_.epoch, "queued");
-  launch_combine(params, plan, on);
+  launch_normal_combine(params, plan, on);
   group_.end(options.launch, on);
   ++state_.statistics.combines;
   return combined;

@@ -20,7 +20,7 @@ void check(cudaError_t status, const char* what) {
 
 // Memory and streams.
 
-Resources::Resources(const memory::Device& gpu)
+GroupResources::GroupResources(const memory::Device& gpu)
     : taken_stream(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::highest)),
       stream(taken_stream.get()) {
   cudaMemPoolProps properties{};
@@ -32,12 +32,12 @@ Resources::Resources(const memory::Device& gpu)
         "memory pool of an ep::Group");
 }
 
-Resources::~Resources() {
+GroupResources::~GroupResources() {
   (void)cudaMemPoolDestroy(pool);
 }
 
-std::shared_ptr<void> Resources::allocate(std::size_t bytes, cudaStream_t on,
-                                          const std::shared_ptr<Resources>& self) const {
+std::shared_ptr<void> GroupResources::allocate(std::size_t bytes, cudaStream_t on,
+                                               const std::shared_ptr<GroupResources>& self) const {
   void* memory = nullptr;
   check(cudaMallocFromPoolAsync(&memory, std::max<std::size_t>(bytes, 16), pool, on),
         "memory of an ep::Group");
@@ -45,13 +45,13 @@ std::shared_ptr<void> Resources::allocate(std::size_t bytes, cudaStream_t on,
 }
 
 struct BlockPool::Blocks {
-  explicit Blocks(std::shared_ptr<Resources> owner) : resources(std::move(owner)) {}
-  std::shared_ptr<Resources> resources;
+  explicit Blocks(std::shared_ptr<GroupResources> owner) : resources(std::move(owner)) {}
+  std::shared_ptr<GroupResources> resources;
   std::mutex mutex;
   std::vector<std::shared_ptr<void>> free;
 };
 
-BlockPool::BlockPool(std::size_t bytes, std::shared_ptr<Resources> resources)
+BlockPool::BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resources)
     : bytes_(bytes), blocks_(std::make_shared<Blocks>(std::move(resources))) {}
 
 void BlockPool::reserve(std::size_t blocks) {
@@ -126,19 +126,19 @@ const char* name_of(Phase phase) {
   switch (phase) {
     case Phase::none:
       return "route";
-    case Phase::notify:
+    case Phase::dispatch_notify:
       return "notify";
-    case Phase::receive:
-    case Phase::slots:
-    case Phase::answer_rows:
+    case Phase::dispatch_receive:
+    case Phase::low_latency_dispatch_receive:
+    case Phase::low_latency_combine_receive:
       return "receive";
-    case Phase::answers:
+    case Phase::combine_notify:
       return "notify";
-    case Phase::fetched:
+    case Phase::combine_finish:
       return "finish";
-    case Phase::slot_grant:
-    case Phase::answer_grant:
-    case Phase::weights:
+    case Phase::low_latency_dispatch_grant:
+    case Phase::low_latency_combine_grant:
+    case Phase::low_latency_combine_weights:
       return "send";
   }
   return "unknown";
@@ -148,37 +148,37 @@ const char* wanted(Phase phase) {
   switch (phase) {
     case Phase::none:
       return "nothing";
-    case Phase::notify:
+    case Phase::dispatch_notify:
       return "its counts";
-    case Phase::receive:
-    case Phase::slots:
+    case Phase::dispatch_receive:
+    case Phase::low_latency_dispatch_receive:
       return "rows";
-    case Phase::answers:
-    case Phase::answer_rows:
+    case Phase::combine_notify:
+    case Phase::low_latency_combine_receive:
       return "its answers";
-    case Phase::fetched:
+    case Phase::combine_finish:
       return "word that it has fetched its rows";
-    case Phase::slot_grant:
-    case Phase::answer_grant:
+    case Phase::low_latency_dispatch_grant:
+    case Phase::low_latency_combine_grant:
       return "word that it has read its rows";
-    case Phase::weights:
+    case Phase::low_latency_combine_weights:
       return "its weights";
   }
   return "unknown";
 }
 
-const char* operation_of(const Report& report) {
+const char* operation_of(const FaultReport& report) {
   switch (report.phase) {
     case Phase::none:
       return "route";
-    case Phase::notify:
-    case Phase::receive:
+    case Phase::dispatch_notify:
+    case Phase::dispatch_receive:
       return "dispatch";
-    case Phase::answers:
-    case Phase::fetched:
+    case Phase::combine_notify:
+    case Phase::combine_finish:
       return "combine";
-    case Phase::slot_grant:
-    case Phase::slots:
+    case Phase::low_latency_dispatch_grant:
+    case Phase::low_latency_dispatch_receive:
       return "low_latency_dispatch";
     default:
       return "low_latency_combine";
@@ -194,14 +194,14 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
   require(state.shape.ranks <= kMaxDeviceRanks, Code::unsupported,
           "an ep::Group on GPUs has at most {} members; this team has {}", kMaxDeviceRanks,
           state.shape.ranks);
-  resources = std::make_shared<Resources>(gpu);
+  resources = std::make_shared<GroupResources>(gpu);
   stream = resources->stream;
   last_stream = stream;
   check(cudaEventCreateWithFlags(&between_, cudaEventDisableTiming), "event of an ep::Group");
-  report_memory = take_pinned(sizeof(Report));
-  report = static_cast<Report*>(report_memory.get());
-  device_memory = resources->allocate(sizeof(Memory), stream, resources);
-  device.memory = static_cast<Memory*>(device_memory.get());
+  report_memory = take_pinned(sizeof(FaultReport));
+  report = static_cast<FaultReport*>(report_memory.get());
+  device_memory = resources->allocate(sizeof(GroupMemory), stream, resources);
+  device.memory = static_cast<GroupMemory*>(device_memory.get());
 }
 
 CudaGroup::~CudaGroup() {
@@ -235,13 +235,13 @@ void CudaGroup::open() {
   check(cudaMemsetAsync(state.block + device.layout.normal_end, 0xff,
                         device.layout.total - device.layout.normal_end, stream),
         "slots of an ep::Group");
-  check(cudaMemsetAsync(device.memory, 0, sizeof(Memory), stream), "memory of an ep::Group");
+  check(cudaMemsetAsync(device.memory, 0, sizeof(GroupMemory), stream), "memory of an ep::Group");
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
   const auto& mine = state.world->cuda()->description().uuid;
   const auto all = state.world->exchange(state.team.state(), mine.data(), mine.size(), "ep group");
-  members_on_gpu = 0;
+  ranks_on_gpu = 0;
   for (std::size_t at = 0; at < all.size(); at += mine.size())
-    members_on_gpu += std::memcmp(all.data() + at, mine.data(), mine.size()) == 0 ? 1 : 0;
+    ranks_on_gpu += std::memcmp(all.data() + at, mine.data(), mine.size()) == 0 ? 1 : 0;
 }
 
 cudaStream_t CudaGroup::begin(const Launch& launch) {
@@ -291,26 +291,26 @@ void CudaGroup::throw_failed() {
 void CudaGroup::throw_reported() {
   const auto fault = static_cast<Fault>(report->fault);
   if (fault == Fault::none) return;
-  const Pe member = state.team.world_pe(report->member);
+  const Pe pe = state.team.world_pe(report->rank);
   const Pe my_pe = state.team.world_pe(state.me);
   const std::uint64_t epoch = report->epoch;
   const auto waited = [&] {
     return fmt::format(
         "on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}", my_pe,
-        state.world->n_pes(), wanted(report->phase), member, epoch,
+        state.world->n_pes(), wanted(report->phase), pe, epoch,
         static_cast<std::uint64_t>(report->seen), name_of(report->phase));
   };
   switch (fault) {
     case Fault::timeout:
       state.failure = fmt::format(
           "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", operation_of(*report), epoch,
-          state.timeout.count(), waited(), state.world->describe_progress(member),
+          state.timeout.count(), waited(), state.world->describe_progress(pe),
           state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
       throw Error(Code::timeout, state.failure);
     case Fault::peer_failed:
       state.failure =
           fmt::format("{} (epoch {}) failed {}; PE {} gave this group up: its own message says why",
-                      operation_of(*report), epoch, waited(), member);
+                      operation_of(*report), epoch, waited(), pe);
       throw Error(Code::peer_failed, state.failure);
     default:
       break;
@@ -324,7 +324,7 @@ void CudaGroup::throw_reported() {
           Code::mismatch,
           "members of the group call different operations: PE {} and PE {} differ in operation, dtype, scales, weights "
           "or handle ({}, epoch {})",
-          state.team.world_pe(0), member, operation_of(*report), epoch);
+          state.team.world_pe(0), pe, operation_of(*report), epoch);
     case Fault::no_dispatch:
       fail(
           Code::invalid_argument,
@@ -335,11 +335,11 @@ void CudaGroup::throw_reported() {
           Code::exhausted,
           "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
           "results that are still held. Release them, or raise GroupOptions.live_results (now {})",
-          member, state.shape.max_received(), device.layout.arena_bytes, state.shape.live_results);
+          pe, state.shape.max_received(), device.layout.arena_bytes, state.shape.live_results);
     case Fault::too_many_rows:
       fail(Code::exhausted,
-           "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}",
-           member, allowed, value);
+           "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe,
+           allowed, value);
     case Fault::too_many_expert_major:
       fail(
           Code::exhausted,
@@ -347,7 +347,7 @@ void CudaGroup::throw_reported() {
           "its result has room for {} (DispatchOptions.worst_case_rows; where that is 0, what GroupOptions.max_tokens, "
           "now {}, leaves in a result). Raise it; with worst_case_rows a result may also take the room of others "
           "(live_results, now {})",
-          member, value, allowed, state.shape.max_tokens, state.shape.live_results);
+          pe, value, allowed, state.shape.max_tokens, state.shape.live_results);
     case Fault::bad_index:
       fail(Code::invalid_argument,
            "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as -1",
@@ -367,8 +367,8 @@ std::optional<std::int32_t> CudaGroup::ask_failed_member() {
                           cudaMemcpyDeviceToHost, stream),
         "whether members have failed");
   check(cudaStreamSynchronize(stream), "whether members have failed");
-  for (std::int32_t member = 0; member < state.shape.ranks; ++member)
-    if (member != state.me && failed[static_cast<std::size_t>(member)] != 0) return member;
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank)
+    if (rank != state.me && failed[static_cast<std::size_t>(rank)] != 0) return rank;
   return std::nullopt;
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ep/cuda/device/device.cuh"
+#include "ep/cuda/device/faults.cuh"
 #include "ep/state.hpp"
 
 namespace shoal::ep::cuda {
@@ -26,17 +26,17 @@ void check(cudaError_t status, const char* what);
 ///
 /// The pool is the group's own because its memory is used on the streams of calls, which are
 /// ordered one behind the other (CudaGroup::begin), whatever stream it is freed on.
-struct Resources {
+struct GroupResources {
   std::shared_ptr<CUstream_st> taken_stream;
   cudaStream_t stream;  ///< the same
   cudaMemPool_t pool = nullptr;
-  explicit Resources(const memory::Device& gpu);
-  ~Resources();
-  Resources(const Resources&) = delete;
-  Resources& operator=(const Resources&) = delete;
+  explicit GroupResources(const memory::Device& gpu);
+  ~GroupResources();
+  GroupResources(const GroupResources&) = delete;
+  GroupResources& operator=(const GroupResources&) = delete;
 
   std::shared_ptr<void> allocate(std::size_t bytes, cudaStream_t on,
-                                 const std::shared_ptr<Resources>& self) const;
+                                 const std::shared_ptr<GroupResources>& self) const;
 };
 
 /// Equal blocks of device memory for the small arrays of routings and handles. A block returns with
@@ -44,7 +44,7 @@ struct Resources {
 /// (shoal/ep/group.hpp, Launch).
 class BlockPool {
  public:
-  BlockPool(std::size_t bytes, std::shared_ptr<Resources> resources);
+  BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resources);
   /// Allocates where no block is free: not while a stream is captured, before which reserve is
   /// called.
   std::shared_ptr<void> take();
@@ -70,10 +70,10 @@ struct CudaGroup {
   DeviceGroup device{};  ///< complete once the group has its memory (open)
   cudaStream_t stream = nullptr;
   std::shared_ptr<void> report_memory, device_memory;
-  Report* report = nullptr;  ///< host memory
+  FaultReport* report = nullptr;  ///< host memory
   int multiprocessors = 0;
-  int members_on_gpu = 1;  ///< of the group, this one included: they share its SMs
-  std::shared_ptr<Resources> resources;
+  int ranks_on_gpu = 1;  ///< of the group, this one included: they share its SMs
+  std::shared_ptr<GroupResources> resources;
   cudaStream_t last_stream = nullptr;  ///< of the last call: calls of a group run one after another
 
   /// Makes the GPU current on this thread, and the stream of a call wait for Launch::after. To be

@@ -27,13 +27,13 @@ ShareTable::ShareTable(const detail::GroupState& state)
 void ShareTable::refresh() {
   const std::uint64_t version = ranges_.version();
   if (version == version_) return;
-  for (std::int32_t member = 0; member < state_.shape.ranks; ++member) {
+  for (std::int32_t rank = 0; rank < state_.shape.ranks; ++rank) {
     std::array<SharedRange, kShareSlots> wanted{};
-    for (const auto& range : ranges_.of(state_.team.world_pe(member)))
+    for (const auto& range : ranges_.of(state_.team.world_pe(rank)))
       if (SharedRange& entry = wanted[range.id % kShareSlots]; entry.id == 0)
         entry = {range.id, range.base};
     for (std::uint32_t slot = 0; slot < kShareSlots; ++slot)
-      set(entries_[member * kShareSlots + slot], wanted[slot]);
+      set(entries_[rank * kShareSlots + slot], wanted[slot]);
   }
   version_ = version;
 }

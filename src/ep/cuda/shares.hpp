@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "ep/cuda/normal/normal.cuh"
+#include "ep/cuda/normal/kernels.cuh"
 #include "ep/state.hpp"
 #include "world/memory/shared_buffers.hpp"
 

@@ -57,18 +57,18 @@ struct ResultLayout {
   }
 };
 
-struct DeviceHandle : detail::LowLatencyHandleState {
+struct CudaLowLatencyHandle : detail::LowLatencyHandleState {
   std::shared_ptr<void> block;
   HandleView view{};
   std::uint64_t serial = 0;
 };
 
-struct DevicePendingDispatch : detail::PendingDispatchState {
+struct CudaPendingDispatch : detail::PendingDispatchState {
   std::optional<LowLatencyReceived>
       received_already;  ///< where the receive was queued with the send
 };
 
-struct DevicePendingCombine : detail::PendingCombineState {
+struct CudaPendingCombine : detail::PendingCombineState {
   std::optional<Tensor> received_already;  ///< likewise
   std::shared_ptr<void> block;
   PendingView view{};
@@ -84,7 +84,7 @@ AnswerForm form_of(const LowLatencyCombineOptions& options) {
 
 /// Blocks of memory of one size whose contents stay where they are for the life of the group, two
 /// by parity.
-using Halves = std::array<std::shared_ptr<void>, 2>;
+using ResultHalves = std::array<std::shared_ptr<void>, 2>;
 
 }  // namespace
 
@@ -94,32 +94,32 @@ struct LowLatency::Parts {
         handles(handle_bytes, owner.resources),
         pendings(pending_bytes, owner.resources),
         probe_memory(take_pinned(sizeof(std::uint64_t))),
-        probe_answer(static_cast<volatile std::uint64_t*>(probe_memory.get())) {}
+        probe_reply(static_cast<volatile std::uint64_t*>(probe_memory.get())) {}
 
   CudaGroup& group;
   BlockPool handles, pendings;
-  Halves results, float8_results, combine_buffers;
+  ResultHalves results, float8_results, combine_buffers;
   std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, combines of even and of odd number
-  Machine machine{};
+  LowLatencyLimits limits{};
   std::uint64_t serial = 0;
   std::uint64_t dispatches_received = 0, combines_received = 0;  ///< receives that are queued
   std::vector<int> masked;  ///< by set_mask, or found in the report and told
 
   std::shared_ptr<CUstream_st> probe_stream;  ///< waits for no call
   std::shared_ptr<void> probe_memory;
-  volatile std::uint64_t* probe_answer;
+  volatile std::uint64_t* probe_reply;
   std::uint64_t probes = 0;
 
   const Shape& shape() const { return group.state.shape; }
 
-  Sizes sizes() const {
+  LowLatencySizes sizes() const {
     return {static_cast<std::int32_t>(shape().hidden),
             static_cast<std::int32_t>(shape().low_latency_max_tokens)};
   }
 
   /// The bound of a call's blocks.
-  Machine machine_for(const Launch& launch) const {
-    Machine bounded = machine;
+  LowLatencyLimits limits_for(const Launch& launch) const {
+    LowLatencyLimits bounded = limits;
     if (launch.sms > 0)
       bounded.most_blocks =
           bounded.most_blocks > 0 ? std::min(bounded.most_blocks, launch.sms) : launch.sms;
@@ -129,7 +129,7 @@ struct LowLatency::Parts {
   /// Memory that lives as long as the group, because captured graphs know its address. Makes both
   /// halves at once, so that a capture after one call of a kind needs none.
   template <typename Captured>
-  void make(Halves& halves, std::size_t bytes, const char* what, Captured&& captured) {
+  void make(ResultHalves& halves, std::size_t bytes, const char* what, Captured&& captured) {
     if (halves[0] != nullptr) return;
     require_no_capture(what, captured());
     for (auto& half : halves) half = allocate(bytes, what);
@@ -187,8 +187,8 @@ struct LowLatency::Parts {
     longest_wait = std::move(memory);
     // Members that share a GPU leave each other room; of each, a second call may be there that has
     // not begun.
-    if (group.members_on_gpu > 1)
-      machine.most_blocks = std::max(1, machine.multiprocessors / (2 * group.members_on_gpu));
+    if (group.ranks_on_gpu > 1)
+      limits.most_blocks = std::max(1, limits.multiprocessors / (2 * group.ranks_on_gpu));
   }
 
   /// Memory for the sums of a combine.
@@ -215,40 +215,39 @@ struct LowLatency::Parts {
 
   /// Tells of the members that kernels have masked.
   void note_masked() {
-    for (std::size_t member = 0; group.device.mask_failed != 0 && member < masked.size();
-         ++member) {
-      if (masked[member] != 0 || group.report->masked[member] == 0) continue;
-      masked[member] = 1;
+    for (std::size_t rank = 0; group.device.mask_failed != 0 && rank < masked.size(); ++rank) {
+      if (masked[rank] != 0 || group.report->masked[rank] == 0) continue;
+      masked[rank] = 1;
       const GroupState& state = group.state;
       log::warn(
           "low-latency mode on PE {}: PE {} did not come within {} ms (longer where it waited for another), or has "
           "left this PE out; it is masked from now on",
-          state.team.world_pe(state.me), state.team.world_pe(static_cast<Pe>(member)),
+          state.team.world_pe(state.me), state.team.world_pe(static_cast<Pe>(rank)),
           state.timeout.count());
     }
   }
 
   void load_kernels() const {
-    load_slots_send();
-    load_slots_receive();
-    load_answers_send(machine);
-    load_answers_receive();
-    load_probe();
+    load_low_latency_dispatch_send();
+    load_low_latency_dispatch_receive();
+    load_low_latency_combine_send(limits);
+    load_low_latency_combine_receive();
+    load_low_latency_probe();
   }
 
   /// Whether what `probe` asks for is there. The kernel that looks runs beside whatever the GPU
   /// does; where it does not get to run within a millisecond the answer is no.
-  bool ask(Probe probe) {
+  bool ask(LowLatencyProbe probe) {
     probe.group = group.device;
     probe.sizes = sizes();
-    probe.answer = probe_answer;
+    probe.reply = probe_reply;
     probe.sequence = ++probes;
-    launch_probe(probe, probe_stream.get());
+    launch_low_latency_probe(probe, probe_stream.get());
     check(cudaGetLastError(), "ready");
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
-    while (*probe_answer / 2 != probe.sequence)
+    while (*probe_reply / 2 != probe.sequence)
       if (std::chrono::steady_clock::now() > deadline) return false;
-    return *probe_answer % 2 != 0;
+    return *probe_reply % 2 != 0;
   }
 };
 
@@ -272,22 +271,22 @@ LowLatency::LowLatency(CudaGroup& group) : group_(group) {
       kMaxLowLatencyRows, shape.local_experts * shape.low_latency_rows());
   const detail::DeviceLayout layout(shape);
   require(
-      2 * shape.low_latency_max_tokens * layout.token_answers *
-              (layout.answer_bytes / sizeof(uint4)) <
-          kMaxAnswerChunks,
+      2 * shape.low_latency_max_tokens * layout.token_combine_rows *
+              (layout.combine_row_bytes / sizeof(uint4)) <
+          kMaxCombineRowChunks,
       Code::unsupported,
       "low-latency mode on GPUs has at most 64 GiB of answers; low_latency_max_tokens ({}) tokens with {} answers "
       "of {} bytes, twice, are more",
-      shape.low_latency_max_tokens, layout.token_answers, layout.answer_bytes);
+      shape.low_latency_max_tokens, layout.token_combine_rows, layout.combine_row_bytes);
   require(shape.hidden < std::int64_t{1} << 30, Code::unsupported,
           "GroupOptions.hidden is {}; on GPUs at most 2^30 - 1", shape.hidden);
   const memory::Device& gpu = *group.state.world->cuda();
   int shared_bytes = 0;
   check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.device),
         "shared memory");
-  parts_->machine.multiprocessors = gpu.multiprocessors;
-  parts_->machine.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
-  parts_->machine.dependent_launch = gpu.compute_capability >= 90;
+  parts_->limits.multiprocessors = gpu.multiprocessors;
+  parts_->limits.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
+  parts_->limits.dependent_launch = gpu.compute_capability >= 90;
   parts_->masked.assign(shape.ranks, 0);
   parts_->probe_stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
   // The driver may wait for all kernels on this GPU when it loads one, those of other PEs that wait
@@ -324,7 +323,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   parts_->result(epoch, options.quantize,
                  on);  // memory first: nothing has been sent when there is none
 
-  auto handle = std::make_shared<DeviceHandle>();
+  auto handle = std::make_shared<CudaLowLatencyHandle>();
   handle->group = state.weak_from_this();
   handle->epoch = epoch;
   auto routing = std::make_shared<detail::RoutingState>();
@@ -336,7 +335,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   handle->serial = ++parts_->serial;
   handle->has_weights = options.weights.defined();
 
-  SlotsSend call{};
+  LowLatencyDispatchSend call{};
   call.group = group_.device;
   call.sizes = parts_->sizes();
   call.x = x.as<std::uint16_t>();
@@ -349,11 +348,11 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   call.handle = handle->view;
   call.serial = handle->serial;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
-  launch_slots_send(call, parts_->machine_for(options.launch), on);
+  launch_low_latency_dispatch_send(call, parts_->limits_for(options.launch), on);
   options.defer_receive ? group_.end(options.launch, on) : group_.end_first();
   state.low_latency_dispatch_epoch = epoch;
 
-  auto pending = std::make_shared<DevicePendingDispatch>();
+  auto pending = std::make_shared<CudaPendingDispatch>();
   pending->group = state.shared_from_this();
   pending->handle = std::move(handle);
   pending->options = options;
@@ -362,19 +361,19 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
 }
 
 bool LowLatency::ready(const detail::PendingDispatchState& pending) {
-  if (static_cast<const DevicePendingDispatch&>(pending).received_already) return true;
-  const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
+  if (static_cast<const CudaPendingDispatch&>(pending).received_already) return true;
+  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*pending.handle);
   group_.state.world->cuda()->activate();
   group_.throw_failed();
   if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
-  Probe probe{};
+  LowLatencyProbe probe{};
   probe.handle = handle.view;
   probe.serial = handle.serial;
   return parts_->ask(probe);
 }
 
 LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
-  auto& pending = static_cast<DevicePendingDispatch&>(base);
+  auto& pending = static_cast<CudaPendingDispatch&>(base);
   return pending.received_already ? std::move(*pending.received_already)
                                   : queue_receive(pending, false);
 }
@@ -383,7 +382,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
                                              bool behind_send) {
   GroupState& state = group_.state;
   const Shape& shape = state.shape;
-  const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
+  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*pending.handle);
   const LowLatencyDispatchOptions& options = pending.options;
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
@@ -410,7 +409,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   }
   received.handle = LowLatencyHandle(pending.handle);
 
-  SlotsReceive call{};
+  LowLatencyDispatchReceive call{};
   call.group = group_.device;
   call.sizes = parts_->sizes();
   call.quantize = static_cast<std::uint32_t>(options.quantize);
@@ -426,11 +425,10 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.longest_wait = parts_->waits_of_dispatch();
   call.handle = handle.view;
   call.grants = behind_send ? 0 : 1;
-  call.chained =
-      behind_send && parts_->machine.dependent_launch && group_.members_on_gpu == 1 ? 1 : 0;
+  call.chained = behind_send && parts_->limits.dependent_launch && group_.ranks_on_gpu == 1 ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch,
                             "receive queued");
-  launch_slots_receive(call, parts_->machine_for(launch), on);
+  launch_low_latency_dispatch_receive(call, parts_->limits_for(launch), on);
   ++parts_->dispatches_received;
   group_.end(launch, on);
   return received;
@@ -441,7 +439,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
     const std::shared_ptr<const detail::LowLatencyHandleState>& base,
     const LowLatencyCombineOptions& options) {
   GroupState& state = group_.state;
-  const auto& handle = static_cast<const DeviceHandle&>(*base);
+  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*base);
   const AnswerForm form = form_of(options);
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
@@ -460,13 +458,13 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
     const std::size_t needed =
         log_fmt_shared_bytes(group_.device, static_cast<std::int32_t>(state.shape.hidden));
     require(
-        needed + kLogfmtStaticBytes <= parts_->machine.shared_bytes, Code::unsupported,
+        needed + kLogfmtStaticBytes <= parts_->limits.shared_bytes, Code::unsupported,
         "low_latency_combine: log_fmt puts rows together in {} bytes of shared memory, of which this GPU has {}; "
         "GroupOptions.hidden is {}",
-        needed, parts_->machine.shared_bytes - kLogfmtStaticBytes, state.shape.hidden);
+        needed, parts_->limits.shared_bytes - kLogfmtStaticBytes, state.shape.hidden);
   }
 
-  auto pending = std::make_shared<DevicePendingCombine>();
+  auto pending = std::make_shared<CudaPendingCombine>();
   pending->group = state.shared_from_this();
   pending->handle = base;
   pending->options = options;
@@ -477,7 +475,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   pending->out = options.out.defined() ? Tensor(options.out, nullptr)
                                        : parts_->combined(handle.routing->tokens);
 
-  AnswersSend call{};
+  LowLatencyCombineSend call{};
   call.group = group_.device;
   call.sizes = parts_->sizes();
   call.y = y.as<std::uint16_t>();
@@ -498,7 +496,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.serial = pending->serial;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch,
                             "send queued");
-  launch_answers_send(call, parts_->machine_for(options.launch), on);
+  launch_low_latency_combine_send(call, parts_->limits_for(options.launch), on);
   options.defer_receive ? group_.end(options.launch, on) : group_.end_first();
   state.low_latency_combine_epoch = pending->epoch;
   if (!options.defer_receive) pending->received_already = queue_receive(*pending, true);
@@ -506,13 +504,13 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
 }
 
 bool LowLatency::ready(const detail::PendingCombineState& base) {
-  const auto& pending = static_cast<const DevicePendingCombine&>(base);
+  const auto& pending = static_cast<const CudaPendingCombine&>(base);
   if (pending.received_already) return true;
-  const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
+  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*pending.handle);
   group_.state.world->cuda()->activate();
   group_.throw_failed();
   if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
-  Probe probe{};
+  LowLatencyProbe probe{};
   probe.handle = handle.view;
   probe.pending = pending.view;
   probe.serial = pending.serial;
@@ -522,20 +520,20 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
 }
 
 Tensor LowLatency::receive(detail::PendingCombineState& base) {
-  auto& pending = static_cast<DevicePendingCombine&>(base);
+  auto& pending = static_cast<CudaPendingCombine&>(base);
   return pending.received_already ? std::move(*pending.received_already)
                                   : queue_receive(pending, false);
 }
 
 Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_send) {
   GroupState& state = group_.state;
-  auto& pending = static_cast<DevicePendingCombine&>(base);
-  const auto& handle = static_cast<const DeviceHandle&>(*pending.handle);
+  auto& pending = static_cast<CudaPendingCombine&>(base);
+  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*pending.handle);
   const LowLatencyCombineOptions& options = pending.options;
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
-  AnswersReceive call{};
+  LowLatencyCombineReceive call{};
   call.group = group_.device;
   call.sizes = parts_->sizes();
   call.out = pending.out.as<std::uint16_t>();
@@ -551,13 +549,13 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   // Other forms read what the send keeps for them, statistics how long it waited for weights.
   const bool reads_of_send =
       call.form != AnswerForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
-  call.chained = behind_send && !reads_of_send && parts_->machine.dependent_launch &&
-                         group_.members_on_gpu == 1
-                     ? 1
-                     : 0;
+  call.chained =
+      behind_send && !reads_of_send && parts_->limits.dependent_launch && group_.ranks_on_gpu == 1
+          ? 1
+          : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch,
                             "receive queued");
-  launch_answers_receive(call, parts_->machine_for(launch), on);
+  launch_low_latency_combine_receive(call, parts_->limits_for(launch), on);
   ++parts_->combines_received;
   group_.end(launch, on);
   return std::move(pending.out);
@@ -588,20 +586,20 @@ std::vector<int> LowLatency::masked() {
 }
 
 /// Behind what is queued on the group's stream, and before any later call.
-void LowLatency::set_mask(std::int32_t member, bool masked) {
+void LowLatency::set_mask(std::int32_t rank, bool masked) {
   cudaStream_t on = group_.begin({});
-  parts_->masked[member] = masked ? 1 : 0;
+  parts_->masked[rank] = masked ? 1 : 0;
   // Any value but 0 masks.
-  check(cudaMemsetAsync(&group_.device.memory->masked[member], masked ? 1 : 0,
-                        sizeof(std::uint32_t), on),
+  check(cudaMemsetAsync(&group_.device.memory->masked[rank], masked ? 1 : 0, sizeof(std::uint32_t),
+                        on),
         "set_mask");
   check(cudaStreamSynchronize(on), "set_mask");
-  group_.report->masked[member] = masked ? 1 : 0;
+  group_.report->masked[rank] = masked ? 1 : 0;
 }
 
 void LowLatency::clear_masks() {
-  for (std::int32_t member = 0; member < group_.state.shape.ranks; ++member)
-    if (masked()[member] != 0) set_mask(member, false);
+  for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank)
+    if (masked()[rank] != 0) set_mask(rank, false);
 }
 
 }  // namespace shoal::ep::cuda

@@ -36,7 +36,7 @@ class LowLatency {
   TensorView next_combine_buffer();
 
   std::vector<int> masked();
-  void set_mask(std::int32_t member, bool masked);
+  void set_mask(std::int32_t rank, bool masked);
   void clear_masks();
 
   /// Loads the kernels, and allocates what the first calls would.

@@ -68,11 +68,11 @@ std::size_t PinnedBlock::pin(const std::byte* host) {
   return first + size - at;
 }
 
-void PinnedBlock::copy(Rows target, Rows source, std::size_t bytes, std::size_t count,
+void PinnedBlock::copy(StridedRows target, StridedRows source, std::size_t bytes, std::size_t count,
                        cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0 || count == 0) return;
   if (target.pitch == bytes && source.pitch == bytes) bytes *= std::exchange(count, 1);
-  const Rows host = kind == cudaMemcpyDeviceToHost ? target : source;
+  const StridedRows host = kind == cudaMemcpyDeviceToHost ? target : source;
   const bool inside = host.start >= start_ && host.start < start_ + bytes_;
   const auto start = [&](std::size_t row, std::size_t byte, std::size_t width, std::size_t rows) {
     std::byte* const to = target.start + row * target.pitch + byte;

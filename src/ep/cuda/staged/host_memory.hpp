@@ -32,7 +32,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
 };
 
 /// Where the first of several rows of equal length starts, and how far apart they are.
-struct Rows {
+struct StridedRows {
   std::byte* start;
   std::size_t pitch;
 };
@@ -49,8 +49,8 @@ class PinnedBlock {
 
   /// Starts the copy of `count` rows of `bytes` bytes on a stream. The host's side may also lie
   /// outside the block.
-  void copy(Rows target, Rows source, std::size_t bytes, std::size_t count, cudaMemcpyKind kind,
-            cudaStream_t stream);
+  void copy(StridedRows target, StridedRows source, std::size_t bytes, std::size_t count,
+            cudaMemcpyKind kind, cudaStream_t stream);
   /// To be called before the memory is given back, when no copy is under way. What is copied later
   /// is pinned anew.
   void unpin() noexcept;

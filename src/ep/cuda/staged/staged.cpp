@@ -25,18 +25,18 @@ using detail::HandleState;
 using detail::PendingCombineState;
 using detail::PendingDispatchState;
 
-struct StagedDispatch final : PendingDispatchState {
+struct StagedPendingDispatch final : PendingDispatchState {
   std::shared_ptr<PendingDispatchState> host;
   Tensor expert_counts, wait_ns;  // the host's part of LowLatencyDispatchOptions
 };
-struct StagedCombine final : PendingCombineState {
+struct StagedPendingCombine final : PendingCombineState {
   std::shared_ptr<PendingCombineState> host;
   Tensor sums, wait_ns;
 };
 
 /// What the copies of a group's calls use.
 struct Staging {
-  std::shared_ptr<Resources> gpu;
+  std::shared_ptr<GroupResources> gpu;
   std::shared_ptr<PinnedPool> pool;
   std::optional<PinnedBlock> block;  ///< once the group has its memory
 };
@@ -49,9 +49,9 @@ struct ResultArrays {
 };
 
 /// One call: its stream, what it copies, and its events.
-class Call {
+class StagedCall {
  public:
-  Call(const GroupState& group, Staging& staging, const Launch& launch)
+  StagedCall(const GroupState& group, Staging& staging, const Launch& launch)
       : group_(group),
         staging_(staging),
         launch_(launch),
@@ -90,7 +90,8 @@ class Call {
     return from.rank == 1 ? on_host(from.dtype, {from.shape[0]})
                           : on_host(from.dtype, {from.shape[0], from.shape[1]});
   }
-  void fetch_rows(Rows target, Rows source, std::size_t bytes, std::size_t count) const {
+  void fetch_rows(StridedRows target, StridedRows source, std::size_t bytes,
+                  std::size_t count) const {
     staging_.block->copy(target, source, bytes, count, cudaMemcpyDeviceToHost, stream_);
   }
   /// An uninitialised tensor in pinned memory.
@@ -178,7 +179,7 @@ class StagedBackend final : public detail::Backend {
   StagedBackend(GroupState& group, std::unique_ptr<detail::Backend> host)
       : group_(group),
         host_(std::move(host)),
-        staging_{.gpu = std::make_shared<Resources>(*group.world->cuda()),
+        staging_{.gpu = std::make_shared<GroupResources>(*group.world->cuda()),
                  .pool = std::make_shared<PinnedPool>(),
                  .block = {}} {
     detail::report_staging(group.team);
@@ -199,7 +200,7 @@ class StagedBackend final : public detail::Backend {
       const TensorView& x, const TensorView& topk_idx,
       const LowLatencyDispatchOptions& given) override;
   bool ready(const PendingDispatchState& pending) override {
-    return host_->ready(*static_cast<const StagedDispatch&>(pending).host);
+    return host_->ready(*static_cast<const StagedPendingDispatch&>(pending).host);
   }
   LowLatencyReceived receive(PendingDispatchState& state) override;
   std::shared_ptr<PendingCombineState> low_latency_combine(
@@ -207,13 +208,13 @@ class StagedBackend final : public detail::Backend {
       const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
       const LowLatencyCombineOptions& given) override;
   bool ready(const PendingCombineState& pending) override {
-    return host_->ready(*static_cast<const StagedCombine&>(pending).host);
+    return host_->ready(*static_cast<const StagedPendingCombine&>(pending).host);
   }
   Tensor receive(PendingCombineState& state) override;
   TensorView next_combine_buffer() override;
 
   std::vector<int> masked() const override { return host_->masked(); }
-  void set_mask(std::int32_t member, bool masked) override { host_->set_mask(member, masked); }
+  void set_mask(std::int32_t rank, bool masked) override { host_->set_mask(rank, masked); }
   void clear_masks() override { host_->clear_masks(); }
   void warmup(Group& group) override;
   void* stream() const override { return staging_.gpu->stream; }
@@ -227,7 +228,7 @@ class StagedBackend final : public detail::Backend {
   }
 
  private:
-  Call begin(const Launch& launch) { return {group_, staging_, launch}; }
+  StagedCall begin(const Launch& launch) { return {group_, staging_, launch}; }
   Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from);
 
   GroupState& group_;
@@ -241,7 +242,7 @@ Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
   const auto& shape = group_.shape;
   detail::check_topk(topk_idx, shape, group_.device,
                      std::max(shape.max_tokens, shape.low_latency_max_tokens), "route");
-  const Call call = begin(launch);
+  const StagedCall call = begin(launch);
   const Tensor indices = call.fetch(topk_idx);
   call.fetched();
   Routing routing = host_->route(indices, launch);
@@ -259,7 +260,7 @@ Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
 }
 
 Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
-  const Call call = begin(given.options.launch);
+  const StagedCall call = begin(given.options.launch);
   const Tensor x = call.fetch(given.x), weights = call.fetch(given.options.weights),
                scales = call.fetch(given.options.scales);
   call.fetched();
@@ -287,7 +288,7 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
 
 Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
                                 const CombineOptions& given) {
-  const Call call = begin(given.launch);
+  const StagedCall call = begin(given.launch);
   const detail::GroupLayout& layout = group_.host->layout;
   const std::size_t bytes = y.bytes();
   require(
@@ -318,8 +319,8 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
 
 std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
     const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& given) {
-  const Call call = begin(given.launch);
-  auto pending = std::make_shared<StagedDispatch>();
+  const StagedCall call = begin(given.launch);
+  auto pending = std::make_shared<StagedPendingDispatch>();
   pending->group = group_.shared_from_this();
   pending->options = given;
   const Tensor rows = call.fetch(x), indices = call.fetch(topk_idx),
@@ -338,10 +339,10 @@ std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
 }
 
 LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
-  auto& pending = static_cast<StagedDispatch&>(state);
+  auto& pending = static_cast<StagedPendingDispatch&>(state);
   const Launch launch{
       .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
-  const Call call = begin(launch);
+  const StagedCall call = begin(launch);
   call.fetch(pending.expert_counts.data, pending.options.expert_counts);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
@@ -382,7 +383,7 @@ TensorView StagedBackend::next_combine_buffer() {
   Tensor& buffer = answers_[(group_.low_latency_combine_epoch + 1) & 1];
   if (!buffer.defined()) {
     const auto& shape = group_.shape;
-    const Call call = begin({});
+    const StagedCall call = begin({});
     buffer = call.make(TensorView(nullptr, DataType::bfloat16,
                                   {shape.local_experts, shape.low_latency_rows(), shape.hidden}));
     call.finish();
@@ -394,9 +395,9 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
     const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
     const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
     const LowLatencyCombineOptions& given) {
-  const Call call = begin(given.launch);
+  const StagedCall call = begin(given.launch);
   const auto& shape = group_.shape;
-  auto pending = std::make_shared<StagedCombine>();
+  auto pending = std::make_shared<StagedPendingCombine>();
   pending->group = group_.shared_from_this();
   pending->options = given;
   pending->handle = handle;
@@ -433,10 +434,10 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
 }
 
 Tensor StagedBackend::receive(PendingCombineState& state) {
-  auto& pending = static_cast<StagedCombine&>(state);
+  auto& pending = static_cast<StagedPendingCombine&>(state);
   const Launch launch{
       .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
-  const Call call = begin(launch);
+  const StagedCall call = begin(launch);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
   const Tensor on_host = host_->receive(*pending.host);
@@ -451,7 +452,7 @@ Tensor StagedBackend::receive(PendingCombineState& state) {
 
 Tensor StagedBackend::on_device(DataType dtype, std::initializer_list<std::int64_t> extents,
                                 const Tensor* from) {
-  const Call call = begin({});
+  const StagedCall call = begin({});
   Tensor out = call.make(TensorView(nullptr, dtype, extents));
   if (from != nullptr)
     call.give(out.data, from->data, from->bytes());
