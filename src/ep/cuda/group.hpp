@@ -79,7 +79,7 @@ struct CudaGroup {
 
  private:
   cudaEvent_t between_ = nullptr;  // recorded behind each call on a stream of the caller
-  bool under_way_ = true;  // calls may be in progress: another stream has to wait for them
+  bool under_way_ = true;          // calls may be in progress: another stream has to wait for them
   /// The call that began last, so that the driver is asked only once whether its stream is captured.
   struct {
     cudaStream_t on = nullptr;

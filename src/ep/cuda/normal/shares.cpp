@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/shares.hpp"
+#include "ep/cuda/normal/shares.hpp"
 
 #include <array>
 
@@ -8,8 +8,8 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// A kernel that reads the entry for its old number is over; one that looks for a new one comes
-/// after these writes.
+/// Writes an entry. A kernel that read the entry for its old number has ended, and a kernel that looks
+/// for the new one is launched after these writes.
 void set(SharedRange& entry, const SharedRange& wanted) {
   if (entry.id == wanted.id) return;
   entry = wanted;
