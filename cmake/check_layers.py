@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the rules of the source tree that a compiler does not: who may include whom, a README per folder, no file too long, no state of
-device code outside its parameters.
+"""Checks the structure of the source tree: which layer includes which, length of files, and that
+device code has no state outside its parameters. cmake/check_prose.py checks the prose.
 
 Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when there is any, else 0.
 """
@@ -15,15 +15,11 @@ LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "coll
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
 MAX_LINES = 600
-README_FOLDERS = ("include", "src", "tools", "tests", "bench", "docs", "examples", "cmake")
-WITHOUT_README = ("tests/fuzz/corpus", "docs/data", "tests/data/doctor/")
-# Tests of one kind are grouped by layer; the README of the kind covers its groups.
-GROUPED_TESTS = tuple(f"tests/{kind}/" for kind in ("unit", "threads", "gpu", "checks", "support"))
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
-# Kernels get their world as a parameter (DESIGN.md, idea 3): several worlds, and several libraries, live in one process, and a variable of
-# device code would be one for all of them, or need device linking.
+# Kernels receive their world as a parameter: a process holds several worlds, and several libraries
+# that contain Shoal's kernels. They would share a variable of device code, or need device linking.
 DEVICE_FOLDERS = ("include/", "src/")
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)  # and directives
 NO_END = re.compile(r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+")  # of a declaration, though it looks like one
@@ -110,17 +106,6 @@ def file_faults(root, file):
         yield f"{name}:{MAX_LINES + 1}: {len(lines)} lines; allowed: {MAX_LINES}"
 
 
-def readme_faults(root):
-    """Every folder that holds files of ours says what lives in it; corpora and data are explained one level up."""
-    folders = {folder for top in README_FOLDERS for folder in [root / top, *(root / top).rglob("*")] if folder.is_dir()}
-    for folder in sorted(folders):
-        name = folder.relative_to(root).as_posix()
-        if "__pycache__" in name or name.startswith(WITHOUT_README + GROUPED_TESTS):
-            continue
-        if any(child.is_file() for child in folder.iterdir()) and not (folder / "README.md").is_file():
-            yield f"{name}/README.md:1: missing; a folder says what lives in it"
-
-
 def faults(root):
     root = Path(root).resolve()
     for folder in SOURCE_FOLDERS:
@@ -128,7 +113,6 @@ def faults(root):
             if file.suffix in SUFFIXES and file.is_file():
                 yield from file_faults(root, file)
     yield from cmake_faults(root)
-    yield from readme_faults(root)
 
 
 def main(arguments):

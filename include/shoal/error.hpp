@@ -6,6 +6,7 @@
 // it. It is complete on its own: no other log is needed.
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,12 +32,29 @@ std::string_view name_of(Code code) noexcept;
 /// Thrown by every call of Shoal that fails.
 class Error : public std::runtime_error {
  public:
-  Error(Code code, const std::string& message)
-      : std::runtime_error("shoal: " + message), code_(code) {}
+  /// The first characters of what(), so that a log line names its origin.
+  static constexpr std::string_view kPrefix = "shoal: ";
+
+  Error(Code code, const std::string& reason)
+      : std::runtime_error(std::string(kPrefix) + reason), code_(code) {}
   Code code() const noexcept { return code_; }
+  /// what() without kPrefix: for use inside another message. Valid as long as the Error.
+  std::string_view reason() const noexcept {
+    return std::string_view(what()).substr(kPrefix.size());
+  }
 
  private:
   Code code_;
 };
+
+/// `message` without Error::kPrefix where it starts with it: for messages that arrive as text.
+inline std::string reason_of(std::string_view message) {
+  if (message.starts_with(Error::kPrefix)) message.remove_prefix(Error::kPrefix.size());
+  return std::string(message);
+}
+/// The message of any exception, without Error::kPrefix.
+inline std::string reason_of(const std::exception& error) {
+  return reason_of(std::string_view(error.what()));
+}
 
 }  // namespace shoal

@@ -89,6 +89,10 @@ struct Settings {
   /// the environment itself.
   std::map<std::string, std::string> launcher;
 
+  /// SHOAL_* and NVSHMEM_* variables that have no effect, one sentence each, as from_environment
+  /// found them. The first world of the process that opens with these settings logs them.
+  std::vector<std::string> environment_warnings;
+
   /// The defaults overridden by the SHOAL_* variables that are set (NVSHMEM_* aliases where the
   /// SHOAL_* name is not set). Throws Error{invalid_argument} naming the variable, its value and
   /// the allowed form.
@@ -127,6 +131,28 @@ std::span<const SettingInfo> settings_table();
 
 /// "integer", "bytes", "milliseconds" or "text".
 std::string_view type_of(const SettingInfo& info);
+
+/// What becomes of an environment variable.
+enum class VariableUse : std::uint8_t {
+  used,     ///< sets a setting
+  ignored,  ///< known, without effect: Shoal has no equivalent, or another variable takes precedence
+  unknown,  ///< not a variable of Shoal or NVSHMEM: probably misspelt
+};
+struct EnvironmentVariable {
+  std::string name;
+  VariableUse use = VariableUse::used;
+  std::string setting;  ///< the SHOAL_* setting that it corresponds to; empty: none
+  std::string note;     ///< why it has no effect, or what its value cannot express; empty: nothing
+};
+
+/// The SHOAL_* and NVSHMEM_* variables of this process, by name.
+std::vector<EnvironmentVariable> inspect_environment();
+/// As inspect_environment, of `variables` (name to value). For tests and tools.
+std::vector<EnvironmentVariable> inspect_environment(
+    const std::map<std::string, std::string>& variables);
+/// One sentence for each variable that does not do what its user may expect; NVSHMEM variables
+/// without an equivalent share one.
+std::vector<std::string> environment_warnings(std::span<const EnvironmentVariable> variables);
 
 /// The value of one row, as the user would write it. Secrets print as "(set)" or "(not set)".
 std::string format_value(const SettingInfo& info, const Settings& settings);

@@ -661,10 +661,9 @@ SHOAL_API shoal_status shoal_ep_low_latency_handle_destroy(shoal_ep_low_latency_
 /// Where the y of the next low-latency combine may be written (zero_copy). The memory is the
 /// group's.
 SHOAL_API shoal_status shoal_ep_next_combine_buffer(shoal_ep_group* group, shoal_tensor* buffer);
-/// masked: room for `members` numbers, as many as the team has.
-SHOAL_API shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked,
-                                       int32_t members);
-SHOAL_API shoal_status shoal_ep_set_mask(shoal_ep_group* group, int32_t member, int32_t masked);
+/// masked: room for `ranks` numbers, one for each rank of the group.
+SHOAL_API shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked, int32_t ranks);
+SHOAL_API shoal_status shoal_ep_set_mask(shoal_ep_group* group, int32_t rank, int32_t masked);
 SHOAL_API shoal_status shoal_ep_clear_masks(shoal_ep_group* group);
 
 #ifdef __cplusplus

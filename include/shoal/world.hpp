@@ -113,7 +113,7 @@ class World {
     put_bytes(target.address, source.data(), source.size_bytes());
   }
   template <typename T>
-  void get(std::span<T> target, RemoteSpan<T> source) const {
+  void get(std::span<std::type_identity_t<T>> target, RemoteSpan<T> source) const {
     check_counts(target.size(), source.count);
     get_bytes(target.data(), source.address, target.size_bytes());
   }
@@ -125,7 +125,7 @@ class World {
     put_bytes_nbi(target.address, source.data(), source.size_bytes());
   }
   template <typename T>
-  void get_nbi(std::span<T> target, RemoteSpan<T> source) const {
+  void get_nbi(std::span<std::type_identity_t<T>> target, RemoteSpan<T> source) const {
     check_counts(target.size(), source.count);
     get_bytes_nbi(target.data(), source.address, target.size_bytes());
   }
@@ -253,38 +253,38 @@ class World {
   void wait_all(std::span<const T> variables, Compare compare,
                 std::span<const std::type_identity_t<T>> values,
                 std::span<const int> skip = {}) const {
-    wait_words(words(variables, values, skip), compare, 0);
+    wait_words(words(variables, values, skip), compare, Quorum::all);
   }
   template <AtomicType T>
   bool test_all(std::span<const T> variables, Compare compare,
                 std::span<const std::type_identity_t<T>> values,
                 std::span<const int> skip = {}) const {
-    return test_words(words(variables, values, skip), compare, 0).satisfied;
+    return test_words(words(variables, values, skip), compare, Quorum::all).satisfied;
   }
   template <AtomicType T>
   std::size_t wait_any(std::span<const T> variables, Compare compare,
                        std::span<const std::type_identity_t<T>> values,
                        std::span<const int> skip = {}) const {
-    return first(wait_words(words(variables, values, skip), compare, 1));
+    return first(wait_words(words(variables, values, skip), compare, Quorum::any));
   }
   template <AtomicType T>
   std::size_t test_any(std::span<const T> variables, Compare compare,
                        std::span<const std::type_identity_t<T>> values,
                        std::span<const int> skip = {}) const {
-    return first(test_words(words(variables, values, skip), compare, 1));
+    return first(test_words(words(variables, values, skip), compare, Quorum::any));
   }
   /// The indices of all variables that compare so, at least one.
   template <AtomicType T>
   std::vector<std::size_t> wait_some(std::span<const T> variables, Compare compare,
                                      std::span<const std::type_identity_t<T>> values,
                                      std::span<const int> skip = {}) const {
-    return wait_words(words(variables, values, skip), compare, 2).indices;
+    return wait_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
   template <AtomicType T>
   std::vector<std::size_t> test_some(std::span<const T> variables, Compare compare,
                                      std::span<const std::type_identity_t<T>> values,
                                      std::span<const int> skip = {}) const {
-    return test_words(words(variables, values, skip), compare, 2).indices;
+    return test_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
 
   void fence() const;  ///< Orders earlier puts and atomics before later ones, for each target PE.
@@ -320,9 +320,10 @@ class World {
   static void check_counts(std::size_t target, std::size_t source);
   static void check_strided(std::size_t available, std::ptrdiff_t remote_stride,
                             std::ptrdiff_t local_stride, std::size_t count);
-  /// `needed`: 0 all, 1 any, 2 some.
-  WaitResult test_words(const Words& words, Compare compare, int needed) const;
-  WaitResult wait_words(const Words& words, Compare compare, int needed) const;
+  /// How many of the variables have to compare as asked: all of them, one of them, or at least one.
+  enum class Quorum : std::uint8_t { all, any, some };
+  WaitResult test_words(const Words& words, Compare compare, Quorum quorum) const;
+  WaitResult wait_words(const Words& words, Compare compare, Quorum quorum) const;
 
   std::shared_ptr<detail::WorldState> state_;
 };

@@ -169,7 +169,7 @@ Combined combine(Group& self, nb::handle y, const ep::Handle& handle, const nb::
 /// What asynchronous operations may wait for: set by any thread, once.
 struct HostEvent {
   std::promise<void> promise;
-  ep::Event event = promise.get_future().share();
+  ep::Future event = promise.get_future().share();
   std::atomic<bool> is_set = false;
 
   void set() {
@@ -232,7 +232,7 @@ std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const
 /// What the host waits for before an operation starts; `rest` is what else was given. The HostEvent
 /// itself is not kept: an operation whose event nobody can set any more starts.
 struct After {
-  ep::Event event;
+  ep::Future event;
   nb::kwargs rest;
 
   explicit After(const nb::kwargs& given) {

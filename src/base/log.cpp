@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <set>
 
 namespace shoal::log {
 namespace {
@@ -32,9 +33,11 @@ std::string expand(const std::string& pattern) {
   std::string out;
   for (std::size_t i = 0; i < pattern.size(); ++i) {
     if (pattern[i] == '%' && i + 1 < pattern.size() &&
-        (pattern[i + 1] == 'h' || pattern[i + 1] == 'p')) {
-      out += pattern[i + 1] == 'h' ? std::string(host) : std::to_string(getpid());
-      ++i;
+        std::string_view("hp%").find(pattern[i + 1]) != std::string_view::npos) {
+      const char kind = pattern[++i];
+      if (kind == '%') out += '%';
+      if (kind == 'h') out += host;
+      if (kind == 'p') out += std::to_string(getpid());
     } else {
       out += pattern[i];
     }
@@ -66,6 +69,14 @@ void write(Level level, const std::string& message) {
                                                   spdlog::level::info,  spdlog::level::warn,
                                                   spdlog::level::err,   spdlog::level::off};
   logger()->log(levels[static_cast<int>(level)], "{}", message);
+}
+
+void warn_once(const std::vector<std::string>& warnings) {
+  static std::mutex mutex;
+  static auto& said = *new std::set<std::string>;
+  std::lock_guard lock(mutex);
+  for (const std::string& warning : warnings)
+    if (said.insert(warning).second && enabled(Level::warn)) write(Level::warn, warning);
 }
 
 }  // namespace shoal::log

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <vector>
 
 #include "shoal/settings.hpp"
 
@@ -13,12 +14,14 @@ namespace shoal::log {
 
 enum class Level { trace, debug, info, warn, error, off };
 
-/// Sets level and file from the settings. The first world of a process decides; later calls change
-/// the level only.
+/// Sets level and file from the settings. The first world of a process decides the file; later
+/// calls change the level only.
 void configure(const Settings& settings);
 
 bool enabled(Level level) noexcept;
 void write(Level level, const std::string& message);
+/// Logs each of these warnings unless this process has logged the same text before.
+void warn_once(const std::vector<std::string>& warnings);
 
 template <typename... Args>
 void print(Level level, fmt::format_string<Args...> format, Args&&... args) {

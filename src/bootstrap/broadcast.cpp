@@ -53,8 +53,7 @@ std::unique_ptr<Bootstrap> connect_by_broadcast(
       mine = id->to_string();
     } catch (const Error& error) {  // the others are to learn it, not to wait
       failure = error;
-      mine =
-          std::string(kFailed) + escape(bootstrap::plain(error.what()), kMaxText - kFailed.size());
+      mine = std::string(kFailed) + escape(reason_of(error), kMaxText - kFailed.size());
     }
   }
   const std::string text = broadcast(mine);

@@ -56,7 +56,7 @@ std::unique_ptr<Bootstrap> make_bootstrap(const Settings& settings) {
       return made;
     } catch (const bootstrap::PluginAbsent& absent) {
       if (choice.bootstraps.size() == 1) throw;
-      tried += fmt::format("; {}", bootstrap::plain(absent.what()));
+      tried += fmt::format("; {}", reason_of(absent));
     }
   }
   fail(Code::unsupported,

@@ -21,11 +21,6 @@ std::string name_pes(std::span<const Pe> pes, std::int32_t n_pes) {
                      n_pes);
 }
 
-std::string plain(std::string_view message) {
-  constexpr std::string_view prefix = "shoal: ";
-  return std::string(message.starts_with(prefix) ? message.substr(prefix.size()) : message);
-}
-
 std::optional<Failure> Round::arrive(Pe pe, Call call) {
   if (arrived_ == 0) {
     first_ = pe;

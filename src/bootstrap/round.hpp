@@ -14,9 +14,6 @@ namespace shoal::bootstrap {
 
 /// "PE 2 of 8" or "PEs 2, 5 of 8"; a long list is cut.
 std::string name_pes(std::span<const Pe> pes, std::int32_t n_pes);
-/// The message of an Error without the "shoal: " that it starts with, for use inside another
-/// message.
-std::string plain(std::string_view message);
 
 class Round {
  public:

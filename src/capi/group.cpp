@@ -158,8 +158,8 @@ shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked, int32
   });
 }
 
-shoal_status shoal_ep_set_mask(shoal_ep_group* group, int32_t member, int32_t masked) {
-  return guarded([&] { group_of(group, "shoal_ep_set_mask").set_mask(member, masked != 0); });
+shoal_status shoal_ep_set_mask(shoal_ep_group* group, int32_t rank, int32_t masked) {
+  return guarded([&] { group_of(group, "shoal_ep_set_mask").set_mask(rank, masked != 0); });
 }
 
 shoal_status shoal_ep_clear_masks(shoal_ep_group* group) {

@@ -12,12 +12,10 @@ void run_body(World& world, shoal_body body, void* context) {
   shoal_world handle{world};
   const shoal_status status = body(&handle, context);
   if (status == SHOAL_OK) return;
-  constexpr std::string_view prefix = "shoal: ";  // Error adds it
-  std::string message = shoal_last_error();
-  if (message.starts_with(prefix)) message.erase(0, prefix.size());
+  std::string message = reason_of(shoal_last_error());
   if (message.empty()) message = fmt::format("shoal_run_threads: a body returned {}", status);
   const bool known = status > SHOAL_OK && status < SHOAL_INTERNAL;
-  if (!known) throw std::runtime_error("shoal: " + message);
+  if (!known) throw std::runtime_error(std::string(Error::kPrefix) + message);
   throw Error(static_cast<Code>(status), message);
 }
 

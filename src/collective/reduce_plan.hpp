@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/align.hpp"
+
 namespace shoal::collective {
 
 /// A range of elements.
@@ -31,7 +33,7 @@ constexpr Range reduction_block(std::size_t count, std::size_t element_bytes, st
                                 std::size_t member) {
   const std::size_t line = 64 / element_bytes;
   const std::size_t share = count / members + (count % members != 0);
-  const std::size_t block = (share + line - 1) / line * line;
+  const std::size_t block = align_up(share, line);
   const std::size_t begin = std::min(count, member * block);
   return {begin, std::min(block, count - begin)};
 }

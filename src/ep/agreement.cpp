@@ -44,8 +44,7 @@ std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& option
     return std::make_shared<GroupState>(team, options);
   } catch (const Error& error) {
     proposal.code = static_cast<std::int32_t>(error.code());
-    std::strncpy(proposal.message, error.what() + std::strlen("shoal: "),
-                 sizeof proposal.message - 1);
+    error.reason().copy(proposal.message, sizeof proposal.message - 1);
   } catch (const std::exception& error) {
     proposal.code = static_cast<std::int32_t>(Code::system);
     std::strncpy(proposal.message, error.what(), sizeof proposal.message - 1);

@@ -6,9 +6,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "ep/cuda/layout.hpp"
 #include "ep/host/backend.hpp"
-#include "ep/host/group.hpp"
 #include "world/fabric/connectivity.hpp"
 #include "world/parts.hpp"
 #ifdef SHOAL_WITH_CUDA
@@ -26,49 +24,33 @@ Device device_of(const shoal::detail::WorldState& world) {
   return {};
 }
 
-/// By member: equal numbers where loads and stores reach.
+/// By rank: equal numbers where loads and stores reach.
 std::vector<std::int32_t> domains_of(const Team& team,
                                      const std::vector<std::int32_t>& domain_of_pe) {
   std::vector<std::int32_t> domains;
-  for (Pe member = 0; member < team.size(); ++member)
-    domains.push_back(domain_of_pe[static_cast<std::size_t>(team.world_pe(member))]);
+  for (std::int32_t rank = 0; rank < team.size(); ++rank)
+    domains.push_back(domain_of_pe[static_cast<std::size_t>(team.world_pe(rank))]);
   return domains;
 }
 
-bool is_staged(const Team& team, const Device& device) {
-  if (device.kind == DeviceKind::host) return false;
+bool all_reach(const Team& team) {
   const auto domains = domains_of(team, team.state().world->load_store_domains());
-  return std::any_of(domains.begin(), domains.end(),
-                     [&](auto domain) { return domain != domains.front(); });
+  return std::all_of(domains.begin(), domains.end(),
+                     [&](auto domain) { return domain == domains.front(); });
 }
 
-Nodes nodes_of(const Team& team, const Device& device, bool staged) {
-  if (device.kind == DeviceKind::cuda && !staged) {
-    Nodes one;
-    one.size = team.size();
-    one.node_of.assign(static_cast<std::size_t>(team.size()), 0);
-    one.rail = team.my_pe();
-    return one;
-  }
-  std::vector<Pe> pes;
-  for (Pe member = 0; member < team.size(); ++member) pes.push_back(team.world_pe(member));
-  return make_nodes(domains_of(team, team.state().world->host_domains()), pes, team.my_pe());
+Nodes one_node(const Team& team) {
+  Nodes nodes;
+  nodes.size = team.size();
+  nodes.node_of.assign(static_cast<std::size_t>(team.size()), 0);
+  nodes.rail = team.my_pe();
+  return nodes;
 }
 
-/// Whether the group's memory is on the host.
-bool on_host(const GroupState& group) {
-  return group.device.kind == DeviceKind::host || group.staged;
-}
-
-/// Of this member on the host backend. Where the caller's own experts run on the host, cores are
-/// theirs to give; those of a PE that has a GPU have nothing else to do while its rows go through
-/// the host.
-std::int32_t threads_of(const GroupState& group) {
-  if (group.options.threads > 0) return group.options.threads;
-  if (const std::int64_t wanted = group.world->settings().ep_threads; wanted > 0)
-    return static_cast<std::int32_t>(wanted);
-  if (!group.staged) return 1;
-  constexpr std::int64_t kMost = 8;  // memory is no faster with more
+/// Threads of the host backend behind a staged group. The cores of a PE that has a GPU are idle
+/// while its rows pass through the host.
+std::int32_t threads_when_staged(const GroupState& group) {
+  constexpr std::int64_t kMost = 8;  // saturates memory bandwidth
   const auto& hosts = group.world->parts().placement.host_of;
   const std::int64_t here =
       std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(group.world->my_pe())]);
@@ -76,7 +58,7 @@ std::int32_t threads_of(const GroupState& group) {
       std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
 }
 
-/// Whether the two are on one node, whose GPUs the settings allow to reach each other.
+/// Whether the PE is on this node and the settings allow its GPU to be reached.
 bool should_reach(const shoal::detail::WorldParts& world, Pe pe) {
   const auto& node_of = world.placement.node_of;
   if (node_of[static_cast<std::size_t>(pe)] != node_of[static_cast<std::size_t>(world.my_pe)])
@@ -89,15 +71,15 @@ bool should_reach(const shoal::detail::WorldParts& world, Pe pe) {
 
 void report_staging(const Team& team) {
   const auto& world = *team.state().world;
-  std::optional<Pe> named;  // rather one that should be in reach
+  std::optional<Pe> named;  // preferably one that should be in reach
   bool surprising = false;
-  for (Pe member = 0; member < team.size() && !surprising; ++member) {
-    const Pe pe = team.world_pe(member);
+  for (std::int32_t rank = 0; rank < team.size() && !surprising; ++rank) {
+    const Pe pe = team.world_pe(rank);
     if (world.peer_base(pe) != nullptr) continue;
     surprising = should_reach(world.parts(), pe);
     if (surprising || !named) named = pe;
   }
-  if (!named) return;  // those who do not reach each other say it
+  if (!named) return;  // PEs that do not reach each other report it
   log::print(
       surprising ? log::Level::warn : log::Level::info,
       "PE {}: rows of this ep::Group go through host memory, which is slower, and its calls cannot be captured "
@@ -105,34 +87,27 @@ void report_staging(const Team& team) {
       world.my_pe(), *named, shoal::detail::why_out_of_reach(world, *named));
 }
 
-GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
-    : team(owner),
-      options(wanted),
-      world(owner.state().world),
-      me(owner.my_pe()),
-      device(device_of(*world)),
-      staged(is_staged(owner, device)),
-      nodes(nodes_of(owner, device, staged)),
-      shape(make_shape(wanted, owner.size(), nodes.count, world->settings())),
-      timeout(wanted.timeout.count() > 0 ? wanted.timeout
-                                         : owner.state().world->settings().timeout),
-      heap_bytes(on_host(*this) ? GroupLayout(shape).total : DeviceLayout(shape).total),
-      arena(on_host(*this) ? GroupLayout(shape).arena_bytes : DeviceLayout(shape).arena_bytes,
-            on_host(*this) ? 0 : shape.live_results) {
-  if (on_host(*this)) {
-    host = std::make_unique<host::HostGroup>(shape, threads_of(*this));
-    backend = host::make_backend(*this);
-    if (!staged) return;
-  }
-#ifdef SHOAL_WITH_CUDA
-  if (staged) {
-    backend = cuda::make_staged_backend(*this, std::move(backend));
-    return;
-  }
-  backend = cuda::make_backend(*this);
-#endif
+Placement place_group(const Team& team) {
+  const auto& world = *team.state().world;
+  const Device device = device_of(world);
+  if (device.kind == DeviceKind::cuda && all_reach(team))
+    return {device, BackendKind::cuda, one_node(team)};
+  std::vector<Pe> pes;
+  for (std::int32_t rank = 0; rank < team.size(); ++rank) pes.push_back(team.world_pe(rank));
+  return {device, device.kind == DeviceKind::cuda ? BackendKind::staged : BackendKind::host,
+          make_nodes(domains_of(team, world.host_domains()), pes, team.my_pe())};
 }
 
-GroupState::~GroupState() = default;
+std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind) {
+  // On the host, cores belong to the caller's experts.
+  if (kind == BackendKind::host) return host::make_backend(state, 1);
+#ifdef SHOAL_WITH_CUDA
+  if (kind == BackendKind::staged)
+    return cuda::make_staged_backend(state, host::make_backend(state, threads_when_staged(state)));
+  return cuda::make_backend(state);
+#else
+  fail(Code::unsupported, "this build has no {} backend for an ep::Group", name_of(kind));
+#endif
+}
 
 }  // namespace shoal::ep::detail

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// backend.hpp: what a group needs of the place where its memory lies: one implementation on the
-// host (host/), one on GPUs (cuda/), with the same semantics and numbers.
+// backend.hpp: the interface between a group and the place of its memory.
 //
-// Arguments have been checked (checks.hpp) and the group is usable. Errors are those of
-// shoal/ep/group.hpp.
+// Implementations: the host (host/), GPUs (cuda/), and GPUs whose rows pass through the host
+// (cuda/staged/). Semantics and numbers are the same. The group has checked all arguments
+// (checks.hpp) and is usable when it calls. Errors are those of shoal/ep/group.hpp.
 #pragma once
 
 #include <memory>
@@ -14,36 +14,40 @@
 
 namespace shoal::ep::detail {
 
-/// One dispatch on its way through the phases.
+/// The arguments of one dispatch.
 struct DispatchCall {
   TensorView x;
   const DispatchOptions& options;
   std::shared_ptr<const RoutingState> routing;
-  std::shared_ptr<const HandleState> cached{};  ///< whose layout is used again; nullptr: a new one
+  std::shared_ptr<const HandleState> cached{};  ///< handle whose layout is reused, or nullptr
 
   std::size_t row_bytes() const { return x.shape[1] * size_of(x.dtype); }
   std::size_t scale_bytes() const {
     return options.scales.defined() ? options.scales.shape[1] * 4 : 0;
   }
-  /// Alignment of the blocks of an expert-major layout; 0: flat.
+  /// Alignment of the blocks of an expert-major layout; 0: rank-major.
   std::int32_t expert_alignment() const {
     if (cached) return cached->expert_alignment;
     return options.expert_major ? options.expert_alignment : 0;
   }
-  /// Top-k lanes that are described beside a row of the result.
-  std::int32_t lanes() const { return expert_alignment() > 0 ? 1 : routing->shape.top_k; }
+  /// Top-k slots described beside a row of the result.
+  std::int32_t topk_slots() const { return expert_alignment() > 0 ? 1 : routing->shape.top_k; }
 };
 
 class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// Called once the group has its memory; before any other member is let in.
+  virtual BackendKind kind() const = 0;
+  /// The memory that the group allocates before it calls open.
+  virtual BlockPlan block_plan() const = 0;
+  /// Called once the group has its memory, before any other rank proceeds.
   virtual void open() = 0;
-  /// The first other member that is known to have given its group up; asked at every call.
-  virtual std::optional<std::int32_t> failed_member() const = 0;
-  /// The same, with as much effort as it takes; asked at the end.
-  virtual std::optional<std::int32_t> ask_failed_member() { return failed_member(); }
+  /// The rank whose failure made another rank give up the group, if this is known without effort.
+  /// Asked at every call.
+  virtual std::optional<std::int32_t> failed_rank() const = 0;
+  /// The same with all effort. Asked at the end.
+  virtual std::optional<std::int32_t> ask_failed_rank() { return failed_rank(); }
 
   virtual Routing route(const TensorView& topk_idx, const Launch& launch) = 0;
   virtual Dispatched dispatch(const DispatchCall& call) = 0;
@@ -65,21 +69,24 @@ class Backend {
   virtual TensorView next_combine_buffer() = 0;
 
   virtual std::vector<int> masked() const = 0;
-  virtual void set_mask(std::int32_t member, bool masked) = 0;
+  virtual void set_mask(std::int32_t rank, bool masked) = 0;
   virtual void clear_masks() = 0;
 
   virtual void warmup(Group& group) = 0;
   virtual void* stream() const { return nullptr; }
   virtual void synchronize() {}
-  /// Waits for queued work as synchronize does, but throws only where the group is beyond use.
+  /// Waits for queued work like synchronize, but throws only if the group has failed.
   virtual void drain() {}
 };
 
-std::unique_ptr<Backend> make_backend(GroupState& state);
+/// The backend for a team, and its nodes as that backend sees them. Local.
+Placement place_group(const Team& team);
+/// `state` is complete up to its shape and timeout.
+std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind);
 
-/// Says in the log why rows of a group of this team go through host memory, on a member that does
-/// not reach all others: a warning where the GPUs of a node should reach each other; information
-/// where nodes or the settings make it so.
+/// Logs why the rows of a group of this team pass through host memory, on a PE that does not reach
+/// all others: a warning where the GPUs of a node should reach each other; information where nodes
+/// or settings are the cause.
 void report_staging(const Team& team);
 
 }  // namespace shoal::ep::detail

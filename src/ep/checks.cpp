@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/check.hpp"
+#include "ep/backend.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -62,6 +63,25 @@ void check_rows_of(const GroupState& group, const char* call, const char* name,
   if (group.device.kind == DeviceKind::cuda && rows.rank == 2 && rows.strides[0] >= rows.shape[1])
     rows.strides[0] = rows.shape[1];
   check_tensor(group, call, name, rows, shape, dtypes);
+}
+
+void check_routing(const GroupState& group, const Routing& routing) {
+  const RoutingState* const state = routing.state.get();
+  require(state != nullptr && state->shape.ranks == group.shape.ranks &&
+              state->shape.experts == group.shape.experts &&
+              state->shape.top_k == group.shape.top_k,
+          Code::invalid_argument,
+          "dispatch: the routing was not made by route() of a group like this one");
+  // Staged groups have their routings made by the host backend.
+  const auto in_gpu_memory = [](BackendKind kind) { return kind == BackendKind::cuda; };
+  const BackendKind kind = group.backend->kind();
+  require(
+      in_gpu_memory(state->backend) == in_gpu_memory(kind), Code::invalid_argument,
+      "dispatch: the routing was made by a group of the {} backend; this group uses the {} backend",
+      name_of(state->backend), name_of(kind));
+  require(state->tokens <= group.shape.max_tokens, Code::invalid_argument,
+          "dispatch: {} tokens; this group was made for at most {} (GroupOptions.max_tokens)",
+          state->tokens, group.shape.max_tokens);
 }
 
 void check_launch(const GroupState& group, const char* call, const Launch& launch) {
@@ -144,15 +164,15 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
                {DataType::bfloat16, DataType::float16, DataType::float32});
   const std::size_t row_bytes = hidden * size_of(y.dtype);
   require(
-      row_bytes <= group.shape.max_answer_bytes, Code::invalid_argument,
+      row_bytes <= group.shape.max_combine_row_bytes, Code::invalid_argument,
       "combine: rows of {} have {} bytes; this group was made for at most {} (GroupOptions.dtype is {})",
-      name_of(y.dtype), row_bytes, group.shape.max_answer_bytes, name_of(group.options.dtype));
+      name_of(y.dtype), row_bytes, group.shape.max_combine_row_bytes, name_of(group.options.dtype));
   require(reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && row_bytes % 16 == 0,
           Code::invalid_argument,
           "combine: y starts at an address or has rows that are not a multiple of 16 bytes");
   if (options.weights.defined())
     check_rows_of(group, "combine", "CombineOptions.weights", options.weights,
-                  {handle.result_rows, handle.lanes(group.shape.top_k)}, {DataType::float32});
+                  {handle.result_rows, handle.topk_slots(group.shape.top_k)}, {DataType::float32});
   require(options.bias.size() <= 2, Code::invalid_argument,
           "combine: CombineOptions.bias has {} tensors; at most 2 are allowed",
           options.bias.size());

@@ -14,6 +14,10 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
                   const TensorView& tensor, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DataType> dtypes);
 
+/// A routing that dispatch can use: made by a group of the same ranks, experts, top_k and kind of
+/// backend, with at most max_tokens tokens. Goes by the routing's state; its public fields are
+/// copies for the caller.
+void check_routing(const GroupState& group, const Routing& routing);
 void check_launch(const GroupState& group, const char* call, const Launch& launch);
 void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens);
 /// `cached`: whose layout is used again.

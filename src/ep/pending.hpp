@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// pending.hpp: what stands behind low-latency operations between their send and their receive.
+// pending.hpp: the state of low-latency operations between send and receive.
+//
+// A pending operation does not keep its group alive: calls on it throw Error{closed} once the group
+// is gone.
 #pragma once
 
 #include <chrono>
@@ -11,7 +14,8 @@
 namespace shoal::ep::detail {
 
 struct PendingDispatchState {
-  std::shared_ptr<GroupState> group;
+  BackendKind backend = BackendKind::host;  ///< for of_backend
+  std::weak_ptr<GroupState> group;
   std::shared_ptr<LowLatencyHandleState> handle;
   LowLatencyDispatchOptions options;
   std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
@@ -19,11 +23,11 @@ struct PendingDispatchState {
 };
 
 struct PendingCombineState {
-  std::shared_ptr<GroupState> group;
+  BackendKind backend = BackendKind::host;  ///< for of_backend
+  std::weak_ptr<GroupState> group;
   std::shared_ptr<const LowLatencyHandleState> handle;
   LowLatencyCombineOptions options;
-  std::vector<float>
-      weights;  ///< [tokens, top_k] of the host backend, copied: the caller's may go before receive
+  std::vector<float> weights;  ///< host backend: [tokens, top_k], a copy
   std::uint64_t epoch = 0;
   std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
   bool received = false;

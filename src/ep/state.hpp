@@ -1,75 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
-// state.hpp: what stands behind a Group.
+// state.hpp: the state of a Group and of the handles that it returns.
+//
+// A group is the same for all backends; what a backend keeps for it is in its Backend object
+// (backend.hpp), and its memory layout is its own.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "ep/backend_kind.hpp"
 #include "ep/plan/arena.hpp"
-#include "ep/plan/layout.hpp"
 #include "ep/plan/nodes.hpp"
 #include "ep/plan/routing.hpp"
+#include "ep/plan/shape.hpp"
 #include "ep/work_queue.hpp"
 #include "shoal/ep/group.hpp"
 #include "world/state.hpp"
-
-namespace shoal::ep::host {
-struct HostGroup;
-}
 
 namespace shoal::ep::detail {
 
 class Backend;
 
-struct GroupState : std::enable_shared_from_this<GroupState> {
+/// The memory of a group, which its backend asks for; equal on all ranks.
+struct BlockPlan {
+  std::size_t bytes = 0;          ///< of a rank's block
+  std::size_t arena_bytes = 0;    ///< of the receive area in it
+  std::size_t arena_results = 0;  ///< as for Arena
+  bool staging = false;           ///< from the world's staging memory; else from the heap
+};
+
+/// The backend of a group, and the nodes as that backend sees them.
+struct Placement {
+  Device device;  ///< of the group's tensors
+  BackendKind kind = BackendKind::host;
+  Nodes nodes;
+};
+
+struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<GroupState> {
   GroupState(const Team& owner, const GroupOptions& wanted);
-  ~GroupState();
+  ~GroupState() override;
 
   const Team team;
   const GroupOptions options;
   const std::shared_ptr<shoal::detail::WorldState> world;
-  const Pe me;
-  const Device device;  ///< where the group's tensors lie
-  /// A group of tensors in GPU memory whose members do not all reach each other: its memory is on
-  /// the host, in the world's staging, and rows are copied there and back (cuda/staged/staged.cpp).
-  const bool staged;
+  const std::int32_t me;  ///< this rank
+  const Device device;    ///< of the group's tensors
   const Nodes nodes;
   const Shape shape;
   const std::chrono::milliseconds timeout;
+  const std::unique_ptr<Backend> backend;
+  const BlockPlan plan;
 
-  std::byte* block = nullptr;    ///< this member's block of the heap
-  std::size_t block_offset = 0;  ///< of the block in everybody's heap, or staging
-  std::size_t host_offset = 0;   ///< of the block in everybody's host memory, where it is there
-  std::vector<std::byte*>
-      peers;               ///< every member's block, as addresses here; nullptr on other nodes
-  std::size_t heap_bytes;  ///< of the block
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<host::HostGroup> host;  ///< the host backend's part
+  std::byte* block = nullptr;     ///< this rank's block
+  std::size_t block_offset = 0;   ///< of the block in every heap, or staging memory
+  std::size_t host_offset = 0;    ///< of the block in every PE's host memory, if it lies there
+  std::vector<std::byte*> peers;  ///< every rank's block as an address here; nullptr: remote
   Arena arena;
-  std::unique_ptr<Stream> stream;  ///< made by the first asynchronous call
 
-  // Numbers of the last operation of each kind on this member; they only grow (DESIGN.md, idea 2).
+  // Numbers of the last operation of each kind on this rank. They only grow.
   std::uint64_t epoch = 0;  ///< normal mode
   std::uint64_t low_latency_dispatch_epoch = 0;
   std::uint64_t low_latency_combine_epoch = 0;
-  std::uint64_t low_latency_dispatch_received = 0;  ///< received in order, so these say all
+  std::uint64_t low_latency_dispatch_received = 0;  ///< receives are in order
   std::uint64_t low_latency_combine_received = 0;
 
-  TensorView combine_buffer;  ///< what next_combine_buffer returned last
-  std::string failure;        ///< why the group is unusable; empty while it is not
-  bool closed = false;
+  TensorView combine_buffer;  ///< the last result of next_combine_buffer
+  std::string failure;        ///< why the group is unusable; empty while it is usable
+  std::atomic<bool> closed = false;
   Statistics statistics;
 
-  /// Where member `rank`'s heap byte `offset` lies here; nullptr on other nodes.
+  /// The address here of heap byte `offset` of a rank; nullptr on other nodes.
   std::byte* heap_of(std::int32_t rank, std::uint64_t offset) const {
     return peers[rank] == nullptr ? nullptr : peers[rank] - block_offset + offset;
   }
+  Pe world_pe(std::int32_t rank) const { return team.world_pe(rank); }
+
+  /// The queue of asynchronous calls. The first call creates it. Throws Error{closed} once the
+  /// group or its world is being closed.
+  WorkQueue& work_queue(const char* call);
+  /// Waits until all asynchronous calls so far have ended.
+  void drain_work_queue();
+  /// Completes the queued calls (WorldEnd::closed), or fails those that have not begun; then waits
+  /// for the backend's queued work.
+  void close_with_world(shoal::detail::WorldEnd end) noexcept override;
+
+ private:
+  GroupState(const Team& owner, const GroupOptions& wanted, const Placement& placement);
+
+  std::mutex work_queue_mutex_;
+  std::unique_ptr<WorkQueue> work_queue_;
+  bool closing_ = false;
 };
 
-/// A region of the receive area; returns to the arena with the last tensor that looks into it.
+/// A region of the receive area. The last tensor that refers to it releases it.
 struct Region {
   Region(std::shared_ptr<GroupState> state, std::size_t at) : group(std::move(state)), offset(at) {}
   ~Region() { group->arena.release(offset); }
@@ -80,19 +109,18 @@ struct Region {
   std::size_t offset;  ///< in the arena
 };
 
-/// Where one row of a token from another node went.
+/// One row of a forwarded token.
 struct ForwardedRow {
   std::int32_t rank;
-  std::int32_t lane;  ///< expert-major; else -1
+  std::int32_t topk_slot;  ///< expert-major; else -1
   std::int64_t row;
 };
 
-/// The tokens that this member has passed on for its rail peer on one node, in the order in which
-/// they came.
+/// The tokens that this rank has forwarded for its rail peer on one node, in order of arrival.
 struct Forwarded {
-  /// Next row of the peer's tokens at each member; expert-major: of each expert.
+  /// Next row of the peer's tokens at each rank; expert-major: of each expert.
   std::vector<std::int32_t> next;
-  std::vector<std::int32_t> first{0};  ///< [tokens + 1]: where the rows of each token start
+  std::vector<std::int32_t> first{0};  ///< [tokens + 1]: start of each token's rows
   std::vector<ForwardedRow> rows;      ///< of a token in the order in which combine adds them
 
   std::int64_t tokens() const { return static_cast<std::int64_t>(first.size()) - 1; }
@@ -101,40 +129,36 @@ struct Forwarded {
   }
 };
 
+/// The layout of a normal dispatch.
 struct HandleState {
+  BackendKind backend = BackendKind::host;  ///< for of_backend
   std::shared_ptr<const RoutingState> routing;
-  std::weak_ptr<const GroupState> group;  ///< which group made it
+  std::weak_ptr<const GroupState> group;  ///< that made the handle
   std::uint64_t epoch = 0;                ///< of the dispatch that made the layout
-  std::vector<std::int32_t> counts;       ///< [ranks][ranks]: rows from source i to member j
-  std::vector<std::int32_t> first_row;  ///< [ranks]: where this member's rows start at each member
-  std::int64_t received =
-      0;  ///< rows of this member; expert-major: up to the end of the last block
-  std::int64_t result_rows = 0;  ///< received, or worst_case_rows
-  /// Expert-major layout (DispatchOptions.expert_major): the alignment of the experts' blocks; 0:
-  /// flat.
-  std::int32_t expert_alignment = 0;
-  ExpertRows expert_rows;                       ///< of the expert-major layout
+  std::vector<std::int32_t> counts;       ///< [ranks][ranks]: rows from source i to rank j
+  std::vector<std::int32_t> first_row;    ///< [ranks]: first row of this rank's tokens at each rank
+  std::int64_t received = 0;          ///< rows here; expert-major: up to the end of the last block
+  std::int64_t result_rows = 0;       ///< received, or worst_case_rows
+  std::int32_t expert_alignment = 0;  ///< of the blocks of an expert-major layout; 0: rank-major
+  ExpertRows expert_rows;             ///< of the expert-major layout
   std::vector<std::int32_t> tokens_per_expert;  ///< [local_experts] received here; empty on GPUs
-  std::vector<Forwarded>
-      forwarded;  ///< [nodes], where there are several: what this member passed on for each
+  std::vector<Forwarded> forwarded;  ///< [nodes] if there are several: forwarded for each peer
 
   std::int64_t received_by(std::int32_t rank) const;
-  std::int32_t lanes(std::int32_t top_k) const {
-    return expert_alignment > 0 ? 1 : top_k;
-  }  ///< beside a row
+  /// Top-k slots described beside a row.
+  std::int32_t topk_slots(std::int32_t top_k) const { return expert_alignment > 0 ? 1 : top_k; }
 };
 
-/// The tokens that a member of another node has sent with their weights: which answers make up the
+/// The tokens of a rank of another node, whose weights travelled: the rows here that make up the
 /// sum of each.
-struct FarTokens {
+struct RemoteTokens {
   struct Part {
     std::int32_t expert;
     std::int32_t row;
     float weight;
   };
-  std::vector<std::int32_t> first{
-      0};  ///< [tokens + 1]: where the parts of each token start, in the order they came in
-  std::vector<Part> parts;  ///< of a token by ascending lane
+  std::vector<std::int32_t> first{0};  ///< [tokens + 1]: start of each token's parts, by slot
+  std::vector<Part> parts;             ///< of a token by ascending top-k slot
 
   std::int64_t tokens() const { return static_cast<std::int64_t>(first.size()) - 1; }
   std::span<const Part> parts_of(std::int64_t token) const {
@@ -142,16 +166,18 @@ struct FarTokens {
   }
 };
 
+/// The layout of a low-latency dispatch.
 struct LowLatencyHandleState {
-  std::weak_ptr<const GroupState> group;  ///< which group made it
+  BackendKind backend = BackendKind::host;  ///< for of_backend
+  std::weak_ptr<const GroupState> group;    ///< that made the handle
   std::uint64_t epoch = 0;
   std::shared_ptr<const RoutingState> routing;
   std::vector<std::int32_t> first_row;  ///< [local_experts][ranks] of the rows received here
   std::vector<std::int32_t> counts;     ///< [local_experts] rows received here
-  bool has_weights = false;             ///< whether the weights were given to the dispatch
+  bool has_weights = false;             ///< the dispatch was given the weights
   std::vector<float> weights;           ///< [tokens, top_k] a copy of them; empty on GPUs
-  std::vector<std::optional<FarTokens>>
-      far_tokens;  ///< [ranks]: of members of other nodes whose weights travelled
+  /// [ranks]: of ranks of other nodes whose weights travelled.
+  std::vector<std::optional<RemoteTokens>> remote_tokens;
 };
 
 }  // namespace shoal::ep::detail

@@ -3,7 +3,7 @@
 
 namespace shoal::ep::detail {
 
-Stream::~Stream() {
+WorkQueue::~WorkQueue() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -12,7 +12,7 @@ Stream::~Stream() {
   thread_.join();
 }
 
-void Stream::push(std::function<void()> task) {
+void WorkQueue::push(std::function<void()> task) {
   {
     std::lock_guard lock(mutex_);
     tasks_.push(std::move(task));
@@ -20,12 +20,25 @@ void Stream::push(std::function<void()> task) {
   changed_.notify_all();
 }
 
-void Stream::drain() {
+void WorkQueue::drain() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return tasks_.empty() && !busy_; });
 }
 
-void Stream::run() {
+void WorkQueue::finish(std::chrono::milliseconds patience) {
+  await_until_ = (Clock::now() + patience).time_since_epoch().count();
+  drain();
+}
+
+void WorkQueue::await(const Future& after) const {
+  constexpr std::chrono::milliseconds kLook = std::chrono::milliseconds(10);  // at await_until_
+  while (after.wait_for(kLook) == std::future_status::timeout)
+    require(Clock::now().time_since_epoch().count() < await_until_, Code::closed,
+            "the world was closed before the operation that this one waits for had ended");
+  after.get();
+}
+
+void WorkQueue::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stop_ || !tasks_.empty(); });

@@ -1,34 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// work_queue.hpp: a queue of operations that run in order on a thread of their own (requirement
-// A11).
+// work_queue.hpp: operations that run in order on a thread of their own.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <queue>
 #include <thread>
 
+#include "base/check.hpp"
 #include "shoal/ep/group.hpp"
 
 namespace shoal::ep::detail {
 
-class Stream {
+class WorkQueue {
  public:
-  Stream() : thread_([this] { run(); }) {}
-  /// Finishes what is queued.
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
+  WorkQueue() : thread_([this] { run(); }) {}
+  /// Waits until the queue is empty.
+  ~WorkQueue();
+  WorkQueue(const WorkQueue&) = delete;
+  WorkQueue& operator=(const WorkQueue&) = delete;
 
-  /// Queues `body`, to run after everything queued before and after `after` (when valid), whose
+  /// Queues `body`. It runs after everything queued before and after `after` (if valid), whose
   /// exception it passes on.
   template <typename Body>
-  auto submit(Body body, Event after) -> std::future<decltype(body())> {
+  auto submit(Body body, Future after) -> std::future<decltype(body())> {
     auto task = std::make_shared<std::packaged_task<decltype(body())()>>(
-        [body = std::move(body), after = std::move(after)] {
-          if (after.valid()) after.get();
+        [this, body = std::move(body), after = std::move(after)] {
+          if (after.valid()) await(after);
           return body();
         });
     auto result = task->get_future();
@@ -37,8 +40,14 @@ class Stream {
   }
   /// Returns when everything queued so far has run.
   void drain();
+  /// As drain, but bounds the waits for `after`: a task whose `after` is not ready by then fails
+  /// with Error{closed}. The caller submits nothing more.
+  void finish(std::chrono::milliseconds patience);
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  void await(const Future& after) const;
   void push(std::function<void()> task);
   void run();
 
@@ -47,6 +56,7 @@ class Stream {
   std::queue<std::function<void()>> tasks_;
   bool busy_ = false;
   bool stop_ = false;
+  std::atomic<Clock::rep> await_until_ = Clock::time_point::max().time_since_epoch().count();
   std::thread thread_;
 };
 

@@ -3,14 +3,9 @@
 
 #include <algorithm>
 
+#include "base/align.hpp"
+
 namespace shoal::memory {
-namespace {
-
-std::size_t round_up(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) & ~(unit - 1);
-}
-
-}  // namespace
 
 Allocator::Allocator(std::size_t size) : size_(size & ~(kMinimumAlignment - 1)) {
   if (size_ != 0) insert_free(0, size_);
@@ -28,11 +23,11 @@ void Allocator::erase_free(std::size_t offset, std::size_t bytes) {
 
 std::optional<std::size_t> Allocator::allocate(std::size_t bytes, std::size_t alignment) {
   if (bytes == 0 || bytes > size_) return std::nullopt;  // also keeps the rounding from overflowing
-  bytes = round_up(bytes, kMinimumAlignment);
+  bytes = align_up(bytes, kMinimumAlignment);
   alignment = std::max(alignment, kMinimumAlignment);
   for (auto block = free_by_size_.lower_bound({bytes, 0}); block != free_by_size_.end(); ++block) {
     const auto [block_bytes, block_offset] = *block;
-    const std::size_t offset = round_up(block_offset, alignment);
+    const std::size_t offset = align_up(block_offset, alignment);
     const std::size_t gap = offset - block_offset;
     if (gap > block_bytes || block_bytes - gap < bytes) continue;
     erase_free(block_offset, block_bytes);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "memory/shared_buffers.hpp"
 #ifdef SHOAL_WITH_CUDA
@@ -63,11 +64,11 @@ std::size_t device_heap_bytes(std::size_t symmetric_size,
   std::size_t unit = Segment::kAlignment;  // granularities are powers of two
   for (const DeviceDescription& device : devices)
     unit = std::max<std::size_t>(unit, device.granularity);
-  return (symmetric_size + unit - 1) / unit * unit;
+  return align_up(symmetric_size, unit);
 }
 
 std::size_t DeviceHeap::step(std::size_t bytes) const noexcept {
-  return std::min(size_, (bytes + kStep - 1) / kStep * kStep);
+  return std::min(size_, align_up(bytes, kStep));
 }
 
 #ifdef SHOAL_WITH_CUDA

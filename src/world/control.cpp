@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "world/control.hpp"
 
+#include "base/align.hpp"
 #include "memory/host/segment.hpp"
 
 namespace shoal::detail {
-namespace {
-
-std::size_t round_up(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-}  // namespace
 
 ControlLayout::ControlLayout(Pe n_pes, std::int64_t max_teams)
     : n_pes_(static_cast<std::size_t>(n_pes)) {
@@ -20,16 +14,16 @@ ControlLayout::ControlLayout(Pe n_pes, std::int64_t max_teams)
   std::size_t next = 2 * kLine;  // progress, alerts
   const auto place = [&](std::size_t count, std::size_t stride) {
     const std::size_t start = next;
-    next = round_up(next + count * stride, kLine);
+    next = align_up(next + count * stride, kLine);
     return start;
   };
   status_ = place(n_pes_, sizeof(StatusEntry));
-  join_stride_ = round_up(sizeof(JoinRecord) + (teams + 63) / 64 * sizeof(std::uint64_t), kLine);
+  join_stride_ = align_up(sizeof(JoinRecord) + (teams + 63) / 64 * sizeof(std::uint64_t), kLine);
   join_ = place(n_pes_, join_stride_);
   acknowledged_ = place(n_pes_, kLine);
   team_stride_ = 2 * n_pes_ * (kLine + sizeof(ExchangeEntry));
   teams_ = place(teams, team_stride_);
-  bytes_ = round_up(next, memory::Segment::kAlignment);
+  bytes_ = align_up(next, memory::Segment::kAlignment);
 }
 
 }  // namespace shoal::detail

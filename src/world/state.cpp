@@ -79,6 +79,7 @@ WorldState::WorldState() : parts_(std::make_unique<WorldParts>()), heap_(*this) 
 
 WorldState::~WorldState() {
   if (!parts_->open) return;
+  closers_.close(WorldEnd::failed);
   if (std::uncaught_exceptions() > 0) {
     const auto cause = failure();  // another PE's failure, where that is why
     fail_world(cause ? fmt::format("left the world after {}", *cause)
@@ -327,6 +328,7 @@ void WorldState::fail_world(const std::string& reason) noexcept {
 void WorldState::close() {
   WorldParts& world = *parts_;
   if (!world.open) return;
+  closers_.close(WorldEnd::closed);
   std::exception_ptr failure;
   try {
     set_progress(Activity::closing, world.world_team().epoch + 1, "barrier");

@@ -17,6 +17,7 @@
 #include "base/deadline.hpp"
 #include "memory/device.hpp"
 #include "shoal/world.hpp"
+#include "world/closers.hpp"
 #include "world/control.hpp"
 
 namespace shoal::detail {
@@ -172,8 +173,11 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// `reason`.
   void fail_world(const std::string& reason) noexcept;
 
-  /// Ends this PE's part of the world after a barrier. Whatever the barrier says, everything is
-  /// released before this returns or throws.
+  /// Objects to close before this world releases its memory (closers.hpp).
+  Closers& closers() noexcept { return closers_; }
+
+  /// Ends this PE's part of the world after a barrier. Closes the registered objects first.
+  /// Everything is released before this returns or throws, even when the barrier fails.
   void close();
   bool is_open() const noexcept;
 
@@ -192,6 +196,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
   std::unique_ptr<WorldParts> parts_;
   SymmetricHeap heap_;
+  Closers closers_;
   bool progress_networks() noexcept;
 
   std::int64_t spin_ = 0;

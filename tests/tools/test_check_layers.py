@@ -11,12 +11,11 @@ SCRIPT = Path(__file__).parents[2] / "cmake" / "check_layers.py"
 
 
 def check(root, files):
-    """Writes `files` (path: text) below `root`, with a README for each folder, and returns (exit status, lines printed)."""
+    """Writes `files` (path: text) below `root`; returns (exit status, lines printed)."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        (path.parent / "README.md").touch()
     run = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True, timeout=30)
     assert run.stderr == ""
     return run.returncode, run.stdout.splitlines()
@@ -31,8 +30,8 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         "src/transport/factories.cpp": '#include "transport/shm/shm.hpp"\n#include "transport/transport.hpp"\n',
         "src/transport/shm/shm.hpp": "",
         "src/transport/shm/shm.cpp": '#include "transport/shm/shm.hpp"\n#include "shm.hpp"\n#include "transport/transport.hpp"\n',
-        "src/ep/host/send.cpp": '#include "ep/plan/layout.hpp"\n#include "world/state.hpp"\n',
-        "tests/unit/x_test.cpp": '#include "ep/plan/layout.hpp"\n#include "transport/shm/shm.hpp"\n',
+        "src/ep/host/send.cpp": '#include "ep/plan/shape.hpp"\n#include "world/state.hpp"\n',
+        "tests/unit/x_test.cpp": '#include "ep/plan/shape.hpp"\n#include "transport/shm/shm.hpp"\n',
     }
     assert check(tmp_path, files) == (0, [])
 
@@ -58,12 +57,6 @@ def test_sees_through_relative_includes(tmp_path):
     files = {"src/base/log.cpp": '#include "../world/state.hpp"\n', "src/world/state.hpp": ""}
     status, lines = check(tmp_path, files)
     assert status == 1 and lines[0].startswith("src/base/log.cpp:1: layer base")
-
-
-def test_reports_a_source_folder_without_readme(tmp_path):
-    (tmp_path / "src/ep").mkdir(parents=True)
-    (tmp_path / "src/ep/plan/layout.cpp").touch()
-    assert check(tmp_path, {})[1] == ["src/ep/README.md:1: missing; a folder says what lives in it"]
 
 
 @pytest.mark.parametrize("file", ["include/shoal/a.hpp", "src/base/a.cpp", "tools/a.cpp", "tests/unit/a_test.cpp", "bench/a.cpp"])

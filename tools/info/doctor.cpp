@@ -58,6 +58,7 @@ Patient collect_patient(const std::string& root, std::int32_t pes) {
   if (!patient.described) {
     patient.gpus = memory::describe_gpus();
     patient.mps_folder = mps_folder();
+    patient.variables = inspect_environment();
   }
   patient.nvidia_gpus = find_gpus(patient.system);
   patient.rdma = patient.system.list("/sys/class/infiniband");
@@ -71,7 +72,8 @@ Patient collect_patient(const std::string& root, std::int32_t pes) {
 
 std::vector<Finding> examine(const Patient& patient) {
   std::vector<Finding> findings;
-  for (const std::vector<Check>& checks : {driver_checks(), network_checks(), host_checks()})
+  for (const std::vector<Check>& checks :
+       {driver_checks(), network_checks(), host_checks(), environment_checks()})
     for (const Check check : checks) findings.push_back(check(patient));
   return findings;
 }

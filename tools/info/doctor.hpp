@@ -44,6 +44,7 @@ struct Patient {
   memory::GpuReport gpus;            ///< empty where described
   std::string mps_folder = "/tmp/nvidia-mps";
   std::vector<Module> networks;
+  std::vector<EnvironmentVariable> variables;  ///< of this process; empty where described
 
   // What several checks ask, read once.
   std::vector<std::string>
@@ -69,6 +70,7 @@ using Check = Finding (*)(const Patient& patient);
 std::vector<Check> driver_checks();
 std::vector<Check> network_checks();
 std::vector<Check> host_checks();
+std::vector<Check> environment_checks();
 
 // How a check says what it found.
 inline Finding ok(std::string name, std::string found) {

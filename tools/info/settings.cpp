@@ -56,12 +56,15 @@ nlohmann::json to_json(const std::vector<SettingRow>& settings) {
 
 std::string settings_page() {
   std::string page =
-      "# Settings\n\nGenerated from the table in `src/base/settings.cpp` by `./run settings`; a test keeps the two "
-      "equal. Every setting is "
-      "an environment variable;\nprograms may fill `shoal::Settings` themselves in place of it. Where the first name "
-      "is not set, the NVSHMEM "
-      "name is accepted.\nA value that is not allowed is an error that names the variable, its value and what is "
-      "allowed.\n";
+      "# Settings\n\n"
+      "Every setting is an environment variable; a program may fill `shoal::Settings` instead.\n"
+      "A value outside the allowed range is an error that names the variable, the value and the\n"
+      "range. Unknown `SHOAL_*` variables produce a warning with the nearest name.\n\n"
+      "The NVSHMEM name in the second column is used where the SHOAL name is not set. It accepts\n"
+      "every value that NVSHMEM accepts. Numbers outside Shoal's range are brought into it. NVSHMEM\n"
+      "variables without an equivalent have no effect and share one warning; `shoal-info --doctor`\n"
+      "lists each variable as used, ignored or not understood.\n\n"
+      "This page is generated from `src/base/settings_table.cpp` by `./run settings`.\n";
   const Settings defaults;
   std::string_view scope;
   for (const SettingInfo& info : settings_table()) {

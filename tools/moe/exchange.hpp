@@ -56,9 +56,8 @@ class Peers {
     for (const std::vector<std::byte>& bytes :
          bootstrap_.all_gather(std::as_bytes(std::span(message)), "shoal-moe agreement")) {
       if (bytes.empty()) continue;
-      std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      if (text.starts_with("shoal: ")) text.erase(0, std::strlen("shoal: "));
-      throw AgreedFailure(code, text);
+      const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      throw AgreedFailure(code, reason_of(text));
     }
   }
 

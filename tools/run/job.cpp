@@ -15,7 +15,6 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "bootstrap/round.hpp"
 
 namespace shoal::run {
 namespace {
@@ -153,7 +152,7 @@ int Job::run() {
   try {
     for (int index = 0; index < options_.n_pes; ++index) start(index);
   } catch (const Error& error) {
-    say(bootstrap::plain(error.what()));
+    say(reason_of(error));
     return status_ != 0 ? status_ : kStatusLauncherFailed;
   }
   if (options_.timeout.count() > 0) deadline_ = Clock::now() + options_.timeout;

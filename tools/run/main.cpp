@@ -13,7 +13,6 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "bootstrap/round.hpp"
 #include "run/hosts.hpp"
 #include "run/job.hpp"
 #include "shoal/bootstrap.hpp"
@@ -178,7 +177,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : shoal::run::kStatusLauncherFailed;
   } catch (const std::exception& error) {
-    std::cerr << "shoal-run: " << shoal::bootstrap::plain(error.what()) << std::endl;
+    std::cerr << "shoal-run: " << shoal::reason_of(error) << std::endl;
     return shoal::run::kStatusLauncherFailed;
   }
 }

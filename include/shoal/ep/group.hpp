@@ -143,8 +143,8 @@ class Handle {
   std::shared_ptr<const detail::HandleState> state_;
 };
 
-/// An operation on the group's own stream that has not been waited for yet (A11).
-using Event = std::shared_future<void>;
+/// Completion of an operation on the host; what dispatch_async and combine_async wait for first.
+using Future = std::shared_future<void>;
 
 struct DispatchOptions {
   TensorView weights{};  ///< float32 [tokens, top_k]; optional; travels with the rows
@@ -375,9 +375,9 @@ class Group {
   /// when given. Inputs must stay valid and unchanged until the future is ready; errors come out of
   /// it.
   std::future<Dispatched> dispatch_async(const TensorView& x, const Routing& routing,
-                                         const DispatchOptions& options = {}, Event after = {});
+                                         const DispatchOptions& options = {}, Future after = {});
   std::future<Combined> combine_async(const TensorView& y, const Handle& handle,
-                                      const CombineOptions& options = {}, Event after = {});
+                                      const CombineOptions& options = {}, Future after = {});
 
   /// x: bfloat16 [tokens, hidden]; topk_idx as in route. Sends, and returns without waiting for the
   /// rows of others. Receives are made in the order of the sends, at most two of which are open:
@@ -401,7 +401,7 @@ class Group {
   /// members together, and only brings a member back that has taken part in every operation
   /// meanwhile: one that missed some stays out of step. Setting needs mask_failed.
   std::vector<int> masked() const;
-  void set_mask(Pe member, bool masked);
+  void set_mask(std::int32_t rank, bool masked);
   void clear_masks();
 
   /// Runs operations of the largest size on made-up tokens, so that code is loaded, the pages that

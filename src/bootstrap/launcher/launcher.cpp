@@ -230,7 +230,7 @@ std::string describe_launcher(const Settings& settings) {
     const Choice choice = choose_bootstrap(settings);
     return fmt::format("{}: bootstrap {}", choice.why, fmt::join(choice.bootstraps, ", else "));
   } catch (const Error& error) {
-    return plain(error.what());
+    return reason_of(error);
   }
 }
 

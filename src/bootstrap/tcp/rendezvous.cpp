@@ -116,7 +116,7 @@ void Rendezvous::answer() {
 }
 
 void Rendezvous::abort(Pe pe, const std::string& reason) {
-  fail({Code::peer_failed, pe, fmt::format("PE {}: {}", pe, plain(reason))});
+  fail({Code::peer_failed, pe, fmt::format("PE {}: {}", pe, reason_of(reason))});
 }
 
 void Rendezvous::close(Pe pe) {

@@ -72,8 +72,7 @@ void Root::run() noexcept {
       deliver();
     }
   } catch (const std::exception& error) {
-    log::warn("the root of the bootstrap at {} ended: {}", address_.to_string(),
-              plain(error.what()));
+    log::warn("the root of the bootstrap at {} ended: {}", address_.to_string(), reason_of(error));
   }
   by_pe_.clear();
   connections_.clear();
@@ -175,7 +174,7 @@ void Root::read(Connection& connection) {
     if (!open)
       drop(connection, connection.pe < 0 ? "it ended before it greeted" : "ended without closing");
   } catch (const Error& error) {
-    drop(connection, (connection.pe < 0 ? "" : "was disconnected: ") + plain(error.what()));
+    drop(connection, (connection.pe < 0 ? "" : "was disconnected: ") + reason_of(error));
   }
 }
 

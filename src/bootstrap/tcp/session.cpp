@@ -20,7 +20,7 @@ bootstrap::Fd listen_at_one(const std::vector<bootstrap::Address>& addresses,
     try {
       return bootstrap::listen_at(address);
     } catch (const Error& error) {
-      reasons += "; " + bootstrap::plain(error.what());
+      reasons += "; " + reason_of(error);
     }
   }
   fail(

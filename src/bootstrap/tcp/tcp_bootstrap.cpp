@@ -173,7 +173,7 @@ std::optional<Frame> TcpBootstrap::receive(Clock::time_point deadline) {
       return std::nullopt;
     }
   } catch (const Error& error) {
-    keep({error.code(), -1, fmt::format("{} failed: {}", describe_root(), plain(error.what()))});
+    keep({error.code(), -1, fmt::format("{} failed: {}", describe_root(), reason_of(error))});
     return std::nullopt;
   }
 }
@@ -200,13 +200,13 @@ void TcpBootstrap::throw_if_failed() {
 void TcpBootstrap::abort(const std::string& reason) noexcept {
   try {
     if (closed_) return;
-    keep({Code::peer_failed, pe_, fmt::format("PE {}: {}", pe_, plain(reason))});
+    keep({Code::peer_failed, pe_, fmt::format("PE {}: {}", pe_, reason_of(reason))});
     const Clock::time_point deadline = Clock::now() + kAbort;
-    send(MessageType::abort, 0, encode_text(plain(reason)), deadline);
+    send(MessageType::abort, 0, encode_text(reason_of(reason)), deadline);
     if (Clock::now() >= deadline)
       shutdown(socket_.get(), SHUT_RDWR);  // the others still learn that this PE is gone
   } catch (const std::exception& error) {
-    log::warn("PE {} could not tell the others that it failed: {}", pe_, plain(error.what()));
+    log::warn("PE {} could not tell the others that it failed: {}", pe_, reason_of(error));
   }
 }
 
@@ -226,7 +226,7 @@ std::optional<std::string> TcpBootstrap::aborted() noexcept {
       if (!open) keep({Code::peer_failed, -1, fmt::format("{} ended", describe_root())});
     }
   } catch (const Error& error) {
-    keep({error.code(), -1, fmt::format("{} failed: {}", describe_root(), plain(error.what()))});
+    keep({error.code(), -1, fmt::format("{} failed: {}", describe_root(), reason_of(error))});
   } catch (...) {
     return std::nullopt;
   }
@@ -246,7 +246,7 @@ void TcpBootstrap::close() noexcept {
     while (receive(deadline)) {
     }
   } catch (const std::exception& error) {
-    log::warn("PE {} could not close the bootstrap in order: {}", pe_, plain(error.what()));
+    log::warn("PE {} could not close the bootstrap in order: {}", pe_, reason_of(error));
   }
   root_.reset();
 }

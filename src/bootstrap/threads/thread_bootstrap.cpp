@@ -53,7 +53,7 @@ class Meeting {
   void abort(Pe pe, const std::string& reason) {
     const std::lock_guard lock(mutex_);
     if (!closed_[static_cast<std::size_t>(pe)])
-      set_failure({Code::peer_failed, pe, fmt::format("PE {}: {}", pe, bootstrap::plain(reason))});
+      set_failure({Code::peer_failed, pe, fmt::format("PE {}: {}", pe, reason_of(reason))});
   }
 
   std::optional<std::string> aborted(Pe pe) {

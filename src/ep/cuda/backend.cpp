@@ -13,14 +13,21 @@ class CudaBackend final : public detail::Backend {
   explicit CudaBackend(GroupState& state)
       : state_(state), group_(state), normal_(group_), low_latency_(group_) {}
 
+  detail::BackendKind kind() const override { return detail::BackendKind::cuda; }
+  detail::BlockPlan block_plan() const override {
+    const detail::DeviceLayout layout(state_.shape);
+    return {.bytes = layout.total,
+            .arena_bytes = layout.arena_bytes,
+            .arena_results = static_cast<std::size_t>(state_.shape.live_results)};
+  }
   void open() override {
     group_.open();
     normal_.open();
   }
-  std::optional<std::int32_t> failed_member() const override {
+  std::optional<std::int32_t> failed_rank() const override {
     return std::nullopt;  // the calls of this backend find out themselves
   }
-  std::optional<std::int32_t> ask_failed_member() override { return group_.ask_failed_member(); }
+  std::optional<std::int32_t> ask_failed_rank() override { return group_.ask_failed_rank(); }
 
   Routing route(const TensorView& topk_idx, const Launch& launch) override {
     return normal_.route(topk_idx, launch);

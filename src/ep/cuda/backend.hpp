@@ -8,7 +8,7 @@ namespace shoal::ep::cuda {
 
 /// For groups whose ranks one NVLink domain joins.
 std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state);
-/// For groups whose memory is on the host (GroupState::staged); `host` is the host backend.
+/// For groups whose memory is on the host (BackendKind::staged); `host` is the host backend.
 std::unique_ptr<detail::Backend> make_staged_backend(detail::GroupState& state,
                                                      std::unique_ptr<detail::Backend> host);
 

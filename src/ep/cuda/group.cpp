@@ -105,7 +105,7 @@ bool CudaGroup::capturing(cudaStream_t on) const {
   return status != cudaStreamCaptureStatusNone;
 }
 
-std::optional<std::int32_t> CudaGroup::ask_failed_member() {
+std::optional<std::int32_t> CudaGroup::ask_failed_rank() {
   state.world->cuda()->activate();
   std::vector<std::uint64_t> failed(static_cast<std::size_t>(state.shape.ranks));
   check(cudaMemcpy2DAsync(failed.data(), sizeof(std::uint64_t), state.block + device.layout.failed,

@@ -55,7 +55,7 @@ struct CudaGroup {
   /// Throws what the GPU has reported, if anything (fault_messages.cpp).
   void throw_reported();
   /// A rank that has given the group up, read from GPU memory.
-  std::optional<std::int32_t> ask_failed_member();
+  std::optional<std::int32_t> ask_failed_rank();
   /// Device memory in stream order behind the last call; contents undefined.
   std::shared_ptr<void> allocate(std::size_t bytes) const;
   /// A tensor in `memory`.

@@ -9,7 +9,7 @@
 namespace shoal::ep::detail {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPage = kPageBytes;
 
 }  // namespace
 
@@ -41,7 +41,7 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   }
   arena = cursor.take(arena_bytes, kPage);
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
-  staging = cursor.take(staged * shape.max_answer_bytes, kPage);
+  staging = cursor.take(staged * shape.max_combine_row_bytes, kPage);
   staging_weights = cursor.take(staged * top_k * sizeof(float), kPage);
   normal_end = align_up(cursor.at, kPage);
 

@@ -14,7 +14,9 @@
 #include <cstdint>
 
 #include "base/host_device.hpp"
-#include "ep/plan/layout.hpp"
+#include "ep/plan/cursor.hpp"
+#include "ep/plan/notices.hpp"
+#include "ep/plan/shape.hpp"
 
 namespace shoal::ep::detail {
 
@@ -24,19 +26,15 @@ inline constexpr std::int32_t kMaxDeviceRanks = 128;
 /// Low latency: bytes and top-k slots of a packet of a slot's header.
 inline constexpr std::size_t kPacketBytes = 16, kTopkSlotsPerPacket = 2;
 
-SHOAL_HOST_DEVICE constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t alignment) {
-  return (value + alignment - 1) / alignment * alignment;
-}
-
 /// What travels beside a row: scales, int64 experts and float32 weights at the receiving rank (`top_k`
 /// of each; one in an expert-major layout), int32 source token. A multiple of 16 bytes.
 struct SideRecord {
   std::uint32_t topk_idx, weights, source_token, bytes;
 
   SHOAL_HOST_DEVICE constexpr SideRecord(std::uint32_t scale_bytes, std::uint32_t top_k)
-      : topk_idx(static_cast<std::uint32_t>(round_up(scale_bytes, 16))),
-        weights(topk_idx + static_cast<std::uint32_t>(round_up(top_k, 2)) * 8),
-        source_token(weights + static_cast<std::uint32_t>(round_up(top_k, 4)) * 4),
+      : topk_idx(static_cast<std::uint32_t>(align_up(scale_bytes, 16))),
+        weights(topk_idx + static_cast<std::uint32_t>(align_up(top_k, 2)) * 8),
+        source_token(weights + static_cast<std::uint32_t>(align_up(top_k, 4)) * 4),
         bytes(source_token + 16) {}
 };
 
@@ -46,8 +44,8 @@ struct RegionLayout {
 
   SHOAL_HOST_DEVICE constexpr RegionLayout(std::uint64_t rows, std::uint64_t row_bytes,
                                            std::uint64_t record_bytes)
-      : records(round_up(rows * row_bytes, 128)),
-        total(round_up(records + rows * record_bytes, 4096)) {}
+      : records(align_up(rows * row_bytes, 128)),
+        total(align_up(records + rows * record_bytes, kPageBytes)) {}
 };
 
 /// What a rank tells every other at the start of a normal operation. For a dispatch followed by int32

@@ -13,12 +13,16 @@ namespace {
 
 class HostBackend final : public detail::Backend {
  public:
-  explicit HostBackend(GroupState& group) : group_(group) {}
+  HostBackend(detail::GroupState& group, std::int32_t threads) : group_(group, threads) {}
 
-  // Only signals and notices need a known start; zeroing payload would touch pages that may never
-  // be used.
-  void open() override { std::memset(group_.block, 0, group_.host->layout.control_end); }
-  std::optional<std::int32_t> failed_member() const override { return host::failed_member(group_); }
+  detail::BackendKind kind() const override { return detail::BackendKind::host; }
+  detail::BlockPlan block_plan() const override {
+    return {.bytes = group_.layout.total, .arena_bytes = group_.layout.arena_bytes};
+  }
+  // Only signals and notices need a known start. Zeroing the payload would touch pages that may
+  // never be used.
+  void open() override { std::memset(group_.state.block, 0, group_.layout.control_end); }
+  std::optional<std::int32_t> failed_rank() const override { return host::failed_rank(group_); }
 
   Routing route(const TensorView& topk_idx, const Launch&) override;
   Dispatched dispatch(const detail::DispatchCall& call) override;
@@ -29,32 +33,30 @@ class HostBackend final : public detail::Backend {
       const TensorView& x, const TensorView& topk_idx,
       const LowLatencyDispatchOptions& options) override;
   bool ready(const PendingDispatchState& pending) override {
-    return all_sent(pending.sent_at, group_.host->layout.slots_sent, pending.handle->epoch);
+    return all_sent(pending.sent_at, group_.layout.slots_sent, pending.handle->epoch);
   }
   LowLatencyReceived receive(PendingDispatchState& pending) override {
-    return committed(group_, [&] { return low_latency_dispatch_receive(pending); });
+    return committed(group_, [&] { return low_latency_dispatch_receive(group_, pending); });
   }
   std::shared_ptr<PendingCombineState> low_latency_combine(
       const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
       const std::shared_ptr<const LowLatencyHandleState>& handle,
       const LowLatencyCombineOptions& options) override;
   bool ready(const PendingCombineState& pending) override {
-    return all_sent(pending.sent_at, group_.host->layout.answers_ready, pending.epoch);
+    return all_sent(pending.sent_at, group_.layout.combine_ready, pending.epoch);
   }
   Tensor receive(PendingCombineState& pending) override {
-    return committed(group_, [&] { return low_latency_combine_receive(pending); });
+    return committed(group_, [&] { return low_latency_combine_receive(group_, pending); });
   }
   TensorView next_combine_buffer() override;
 
-  std::vector<int> masked() const override {
-    return {group_.host->masked.begin(), group_.host->masked.end()};
-  }
-  void set_mask(std::int32_t member, bool masked) override {
-    group_.host->masked[member] = masked ? 1 : 0;
-    group_.host->out_of_reach[member] = 0;
+  std::vector<int> masked() const override { return {group_.masked.begin(), group_.masked.end()}; }
+  void set_mask(std::int32_t rank, bool masked) override {
+    group_.masked[rank] = masked ? 1 : 0;
+    group_.out_of_reach[rank] = 0;
   }
   void clear_masks() override {
-    for (std::int32_t member = 0; member < group_.shape.ranks; ++member) set_mask(member, false);
+    for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank) set_mask(rank, false);
   }
 
   void warmup(Group& group) override;
@@ -64,19 +66,19 @@ class HostBackend final : public detail::Backend {
   /// had the time to.
   bool all_sent(std::chrono::steady_clock::time_point sent_at, std::size_t signals,
                 std::uint64_t epoch) const {
-    if (std::chrono::steady_clock::now() > sent_at + group_.timeout) return true;
-    for (std::int32_t rank = 0; rank < group_.shape.ranks; ++rank)
-      if (!group_.host->masked[rank] && read_signal(group_, signals, rank) < epoch &&
-          !group_.world->has_failed(group_.team.world_pe(rank)))
+    if (std::chrono::steady_clock::now() > sent_at + group_.state.timeout) return true;
+    for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank)
+      if (!group_.masked[rank] && read_signal(group_, signals, rank) < epoch &&
+          !group_.state.world->has_failed(group_.state.team.world_pe(rank)))
         return false;
     return true;
   }
 
-  GroupState& group_;
+  HostGroup group_;
 };
 
 Routing HostBackend::route(const TensorView& topk_idx, const Launch&) {
-  const auto& shape = group_.shape;
+  const auto& shape = group_.state.shape;
   const std::int64_t most = std::max(shape.max_tokens, shape.low_latency_max_tokens);
   auto state = detail::make_routing(detail::checked_topk(topk_idx, shape, most, "route"), shape);
   Routing routing;
@@ -89,9 +91,9 @@ Routing HostBackend::route(const TensorView& topk_idx, const Launch&) {
 
 Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {
   return committed(group_, [&] {
-    const DispatchPlan plan = notify(group_.shared_from_this(), call);
+    const DispatchPlan plan = notify(group_, call);
     dispatch_send(group_, call, plan);
-    ++group_.statistics.dispatches;
+    ++group_.state.statistics.dispatches;
     return dispatch_receive(group_, call, plan);
   });
 }
@@ -101,7 +103,7 @@ Combined HostBackend::combine(const TensorView& y, const HandleState& handle,
   check_staging(group_, y, options);
   return committed(group_, [&] {
     const NoticeBoard board = combine_send(group_, y, handle, options);
-    ++group_.statistics.combines;
+    ++group_.state.statistics.combines;
     return combine_receive(group_, y, handle, options, board);
   });
 }
@@ -109,15 +111,15 @@ Combined HostBackend::combine(const TensorView& y, const HandleState& handle,
 std::shared_ptr<PendingDispatchState> HostBackend::low_latency_dispatch(
     const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& options) {
   auto pending = std::make_shared<PendingDispatchState>();
-  pending->group = group_.shared_from_this();
+  pending->group = group_.state.shared_from_this();
   pending->options = options;
   auto routing = detail::make_routing(
-      detail::checked_topk(topk_idx, group_.shape, group_.shape.low_latency_max_tokens,
+      detail::checked_topk(topk_idx, group_.state.shape, group_.state.shape.low_latency_max_tokens,
                            "low_latency_dispatch"),
-      group_.shape);
+      group_.state.shape);
   pending->handle = committed(
       group_, [&] { return low_latency_dispatch_send(group_, x, std::move(routing), options); });
-  ++group_.statistics.low_latency_dispatches;
+  ++group_.state.statistics.low_latency_dispatches;
   return pending;
 }
 
@@ -126,7 +128,7 @@ std::shared_ptr<PendingCombineState> HostBackend::low_latency_combine(
     const std::shared_ptr<const LowLatencyHandleState>& handle,
     const LowLatencyCombineOptions& options) {
   auto pending = std::make_shared<PendingCombineState>();
-  pending->group = group_.shared_from_this();
+  pending->group = group_.state.shared_from_this();
   pending->handle = handle;
   pending->options = options;
   pending->weights.assign(weights.as<float>(), weights.as<float>() + weights.size());
@@ -136,18 +138,18 @@ std::shared_ptr<PendingCombineState> HostBackend::low_latency_combine(
           "low_latency_combine: weights differ from those that were given to the dispatch");
   pending->epoch =
       committed(group_, [&] { return low_latency_combine_send(group_, y, *handle, options); });
-  ++group_.statistics.low_latency_combines;
+  ++group_.state.statistics.low_latency_combines;
   return pending;
 }
 
 TensorView HostBackend::next_combine_buffer() {
-  const auto& shape = group_.shape;
-  const detail::GroupLayout& layout = group_.host->layout;
-  const std::uint64_t epoch = group_.low_latency_combine_epoch + 1;
-  wait_for_answer_buffer(group_, epoch);
-  TensorView view(group_.block + layout.answer(epoch, 0, 0, shape), DataType::bfloat16,
+  const auto& shape = group_.state.shape;
+  const GroupLayout& layout = group_.layout;
+  const std::uint64_t epoch = group_.state.low_latency_combine_epoch + 1;
+  wait_for_combine_buffer(group_, epoch);
+  TensorView view(group_.state.block + layout.combine_row(epoch, 0, 0, shape), DataType::bfloat16,
                   {shape.local_experts, shape.low_latency_rows(), shape.hidden});
-  const auto stride = static_cast<std::int64_t>(layout.answer_stride / 2);
+  const auto stride = static_cast<std::int64_t>(layout.combine_row_stride / 2);
   view.strides = {shape.low_latency_rows() * stride, stride, 1};
   return view;
 }
@@ -189,15 +191,18 @@ void warm_low_latency(Group& group, const GroupOptions& options) {
 }
 
 void HostBackend::warmup(Group& group) {
-  const GroupOptions options = group_.options;
+  const GroupOptions options = group_.state.options;
   if (options.max_tokens > 0) warm_normal(group, options);
   if (options.low_latency_max_tokens > 0) warm_low_latency(group, options);
 }
 
 }  // namespace
 
-std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state) {
-  return std::make_unique<HostBackend>(state);
+std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state,
+                                              std::int32_t default_threads) {
+  std::int32_t threads = state.options.threads;
+  if (threads == 0) threads = static_cast<std::int32_t>(state.world->settings().ep_threads);
+  return std::make_unique<HostBackend>(state, threads > 0 ? threads : default_threads);
 }
 
 }  // namespace shoal::ep::host

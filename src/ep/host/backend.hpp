@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// backend.hpp: the phases of the host backend as a Backend.
+// backend.hpp: expert parallelism on the host.
 #pragma once
 
 #include "ep/backend.hpp"
 
 namespace shoal::ep::host {
 
-std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state);
+/// `default_threads`: threads of the backend when neither GroupOptions.threads nor SHOAL_EP_THREADS
+/// is set.
+std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state,
+                                              std::int32_t default_threads);
 
 }  // namespace shoal::ep::host

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// group.hpp: what the host backend keeps for a group.
+// group.hpp: the state that the host backend keeps for a group.
 #pragma once
 
 #include <optional>
 #include <vector>
 
+#include "ep/host/layout.hpp"
 #include "ep/host/rows/worker_pool.hpp"
-#include "ep/plan/layout.hpp"
 #include "ep/state.hpp"
 
 namespace shoal::ep::host {
@@ -17,21 +17,23 @@ struct LowLatencyResult {
 };
 
 struct HostGroup {
-  HostGroup(const detail::Shape& shape, std::int32_t threads)
-      : layout(shape),
+  HostGroup(detail::GroupState& owner, std::int32_t threads)
+      : state(owner),
+        layout(owner.shape, owner.world->settings()),
         workers(threads),
-        masked(static_cast<std::size_t>(shape.ranks), 0),
-        out_of_reach(static_cast<std::size_t>(shape.ranks), 0),
-        chunks_sent(static_cast<std::size_t>(shape.nodes), 0),
-        chunks_read(static_cast<std::size_t>(shape.nodes), 0) {}
+        masked(static_cast<std::size_t>(owner.shape.ranks), 0),
+        out_of_reach(static_cast<std::size_t>(owner.shape.ranks), 0),
+        chunks_sent(static_cast<std::size_t>(owner.shape.nodes), 0),
+        chunks_read(static_cast<std::size_t>(owner.shape.nodes), 0) {}
 
-  const detail::GroupLayout layout;
+  detail::GroupState& state;
+  const GroupLayout layout;
   WorkerPool workers;
   std::vector<char> masked;        ///< [ranks]: left out of low-latency operations
-  std::vector<char> out_of_reach;  ///< [ranks]: masked, and could not be told of it either
-  std::vector<std::uint64_t> chunks_sent,
-      chunks_read;  ///< [nodes]: to and from the rail peer there; Rail
-  std::optional<LowLatencyResult> low_latency_results[2];  ///< used in turn
+  std::vector<char> out_of_reach;  ///< [ranks]: masked, and writing to them fails
+  /// [nodes]: chunks to and from the rail peer there (Rail).
+  std::vector<std::uint64_t> chunks_sent, chunks_read;
+  std::optional<LowLatencyResult> low_latency_results[2];  ///< by parity of the epoch
 };
 
 }  // namespace shoal::ep::host

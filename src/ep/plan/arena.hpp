@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// arena.hpp: regions of the receive area, taken when a dispatch starts and returned when its result
-// goes.
+// arena.hpp: allocates regions of the receive area, each from the start of a dispatch until its
+// result is released.
 #pragma once
 
 #include <cstddef>
@@ -8,26 +8,33 @@
 #include <mutex>
 #include <optional>
 
+#include "base/checked.hpp"
+
 namespace shoal::ep::detail {
 
-/// First-fit allocation in [0, size), in pages. A region is taken at the largest size it may need
-/// and shrunk once the real one is known. Any thread may call: results are released wherever their
-/// last owner goes.
+/// First-fit allocation in [0, size), in pages. A region is taken at the largest size that it may
+/// need and shrunk once its size is known. Any thread may call: a result is released by the thread
+/// that drops its last owner.
 ///
-/// A tight arena has room for exactly `most` regions of the largest size, 1 or 2, and refuses more:
-/// regions lie at its two ends, so that what is held never cuts the rest in two. Others need (2 n -
-/// 1) times the largest size to promise room for n: with n - 1 held, of any sizes and wherever they
-/// lie, one gap of the largest size is left.
+/// A tight arena holds exactly `results` regions of the largest size, 1 or 2, and refuses more. Its
+/// regions lie at its two ends, so that a held region never splits the free space. A first-fit arena
+/// for n results needs (2 n - 1) times the largest size: with n - 1 regions held, of any sizes and
+/// at any offsets, one gap of the largest size remains.
 class Arena {
  public:
-  /// Tight for `results` of 1 or 2; 0: not tight.
+  /// Tight if `results` is 1 or 2; else first fit.
   explicit Arena(std::size_t size, std::size_t results = 0)
       : size_(size), most_(results <= kTightest ? results : 0) {}
 
-  /// Bytes in which `results` results of at most `largest` bytes can be held, where memory is worth
-  /// saving.
+  /// Bytes of an arena (size, results) for regions of at most `largest` bytes. Throws
+  /// Error{invalid_argument} when they exceed 64 bits.
   static std::size_t bytes_for(std::size_t results, std::size_t largest) {
-    return (results <= kTightest ? results : 2 * results - 1) * pages(largest);
+    return results <= kTightest ? checked_mul(kOption, results, pages(largest))
+                                : first_fit_bytes_for(results, largest);
+  }
+  /// The same for a first-fit arena, whatever `results`.
+  static std::size_t first_fit_bytes_for(std::size_t results, std::size_t largest) {
+    return checked_mul(kOption, 2 * results - 1, pages(largest));
   }
 
   /// Offset of the lowest gap of `bytes` bytes; nullopt when there is none.
@@ -59,6 +66,8 @@ class Arena {
 
  private:
   static constexpr std::size_t kTightest = 2;
+  static constexpr std::size_t kPage = kPageBytes;
+  static constexpr const char* kOption = "ep::GroupOptions.live_results";
 
   std::optional<std::size_t> take_end(std::size_t bytes) {
     if (regions_.size() >= most_ || bytes > size_) return std::nullopt;
@@ -67,17 +76,19 @@ class Arena {
         if (at < start + length && start < at + bytes) return false;
       return true;
     };
-    for (const std::size_t at : {std::size_t{0}, size_ - bytes})
-      if (fits(at)) return regions_.emplace(at, bytes), at;
+    for (const std::size_t at : {std::size_t{0}, size_ - bytes}) {
+      if (!fits(at)) continue;
+      regions_.emplace(at, bytes);
+      return at;
+    }
     return std::nullopt;
   }
 
   /// At least one page, so that no two regions start at the same offset.
   static std::size_t pages(std::size_t bytes) {
-    return bytes <= kPage ? kPage : (bytes + kPage - 1) / kPage * kPage;
+    return bytes <= kPage ? kPage : checked_align_up(kOption, bytes, kPage);
   }
 
-  static constexpr std::size_t kPage = 4096;
   const std::size_t size_;
   const std::size_t most_;  // 0: as many as there is room for
   mutable std::mutex mutex_;

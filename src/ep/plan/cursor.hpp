@@ -5,20 +5,26 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ep/plan/layout.hpp"
+#include "base/checked.hpp"
 
 namespace shoal::ep::detail {
 
-/// Hands out consecutive parts of a block, as offsets.
+/// Hands out consecutive parts of a block, as offsets. Throws Error{invalid_argument} when an offset
+/// exceeds 64 bits.
 struct Cursor {
   static constexpr std::size_t kAlignment = 128;
+  static constexpr const char* kOption = "ep::GroupOptions";  ///< what sizes follow from
 
   std::size_t at = 0;
 
   std::size_t take(std::size_t bytes, std::size_t alignment = kAlignment) {
-    const std::size_t start = align_up(at, alignment);
-    at = start + bytes;
+    const std::size_t start = aligned(alignment);
+    at = checked_add(kOption, start, bytes);
     return start;
+  }
+  /// The end of the parts so far, rounded up.
+  std::size_t aligned(std::size_t alignment) const {
+    return checked_align_up(kOption, at, alignment);
   }
 };
 
@@ -30,10 +36,10 @@ class ArrayCursor {
   template <typename T>
   T* take(std::size_t count) {
     return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(block_) +
-                                cursor_.take(count * sizeof(T)));
+                                cursor_.take(checked_mul(Cursor::kOption, count, sizeof(T))));
   }
-  /// So far; padded, so that blocks of this size can lie one after another.
-  std::size_t bytes() const { return align_up(cursor_.at, Cursor::kAlignment); }
+  /// Size of the arrays so far, padded so that blocks of this size can lie one after another.
+  std::size_t bytes() const { return cursor_.aligned(Cursor::kAlignment); }
 
  private:
   void* block_;

@@ -32,7 +32,7 @@ struct Nodes {
   bool here(std::int32_t member) const { return node_of[member] == mine; }
   std::int32_t ranks() const { return static_cast<std::int32_t>(node_of.size()); }
   /// The number of `other` among the members that are not on the node of `owner`, ascending.
-  std::int32_t far_index(std::int32_t owner, std::int32_t other) const {
+  std::int32_t remote_index(std::int32_t owner, std::int32_t other) const {
     return other - before_on_node[node_of[owner] * ranks() + other];
   }
 };

@@ -24,12 +24,12 @@ bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
 
 namespace detail {
 
-std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_t local_experts,
-                                std::int32_t* ranks) {
+std::int32_t ranks_by_last_topk_slot(std::span<const std::int64_t> experts,
+                                     std::int32_t local_experts, std::int32_t* ranks) {
   std::int32_t count = 0;
-  for (std::size_t lane = lanes.size(); lane-- > 0;) {
-    if (lanes[lane] < 0) continue;
-    const auto rank = static_cast<std::int32_t>(lanes[lane] / local_experts);
+  for (std::size_t topk_slot = experts.size(); topk_slot-- > 0;) {
+    if (experts[topk_slot] < 0) continue;
+    const auto rank = static_cast<std::int32_t>(experts[topk_slot] / local_experts);
     if (std::find(ranks, ranks + count, rank) == ranks + count) ranks[count++] = rank;
   }
   std::reverse(ranks, ranks + count);
@@ -95,14 +95,15 @@ std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& s
   state->first_copy.reserve(state->tokens + 1);
   state->copies.reserve(state->tokens * std::min(shape.top_k, shape.ranks));
   state->first_copy.push_back(0);
-  state->expert_ordinal.reserve(state->tokens * shape.top_k);
+  state->expert_row_index.reserve(state->tokens * shape.top_k);
   state->tokens_per_rank.assign(shape.ranks, 0);
   state->tokens_per_expert.assign(shape.experts, 0);
   std::int32_t ranks[kMaxTopK];
   for (std::int64_t t = 0; t < state->tokens; ++t) {
-    for (const std::int64_t expert : state->lanes_of(t))
-      state->expert_ordinal.push_back(expert >= 0 ? state->tokens_per_expert[expert]++ : -1);
-    const std::int32_t count = ranks_by_last_lane(state->lanes_of(t), shape.local_experts, ranks);
+    for (const std::int64_t expert : state->experts_of(t))
+      state->expert_row_index.push_back(expert >= 0 ? state->tokens_per_expert[expert]++ : -1);
+    const std::int32_t count =
+        ranks_by_last_topk_slot(state->experts_of(t), shape.local_experts, ranks);
     for (std::int32_t i = 0; i < count; ++i)
       state->copies.push_back({ranks[i], state->tokens_per_rank[ranks[i]]++});
     state->first_copy.push_back(static_cast<std::int32_t>(state->copies.size()));

@@ -7,31 +7,33 @@
 #include <span>
 #include <vector>
 
-#include "ep/plan/layout.hpp"
+#include "ep/backend_kind.hpp"
+#include "ep/plan/shape.hpp"
 
 namespace shoal::ep::detail {
 
 /// One copy of a token: to which member, and as the how-manyth row that this member sends there.
 struct Copy {
   std::int32_t rank;
-  std::int32_t ordinal;
+  std::int32_t row;
 };
 
 struct RoutingState {
+  BackendKind backend = BackendKind::host;  ///< for of_backend
   Shape shape;
   std::int64_t tokens = 0;
   /// Copies of token t are copies[first_copy[t]] .. copies[first_copy[t + 1] - 1], ordered by the
-  /// last top-k lane that asks for the member: the order in which combine adds the members' rows
+  /// last top-k slot that asks for the member: the order in which combine adds the members' rows
   /// (DeepEP reference semantics, section 2.6).
   std::vector<std::int32_t> first_copy;
   std::vector<Copy> copies;
   Tensor topk_idx;  ///< int64 [tokens, top_k]
   std::vector<std::int32_t>
-      expert_ordinal;  ///< [tokens, top_k]: the how-manyth token of this member for that expert
+      expert_row_index;  ///< [tokens, top_k]: the how-manyth token of this member for that expert
   std::vector<std::int32_t> tokens_per_rank, tokens_per_expert;
 
   /// The experts that token `token` asks for, [top_k].
-  std::span<const std::int64_t> lanes_of(std::int64_t token) const {
+  std::span<const std::int64_t> experts_of(std::int64_t token) const {
     return {topk_idx.as<std::int64_t>() + token * shape.top_k,
             static_cast<std::size_t>(shape.top_k)};
   }
@@ -56,10 +58,10 @@ struct ExpertRows {
 ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* const> counts,
                             std::int32_t me, std::int32_t alignment);
 
-/// The members that the lanes of one token ask for, each once, ordered by its last lane; returns
+/// The members that the top-k slots of one token ask for, each once, ordered by its last top-k slot; returns
 /// how many were written to `ranks` (room for top_k).
-std::int32_t ranks_by_last_lane(std::span<const std::int64_t> lanes, std::int32_t local_experts,
-                                std::int32_t* ranks);
+std::int32_t ranks_by_last_topk_slot(std::span<const std::int64_t> experts,
+                                     std::int32_t local_experts, std::int32_t* ranks);
 
 /// Checks shape, type and place of [tokens, top_k] indices, not their values. Throws
 /// Error{invalid_argument}.

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/align.hpp"
 #include "shoal/heap.hpp"
 #include "shoal/settings.hpp"
 
@@ -47,9 +48,9 @@ class Layout {
   Layout(Pe n_pes, const Settings& settings) noexcept
       : n_pes_(static_cast<std::size_t>(n_pes)),
         depth_(static_cast<std::size_t>(settings.staged_depth)),
-        chunk_((settings.staged_chunk + kPage - 1) / kPage * kPage) {
+        chunk_(align_up(settings.staged_chunk, kPageBytes)) {
     const std::size_t words = n_pes_ * (depth_ * sizeof(Request) + sizeof(Reply));
-    chunks_ = (words + kPage - 1) / kPage * kPage;
+    chunks_ = align_up(words, kPageBytes);
   }
 
   std::size_t request(Pe from, std::uint64_t number) const noexcept {
@@ -70,7 +71,6 @@ class Layout {
   std::size_t bytes() const noexcept { return chunks_ + 2 * depth_ * chunk_; }
 
  private:
-  static constexpr std::size_t kPage = 4096;
   std::size_t n_pes_, depth_, chunk_, chunks_;
 };
 

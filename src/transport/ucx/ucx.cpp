@@ -25,7 +25,7 @@ class UcxTransport final : public Transport {
     try {
       engine_ = std::make_unique<Engine>(context);
     } catch (const Error& error) {
-      reason_ = std::string_view(error.what()).substr(std::string_view("shoal: ").size());
+      reason_ = error.reason();
     }
   }
 

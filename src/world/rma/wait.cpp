@@ -65,11 +65,9 @@ constexpr const char* symbol_of(Compare compare) {
   return symbols[static_cast<std::size_t>(compare)];
 }
 
-enum Needed { all, any, some };
-
 }  // namespace
 
-World::WaitResult World::test_words(const Words& words, Compare compare, int needed) const {
+World::WaitResult World::test_words(const Words& words, Compare compare, Quorum quorum) const {
   detail::WorldState& world = state();
   require(words.skip.empty() || words.skip.size() == words.count, Code::invalid_argument,
           "wait or test: skip has {} elements for {} variables; allowed: none, or one each",
@@ -77,7 +75,7 @@ World::WaitResult World::test_words(const Words& words, Compare compare, int nee
   require(words.value_count == 1 || words.value_count == words.count, Code::invalid_argument,
           "wait or test: {} values for {} variables; allowed: 1, or one each", words.value_count,
           words.count);
-  if (words.count == 0) return {needed == all, {}};
+  if (words.count == 0) return {quorum == Quorum::all, {}};
   require(
       world.heap().contains(words.variables, words.count * words.width) &&
           reinterpret_cast<std::uintptr_t>(words.variables) % words.width == 0,
@@ -99,32 +97,32 @@ World::WaitResult World::test_words(const Words& words, Compare compare, int nee
   };
   WaitResult result;
   std::size_t considered = 0;
-  const std::size_t first = needed == any ? world.parts().rotation % words.count : 0;
+  const std::size_t first = quorum == Quorum::any ? world.parts().rotation % words.count : 0;
   for (std::size_t step = 0; step < words.count; ++step) {
     const std::size_t i = (first + step) % words.count;
     if (!words.skip.empty() && words.skip[i] != 0) continue;
     ++considered;
     if (!satisfied(i)) {
-      if (needed == all) return {false, {}};
+      if (quorum == Quorum::all) return {false, {}};
       continue;
     }
-    if (needed != all) result.indices.push_back(i);
-    if (needed == any) {
+    if (quorum != Quorum::all) result.indices.push_back(i);
+    if (quorum == Quorum::any) {
       ++world.parts().rotation;
       break;
     }
   }
-  result.satisfied = needed == all || considered == 0 || !result.indices.empty();
+  result.satisfied = quorum == Quorum::all || considered == 0 || !result.indices.empty();
   return result;
 }
 
-World::WaitResult World::wait_words(const Words& words, Compare compare, int needed) const {
+World::WaitResult World::wait_words(const Words& words, Compare compare, Quorum quorum) const {
   detail::WorldState& world = state();
-  WaitResult result = test_words(words, compare, needed);
+  WaitResult result = test_words(words, compare, quorum);
   if (result.satisfied || words.count == 0) return result;
   world.set_progress(detail::Activity::waiting, world.parts().world_team().epoch, "wait_until");
   const auto ready = [&] {
-    result = test_words(words, compare, needed);
+    result = test_words(words, compare, quorum);
     return result.satisfied;
   };
   const auto outcome = world.poll(ready, world.deadline());
@@ -139,8 +137,8 @@ World::WaitResult World::wait_words(const Words& words, Compare compare, int nee
       outcome, "wait_until",
       fmt::format(
           "waiting for {} of {} variables at heap offset {}, the first to be {} {}, seen {}",
-          needed == all ? "all" : "one", words.count, world.heap().offset_of(words.variables),
-          symbol_of(compare), wanted, seen));
+          quorum == Quorum::all ? "all" : "one", words.count,
+          world.heap().offset_of(words.variables), symbol_of(compare), wanted, seen));
 }
 
 std::uint64_t World::signal_fetch(const std::uint64_t* flag) const {

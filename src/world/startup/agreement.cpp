@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 
 namespace shoal::detail {
@@ -53,20 +54,8 @@ std::string group_by_text(std::span<const std::string> texts, std::span<const Pe
   return result;
 }
 
-std::string message_of(const std::exception& exception) {
-  std::string_view text = exception.what();
-  constexpr std::string_view kPrefix = "shoal: ";
-  if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
-  return std::string(text);
-}
-
-std::size_t whole_pages(std::size_t bytes) noexcept {
-  constexpr std::size_t kPage = 4096;
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
 std::size_t heap_bytes(const Settings& settings) noexcept {
-  return whole_pages(settings.symmetric_size);
+  return align_up(settings.symmetric_size, kPageBytes);
 }
 
 }  // namespace shoal::detail

@@ -33,13 +33,6 @@ void check_shared(std::span<const SharedField> fields,
 /// texts.
 std::string group_by_text(std::span<const std::string> texts, std::span<const Pe> pes);
 
-/// The text of an exception without the "shoal: " that Error puts in front: for use inside another
-/// message.
-std::string message_of(const std::exception& exception);
-
-/// `bytes` rounded up to pages.
-std::size_t whole_pages(std::size_t bytes) noexcept;
-
 /// SHOAL_SYMMETRIC_SIZE rounded up to pages.
 std::size_t heap_bytes(const Settings& settings) noexcept;
 

@@ -10,6 +10,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "topology/nic_plan.hpp"
@@ -145,7 +146,7 @@ void Opening::attempt(const char* phase, Step&& step) {
   try {
     step();
   } catch (const Error& error) {
-    caught = Failure{phase, error.code(), message_of(error)};
+    caught = Failure{phase, error.code(), reason_of(error)};
   } catch (const std::exception& error) {
     caught = Failure{phase, Code::system, error.what()};
   }
@@ -168,7 +169,7 @@ Opening::Blobs Opening::gather(const char* phase, std::vector<std::byte> mine) {
   } catch (const std::exception& error) {
     // A bootstrap that fails here alone must say so to the others; where it has failed for all,
     // nobody listens.
-    parts_.bootstrap->abort(fmt::format("failed in phase {}: {}", phase, message_of(error)));
+    parts_.bootstrap->abort(fmt::format("failed in phase {}: {}", phase, reason_of(error)));
     if (failure_)
       fail(failure_->code, "PE {} failed in phase {}: {}", parts_.my_pe, failure_->phase,
            failure_->message);
@@ -275,11 +276,11 @@ void Opening::know_devices(const Blobs& all) {
 void Opening::create_heap(BlobWriter& mine) {
   const bool on_host = parts_.settings.heap != "cuda";
   const std::size_t behind =
-      on_host ? heap_bytes(parts_.settings) : whole_pages(parts_.settings.staging_size);
+      on_host ? heap_bytes(parts_.settings) : align_up(parts_.settings.staging_size, kPageBytes);
   parts_.heap_staging = parts_.layout.bytes() + behind;
   parts_.segment = memory::Segment::create(
       parts_.heap_staging +
-      (on_host ? 0 : whole_pages(transport::heap_staging(parts_.n_pes, parts_.settings))));
+      (on_host ? 0 : align_up(transport::heap_staging(parts_.n_pes, parts_.settings), kPageBytes)));
   if (!on_host) {
     memory::DeviceHeapContext context;
     context.device = parts_.device;
@@ -305,7 +306,7 @@ void Opening::connect_heap(const Blobs& all) {
     parts_.device_heap->connect(additions, fd_exchange());
   } catch (const std::exception& error) {
     // The others may be waiting inside connect for this PE, where no all-gather reaches them.
-    parts_.bootstrap->abort(fmt::format("failed in phase heap: {}", message_of(error)));
+    parts_.bootstrap->abort(fmt::format("failed in phase heap: {}", reason_of(error)));
     throw;
   }
   parts_.device_heap->commit();
@@ -368,7 +369,7 @@ void Opening::connect_transports(const Blobs& all) {
     }
   } catch (const std::exception& error) {
     // The others may be waiting inside connect for this PE, where no all-gather reaches them.
-    parts_.bootstrap->abort(fmt::format("failed in phase transports: {}", message_of(error)));
+    parts_.bootstrap->abort(fmt::format("failed in phase transports: {}", reason_of(error)));
     throw;
   }
 }

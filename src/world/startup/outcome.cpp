@@ -13,7 +13,7 @@ FailureRecord::FailureRecord(const std::optional<Error>& failure) {
   if (!failure) return;
   failed = 1;
   code = failure->code();
-  const std::string text = message_of(*failure);
+  const std::string text = reason_of(*failure);
   std::memcpy(message, text.data(), std::min(text.size(), sizeof message - 1));
 }
 

@@ -42,6 +42,7 @@ void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap,
     failures.add(std::current_exception(), rank);
     if (world.is_open()) {
       world.state().fail_world(reason);
+      world.state().closers().close(detail::WorldEnd::failed);
     } else {
       bootstrap->abort(reason);
     }
@@ -51,7 +52,7 @@ void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap,
     body(world);
     world.close();
   } catch (const Error& error) {
-    failed(detail::message_of(error), rank_of(error));
+    failed(reason_of(error), rank_of(error));
   } catch (const std::exception& error) {
     failed(error.what(), 0);
   } catch (...) {

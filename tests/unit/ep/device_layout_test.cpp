@@ -54,7 +54,7 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
       {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
       {"combine_flags", layout.combine_flags, 2 * tokens * layout.token_combine_rows * 8, 8},
       {"arena", layout.arena, layout.arena_bytes, 4096},
-      {"staging", layout.staging, staged * shape.max_answer_bytes, 128},
+      {"staging", layout.staging, staged * shape.max_combine_row_bytes, 128},
       {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
       {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
       {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},

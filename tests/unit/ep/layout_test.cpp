@@ -7,9 +7,9 @@
 #include <random>
 
 #include "checks/ep/case.hpp"
+#include "ep/host/layout.hpp"
 #include "ep/host/rows/store_choice.hpp"
 #include "ep/plan/arena.hpp"
-#include "ep/plan/layout.hpp"
 #include "ep/plan/routing.hpp"
 
 namespace shoal::ep {
@@ -46,18 +46,19 @@ TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {  // A15
 
 TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
   const detail::Shape shape = detail::make_shape(deepseek(), 8);
-  const detail::GroupLayout layout(shape);
-  const std::size_t starts[] = {layout.entered,         layout.finished,      layout.slots_sent,
-                                layout.slots_read,      layout.answers_ready, layout.answers_read,
-                                layout.failed,          layout.notices,       layout.slot_notices,
-                                layout.answer_notices,  layout.arena,         layout.staging,
-                                layout.staging_weights, layout.slots,         layout.outbox,
-                                layout.answers,         layout.total};
+  const host::GroupLayout layout(shape);
+  const std::size_t starts[] = {
+      layout.entered,         layout.finished,      layout.slots_sent,
+      layout.slots_read,      layout.combine_ready, layout.combine_read,
+      layout.failed,          layout.notices,       layout.dispatch_notices,
+      layout.combine_notices, layout.arena,         layout.staging,
+      layout.staging_weights, layout.slots,         layout.outbox,
+      layout.combine_rows,    layout.total};
   for (std::size_t i = 1; i < std::size(starts); ++i) EXPECT_LT(starts[i - 1], starts[i]) << i;
-  EXPECT_LE(layout.notice(1, 7, shape) + layout.notice_bytes, layout.slot_notices);
+  EXPECT_LE(layout.notice(1, 7, shape) + layout.notice_bytes, layout.dispatch_notices);
   EXPECT_LE(layout.slot(1, 7, 127, shape) + layout.slot_bytes, layout.outbox);
-  EXPECT_LE(layout.outbox_row(1, 127, shape) + layout.outbox_bytes, layout.answers);
-  EXPECT_LE(layout.answer(1, 31, 1023, shape) + layout.answer_stride, layout.total);
+  EXPECT_LE(layout.outbox_row(1, 127, shape) + layout.outbox_bytes, layout.combine_rows);
+  EXPECT_LE(layout.combine_row(1, 31, 1023, shape) + layout.combine_row_stride, layout.total);
 }
 
 TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
@@ -197,10 +198,10 @@ TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {  // GroupOptions.li
   GroupOptions options = deepseek();
   options.live_results = 2;
   const detail::Shape shape = detail::make_shape(options, 8);
-  const std::size_t largest = detail::ReceiveLayout(shape.max_received(), shape.max_row_bytes,
-                                                    shape.max_scales * 4, shape.top_k)
+  const std::size_t largest = host::ReceiveLayout(shape.max_received(), shape.max_row_bytes,
+                                                  shape.max_scales * 4, shape.top_k)
                                   .total;
-  detail::Arena arena(detail::GroupLayout(shape).arena_bytes);
+  detail::Arena arena(host::GroupLayout(shape).arena_bytes);
   const auto first = arena.take(largest);
   arena.shrink(*first, largest / 2);
   const auto second = arena.take(largest);

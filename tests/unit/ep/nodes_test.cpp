@@ -48,7 +48,7 @@ TEST(EpNodes, NumbersThoseElsewhere) {
     std::int32_t expected = 0;
     for (std::int32_t other = 0; other < 6; ++other)
       if (nodes.node_of[other] != nodes.node_of[owner]) {
-        EXPECT_EQ(nodes.far_index(owner, other), expected++) << owner << " " << other;
+        EXPECT_EQ(nodes.remote_index(owner, other), expected++) << owner << " " << other;
       }
     EXPECT_EQ(expected, 4);
   }

@@ -369,5 +369,18 @@ TEST(DoctorOfHosts, IdentityAndTime) {
   expect(patient, "time limits", State::warning, "100 ms", "SHOAL_BOOTSTRAP_TIMEOUT_MS=60000");
 }
 
+TEST(Doctor, ListsVariablesAsUsedIgnoredOrNotUnderstood) {
+  Patient patient = patient_of(kSystems / "laptop");
+  EXPECT_EQ(find(examine(patient), "environment").state, State::ok);
+  patient.variables = inspect_environment(
+      {{"NVSHMEM_DEBUG", "INFO"}, {"NVSHMEM_QP_DEPTH", "9"}, {"SHOAL_TIMOUT_MS", "1"}});
+  const Finding finding = find(examine(patient), "environment");
+  EXPECT_EQ(finding.state, State::warning);
+  EXPECT_EQ(finding.found,
+            "NVSHMEM_DEBUG is used as SHOAL_LOG; NVSHMEM_QP_DEPTH is ignored: Shoal has no "
+            "equivalent; SHOAL_TIMOUT_MS is not understood: Shoal has no such setting; did you "
+            "mean SHOAL_TIMEOUT_MS?");
+}
+
 }  // namespace
 }  // namespace shoal::info

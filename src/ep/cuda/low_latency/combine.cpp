@@ -9,8 +9,8 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
     const std::shared_ptr<const detail::LowLatencyHandleState>& base,
     const LowLatencyCombineOptions& options) {
   GroupState& state = group_.state;
-  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*base);
-  const AnswerForm form = form_of(options);
+  const auto& handle = detail::of_backend<CudaLowLatencyHandle>(*base, "low_latency_combine");
+  const CombineRowForm form = form_of(options);
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   require(
@@ -24,7 +24,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
       options.out.defined() || !group_.capturing(on), Code::invalid_argument,
       "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
       "the graph");
-  if (form == AnswerForm::log_fmt) {
+  if (form == CombineRowForm::log_fmt) {
     const std::size_t needed =
         log_fmt_shared_bytes(group_.device, static_cast<std::int32_t>(state.shape.hidden));
     require(
@@ -57,8 +57,9 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
   call.flags =
-      options.defer_receive || group_.device.mask_failed != 0 || form == AnswerForm::log_fmt ? 1
-                                                                                             : 0;
+      options.defer_receive || group_.device.mask_failed != 0 || form == CombineRowForm::log_fmt
+          ? 1
+          : 0;
   call.longest_wait =
       options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
   call.handle = handle.view;
@@ -77,9 +78,10 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
 }
 
 bool LowLatency::ready(const detail::PendingCombineState& base) {
-  const auto& pending = static_cast<const CudaPendingCombine&>(base);
+  const auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
   if (pending.received_already) return true;
-  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*pending.handle);
+  const auto& handle =
+      detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_combine");
   group_.state.world->cuda()->activate();
   group_.throw_failed();
   if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
@@ -93,15 +95,16 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
 }
 
 Tensor LowLatency::receive(detail::PendingCombineState& base) {
-  auto& pending = static_cast<CudaPendingCombine&>(base);
+  auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
   return pending.received_already ? std::move(*pending.received_already)
                                   : queue_receive(pending, false);
 }
 
 Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_send) {
   GroupState& state = group_.state;
-  auto& pending = static_cast<CudaPendingCombine&>(base);
-  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*pending.handle);
+  auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
+  const auto& handle =
+      detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_combine");
   const LowLatencyCombineOptions& options = pending.options;
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
@@ -121,7 +124,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   call.grants = behind_send ? 0 : 1;
   // Other forms read what the send writes for them; statistics, how long it waited for weights.
   const bool reads_of_send =
-      call.form != AnswerForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
+      call.form != CombineRowForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
   call.chained =
       behind_send && !reads_of_send && parts_->limits.dependent_launch && group_.ranks_on_gpu == 1
           ? 1

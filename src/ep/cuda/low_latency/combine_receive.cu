@@ -67,7 +67,7 @@ class CombineReceiver {
     TokenRows token_rows;
     token_rows.slot = make_topk_slot(in_row ? known_expert(group_, call_.handle.topk[at]) : -1,
                                      group_.local_experts);
-    const bool sums = call_.form == AnswerForm::sums;
+    const bool sums = call_.form == CombineRowForm::sums;
     token_rows.weight = !sums && in_row ? call_.pending.weights[at] : 0;
     token_rows.row = 0;
     bool arrived = false;
@@ -91,7 +91,7 @@ class CombineReceiver {
 
   /// Whether the receive polls the rows themselves.
   __device__ bool rows_have_no_flags() const {
-    return self_signalling(group_) && call_.form != AnswerForm::log_fmt;
+    return self_signalling(group_) && call_.form != CombineRowForm::log_fmt;
   }
 
   __device__ RowWait row_wait() const {
@@ -249,7 +249,7 @@ __device__ void for_token_rows(const TokenRows& token_rows, bool levels, F&& f, 
 }
 
 /// Adds up bfloat16 rows, kAhead of them in flight.
-template <AnswerForm kForm>
+template <CombineRowForm kForm>
 __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombineReceive& call,
                          const TokenRows& token_rows, uint4* out) {
   constexpr int kAhead = 8, kRankBits = 8;
@@ -285,7 +285,7 @@ __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombi
         if (left == 0) continue;
         float values[8];
         Bfloat16Vector::widen(data[i], values);
-        if constexpr (kForm == AnswerForm::sums)
+        if constexpr (kForm == CombineRowForm::sums)
           sum.add(values);
         else
           sum.add_weighted(values, __shfl_sync(kWarp, token_rows.weight, __ffs(left) - 1), false);
@@ -406,8 +406,8 @@ __device__ void agree(TokenRows& token_rows) {
 
 namespace low_latency {
 
-template <AnswerForm kForm>
-__global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads : kThreads, 1)
+template <CombineRowForm kForm>
+__global__ void __launch_bounds__(kForm == CombineRowForm::log_fmt ? kDecodeThreads : kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
   __shared__ bool masked[kMaxDeviceRanks];
@@ -424,9 +424,9 @@ __global__ void __launch_bounds__(kForm == AnswerForm::log_fmt ? kDecodeThreads 
        token < call.tokens; token += blocks) {
     TokenRows token_rows = collector.wait(token);
     // With statistics, one warp must have measured before other warps take the words.
-    if (kForm == AnswerForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
+    if (kForm == CombineRowForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
       agree(token_rows);
-    if constexpr (kForm == AnswerForm::log_fmt) {
+    if constexpr (kForm == CombineRowForm::log_fmt) {
       __shared__ LogfmtWindow window;
       add_log_fmt(collector, call, token_rows, window, collector.out_row(token));
       collector.clear_rows(token_rows);
@@ -451,22 +451,22 @@ void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
   const std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
   switch (call.form) {
-    case AnswerForm::sums:
-      return launch(low_latency::combine_receive_kernel<AnswerForm::sums>, blocks, threads, 0, call,
-                    limits, stream);
-    case AnswerForm::rows:
-      return launch(low_latency::combine_receive_kernel<AnswerForm::rows>, blocks, threads, 0, call,
-                    limits, stream);
-    case AnswerForm::log_fmt:
-      return launch(low_latency::combine_receive_kernel<AnswerForm::log_fmt>, blocks,
+    case CombineRowForm::sums:
+      return launch(low_latency::combine_receive_kernel<CombineRowForm::sums>, blocks, threads, 0,
+                    call, limits, stream);
+    case CombineRowForm::rows:
+      return launch(low_latency::combine_receive_kernel<CombineRowForm::rows>, blocks, threads, 0,
+                    call, limits, stream);
+    case CombineRowForm::log_fmt:
+      return launch(low_latency::combine_receive_kernel<CombineRowForm::log_fmt>, blocks,
                     kDecodeThreads, 0, call, limits, stream);
   }
 }
 
 void load_low_latency_combine_receive() {
-  load_kernel(low_latency::combine_receive_kernel<AnswerForm::sums>);
-  load_kernel(low_latency::combine_receive_kernel<AnswerForm::rows>);
-  load_kernel(low_latency::combine_receive_kernel<AnswerForm::log_fmt>);
+  load_kernel(low_latency::combine_receive_kernel<CombineRowForm::sums>);
+  load_kernel(low_latency::combine_receive_kernel<CombineRowForm::rows>);
+  load_kernel(low_latency::combine_receive_kernel<CombineRowForm::log_fmt>);
 }
 
 }  // namespace shoal::ep::cuda

@@ -33,8 +33,8 @@ namespace {
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
 /// As many blocks as the registers of an SM allow.
-constexpr std::int32_t blocks_per_multiprocessor(AnswerForm form) {
-  return form == AnswerForm::log_fmt ? 1 : 2;
+constexpr std::int32_t blocks_per_multiprocessor(CombineRowForm form) {
+  return form == CombineRowForm::log_fmt ? 1 : 2;
 }
 constexpr std::uint32_t kAhead = 4;  // chunks of 16 bytes that a thread has in flight
 
@@ -77,7 +77,7 @@ class CombineSender {
       masked_[me] = is_masked(group_, me);
       usable = !aborted(group_);
     }
-    if (call_.form != AnswerForm::sums) keep_weights();
+    if (call_.form != CombineRowForm::sums) keep_weights();
     usable = __syncthreads_and(usable) != 0;
     passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, call_.flags != 0);
     return usable;
@@ -183,9 +183,9 @@ class CombineSender {
   /// Raises the flags of an item, behind a barrier of the threads that stored its rows.
   __device__ void send_flags(const CombineItem& item) const {
     const std::uint32_t me = lane_id();
-    const bool sums = call_.form == AnswerForm::sums;
+    const bool sums = call_.form == CombineRowForm::sums;
     const std::uint32_t warp = threadIdx.x / 32,
-                        flags_warp = call_.form == AnswerForm::log_fmt ? 0 : kThreads / 32;
+                        flags_warp = call_.form == CombineRowForm::log_fmt ? 0 : kThreads / 32;
     if (warp != flags_warp || (sums ? me != 0 : (item.pair.topk_slots >> me & 1) == 0)) return;
     const std::int32_t place =
         sums ? sum_place(item) : row_place(item, static_cast<std::int32_t>(me));
@@ -221,7 +221,7 @@ class CombineSender {
 
   /// Whether weights come with this combine.
   __device__ bool receives_weights() const {
-    return call_.form == AnswerForm::sums && call_.weights_travelled == 0;
+    return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
   }
 
   /// Tells all ranks that this combine has begun. A warp of the first block calls.
@@ -445,13 +445,13 @@ class RowsDone {
 };
 
 /// Threads of a block, the warp of the flags included.
-constexpr std::uint32_t threads_of(AnswerForm form) {
-  return form == AnswerForm::log_fmt ? kThreads : kThreads + 32;
+constexpr std::uint32_t threads_of(CombineRowForm form) {
+  return form == CombineRowForm::log_fmt ? kThreads : kThreads + 32;
 }
 
 namespace low_latency {
 
-template <AnswerForm kForm>
+template <CombineRowForm kForm>
 __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(kForm))
     combine_send_kernel(const __grid_constant__ LowLatencyCombineSend call) {
   begin_kernel();
@@ -467,7 +467,7 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
     RowsDone done;
     for (; i < sender.pairs(); i += step) {
       const CombineItem next = sender.load(i + step);
-      if constexpr (kForm == AnswerForm::log_fmt) {
+      if constexpr (kForm == CombineRowForm::log_fmt) {
         if (sender.wanted(item)) {
           auto* const bytes = reinterpret_cast<std::byte*>(staged);
           sender.send_log_fmt(
@@ -483,7 +483,7 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
           if (sender.wanted(item)) sender.send_flags(item);
         } else {
           if (sender.wanted(item)) {
-            if constexpr (kForm == AnswerForm::sums)
+            if constexpr (kForm == CombineRowForm::sums)
               sender.send_sum(item);
             else
               sender.send_rows(item);
@@ -517,25 +517,26 @@ void launch_low_latency_combine_send(const LowLatencyCombineSend& call,
   const auto blocks = static_cast<std::uint32_t>(
       std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
   switch (call.form) {
-    case AnswerForm::sums:
-      return launch(low_latency::combine_send_kernel<AnswerForm::sums>, blocks,
+    case CombineRowForm::sums:
+      return launch(low_latency::combine_send_kernel<CombineRowForm::sums>, blocks,
                     threads_of(call.form), 0, call, limits, stream);
-    case AnswerForm::rows:
-      return launch(low_latency::combine_send_kernel<AnswerForm::rows>, blocks,
+    case CombineRowForm::rows:
+      return launch(low_latency::combine_send_kernel<CombineRowForm::rows>, blocks,
                     threads_of(call.form), 0, call, limits, stream);
-    case AnswerForm::log_fmt:
-      return launch(low_latency::combine_send_kernel<AnswerForm::log_fmt>, blocks, kThreads,
+    case CombineRowForm::log_fmt:
+      return launch(low_latency::combine_send_kernel<CombineRowForm::log_fmt>, blocks, kThreads,
                     log_fmt_shared_bytes(call.group, call.sizes.hidden), call, limits, stream);
   }
 }
 
 void load_low_latency_combine_send(const LowLatencyLimits& limits) {
-  load_kernel(low_latency::combine_send_kernel<AnswerForm::sums>);
-  load_kernel(low_latency::combine_send_kernel<AnswerForm::rows>);
-  load_kernel(low_latency::combine_send_kernel<AnswerForm::log_fmt>);
+  load_kernel(low_latency::combine_send_kernel<CombineRowForm::sums>);
+  load_kernel(low_latency::combine_send_kernel<CombineRowForm::rows>);
+  load_kernel(low_latency::combine_send_kernel<CombineRowForm::log_fmt>);
   cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, low_latency::combine_send_kernel<AnswerForm::log_fmt>);
-  (void)cudaFuncSetAttribute(low_latency::combine_send_kernel<AnswerForm::log_fmt>,
+  (void)cudaFuncGetAttributes(&attributes,
+                              low_latency::combine_send_kernel<CombineRowForm::log_fmt>);
+  (void)cudaFuncSetAttribute(low_latency::combine_send_kernel<CombineRowForm::log_fmt>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(limits.shared_bytes - attributes.sharedSizeBytes));
 }

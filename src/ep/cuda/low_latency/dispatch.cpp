@@ -60,8 +60,10 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
 }
 
 bool LowLatency::ready(const detail::PendingDispatchState& pending) {
-  if (static_cast<const CudaPendingDispatch&>(pending).received_already) return true;
-  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*pending.handle);
+  if (detail::of_backend<CudaPendingDispatch>(pending, "low_latency_dispatch").received_already)
+    return true;
+  const auto& handle =
+      detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_dispatch");
   group_.state.world->cuda()->activate();
   group_.throw_failed();
   if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
@@ -72,7 +74,7 @@ bool LowLatency::ready(const detail::PendingDispatchState& pending) {
 }
 
 LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
-  auto& pending = static_cast<CudaPendingDispatch&>(base);
+  auto& pending = detail::of_backend<CudaPendingDispatch>(base, "low_latency_dispatch");
   return pending.received_already ? std::move(*pending.received_already)
                                   : queue_receive(pending, false);
 }
@@ -81,7 +83,8 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
                                              bool behind_send) {
   GroupState& state = group_.state;
   const Shape& shape = state.shape;
-  const auto& handle = static_cast<const CudaLowLatencyHandle&>(*pending.handle);
+  const auto& handle =
+      detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_dispatch");
   const LowLatencyDispatchOptions& options = pending.options;
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);

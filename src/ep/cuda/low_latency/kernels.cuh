@@ -81,7 +81,7 @@ struct SlotPacket {
 };
 static_assert(detail::kTopkSlotsPerPacket == 2);
 
-using detail::AnswerForm;
+using detail::CombineRowForm;  // ranks must agree on it
 
 /// What a word of an empty row holds.
 inline constexpr std::uint32_t kSentinel = 0xffff'ffffu;
@@ -90,7 +90,7 @@ inline constexpr std::uint32_t kSentinel = 0xffff'ffffu;
 /// ranks must agree on: form, reduction, which dispatch is combined (24 bits of its epoch), and
 /// whether weights travelled with that dispatch.
 struct CombineNoticeWord {
-  AnswerForm form;
+  CombineRowForm form;
   bool exact, weights_travelled;
   std::uint64_t dispatch_epoch;
 
@@ -185,7 +185,7 @@ struct LowLatencyCombineSend {
   std::int64_t expert_stride, row_stride;  ///< of y, in elements
   const float* weights;                    ///< [tokens][top_k] of this rank's tokens
   std::int32_t tokens;
-  AnswerForm form;
+  CombineRowForm form;
   std::uint32_t exact, weights_travelled;
   std::uint32_t flags;          ///< not 0: every combine row is followed by a flag
   std::uint64_t* longest_wait;  ///< as the receive has it, for waits for weights; or nullptr
@@ -200,7 +200,7 @@ struct LowLatencyCombineReceive {
   LowLatencySizes sizes;
   std::uint16_t* out;  ///< [tokens][hidden] bfloat16
   std::int32_t tokens;
-  AnswerForm form;
+  CombineRowForm form;
   std::uint32_t exact, weights_travelled;
   std::int64_t* wait_ns;
   std::uint64_t* longest_wait;
@@ -218,7 +218,7 @@ struct LowLatencyProbe {
   PendingView pending;  ///< of a combine; header is nullptr for a dispatch
   std::uint64_t serial;
   std::int32_t tokens;
-  AnswerForm form;
+  CombineRowForm form;
   volatile std::uint64_t* reply;
   std::uint64_t sequence;
 };

@@ -64,17 +64,26 @@ struct ResultLayout {
 };
 
 struct CudaLowLatencyHandle : detail::LowLatencyHandleState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaLowLatencyHandle() { backend = kBackend; }
+
   std::shared_ptr<void> block;
   HandleView view{};
   std::uint64_t serial = 0;
 };
 
 struct CudaPendingDispatch : detail::PendingDispatchState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaPendingDispatch() { backend = kBackend; }
+
   /// The result, where the receive was queued with the send.
   std::optional<LowLatencyReceived> received_already;
 };
 
 struct CudaPendingCombine : detail::PendingCombineState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaPendingCombine() { backend = kBackend; }
+
   std::optional<Tensor> received_already;  ///< likewise
   std::shared_ptr<void> block;
   PendingView view{};
@@ -83,9 +92,9 @@ struct CudaPendingCombine : detail::PendingCombineState {
   Tensor out;
 };
 
-inline AnswerForm form_of(const LowLatencyCombineOptions& options) {
-  if (options.log_fmt) return AnswerForm::log_fmt;
-  return options.reduction == Reduction::exact ? AnswerForm::rows : AnswerForm::sums;
+inline CombineRowForm form_of(const LowLatencyCombineOptions& options) {
+  if (options.log_fmt) return CombineRowForm::log_fmt;
+  return options.reduction == Reduction::exact ? CombineRowForm::rows : CombineRowForm::sums;
 }
 
 /// Blocks of memory of one size, by parity, whose contents stay in place for the life of the group.

@@ -54,7 +54,7 @@ __device__ bool combine_rows_arrived(const LowLatencyProbe& call, std::uint64_t 
   const TopkSlot topk_slot = make_topk_slot(
       in_row ? call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] : -1,
       group.local_experts);
-  const bool sums = call.form == AnswerForm::sums;
+  const bool sums = call.form == CombineRowForm::sums;
   if (!(sums ? topk_slot.last : topk_slot.rank >= 0) || !is_awaited(group, topk_slot.rank))
     return true;
   const std::int32_t place =

@@ -63,8 +63,8 @@ void Normal::locate_expert_output(const TensorView& y, NormalCombine& params, cu
 Combined Normal::combine(const TensorView& y, const HandleState& state,
                          const CombineOptions& options) {
   const auto& shape = state_.shape;
-  const auto& handle = static_cast<const CudaHandle&>(state);
-  const auto& routing = static_cast<const CudaRouting&>(*handle.routing);
+  const auto& handle = detail::of_backend<CudaHandle>(state, "combine");
+  const auto& routing = detail::of_backend<CudaRouting>(*handle.routing, "combine");
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   const bool captured = group_.capturing(on);
@@ -81,7 +81,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
     params.y_weights = reachable(options.weights, group_.device.layout.staging_weights, on);
     const bool staged = params.y_weights == group_.device.layout.staging_weights;
     params.weight_stride = static_cast<std::uint32_t>(
-        (staged ? handle.lanes(shape.top_k) : options.weights.strides[0]) * sizeof(float));
+        (staged ? handle.topk_slots(shape.top_k) : options.weights.strides[0]) * sizeof(float));
   }
   params.y_rows = handle.result_rows;
   params.row_bytes = static_cast<std::uint32_t>(shape.hidden * size_of(y.dtype));

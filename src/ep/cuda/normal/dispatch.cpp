@@ -49,7 +49,7 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
       !call.options.copy_out || !group_.capturing(on), Code::invalid_argument,
       "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
       "the result where it lies");
-  const auto& routing = static_cast<const CudaRouting&>(*call.routing);
+  const auto& routing = detail::of_backend<CudaRouting>(*call.routing, "dispatch");
   const bool expert_major = call.expert_alignment() > 0;
   const std::uint32_t table_bytes =
       expert_major ? static_cast<std::uint32_t>(shape.experts) * sizeof(std::int32_t) : 0;
@@ -192,7 +192,7 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
   const auto& shape = state_.shape;
   const detail::SideRecord record = record_of(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
-  const std::int32_t lanes = call.lanes();
+  const std::int32_t lanes = call.topk_slots();
   std::byte* const base = state_.block + group_.device.layout.arena + region->offset;
   const std::int64_t count = handle->result_rows;
   const auto view = [&](std::size_t offset, DataType dtype,

@@ -97,8 +97,6 @@ void Normal::open() {
 
 Routing Normal::route(const TensorView& topk_idx, const Launch& launch) {
   const auto& shape = state_.shape;
-  detail::check_topk(topk_idx, shape, state_.device,
-                     std::max(shape.max_tokens, shape.low_latency_max_tokens), "route");
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   auto state = std::make_shared<CudaRouting>();
@@ -136,7 +134,8 @@ Routing Normal::route(const TensorView& topk_idx, const Launch& launch) {
 
 std::shared_ptr<CudaHandle> Normal::make_handle(const detail::DispatchCall& call) {
   if (call.cached) {
-    auto handle = std::make_shared<CudaHandle>(static_cast<const CudaHandle&>(*call.cached));
+    auto handle =
+        std::make_shared<CudaHandle>(detail::of_backend<CudaHandle>(*call.cached, "dispatch"));
     if (call.options.worst_case_rows > 0) handle->result_rows = call.options.worst_case_rows;
     return handle;
   }

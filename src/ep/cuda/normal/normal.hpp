@@ -16,6 +16,9 @@
 namespace shoal::ep::cuda {
 
 struct CudaRouting : detail::RoutingState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaRouting() { backend = kBackend; }
+
   RoutingArrays arrays{};
   /// The group on whose streams RoutingArrays::expert_row_indices has been computed. Other groups
   /// compute it again, because nothing orders their streams.
@@ -24,6 +27,9 @@ struct CudaRouting : detail::RoutingState {
 };
 
 struct CudaHandle : detail::HandleState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaHandle() { backend = kBackend; }
+
   HandleArrays arrays{};
   std::shared_ptr<void> block;
   std::vector<std::int64_t> rows_per_source;  ///< empty: the sizes never reached the host
@@ -49,7 +55,7 @@ class Normal {
   std::int64_t region_rows(const detail::DispatchCall& call) const;
   static detail::SideRecord record_of(const detail::DispatchCall& call) {
     return {static_cast<std::uint32_t>(call.scale_bytes()),
-            static_cast<std::uint32_t>(call.lanes())};
+            static_cast<std::uint32_t>(call.topk_slots())};
   }
   /// Queues number_topk_slots, unless the routing has its results.
   void number_topk_slots(const CudaRouting& routing, cudaStream_t on) const;

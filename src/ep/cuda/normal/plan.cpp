@@ -43,7 +43,7 @@ NormalTuning tuning_of(const std::string& setting, const char* operation) {
 bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const NormalLimits& limits,
                      std::uint64_t table_bytes) {
   const std::uint64_t rows =
-      limits.bulk_copies ? kBarrierBytes + 2 * detail::round_up(row_bytes + scale_bytes, 128) : 0;
+      limits.bulk_copies ? kBarrierBytes + 2 * detail::align_up(row_bytes + scale_bytes, 128) : 0;
   return rows + table_bytes <= limits.shared_bytes;
 }
 
@@ -62,7 +62,7 @@ NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint
     plan.shared_bytes = table_bytes;
     return plan;
   }
-  plan.stage_bytes = static_cast<std::uint32_t>(detail::round_up(row_bytes + scale_bytes, 128));
+  plan.stage_bytes = static_cast<std::uint32_t>(detail::align_up(row_bytes + scale_bytes, 128));
   const auto room = static_cast<std::int32_t>((limits.shared_bytes - kBarrierBytes - table_bytes) /
                                               plan.stage_bytes);
   // Two rows in flight a warp, and as many warps as shared memory has room for.
@@ -105,7 +105,7 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   std::uint32_t chunk =
       static_cast<std::uint32_t>(chosen<std::int32_t>(tuning.chunk_bytes, kSegmentBytes));
   chunk = std::clamp(chunk / kStep * kStep, kStep, kLargestChunk);
-  chunk = std::min(chunk, static_cast<std::uint32_t>(detail::round_up(row_bytes, kStep)));
+  chunk = std::min(chunk, static_cast<std::uint32_t>(detail::align_up(row_bytes, kStep)));
   const auto bytes = [&] {
     return static_cast<std::uint32_t>(plan.warps * plan.stages) * chunk * copies;
   };

@@ -14,7 +14,7 @@
 #include "ep/cuda/backend.hpp"
 #include "ep/cuda/group.hpp"
 #include "ep/cuda/staged/host_memory.hpp"
-#include "ep/host/group.hpp"
+#include "ep/host/layout.hpp"
 #include "ep/pending.hpp"
 #include "ep/plan/routing.hpp"
 
@@ -26,10 +26,16 @@ using detail::PendingCombineState;
 using detail::PendingDispatchState;
 
 struct StagedPendingDispatch final : PendingDispatchState {
+  static constexpr auto kBackend = detail::BackendKind::staged;
+  StagedPendingDispatch() { backend = kBackend; }
+
   std::shared_ptr<PendingDispatchState> host;
   Tensor expert_counts, wait_ns;  // the host's part of LowLatencyDispatchOptions
 };
 struct StagedPendingCombine final : PendingCombineState {
+  static constexpr auto kBackend = detail::BackendKind::staged;
+  StagedPendingCombine() { backend = kBackend; }
+
   std::shared_ptr<PendingCombineState> host;
   Tensor sums, wait_ns;
 };
@@ -179,17 +185,24 @@ class StagedBackend final : public detail::Backend {
   StagedBackend(GroupState& group, std::unique_ptr<detail::Backend> host)
       : group_(group),
         host_(std::move(host)),
+        layout_(group.shape, group.world->settings()),
         staging_{.gpu = std::make_shared<GroupResources>(*group.world->cuda()),
                  .pool = std::make_shared<PinnedPool>(),
                  .block = {}} {
     detail::report_staging(group.team);
   }
 
+  detail::BackendKind kind() const override { return detail::BackendKind::staged; }
+  detail::BlockPlan block_plan() const override {
+    detail::BlockPlan plan = host_->block_plan();
+    plan.staging = true;
+    return plan;
+  }
   void open() override {
     host_->open();
-    staging_.block.emplace(group_.block, group_.heap_bytes);
+    staging_.block.emplace(group_.block, layout_.total);
   }
-  std::optional<std::int32_t> failed_member() const override { return host_->failed_member(); }
+  std::optional<std::int32_t> failed_rank() const override { return host_->failed_rank(); }
 
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
   Dispatched dispatch(const detail::DispatchCall& given) override;
@@ -200,7 +213,8 @@ class StagedBackend final : public detail::Backend {
       const TensorView& x, const TensorView& topk_idx,
       const LowLatencyDispatchOptions& given) override;
   bool ready(const PendingDispatchState& pending) override {
-    return host_->ready(*static_cast<const StagedPendingDispatch&>(pending).host);
+    return host_->ready(
+        *detail::of_backend<StagedPendingDispatch>(pending, "low_latency_dispatch").host);
   }
   LowLatencyReceived receive(PendingDispatchState& state) override;
   std::shared_ptr<PendingCombineState> low_latency_combine(
@@ -208,7 +222,8 @@ class StagedBackend final : public detail::Backend {
       const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
       const LowLatencyCombineOptions& given) override;
   bool ready(const PendingCombineState& pending) override {
-    return host_->ready(*static_cast<const StagedPendingCombine&>(pending).host);
+    return host_->ready(
+        *detail::of_backend<StagedPendingCombine>(pending, "low_latency_combine").host);
   }
   Tensor receive(PendingCombineState& state) override;
   TensorView next_combine_buffer() override;
@@ -233,15 +248,13 @@ class StagedBackend final : public detail::Backend {
 
   GroupState& group_;
   std::unique_ptr<detail::Backend> host_;
+  const host::GroupLayout layout_;  // of the host backend
   Staging staging_;
   ResultArrays results_[2];  // by the parity of the dispatch's epoch
   Tensor answers_[2];        // of next_combine_buffer, used in turn
 };
 
 Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
-  const auto& shape = group_.shape;
-  detail::check_topk(topk_idx, shape, group_.device,
-                     std::max(shape.max_tokens, shape.low_latency_max_tokens), "route");
   const StagedCall call = begin(launch);
   const Tensor indices = call.fetch(topk_idx);
   call.fetched();
@@ -289,7 +302,7 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
 Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
                                 const CombineOptions& given) {
   const StagedCall call = begin(given.launch);
-  const detail::GroupLayout& layout = group_.host->layout;
+  const host::GroupLayout& layout = layout_;
   const std::size_t bytes = y.bytes();
   require(
       bytes <= layout.staging_weights - layout.staging, Code::invalid_argument,
@@ -339,7 +352,7 @@ std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
 }
 
 LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
-  auto& pending = static_cast<StagedPendingDispatch&>(state);
+  auto& pending = detail::of_backend<StagedPendingDispatch>(state, "low_latency_dispatch");
   const Launch launch{
       .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
   const StagedCall call = begin(launch);
@@ -434,7 +447,7 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
 }
 
 Tensor StagedBackend::receive(PendingCombineState& state) {
-  auto& pending = static_cast<StagedPendingCombine&>(state);
+  auto& pending = detail::of_backend<StagedPendingCombine>(state, "low_latency_combine");
   const Launch launch{
       .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
   const StagedCall call = begin(launch);

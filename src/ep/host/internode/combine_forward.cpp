@@ -4,7 +4,7 @@
 //
 // Bytes per token and node: the sum, and top_k weights (4 B) where there are any. Order of
 // additions: within a node as in combine_receive, rounded to y's dtype; then the nodes in the order
-// of the last top-k lane that asks for each, this one among them, biases first, rounded once. So a
+// of the last top-k slot that asks for each, this one among them, biases first, rounded once. So a
 // result does not depend on which node the source is on.
 #include "ep/host/internode/combine_forward.hpp"
 
@@ -18,12 +18,11 @@
 namespace shoal::ep::host {
 namespace {
 
-using detail::AnswerMessage;
 using detail::Copy;
 using detail::Forwarded;
 using detail::ForwardedRow;
 
-/// Nodes that hold rows of a token, in the order of their last lane.
+/// Nodes that hold rows of a token, in the order of their last top-k slot.
 struct NodeOrder {
   std::array<std::int32_t, kMaxTopK> nodes;
   std::size_t count = 0;
@@ -31,8 +30,8 @@ struct NodeOrder {
 
 class Exchange final : public RailWork {
  public:
-  Exchange(GroupState& group, const TensorView& y, const HandleState& handle,
-           const CombineOptions& options, const AnswersHere& answers, Combined& combined)
+  Exchange(HostGroup& group, const TensorView& y, const HandleState& handle,
+           const CombineOptions& options, const LocalExpertOutput& answers, Combined& combined)
       : group_(group),
         handle_(handle),
         options_(options),
@@ -42,14 +41,14 @@ class Exchange final : public RailWork {
         dtype_(y.dtype),
         hidden_(y.shape[1]),
         row_bytes_(hidden_ * size_of(y.dtype)),
-        message_(row_bytes_, group.shape.top_k, options.weights.defined()),
-        room_(static_cast<std::int64_t>((group.shape.chunk_bytes - sizeof(ChunkHeader)) /
+        message_(row_bytes_, group.state.shape.top_k, options.weights.defined()),
+        room_(static_cast<std::int64_t>((group.layout.chunk_bytes - sizeof(ChunkHeader)) /
                                         message_.total)),
-        inbox_(group.nodes.count),
-        next_(group.nodes.count, 0),
-        sent_(group.nodes.count, false) {
-    sent_[group.nodes.mine] = true;
-    inbox_[group.nodes.mine].last = true;
+        inbox_(group.state.nodes.count),
+        next_(group.state.nodes.count, 0),
+        sent_(group.state.nodes.count, false) {
+    sent_[group.state.nodes.mine] = true;
+    inbox_[group.state.nodes.mine].last = true;
   }
 
   bool send(std::int32_t node) override;
@@ -61,9 +60,9 @@ class Exchange final : public RailWork {
                        [](const Inbox& from) { return from.at_end(); });
   }
   std::int32_t awaited() const override {
-    for (std::int32_t node = 0; node < group_.nodes.count; ++node)
-      if (!inbox_[node].at_end() || !sent_[node]) return group_.nodes.rail_peer(node);
-    return group_.me;
+    for (std::int32_t node = 0; node < group_.state.nodes.count; ++node)
+      if (!inbox_[node].at_end() || !sent_[node]) return group_.state.nodes.rail_peer(node);
+    return group_.state.me;
   }
 
  private:
@@ -86,22 +85,22 @@ class Exchange final : public RailWork {
   std::int32_t open_inboxes();
   bool close_inboxes();
   bool take(std::int64_t token, Ready& ready);
-  void sum_here(std::int64_t token, std::byte* row, float* weights) const;
+  void sum_local(std::int64_t token, std::byte* row, float* weights) const;
   void sum(const Ready& ready, std::byte* scratch) const;
-  const float* weights_at(std::int32_t rank, std::int64_t row, std::int32_t lanes) const {
-    return reinterpret_cast<const float*>(answers_.weights[rank]) + row * lanes;
+  const float* weights_at(std::int32_t rank, std::int64_t row, std::int32_t experts) const {
+    return reinterpret_cast<const float*>(answers_.weights[rank]) + row * experts;
   }
 
-  GroupState& group_;
+  HostGroup& group_;
   const HandleState& handle_;
   const CombineOptions& options_;
-  const AnswersHere& answers_;
+  const LocalExpertOutput& answers_;
   Combined& combined_;
   Rail rail_;
   DataType dtype_;
   std::int64_t hidden_;
   std::size_t row_bytes_;
-  AnswerMessage message_;
+  SumMessage message_;
   std::int64_t room_;               // messages of a chunk
   std::vector<Inbox> inbox_;        // by node
   std::vector<std::int64_t> next_;  // by node: the next of the peer's tokens to sum for it
@@ -115,13 +114,13 @@ bool Exchange::send(std::int32_t node) {
   if (chunk == nullptr) return false;
   const Forwarded& forwarded = handle_.forwarded[node];
   const std::int64_t first = next_[node], count = std::min(room_, forwarded.tokens() - first);
-  group_.host->workers.for_ranges(count, [&](std::int64_t begin, std::int64_t end) {
+  group_.workers.for_ranges(count, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)
       sum_for_peer(forwarded, first + i, chunk + sizeof(ChunkHeader) + i * message_.total);
   });
   next_[node] += count;
   sent_[node] = next_[node] == forwarded.tokens();
-  rail_.send(node, {group_.epoch, static_cast<std::uint32_t>(count), sent_[node] ? 1U : 0U},
+  rail_.send(node, {group_.state.epoch, static_cast<std::uint32_t>(count), sent_[node] ? 1U : 0U},
              sizeof(ChunkHeader) + count * message_.total);
   return true;
 }
@@ -130,17 +129,18 @@ void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index,
                             std::byte* message) const {
   std::array<const void*, kMaxTopK> rows;
   std::size_t count = 0;
-  const std::int32_t k = group_.shape.top_k;
+  const std::int32_t k = group_.state.shape.top_k;
   auto* const weights = reinterpret_cast<float*>(message + message_.weights);
   if (options_.weights.defined()) std::fill_n(weights, k, 0.0F);
   for (const ForwardedRow& at : forwarded.rows_of(index)) {
     rows[count++] = answers_.rows[at.rank] + at.row * row_bytes_;
     if (!options_.weights.defined()) continue;
-    if (at.lane >= 0) {
-      weights[at.lane] = *weights_at(at.rank, at.row, 1);
+    if (at.topk_slot >= 0) {
+      weights[at.topk_slot] = *weights_at(at.rank, at.row, 1);
     } else {
       const float* const of_row = weights_at(at.rank, at.row, k);
-      for (std::int32_t lane = 0; lane < k; ++lane) weights[lane] += of_row[lane];
+      for (std::int32_t topk_slot = 0; topk_slot < k; ++topk_slot)
+        weights[topk_slot] += of_row[topk_slot];
     }
   }
   sum_rows(dtype_, message, {rows.data(), count}, nullptr, nullptr, hidden_, Store::cached);
@@ -150,8 +150,8 @@ NodeOrder Exchange::order_of(std::int64_t token) const {
   NodeOrder order;
   const auto copies = handle_.routing->copies_of(token);
   for (std::size_t i = copies.size();
-       i-- > 0;) {  // copies are in the order of their members' last lanes
-    const std::int32_t node = group_.nodes.node_of[copies[i].rank];
+       i-- > 0;) {  // copies are in the order of their members' last top-k slots
+    const std::int32_t node = group_.state.nodes.node_of[copies[i].rank];
     const auto end = order.nodes.begin() + static_cast<std::ptrdiff_t>(order.count);
     if (std::find(order.nodes.begin(), end, node) == end) order.nodes[order.count++] = node;
   }
@@ -161,15 +161,15 @@ NodeOrder Exchange::order_of(std::int64_t token) const {
 
 std::int32_t Exchange::open_inboxes() {
   std::int32_t opened = 0;
-  for (std::int32_t node = 0; node < group_.nodes.count; ++node) {
+  for (std::int32_t node = 0; node < group_.state.nodes.count; ++node) {
     Inbox& from = inbox_[node];
     if (from.chunk != nullptr || from.last) continue;
-    from.chunk = rail_.arrived(node, group_.epoch);
+    from.chunk = rail_.arrived(node, group_.state.epoch);
     if (from.chunk == nullptr) continue;
     const ChunkHeader header = header_of(from.chunk);
     require(header.messages <= room_, Code::peer_failed,
             "combine: PE {} sent a chunk of {} sums; at most {} fit",
-            group_.team.world_pe(group_.nodes.rail_peer(node)), header.messages, room_);
+            group_.state.team.world_pe(group_.state.nodes.rail_peer(node)), header.messages, room_);
     from.messages = header.messages;
     from.taken = 0;
     from.last = header.last != 0;
@@ -180,7 +180,7 @@ std::int32_t Exchange::open_inboxes() {
 
 bool Exchange::close_inboxes() {
   bool any = false;
-  for (std::int32_t node = 0; node < group_.nodes.count; ++node) {
+  for (std::int32_t node = 0; node < group_.state.nodes.count; ++node) {
     Inbox& from = inbox_[node];
     if (from.chunk == nullptr || from.taken < from.messages) continue;
     from.chunk = nullptr;
@@ -197,15 +197,15 @@ bool Exchange::take(std::int64_t token, Ready& ready) {
   for (std::size_t i = 0; i < ready.order.count; ++i) {
     const std::int32_t node = ready.order.nodes[i];
     const Inbox& from = inbox_[node];
-    if (node == group_.nodes.mine || (from.chunk != nullptr && from.taken < from.messages))
+    if (node == group_.state.nodes.mine || (from.chunk != nullptr && from.taken < from.messages))
       continue;
     require(!from.last, Code::peer_failed, "combine: PE {} sent too few sums: none for token {}",
-            group_.team.world_pe(group_.nodes.rail_peer(node)), token);
+            group_.state.team.world_pe(group_.state.nodes.rail_peer(node)), token);
     return false;
   }
   for (std::size_t i = 0; i < ready.order.count; ++i) {
     Inbox& from = inbox_[ready.order.nodes[i]];
-    ready.messages[i] = ready.order.nodes[i] == group_.nodes.mine
+    ready.messages[i] = ready.order.nodes[i] == group_.state.nodes.mine
                             ? nullptr
                             : from.chunk + sizeof(ChunkHeader) + from.taken++ * message_.total;
   }
@@ -217,49 +217,50 @@ bool Exchange::receive() {
   std::vector<Ready> batch;
   for (Ready ready; token_ < handle_.routing->tokens && take(token_, ready); ++token_)
     batch.push_back(ready);
-  group_.host->workers.for_ranges(static_cast<std::int64_t>(batch.size()),
-                                  [&](std::int64_t first, std::int64_t last) {
-                                    std::vector<std::byte> scratch(row_bytes_);
-                                    for (std::int64_t i = first; i < last; ++i)
-                                      sum(batch[i], scratch.data());
-                                  });
+  group_.workers.for_ranges(static_cast<std::int64_t>(batch.size()),
+                            [&](std::int64_t first, std::int64_t last) {
+                              std::vector<std::byte> scratch(row_bytes_);
+                              for (std::int64_t i = first; i < last; ++i)
+                                sum(batch[i], scratch.data());
+                            });
   any |= close_inboxes();
   return any || !batch.empty();
 }
 
 /// The sum of this node's rows, as a peer would send it; adds their weights.
-void Exchange::sum_here(std::int64_t token, std::byte* row, float* weights) const {
-  const std::int32_t k = group_.shape.top_k;
+void Exchange::sum_local(std::int64_t token, std::byte* row, float* weights) const {
+  const std::int32_t k = group_.state.shape.top_k;
   std::array<const void*, kMaxTopK> rows;
   std::size_t count = 0;
   if (handle_.expert_alignment > 0) {
-    for (const LaneRow& at : LaneRows(handle_, token)) {
-      if (!group_.nodes.here(at.rank)) continue;
+    for (const TopkRow& at : TopkRows(handle_, token)) {
+      if (!group_.state.nodes.here(at.rank)) continue;
       rows[count++] = answers_.rows[at.rank] + at.row * row_bytes_;
-      if (weights != nullptr) weights[at.lane] = *weights_at(at.rank, at.row, 1);
+      if (weights != nullptr) weights[at.topk_slot] = *weights_at(at.rank, at.row, 1);
     }
   } else {
     for (const Copy& copy : handle_.routing->copies_of(token)) {
-      if (!group_.nodes.here(copy.rank)) continue;
-      const std::int64_t at = handle_.first_row[copy.rank] + copy.ordinal;
+      if (!group_.state.nodes.here(copy.rank)) continue;
+      const std::int64_t at = handle_.first_row[copy.rank] + copy.row;
       rows[count++] = answers_.rows[copy.rank] + at * row_bytes_;
       if (weights == nullptr) continue;
       const float* const of_row = weights_at(copy.rank, at, k);
-      for (std::int32_t lane = 0; lane < k; ++lane) weights[lane] += of_row[lane];
+      for (std::int32_t topk_slot = 0; topk_slot < k; ++topk_slot)
+        weights[topk_slot] += of_row[topk_slot];
     }
   }
   sum_rows(dtype_, row, {rows.data(), count}, nullptr, nullptr, hidden_, Store::cached);
 }
 
 void Exchange::sum(const Ready& ready, std::byte* scratch) const {
-  const std::int32_t k = group_.shape.top_k;
+  const std::int32_t k = group_.state.shape.top_k;
   float* const weights =
       options_.weights.defined() ? combined_.topk_weights.as<float>() + ready.token * k : nullptr;
   if (weights != nullptr) std::fill_n(weights, k, 0.0F);
   std::array<const void*, kMaxTopK> levels;
   for (std::size_t i = 0; i < ready.order.count; ++i) {
     if (ready.messages[i] == nullptr) {
-      sum_here(ready.token, scratch, weights);
+      sum_local(ready.token, scratch, weights);
       levels[i] = scratch;
       continue;
     }
@@ -267,7 +268,8 @@ void Exchange::sum(const Ready& ready, std::byte* scratch) const {
     if (weights == nullptr) continue;
     const auto* const of_node =
         reinterpret_cast<const float*>(ready.messages[i] + message_.weights);
-    for (std::int32_t lane = 0; lane < k; ++lane) weights[lane] += of_node[lane];
+    for (std::int32_t topk_slot = 0; topk_slot < k; ++topk_slot)
+      weights[topk_slot] += of_node[topk_slot];
   }
   const auto bias = [&](std::size_t i) -> const void* {
     return options_.bias.size() > i ? options_.bias[i].as<std::byte>() + ready.token * row_bytes_
@@ -279,12 +281,13 @@ void Exchange::sum(const Ready& ready, std::byte* scratch) const {
 
 }  // namespace
 
-void combine_forward(GroupState& group, const TensorView& y, const HandleState& handle,
-                     const CombineOptions& options, const AnswersHere& answers,
+void combine_forward(HostGroup& group, const TensorView& y, const HandleState& handle,
+                     const CombineOptions& options, const LocalExpertOutput& answers,
                      Combined& combined) {
   Exchange exchange(group, y, handle, options, answers, combined);
   run(group, exchange,
-      {"combine", shoal::detail::Activity::combine, group.epoch, "rail", "sums or room for more"});
+      {"combine", shoal::detail::Activity::combine, group.state.epoch, "rail",
+       "sums or room for more"});
 }
 
 }  // namespace shoal::ep::host

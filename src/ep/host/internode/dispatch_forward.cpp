@@ -21,29 +21,28 @@ namespace {
 
 using detail::Forwarded;
 using detail::ForwardedRow;
-using detail::TokenMessage;
 
 constexpr std::int64_t kLocalTokens = 64;  // of own copies between two looks at the rails
 
 class Forward final : public RailWork {
  public:
-  Forward(GroupState& group, const DispatchCall& call, const DispatchPlan& plan, LocalWork& local)
+  Forward(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan, LocalWork& local)
       : group_(group),
         call_(call),
         plan_(plan),
         local_(local),
         rail_(group),
-        side_(call, group.shape),
-        message_(call.row_bytes(), call.scale_bytes(), group.shape.top_k,
+        side_(call, group.state.shape),
+        message_(call.row_bytes(), call.scale_bytes(), group.state.shape.top_k,
                  call.options.weights.defined()),
-        room_(static_cast<std::int64_t>((group.shape.chunk_bytes - sizeof(ChunkHeader)) /
+        room_(static_cast<std::int64_t>((group.layout.chunk_bytes - sizeof(ChunkHeader)) /
                                         message_.total)),
-        next_(group.nodes.count, 0),
-        passed_(group.nodes.count, 0),
-        sent_(group.nodes.count, false),
-        received_(group.nodes.count, false) {
-    sent_[group.nodes.mine] = received_[group.nodes.mine] = true;
-    for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
+        next_(group.state.nodes.count, 0),
+        passed_(group.state.nodes.count, 0),
+        sent_(group.state.nodes.count, false),
+        received_(group.state.nodes.count, false) {
+    sent_[group.state.nodes.mine] = received_[group.state.nodes.mine] = true;
+    for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
       end_.push_back(plan.handle->received_by(rank));
   }
 
@@ -52,9 +51,9 @@ class Forward final : public RailWork {
   bool work() override { return local_.some(kLocalTokens); }
   bool done() const override { return all(sent_) && all(received_) && local_.done(); }
   std::int32_t awaited() const override {
-    for (std::int32_t node = 0; node < group_.nodes.count; ++node)
-      if (!received_[node] || !sent_[node]) return group_.nodes.rail_peer(node);
-    return group_.me;
+    for (std::int32_t node = 0; node < group_.state.nodes.count; ++node)
+      if (!received_[node] || !sent_[node]) return group_.state.nodes.rail_peer(node);
+    return group_.state.me;
   }
 
  private:
@@ -64,16 +63,16 @@ class Forward final : public RailWork {
   bool needed_on(std::int64_t token, std::int32_t node) const {
     const auto copies = call_.routing->copies_of(token);
     return std::any_of(copies.begin(), copies.end(), [&](const detail::Copy& copy) {
-      return group_.nodes.node_of[copy.rank] == node;
+      return group_.state.nodes.node_of[copy.rank] == node;
     });
   }
   void write(std::byte* message, std::int64_t token) const;
   void pass_on(std::int32_t node, const std::byte* chunk, std::int64_t messages);
   void place(Forwarded& forwarded, const std::byte* message) const;
   void pass_on(const Forwarded& forwarded, std::int64_t index, const std::byte* message) const;
-  void read_lanes(const std::byte* message, std::int64_t* lanes) const;
+  void read_experts(const std::byte* message, std::int64_t* experts) const;
 
-  GroupState& group_;
+  HostGroup& group_;
   const DispatchCall& call_;
   const DispatchPlan& plan_;
   LocalWork& local_;
@@ -94,28 +93,28 @@ bool Forward::send(std::int32_t node) {
   std::vector<std::int64_t> tokens;
   while (next_[node] < call_.routing->tokens && static_cast<std::int64_t>(tokens.size()) < room_)
     if (const std::int64_t token = next_[node]++; needed_on(token, node)) tokens.push_back(token);
-  group_.host->workers.for_ranges(
-      static_cast<std::int64_t>(tokens.size()), [&](std::int64_t first, std::int64_t last) {
-        for (std::int64_t i = first; i < last; ++i)
-          write(chunk + sizeof(ChunkHeader) + i * message_.total, tokens[i]);
-      });
+  group_.workers.for_ranges(static_cast<std::int64_t>(tokens.size()),
+                            [&](std::int64_t first, std::int64_t last) {
+                              for (std::int64_t i = first; i < last; ++i)
+                                write(chunk + sizeof(ChunkHeader) + i * message_.total, tokens[i]);
+                            });
   sent_[node] = next_[node] == call_.routing->tokens;
   const auto messages = static_cast<std::uint32_t>(tokens.size());
-  rail_.send(node, {group_.epoch, messages, sent_[node] ? 1U : 0U},
+  rail_.send(node, {group_.state.epoch, messages, sent_[node] ? 1U : 0U},
              sizeof(ChunkHeader) + messages * message_.total);
   return true;
 }
 
 void Forward::write(std::byte* message, std::int64_t token) const {
   const TokenSide side = side_of(call_, token);
-  const std::int32_t k = group_.shape.top_k;
+  const std::int32_t k = group_.state.shape.top_k;
   copy_row(message, static_cast<const std::byte*>(call_.x.data) + token * call_.row_bytes(),
            call_.row_bytes(), Store::cached);
   auto* scales = reinterpret_cast<std::uint32_t*>(message + message_.scales);
   for (std::size_t i = 0; i < call_.scale_bytes() / 4; ++i)
     scales[i] = side.scales[static_cast<std::int64_t>(i) * side.scale_stride];
   auto* experts = reinterpret_cast<std::int32_t*>(message + message_.experts);
-  for (std::int32_t i = 0; i < k; ++i) experts[i] = static_cast<std::int32_t>(side.lanes[i]);
+  for (std::int32_t i = 0; i < k; ++i) experts[i] = static_cast<std::int32_t>(side.experts[i]);
   if (side.weights != nullptr)
     std::memcpy(message + message_.weights, side.weights, k * sizeof(float));
   std::memcpy(message + message_.token, &side.token, sizeof side.token);
@@ -123,9 +122,9 @@ void Forward::write(std::byte* message, std::int64_t token) const {
 
 bool Forward::receive() {
   bool any = false;
-  for (std::int32_t node = 0; node < group_.nodes.count; ++node) {
+  for (std::int32_t node = 0; node < group_.state.nodes.count; ++node) {
     if (received_[node]) continue;
-    const std::byte* const chunk = rail_.arrived(node, group_.epoch);
+    const std::byte* const chunk = rail_.arrived(node, group_.state.epoch);
     if (chunk == nullptr) continue;
     const ChunkHeader header = header_of(chunk);
     pass_on(node, chunk + sizeof header, header.messages);
@@ -138,7 +137,7 @@ bool Forward::receive() {
 
 void Forward::pass_on(std::int32_t node, const std::byte* chunk, std::int64_t messages) {
   Forwarded& forwarded = plan_.handle->forwarded[node];
-  const Pe from = group_.team.world_pe(group_.nodes.rail_peer(node));
+  const Pe from = group_.state.team.world_pe(group_.state.nodes.rail_peer(node));
   require(messages <= room_, Code::peer_failed,
           "dispatch: PE {} sent a chunk of {} tokens; at most {} fit", from, messages, room_);
   if (!call_.cached)
@@ -147,53 +146,53 @@ void Forward::pass_on(std::int32_t node, const std::byte* chunk, std::int64_t me
           "dispatch: PE {} sent more tokens than in the dispatch whose layout is used again ({})",
           from, forwarded.tokens());
   const std::int64_t first = passed_[node];
-  group_.host->workers.for_ranges(messages, [&](std::int64_t begin, std::int64_t end) {
+  group_.workers.for_ranges(messages, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)
       pass_on(forwarded, first + i, chunk + i * message_.total);
   });
   passed_[node] += messages;
 }
 
-void Forward::read_lanes(const std::byte* message, std::int64_t* lanes) const {
-  const auto* experts = reinterpret_cast<const std::int32_t*>(message + message_.experts);
-  std::copy_n(experts, group_.shape.top_k, lanes);
+void Forward::read_experts(const std::byte* message, std::int64_t* experts) const {
+  std::copy_n(reinterpret_cast<const std::int32_t*>(message + message_.experts),
+              group_.state.shape.top_k, experts);
 }
 
 /// The rows of the next token of a peer: tokens come in order, so each one's row is the next.
 void Forward::place(Forwarded& forwarded, const std::byte* message) const {
-  const auto& shape = group_.shape;
-  std::int64_t lanes[kMaxTopK];
-  read_lanes(message, lanes);
-  const auto add = [&](std::int32_t rank, std::int32_t lane, std::int32_t& row) {
+  const auto& shape = group_.state.shape;
+  std::int64_t experts[kMaxTopK];
+  read_experts(message, experts);
+  const auto add = [&](std::int32_t rank, std::int32_t topk_slot, std::int32_t& row) {
     require(row < end_[rank], Code::peer_failed,
             "dispatch: a token from another node would be row {} of {} at PE {}", row, end_[rank],
-            group_.team.world_pe(rank));
-    forwarded.rows.push_back({rank, lane, row++});
+            group_.state.team.world_pe(rank));
+    forwarded.rows.push_back({rank, topk_slot, row++});
   };
   for (std::int32_t i = 0; i < shape.top_k; ++i)
-    require(lanes[i] >= -1 && lanes[i] < shape.experts, Code::peer_failed,
-            "dispatch: a token from another node names expert {} of {}", lanes[i], shape.experts);
+    require(experts[i] >= -1 && experts[i] < shape.experts, Code::peer_failed,
+            "dispatch: a token from another node names expert {} of {}", experts[i], shape.experts);
   if (plan_.handle->expert_alignment > 0) {
-    for (std::int32_t lane = 0; lane < shape.top_k; ++lane)
-      if (const auto rank = static_cast<std::int32_t>(lanes[lane] / shape.local_experts);
-          lanes[lane] >= 0 && group_.nodes.here(rank))
-        add(rank, lane, forwarded.next[lanes[lane]]);
+    for (std::int32_t topk_slot = 0; topk_slot < shape.top_k; ++topk_slot)
+      if (const auto rank = static_cast<std::int32_t>(experts[topk_slot] / shape.local_experts);
+          experts[topk_slot] >= 0 && group_.state.nodes.here(rank))
+        add(rank, topk_slot, forwarded.next[experts[topk_slot]]);
   } else {
     std::int32_t ranks[kMaxTopK];
-    const std::int32_t count = detail::ranks_by_last_lane(
-        {lanes, static_cast<std::size_t>(shape.top_k)}, shape.local_experts, ranks);
+    const std::int32_t count = detail::ranks_by_last_topk_slot(
+        {experts, static_cast<std::size_t>(shape.top_k)}, shape.local_experts, ranks);
     for (std::int32_t i = 0; i < count; ++i)
-      if (group_.nodes.here(ranks[i])) add(ranks[i], -1, forwarded.next[ranks[i]]);
+      if (group_.state.nodes.here(ranks[i])) add(ranks[i], -1, forwarded.next[ranks[i]]);
   }
   forwarded.first.push_back(static_cast<std::int32_t>(forwarded.rows.size()));
 }
 
 void Forward::pass_on(const Forwarded& forwarded, std::int64_t index,
                       const std::byte* message) const {
-  std::int64_t lanes[kMaxTopK];
-  read_lanes(message, lanes);
+  std::int64_t experts[kMaxTopK];
+  read_experts(message, experts);
   TokenSide side{0,
-                 {lanes, static_cast<std::size_t>(group_.shape.top_k)},
+                 {experts, static_cast<std::size_t>(group_.state.shape.top_k)},
                  call_.options.weights.defined()
                      ? reinterpret_cast<const float*>(message + message_.weights)
                      : nullptr,
@@ -204,10 +203,10 @@ void Forward::pass_on(const Forwarded& forwarded, std::int64_t index,
   std::size_t count = 0;
   for (const ForwardedRow& at : forwarded.rows_of(index)) {
     std::byte* const base = plan_.target[at.rank];
-    const detail::ReceiveLayout& layout = plan_.layout[at.rank];
+    const ReceiveLayout& layout = plan_.layout[at.rank];
     rows[count++] = base + layout.x + at.row * call_.row_bytes();
-    if (at.lane >= 0)
-      side_.write_lane(side, at.lane, base, layout, at.row);
+    if (at.topk_slot >= 0)
+      side_.write_expert_major(side, at.topk_slot, base, layout, at.row);
     else
       side_.write(side, at.rank, base, layout, at.row);
   }
@@ -216,11 +215,11 @@ void Forward::pass_on(const Forwarded& forwarded, std::int64_t index,
 
 }  // namespace
 
-void dispatch_forward(GroupState& group, const DispatchCall& call, const DispatchPlan& plan,
+void dispatch_forward(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan,
                       LocalWork& local) {
   Forward forward(group, call, plan, local);
   run(group, forward,
-      {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "rail",
+      {"dispatch", shoal::detail::Activity::dispatch, group.state.epoch, "rail",
        "tokens or room for more"});
 }
 

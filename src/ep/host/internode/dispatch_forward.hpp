@@ -19,7 +19,7 @@ struct LocalWork {
 /// Sends this member's tokens to its rail peers, each token once to every node that needs it,
 /// passes the peers' tokens on to the members of this node, and does `local` while nothing has
 /// come. Returns when all of it is done.
-void dispatch_forward(GroupState& group, const DispatchCall& call, const DispatchPlan& plan,
+void dispatch_forward(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan,
                       LocalWork& local);
 
 }  // namespace shoal::ep::host

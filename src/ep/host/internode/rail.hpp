@@ -17,12 +17,9 @@
 
 namespace shoal::ep::host {
 
-using detail::ChunkHeader;
-using detail::GroupState;
-
 class Rail {
  public:
-  explicit Rail(GroupState& group);
+  explicit Rail(HostGroup& group);
 
   /// Where the next chunk to the peer on `node` is to be written, Shape.chunk_bytes; nullptr while
   /// there is no room.
@@ -36,7 +33,7 @@ class Rail {
   void release(std::int32_t node);
 
  private:
-  GroupState& group_;
+  HostGroup& group_;
   std::uint64_t* const sent_;  // by node, kept by the group
   std::uint64_t* const read_;
 };
@@ -58,6 +55,6 @@ struct RailWork {
   virtual bool done() const = 0;
   virtual std::int32_t awaited() const = 0;
 };
-void run(GroupState& group, RailWork& work, const Step& step);
+void run(HostGroup& group, RailWork& work, const Step& step);
 
 }  // namespace shoal::ep::host

@@ -2,8 +2,8 @@
 // low_latency_combine_receive: the weighted sum of each token's answers, fetched from the members
 // that hold its experts.
 //
-// Reads one row per (token, lane), or per token and member where that member has sent sums, writes
-// one per token. Lanes are grouped by member, members in the order of their last lane, lanes
+// Reads one row per (token, top-k slot), or per token and member where that member has sent sums, writes
+// one per token. Lanes are grouped by member, members in the order of their last top-k slot, top-k slots
 // ascending within a member; with per_rank each member's sum is rounded to bfloat16 before the
 // members are added up. Every backend uses this order, so results agree bit by bit.
 #include <algorithm>
@@ -21,22 +21,22 @@ namespace {
 using shoal::detail::Activity;
 
 /// The answers to one token, in the order of summation.
-struct Answers {
+struct TokenRows {
   std::array<const std::byte*, kMaxTopK> rows;
   std::array<float, kMaxTopK> weights;
   std::array<std::int32_t, kMaxTopK> level_ends;
   std::size_t count = 0, levels = 0;
 };
 
-class AnswerFinder {
+class CombineRowFinder {
  public:
-  explicit AnswerFinder(const PendingCombineState& pending)
-      : group_(*pending.group),
+  CombineRowFinder(const HostGroup& group, const PendingCombineState& pending)
+      : group_(group),
         handle_(*pending.handle),
         options_(pending.options),
         weights_(pending.weights),
         epoch_(pending.epoch) {
-    const auto& shape = group_.shape;
+    const auto& shape = group_.state.shape;
     for (std::int32_t expert = 0; expert < shape.experts; ++expert)
       before_expert_.push_back(expert % shape.local_experts == 0
                                    ? 0
@@ -44,21 +44,21 @@ class AnswerFinder {
                                          handle_.routing->tokens_per_expert[expert - 1]);
   }
 
-  void find(std::int64_t token, Answers& answers) const {
-    const auto& shape = group_.shape;
-    const auto lanes = handle_.routing->lanes_of(token);
+  void find(std::int64_t token, TokenRows& answers) const {
+    const auto& shape = group_.state.shape;
+    const auto experts = handle_.routing->experts_of(token);
     answers.count = answers.levels = 0;
     if (options_.reduction == Reduction::exact) {
-      for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, lanes[k], answers);
+      for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, experts[k], answers);
       return;
     }
     for (const detail::Copy& copy : handle_.routing->copies_of(token)) {
-      if (form(copy.rank) == AnswerForm::sums) {
+      if (form(copy.rank) == CombineRowForm::sums) {
         add_sum(copy, answers);
       } else {
         for (std::int32_t k = 0; k < shape.top_k; ++k)
-          if (lanes[k] >= 0 && lanes[k] / shape.local_experts == copy.rank)
-            add(token, k, lanes[k], answers);
+          if (experts[k] >= 0 && experts[k] / shape.local_experts == copy.rank)
+            add(token, k, experts[k], answers);
       }
       const std::int32_t end = answers.levels == 0 ? 0 : answers.level_ends[answers.levels - 1];
       if (static_cast<std::int32_t>(answers.count) > end)  // a masked member adds nothing
@@ -67,42 +67,45 @@ class AnswerFinder {
   }
 
  private:
-  void add(std::int64_t token, std::int32_t lane, std::int64_t expert, Answers& answers) const {
-    const auto& shape = group_.shape;
+  void add(std::int64_t token, std::int32_t topk_slot, std::int64_t expert,
+           TokenRows& answers) const {
+    const auto& shape = group_.state.shape;
     if (expert < 0) return;
     const auto rank = static_cast<std::int32_t>(expert / shape.local_experts);
     const auto local = static_cast<std::int32_t>(expert % shape.local_experts);
-    if (group_.host->masked[rank]) return;
+    if (group_.masked[rank]) return;
     const auto* first_row = reinterpret_cast<const std::int32_t*>(
-        group_.block + group_.host->layout.answer_notice(epoch_, rank, shape) +
-        sizeof(detail::AnswerNotice));
+        group_.state.block + group_.layout.combine_notice(epoch_, rank, shape) +
+        sizeof(LowLatencyCombineNotice));
     const std::int64_t row =
-        first_row[local] + handle_.routing->expert_ordinal[token * shape.top_k + lane];
+        first_row[local] + handle_.routing->expert_row_index[token * shape.top_k + topk_slot];
     answers.rows[answers.count] =
-        group_.nodes.here(rank)
-            ? group_.peers[rank] + group_.host->layout.answer(epoch_, local, row, shape)
-            : group_.block + group_.host->layout.far_answer(
-                                 epoch_, group_.nodes.far_index(group_.me, rank),
-                                 before_expert_[expert] +
-                                     handle_.routing->expert_ordinal[token * shape.top_k + lane],
-                                 shape);
-    answers.weights[answers.count++] = weights_[token * shape.top_k + lane];
+        group_.state.nodes.here(rank)
+            ? group_.state.peers[rank] + group_.layout.combine_row(epoch_, local, row, shape)
+            : group_.state.block +
+                  group_.layout.remote_combine_row(
+                      epoch_, group_.state.nodes.remote_index(group_.state.me, rank),
+                      before_expert_[expert] +
+                          handle_.routing->expert_row_index[token * shape.top_k + topk_slot],
+                      shape);
+    answers.weights[answers.count++] = weights_[token * shape.top_k + topk_slot];
   }
 
-  AnswerForm form(std::int32_t rank) const {
-    return answer_form(options_, !group_.nodes.here(rank), handle_.has_weights);
+  CombineRowForm form(std::int32_t rank) const {
+    return combine_row_form(options_, !group_.state.nodes.here(rank), handle_.has_weights);
   }
 
-  void add_sum(const detail::Copy& copy, Answers& answers) const {
-    if (group_.host->masked[copy.rank]) return;
+  void add_sum(const detail::Copy& copy, TokenRows& answers) const {
+    if (group_.masked[copy.rank]) return;
     answers.rows[answers.count] =
-        group_.block + group_.host->layout.far_answer(epoch_,
-                                                      group_.nodes.far_index(group_.me, copy.rank),
-                                                      copy.ordinal, group_.shape);
+        group_.state.block + group_.layout.remote_combine_row(
+                                 epoch_,
+                                 group_.state.nodes.remote_index(group_.state.me, copy.rank),
+                                 copy.row, group_.state.shape);
     answers.weights[answers.count++] = 1.0F;
   }
 
-  const GroupState& group_;
+  const HostGroup& group_;
   const LowLatencyHandleState& handle_;
   const LowLatencyCombineOptions& options_;
   const std::vector<float>& weights_;
@@ -110,17 +113,17 @@ class AnswerFinder {
   std::vector<std::int32_t> before_expert_;  // own tokens of the experts before, at the same member
 };
 
-std::string describe(AnswerForm form, bool exact) {
-  const char* kind = form == AnswerForm::sums      ? "sums"
-                     : form == AnswerForm::rows    ? "rows"
-                     : form == AnswerForm::log_fmt ? "log_fmt rows"
-                                                   : "an unknown form";
+std::string describe(CombineRowForm form, bool exact) {
+  const char* kind = form == CombineRowForm::sums      ? "sums"
+                     : form == CombineRowForm::rows    ? "rows"
+                     : form == CombineRowForm::log_fmt ? "log_fmt rows"
+                                                       : "an unknown form";
   return fmt::format("{} that are rounded {}", kind,
                      exact ? "once (exact)" : "once per PE (per_rank)");
 }
 
 /// weighted_sum_rows for LogFMT rows: decoded to float32 one at a time.
-void weighted_sum_log_fmt(std::uint16_t* target, const Answers& answers, std::int64_t hidden,
+void weighted_sum_log_fmt(std::uint16_t* target, const TokenRows& answers, std::int64_t hidden,
                           std::vector<float>& scratch) {
   scratch.assign(3 * hidden, 0.0F);
   const std::span row(scratch.data(), hidden), level(scratch.data() + hidden, hidden),
@@ -141,12 +144,11 @@ void weighted_sum_log_fmt(std::uint16_t* target, const Answers& answers, std::in
   for (std::int64_t c = 0; c < hidden; ++c) target[c] = numeric::to_bf16(total[c]).bits;
 }
 
-void sum_answers(const PendingCombineState& pending, const Tensor& out) {
-  GroupState& group = *pending.group;
-  const std::int64_t hidden = group.shape.hidden;
-  const AnswerFinder finder(pending);
-  group.host->workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
-    Answers answers;
+void sum_combine_rows(HostGroup& group, const PendingCombineState& pending, const Tensor& out) {
+  const std::int64_t hidden = group.state.shape.hidden;
+  const CombineRowFinder finder(group, pending);
+  group.workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
+    TokenRows answers;
     std::vector<float> scratch;
     for (std::int64_t token = first; token < last; ++token) {
       finder.find(token, answers);
@@ -168,52 +170,51 @@ void sum_answers(const PendingCombineState& pending, const Tensor& out) {
 
 /// Throws Error{mismatch}, on all members, when members answer different dispatches or in different
 /// formats.
-void wait_for_answers(PendingCombineState& pending, const Step& step) {
-  GroupState& group = *pending.group;
+void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const Step& step) {
   std::optional<std::string> mismatch;
-  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
     const WaitTimer timer(pending.options.wait_ns, rank);
-    if (!wait_or_mask(group, group.host->layout.answers_ready, rank, step.epoch, step)) continue;
-    detail::AnswerNotice notice;
-    std::memcpy(&notice,
-                group.block + group.host->layout.answer_notice(step.epoch, rank, group.shape),
-                sizeof notice);
+    if (!wait_or_mask(group, group.layout.combine_ready, rank, step.epoch, step)) continue;
+    LowLatencyCombineNotice notice;
+    std::memcpy(
+        &notice,
+        group.state.block + group.layout.combine_notice(step.epoch, rank, group.state.shape),
+        sizeof notice);
     if (notice.epoch != step.epoch) {
       left_out(group, rank, step);
       continue;
     }
-    const AnswerForm expected =
-        answer_form(pending.options, !group.nodes.here(rank), pending.handle->has_weights);
+    const CombineRowForm expected = combine_row_form(pending.options, !group.state.nodes.here(rank),
+                                                     pending.handle->has_weights);
     const bool exact = pending.options.reduction == Reduction::exact;
     if (notice.dispatch_epoch != pending.handle->epoch || notice.form != expected ||
         (notice.exact != 0) != exact)
       mismatch =
           fmt::format("PE {} expects answers to dispatch {}, {}; PE {} answers dispatch {} with {}",
-                      group.team.world_pe(group.me), pending.handle->epoch,
-                      describe(expected, exact), group.team.world_pe(rank), notice.dispatch_epoch,
-                      describe(notice.form, notice.exact != 0));
+                      group.state.team.world_pe(group.state.me), pending.handle->epoch,
+                      describe(expected, exact), group.state.team.world_pe(rank),
+                      notice.dispatch_epoch, describe(notice.form, notice.exact != 0));
   }
   if (!mismatch) return;
-  raise_or_mask(group, group.host->layout.answers_read,
+  raise_or_mask(group, group.layout.combine_read,
                 step.epoch);  // stays in step: the answers count as fetched
   fail(Code::mismatch, "low_latency_combine {}: {}", step.epoch, *mismatch);
 }
 
 }  // namespace
 
-Tensor low_latency_combine_receive(PendingCombineState& pending) {
-  GroupState& group = *pending.group;
-  const auto& shape = group.shape;
+Tensor low_latency_combine_receive(HostGroup& group, PendingCombineState& pending) {
+  const auto& shape = group.state.shape;
   const Step step{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "receive",
                   "its answers"};
-  group.world->set_progress(step.activity, step.epoch, step.phase);
-  wait_for_answers(pending, step);
+  group.state.world->set_progress(step.activity, step.epoch, step.phase);
+  wait_for_combine_rows(group, pending, step);
   const TensorView& given = pending.options.out;
   Tensor out = given.defined() ? Tensor(given, nullptr)
                                : Tensor::empty(DataType::bfloat16,
                                                {pending.handle->routing->tokens, shape.hidden});
-  sum_answers(pending, out);
-  raise_or_mask(group, group.host->layout.answers_read, pending.epoch);
+  sum_combine_rows(group, pending, out);
+  raise_or_mask(group, group.layout.combine_read, pending.epoch);
   return out;
 }
 

@@ -6,7 +6,7 @@
 // encoded (LogFMT-10). Then every member learns where its rows start for each expert. A member of
 // another node, which can fetch nothing, is sent one row per token, the weighted sum over the
 // experts here, where its weights came with the dispatch; else the rows. The half was released by
-// answers_read of the use before last.
+// combine_read of the use before last.
 #include <array>
 #include <cstring>
 
@@ -24,24 +24,25 @@ const std::uint16_t* row_of(const TensorView& y, std::int64_t expert, std::int64
 }
 
 /// Which form the answers to `source` have.
-AnswerForm form_for(const GroupState& group, const LowLatencyHandleState& handle,
-                    const LowLatencyCombineOptions& options, std::int32_t source) {
-  return answer_form(options, !group.nodes.here(source), handle.far_tokens[source].has_value());
+CombineRowForm form_for(const HostGroup& group, const LowLatencyHandleState& handle,
+                        const LowLatencyCombineOptions& options, std::int32_t source) {
+  return combine_row_form(options, !group.state.nodes.here(source),
+                          handle.remote_tokens[source].has_value());
 }
 
 /// The end of the rows of one (expert, source).
-std::int32_t end_row(const LowLatencyHandleState& handle, const detail::Shape& shape,
-                     std::int32_t expert, std::int32_t source) {
+std::int32_t end_row(const LowLatencyHandleState& handle, const Shape& shape, std::int32_t expert,
+                     std::int32_t source) {
   return source + 1 == shape.ranks
              ? handle.counts[expert]
              : handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + source + 1];
 }
 
-void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y,
+void stage_rows(HostGroup& group, std::uint64_t epoch, const TensorView& y,
                 const LowLatencyHandleState& handle, const LowLatencyCombineOptions& options) {
-  const auto& shape = group.shape;
+  const auto& shape = group.state.shape;
   const auto stage = [&](std::int32_t expert, std::int64_t row) {
-    std::byte* target = group.block + group.host->layout.answer(epoch, expert, row, shape);
+    std::byte* target = group.state.block + group.layout.combine_row(epoch, expert, row, shape);
     if (options.log_fmt)
       numeric::logfmt_encode_row({reinterpret_cast<const numeric::Bf16*>(row_of(y, expert, row)),
                                   static_cast<std::size_t>(shape.hidden)},
@@ -49,10 +50,10 @@ void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y,
     else
       copy_row(target, row_of(y, expert, row), shape.hidden * sizeof(std::uint16_t), Store::cached);
   };
-  group.host->workers.for_ranges(shape.local_experts, [&](std::int64_t first, std::int64_t last) {
+  group.workers.for_ranges(shape.local_experts, [&](std::int64_t first, std::int64_t last) {
     for (auto expert = static_cast<std::int32_t>(first); expert < last; ++expert)
       for (std::int32_t source = 0; source < shape.ranks; ++source) {
-        if (form_for(group, handle, options, source) == AnswerForm::sums) continue;
+        if (form_for(group, handle, options, source) == CombineRowForm::sums) continue;
         const std::int32_t end = end_row(handle, shape, expert, source);
         for (std::int32_t row =
                  handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + source];
@@ -63,97 +64,101 @@ void stage_rows(GroupState& group, std::uint64_t epoch, const TensorView& y,
 }
 
 /// Adds up the answers to each token of a source on another node and brings it the sums.
-void send_sums(GroupState& group, std::uint64_t epoch, const TensorView& y,
-               const detail::FarTokens& tokens, std::int32_t to) {
-  const auto& shape = group.shape;
-  const detail::GroupLayout& layout = group.host->layout;
-  const std::int32_t far = group.nodes.far_index(group.me, to);
-  group.host->workers.for_ranges(tokens.tokens(), [&](std::int64_t first, std::int64_t last) {
+void send_sums(HostGroup& group, std::uint64_t epoch, const TensorView& y,
+               const detail::RemoteTokens& tokens, std::int32_t to) {
+  const auto& shape = group.state.shape;
+  const GroupLayout& layout = group.layout;
+  const std::int32_t far = group.state.nodes.remote_index(group.state.me, to);
+  group.workers.for_ranges(tokens.tokens(), [&](std::int64_t first, std::int64_t last) {
     std::array<const std::uint16_t*, kMaxTopK> rows;
     std::array<float, kMaxTopK> weights;
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
-      for (const detail::FarTokens::Part& part : tokens.parts_of(token)) {
+      for (const detail::RemoteTokens::Part& part : tokens.parts_of(token)) {
         rows[count] = row_of(y, part.expert, part.row);
         weights[count++] = part.weight;
       }
-      auto* target =
-          reinterpret_cast<std::uint16_t*>(group.block + layout.far_sum(epoch, far, token, shape));
+      auto* target = reinterpret_cast<std::uint16_t*>(group.state.block +
+                                                      layout.remote_sum(epoch, far, token, shape));
       weighted_sum_rows(target, {rows.data(), count}, {weights.data(), count}, {}, shape.hidden,
                         Store::cached);
     }
   });
   if (tokens.tokens() > 0)
-    put_far(group, to, layout.far_answer(epoch, group.nodes.far_index(to, group.me), 0, shape),
-            group.block + layout.far_sum(epoch, far, 0, shape),
-            tokens.tokens() * layout.answer_stride);
+    put_remote(group, to,
+               layout.remote_combine_row(epoch, group.state.nodes.remote_index(to, group.state.me),
+                                         0, shape),
+               group.state.block + layout.remote_sum(epoch, far, 0, shape),
+               tokens.tokens() * layout.combine_row_stride);
 }
 
 /// Brings the answers to a source on another node, from where they lie: in the order of experts,
 /// then tokens.
-void send_rows(GroupState& group, std::uint64_t epoch, const LowLatencyHandleState& handle,
+void send_rows(HostGroup& group, std::uint64_t epoch, const LowLatencyHandleState& handle,
                std::int32_t to) {
-  const auto& shape = group.shape;
-  const detail::GroupLayout& layout = group.host->layout;
-  const std::int32_t far = group.nodes.far_index(to, group.me);
+  const auto& shape = group.state.shape;
+  const GroupLayout& layout = group.layout;
+  const std::int32_t far = group.state.nodes.remote_index(to, group.state.me);
   std::int64_t sent = 0;
   for (std::int32_t expert = 0; expert < shape.local_experts; ++expert) {
     const std::int32_t first =
         handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + to];
     const std::int32_t rows = end_row(handle, shape, expert, to) - first;
     if (rows == 0) continue;
-    put_far(group, to, layout.far_answer(epoch, far, sent, shape),
-            group.block + layout.answer(epoch, expert, first, shape), rows * layout.answer_stride);
+    put_remote(group, to, layout.remote_combine_row(epoch, far, sent, shape),
+               group.state.block + layout.combine_row(epoch, expert, first, shape),
+               rows * layout.combine_row_stride);
     sent += rows;
   }
 }
 
 }  // namespace
 
-AnswerForm answer_form(const LowLatencyCombineOptions& options, bool far, bool has_weights) {
-  if (options.log_fmt) return AnswerForm::log_fmt;
-  return far && has_weights && options.reduction != Reduction::exact ? AnswerForm::sums
-                                                                     : AnswerForm::rows;
+CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool far,
+                                bool has_weights) {
+  if (options.log_fmt) return CombineRowForm::log_fmt;
+  return far && has_weights && options.reduction != Reduction::exact ? CombineRowForm::sums
+                                                                     : CombineRowForm::rows;
 }
 
-void wait_for_answer_buffer(GroupState& group, std::uint64_t epoch) {
+void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch) {
   if (epoch <= 2) return;
   const Step step{"low_latency_combine", Activity::low_latency_combine, epoch, "send",
                   "word that it has fetched its rows"};
-  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
-    wait_or_mask(group, group.host->layout.answers_read, rank, epoch - 2, step);
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
+    wait_or_mask(group, group.layout.combine_read, rank, epoch - 2, step);
 }
 
-std::uint64_t low_latency_combine_send(GroupState& group, const TensorView& y,
+std::uint64_t low_latency_combine_send(HostGroup& group, const TensorView& y,
                                        const LowLatencyHandleState& handle,
                                        const LowLatencyCombineOptions& options) {
-  const auto& shape = group.shape;
-  const std::uint64_t epoch = ++group.low_latency_combine_epoch;
-  group.world->set_progress(Activity::low_latency_combine, epoch, "send");
-  wait_for_answer_buffer(group, epoch);
+  const auto& shape = group.state.shape;
+  const std::uint64_t epoch = ++group.state.low_latency_combine_epoch;
+  group.state.world->set_progress(Activity::low_latency_combine, epoch, "send");
+  wait_for_combine_buffer(group, epoch);
   if (!options.zero_copy) stage_rows(group, epoch, y, handle, options);
 
-  std::vector<std::byte> record(sizeof(detail::AnswerNotice) +
+  std::vector<std::byte> record(sizeof(LowLatencyCombineNotice) +
                                 shape.local_experts * sizeof(std::int32_t));
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
-    const std::int32_t to = (group.me + 1 + i) % shape.ranks;
-    if (group.host->masked[to]) continue;
-    const detail::AnswerNotice notice{epoch, handle.epoch, form_for(group, handle, options, to),
-                                      options.reduction == Reduction::exact ? 1U : 0U};
+    const std::int32_t to = (group.state.me + 1 + i) % shape.ranks;
+    if (group.masked[to]) continue;
+    const LowLatencyCombineNotice notice{epoch, handle.epoch, form_for(group, handle, options, to),
+                                         options.reduction == Reduction::exact ? 1U : 0U};
     std::memcpy(record.data(), &notice, sizeof notice);
     auto* rows = reinterpret_cast<std::int32_t*>(record.data() + sizeof notice);
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
       rows[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + to];
-    tell_or_mask(group, to, [&] {
-      if (notice.form == AnswerForm::sums)
-        send_sums(group, epoch, y, *handle.far_tokens[to], to);
-      else if (!group.nodes.here(to))
+    write_or_mask(group, to, [&] {
+      if (notice.form == CombineRowForm::sums)
+        send_sums(group, epoch, y, *handle.remote_tokens[to], to);
+      else if (!group.state.nodes.here(to))
         send_rows(group, epoch, handle, to);
-      put(group, to, group.host->layout.answer_notice(epoch, group.me, shape), record.data(),
+      put(group, to, group.layout.combine_notice(epoch, group.state.me, shape), record.data(),
           record.size());
     });
   }
-  raise_or_mask(group, group.host->layout.answers_ready, epoch);
+  raise_or_mask(group, group.layout.combine_ready, epoch);
   return epoch;
 }
 

@@ -19,11 +19,11 @@ using shoal::detail::Activity;
 
 /// The two sets of result arrays are made when first needed; pages of rows that are never received
 /// are never touched.
-LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epoch, Quantize quantize) {
-  const auto& shape = group.shape;
+LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize quantize) {
+  const auto& shape = group.state.shape;
   const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows(),
                      groups = detail::scale_groups(shape.hidden);
-  auto& result = group.host->low_latency_results[epoch & 1];
+  auto& result = group.low_latency_results[epoch & 1];
   if (!result) {
     result.emplace();
     result->x = Tensor::empty(DataType::bfloat16, {experts, rows, shape.hidden});
@@ -42,7 +42,7 @@ LowLatencyResult& result_arrays(GroupState& group, std::uint64_t epoch, Quantize
 }
 
 /// The scales as the caller sees them: [experts, rows, n] with rows running fastest.
-Tensor scales_view(const LowLatencyResult& result, const detail::Shape& shape, Quantize quantize) {
+Tensor scales_view(const LowLatencyResult& result, const Shape& shape, Quantize quantize) {
   if (quantize == Quantize::none) return {};
   const std::int64_t groups = detail::scale_groups(shape.hidden), rows = shape.low_latency_rows();
   const bool packed = quantize == Quantize::fp8_ue8m0;
@@ -61,46 +61,45 @@ struct Incoming {
 };
 
 /// The notice of one source; nullopt where it is masked, or has masked this member.
-std::optional<detail::SlotNotice> wait_for_notice(PendingDispatchState& pending,
-                                                  std::int32_t source, const Step& step) {
-  GroupState& group = *pending.group;
+std::optional<LowLatencyDispatchNotice> wait_for_notice(HostGroup& group,
+                                                        PendingDispatchState& pending,
+                                                        std::int32_t source, const Step& step) {
   const WaitTimer timer(pending.options.wait_ns, source);
-  if (!wait_or_mask(group, group.host->layout.slots_sent, source, step.epoch, step))
-    return std::nullopt;
-  detail::SlotNotice notice;
-  std::memcpy(&notice,
-              group.block + group.host->layout.slot_notice(step.epoch, source, group.shape),
-              sizeof notice);
+  if (!wait_or_mask(group, group.layout.slots_sent, source, step.epoch, step)) return std::nullopt;
+  LowLatencyDispatchNotice notice;
+  std::memcpy(
+      &notice,
+      group.state.block + group.layout.dispatch_notice(step.epoch, source, group.state.shape),
+      sizeof notice);
   if (notice.epoch != step.epoch) return left_out(group, source, step), std::nullopt;
-  require(notice.count >= 0 && notice.count <= group.shape.low_latency_max_tokens,
-          Code::peer_failed,
-          "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
-          group.team.world_pe(source), notice.count, group.shape.low_latency_max_tokens);
+  require(
+      notice.count >= 0 && notice.count <= group.state.shape.low_latency_max_tokens,
+      Code::peer_failed, "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
+      group.state.team.world_pe(source), notice.count, group.state.shape.low_latency_max_tokens);
   return notice;
 }
 
 /// Throws Error{mismatch}, on all members, when members encode differently.
-std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
-  GroupState& group = *pending.group;
+std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pending) {
   const std::uint64_t epoch = pending.handle->epoch;
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "receive", "rows"};
-  group.world->set_progress(step.activity, epoch, step.phase);
+  group.state.world->set_progress(step.activity, epoch, step.phase);
   std::vector<Incoming> incoming;
   std::optional<std::pair<std::int32_t, std::uint32_t>> first,
       other;  // members that differ in quantize
-  for (std::int32_t source = 0; source < group.shape.ranks; ++source) {
-    const auto notice = wait_for_notice(pending, source, step);
+  for (std::int32_t source = 0; source < group.state.shape.ranks; ++source) {
+    const auto notice = wait_for_notice(group, pending, source, step);
     incoming.push_back({source, notice ? notice->count : 0, notice && notice->has_weights != 0});
     if (!notice) continue;
     if (!first) first = {source, notice->quantize};
     if (notice->quantize != first->second && !other) other = {source, notice->quantize};
   }
   if (other) {
-    raise_or_mask(group, group.host->layout.slots_read,
+    raise_or_mask(group, group.layout.slots_read,
                   epoch);  // stays in step: the rows count as read
     fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}",
-         epoch, group.team.world_pe(first->first), first->second, group.team.world_pe(other->first),
-         other->second);
+         epoch, group.state.team.world_pe(first->first), first->second,
+         group.state.team.world_pe(other->first), other->second);
   }
   return incoming;
 }
@@ -108,30 +107,30 @@ std::vector<Incoming> wait_for_slots(PendingDispatchState& pending) {
 /// One source's slots, row by row.
 class Expander {
  public:
-  Expander(const GroupState& group, std::uint64_t epoch, Quantize quantize,
+  Expander(const HostGroup& group, std::uint64_t epoch, Quantize quantize,
            std::span<const Incoming> incoming, LowLatencyResult& result)
       : group_(group),
-        shape_(group.shape),
+        shape_(group.state.shape),
         epoch_(epoch),
         quantize_(quantize),
         result_(result),
         incoming_(incoming),
-        scales_(detail::OutboxLayout(shape_.hidden, true).scales) {}
+        scales_(OutboxLayout(shape_.hidden, true).scales) {}
 
   std::span<const std::int32_t> experts(std::int32_t source, std::int64_t index) const {
-    return {reinterpret_cast<const std::int32_t*>(slot(source, index) + sizeof(detail::SlotHeader)),
+    return {reinterpret_cast<const std::int32_t*>(slot(source, index) + sizeof(SlotHeader)),
             static_cast<std::size_t>(shape_.top_k)};
   }
 
   std::int32_t token(std::int32_t source, std::int64_t index) const {
-    detail::SlotHeader header;
+    SlotHeader header;
     std::memcpy(&header, slot(source, index), sizeof header);
     return header.source_token;
   }
 
   /// Of a slot from another node, with weights: [top_k].
   const float* weights(std::int32_t source, std::int64_t index) const {
-    return reinterpret_cast<const float*>(slot(source, index) + group_.host->layout.slot_bytes);
+    return reinterpret_cast<const float*>(slot(source, index) + group_.layout.slot_bytes);
   }
 
   /// Fetches the row of one slot to the next free row of each expert that it names; `next` counts
@@ -155,23 +154,25 @@ class Expander {
   }
 
  private:
-  FarSlots far(std::int32_t source) const {
-    return {shape_, group_.host->layout, quantize_, incoming_[source].has_weights};
+  RemoteSlots far(std::int32_t source) const {
+    return {shape_, group_.layout, quantize_, incoming_[source].has_weights};
   }
   /// What the source on another node has sent: headers and rows.
-  const std::byte* far_slots(std::int32_t source) const {
-    const detail::GroupLayout& layout = group_.host->layout;
-    return group_.block + layout.far_slots(layout.far_in, epoch_,
-                                           group_.nodes.far_index(group_.me, source), shape_);
+  const std::byte* remote_slots(std::int32_t source) const {
+    const GroupLayout& layout = group_.layout;
+    return group_.state.block +
+           layout.remote_slots(layout.remote_in, epoch_,
+                               group_.state.nodes.remote_index(group_.state.me, source), shape_);
   }
   const std::byte* slot(std::int32_t source, std::int64_t index) const {
-    if (!group_.nodes.here(source)) return far_slots(source) + index * far(source).header_bytes;
-    return group_.block + group_.host->layout.slot(epoch_, source, index, shape_);
+    if (!group_.state.nodes.here(source))
+      return remote_slots(source) + index * far(source).header_bytes;
+    return group_.state.block + group_.layout.slot(epoch_, source, index, shape_);
   }
   const std::byte* row(std::int32_t source, std::int64_t index, std::int32_t token) const {
-    if (const FarSlots slots = far(source); !group_.nodes.here(source))
-      return far_slots(source) + slots.rows(incoming_[source].count) + index * slots.row_bytes;
-    return group_.peers[source] + group_.host->layout.outbox_row(epoch_, token, shape_);
+    if (const RemoteSlots slots = far(source); !group_.state.nodes.here(source))
+      return remote_slots(source) + slots.rows(incoming_[source].count) + index * slots.row_bytes;
+    return group_.state.peers[source] + group_.layout.outbox_row(epoch_, token, shape_);
   }
 
   void write_scales(const float* scales, std::int32_t expert, std::int64_t row) const {
@@ -190,8 +191,8 @@ class Expander {
     }
   }
 
-  const GroupState& group_;
-  const detail::Shape& shape_;
+  const HostGroup& group_;
+  const Shape& shape_;
   std::uint64_t epoch_;
   Quantize quantize_;
   LowLatencyResult& result_;
@@ -200,9 +201,8 @@ class Expander {
 };
 
 /// Fills the layout of the result: where the rows of each (expert, source) start.
-void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
-                const detail::Shape& shape, LowLatencyResult& result,
-                LowLatencyHandleState& handle) {
+void place_rows(const Expander& expander, const std::vector<Incoming>& incoming, const Shape& shape,
+                LowLatencyResult& result, LowLatencyHandleState& handle) {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.local_experts) * shape.ranks, 0);
   for (const Incoming& from : incoming)
     for (std::int64_t i = 0; i < from.count; ++i) {
@@ -233,15 +233,16 @@ void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
 
 /// Keeps for combine what it needs to add up the answers to tokens of other nodes: their slots are
 /// granted again.
-void keep_far_tokens(const Expander& expander, const std::vector<Incoming>& incoming,
-                     const GroupState& group, LowLatencyHandleState& handle) {
-  handle.far_tokens.assign(group.shape.ranks, std::nullopt);
-  std::vector<std::int32_t> next(group.shape.local_experts);
+void keep_remote_tokens(const Expander& expander, const std::vector<Incoming>& incoming,
+                        const HostGroup& group, LowLatencyHandleState& handle) {
+  handle.remote_tokens.assign(group.state.shape.ranks, std::nullopt);
+  std::vector<std::int32_t> next(group.state.shape.local_experts);
   for (const Incoming& from : incoming) {
-    if (!from.has_weights || group.nodes.here(from.source)) continue;
-    detail::FarTokens& tokens = handle.far_tokens[from.source].emplace();
-    for (std::int32_t e = 0; e < group.shape.local_experts; ++e)
-      next[e] = handle.first_row[static_cast<std::size_t>(e) * group.shape.ranks + from.source];
+    if (!from.has_weights || group.state.nodes.here(from.source)) continue;
+    detail::RemoteTokens& tokens = handle.remote_tokens[from.source].emplace();
+    for (std::int32_t e = 0; e < group.state.shape.local_experts; ++e)
+      next[e] =
+          handle.first_row[static_cast<std::size_t>(e) * group.state.shape.ranks + from.source];
     for (std::int64_t i = 0; i < from.count; ++i) {
       const std::span<const std::int32_t> experts = expander.experts(from.source, i);
       const float* weights = expander.weights(from.source, i);
@@ -254,17 +255,16 @@ void keep_far_tokens(const Expander& expander, const std::vector<Incoming>& inco
 
 }  // namespace
 
-LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
-  GroupState& group = *pending.group;
-  const auto& shape = group.shape;
+LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatchState& pending) {
+  const auto& shape = group.state.shape;
   LowLatencyHandleState& handle = *pending.handle;
   const Quantize quantize = pending.options.quantize;
-  const std::vector<Incoming> incoming = wait_for_slots(pending);
+  const std::vector<Incoming> incoming = wait_for_slots(group, pending);
 
   auto& result = result_arrays(group, handle.epoch, quantize);
   const Expander expander(group, handle.epoch, quantize, incoming, result);
   place_rows(expander, incoming, shape, result, handle);
-  keep_far_tokens(expander, incoming, group, handle);
+  keep_remote_tokens(expander, incoming, group, handle);
 
   std::size_t rows = 0;
   for (const Incoming& from : incoming) rows += from.count;
@@ -273,23 +273,22 @@ LowLatencyReceived low_latency_dispatch_receive(PendingDispatchState& pending) {
   const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
   // Two results are used in turn: what the cache keeps of this one must fit beside the other.
   const Store store = choose_store(2 * written * row_bytes, shape.ranks, last_level_cache_bytes());
-  group.host->workers.for_ranges(
-      static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first, std::int64_t last) {
-        std::vector<std::int32_t> next(shape.local_experts);
-        for (std::int64_t i = first; i < last; ++i) {
-          for (std::int32_t e = 0; e < shape.local_experts; ++e)
-            next[e] =
-                handle.first_row[static_cast<std::size_t>(e) * shape.ranks + incoming[i].source];
-          for (std::int64_t slot = 0; slot < incoming[i].count; ++slot)
-            expander.expand(incoming[i].source, slot, next, store);
-        }
-      });
-  raise_or_mask(group, group.host->layout.slots_read, handle.epoch);
+  group.workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first,
+                                                                           std::int64_t last) {
+    std::vector<std::int32_t> next(shape.local_experts);
+    for (std::int64_t i = first; i < last; ++i) {
+      for (std::int32_t e = 0; e < shape.local_experts; ++e)
+        next[e] = handle.first_row[static_cast<std::size_t>(e) * shape.ranks + incoming[i].source];
+      for (std::int64_t slot = 0; slot < incoming[i].count; ++slot)
+        expander.expand(incoming[i].source, slot, next, store);
+    }
+  });
+  raise_or_mask(group, group.layout.slots_read, handle.epoch);
 
   if (pending.options.expert_counts.defined())
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
       pending.options.expert_counts.as<std::int32_t>()[e] += handle.counts[e];
-  group.statistics.rows_received += rows;
+  group.state.statistics.rows_received += rows;
 
   LowLatencyReceived received;
   received.x = result.x;

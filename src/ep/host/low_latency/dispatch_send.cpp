@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // low_latency_dispatch_send: each token goes once to this member's outbox, and a header per member
-// that holds an expert of it to a fixed slot there (source, ordinal); receivers fetch the rows.
+// that holds an expert of it to a fixed slot there (source, row); receivers fetch the rows.
 // Nothing can be fetched between nodes: there each member gets its headers, with the weights where
 // they are known, then its rows, in one message.
 //
 // Bytes per token: the row, 2 B a channel, or 1 B a channel and 4 B a scale; per copy: 4 B and 4 B
-// per top-k lane. On one host a fetched row comes out of a cache that all members share, where a
+// per top-k slot. On one host a fetched row comes out of a cache that all members share, where a
 // copy pushed to each of them would not fit. The half of outbox and slots was granted by slots_read
 // of the use before last; slots_sent is released after all of it.
 #include <cstring>
@@ -19,106 +19,108 @@ namespace {
 using shoal::detail::Activity;
 
 /// Puts one token into the outbox in the form in which it travels.
-void encode(const detail::Shape& shape, Quantize quantize, std::byte* target,
-            const std::uint16_t* row) {
+void encode(const Shape& shape, Quantize quantize, std::byte* target, const std::uint16_t* row) {
   if (quantize == Quantize::none) {
     copy_row(target, row, shape.hidden * sizeof(std::uint16_t), Store::cached);
     return;
   }
-  auto* scales = reinterpret_cast<float*>(target + detail::OutboxLayout(shape.hidden, true).scales);
+  auto* scales = reinterpret_cast<float*>(target + OutboxLayout(shape.hidden, true).scales);
   quantize_row(reinterpret_cast<std::uint8_t*>(target), scales, row, shape.hidden,
                quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
 }
 
-void write_header(std::byte* slot, std::int64_t token, std::span<const std::int64_t> lanes,
+void write_header(std::byte* slot, std::int64_t token, std::span<const std::int64_t> experts,
                   std::int32_t rank, std::int32_t local_experts) {
-  const detail::SlotHeader header{static_cast<std::int32_t>(token)};
+  const SlotHeader header{static_cast<std::int32_t>(token)};
   std::memcpy(slot, &header, sizeof header);
-  auto* experts = reinterpret_cast<std::int32_t*>(slot + sizeof header);
-  for (std::size_t k = 0; k < lanes.size(); ++k) {
-    const bool here = lanes[k] >= 0 && lanes[k] / local_experts == rank;
-    experts[k] = here ? static_cast<std::int32_t>(lanes[k] % local_experts) : -1;
+  auto* local = reinterpret_cast<std::int32_t*>(slot + sizeof header);
+  for (std::size_t k = 0; k < experts.size(); ++k) {
+    const bool there = experts[k] >= 0 && experts[k] / local_experts == rank;
+    local[k] = there ? static_cast<std::int32_t>(experts[k] % local_experts) : -1;
   }
 }
 
 /// Packs what a member of another node needs and sends it; its half was granted like all others.
-void send_far(GroupState& group, std::uint64_t epoch, const detail::RoutingState& routing,
-              const LowLatencyDispatchOptions& options, std::int32_t to) {
-  const auto& shape = group.shape;
-  const detail::GroupLayout& layout = group.host->layout;
-  const FarSlots slots(shape, layout, options.quantize, options.weights.defined());
-  std::byte* const out = group.block + layout.far_slots(layout.far_out, epoch,
-                                                        group.nodes.far_index(group.me, to), shape);
+void send_remote(HostGroup& group, std::uint64_t epoch, const detail::RoutingState& routing,
+                 const LowLatencyDispatchOptions& options, std::int32_t to) {
+  const auto& shape = group.state.shape;
+  const GroupLayout& layout = group.layout;
+  const RemoteSlots slots(shape, layout, options.quantize, options.weights.defined());
+  std::byte* const out =
+      group.state.block + layout.remote_slots(layout.remote_out, epoch,
+                                              group.state.nodes.remote_index(group.state.me, to),
+                                              shape);
   std::int32_t count = 0;
   for (std::int64_t token = 0; token < routing.tokens; ++token)
     for (const detail::Copy& copy : routing.copies_of(token)) {
       if (copy.rank != to) continue;
       std::byte* const header = out + count * slots.header_bytes;
-      write_header(header, token, routing.lanes_of(token), to, shape.local_experts);
+      write_header(header, token, routing.experts_of(token), to, shape.local_experts);
       if (options.weights.defined())
         std::memcpy(header + layout.slot_bytes, options.weights.as<float>() + token * shape.top_k,
                     shape.top_k * sizeof(float));
       std::memcpy(out + slots.rows(routing.tokens_per_rank[to]) + count * slots.row_bytes,
-                  group.block + layout.outbox_row(epoch, token, shape), slots.row_bytes);
+                  group.state.block + layout.outbox_row(epoch, token, shape), slots.row_bytes);
       ++count;
     }
   const std::size_t bytes = slots.rows(count) + count * slots.row_bytes;
   if (count > 0)
-    put_far(group, to,
-            layout.far_slots(layout.far_in, epoch, group.nodes.far_index(to, group.me), shape), out,
-            bytes);
+    put_remote(group, to,
+               layout.remote_slots(layout.remote_in, epoch,
+                                   group.state.nodes.remote_index(to, group.state.me), shape),
+               out, bytes);
 }
 
 /// Waits until the readers of the use before last of this half have acknowledged it.
-void wait_for_grant(GroupState& group, std::uint64_t epoch) {
+void wait_for_grant(HostGroup& group, std::uint64_t epoch) {
   if (epoch <= 2) return;
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "send",
                   "word that it has read its rows"};
-  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank)
-    wait_or_mask(group, group.host->layout.slots_read, rank, epoch - 2, step);
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
+    wait_or_mask(group, group.layout.slots_read, rank, epoch - 2, step);
 }
 
 }  // namespace
 
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
-    GroupState& group, const TensorView& x, std::shared_ptr<const detail::RoutingState> routing,
+    HostGroup& group, const TensorView& x, std::shared_ptr<const detail::RoutingState> routing,
     const LowLatencyDispatchOptions& options) {
   const Quantize quantize = options.quantize;
-  const auto& shape = group.shape;
-  const std::uint64_t epoch = ++group.low_latency_dispatch_epoch;
-  group.world->set_progress(Activity::low_latency_dispatch, epoch, "send");
+  const auto& shape = group.state.shape;
+  const std::uint64_t epoch = ++group.state.low_latency_dispatch_epoch;
+  group.state.world->set_progress(Activity::low_latency_dispatch, epoch, "send");
   wait_for_grant(group, epoch);
 
-  group.host->workers.for_ranges(routing->tokens, [&](std::int64_t first, std::int64_t last) {
+  group.workers.for_ranges(routing->tokens, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t token = first; token < last; ++token) {
       if (routing->copies_of(token).empty()) continue;
-      encode(shape, quantize, group.block + group.host->layout.outbox_row(epoch, token, shape),
+      encode(shape, quantize, group.state.block + group.layout.outbox_row(epoch, token, shape),
              x.as<std::uint16_t>() + token * shape.hidden);
       for (const detail::Copy& copy : routing->copies_of(token)) {
-        if (group.host->masked[copy.rank] || !group.nodes.here(copy.rank)) continue;
-        write_header(
-            group.peers[copy.rank] + group.host->layout.slot(epoch, group.me, copy.ordinal, shape),
-            token, routing->lanes_of(token), copy.rank, shape.local_experts);
+        if (group.masked[copy.rank] || !group.state.nodes.here(copy.rank)) continue;
+        write_header(group.state.peers[copy.rank] +
+                         group.layout.slot(epoch, group.state.me, copy.row, shape),
+                     token, routing->experts_of(token), copy.rank, shape.local_experts);
       }
     }
   });
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
-    const std::int32_t rank = (group.me + 1 + i) % shape.ranks;
-    if (group.host->masked[rank]) continue;
-    const detail::SlotNotice notice{epoch, static_cast<std::uint32_t>(quantize),
-                                    routing->tokens_per_rank[rank],
-                                    options.weights.defined() ? 1U : 0U};
-    tell_or_mask(group, rank, [&] {
-      if (!group.nodes.here(rank)) send_far(group, epoch, *routing, options, rank);
-      put(group, rank, group.host->layout.slot_notice(epoch, group.me, shape), &notice,
+    const std::int32_t rank = (group.state.me + 1 + i) % shape.ranks;
+    if (group.masked[rank]) continue;
+    const LowLatencyDispatchNotice notice{epoch, static_cast<std::uint32_t>(quantize),
+                                          routing->tokens_per_rank[rank],
+                                          options.weights.defined() ? 1U : 0U};
+    write_or_mask(group, rank, [&] {
+      if (!group.state.nodes.here(rank)) send_remote(group, epoch, *routing, options, rank);
+      put(group, rank, group.layout.dispatch_notice(epoch, group.state.me, shape), &notice,
           sizeof notice);
     });
   }
-  raise_or_mask(group, group.host->layout.slots_sent, epoch);
-  group.statistics.rows_sent += routing->copies.size();
+  raise_or_mask(group, group.layout.slots_sent, epoch);
+  group.state.statistics.rows_sent += routing->copies.size();
 
   auto handle = std::make_shared<LowLatencyHandleState>();
-  handle->group = group.weak_from_this();
+  handle->group = group.state.weak_from_this();
   handle->epoch = epoch;
   handle->routing = std::move(routing);
   handle->has_weights = options.weights.defined();

@@ -3,7 +3,7 @@
 // pass.
 //
 // Reads one row per copy and writes one row per token; the sum is float32, in the order of
-// RoutingState::copies, rounded once; expert-major in the order of the token's lanes. The
+// RoutingState::copies, rounded once; expert-major in the order of the token's top-k slots. The
 // `finished` signal tells an owner that its rows have been fetched; this member ends when everybody
 // has told it so, which is what lets the caller change y afterwards.
 #include <algorithm>
@@ -17,52 +17,53 @@ namespace {
 using detail::Copy;
 
 /// Start of every member's rows, as addresses here.
-std::vector<const std::byte*> bases(const GroupState& group, const NoticeBoard& board,
-                                    std::uint64_t Notice::* field) {
+std::vector<const std::byte*> bases(const HostGroup& group, const NoticeBoard& board,
+                                    std::uint64_t NormalNotice::* field) {
   std::vector<const std::byte*> result;
-  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
     const std::uint64_t offset = board[rank].*field;
-    result.push_back(offset == detail::kNoRoom ? nullptr : group.heap_of(rank, offset));
+    result.push_back(offset == detail::kNoRoom ? nullptr : group.state.heap_of(rank, offset));
   }
   return result;
 }
 
 void sum_weights(float* out, std::span<const float* const> rows, std::int32_t top_k) {
-  for (std::int32_t lane = 0; lane < top_k; ++lane) {
+  for (std::int32_t topk_slot = 0; topk_slot < top_k; ++topk_slot) {
     float sum = 0;
-    for (const float* row : rows) sum += row[lane];
-    out[lane] = sum;
+    for (const float* row : rows) sum += row[topk_slot];
+    out[topk_slot] = sum;
   }
 }
 
-/// Expert-major: each lane has a row of its own.
+/// Expert-major: each top-k slot has a row of its own.
 void fetch_weights(float* out, const HandleState& handle, std::int64_t token,
                    const std::vector<const std::byte*>& weights_at) {
   std::fill_n(out, handle.routing->shape.top_k, 0.0F);
-  for (const LaneRow& at : LaneRows(handle, token))
-    out[at.lane] = reinterpret_cast<const float*>(weights_at[at.rank])[at.row];
+  for (const TopkRow& at : TopkRows(handle, token))
+    out[at.topk_slot] = reinterpret_cast<const float*>(weights_at[at.rank])[at.row];
 }
 
 /// All members are on this node: one pass over the tokens.
-void combine_here(GroupState& group, const TensorView& y, const HandleState& handle,
-                  const CombineOptions& options, const AnswersHere& answers, Combined& combined) {
+void combine_local(HostGroup& group, const TensorView& y, const HandleState& handle,
+                   const CombineOptions& options, const LocalExpertOutput& answers,
+                   Combined& combined) {
   const detail::RoutingState& routing = *handle.routing;
   const std::int64_t hidden = y.shape[1];
-  const std::int32_t top_k = group.shape.top_k;
+  const std::int32_t top_k = group.state.shape.top_k;
   const std::size_t row_bytes = hidden * size_of(y.dtype);
   const std::size_t output_bytes = routing.tokens * row_bytes;
-  const Store store = choose_store(output_bytes, group.shape.ranks, last_level_cache_bytes());
+  const Store store = choose_store(output_bytes, group.state.shape.ranks, last_level_cache_bytes());
   const auto bias_row = [&](std::size_t i, std::int64_t token) -> const void* {
     return options.bias.size() > i ? options.bias[i].as<std::byte>() + token * row_bytes : nullptr;
   };
 
-  group.host->workers.for_ranges(routing.tokens, [&](std::int64_t first, std::int64_t last) {
+  group.workers.for_ranges(routing.tokens, [&](std::int64_t first, std::int64_t last) {
     std::array<const void*, kMaxTopK> rows;
     std::array<const float*, kMaxTopK> weights;
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
       if (handle.expert_alignment > 0) {
-        for (const LaneRow& at : LaneRows(handle, token))
+        for (const TopkRow& at : TopkRows(handle, token))
           rows[count++] = answers.rows[at.rank] + at.row * row_bytes;
         sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
                  bias_row(0, token), bias_row(1, token), hidden, store);
@@ -72,7 +73,7 @@ void combine_here(GroupState& group, const TensorView& y, const HandleState& han
         continue;
       }
       for (const Copy& copy : routing.copies_of(token)) {
-        const std::int64_t row = handle.first_row[copy.rank] + copy.ordinal;
+        const std::int64_t row = handle.first_row[copy.rank] + copy.row;
         if (options.weights.defined())
           weights[count] = reinterpret_cast<const float*>(answers.weights[copy.rank]) + row * top_k;
         rows[count++] = answers.rows[copy.rank] + row * row_bytes;
@@ -88,27 +89,28 @@ void combine_here(GroupState& group, const TensorView& y, const HandleState& han
 
 }  // namespace
 
-Combined combine_receive(GroupState& group, const TensorView& y, const HandleState& handle,
+Combined combine_receive(HostGroup& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options, const NoticeBoard& board) {
-  const std::uint64_t epoch = group.epoch;
-  group.world->set_progress(shoal::detail::Activity::combine, epoch, "receive");
+  const std::uint64_t epoch = group.state.epoch;
+  group.state.world->set_progress(shoal::detail::Activity::combine, epoch, "receive");
   const detail::RoutingState& routing = *handle.routing;
-  const AnswersHere answers{bases(group, board, &Notice::base),
-                            bases(group, board, &Notice::weights)};
+  const LocalExpertOutput answers{bases(group, board, &NormalNotice::base),
+                                  bases(group, board, &NormalNotice::weights)};
 
   Combined combined;
   combined.x = options.out.defined() ? Tensor(options.out, nullptr)
                                      : Tensor::empty(y.dtype, {routing.tokens, y.shape[1]});
   if (options.weights.defined())
-    combined.topk_weights = Tensor::empty(DataType::float32, {routing.tokens, group.shape.top_k});
-  if (group.nodes.count > 1)
+    combined.topk_weights =
+        Tensor::empty(DataType::float32, {routing.tokens, group.state.shape.top_k});
+  if (group.state.nodes.count > 1)
     combine_forward(group, y, handle, options, answers, combined);
   else
-    combine_here(group, y, handle, options, answers, combined);
-  raise_here(group, group.host->layout.finished, epoch);
-  wait_here(group, group.host->layout.finished, epoch,
-            {"combine", shoal::detail::Activity::combine, epoch, "finish",
-             "word that it has fetched its rows"});
+    combine_local(group, y, handle, options, answers, combined);
+  raise_local(group, group.layout.finished, epoch);
+  wait_local(group, group.layout.finished, epoch,
+             {"combine", shoal::detail::Activity::combine, epoch, "finish",
+              "word that it has fetched its rows"});
   return combined;
 }
 

@@ -12,39 +12,40 @@
 namespace shoal::ep::host {
 namespace {
 
-bool in_block(const GroupState& group, const void* pointer, std::size_t bytes) {
+bool in_block(const HostGroup& group, const void* pointer, std::size_t bytes) {
   const auto* at = static_cast<const std::byte*>(pointer);
-  return at >= group.block && at + bytes <= group.block + group.host->layout.total;
+  return at >= group.state.block && at + bytes <= group.state.block + group.layout.total;
 }
 
 /// Heap offset of the data, whose first `rows` rows are staged at `staging` if need be.
-std::uint64_t reachable(GroupState& group, const TensorView& data, std::int64_t rows,
+std::uint64_t reachable(HostGroup& group, const TensorView& data, std::int64_t rows,
                         std::size_t staging) {
-  if (data.bytes() == 0) return group.block_offset + staging;
+  if (data.bytes() == 0) return group.state.block_offset + staging;
   if (in_block(group, data.data, data.bytes()))
-    return group.block_offset + (static_cast<const std::byte*>(data.data) - group.block);
+    return group.state.block_offset +
+           (static_cast<const std::byte*>(data.data) - group.state.block);
   const std::size_t row_bytes = data.bytes() / data.shape[0];
-  const Store store = choose_store(data.bytes(), group.shape.ranks, last_level_cache_bytes());
+  const Store store = choose_store(data.bytes(), group.state.shape.ranks, last_level_cache_bytes());
   const auto* source = static_cast<const std::byte*>(data.data);
-  std::byte* target = group.block + staging;
-  group.host->workers.for_ranges(rows, [&](std::int64_t first, std::int64_t last) {
+  std::byte* target = group.state.block + staging;
+  group.workers.for_ranges(rows, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row)
       if (row_bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(source) % 16 == 0)
         copy_row(target + row * row_bytes, source + row * row_bytes, row_bytes, store);
       else
         std::memcpy(target + row * row_bytes, source + row * row_bytes, row_bytes);
   });
-  return group.block_offset + staging;
+  return group.state.block_offset + staging;
 }
 
 }  // namespace
 
-void check_staging(const GroupState& group, const TensorView& y, const CombineOptions& options) {
-  const detail::GroupLayout& layout = group.host->layout;
+void check_staging(const HostGroup& group, const TensorView& y, const CombineOptions& options) {
+  const GroupLayout& layout = group.layout;
   const auto check = [&](const char* name, const TensorView& data, std::size_t room) {
     if (data.bytes() == 0 || in_block(group, data.data, data.bytes())) return;
     require(
-        group.shape.combine_staging, Code::invalid_argument,
+        group.state.shape.combine_staging, Code::invalid_argument,
         "combine: {} lies outside the group's memory, and this group was made without room for a copy "
         "(GroupOptions.combine_staging)",
         name);
@@ -52,22 +53,22 @@ void check_staging(const GroupState& group, const TensorView& y, const CombineOp
         data.bytes() <= room, Code::invalid_argument,
         "combine: {} is {}, {} bytes outside the group's memory, which has room for a copy of {}; write the answers "
         "to Dispatched::x, or raise GroupOptions.max_tokens (now {})",
-        name, data.describe(), data.bytes(), room, group.shape.max_tokens);
+        name, data.describe(), data.bytes(), room, group.state.shape.max_tokens);
   };
   check("y", y, layout.staging_weights - layout.staging);
   if (options.weights.defined())
     check("CombineOptions.weights", options.weights, layout.normal_end - layout.staging_weights);
 }
 
-NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleState& handle,
+NoticeBoard combine_send(HostGroup& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options) {
-  const std::uint64_t epoch = ++group.epoch;
-  group.world->set_progress(shoal::detail::Activity::combine, epoch, "send");
-  Notice notice{};
+  const std::uint64_t epoch = ++group.state.epoch;
+  group.state.world->set_progress(shoal::detail::Activity::combine, epoch, "send");
+  NormalNotice notice{};
   notice.operation = static_cast<std::uint64_t>(detail::Operation::combine);
-  notice.base = reachable(group, y, handle.received, group.host->layout.staging);
+  notice.base = reachable(group, y, handle.received, group.layout.staging);
   notice.weights = options.weights.defined() ? reachable(group, options.weights, handle.received,
-                                                         group.host->layout.staging_weights)
+                                                         group.layout.staging_weights)
                                              : detail::kNoRoom;
   notice.handle_epoch = handle.epoch;
   notice.rows = handle.result_rows;

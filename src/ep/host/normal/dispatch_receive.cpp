@@ -22,26 +22,26 @@ Tensor result(const DispatchPlan& plan, bool copy_out, const std::byte* at, Data
 
 }  // namespace
 
-Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const DispatchPlan& plan) {
-  const auto& shape = group.shape;
+Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan) {
+  const auto& shape = group.state.shape;
   const HandleState& handle = *plan.handle;
-  const detail::ReceiveLayout& layout = plan.layout[group.me];
-  std::byte* base = plan.target[group.me];
+  const ReceiveLayout& layout = plan.layout[group.state.me];
+  std::byte* base = plan.target[group.state.me];
 
   const std::int64_t rows = handle.result_rows;
-  const std::int32_t lanes = call.lanes();
+  const std::int32_t experts = call.topk_slots();
   const bool expert_major = handle.expert_alignment > 0;
   // Rows that no token fills: between the blocks of experts, and what worst_case_rows has too many.
   const auto fill = [&](std::int64_t first, std::int64_t end) {
     if (!call.cached) {
       auto* idx = reinterpret_cast<std::int64_t*>(base + layout.topk_idx);
-      std::fill(idx + first * lanes, idx + end * lanes, -1);
+      std::fill(idx + first * experts, idx + end * experts, -1);
       auto* tokens = reinterpret_cast<std::int32_t*>(base + layout.source_token);
       if (expert_major) std::fill(tokens + first, tokens + end, -1);
     }
     if (call.options.weights.defined()) {
       auto* weights = reinterpret_cast<float*>(base + layout.weights);
-      std::fill(weights + first * lanes, weights + end * lanes, 0.0F);
+      std::fill(weights + first * experts, weights + end * experts, 0.0F);
     }
   };
   if (expert_major)
@@ -49,8 +49,8 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
       fill(handle.expert_rows.blocks[e] + handle.expert_rows.counts[e],
            handle.expert_rows.blocks[e + 1]);
   fill(handle.received, rows);
-  wait_here(group, group.host->layout.finished, group.epoch,
-            {"dispatch", shoal::detail::Activity::dispatch, group.epoch, "receive", "rows"});
+  wait_local(group, group.layout.finished, group.state.epoch,
+             {"dispatch", shoal::detail::Activity::dispatch, group.state.epoch, "receive", "rows"});
 
   Dispatched received;
   const bool copy = call.options.copy_out;
@@ -59,12 +59,13 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
     received.scales = result(plan, copy, base + layout.scales, call.options.scales.dtype,
                              {rows, call.options.scales.shape[1]});
   if (!call.cached) {
-    received.topk_idx = result(plan, copy, base + layout.topk_idx, DataType::int64, {rows, lanes});
+    received.topk_idx =
+        result(plan, copy, base + layout.topk_idx, DataType::int64, {rows, experts});
     received.source_token = result(plan, copy, base + layout.source_token, DataType::int32, {rows});
   }
   if (call.options.weights.defined())
     received.topk_weights =
-        result(plan, copy, base + layout.weights, DataType::float32, {rows, lanes});
+        result(plan, copy, base + layout.weights, DataType::float32, {rows, experts});
   if (expert_major) {
     received.expert_first_row = Tensor::empty(DataType::int32, {shape.local_experts + 1});
     std::copy(handle.expert_rows.blocks.begin(), handle.expert_rows.blocks.end(),
@@ -72,7 +73,7 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
   }
   for (std::int32_t source = 0; source < shape.ranks; ++source)
     received.rows_per_source.push_back(
-        handle.counts[static_cast<std::size_t>(source) * shape.ranks + group.me]);
+        handle.counts[static_cast<std::size_t>(source) * shape.ranks + group.state.me]);
   if (call.options.worst_case_rows == 0) {
     const std::int64_t alignment = call.options.expert_alignment;
     for (std::int64_t tokens : plan.tokens_per_expert)
@@ -80,7 +81,7 @@ Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const D
   }
   received.rows = handle.received;
   received.handle = Handle(plan.handle);
-  group.statistics.rows_received += std::accumulate(
+  group.state.statistics.rows_received += std::accumulate(
       received.rows_per_source.begin(), received.rows_per_source.end(), std::int64_t{0});
   return received;
 }

@@ -21,17 +21,18 @@ using detail::Copy;
 /// The copies of this member's own tokens for members of this node.
 class Scatter final : public LocalWork {
  public:
-  Scatter(GroupState& group, const DispatchCall& call, const DispatchPlan& plan)
+  Scatter(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan)
       : group_(group),
         call_(call),
         plan_(plan),
-        side_(call, group.shape),
+        side_(call, group.state.shape),
         expert_major_(plan.handle->expert_alignment > 0) {
     const detail::RoutingState& routing = *call.routing;
     rows_ = expert_major_ ? std::accumulate(routing.tokens_per_expert.begin(),
                                             routing.tokens_per_expert.end(), std::size_t{0})
                           : routing.copies.size();
-    store_ = choose_store(rows_ * call.row_bytes(), group.shape.ranks, last_level_cache_bytes());
+    store_ =
+        choose_store(rows_ * call.row_bytes(), group.state.shape.ranks, last_level_cache_bytes());
   }
 
   /// Rows for all members, on any node.
@@ -40,7 +41,7 @@ class Scatter final : public LocalWork {
   bool some(std::int64_t tokens) override {
     const std::int64_t first = next_;
     next_ = std::min(next_ + tokens, call_.routing->tokens);
-    group_.host->workers.for_ranges(next_ - first, [&](std::int64_t from, std::int64_t to) {
+    group_.workers.for_ranges(next_ - first, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t token = first + from; token < first + to; ++token) send(token);
     });
     return next_ > first;
@@ -57,15 +58,16 @@ class Scatter final : public LocalWork {
       rows[count++] = plan_.target[rank] + plan_.layout[rank].x + row * row_bytes;
     };
     if (expert_major_) {
-      for (const LaneRow& at : LaneRows(*plan_.handle, token)) {
-        if (!group_.nodes.here(at.rank)) continue;
+      for (const TopkRow& at : TopkRows(*plan_.handle, token)) {
+        if (!group_.state.nodes.here(at.rank)) continue;
         row_at(at.rank, at.row);
-        side_.write_lane(side, at.lane, plan_.target[at.rank], plan_.layout[at.rank], at.row);
+        side_.write_expert_major(side, at.topk_slot, plan_.target[at.rank], plan_.layout[at.rank],
+                                 at.row);
       }
     } else {
       for (const Copy& copy : call_.routing->copies_of(token)) {
-        if (!group_.nodes.here(copy.rank)) continue;
-        const std::int64_t row = plan_.handle->first_row[copy.rank] + copy.ordinal;
+        if (!group_.state.nodes.here(copy.rank)) continue;
+        const std::int64_t row = plan_.handle->first_row[copy.rank] + copy.row;
         row_at(copy.rank, row);
         side_.write(side, copy.rank, plan_.target[copy.rank], plan_.layout[copy.rank], row);
       }
@@ -75,7 +77,7 @@ class Scatter final : public LocalWork {
                   row_bytes, store_);
   }
 
-  GroupState& group_;
+  HostGroup& group_;
   const DispatchCall& call_;
   const DispatchPlan& plan_;
   SidePayload side_;
@@ -87,15 +89,15 @@ class Scatter final : public LocalWork {
 
 }  // namespace
 
-void dispatch_send(GroupState& group, const DispatchCall& call, const DispatchPlan& plan) {
-  group.world->set_progress(shoal::detail::Activity::dispatch, group.epoch, "send");
+void dispatch_send(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan) {
+  group.state.world->set_progress(shoal::detail::Activity::dispatch, group.state.epoch, "send");
   Scatter scatter(group, call, plan);
-  if (group.nodes.count > 1)
+  if (group.state.nodes.count > 1)
     dispatch_forward(group, call, plan, scatter);
   else
     scatter.some(call.routing->tokens);
-  group.statistics.rows_sent += scatter.rows();
-  raise_here(group, group.host->layout.finished, group.epoch);
+  group.state.statistics.rows_sent += scatter.rows();
+  raise_local(group, group.layout.finished, group.state.epoch);
 }
 
 }  // namespace shoal::ep::host

@@ -26,53 +26,52 @@ namespace shoal::ep::host {
 
 using detail::DispatchCall;
 using detail::HandleState;
-using detail::Notice;
 using detail::Region;
 
 /// The notices of all members for one epoch, in this member's block.
 class NoticeBoard {
  public:
-  NoticeBoard(const GroupState& group, std::uint64_t epoch) : group_(&group), epoch_(epoch) {}
-  const Notice& operator[](std::int32_t member) const;
+  NoticeBoard(const HostGroup& group, std::uint64_t epoch) : group_(&group), epoch_(epoch) {}
+  const NormalNotice& operator[](std::int32_t member) const;
   const std::int32_t* rows_per_rank(std::int32_t member) const;      ///< [ranks]
   const std::int32_t* tokens_per_expert(std::int32_t member) const;  ///< [experts]
 
  private:
-  const GroupState* group_;
+  const HostGroup* group_;
   std::uint64_t epoch_;
 };
 
 /// Puts the notice and counts (nullptr: left as they are) on every member's board, raises `entered`
 /// and waits for everybody's. Throws Error{mismatch} when members differ in operation, dtype,
 /// scales, weights, layout or handle; the group stays usable.
-NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
+NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNotice& notice,
                              const std::int32_t* rows_per_rank,
                              const std::int32_t* tokens_per_expert);
 
-/// The row of one lane of a token in an expert-major layout.
-struct LaneRow {
-  std::int32_t lane, rank;  ///< top-k lane; member that holds the row
+/// The row of one top-k slot of a token in an expert-major layout.
+struct TopkRow {
+  std::int32_t topk_slot, rank;  ///< top-k slot; member that holds the row
   std::int64_t row;
 };
 
-/// The rows of a token, by ascending lane.
-class LaneRows {
+/// The rows of a token, by ascending top-k slot.
+class TopkRows {
  public:
-  LaneRows(const HandleState& handle, std::int64_t token) {
+  TopkRows(const HandleState& handle, std::int64_t token) {
     const detail::RoutingState& routing = *handle.routing;
-    const auto lanes = routing.lanes_of(token);
-    const std::int32_t* ordinals = routing.expert_ordinal.data() + token * routing.shape.top_k;
-    for (std::int32_t lane = 0; lane < routing.shape.top_k; ++lane)
-      if (lanes[lane] >= 0)
-        rows_[count_++] = {lane,
-                           static_cast<std::int32_t>(lanes[lane] / routing.shape.local_experts),
-                           std::int64_t{handle.expert_rows.first[lanes[lane]]} + ordinals[lane]};
+    const auto experts = routing.experts_of(token);
+    const std::int32_t* row_indices = routing.expert_row_index.data() + token * routing.shape.top_k;
+    for (std::int32_t topk_slot = 0; topk_slot < routing.shape.top_k; ++topk_slot)
+      if (experts[topk_slot] >= 0)
+        rows_[count_++] = {
+            topk_slot, static_cast<std::int32_t>(experts[topk_slot] / routing.shape.local_experts),
+            std::int64_t{handle.expert_rows.first[experts[topk_slot]]} + row_indices[topk_slot]};
   }
-  const LaneRow* begin() const { return rows_; }
-  const LaneRow* end() const { return rows_ + count_; }
+  const TopkRow* begin() const { return rows_; }
+  const TopkRow* end() const { return rows_ + count_; }
 
  private:
-  LaneRow rows_[kMaxTopK];
+  TopkRow rows_[kMaxTopK];
   std::int32_t count_ = 0;
 };
 
@@ -81,25 +80,25 @@ struct DispatchPlan {
   std::shared_ptr<HandleState> handle;
   std::shared_ptr<Region> region;  ///< this member's
   std::vector<std::byte*> target;  ///< [ranks]: start of each member's region, as an address here
-  std::vector<detail::ReceiveLayout> layout;    ///< [ranks]
+  std::vector<ReceiveLayout> layout;            ///< [ranks]
   std::vector<std::int64_t> tokens_per_expert;  ///< [local_experts] received here, not aligned
 };
 
 /// Throws Error{exhausted} on all members when one has no room, or fewer worst_case_rows than rows.
-DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall& call);
+DispatchPlan notify(HostGroup& group, const DispatchCall& call);
 /// Writes every token to its final row at every member that needs it, then raises `finished`.
-void dispatch_send(GroupState& group, const DispatchCall& call, const DispatchPlan& plan);
+void dispatch_send(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan);
 /// Waits for everybody's rows and describes them.
-Dispatched dispatch_receive(GroupState& group, const DispatchCall& call, const DispatchPlan& plan);
+Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan);
 
 /// Throws Error{invalid_argument} when y or weights would have to be staged and there is no room
 /// for them: before the operation begins, so that the group stays usable.
-void check_staging(const GroupState& group, const TensorView& y, const CombineOptions& options);
+void check_staging(const HostGroup& group, const TensorView& y, const CombineOptions& options);
 /// Stages y and weights where they do not lie in the group's memory; says where they are.
-NoticeBoard combine_send(GroupState& group, const TensorView& y, const HandleState& handle,
+NoticeBoard combine_send(HostGroup& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options);
 /// Fetches and sums the answers to this member's tokens, then lets the owners know.
-Combined combine_receive(GroupState& group, const TensorView& y, const HandleState& handle,
+Combined combine_receive(HostGroup& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options, const NoticeBoard& board);
 
 }  // namespace shoal::ep::host

@@ -16,22 +16,21 @@ namespace shoal::ep::host {
 
 using detail::kNoRoom;
 using detail::Operation;
-using detail::ReceiveLayout;
 
-const Notice& NoticeBoard::operator[](std::int32_t member) const {
-  return *reinterpret_cast<const Notice*>(
-      group_->block + group_->host->layout.notice(epoch_, member, group_->shape));
+const NormalNotice& NoticeBoard::operator[](std::int32_t member) const {
+  return *reinterpret_cast<const NormalNotice*>(
+      group_->state.block + group_->layout.notice(epoch_, member, group_->state.shape));
 }
 const std::int32_t* NoticeBoard::rows_per_rank(std::int32_t member) const {
   return reinterpret_cast<const std::int32_t*>(&(*this)[member] + 1);
 }
 const std::int32_t* NoticeBoard::tokens_per_expert(std::int32_t member) const {
-  return rows_per_rank(member) + group_->shape.ranks;
+  return rows_per_rank(member) + group_->state.shape.ranks;
 }
 
 namespace {
 
-std::string describe(const Notice& notice) {
+std::string describe(const NormalNotice& notice) {
   const auto operation = static_cast<Operation>(notice.operation);
   return fmt::format(
       "{} of {} rows, {} scales, {} weights, layout of {}, {}",
@@ -45,26 +44,27 @@ std::string describe(const Notice& notice) {
 }
 
 /// Every member compares all with member 0, so that all of them come to the same verdict.
-void check_agreement(const GroupState& group, const NoticeBoard& board) {
-  const Notice& first = board[0];
-  for (std::int32_t i = 1; i < group.shape.ranks; ++i) {
-    const Notice& other = board[i];
+void check_agreement(const HostGroup& group, const NoticeBoard& board) {
+  const NormalNotice& first = board[0];
+  for (std::int32_t i = 1; i < group.state.shape.ranks; ++i) {
+    const NormalNotice& other = board[i];
     if (other.operation == first.operation && other.dtype == first.dtype &&
         other.scales == first.scales && other.has_weights == first.has_weights &&
         other.handle_epoch == first.handle_epoch &&
         other.expert_alignment == first.expert_alignment)
       continue;
     fail(Code::mismatch, "members of the group call different operations: PE {} {}; PE {} {}",
-         group.team.world_pe(0), describe(first), group.team.world_pe(i), describe(other));
+         group.state.team.world_pe(0), describe(first), group.state.team.world_pe(i),
+         describe(other));
   }
 }
 
 }  // namespace
 
-NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& notice,
+NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNotice& notice,
                              const std::int32_t* rows_per_rank,
                              const std::int32_t* tokens_per_expert) {
-  const auto& shape = group.shape;
+  const auto& shape = group.state.shape;
   std::vector<std::byte> record(sizeof notice);
   std::memcpy(record.data(), &notice, sizeof notice);
   const auto add = [&](const std::int32_t* counts, std::int32_t count) {
@@ -74,12 +74,12 @@ NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& 
   add(rows_per_rank, shape.ranks);
   add(tokens_per_expert, shape.experts);
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
-    const std::int32_t to = (group.me + 1 + i) % shape.ranks;
-    put(group, to, group.host->layout.notice(step.epoch, group.me, shape), record.data(),
+    const std::int32_t to = (group.state.me + 1 + i) % shape.ranks;
+    put(group, to, group.layout.notice(step.epoch, group.state.me, shape), record.data(),
         record.size());
-    raise_signal(group, group.host->layout.entered, to, step.epoch);
+    raise_signal(group, group.layout.entered, to, step.epoch);
   }
-  wait_all(group, group.host->layout.entered, step.epoch, step);
+  wait_all(group, group.layout.entered, step.epoch, step);
   NoticeBoard board(group, step.epoch);
   check_agreement(group, board);
   return board;
@@ -88,36 +88,35 @@ NoticeBoard exchange_notices(GroupState& group, const Step& step, const Notice& 
 namespace {
 
 /// Rows that a result of this call can have at most where its size is not known beforehand.
-std::int64_t exact_rows(const GroupState& group, const DispatchCall& call) {
-  if (call.expert_alignment() == 0) return group.shape.max_received();
+std::int64_t exact_rows(const HostGroup& group, const DispatchCall& call) {
+  if (call.expert_alignment() == 0) return group.state.shape.max_received();
   return detail::rows_that_fit(
-      group.shape.max_expert_major_rows(call.expert_alignment()), group.host->layout.largest_result,
+      group.state.shape.max_expert_major_rows(call.expert_alignment()), group.layout.largest_result,
       [&](std::int64_t rows) {
-        return ReceiveLayout(rows, call.row_bytes(), call.scale_bytes(), call.lanes()).total;
+        return ReceiveLayout(rows, call.row_bytes(), call.scale_bytes(), call.topk_slots()).total;
       });
 }
 
 /// Room for the largest result that this call can have; nullptr when there is none.
-std::shared_ptr<Region> take_region(const std::shared_ptr<GroupState>& group,
-                                    const DispatchCall& call) {
+std::shared_ptr<Region> take_region(HostGroup& group, const DispatchCall& call) {
   const std::int64_t rows = call.options.worst_case_rows > 0 ? call.options.worst_case_rows
                             : call.cached                    ? call.cached->received
-                                                             : exact_rows(*group, call);
-  const ReceiveLayout layout(rows, call.row_bytes(), call.scale_bytes(), call.lanes());
-  const auto offset = group->arena.take(layout.total);
-  return offset ? std::make_shared<Region>(group, *offset) : nullptr;
+                                                             : exact_rows(group, call);
+  const ReceiveLayout layout(rows, call.row_bytes(), call.scale_bytes(), call.topk_slots());
+  const auto offset = group.state.arena.take(layout.total);
+  return offset ? std::make_shared<Region>(group.state.shared_from_this(), *offset) : nullptr;
 }
 
 /// Where the rows of the rail peers' tokens start at the members of this node.
-void prepare_forwarding(const GroupState& group, const NoticeBoard& board, HandleState& handle) {
-  const auto& shape = group.shape;
-  handle.forwarded.resize(group.nodes.count);
+void prepare_forwarding(const HostGroup& group, const NoticeBoard& board, HandleState& handle) {
+  const auto& shape = group.state.shape;
+  handle.forwarded.resize(group.state.nodes.count);
   std::vector<const std::int32_t*> per_expert;
   for (std::int32_t source = 0; source < shape.ranks; ++source)
     per_expert.push_back(board.tokens_per_expert(source));
-  for (std::int32_t node = 0; node < group.nodes.count; ++node) {
-    if (node == group.nodes.mine) continue;
-    const std::int32_t peer = group.nodes.rail_peer(node);
+  for (std::int32_t node = 0; node < group.state.nodes.count; ++node) {
+    if (node == group.state.nodes.mine) continue;
+    const std::int32_t peer = group.state.nodes.rail_peer(node);
     std::vector<std::int32_t>& next = handle.forwarded[node].next;
     if (handle.expert_alignment > 0) {
       next = detail::make_expert_rows(shape, per_expert, peer, handle.expert_alignment).first;
@@ -131,8 +130,8 @@ void prepare_forwarding(const GroupState& group, const NoticeBoard& board, Handl
 }
 
 /// The expert-major layout in place of the flat one: rows are counted once for each expert.
-void expand(const GroupState& group, const NoticeBoard& board, HandleState& handle) {
-  const auto& shape = group.shape;
+void expand(const HostGroup& group, const NoticeBoard& board, HandleState& handle) {
+  const auto& shape = group.state.shape;
   std::vector<const std::int32_t*> counts;
   for (std::int32_t source = 0; source < shape.ranks; ++source) {
     counts.push_back(board.tokens_per_expert(source));
@@ -142,45 +141,46 @@ void expand(const GroupState& group, const NoticeBoard& board, HandleState& hand
           std::accumulate(first, first + shape.local_experts, 0);
     }
   }
-  handle.expert_rows = detail::make_expert_rows(shape, counts, group.me, handle.expert_alignment);
-  handle.received = handle.expert_rows.end[group.me];
+  handle.expert_rows =
+      detail::make_expert_rows(shape, counts, group.state.me, handle.expert_alignment);
+  handle.received = handle.expert_rows.end[group.state.me];
 }
 
-std::shared_ptr<HandleState> new_handle(const GroupState& group, const DispatchCall& call,
+std::shared_ptr<HandleState> new_handle(const HostGroup& group, const DispatchCall& call,
                                         const NoticeBoard& board) {
   auto handle = std::make_shared<HandleState>();
-  const std::int32_t ranks = group.shape.ranks;
+  const std::int32_t ranks = group.state.shape.ranks;
   handle->routing = call.routing;
-  handle->group = group.weak_from_this();
-  handle->epoch = group.epoch;
+  handle->group = group.state.weak_from_this();
+  handle->epoch = group.state.epoch;
   handle->counts.resize(static_cast<std::size_t>(ranks) * ranks);
   handle->first_row.assign(ranks, 0);
   for (std::int32_t source = 0; source < ranks; ++source) {
     const std::int32_t* row = board.rows_per_rank(source);
     std::copy(row, row + ranks,
               handle->counts.begin() + static_cast<std::ptrdiff_t>(source) * ranks);
-    if (source < group.me)
+    if (source < group.state.me)
       for (std::int32_t rank = 0; rank < ranks; ++rank) handle->first_row[rank] += row[rank];
-    handle->received += row[group.me];
+    handle->received += row[group.state.me];
   }
   handle->expert_alignment = call.expert_alignment();
   if (handle->expert_alignment > 0) expand(group, board, *handle);
-  if (group.nodes.count > 1) prepare_forwarding(group, board, *handle);
+  if (group.state.nodes.count > 1) prepare_forwarding(group, board, *handle);
   return handle;
 }
 
 /// Every member knows everybody's room and rows, so that all of them throw or none.
-void check_room(const GroupState& group, const DispatchCall& call, const NoticeBoard& board,
+void check_room(const HostGroup& group, const DispatchCall& call, const NoticeBoard& board,
                 const HandleState& handle) {
   const std::int64_t most = call.cached ? handle.received : exact_rows(group, call);
-  for (std::int32_t rank = 0; rank < group.shape.ranks; ++rank) {
-    const Pe pe = group.team.world_pe(rank);
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
+    const Pe pe = group.state.team.world_pe(rank);
     require(
         board[rank].base != kNoRoom, Code::exhausted,
         "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
         "results that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
-        pe, board[rank].rows > 0 ? board[rank].rows : most, group.host->layout.arena_bytes,
-        group.shape.live_results);
+        pe, board[rank].rows > 0 ? board[rank].rows : most, group.layout.arena_bytes,
+        group.state.shape.live_results);
     require(board[rank].rows == 0 || board[rank].rows >= handle.received_by(rank), Code::exhausted,
             "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe,
             board[rank].rows, handle.received_by(rank));
@@ -191,21 +191,21 @@ void check_room(const GroupState& group, const DispatchCall& call, const NoticeB
         "dispatch: PE {} is sent {} rows, one for each expert of a token and blocks of a multiple of {}, but its "
         "receive area has room for {} in a result. Raise GroupOptions.max_tokens (now {}), or set "
         "DispatchOptions.worst_case_rows, whose results may share the room of live_results (now {})",
-        pe, handle.received_by(rank), handle.expert_alignment, most, group.shape.max_tokens,
-        group.shape.live_results);
+        pe, handle.received_by(rank), handle.expert_alignment, most, group.state.shape.max_tokens,
+        group.state.shape.live_results);
   }
 }
 
 }  // namespace
 
-DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall& call) {
+DispatchPlan notify(HostGroup& group, const DispatchCall& call) {
   DispatchPlan plan;
   plan.region = take_region(group, call);
 
-  Notice notice{};
+  NormalNotice notice{};
   notice.operation = static_cast<std::uint64_t>(Operation::dispatch);
   notice.base =
-      plan.region ? group->block_offset + group->host->layout.arena + plan.region->offset : kNoRoom;
+      plan.region ? group.state.block_offset + group.layout.arena + plan.region->offset : kNoRoom;
   notice.weights = kNoRoom;
   notice.handle_epoch = call.cached ? call.cached->epoch : 0;
   notice.rows = call.options.worst_case_rows;
@@ -214,29 +214,29 @@ DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall
   notice.has_weights = call.options.weights.defined();
   notice.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
 
-  const Step step{"dispatch", shoal::detail::Activity::dispatch, ++group->epoch, "notify",
+  const Step step{"dispatch", shoal::detail::Activity::dispatch, ++group.state.epoch, "notify",
                   "its counts"};
   const NoticeBoard board = exchange_notices(
-      *group, step, notice, call.cached ? nullptr : call.routing->tokens_per_rank.data(),
+      group, step, notice, call.cached ? nullptr : call.routing->tokens_per_rank.data(),
       call.cached ? nullptr : call.routing->tokens_per_expert.data());
   plan.handle =
-      call.cached ? std::make_shared<HandleState>(*call.cached) : new_handle(*group, call, board);
-  check_room(*group, call, board, *plan.handle);
+      call.cached ? std::make_shared<HandleState>(*call.cached) : new_handle(group, call, board);
+  check_room(group, call, board, *plan.handle);
 
-  for (std::int32_t rank = 0; rank < group->shape.ranks; ++rank) {
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
     const std::int64_t rows = std::max(board[rank].rows, plan.handle->received_by(rank));
-    plan.target.push_back(group->heap_of(rank, board[rank].base));
-    plan.layout.emplace_back(rows, call.row_bytes(), call.scale_bytes(), call.lanes());
+    plan.target.push_back(group.state.heap_of(rank, board[rank].base));
+    plan.layout.emplace_back(rows, call.row_bytes(), call.scale_bytes(), call.topk_slots());
   }
   plan.handle->result_rows = std::max(call.options.worst_case_rows, plan.handle->received);
-  group->arena.shrink(plan.region->offset, plan.layout[group->me].total);
+  group.state.arena.shrink(plan.region->offset, plan.layout[group.state.me].total);
 
   if (!call.cached) {
-    plan.tokens_per_expert.assign(group->shape.local_experts, 0);
-    for (std::int32_t source = 0; source < group->shape.ranks; ++source) {
+    plan.tokens_per_expert.assign(group.state.shape.local_experts, 0);
+    for (std::int32_t source = 0; source < group.state.shape.ranks; ++source) {
       const std::int32_t* mine =
-          board.tokens_per_expert(source) + group->me * group->shape.local_experts;
-      for (std::int32_t e = 0; e < group->shape.local_experts; ++e)
+          board.tokens_per_expert(source) + group.state.me * group.state.shape.local_experts;
+      for (std::int32_t e = 0; e < group.state.shape.local_experts; ++e)
         plan.tokens_per_expert[e] += mine[e];
     }
     plan.handle->tokens_per_expert.assign(plan.tokens_per_expert.begin(),
@@ -246,15 +246,3 @@ DispatchPlan notify(const std::shared_ptr<GroupState>& group, const DispatchCall
 }
 
 }  // namespace shoal::ep::host
-
-namespace shoal::ep::detail {
-
-std::int64_t HandleState::received_by(std::int32_t rank) const {
-  if (expert_alignment > 0) return expert_rows.end[rank];
-  const std::size_t ranks = first_row.size();
-  std::int64_t rows = 0;
-  for (std::size_t source = 0; source < ranks; ++source) rows += counts[source * ranks + rank];
-  return rows;
-}
-
-}  // namespace shoal::ep::detail

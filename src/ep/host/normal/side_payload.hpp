@@ -7,7 +7,7 @@
 #include <span>
 
 #include "ep/backend.hpp"
-#include "ep/plan/layout.hpp"
+#include "ep/host/layout.hpp"
 
 namespace shoal::ep::host {
 
@@ -17,7 +17,7 @@ using detail::DispatchCall;
 struct TokenSide {
   std::int32_t token;  ///< its number at its source
   std::span<const std::int64_t>
-      lanes;                    ///< [top_k] experts; not needed where a layout is used again
+      experts;                  ///< [top_k] experts; not needed where a layout is used again
   const float* weights;         ///< [top_k], or nullptr
   const std::uint32_t* scales;  ///< strided by scale_stride, or nullptr
   std::int64_t scale_stride;
@@ -26,39 +26,39 @@ struct TokenSide {
 /// Writes the side payload of copies: everything but the row itself.
 class SidePayload {
  public:
-  SidePayload(const DispatchCall& call, const detail::Shape& shape)
+  SidePayload(const DispatchCall& call, const Shape& shape)
       : scales_(call.scale_bytes() / 4), cached_(call.cached != nullptr), shape_(shape) {}
 
   /// Of the copy for member `rank`, to row `row` of the region at `base`.
-  void write(const TokenSide& from, std::int32_t rank, std::byte* base,
-             const detail::ReceiveLayout& layout, std::int64_t row) const {
+  void write(const TokenSide& from, std::int32_t rank, std::byte* base, const ReceiveLayout& layout,
+             std::int64_t row) const {
     write_scales(from, base, layout, row);
     const std::int32_t k = shape_.top_k;
     auto* out_weights = reinterpret_cast<float*>(base + layout.weights) + row * k;
     auto* out_idx = reinterpret_cast<std::int64_t*>(base + layout.topk_idx) + row * k;
     const std::int64_t first = std::int64_t{rank} * shape_.local_experts;
     for (std::int32_t i = 0; i < k; ++i) {
-      const bool here = from.lanes[i] >= first && from.lanes[i] < first + shape_.local_experts;
-      if (!cached_) out_idx[i] = here ? from.lanes[i] - first : -1;
+      const bool here = from.experts[i] >= first && from.experts[i] < first + shape_.local_experts;
+      if (!cached_) out_idx[i] = here ? from.experts[i] - first : -1;
       if (from.weights != nullptr) out_weights[i] = here ? from.weights[i] : 0.0F;
     }
     if (!cached_) reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
   }
 
-  /// As write, of the copy for the expert of one lane.
-  void write_lane(const TokenSide& from, std::int32_t lane, std::byte* base,
-                  const detail::ReceiveLayout& layout, std::int64_t row) const {
+  /// As write, of the copy for the expert of one top-k slot.
+  void write_expert_major(const TokenSide& from, std::int32_t topk_slot, std::byte* base,
+                          const ReceiveLayout& layout, std::int64_t row) const {
     write_scales(from, base, layout, row);
     if (from.weights != nullptr)
-      reinterpret_cast<float*>(base + layout.weights)[row] = from.weights[lane];
+      reinterpret_cast<float*>(base + layout.weights)[row] = from.weights[topk_slot];
     if (cached_) return;
     reinterpret_cast<std::int64_t*>(base + layout.topk_idx)[row] =
-        from.lanes[lane] % shape_.local_experts;
+        from.experts[topk_slot] % shape_.local_experts;
     reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
   }
 
  private:
-  void write_scales(const TokenSide& from, std::byte* base, const detail::ReceiveLayout& layout,
+  void write_scales(const TokenSide& from, std::byte* base, const ReceiveLayout& layout,
                     std::int64_t row) const {
     auto* out = reinterpret_cast<std::uint32_t*>(base + layout.scales) + row * scales_;
     if (from.scales == nullptr) return;
@@ -67,13 +67,13 @@ class SidePayload {
 
   std::int64_t scales_;
   bool cached_;
-  const detail::Shape& shape_;
+  const Shape& shape_;
 };
 
 /// Token `token` of the caller's own.
 inline TokenSide side_of(const DispatchCall& call, std::int64_t token) {
   const TensorView& scales = call.options.scales;
-  return {static_cast<std::int32_t>(token), call.routing->lanes_of(token),
+  return {static_cast<std::int32_t>(token), call.routing->experts_of(token),
           call.options.weights.defined()
               ? call.options.weights.as<float>() + token * call.routing->shape.top_k
               : nullptr,

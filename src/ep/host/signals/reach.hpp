@@ -15,40 +15,38 @@
 
 namespace shoal::ep::host {
 
-using detail::GroupState;
-
 /// Copies `bytes` bytes to `offset` of member `to`'s block; the source may be reused when it
 /// returns.
-void put(const GroupState& group, std::int32_t to, std::size_t offset, const void* source,
+void put(const HostGroup& group, std::int32_t to, std::size_t offset, const void* source,
          std::size_t bytes);
 /// The same to a member on another node, without waiting: the source stays in use until that member
 /// has acknowledged.
-void put_far(const GroupState& group, std::int32_t to, std::size_t offset, const void* source,
-             std::size_t bytes);
+void put_remote(const HostGroup& group, std::int32_t to, std::size_t offset, const void* source,
+                std::size_t bytes);
 /// Sets a 64-bit word of member `to`'s block after everything that this member has put there
 /// before.
-void signal(const GroupState& group, std::int32_t to, std::size_t offset, std::uint64_t value);
+void signal(const HostGroup& group, std::int32_t to, std::size_t offset, std::uint64_t value);
 
 /// Runs `tell`, which writes to member `to`. Where the group masks failed members one that cannot
 /// be reached within the group's timeout is masked, and false is returned; one that is masked
 /// already is not told again once that has failed.
 template <typename Tell>
-bool tell_or_mask(GroupState& group, std::int32_t to, Tell&& tell);
+bool write_or_mask(HostGroup& group, std::int32_t to, Tell&& tell);
 
 /// Masks a member that cannot be reached, with a warning, or rethrows where the group does not
 /// mask. Called while the exception is handled.
-void mask_unreachable(GroupState& group, std::int32_t to);
+void mask_unreachable(HostGroup& group, std::int32_t to);
 
 template <typename Tell>
-bool tell_or_mask(GroupState& group, std::int32_t to, Tell&& tell) {
-  if (group.host->out_of_reach[to]) return false;
+bool write_or_mask(HostGroup& group, std::int32_t to, Tell&& tell) {
+  if (group.out_of_reach[to]) return false;
   try {
     // A network holds back what an unreachable member has not taken: for a masked one that is no
     // reason to wait.
     std::optional<transport::ScopedTimeout> patience;
-    if (group.options.mask_failed && !group.nodes.here(to)) {
-      patience.emplace(group.host->masked[to] ? std::chrono::milliseconds(0) : group.timeout);
-      group.world->set_awaited(group.team.world_pe(to));
+    if (group.state.options.mask_failed && !group.state.nodes.here(to)) {
+      patience.emplace(group.masked[to] ? std::chrono::milliseconds(0) : group.state.timeout);
+      group.state.world->set_awaited(group.state.team.world_pe(to));
     }
     tell();
     return true;

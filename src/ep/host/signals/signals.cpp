@@ -16,199 +16,205 @@ using shoal::detail::WaitOutcome;
 
 std::atomic_ref<std::uint64_t> signal_at(std::byte* block, std::size_t signals,
                                          std::int32_t owner) {
-  return std::atomic_ref(
-      *reinterpret_cast<std::uint64_t*>(block + signals + owner * detail::kLine));
+  return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(block + signals + owner * kLine));
 }
 
-bool has_failed(const GroupState& group, std::int32_t member) {
-  return read_signal(group, group.host->layout.failed, member) != 0;
+bool has_failed(const HostGroup& group, std::int32_t member) {
+  return read_signal(group, group.layout.failed, member) != 0;
 }
 
 /// Polls; returns ready at once where the signal is there already, without reading the clock.
-WaitOutcome poll_signal(GroupState& group, std::size_t signals, std::int32_t from,
+WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
                         std::uint64_t epoch) {
   const auto reached = [&] { return read_signal(group, signals, from) >= epoch; };
   const auto ready = [&] { return reached() || has_failed(group, from); };
   if (reached()) return WaitOutcome::ready;
   const Clock::time_point start = Clock::now();
-  const Clock::time_point deadline = start + group.timeout;
-  const Pe awaited = group.team.world_pe(from);
-  WaitOutcome outcome = group.world->poll(ready, deadline, awaited);
+  const Clock::time_point deadline = start + group.state.timeout;
+  const Pe awaited = group.state.team.world_pe(from);
+  WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited);
   // Where failed members are masked, the end of another PE is no reason to stop waiting for this
   // one.
-  while (outcome == WaitOutcome::peer_failed && group.options.mask_failed &&
-         !group.world->has_failed(awaited))
+  while (outcome == WaitOutcome::peer_failed && group.state.options.mask_failed &&
+         !group.state.world->has_failed(awaited))
     outcome = Clock::now() >= deadline ? WaitOutcome::timeout
-                                       : group.world->poll(ready, deadline, awaited);
-  group.statistics.wait_time += Clock::now() - start;
+                                       : group.state.world->poll(ready, deadline, awaited);
+  group.state.statistics.wait_time += Clock::now() - start;
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
   return outcome;
 }
 
-std::string seen(const GroupState& group, std::size_t signals, std::int32_t from,
+std::string seen(const HostGroup& group, std::size_t signals, std::int32_t from,
                  std::uint64_t epoch) {
   return fmt::format("expected epoch {}, seen {}", epoch, read_signal(group, signals, from));
 }
 
 /// `seen`: what is there of what was waited for; `culprit`: a member that has given up, where that
 /// ended the wait.
-std::string report(GroupState& group, std::int32_t from, const std::string& seen, const Step& step,
+std::string report(HostGroup& group, std::int32_t from, const std::string& seen, const Step& step,
                    WaitOutcome outcome, std::optional<std::int32_t> culprit = std::nullopt) {
-  const Pe world_pe = group.team.world_pe(from);
-  const std::string where = fmt::format("on PE {} of {}: waiting for {} from PE {}, {}, phase {}",
-                                        group.team.world_pe(group.me), group.world->n_pes(),
-                                        step.wanted, world_pe, seen, step.phase);
+  const Pe world_pe = group.state.team.world_pe(from);
+  const std::string where =
+      fmt::format("on PE {} of {}: waiting for {} from PE {}, {}, phase {}",
+                  group.state.team.world_pe(group.state.me), group.state.world->n_pes(),
+                  step.wanted, world_pe, seen, step.phase);
   if (outcome == WaitOutcome::timeout)
     return fmt::format(
         "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
-        group.timeout.count(), where, group.world->describe_progress(world_pe),
-        group.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+        group.state.timeout.count(), where, group.state.world->describe_progress(world_pe),
+        group.state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
   if (!culprit && has_failed(group, from)) culprit = from;
   const std::string reason =
-      culprit ? fmt::format("PE {} gave this group up ({})", group.team.world_pe(*culprit),
-                            group.world->failure().value_or("its own message says why"))
-              : group.world->failure().value_or("a PE of the world failed");
+      culprit ? fmt::format("PE {} gave this group up ({})", group.state.team.world_pe(*culprit),
+                            group.state.world->failure().value_or("its own message says why"))
+              : group.state.world->failure().value_or("a PE of the world failed");
   return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
 }
 
 /// Whether `from`, which has not come in time, is itself kept by a member that is gone or masked:
 /// it waits for that one, or for one that does. Members that live would mask each other otherwise,
 /// since whoever waits for a dead one is as late for the others.
-bool kept_by_another(const GroupState& group, std::int32_t from) {
-  const Pe first = group.team.world_pe(from);
+bool kept_by_another(const HostGroup& group, std::int32_t from) {
+  const Pe first = group.state.team.world_pe(from);
   const auto masked = [&](Pe pe) {
-    for (std::int32_t member = 0; member < group.shape.ranks; ++member)
-      if (group.host->masked[member] && group.team.world_pe(member) == pe) return true;
+    for (std::int32_t member = 0; member < group.state.shape.ranks; ++member)
+      if (group.masked[member] && group.state.team.world_pe(member) == pe) return true;
     return false;
   };
   Pe pe = first;
-  for (Pe links = 0; links < group.world->n_pes(); ++links) {
-    const shoal::detail::Awaited next = group.world->awaited_by(pe);
+  for (Pe links = 0; links < group.state.world->n_pes(); ++links) {
+    const shoal::detail::Awaited next = group.state.world->awaited_by(pe);
     if (!next.answers) return pe != first;
-    if (next.pe < 0 || next.pe == first || next.pe == group.team.world_pe(group.me)) return false;
+    if (next.pe < 0 || next.pe == first || next.pe == group.state.team.world_pe(group.state.me))
+      return false;
     pe = next.pe;
-    if (masked(pe) || group.world->has_failed(pe)) return true;
+    if (masked(pe) || group.state.world->has_failed(pe)) return true;
   }
   return false;
 }
 
 }  // namespace
 
-void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to,
+void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
                   std::uint64_t epoch) {
-  signal(group, to, signals + group.me * detail::kLine, epoch);
+  signal(group, to, signals + group.state.me * kLine, epoch);
 }
 
-void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch) {
-  for (std::int32_t i = 0; i < group.shape.ranks; ++i) {
+void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
+  for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
     const std::int32_t to =
-        (group.me + 1 + i) % group.shape.ranks;  // not all at the same member at once
+        (group.state.me + 1 + i) % group.state.shape.ranks;  // not all at the same member at once
     raise_signal(group, signals, to, epoch);
   }
 }
 
-void raise_here(const GroupState& group, std::size_t signals, std::uint64_t epoch) {
-  for (std::int32_t i = 1; i <= group.nodes.size; ++i)
+void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
+  for (std::int32_t i = 1; i <= group.state.nodes.size; ++i)
     raise_signal(group, signals,
-                 group.nodes.member(group.nodes.mine, (group.nodes.rail + i) % group.nodes.size),
+                 group.state.nodes.member(group.state.nodes.mine,
+                                          (group.state.nodes.rail + i) % group.state.nodes.size),
                  epoch);
 }
 
-void raise_or_mask(GroupState& group, std::size_t signals, std::uint64_t epoch) {
-  for (std::int32_t i = 0; i < group.shape.ranks; ++i) {
-    const std::int32_t to = (group.me + 1 + i) % group.shape.ranks;
-    tell_or_mask(group, to, [&] { raise_signal(group, signals, to, epoch); });
+void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch) {
+  for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
+    const std::int32_t to = (group.state.me + 1 + i) % group.state.shape.ranks;
+    write_or_mask(group, to, [&] { raise_signal(group, signals, to, epoch); });
   }
 }
 
-std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int32_t from) {
-  return signal_at(group.block, signals, from).load(std::memory_order_acquire);
+std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int32_t from) {
+  return signal_at(group.state.block, signals, from).load(std::memory_order_acquire);
 }
 
-void give_up(GroupState& group, const std::string& reason) {
-  group.failure = reason;
+void give_up(HostGroup& group, const std::string& reason) {
+  group.state.failure = reason;
   const transport::ScopedTimeout patience(
       transport::kPatience);  // a member out of reach may be the reason
-  for (std::int32_t to = 0; to < group.shape.ranks; ++to) {
+  for (std::int32_t to = 0; to < group.state.shape.ranks; ++to) {
     try {
-      raise_signal(group, group.host->layout.failed, to, 1);
+      raise_signal(group, group.layout.failed, to, 1);
     } catch (const std::exception& error) {
-      log::debug("PE {} could not be told of the failure: {}", group.team.world_pe(to),
+      log::debug("PE {} could not be told of the failure: {}", group.state.team.world_pe(to),
                  error.what());
     }
   }
 }
 
-std::optional<std::int32_t> failed_member(const GroupState& group) {
-  for (std::int32_t member = 0; member < group.shape.ranks; ++member)
-    if (member != group.me && has_failed(group, member)) return member;
+std::optional<std::int32_t> failed_rank(const HostGroup& group) {
+  for (std::int32_t member = 0; member < group.state.shape.ranks; ++member)
+    if (member != group.state.me && has_failed(group, member)) return member;
   return std::nullopt;
 }
 
-void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                  const Step& step) {
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return;
   give_up(group, report(group, from, seen(group, signals, from, epoch), step, outcome));
-  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed, group.failure);
+  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
+              group.state.failure);
 }
 
-void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_t from,
+void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
               const Step& step) {
-  const auto ended = [&] { return failed_member(group).has_value(); };
+  const auto ended = [&] { return failed_rank(group).has_value(); };
   const Clock::time_point start = Clock::now();
-  const WaitOutcome outcome = group.world->poll([&] { return ready() || ended(); },
-                                                start + group.timeout, group.team.world_pe(from));
-  group.statistics.wait_time += Clock::now() - start;
-  const auto failed = failed_member(group);
+  const WaitOutcome outcome =
+      group.state.world->poll([&] { return ready() || ended(); }, start + group.state.timeout,
+                              group.state.team.world_pe(from));
+  group.state.statistics.wait_time += Clock::now() - start;
+  const auto failed = failed_rank(group);
   if (outcome == WaitOutcome::ready && !failed) return;
   give_up(group, report(group, from, fmt::format("in epoch {}", step.epoch), step,
                         failed ? WaitOutcome::peer_failed : outcome, failed));
-  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed, group.failure);
+  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
+              group.state.failure);
 }
 
-void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
-  group.world->set_progress(step.activity, step.epoch, step.phase);
-  for (std::int32_t from = 0; from < group.shape.ranks; ++from)
+void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
+  group.state.world->set_progress(step.activity, step.epoch, step.phase);
+  for (std::int32_t from = 0; from < group.state.shape.ranks; ++from)
     wait_signal(group, signals, from, epoch, step);
 }
 
-void wait_here(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
-  group.world->set_progress(step.activity, step.epoch, step.phase);
-  for (std::int32_t from = 0; from < group.shape.ranks; ++from)
-    if (group.nodes.here(from)) wait_signal(group, signals, from, epoch, step);
+void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
+  group.state.world->set_progress(step.activity, step.epoch, step.phase);
+  for (std::int32_t from = 0; from < group.state.shape.ranks; ++from)
+    if (group.state.nodes.here(from)) wait_signal(group, signals, from, epoch, step);
 }
 
-bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                   const Step& step) {
-  if (group.host->masked[from]) {
+  if (group.masked[from]) {
     (void)read_signal(
         group, signals,
         from);  // acquires: what it had finished before it was masked stays before what follows
     return false;
   }
-  if (!group.options.mask_failed) {
+  if (!group.state.options.mask_failed) {
     wait_signal(group, signals, from, epoch, step);
     return true;
   }
   WaitOutcome outcome = poll_signal(group, signals, from, epoch);
-  for (std::int32_t more = 1; more < group.shape.ranks && outcome == WaitOutcome::timeout; ++more) {
+  for (std::int32_t more = 1; more < group.state.shape.ranks && outcome == WaitOutcome::timeout;
+       ++more) {
     if (!kept_by_another(group, from)) break;
     outcome = poll_signal(group, signals, from, epoch);
   }
   if (outcome == WaitOutcome::ready) return true;
-  group.host->masked[from] = 1;
+  group.masked[from] = 1;
   log::warn("{} PE {} is masked from now on",
             report(group, from, seen(group, signals, from, epoch), step, outcome),
-            group.team.world_pe(from));
+            group.state.team.world_pe(from));
   return false;
 }
 
-void left_out(GroupState& group, std::int32_t from, const Step& step) {
-  const Pe pe = group.team.world_pe(from);
-  require(group.options.mask_failed, Code::peer_failed, "{} (epoch {}): PE {} has left this PE out",
-          step.operation, step.epoch, pe);
-  group.host->masked[from] = 1;
+void left_out(HostGroup& group, std::int32_t from, const Step& step) {
+  const Pe pe = group.state.team.world_pe(from);
+  require(group.state.options.mask_failed, Code::peer_failed,
+          "{} (epoch {}): PE {} has left this PE out", step.operation, step.epoch, pe);
+  group.masked[from] = 1;
   log::warn("{} (epoch {}): PE {} has masked this PE, which masks it in turn", step.operation,
             step.epoch, pe);
 }

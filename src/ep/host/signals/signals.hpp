@@ -13,8 +13,6 @@
 
 namespace shoal::ep::host {
 
-using detail::GroupState;
-
 /// What a wait is part of, for the report of its failure.
 struct Step {
   const char* operation;  ///< "dispatch"
@@ -26,59 +24,59 @@ struct Step {
 
 /// Sets the signal at `signals` (an offset of GroupLayout) that this member owns in member `to`'s
 /// block.
-void raise_signal(const GroupState& group, std::size_t signals, std::int32_t to,
+void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
                   std::uint64_t epoch);
 /// As raise_signal for all members.
-void raise_all(const GroupState& group, std::size_t signals, std::uint64_t epoch);
+void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch);
 /// For the members of this node.
-void raise_here(const GroupState& group, std::size_t signals, std::uint64_t epoch);
+void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch);
 /// For all members, of which those that cannot be reached are masked, where the group does that.
-void raise_or_mask(GroupState& group, std::size_t signals, std::uint64_t epoch);
+void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch);
 
 /// The signal that member `from` owns in this member's block.
-std::uint64_t read_signal(const GroupState& group, std::size_t signals, std::int32_t from);
+std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int32_t from);
 
 /// Makes the group unusable for `reason` and tells the other members, whose waits for this one end.
-void give_up(GroupState& group, const std::string& reason);
+void give_up(HostGroup& group, const std::string& reason);
 
 /// Runs the part of an operation that other members count on. When it ends by anything but an error
 /// that all members come to alike, the group is given up, so that nobody waits for this member in
 /// vain.
 template <typename Body>
-auto committed(GroupState& group, Body&& body) {
+auto committed(HostGroup& group, Body&& body) {
   try {
     return body();
   } catch (const Error& error) {
     const bool alike = error.code() == Code::mismatch || error.code() == Code::exhausted;
-    if (!alike && group.failure.empty()) give_up(group, error.what());
+    if (!alike && group.state.failure.empty()) give_up(group, error.what());
     throw;
   } catch (const std::exception& error) {
-    if (group.failure.empty()) give_up(group, error.what());
+    if (group.state.failure.empty()) give_up(group, error.what());
     throw;
   }
 }
 
 /// The first other member that has marked its group as failed; nullopt when none has.
-std::optional<std::int32_t> failed_member(const GroupState& group);
+std::optional<std::int32_t> failed_rank(const HostGroup& group);
 
 /// Waits until the signal of `from` has reached `epoch`. After a failure the group is unusable, the
 /// other members are told, and Error{timeout} or Error{peer_failed} is thrown.
-void wait_signal(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                  const Step& step);
-void wait_all(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step);
-void wait_here(GroupState& group, std::size_t signals, std::uint64_t epoch, const Step& step);
+void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step);
+void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step);
 /// The same for anything that `ready` finds out, or brings about, by polling; `from` is the member
 /// that it depends on.
-void wait_for(GroupState& group, const std::function<bool()>& ready, std::int32_t from,
+void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
               const Step& step);
 
 /// As wait_signal, for low-latency operations: where the group masks failed members, one that does
 /// not come is masked and false is returned. Masked members are not waited for.
-bool wait_or_mask(GroupState& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                   const Step& step);
 
 /// To be called when a notice of `from` shows that it has masked this member: masks it in turn, or,
 /// where the group does not mask, throws Error{peer_failed}.
-void left_out(GroupState& group, std::int32_t from, const Step& step);
+void left_out(HostGroup& group, std::int32_t from, const Step& step);
 
 }  // namespace shoal::ep::host

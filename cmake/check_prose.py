@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the prose of the tree: comments, docstrings, messages and pages.
+
+Usage: check_prose.py [ROOT]. Prints each fault as "file:line: what is wrong"; exits with 1 if there
+is any, else 0.
+
+- Text refers only to what a reader of the repository can open: no codes of requirements.
+- No phrases that the style rules out (PHRASES).
+- No line of prose is wider than 100 columns. Tables, links and code blocks of pages may be.
+- Every source file has an SPDX line.
+- Every folder of sources has a README.
+"""
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+WIDTH = 100
+SPDX = "SPDX-License-Identifier: Apache-2.0"
+C_LIKE = {".cpp", ".hpp", ".h", ".c", ".cu", ".cuh", ".pml"}
+HASH_LIKE = {".py", ".sh", ".cmake"}
+HASH_NAMES = {"CMakeLists.txt", "run", "run-gpu-tests", "run-gpu-bench", "Dockerfile"}
+# The one place where codes of requirements belong, and files that quote what is checked here.
+WITH_CODES = {"tests/README.md"}
+QUOTING = {"cmake/check_prose.py", "tests/tools/test_check_prose.py"}
+DATA = ("docs/data/", "tests/data/", "tests/fuzz/corpus/", ".devcontainer/")
+CODE = re.compile(r"\brequirements? [A-H]\d{1,2}\b|\((?:[A-H]\d{1,2})(?:(?:, | and | to |, and )[A-H]\d{1,2})*\)")
+PHRASES = {
+    r"\bDESIGN\.md\b": "a page outside the tree",
+    r"\brequirements\.md\b": "a page outside the tree",
+    r"\bnobody\b|\bsomebody\b|\beverybody\b": "name the subject",
+    r"\bis told\b|\bare told\b|\bwas told\b": "say what is sent, reported or raised",
+    r"\bwhat there is\b": "name it",
+    r"\bhow-manyth\b": "write the index of what, among what",
+    r"\btells? of (?:itself|themselves)\b": "self-signalling",
+    r"\b(?:comes?|came) behind\b": "write follows, or is ordered after",
+    r"\bstep(?:s|ping)? aside\b": "backoff",
+    r"\bby its own word\b": "write as it reports",
+    r"\bthe one and only\b": "the only",
+}
+PHRASES = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PHRASES.items()}
+README_FOLDERS = ("include", "src", "tools", "tests", "bench", "docs", "examples", "cmake", "python",
+                  "emulator")
+SOURCE = C_LIKE | HASH_LIKE | {".md"}
+# Their parent's README describes them.
+WITHOUT_README = ("tests/fuzz/corpus", "docs/data", "docs/images", "tests/data/doctor/", "tests/unit/",
+                  "tests/threads/", "tests/gpu/", "tests/checks/", "tests/support/")
+
+
+def tracked(root):
+    """Files of the tree, by name: those that git tracks, or all outside a checkout."""
+    listing = subprocess.run(["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard"],
+                             capture_output=True, text=True)
+    if listing.returncode == 0:
+        return sorted(name for name in set(listing.stdout.splitlines()) if (root / name).is_file())
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+def comments_of_c(text):
+    """(line, text) of the comments and string literals of C, C++ and CUDA sources."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
+    for match in pattern.finditer(text):
+        first = text.count("\n", 0, match.start()) + 1
+        for offset, line in enumerate(match.group().split("\n")):
+            yield first + offset, line
+
+
+def comments_of_python(text):
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING) or token.type == getattr(tokenize, "FSTRING_MIDDLE", -1):
+                for offset, line in enumerate(token.string.split("\n")):
+                    yield token.start[0] + offset, line
+    except (tokenize.TokenError, IndentationError):
+        return
+
+
+def comments_of_hash(text):
+    for number, line in enumerate(text.splitlines(), 1):
+        if "#" in line:
+            yield number, line[line.index("#"):]
+
+
+def prose_of(path, text):
+    if path.suffix in C_LIKE:
+        return comments_of_c(text)
+    if path.suffix == ".py" or text.startswith("#!/usr/bin/env python3"):
+        return comments_of_python(text)
+    if path.suffix == ".md":
+        return enumerate(text.splitlines(), 1)
+    return comments_of_hash(text)
+
+
+def wide_lines(path, text):
+    """Lines of prose wider than WIDTH. Code that is too wide is the formatter's business."""
+    lines = text.splitlines()
+    if path.suffix == ".md":
+        inside = False
+        for number, line in enumerate(lines, 1):
+            if line.lstrip().startswith("```"):
+                inside = not inside
+            elif not inside and len(line) > WIDTH and not line.lstrip().startswith(("|", "<", "[!", "![")):
+                if " " in line[:WIDTH].strip() and not re.search(r"\]\([^)]*$", line[:WIDTH]):
+                    yield number
+        return
+    starts = {}
+    for number, part in prose_of(path, text):
+        if not part.startswith(('"', "'")) or part.startswith(('"""', "'''")) or path.suffix == ".py":
+            starts[number] = part
+    for number, part in starts.items():
+        line = lines[number - 1] if number <= len(lines) else ""
+        if len(line) > WIDTH and "http" not in line and " " in part.strip() and "NOLINT" not in line:
+            yield number
+
+
+def is_source(name):
+    path = Path(name)
+    return (path.suffix in C_LIKE | HASH_LIKE or path.name in HASH_NAMES or name == ".ci/run") and not name.startswith(DATA)
+
+
+def file_faults(root, name):
+    path = root / name
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return
+    if is_source(name) and SPDX not in "\n".join(text.splitlines()[:3]):
+        yield f"{name}:1: no line \"{SPDX}\""
+    if name in QUOTING or name.startswith(DATA) or not (is_source(name) or path.suffix == ".md"):
+        return
+    for number, part in prose_of(path, text):
+        if name not in WITH_CODES and (match := CODE.search(part)):
+            yield f"{name}:{number}: code of a requirement: {match.group()}"
+        for phrase, advice in PHRASES.items():
+            if match := phrase.search(part):
+                yield f"{name}:{number}: \"{match.group()}\": {advice}"
+    for number in wide_lines(path, text):
+        yield f"{name}:{number}: prose wider than {WIDTH} columns"
+
+
+def readme_faults(root, names):
+    folders = {Path(name).parent.as_posix() for name in names
+               if name.startswith(tuple(f"{top}/" for top in README_FOLDERS)) and Path(name).suffix in SOURCE}
+    for folder in sorted(folders):
+        if not folder.startswith(WITHOUT_README) and not (root / folder / "README.md").is_file():
+            yield f"{folder}/README.md:1: missing; a folder of sources says what it contains"
+
+
+def faults(root):
+    names = tracked(root)
+    for name in names:
+        yield from file_faults(root, name)
+    yield from readme_faults(root, names)
+
+
+def main(arguments):
+    root = Path(arguments[0] if arguments else Path(__file__).parents[1]).resolve()
+    found = list(faults(root))
+    print("\n".join(found), end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

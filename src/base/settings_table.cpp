@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// settings_table.cpp: every setting, its NVSHMEM name, its limits and its meaning.
+//
+// docs/reference/settings.md is generated from this table (`./run settings`).
+#include "shoal/settings.hpp"
+
+namespace shoal {
+namespace {
+
+using View = std::string_view;
+constexpr std::int64_t kOneDayMs = 24LL * 3600 * 1000;
+constexpr std::int64_t kMaxIndex = 1'000'000;
+constexpr std::int64_t kMaxHeap = std::int64_t{1} << 46;
+
+template <typename T>
+using Field = T Settings::*;
+
+/// Integers, bytes and milliseconds: [minimum, maximum].
+template <typename T>
+SettingInfo number(View name, View alias, View scope, Field<T> field, View meaning,
+                   std::int64_t minimum, std::int64_t maximum) {
+  return {name, alias, scope, field, meaning, minimum, maximum};
+}
+
+SettingInfo text(View name, View alias, View scope, Field<std::string> field, View meaning,
+                 std::vector<View> choices = {}) {
+  return {name, alias, scope, field, meaning, 0, 0, std::move(choices)};
+}
+
+SettingInfo secret(View name, View scope, Field<std::string> field, View meaning) {
+  return {name, "", scope, field, meaning, 0, 0, {}, true};
+}
+
+using S = Settings;
+
+std::vector<SettingInfo> bootstrap_rows() {
+  constexpr View scope = "bootstrap";
+  return {
+      text("SHOAL_BOOTSTRAP", "NVSHMEM_BOOTSTRAP", scope, &S::bootstrap,
+           "How PEs find each other (docs/internals/bootstrap.md). uid: SHOAL_UNIQUE_ID or "
+           "SHOAL_SESSION_ID; mpi; shmem: OpenSHMEM; pmi: PMI-1; pmi2; pmix; torch: torchrun's "
+           "variables; plugin:FILE: a library of yours; single: one PE. automatic: what shoal-run "
+           "or the launcher of this process offers, else single.",
+           {"automatic", "uid", "single", "mpi", "shmem", "pmi", "pmi2", "pmix", "torch", "plugin",
+            "plugin:"}),
+      text("SHOAL_BOOTSTRAP_PLUGIN", "NVSHMEM_BOOTSTRAP_PLUGIN", scope, &S::bootstrap_plugin,
+           "The library that SHOAL_BOOTSTRAP=plugin loads."),
+      number("SHOAL_PE", "", scope, &S::pe,
+             "Index of this PE, from 0; set by shoal-run. -1: not set.", -1, kMaxIndex),
+      number("SHOAL_N_PES", "", scope, &S::n_pes,
+             "Number of PEs of the world; set by shoal-run. -1: not set.", -1, kMaxIndex),
+      secret("SHOAL_UNIQUE_ID", scope, &S::unique_id,
+             "Unique id of the world as text (address, key); made by UniqueId::create and by "
+             "shoal-run."),
+      text("SHOAL_SESSION_ID", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID", scope, &S::session_id,
+           "host:port or [ipv6]:port where the root of the bootstrap listens. With it no unique id "
+           "has to be distributed."),
+      number("SHOAL_SESSION_ROOT", "", scope, &S::session_root,
+             "The PE that listens at SHOAL_SESSION_ID.", 0, kMaxIndex),
+      secret(
+          "SHOAL_SESSION_SECRET", scope, &S::session_secret,
+          "Text from which the key of a SHOAL_SESSION_ID world is derived; the same on all PEs."),
+      text("SHOAL_SOCKET_INTERFACE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", scope,
+           &S::socket_interface,
+           "Network interfaces for the bootstrap, in order: comma list of name prefixes. =name "
+           "matches exactly; a leading ^ excludes the whole list."),
+      text("SHOAL_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", scope, &S::socket_family,
+           "Address family of the bootstrap.", {"any", "AF_INET", "AF_INET6"}),
+      number("SHOAL_BOOTSTRAP_TIMEOUT_MS", "", scope, &S::bootstrap_timeout,
+             "Longest wait for the other PEs in each step of startup.", 1, kOneDayMs),
+  };
+}
+
+std::vector<SettingInfo> world_rows() {
+  constexpr View scope = "world";
+  return {
+      text("SHOAL_HOST_ID", "", scope, &S::host_id,
+           "Overrides the identity of this host (default: machine id and boot id). PEs with equal "
+           "ids share memory."),
+      number("SHOAL_NODE_SIZE", "", scope, &S::node_size,
+             "Splits each host into emulated nodes of this many PEs, for tests. 0: no split.", 0,
+             kMaxIndex),
+      number("SHOAL_SYMMETRIC_SIZE", "NVSHMEM_SYMMETRIC_SIZE", scope, &S::symmetric_size,
+             "Size of the symmetric heap of each PE. Memory is taken on first use: by page on the "
+             "host, in steps of 64 MiB on GPUs.",
+             1 << 20, kMaxHeap),
+      text("SHOAL_HEAP", "", scope, &S::heap, "Where the symmetric heap lies; the same on all PEs.",
+           {"host", "cuda"}),
+      number(
+          "SHOAL_DEVICE", "", scope, &S::device,
+          "CUDA index of this PE's GPU when SHOAL_HEAP is cuda. Several PEs may share a GPU. -1: "
+          "index of the PE on its host, modulo the number of GPUs.",
+          -1, 1023),
+      text("SHOAL_CUDA_HANDLE", "NVSHMEM_CUMEM_HANDLE_TYPE", scope, &S::cuda_handle,
+           "How processes share GPU memory. fd: file descriptors, inside a host. fabric: handles "
+           "that also work between the hosts of an NVLink domain. ipc: CUDA IPC, which takes the "
+           "whole heap at once. automatic: fd; fabric if PEs are on several hosts and all GPUs "
+           "support it; ipc if a GPU supports neither.",
+           {"automatic", "fd", "fabric", "ipc"}),
+      number(
+          "SHOAL_STAGING_SIZE", "", scope, &S::staging_size,
+          "Host memory of each PE through which expert-parallel groups in GPU memory reach other "
+          "nodes. Taken by page on first use; the same on all PEs.",
+          1 << 20, kMaxHeap),
+      number(
+          "SHOAL_STAGED_CHUNK", "", scope, &S::staged_chunk,
+          "Size of the pinned host chunks that carry operations on GPU heaps between PEs whose "
+          "GPUs do not reach each other. Each PE has two chunks per request of SHOAL_STAGED_DEPTH, "
+          "taken on first use. The same on all PEs.",
+          4096, 1 << 30),
+      number(
+          "SHOAL_STAGED_DEPTH", "", scope, &S::staged_depth,
+          "Staged requests in flight to one other PE, and chunks in flight to all of them; further "
+          "requests wait in the call. The same on all PEs.",
+          1, 1024),
+      number("SHOAL_MAX_TEAMS", "NVSHMEM_MAX_TEAMS", scope, &S::max_teams,
+             "Teams that may exist at once, predefined ones included.", 8, 65'536),
+      number("SHOAL_TIMEOUT_MS", "", scope, &S::timeout,
+             "Longest wait for another PE. After it the wait fails with a report.", 1, kOneDayMs),
+      number(
+          "SHOAL_SPIN", "", scope, &S::spin,
+          "Polls before a waiting thread yields its core. Raise it when every PE has a core of its "
+          "own.",
+          0, 1'000'000'000),
+  };
+}
+
+std::vector<SettingInfo> network_rows() {
+  constexpr View scope = "network";
+  return {
+      text(
+          "SHOAL_TRANSPORT_INSIDE", "", scope, &S::transport_inside,
+          "Transports between PEs of one node, by preference: comma list of shm, ofi, ucx, and for "
+          "heaps in GPU memory cuda_p2p, staged. automatic: all of them in that order."),
+      text(
+          "SHOAL_TRANSPORT_BETWEEN", "NVSHMEM_REMOTE_TRANSPORT", scope, &S::transport_between,
+          "Transports between PEs of different nodes, by preference: comma list of shm (emulated "
+          "nodes of one host), ofi (or libfabric), ucx, and for heaps in GPU memory cuda_p2p, "
+          "staged. automatic: all of them in that order. A network's library is loaded when a pair "
+          "of PEs needs it."),
+      text("SHOAL_OFI_PROVIDER", "NVSHMEM_LIBFABRIC_PROVIDER", scope, &S::ofi_provider,
+           "Provider of libfabric, such as tcp;ofi_rxm, efa, verbs;ofi_rxm, cxi, shm. automatic: "
+           "the first of efa, cxi, verbs;ofi_rxm and tcp;ofi_rxm that offers what is needed."),
+      text("SHOAL_UCX_TLS", "", scope, &S::ucx_tls,
+           "Transports that UCX may use, as its own UCX_TLS. Empty: UCX decides, without shared "
+           "memory."),
+      number(
+          "SHOAL_NETWORK_DEPTH", "", scope, &S::network_depth,
+          "Requests that a PE may have in flight to one other PE; further ones wait in the call.",
+          1, 65'536),
+      number(
+          "SHOAL_NETWORK_CHUNK", "", scope, &S::network_chunk,
+          "Longer transfers over a network are cut into requests of this size, or of the network's "
+          "limit.",
+          4096, std::int64_t{1} << 40),
+      text("SHOAL_PROGRESS_WAIT", "", scope, &S::progress_wait,
+           "What a network's progress thread does when idle: spin, yield its core, or sleep (up to "
+           "50 us).",
+           {"spin", "yield", "sleep"}),
+      number(
+          "SHOAL_PROGRESS_CORE", "", scope, &S::progress_core,
+          "Core of the progress thread of the first PE of a host; those of the other PEs take the "
+          "next cores. -1: not bound.",
+          -1, kMaxIndex),
+      text("SHOAL_PLUGIN_DIR", "", scope, &S::plugin_dir,
+           "Folder of Shoal's own plug-ins (network transports, bootstraps). Empty: the folder "
+           "shoal beside libshoal."),
+      text(
+          "SHOAL_NIC_LIST", "NVSHMEM_HCA_LIST", scope, &S::nic_list,
+          "NIC ports that may be used, by preference: comma list of name or name:port; a leading ^ "
+          "excludes the whole list. Empty: automatic."),
+      number(
+          "SHOAL_NIC_ROUND_ROBIN", "NVSHMEM_ENABLE_NIC_PE_MAPPING", scope, &S::nic_round_robin,
+          "1: PE i of a host takes port i modulo their number, in the order of SHOAL_NIC_LIST. 0: "
+          "by distance.",
+          0, 1),
+      text("SHOAL_NIC_MAPPING", "NVSHMEM_HCA_PE_MAPPING", scope, &S::nic_mapping,
+           "NIC ports assigned to the PEs of a host in order: comma list of name, name:port or "
+           "name:port:count, where count consecutive PEs share the port. Excludes SHOAL_NIC_LIST "
+           "and SHOAL_NIC_ROUND_ROBIN."),
+      number(
+          "SHOAL_LOCAL_INDEX", "", scope, &S::local_index,
+          "Index of this PE among all PEs of its host, those of other jobs included, for the NIC "
+          "plan of PEs whose heap is on the host. -1: its index among the PEs of its world on this "
+          "host.",
+          -1, kMaxIndex),
+      number(
+          "SHOAL_LOCAL_SIZE", "", scope, &S::local_size,
+          "Number of PEs of all jobs on a host without GPUs, for the NIC plan. 0: the PEs of this "
+          "world there.",
+          0, kMaxIndex),
+  };
+}
+
+std::vector<SettingInfo> ep_rows() {
+  constexpr View scope = "ep";
+  return {
+      number(
+          "SHOAL_EP_THREADS", "", scope, &S::ep_threads,
+          "Threads of each PE that move and sum token rows on the host backend. 0: one; when rows "
+          "of GPUs are staged through the host, the cores of a PE, at most 8.",
+          0, 1024),
+      number("SHOAL_EP_SMS", "", scope, &S::ep_sms,
+             "Thread blocks (SMs) of a normal-mode kernel on the GPU backend. 0: automatic.", 0,
+             1024),
+      text("SHOAL_EP_TUNING", "", scope, &S::ep_tuning,
+           "For measurements: shape of the normal-mode kernels on GPUs, such as "
+           "dispatch=7x2,combine=16x3x512x8 (warps x rows in flight; warps x stages x bytes of a "
+           "chunk x chunks of a segment)."),
+      number("SHOAL_EP_CHUNK", "", scope, &S::ep_chunk,
+             "Bytes per message between nodes in normal mode; the same on all PEs. Small chunks "
+             "overlap more, large ones cost less each.",
+             4096, std::int64_t{1} << 30),
+      number(
+          "SHOAL_EP_DEPTH", "", scope, &S::ep_depth,
+          "Chunks in flight to one other node in normal mode; the same on all PEs. With 4, one is "
+          "sent while another travels and a third is read.",
+          1, 1024),
+  };
+}
+
+std::vector<SettingInfo> diagnosis_rows() {
+  constexpr View scope = "diagnosis";
+  return {
+      text("SHOAL_LOG", "NVSHMEM_DEBUG", scope, &S::log,
+           "Least severe log messages that are written. info adds versions, transports, NICs and "
+           "sizes.",
+           {"off", "error", "warn", "info", "debug", "trace"}),
+      text("SHOAL_LOG_FILE", "NVSHMEM_DEBUG_FILE", scope, &S::log_file,
+           "File for log messages, which otherwise go to standard error. %h is the host name, %p "
+           "the process id, %% a percent sign."),
+  };
+}
+
+std::vector<SettingInfo> all_rows() {
+  std::vector<SettingInfo> rows;
+  for (auto* part : {bootstrap_rows, world_rows, network_rows, ep_rows, diagnosis_rows}) {
+    std::vector<SettingInfo> more = part();
+    rows.insert(rows.end(), more.begin(), more.end());
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::span<const SettingInfo> settings_table() {
+  static const std::vector<SettingInfo> rows = all_rows();
+  return rows;
+}
+
+}  // namespace shoal

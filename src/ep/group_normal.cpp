@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// group_normal.cpp: the calls of normal mode: route, dispatch, combine, and their asynchronous
+// forms.
+#include "base/check.hpp"
+#include "ep/backend.hpp"
+#include "ep/calls.hpp"
+#include "ep/checks.hpp"
+
+namespace shoal::ep {
+namespace detail {
+namespace {
+
+Dispatched run_dispatch(GroupState& group, const DispatchCall& call) {
+  const Timer timer(group.statistics.dispatch_time);
+  return group.backend->dispatch(call);
+}
+
+Dispatched dispatch_new(GroupState& group, const TensorView& x, const Routing& routing,
+                        const DispatchOptions& options) {
+  check_routing(group, routing);
+  check_rows(group, x, routing.state->tokens);
+  check_dispatch_options(group, x, options);
+  return run_dispatch(group, {x, options, routing.state});
+}
+
+void check_handle(const GroupState& group, const char* call, const Handle& handle) {
+  require(handle.valid() && handle.state()->group.lock().get() == &group, Code::invalid_argument,
+          "{}: the handle is not of a dispatch of this group", call);
+}
+
+Combined run_combine(GroupState& group, const TensorView& y, const Handle& handle,
+                     const CombineOptions& options) {
+  check_handle(group, "combine", handle);
+  check_combine(group, y, *handle.state(), options);
+  const Timer timer(group.statistics.combine_time);
+  return group.backend->combine(y, *handle.state(), options);
+}
+
+}  // namespace
+}  // namespace detail
+
+std::int64_t Handle::received_rows() const {
+  require(state_ != nullptr, Code::invalid_argument, "received_rows: the handle is empty");
+  return state_->received;
+}
+
+Routing Group::route(const TensorView& topk_idx, const Launch& launch) const {
+  detail::GroupState& group = detail::open_group(state_, "route");
+  group.drain_work_queue();  // it may be in a call of this group
+  detail::check_launch(group, "route", launch);
+  detail::check_topk(topk_idx, group.shape, group.device,
+                     std::max(group.shape.max_tokens, group.shape.low_latency_max_tokens), "route");
+  return group.backend->route(topk_idx, launch);
+}
+
+Dispatched Group::dispatch(const TensorView& x, const Routing& routing,
+                           const DispatchOptions& options) {
+  return detail::dispatch_new(detail::idle_group(state_, "dispatch"), x, routing, options);
+}
+
+Dispatched Group::dispatch(const TensorView& x, const Handle& handle,
+                           const DispatchOptions& options) {
+  detail::GroupState& group = detail::idle_group(state_, "dispatch");
+  detail::check_handle(group, "dispatch", handle);
+  const detail::HandleState& layout = *handle.state();
+  detail::check_rows(group, x, layout.routing->tokens);
+  detail::check_dispatch_options(group, x, options, &layout);
+  return detail::run_dispatch(group, {x, options, layout.routing, handle.state()});
+}
+
+Combined Group::combine(const TensorView& y, const Handle& handle, const CombineOptions& options) {
+  return detail::run_combine(detail::idle_group(state_, "combine"), y, handle, options);
+}
+
+std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing& routing,
+                                              const DispatchOptions& options, Future after) {
+  const char* call = "dispatch_async";
+  return detail::open_group(state_, call)
+      .work_queue(call)
+      .submit(
+          [state = state_, call, x, routing, options] {
+            detail::GroupState& group = detail::working_group(state, call);
+            Dispatched received = detail::dispatch_new(group, x, routing, options);
+            group.backend->synchronize();
+            return received;
+          },
+          std::move(after));
+}
+
+std::future<Combined> Group::combine_async(const TensorView& y, const Handle& handle,
+                                           const CombineOptions& options, Future after) {
+  const char* call = "combine_async";
+  return detail::open_group(state_, call)
+      .work_queue(call)
+      .submit(
+          [state = state_, call, y, handle, options] {
+            detail::GroupState& group = detail::working_group(state, call);
+            Combined combined = detail::run_combine(group, y, handle, options);
+            group.backend->synchronize();
+            return combined;
+          },
+          std::move(after));
+}
+
+}  // namespace shoal::ep

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/host/layout.hpp"
+
+#include <algorithm>
+
+#include "base/checked.hpp"
+#include "ep/host/internode/wire.hpp"
+#include "ep/plan/arena.hpp"
+#include "ep/plan/cursor.hpp"
+
+namespace shoal::ep::host {
+namespace {
+
+using detail::Cursor;
+using detail::scale_groups;
+
+constexpr std::size_t kPage = kPageBytes;
+
+template <typename... Factors>
+std::size_t product(Factors... factors) {
+  return checked_mul(Cursor::kOption, factors...);
+}
+
+}  // namespace
+
+ReceiveLayout::ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size_t scale_bytes,
+                             std::int32_t topk_slots) {
+  Cursor cursor;
+  x = cursor.take(rows * row_bytes);
+  scales = cursor.take(rows * scale_bytes);
+  topk_idx = cursor.take(rows * topk_slots * sizeof(std::int64_t));
+  weights = cursor.take(rows * topk_slots * sizeof(float));
+  source_token = cursor.take(rows * sizeof(std::int32_t));
+  total = align_up(cursor.at, kPage);
+}
+
+OutboxLayout::OutboxLayout(std::int64_t hidden, bool quantized) {
+  Cursor cursor;
+  cursor.take(hidden * (quantized ? 1 : 2));
+  scales = cursor.take(quantized ? scale_groups(hidden) * sizeof(float) : 0);
+  total = align_up(cursor.at, kLine);
+}
+
+GroupLayout::GroupLayout(const Shape& shape, const Settings& settings) {
+  const std::size_t ranks = shape.ranks;
+  Cursor cursor;
+  entered = cursor.take(ranks * kLine);
+  finished = cursor.take(ranks * kLine);
+  slots_sent = cursor.take(ranks * kLine);
+  slots_read = cursor.take(ranks * kLine);
+  combine_ready = cursor.take(ranks * kLine);
+  combine_read = cursor.take(ranks * kLine);
+  failed = cursor.take(ranks * kLine);
+  chunks_sent = cursor.take(shape.nodes * kLine);
+  chunks_read = cursor.take(shape.nodes * kLine);
+  notice_bytes =
+      align_up(sizeof(NormalNotice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
+  notices = cursor.take(product(2, ranks, notice_bytes));
+  dispatch_notices = cursor.take(2 * ranks * kLine);
+  combine_notice_bytes =
+      align_up(sizeof(LowLatencyCombineNotice) + shape.local_experts * sizeof(std::int32_t), kLine);
+  combine_notices = cursor.take(product(2, ranks, combine_notice_bytes));
+  control_end = cursor.aligned(kPage);
+
+  cursor.at = control_end;
+  arena_bytes = largest_result = 0;
+  if (shape.max_tokens > 0) {
+    largest_result =
+        ReceiveLayout(shape.max_received(), shape.max_row_bytes, shape.max_scales * 4, shape.top_k)
+            .total;
+    arena_bytes = detail::Arena::first_fit_bytes_for(shape.live_results, largest_result);
+  }
+  arena = cursor.take(arena_bytes, kPage);
+  const std::int64_t staged = shape.combine_staging ? shape.max_received() : 0;
+  staging = cursor.take(product(staged, shape.max_combine_row_bytes), kPage);
+  staging_weights = cursor.take(product(staged, shape.top_k, sizeof(float)), kPage);
+  chunk_bytes = chunk_depth = 0;
+  if (shape.nodes > 1 && shape.max_tokens > 0) {
+    const TokenMessage token(shape.max_row_bytes, shape.max_scales * 4, shape.top_k, true);
+    const SumMessage sum(shape.max_combine_row_bytes, shape.top_k, true);
+    chunk_depth = static_cast<std::uint64_t>(settings.ep_depth);
+    chunk_bytes = align_up(
+        std::max(settings.ep_chunk, sizeof(ChunkHeader) + std::max(token.total, sum.total)), kLine);
+  }
+  const std::size_t ring = product(shape.nodes, chunk_depth, chunk_bytes);
+  chunks_out = cursor.take(ring, kPage);
+  chunks_in = cursor.take(ring, kPage);
+  normal_end = cursor.aligned(kPage);
+
+  cursor.at = normal_end;
+  const std::size_t tokens = shape.low_latency_max_tokens;
+  const std::size_t remote = shape.remote_ranks();
+  slot_bytes = align_up(sizeof(SlotHeader) + shape.top_k * sizeof(std::int32_t), 8);
+  slots = cursor.take(product(2, ranks, tokens, slot_bytes), kPage);
+  outbox_bytes =
+      std::max(OutboxLayout(shape.hidden, false).total, OutboxLayout(shape.hidden, true).total);
+  outbox = cursor.take(product(2, tokens, outbox_bytes), kPage);
+  // LogFMT keeps its ranges before the row.
+  combine_row_stride = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);
+  combine_rows = cursor.take(
+      product(2, shape.local_experts, shape.low_latency_rows(), combine_row_stride), kPage);
+  remote_slots_bytes =
+      align_up(tokens * remote_header_bytes(true, shape), kLine) + product(tokens, outbox_bytes);
+  remote_out = cursor.take(product(2, remote, remote_slots_bytes), kPage);
+  remote_in = cursor.take(product(2, remote, remote_slots_bytes), kPage);
+  remote_sums = cursor.take(product(2, remote, tokens, combine_row_stride), kPage);
+  remote_combine_rows =
+      cursor.take(product(2, remote, shape.max_combine_rows(), combine_row_stride), kPage);
+  total = cursor.aligned(kPage);
+}
+
+}  // namespace shoal::ep::host

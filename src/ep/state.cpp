@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/state.hpp"
+
+#include <numeric>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "ep/backend.hpp"
+
+namespace shoal::ep::detail {
+
+GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
+    : GroupState(owner, wanted, place_group(owner)) {}
+
+GroupState::GroupState(const Team& owner, const GroupOptions& wanted, const Placement& placement)
+    : team(owner),
+      options(wanted),
+      world(owner.state().world),
+      me(owner.my_pe()),
+      device(placement.device),
+      nodes(placement.nodes),
+      shape(make_shape(wanted, owner.size(), nodes.count)),
+      timeout(wanted.timeout.count() > 0 ? wanted.timeout : world->settings().timeout),
+      backend(make_backend(*this, placement.kind)),
+      plan(backend->block_plan()),
+      arena(plan.arena_bytes, plan.arena_results) {}
+
+GroupState::~GroupState() = default;
+
+WorkQueue& GroupState::work_queue(const char* call) {
+  const std::lock_guard lock(work_queue_mutex_);
+  require(!closed && !closing_, Code::closed, "{}: the group is closed", call);
+  if (!work_queue_) work_queue_ = std::make_unique<WorkQueue>();
+  return *work_queue_;
+}
+
+void GroupState::drain_work_queue() {
+  WorkQueue* queue = nullptr;
+  {
+    const std::lock_guard lock(work_queue_mutex_);
+    queue = work_queue_.get();
+  }
+  if (queue != nullptr) queue->drain();
+}
+
+void GroupState::close_with_world(shoal::detail::WorldEnd end) noexcept {
+  if (closed) return;
+  WorkQueue* queue = nullptr;
+  {
+    const std::lock_guard lock(work_queue_mutex_);
+    closing_ = true;
+    queue = work_queue_.get();
+  }
+  if (end == shoal::detail::WorldEnd::failed) closed = true;  // queued calls fail when they begin
+  try {
+    if (queue != nullptr) queue->finish(timeout);
+    backend->drain();
+  } catch (const std::exception& error) {
+    log::debug("work of an ep::Group ended with its world: {}", error.what());
+  }
+  closed = true;
+}
+
+std::int64_t HandleState::received_by(std::int32_t rank) const {
+  if (expert_alignment > 0) return expert_rows.end[rank];
+  const std::size_t ranks = first_row.size();
+  std::int64_t rows = 0;
+  for (std::size_t source = 0; source < ranks; ++source) rows += counts[source * ranks + rank];
+  return rows;
+}
+
+}  // namespace shoal::ep::detail

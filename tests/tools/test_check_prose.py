@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cmake/check_prose.py on small trees, each with one fault or none."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "cmake" / "check_prose.py"
+LICENCE = "SPDX-License-Identifier: Apache-2.0\n"
+LONG = "word " * 21
+
+
+def check(root, files, readme=True):
+    """Writes `files` (path: text) below `root`; returns (exit status, lines printed)."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if readme:
+            (path.parent / "README.md").touch()
+    run = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True, timeout=30)
+    assert run.stderr == ""
+    return run.returncode, run.stdout.splitlines()
+
+
+def cpp(text):
+    return f"// {LICENCE}{text}\n"
+
+
+def test_accepts_a_tree_that_follows_the_rules(tmp_path):
+    files = {
+        "src/base/a.cpp": cpp('// Sums rows in float32 (e4m3 inputs).\nauto x = h(A1, "H100");'),
+        "python/shoal/a.py": f'# {LICENCE}"""Rows of a group."""\n',
+        "docs/guide/a.md": f"Text.\n\n| {LONG}|\n\n```\n{LONG}\n```\n",
+        "tests/README.md": "| requirement | test |\n| requirement E1 | a |\n",
+        "docs/data/a.json": "{}",
+    }
+    assert check(tmp_path, files) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "fault"),
+    [
+        ("src/base/a.cpp", cpp("int a;  // counts rows (E1)"), "2: code of a requirement: (E1)"),
+        ("src/base/a.cpp", cpp("// (B2, B7)"), "2: code of a requirement: (B2, B7)"),
+        ("src/base/a.hpp", cpp("/* see\n   requirement D14 */"), "3: code of a requirement: requirement D14"),
+        ("python/shoal/a.py", f'# {LICENCE}"""Text (requirements A4)."""\n', "2: code of a requirement: requirements A4"),
+        ("docs/guide/a.md", "Settings (A10).", "1: code of a requirement: (A10)"),
+        ("src/base/a.cpp", cpp("// DESIGN.md, idea 2"), '2: "DESIGN.md": a page outside the tree'),
+        ("src/base/a.cpp", cpp('f("Nobody waits");'), '2: "Nobody": name the subject'),
+        ("tools/a.py", f"# {LICENCE}x = 1  # the PE is told\n", '2: "is told": say what is sent, reported or raised'),
+        ("docs/guide/a.md", "Rows tell of themselves.", '1: "tell of themselves": self-signalling'),
+        ("src/base/a.cpp", cpp(f"// {LONG}"), "2: prose wider than 100 columns"),
+        ("docs/guide/a.md", LONG, "1: prose wider than 100 columns"),
+        ("python/shoal/a.py", f'# {LICENCE}"""{LONG}"""\n', "2: prose wider than 100 columns"),
+        ("src/base/a.cpp", "int a;\n", '1: no line "SPDX-License-Identifier: Apache-2.0"'),
+        ("cmake/a.cmake", "set(A 1)\n", '1: no line "SPDX-License-Identifier: Apache-2.0"'),
+    ],
+)
+def test_reports_a_fault_with_its_line(tmp_path, file, text, fault):
+    assert check(tmp_path, {file: text}) == (1, [f"{file}:{fault}"])
+
+
+@pytest.mark.parametrize("file", ["src/ep/plan/layout.cpp", "python/shoal/a.py", "tools/run/main.cpp"])
+def test_reports_a_folder_of_sources_without_readme(tmp_path, file):
+    text = f"# {LICENCE}" if file.endswith(".py") else cpp("")
+    status, lines = check(tmp_path, {file: text}, readme=False)
+    folder = Path(file).parent.as_posix()
+    assert (status, lines) == (1, [f"{folder}/README.md:1: missing; a folder of sources says what it contains"])
