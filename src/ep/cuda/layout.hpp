@@ -14,7 +14,6 @@
 #include <cstdint>
 
 #include "base/host_device.hpp"
-#include "ep/plan/cursor.hpp"
 #include "ep/plan/notices.hpp"
 #include "ep/plan/shape.hpp"
 
