@@ -11,6 +11,11 @@ namespace {
 
 constexpr std::size_t kPage = kPageBytes;
 
+template <typename... Factors>
+std::size_t product(Factors... factors) {
+  return checked_mul(Cursor::kOption, factors...);
+}
+
 }  // namespace
 
 DeviceLayout::DeviceLayout(const Shape& shape) {
@@ -20,17 +25,17 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
     *signal = cursor.take(ranks * kLine);
   notice_bytes =
       align_up(sizeof(DeviceNotice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
-  notices = cursor.take(2 * ranks * notice_bytes);
-  low_latency_notices = cursor.take(2 * ranks * kLine);
+  notices = cursor.take(product(2, ranks, notice_bytes));
+  low_latency_notices = cursor.take(product(2, ranks, kLine));
   packets = (top_k + kTopkSlotsPerPacket - 1) / kTopkSlotsPerPacket;
-  slot_headers = cursor.take(2 * ranks * tokens * packets * kPacketBytes);
+  slot_headers = cursor.take(product(2, ranks, tokens, packets, kPacketBytes));
   slot_counts =
-      cursor.take(tokens > 0 ? 2 * ranks * shape.local_experts * sizeof(std::uint64_t) : 0);
-  slot_ready = cursor.take(2 * ranks * tokens * sizeof(std::uint64_t));
+      cursor.take(tokens > 0 ? product(2, ranks, shape.local_experts, sizeof(std::uint64_t)) : 0);
+  slot_ready = cursor.take(product(2, ranks, tokens, sizeof(std::uint64_t)));
   rank_combine_rows = shape.mask_failed ? std::min(shape.top_k, shape.local_experts) : 0;
   token_combine_rows = shape.mask_failed ? ranks * rank_combine_rows : top_k;
-  combine_flags = cursor.take(2 * tokens * token_combine_rows * sizeof(std::uint64_t));
-  control_end = align_up(cursor.at, kPage);
+  combine_flags = cursor.take(product(2, tokens, token_combine_rows, sizeof(std::uint64_t)));
+  control_end = cursor.aligned(kPage);
 
   cursor.at = control_end;
   arena_bytes = largest_result = 0;
@@ -41,21 +46,21 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   }
   arena = cursor.take(arena_bytes, kPage);
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
-  staging = cursor.take(staged * shape.max_combine_row_bytes, kPage);
-  staging_weights = cursor.take(staged * top_k * sizeof(float), kPage);
-  normal_end = align_up(cursor.at, kPage);
+  staging = cursor.take(product(staged, shape.max_combine_row_bytes), kPage);
+  staging_weights = cursor.take(product(staged, top_k, sizeof(float)), kPage);
+  normal_end = cursor.aligned(kPage);
 
   cursor.at = normal_end;
-  slot_weights = cursor.take(2 * ranks * tokens * top_k * sizeof(float));
+  slot_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(float)));
   slot_scales = align_up(shape.hidden, 16);
   slot_bytes = align_up(
       std::max<std::size_t>(shape.hidden * 2, slot_scales + scale_groups(shape.hidden) * 4), 128);
-  slots = cursor.take(2 * ranks * tokens * slot_bytes);
-  combine_weights = cursor.take(2 * ranks * tokens * top_k * sizeof(std::uint64_t));
+  slots = cursor.take(product(2, ranks, tokens, slot_bytes));
+  combine_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(std::uint64_t)));
   // A LogFMT-10 row has its scales in front of it.
   combine_row_bytes = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 128);
-  combine_rows = cursor.take(2 * tokens * token_combine_rows * combine_row_bytes);
-  total = align_up(cursor.at, kPage);
+  combine_rows = cursor.take(product(2, tokens, token_combine_rows, combine_row_bytes));
+  total = cursor.aligned(kPage);
 }
 
 }  // namespace shoal::ep::detail

@@ -109,6 +109,8 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
+  // The caller's memory may be gone.
+  if (pending.dropped) pending.out = parts_->combined(handle.routing->tokens);
   LowLatencyCombineReceive call{};
   call.group = group_.device;
   call.sizes = parts_->sizes();

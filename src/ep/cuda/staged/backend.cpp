@@ -65,6 +65,7 @@ class StagedBackend final : public detail::Backend {
     staging_.block.emplace(group_.block, layout_.total);
   }
   std::optional<std::int32_t> failed_rank() const override { return host_->failed_rank(); }
+  std::int32_t cause_of(std::int32_t failed) const override { return host_->cause_of(failed); }
 
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
   Dispatched dispatch(const detail::DispatchCall& given) override;
