@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The all-to-all with a size per pair. The PEs first exchange the whole matrix of sizes, so that all
-// of them see a disagreement of any pair and none is left waiting.
+// The all-to-all with a size per pair. The PEs first exchange the whole matrix of sizes, so that
+// all of them see a disagreement of any pair and none is left waiting.
 #include <algorithm>
 #include <vector>
 

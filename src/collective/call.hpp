@@ -66,8 +66,8 @@ class Call {
                      std::size_t source_bytes, bool in_place) const;
 
   /// Exchanges the arguments with all PEs. On return all PEs have entered the operation and their
-  /// sources are ready. Throws Error{mismatch} on every PE where the arguments differ, stating which
-  /// PE passed what.
+  /// sources are ready. Throws Error{mismatch} on every PE where the arguments differ, stating
+  /// which PE passed what.
   void agree(const Arguments& mine);
   /// All-gather of one T per PE, indexed by PE.
   template <typename T>

@@ -56,7 +56,8 @@ void agree(Call& call, Operation operation, const Reduction& reduction, std::siz
               .source_offset = reduction.source_offset});
 }
 
-/// Reduces the elements `range` of the sources of all PEs to `target`, which may be this PE's source.
+/// Reduces the elements `range` of the sources of all PEs to `target`, which may be this PE's
+/// source.
 void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, Range range,
                   std::byte* target) {
   std::size_t unreached = 0;
@@ -95,8 +96,8 @@ void reduce_undivided(Call& call, const Reduction& reduction, Range range, void*
     call.world().put({call.world().my_pe(), reduction.target_offset}, held.data(), held.size());
 }
 
-/// Each PE reduces its block, in place if asked, since no other PE reads that block. Then it collects
-/// the blocks of the other PEs.
+/// Each PE reduces its block, in place if asked, since no other PE reads that block. Then it
+/// collects the blocks of the other PEs.
 void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, std::byte* target) {
   Puller puller(call.team());
   const auto block_of = [&](std::size_t pe) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// reduce_plan.hpp: the division of a reduction among the PEs of a team. Pure functions of its shape,
-// the same on every PE.
+// reduce_plan.hpp: the division of a reduction among the PEs of a team. Pure functions of its
+// shape, the same on every PE.
 #pragma once
 
 #include <algorithm>

@@ -151,8 +151,8 @@ Growth kill_one_that_touched_memory() {
 }
 
 // Heaps have no names, so they disappear with a killed process. The kernel counts shared memory for
-// the whole machine, including other programs, hence the tolerance and several attempts. A leak shows
-// in all of them.
+// the whole machine, including other programs, hence the tolerance and several attempts. A leak
+// shows in all of them.
 TEST(WorldFault, AKilledPeLeavesNoSharedMemory) {
   constexpr std::int64_t kTouchedByAll = kMemoryPes * kTouchedBytes;
   Growth growth;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A PE that is killed, or whose control plane aborts, in any phase of World::open. The other PEs soon
-// fail and name it.
+// A PE that is killed, or whose control plane aborts, in any phase of World::open. The other PEs
+// soon fail and name it.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -104,8 +104,8 @@ SHOAL_PE_BODY(throw_while_opening) {
 }
 
 class KilledWhileOpening : public testing::TestWithParam<std::string> {};
-/// By the body that the PEs run: a bootstrap that reports the failure itself, and one that leaves it
-/// to World::open.
+/// By the body that the PEs run: a bootstrap that reports the failure itself, and one that leaves
+/// it to World::open.
 class FailsWhileOpening : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(KilledWhileOpening, IsNamedByAll) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaDeviceSide: memory and streams through the driver API, kernels through the CUDA runtime, which
-// shares the primary context.
+// CudaDeviceSide: memory and streams through the driver API, kernels through the CUDA runtime,
+// which shares the primary context.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -128,8 +128,8 @@ CudaDeviceSide::~CudaDeviceSide() {
   driver_.host_free(world_.failure);
 }
 
-/// Allocates the words of all teams and, where the heaps do not lie at equal distances, the table of
-/// heaps.
+/// Allocates the words of all teams and, where the heaps do not lie at equal distances, the table
+/// of heaps.
 void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
   Memory& memory = context.memory;
   const auto n_pes = static_cast<std::size_t>(context.placement.n_pes);

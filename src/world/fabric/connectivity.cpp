@@ -19,8 +19,8 @@ bool same_node(const Connectivity& map, Pe a, Pe b) {
          map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
 }
 
-/// The names of the transports that a pair may use, in order. "self" serves a PE alone and is always
-/// allowed.
+/// The names of the transports that a pair may use, in order. "self" serves a PE alone and is
+/// always allowed.
 const std::vector<std::string>& order(const Connectivity& map, Pe a, Pe b) {
   const auto& wanted = same_node(map, a, b) ? map.inside : map.between;
   return wanted.empty() || a == b ? map.names : wanted;
@@ -119,7 +119,8 @@ bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name) 
 
 std::string_view next_network(const Connectivity& connectivity,
                               std::span<const std::string_view> networks) {
-  // In the order of preference of the pairs; pairs between nodes first, since networks are for them.
+  // In the order of preference of the pairs; pairs between nodes first, since networks are for
+  // them.
   std::vector<std::string> order = connectivity.between;
   order.insert(order.end(), connectivity.inside.begin(), connectivity.inside.end());
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);

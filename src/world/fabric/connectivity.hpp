@@ -43,8 +43,8 @@ struct Connectivity {
   }
 };
 
-/// The transports that users can name, in the order of "automatic": for control blocks and for heaps
-/// on the host, and for heaps in GPU memory.
+/// The transports that users can name, in the order of "automatic": for control blocks and for
+/// heaps on the host, and for heaps in GPU memory.
 inline constexpr std::array<std::string_view, 3> kHostTransports = {"shm", "ofi", "ucx"};
 inline constexpr std::array<std::string_view, 2> kHeapTransports = {"cuda_p2p", "staged"};
 
@@ -62,8 +62,8 @@ bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name);
 std::string_view next_network(const Connectivity& connectivity,
                               std::span<const std::string_view> networks);
 
-/// Drops transport `name` for all pairs where it lacks a capability, in either direction, for a pair
-/// that wants it. A network that fails for one pair is not trusted for others.
+/// Drops transport `name` for all pairs where it lacks a capability, in either direction, for a
+/// pair that wants it. A network that fails for one pair is not trusted for others.
 void drop_where_broken(Connectivity& connectivity, std::string_view name);
 
 /// One PE's row of the map, from its transports: n_pes x transports capabilities.
@@ -78,8 +78,8 @@ std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe 
 /// The names of the transports that the settings allow the pair, first choice first.
 const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b);
 
-/// "cuda_p2p offers nothing (no peer access)": the capabilities of each transport for the pair, with
-/// the reasons that `my_pe` knows.
+/// "cuda_p2p offers nothing (no peer access)": the capabilities of each transport for the pair,
+/// with the reasons that `my_pe` knows.
 std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b);
 
 /// As choose_transports for the heaps in GPU memory. A pair without a transport is not an error,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public calls of shoal/cuda.hpp. Each checks its arguments; the device side of the world starts
-// the work.
+// The public calls of shoal/cuda.hpp. Each checks its arguments; the device side of the world
+// starts the work.
 #include <cstring>
 #include <utility>
 

@@ -37,8 +37,8 @@ class BlobWriter {
   std::vector<std::byte> data_;
 };
 
-/// Reads in the order of writing. Throws Error{mismatch} at the end of the blob, which another build
-/// then wrote.
+/// Reads in the order of writing. Throws Error{mismatch} at the end of the blob, which another
+/// build then wrote.
 class BlobReader {
  public:
   // NOLINTNEXTLINE(google-explicit-constructor): a reader is a view of its blob

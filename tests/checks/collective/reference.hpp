@@ -66,8 +66,8 @@ class CollectiveCheck {
 };
 
 /// Runs `count` operations of random kind, shape and team, the same on every PE, and checks each.
-/// PEs sleep at different times, so that they enter and leave operations skewed. Collective over the
-/// world.
+/// PEs sleep at different times, so that they enter and leave operations skewed. Collective over
+/// the world.
 void run_random_collectives(World& world, std::size_t count, std::uint64_t seed);
 
 }  // namespace shoal::test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start in the background on a GPU: worlds open and groups warm up on other threads, while the thread
-// that started all of them continues to use the GPU.
+// Start in the background on a GPU: worlds open and groups warm up on other threads, while the
+// thread that started all of them continues to use the GPU.
 #include <future>
 #include <memory>
 #include <vector>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on CUDA streams: values, order on the stream, deadlines, graphs, several PEs on one GPU.
+// Operations on CUDA streams: values, order on the stream, deadlines, graphs, several PEs on one
+// GPU.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -106,8 +107,8 @@ TEST(StreamOperations, ValuesStridesAndAtomicsSmall) {
   });
 }
 
-/// Every operation, by one PE on a word of its neighbour and by all PEs on words of PE 0. Values use
-/// all bits of the type.
+/// Every operation, by one PE on a word of its neighbour and by all PEs on words of PE 0. Values
+/// use all bits of the type.
 template <typename T>
 void check_stream_atomics(World& world, const TestStream& stream) {
   struct Step {
@@ -172,9 +173,9 @@ TYPED_TEST(StreamAtomics, AmongEightPes) {
   run_gpu_pes(8, check_stream_atomics<TypeParam>);
 }
 
-/// Rounds of a ring on streams alone; the host checks only the end. The receiver copies each row into
-/// its own log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the round,
-/// `answer(on, flag, round)` acknowledges the copy.
+/// Rounds of a ring on streams alone; the host checks only the end. The receiver copies each row
+/// into its own log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the
+/// round, `answer(on, flag, round)` acknowledges the copy.
 template <typename Send, typename Answer>
 void run_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds,
               const Send& send, const Answer& answer) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// world_local.hpp: reads and writes of this PE's part of the heap by the host, on the host or in GPU
-// memory.
+// world_local.hpp: reads and writes of this PE's part of the heap by the host, on the host or in
+// GPU memory.
 #pragma once
 
 #include <cstring>

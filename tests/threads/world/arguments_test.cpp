@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PEs and ranges that do not exist, and heap calls that disagree, are rejected with the value and the
-// allowed range. Nothing changes.
+// PEs and ranges that do not exist, and heap calls that disagree, are rejected with the value and
+// the allowed range. Nothing changes.
 
 #include <gtest/gtest.h>
 

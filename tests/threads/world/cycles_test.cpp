@@ -50,7 +50,8 @@ std::optional<Held> held_by_process(const World& world) {
   return held;
 }
 
-/// Runs `cycle` once, then `times` times more, and compares the resources of this PE and its process.
+/// Runs `cycle` once, then `times` times more, and compares the resources of this PE and its
+/// process.
 template <typename Cycle>
 void expect_nothing_kept(World& world, int times, Cycle&& cycle) {
   cycle();

@@ -41,8 +41,8 @@ void fail_for(const World& world, Pe observer, const std::string& reason) {
   state.host_signal(observer, layout.alerts(), SignalOp::add, 1);
 }
 
-/// PE 2 fails, and only PE 1 notices. PE 1 fails as well, by `fail`. Returns what PE 0 throws, which
-/// waits for PE 1.
+/// PE 2 fails, and only PE 1 notices. PE 1 fails as well, by `fail`. Returns what PE 0 throws,
+/// which waits for PE 1.
 std::string error_of_survivor(const std::function<void(World&, const Error&)>& fail) {
   std::atomic<int> waiting = 0;
   std::atomic<int> done = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on streams without a GPU: the work that they start, and the arguments that they reject.
-// The device side of these tests runs the work at once on the CPU. Also the texts of failure reports.
+// Operations on streams without a GPU: the work that they start, and the arguments that they
+// reject. The device side of these tests runs the work at once on the CPU. Also the texts of
+// failure reports.
 #include <gtest/gtest.h>
 
 #include <cstring>
