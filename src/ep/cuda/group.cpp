@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/log.hpp"
+#include "ep/checks.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 
@@ -331,11 +332,7 @@ void CudaGroup::throw_reported() {
           "{} (epoch {}): the handle is of a dispatch that did not take place; Group::synchronize says why",
           operation_of(*report), epoch);
     case Fault::no_room:
-      fail(
-          Code::exhausted,
-          "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
-          "results that are still held. Release them, or raise GroupOptions.live_results (now {})",
-          member, state.shape.max_received(), device.layout.arena_bytes, state.shape.live_results);
+      detail::fail_no_room(state, member, state.shape.max_received());
     case Fault::too_many_rows:
       fail(Code::exhausted,
            "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}",
