@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A PE that dies inside an operation: the other PEs report it in time and by name, and no process is
-// left.
+// A PE that dies inside an operation: the other PEs report it in time and by name, and no process
+// is left.
 #include <gtest/gtest.h>
 #include <signal.h>
 
