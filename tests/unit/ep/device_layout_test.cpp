@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a group in GPU memory keeps everything (A8, A15): pure functions of the options, without a
+// Where a group in GPU memory keeps everything: pure functions of the options, without a
 // GPU.
 #include <gtest/gtest.h>
 
@@ -158,7 +158,7 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
   EXPECT_NEAR(static_cast<double>(one.normal), static_cast<double>(8 * 4096 * row), 64.0 * 1024);
 }
 
-TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {  // A15
+TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
   GroupOptions options = deepseek();
   options.live_results = 1;
   EXPECT_LE(size_hint(options, 8, DeviceKind::cuda).total(), 1'200'000'000U);
