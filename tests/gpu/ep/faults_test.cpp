@@ -332,7 +332,7 @@ INSTANTIATE_TEST_SUITE_P(Owing, EpGpuLowLatencyDeath,
                            return name;
                          });
 
-TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {  // E3: masks for failed ranks
+TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {
   SHOAL_SKIP_WITHOUT_GPU();
   const auto results =
       run_pes(3, "low_latency_without_the_last", low_latency_processes(GetParam()));

@@ -157,7 +157,7 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
   EXPECT_NEAR(static_cast<double>(one.normal), static_cast<double>(8 * 4096 * row), 64.0 * 1024);
 }
 
-TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {  // A15
+TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
   GroupOptions options = deepseek();
   options.live_results = 1;
   EXPECT_LE(size_hint(options, 8, DeviceKind::cuda).total(), 1'200'000'000U);

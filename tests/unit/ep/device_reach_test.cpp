@@ -167,7 +167,7 @@ TEST(GroupsOnGpus, DoNotWarnOfWhatNodesAndSettingsMakeSo) {
       << "nothing to say, and the level is back";
 }
 
-TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {  // B3
+TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {
   SHOAL_SKIP_WITHOUT_OFI();                       // what is in host memory goes by a network
   if (const auto module =
           load_plugin(gpu_world_settings(), "transport_ofi", transport::kModuleSymbol);
