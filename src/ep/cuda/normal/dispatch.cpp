@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/check.hpp"
+#include "ep/checks.hpp"
 #include "ep/cuda/normal/normal.hpp"
 
 namespace shoal::ep::cuda {
@@ -69,12 +70,7 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   const auto region =
       offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
   const auto require_room = [&] {
-    require(
-        region != nullptr, Code::exhausted,
-        "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
-        "results that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
-        state_.team.world_pe(state_.me), rows, group_.device.layout.arena_bytes,
-        shape.live_results);
+    if (region == nullptr) detail::fail_no_room(state_, state_.team.world_pe(state_.me), rows);
   };
   if (group_.capturing(on)) require_room();
 
