@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds up the closing lines of ctest and pytest in the logs of a CI run and prints one line: N passed, N failed, N skipped.
+"""Adds up the closing lines of ctest and pytest in the logs of a CI run and prints one line: N
+passed, N failed, N skipped.
 
-Before it, the tests that need a GPU, by result. Exits with 1 when one of them claims to have passed on a machine without a GPU.
+Before it, the tests that need a GPU, by result. Exits with 1 when one of them claims to have passed
+on a machine without a GPU.
 """
 
 import pathlib
@@ -18,22 +20,34 @@ for log in sorted(pathlib.Path(sys.argv[1]).iterdir()):
         bad, total = int(match[2]), int(match[3])
         failed += bad
         passed += total - bad
-    # Each test in one line of ctest's: " 12/300 Test #12: gpu/Heap.Grows ....***Skipped   0.01 sec".
-    for name, result in re.findall(r"^ *\d+/\d+ Test +#\d+: (\S+).*?(?:\*\*\*|\. +)(\w+)(?:[: ][ \w():]*)? +[\d.]+ sec$", text, re.MULTILINE):
+    # Each test in one line of ctest's: " 12/300 Test #12: gpu/Heap.Grows ....***Skipped   0.01
+    # sec".
+    for name, result in re.findall(
+        r"^ *\d+/\d+ Test +#\d+: (\S+).*?(?:\*\*\*|\. +)(\w+)(?:[: ][ \w():]*)? +[\d.]+ sec$",
+        text,
+        re.MULTILINE,
+    ):
         if result == "Skipped":  # ctest counts it as passed
             skipped += 1
             passed -= 1
         if name.startswith("gpu/"):
             gpu[result] = gpu.get(result, 0) + 1
-    for match in re.finditer(r"^(?=.*\b(?:passed|failed|skipped)\b.* in [\d.]+s)(.*)$", text, re.MULTILINE):
-        counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|skipped|error)", match[1])}
+    for match in re.finditer(
+        r"^(?=.*\b(?:passed|failed|skipped)\b.* in [\d.]+s)(.*)$", text, re.MULTILINE
+    ):
+        counts = {
+            word: int(count)
+            for count, word in re.findall(r"(\d+) (passed|failed|skipped|error)", match[1])
+        }
         passed += counts.get("passed", 0)
         failed += counts.get("failed", 0) + counts.get("error", 0)
         skipped += counts.get("skipped", 0)
 
 wrong = not HAS_GPU and gpu.get("Passed", 0) > 0
 if gpu:
-    print(f"\ntests that need a GPU (of the counts below): {', '.join(f'{count} {result.lower()}' for result, count in sorted(gpu.items()))}"
-          + (": passed without a GPU, which is impossible" if wrong else ""))
+    print(
+        f"\ntests that need a GPU (of the counts below): {', '.join(f'{count} {result.lower()}' for result, count in sorted(gpu.items()))}"
+        + (": passed without a GPU, which is impossible" if wrong else "")
+    )
 print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
 sys.exit(1 if wrong else 0)

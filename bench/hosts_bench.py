@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""shoal-bench ep between two hosts made of namespaces, against the MPI baseline over TCP between the same hosts, in alternating rounds.
+"""shoal-bench ep between two hosts made of namespaces, against the MPI baseline over TCP between
+the same hosts, in alternating rounds.
 
-Needs root, as tests/hosts does. Both use one link (rail 0) and the same cores. MPI's ranks yield while they wait, as Shoal's do.
+Needs root, as tests/hosts does. Both use one link (rail 0) and the same cores. MPI's ranks yield
+while they wait, as Shoal's do.
 """
+
 import argparse
 import json
 import pathlib
@@ -23,16 +26,40 @@ TARGET = 2.0  # times as fast as MPI
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"), help="where the programs are")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--bin",
+        type=pathlib.Path,
+        default=pathlib.Path("build/release/bin"),
+        help="where the programs are",
+    )
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--pes", type=int, default=2, help="of each host")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transport", default="ofi", help="SHOAL_TRANSPORT_BETWEEN")
-    parser.add_argument("--json", type=pathlib.Path, help="also write everything measured to this file")
-    parser.add_argument("--timeout", type=float, default=200, help="seconds that one program may take")
-    parser.add_argument("shape", nargs="*", default=["--tokens", "128", "--low-latency-tokens", "32", "--iterations", "8", "--experts", "64"],
-                        help="after --: options for both programs")
+    parser.add_argument(
+        "--json", type=pathlib.Path, help="also write everything measured to this file"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=200, help="seconds that one program may take"
+    )
+    parser.add_argument(
+        "shape",
+        nargs="*",
+        default=[
+            "--tokens",
+            "128",
+            "--low-latency-tokens",
+            "32",
+            "--iterations",
+            "8",
+            "--experts",
+            "64",
+        ],
+        help="after --: options for both programs",
+    )
     return parser.parse_args()
 
 
@@ -52,16 +79,36 @@ def finished(job, network, result, timeout):
 def shoal(arguments, network):
     result = SHARED / "shoal.json"
     command = [(arguments.bin / "shoal-bench").resolve(), "ep", *arguments.shape, "--json", result]
-    environment = {"SHOAL_TRANSPORT_BETWEEN": arguments.transport, "SHOAL_NIC_LIST": "rail0", "SHOAL_SYMMETRIC_SIZE": "2G"}
-    return finished(by_hand(network, command, arguments.pes, environment), network, result, arguments.timeout)
+    environment = {
+        "SHOAL_TRANSPORT_BETWEEN": arguments.transport,
+        "SHOAL_NIC_LIST": "rail0",
+        "SHOAL_SYMMETRIC_SIZE": "2G",
+    }
+    return finished(
+        by_hand(network, command, arguments.pes, environment), network, result, arguments.timeout
+    )
 
 
 def mpi(arguments, network):
     result = SHARED / "mpi.json"
     hosts = ",".join(f"{host.name}:{arguments.pes}" for host in network.hosts)
-    command = ["mpirun", *mpirun_options(network), "--mca", "mpi_yield_when_idle", "1", "--host", hosts, "-np",
-               arguments.pes * arguments.hosts, (arguments.bin / "shoal-bench-mpi").resolve(), *arguments.shape, "--json", result]
+    command = [
+        "mpirun",
+        *mpirun_options(network),
+        "--mca",
+        "mpi_yield_when_idle",
+        "1",
+        "--host",
+        hosts,
+        "-np",
+        arguments.pes * arguments.hosts,
+        (arguments.bin / "shoal-bench-mpi").resolve(),
+        *arguments.shape,
+        "--json",
+        result,
+    ]
     from launchers import Job
+
     return finished(Job([network.login.popen(command)]), network, result, arguments.timeout)
 
 
@@ -79,15 +126,35 @@ def main():
                 rounds[name].append(run(arguments, network))
     mine, theirs = summarise(rounds["shoal"]), summarise(rounds["mpi"])
     setup = rounds["shoal"][0]["setup"]
-    print(f"\n{arguments.hosts} hosts of {arguments.pes} PEs, {arguments.transport}, " + ", ".join(f"{key} {value}" for key, value in setup.items()))
-    print(f"medians of {arguments.rounds} alternating rounds, slowest PE; cpu: processor time per PE; {rounds['shoal'][0]['basis']}\n")
+    print(
+        f"\n{arguments.hosts} hosts of {arguments.pes} PEs, {arguments.transport}, "
+        + ", ".join(f"{key} {value}" for key, value in setup.items())
+    )
+    print(
+        f"medians of {arguments.rounds} alternating rounds, slowest PE; cpu: processor time per PE; {rounds['shoal'][0]['basis']}\n"
+    )
     print_table(mine, theirs)
-    ratios = {name: theirs[name]["seconds"] / mine[name]["seconds"] for name in mine if name in theirs and "memcpy" not in name}
-    print(f"\n{PAIR}, times as fast as MPI: {ratios[PAIR]:.2f} (target {TARGET}: {'met' if ratios[PAIR] >= TARGET else 'missed'}); "
-          f"median of all operations {statistics.median(ratios.values()):.2f}")
+    ratios = {
+        name: theirs[name]["seconds"] / mine[name]["seconds"]
+        for name in mine
+        if name in theirs and "memcpy" not in name
+    }
+    print(
+        f"\n{PAIR}, times as fast as MPI: {ratios[PAIR]:.2f} (target {TARGET}: {'met' if ratios[PAIR] >= TARGET else 'missed'}); "
+        f"median of all operations {statistics.median(ratios.values()):.2f}"
+    )
     if arguments.json:
-        everything = {"hosts": arguments.hosts, "pes_per_host": arguments.pes, "transport": arguments.transport, "rounds": arguments.rounds,
-                      "setup": setup, "shoal": mine, "mpi": theirs, "times_as_fast_as_mpi": ratios, "target": TARGET}
+        everything = {
+            "hosts": arguments.hosts,
+            "pes_per_host": arguments.pes,
+            "transport": arguments.transport,
+            "rounds": arguments.rounds,
+            "setup": setup,
+            "shoal": mine,
+            "mpi": theirs,
+            "times_as_fast_as_mpi": ratios,
+            "target": TARGET,
+        }
         arguments.json.write_text(json.dumps(everything, indent=2) + "\n")
 
 

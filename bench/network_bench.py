@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""shoal-bench rma over ofi and ucx between two processes, against libfabric and UCX themselves, in alternating rounds, on one host.
+"""shoal-bench rma over ofi and ucx between two processes, against libfabric and UCX themselves, in
+alternating rounds, on one host.
 
-Baselines: shoal-bench-ofi (libfabric's RMA; its own rma tests are not packaged), fi_pingpong (libfabric's messages) and ucx_perftest. A program
-that is not installed is left out, and said so.
+Baselines: shoal-bench-ofi (libfabric's RMA; its own rma tests are not packaged), fi_pingpong
+(libfabric's messages) and ucx_perftest. A program that is not installed is left out, and said so.
 """
+
 import argparse
 import json
 import os
@@ -26,17 +28,37 @@ BANDWIDTH_TARGET, LATENCY_TARGET = 0.85, 1.3  # of raw libfabric: put of 1 MiB, 
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"), help="where the programs are")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--bin",
+        type=pathlib.Path,
+        default=pathlib.Path("build/release/bin"),
+        help="where the programs are",
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=200, help="seconds that one program may take")
-    parser.add_argument("--json", type=pathlib.Path, help="also write everything measured to this file")
+    parser.add_argument(
+        "--timeout", type=float, default=200, help="seconds that one program may take"
+    )
+    parser.add_argument(
+        "--json", type=pathlib.Path, help="also write everything measured to this file"
+    )
     return parser.parse_args()
 
 
 def shoal(arguments, transport):
-    os.environ.update(SHOAL_TRANSPORT_INSIDE=transport, SHOAL_OFI_PROVIDER="tcp;ofi_rxm", SHOAL_UCX_TLS="tcp,self")
-    command = [arguments.bin / "shoal-run", "--no-label", "-n", "2", arguments.bin / "shoal-bench", "rma"]
+    os.environ.update(
+        SHOAL_TRANSPORT_INSIDE=transport, SHOAL_OFI_PROVIDER="tcp;ofi_rxm", SHOAL_UCX_TLS="tcp,self"
+    )
+    command = [
+        arguments.bin / "shoal-run",
+        "--no-label",
+        "-n",
+        "2",
+        arguments.bin / "shoal-bench",
+        "rma",
+    ]
     return rows_of(run_once(list(map(str, command)), arguments.timeout))
 
 
@@ -53,7 +75,9 @@ def pair(server, client, timeout):
     listening = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         time.sleep(1)
-        return subprocess.run(client, capture_output=True, text=True, timeout=timeout, check=True).stdout
+        return subprocess.run(
+            client, capture_output=True, text=True, timeout=timeout, check=True
+        ).stdout
     finally:
         listening.kill()
         listening.wait()
@@ -62,16 +86,37 @@ def pair(server, client, timeout):
 def pingpong(arguments):
     command = ["fi_pingpong", "-p", "tcp;ofi_rxm", "-e", "rdm", "-I", "2000"]
     rows = {}
-    for size, name in ((8, "message 8 B, half a round trip"), (1 << 20, "message 1 MiB, half a round trip")):
-        out = pair([*command, "-S", str(size)], [*command, "-S", str(size), "127.0.0.1"], arguments.timeout)
+    for size, name in (
+        (8, "message 8 B, half a round trip"),
+        (1 << 20, "message 1 MiB, half a round trip"),
+    ):
+        out = pair(
+            [*command, "-S", str(size)], [*command, "-S", str(size), "127.0.0.1"], arguments.timeout
+        )
         rows[name] = float(out.splitlines()[-1].split()[6]) * 1e-6  # column usec/xfer
     return rows
 
 
 def perftest(arguments):
     rows = {}
-    for test, size, count, name in (("ucp_put_lat", 8, 20000, "put 8 B, half a round trip"), ("ucp_put_bw", 1 << 20, 1000, "put 1 MiB, streamed")):
-        command = ["env", "UCX_TLS=tcp", "ucx_perftest", "-p", "21071", "-f", "-t", test, "-s", str(size), "-n", str(count)]
+    for test, size, count, name in (
+        ("ucp_put_lat", 8, 20000, "put 8 B, half a round trip"),
+        ("ucp_put_bw", 1 << 20, 1000, "put 1 MiB, streamed"),
+    ):
+        command = [
+            "env",
+            "UCX_TLS=tcp",
+            "ucx_perftest",
+            "-p",
+            "21071",
+            "-f",
+            "-t",
+            test,
+            "-s",
+            str(size),
+            "-n",
+            str(count),
+        ]
         out = pair(command, [*command, "127.0.0.1"], arguments.timeout)
         numbers = re.findall(r"[0-9.]+", out.splitlines()[-1])
         rows[name] = float(numbers[3]) * 1e-6  # overall average of a transfer
@@ -80,8 +125,15 @@ def perftest(arguments):
 
 def main():
     arguments = parse_arguments()
-    runs = {"shoal ofi": lambda: shoal(arguments, "ofi"), "libfabric": lambda: raw_libfabric(arguments), "shoal ucx": lambda: shoal(arguments, "ucx")}
-    for program, name, run in (("fi_pingpong", "fi_pingpong", pingpong), ("ucx_perftest", "ucx_perftest", perftest)):
+    runs = {
+        "shoal ofi": lambda: shoal(arguments, "ofi"),
+        "libfabric": lambda: raw_libfabric(arguments),
+        "shoal ucx": lambda: shoal(arguments, "ucx"),
+    }
+    for program, name, run in (
+        ("fi_pingpong", "fi_pingpong", pingpong),
+        ("ucx_perftest", "ucx_perftest", perftest),
+    ):
         if shutil.which(program):
             runs[name] = lambda run=run: run(arguments)
         else:
@@ -91,10 +143,15 @@ def main():
         for name, run in runs.items():
             print(f"round {number + 1} of {arguments.rounds}: {name}", file=sys.stderr)
             rounds[name].append(run())
-    medians = {name: {row: statistics.median(one[row] for one in of) for row in of[0]} for name, of in rounds.items()}
+    medians = {
+        name: {row: statistics.median(one[row] for one in of) for row in of[0]}
+        for name, of in rounds.items()
+    }
 
     mine, raw, ucx = medians["shoal ofi"], medians["libfabric"], medians["shoal ucx"]
-    print("| operation | ofi us | libfabric us | ofi / libfabric | ucx us |\n|---|---:|---:|---:|---:|")
+    print(
+        "| operation | ofi us | libfabric us | ofi / libfabric | ucx us |\n|---|---:|---:|---:|---:|"
+    )
     for row, seconds in mine.items():
         base = f"{raw[row] * 1e6:.1f} | {seconds / raw[row]:.2f}" if row in raw else " | "
         print(f"| {row} | {seconds * 1e6:.1f} | {base} | {ucx[row] * 1e6:.1f} |")
@@ -103,11 +160,23 @@ def main():
             print(f"{name}: {row}: {seconds * 1e6:.1f} us")
     bandwidth = raw[f"{PUT} 1 MiB"] / mine[f"{PUT} 1 MiB"]
     latency = mine[f"{PING} 8 B"] / raw[f"{PING} 8 B"]
-    print(f"put of 1 MiB: {bandwidth:.0%} of libfabric's bandwidth (target {BANDWIDTH_TARGET:.0%}); "
-          f"8 B: {latency:.2f} of its latency (target {LATENCY_TARGET})")
+    print(
+        f"put of 1 MiB: {bandwidth:.0%} of libfabric's bandwidth (target {BANDWIDTH_TARGET:.0%}); "
+        f"8 B: {latency:.2f} of its latency (target {LATENCY_TARGET})"
+    )
     if arguments.json:
-        arguments.json.write_text(json.dumps({"rounds": arguments.rounds, "seconds": medians, "put_1MiB_bandwidth_of_libfabric": bandwidth,
-                                              "latency_8B_of_libfabric": latency}, indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps(
+                {
+                    "rounds": arguments.rounds,
+                    "seconds": medians,
+                    "put_1MiB_bandwidth_of_libfabric": bandwidth,
+                    "latency_8B_of_libfabric": latency,
+                },
+                indent=2,
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

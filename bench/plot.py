@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the GPU benchmark: bandwidth by SMs, bandwidth by tokens, latency by tokens; ./run bench --plot.
+"""Draws the GPU benchmark: bandwidth by SMs, bandwidth by tokens, latency by tokens; ./run bench
+--plot.
 
-Reads every *.json of the data folder that shoal-bench-gpu or run-gpu-bench wrote (others are passed over), takes the results of PEs as
-threads, and writes a PNG a plot beside them, with the limit that the link sets and other systems' figures (gpu-peers.json). Where several files
-have the same point, the one that comes last by name counts.
+Reads every *.json of the data folder that shoal-bench-gpu or run-gpu-bench wrote (others are passed
+over), takes the results of PEs as threads, and writes a PNG a plot beside them, with the limit that
+the link sets and other systems' figures (gpu-peers.json). Where several files have the same point,
+the one that comes last by name counts.
 """
+
 import argparse
 import json
 import math
@@ -17,18 +20,35 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot, ticker  # noqa: E402  (after the backend is chosen)
 
-SERIES = [("dispatch", "fp8", "FP8 dispatch", "#1f6fb4"), ("dispatch", "bf16", "BF16 dispatch", "#d9641e"),
-          ("combine", "bf16", "BF16 combine", "#2c8c4a")]
+SERIES = [
+    ("dispatch", "fp8", "FP8 dispatch", "#1f6fb4"),
+    ("dispatch", "bf16", "BF16 dispatch", "#d9641e"),
+    ("combine", "bf16", "BF16 combine", "#2c8c4a"),
+]
 MARKERS = "sD^vP"
 LAUNCH = "alone"  # chains of one kind of operation
 GREY = "#555555"
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("docs/data"), help="folder of the raw results (%(default)s)")
-    parser.add_argument("--output", type=pathlib.Path, help="folder of the pictures (default: that of the data)")
-    parser.add_argument("--peers", type=pathlib.Path, default=pathlib.Path("docs/data/gpu-peers.json"), help="other systems (%(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=pathlib.Path,
+        default=pathlib.Path("docs/data"),
+        help="folder of the raw results (%(default)s)",
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, help="folder of the pictures (default: that of the data)"
+    )
+    parser.add_argument(
+        "--peers",
+        type=pathlib.Path,
+        default=pathlib.Path("docs/data/gpu-peers.json"),
+        help="other systems (%(default)s)",
+    )
     return parser.parse_args()
 
 
@@ -46,23 +66,37 @@ def documents(folder):
 
 
 def collect(folder, part):
-    """(setup with pes and gpu, {(operation, format, launch, tokens, sms): entry}) of one part; None where there is nothing."""
+    """(setup with pes and gpu, {(operation, format, launch, tokens, sms): entry}) of one part; None
+    where there is nothing."""
     points, setup = {}, None
     for document in documents(folder):
-        if document["program"] != f"shoal-bench-gpu {part}" or document["setup"].get("load_of"):  # another group's load is no group of these PEs
+        # Another group's load is no group of these PEs.
+        if document["program"] != f"shoal-bench-gpu {part}" or document["setup"].get("load_of"):
             continue
         mine = {**document["setup"], "pes": document["pes"], "gpu": document["machine"]["gpu"]}
-        if setup and any(setup[key] != mine[key] for key in ("hidden", "top_k", "experts", "pes", "gpu")):
-            sys.exit(f"plot: {folder} mixes shapes or machines for {part}: {setup} and {mine}; keep one")
+        if setup and any(
+            setup[key] != mine[key] for key in ("hidden", "top_k", "experts", "pes", "gpu")
+        ):
+            sys.exit(
+                f"plot: {folder} mixes shapes or machines for {part}: {setup} and {mine}; keep one"
+            )
         setup = {**mine, "date": document["date"]}
         for entry in document["results"]:
-            points[entry["operation"], entry.get("format"), entry.get("launch"), entry.get("tokens"), entry.get("sms")] = entry
+            points[
+                entry["operation"],
+                entry.get("format"),
+                entry.get("launch"),
+                entry.get("tokens"),
+                entry.get("sms"),
+            ] = entry
     return (setup, points) if setup else None
 
 
 def ranks_per_token(setup):
     """On how many ranks the experts of a token live, on average, when they are drawn at random."""
-    none_of_one = math.comb(setup["experts"] - setup["experts"] // setup["pes"], setup["top_k"]) / math.comb(setup["experts"], setup["top_k"])
+    none_of_one = math.comb(
+        setup["experts"] - setup["experts"] // setup["pes"], setup["top_k"]
+    ) / math.comb(setup["experts"], setup["top_k"])
     return setup["pes"] * (1 - none_of_one)
 
 
@@ -86,24 +120,51 @@ def finish(figure, axes, path):
 def bandwidth_limit(axes, setup, peers):
     """The link carries what goes to other ranks; a rank's own rows cost it nothing."""
     limit = peers["link_gb_per_s"] * setup["pes"] / (setup["pes"] - 1)
-    axes.axhline(limit, color=GREY, linestyle="--", linewidth=1.2,
-                 label=f"limit: {peers['link_gb_per_s']} GB/s on the link\nx {setup['pes']}/{setup['pes'] - 1} = {limit:.0f} GB/s logical")
+    axes.axhline(
+        limit,
+        color=GREY,
+        linestyle="--",
+        linewidth=1.2,
+        label=f"limit: {peers['link_gb_per_s']} GB/s on the link\nx {setup['pes']}/{setup['pes'] - 1} = {limit:.0f} GB/s logical",
+    )
     axes.set_ylim(0, limit * 1.1)
 
 
 def peer_markers(axes, peers, at):
     """Each system's figures at `at(system)`; a marker a system, the colours of the operations."""
     for marker, system in zip(MARKERS, peers["normal"]["systems"]):
-        label = system["system"] + (f" ({system['sms']} SMs)" if system["sms"] else " (SMs: automatic)")
+        label = system["system"] + (
+            f" ({system['sms']} SMs)" if system["sms"] else " (SMs: automatic)"
+        )
         for operation, form, _, colour in SERIES:
             value = system.get(f"{operation} {form}")
             if value:
-                axes.plot([at(system)], [value], marker, markerfacecolor="white", markeredgecolor=colour, markersize=6.5, zorder=4)
-        axes.plot([], [], marker, markerfacecolor="white", markeredgecolor=GREY, linestyle="none", label=label)
+                axes.plot(
+                    [at(system)],
+                    [value],
+                    marker,
+                    markerfacecolor="white",
+                    markeredgecolor=colour,
+                    markersize=6.5,
+                    zorder=4,
+                )
+        axes.plot(
+            [],
+            [],
+            marker,
+            markerfacecolor="white",
+            markeredgecolor=GREY,
+            linestyle="none",
+            label=label,
+        )
 
 
 def same_shape(setup, peers_setup):
-    return all(setup[key] == value for key, value in peers_setup.items() if key in setup and key != "tokens")
+    return all(
+        setup[key] == value
+        for key, value in peers_setup.items()
+        if key in setup and key != "tokens"
+    )
 
 
 def plot_by_sms(data, peers, folder):
@@ -115,16 +176,23 @@ def plot_by_sms(data, peers, folder):
     tokens = max(counts, key=lambda key: len(counts[key]))
     figure, axes = pyplot.subplots(figsize=(7.5, 4.6))
     for operation, form, name, colour in SERIES:
-        line = sorted((key[4], entry["gb_per_s"]) for key, entry in points.items() if key[:4] == (operation, form, LAUNCH, tokens))
+        line = sorted(
+            (key[4], entry["gb_per_s"])
+            for key, entry in points.items()
+            if key[:4] == (operation, form, LAUNCH, tokens)
+        )
         axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
     bandwidth_limit(axes, setup, peers)
     last = max(counts[tokens])
     automatic = max([last, *(system["sms"] or 0 for system in peers["normal"]["systems"])]) + 6
-    ticks = [tick for tick in sorted(counts[tokens]) if tick - 1 not in counts[tokens]]  # labels must not touch
+    # Labels must not touch.
+    ticks = [tick for tick in sorted(counts[tokens]) if tick - 1 not in counts[tokens]]
     ticks = [tick for tick in ticks if tick - 2 not in ticks or tick % 4 == 0]
     if same_shape(setup, peers["normal"]["setup"]) and tokens == peers["normal"]["setup"]["tokens"]:
         peer_markers(axes, peers, lambda system: system["sms"] or automatic)
-        ticks = sorted({*ticks, *(system["sms"] for system in peers["normal"]["systems"] if system["sms"])})
+        ticks = sorted(
+            {*ticks, *(system["sms"] for system in peers["normal"]["systems"] if system["sms"])}
+        )
         axes.set_xticks([*ticks, automatic], [*map(str, ticks), "auto"])
     else:
         axes.set_xticks(ticks)
@@ -143,14 +211,24 @@ def plot_by_tokens(data, peers, folder):
     sms = max(counts, key=lambda key: (len(counts[key]), key))
     figure, axes = pyplot.subplots(figsize=(7.5, 4.6))
     for operation, form, name, colour in SERIES:
-        line = sorted((key[3], entry["gb_per_s"]) for key, entry in points.items()
-                      if key[:3] == (operation, form, LAUNCH) and key[4] == sms)
+        line = sorted(
+            (key[3], entry["gb_per_s"])
+            for key, entry in points.items()
+            if key[:3] == (operation, form, LAUNCH) and key[4] == sms
+        )
         axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
     bandwidth_limit(axes, setup, peers)
     if same_shape(setup, peers["normal"]["setup"]):
         # All at the same count; side by side, so that they can be told apart.
         order = [system["system"] for system in peers["normal"]["systems"]]
-        peer_markers(axes, peers, lambda system: peers["normal"]["setup"]["tokens"] * 2 ** (0.16 * (order.index(system["system"]) - 1.5)))
+        peer_markers(
+            axes,
+            peers,
+            lambda system: (
+                peers["normal"]["setup"]["tokens"]
+                * 2 ** (0.16 * (order.index(system["system"]) - 1.5))
+            ),
+        )
     tokens_axis(axes, counts[sms])
     axes.set_ylabel("GB/s per PE, logical bytes")
     title(axes, f"Normal mode: bandwidth by tokens, {sms} SMs", setup)
@@ -168,29 +246,78 @@ def tokens_axis(axes, tokens):
 def plot_latency(data, peers, folder):
     setup, points = data
     figure, axes = pyplot.subplots(figsize=(7.5, 5.2))
-    pair = [("pair", "fp8", "graph", "FP8 pair, graph", "#7a3fa0", "-"), ("pair", "fp8", "plain", "FP8 pair, plain launches", "#7a3fa0", ":"),
-            ("pair", "bf16", "graph", "BF16 pair, graph", "#b0467f", "-")]
-    single = [(operation, form, "in pair", name, colour, "-") for operation, form, name, colour in SERIES]
+    pair = [
+        ("pair", "fp8", "graph", "FP8 pair, graph", "#7a3fa0", "-"),
+        ("pair", "fp8", "plain", "FP8 pair, plain launches", "#7a3fa0", ":"),
+        ("pair", "bf16", "graph", "BF16 pair, graph", "#b0467f", "-"),
+    ]
+    single = [
+        (operation, form, "in pair", name, colour, "-") for operation, form, name, colour in SERIES
+    ]
     all_tokens = sorted({key[3] for key in points})
     for operation, form, launch, name, colour, style in [*pair, *single]:
-        line = sorted((key[3], entry["seconds"]["max"] * 1e6) for key, entry in points.items() if key[:3] == (operation, form, launch))
+        line = sorted(
+            (key[3], entry["seconds"]["max"] * 1e6)
+            for key, entry in points.items()
+            if key[:3] == (operation, form, launch)
+        )
         if line:
-            axes.plot(*zip(*line), f"o{style}", color=colour, label=f"Shoal, {name}", markersize=4, zorder=5)
+            axes.plot(
+                *zip(*line),
+                f"o{style}",
+                color=colour,
+                label=f"Shoal, {name}",
+                markersize=4,
+                zorder=5,
+            )
     remote = ranks_per_token(setup) * (setup["pes"] - 1) / setup["pes"]
     scales = -(-setup["hidden"] // 128) * 4
-    for form, row, colour in [("FP8", setup["hidden"] + scales, "#7a3fa0"), ("BF16", 2 * setup["hidden"], "#b0467f")]:
-        bound = [count * remote * (row + 2 * setup["hidden"]) / peers["link_gb_per_s"] * 1e-3 for count in all_tokens]
-        axes.plot(all_tokens, bound, "--", color=colour, linewidth=1.1,
-                  label=f"limit, {form} pair: its bytes at {peers['link_gb_per_s']} GB/s,\none copy a rank, no launch or signal")
-    if same_shape({key: value for key, value in setup.items() if key != "experts"}, peers["low_latency"]["setup"]):
+    for form, row, colour in [
+        ("FP8", setup["hidden"] + scales, "#7a3fa0"),
+        ("BF16", 2 * setup["hidden"], "#b0467f"),
+    ]:
+        bound = [
+            count * remote * (row + 2 * setup["hidden"]) / peers["link_gb_per_s"] * 1e-3
+            for count in all_tokens
+        ]
+        axes.plot(
+            all_tokens,
+            bound,
+            "--",
+            color=colour,
+            linewidth=1.1,
+            label=f"limit, {form} pair: its bytes at {peers['link_gb_per_s']} GB/s,\none copy a rank, no launch or signal",
+        )
+    if same_shape(
+        {key: value for key, value in setup.items() if key != "experts"},
+        peers["low_latency"]["setup"],
+    ):
         for marker, system in zip(MARKERS, peers["low_latency"]["systems"]):
-            colours = {"dispatch": SERIES[0][3] if system["format"] == "fp8" else SERIES[1][3], "combine": SERIES[2][3],
-                       "pair": pair[0][4] if system["format"] == "fp8" else pair[2][4]}
+            colours = {
+                "dispatch": SERIES[0][3] if system["format"] == "fp8" else SERIES[1][3],
+                "combine": SERIES[2][3],
+                "pair": pair[0][4] if system["format"] == "fp8" else pair[2][4],
+            }
             for operation, colour in colours.items():
-                axes.plot([peers["low_latency"]["setup"]["tokens"]], [system[operation]], marker, markerfacecolor="white",
-                          markeredgecolor=colour, markersize=6.5, zorder=6)
+                axes.plot(
+                    [peers["low_latency"]["setup"]["tokens"]],
+                    [system[operation]],
+                    marker,
+                    markerfacecolor="white",
+                    markeredgecolor=colour,
+                    markersize=6.5,
+                    zorder=6,
+                )
             words = system["system"].replace(" (", "\n(")
-            axes.plot([], [], marker, markerfacecolor="white", markeredgecolor=GREY, linestyle="none", label=words)
+            axes.plot(
+                [],
+                [],
+                marker,
+                markerfacecolor="white",
+                markeredgecolor=GREY,
+                linestyle="none",
+                label=words,
+            )
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(ticker.NullLocator())
@@ -214,7 +341,9 @@ def main():
     if low_latency and low_latency[0]["pes"] > 1:
         plot_latency(low_latency, peers, folder)
     if not normal and not low_latency:
-        sys.exit(f"plot: {arguments.data} has no results of shoal-bench-gpu; run-gpu-bench writes them (./run bundle)")
+        sys.exit(
+            f"plot: {arguments.data} has no results of shoal-bench-gpu; run-gpu-bench writes them (./run bundle)"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Host time of a low-latency call from Python, without a graph: deep_ep.Buffer and shoal.ep, in turn, on one rank.
+"""Host time of a low-latency call from Python, without a graph: deep_ep.Buffer and shoal.ep, in
+turn, on one rank.
 
-The tokens are so few that what is left is the way from Python to the work: argument checks, arrays, events. On the host backend
-the (small) work is part of the figure; with CUDA tensors calls return when their kernels are queued, and the time is that of
-queueing. A figure is the best of the rounds' means, since this is about the code and not about what else the machine does.
+The tokens are so few that what is left is the way from Python to the work: argument checks, arrays,
+events. On the host backend the (small) work is part of the figure; with CUDA tensors calls return
+when their kernels are queued, and the time is that of queueing. A figure is the best of the rounds'
+means, since this is about the code and not about what else the machine does.
 """
 
 import argparse
@@ -41,10 +43,14 @@ def subjects(device):
     weights = torch.rand(2, TOP_K, device=device)
 
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(MAX_TOKENS, HIDDEN, 1, EXPERTS)
-    buffer = deep_ep.Buffer(dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True)
+    buffer = deep_ep.Buffer(
+        dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True
+    )
 
     def without_hooks():
-        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False)
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(
+            x, topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False
+        )
         buffer.low_latency_combine(rows, topk_idx, weights, handle)
 
     def drop_in():
@@ -52,10 +58,14 @@ def subjects(device):
             x, topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True
         )
         hook()
-        _, _, hook = buffer.low_latency_combine(rows, topk_idx, weights, handle, return_recv_hook=True)
+        _, _, hook = buffer.low_latency_combine(
+            rows, topk_idx, weights, handle, return_recv_hook=True
+        )
         hook()
 
-    world = shoal.World.from_torch(settings={"heap": "cuda" if device.type == "cuda" else "host", "symmetric_size": "256M"})
+    world = shoal.World.from_torch(
+        settings={"heap": "cuda" if device.type == "cuda" else "host", "symmetric_size": "256M"}
+    )
     group = shoal.ep.Group(
         world.team, hidden=HIDDEN, top_k=TOP_K, experts=EXPERTS, low_latency_max_tokens=MAX_TOKENS
     )
@@ -63,7 +73,9 @@ def subjects(device):
 
     def core():
         received = group.low_latency_dispatch(x, topk_idx, quantize="none", stream=stream).receive()
-        group.low_latency_combine(received.x, topk_idx, weights, received.handle, stream=stream).receive()
+        group.low_latency_combine(
+            received.x, topk_idx, weights, received.handle, stream=stream
+        ).receive()
 
     def end():
         group.close()
@@ -74,7 +86,9 @@ def subjects(device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--calls", type=int, default=500, help="pairs a round")
     parser.add_argument("--json", help="write the figures to this file")
@@ -88,13 +102,27 @@ def main():
     for _ in range(arguments.rounds + 1):  # the first one warms up
         for name, function in functions.items():
             rounds[name].append(1e6 / 2 * seconds_per_call(function, arguments.calls, device))
-    figures = {name: {"best_us": min(all_[1:]), "median_us": statistics.median(all_[1:])} for name, all_ in rounds.items()}
+    figures = {
+        name: {"best_us": min(all_[1:]), "median_us": statistics.median(all_[1:])}
+        for name, all_ in rounds.items()
+    }
     for name, figure in figures.items():
-        print(f"{name:<16} {figure['best_us']:6.1f} us a low-latency call (median of rounds {figure['median_us']:.1f}), {device.type}")
+        print(
+            f"{name:<16} {figure['best_us']:6.1f} us a low-latency call (median of rounds {figure['median_us']:.1f}), {device.type}"
+        )
     print(f"target: {TARGET_US:g} us for deep_ep.Buffer")
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"device": device.type, "rounds": arguments.rounds, "calls": arguments.calls, "figures": figures}, file, indent=1)
+            json.dump(
+                {
+                    "device": device.type,
+                    "rounds": arguments.rounds,
+                    "calls": arguments.calls,
+                    "figures": figures,
+                },
+                file,
+                indent=1,
+            )
     end()
     dist.destroy_process_group()
 

@@ -3,7 +3,8 @@
 """Checks the structure of the source tree: which layer includes which, length of files, and that
 device code has no state outside its parameters. cmake/check_prose.py checks the prose.
 
-Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when there is any, else 0.
+Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when
+there is any, else 0.
 """
 
 import re
@@ -11,21 +12,70 @@ import sys
 from pathlib import Path
 
 # A layer may include itself and those before it (docs/internals/architecture.md).
-LAYERS = ["base", "bootstrap", "topology", "memory", "transport", "world", "collective", "ep", "capi"]
-# The file that knows all transports; any other outside transport/<x>/ must not include a header of it.
+LAYERS = [
+    "base",
+    "bootstrap",
+    "topology",
+    "memory",
+    "transport",
+    "world",
+    "collective",
+    "ep",
+    "capi",
+]
+# The file that knows all transports; any other outside transport/<x>/ must not include a header of
+# it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
+# The message core, and the transports on top of it.
+MESSAGE_CORE = "message"
+NETWORK_TRANSPORTS = {"ofi", "ucx", "verbs"}
 MAX_LINES = 600
-SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
+SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench", "python"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
+# Bindings, tools and benchmarks use the public headers, and of src/ only what is listed here: a
+# header, or a folder with a slash at its end, for the files whose names begin so.
+PUBLIC_ONLY = ("python/", "tools/", "bench/")
+INTERNALS = {
+    # Formats the message of a public Error; header-only.
+    ("tools/", "bench/"): ("base/check.hpp",),
+    # shoal-run writes its own messages to the log.
+    ("tools/run/main.cpp",): ("base/log.hpp",),
+    # shoal-info reports the parts of a build, of a machine and of a world that programs never see.
+    ("tools/info/",): (
+        "base/plugin.hpp",
+        "bootstrap/launcher/",
+        "memory/device.hpp",
+        "topology/",
+        "transport/module.hpp",
+        "world/",
+    ),
+    # shoal-moe computes the sums and roundings of its reference as the library does, bit by bit.
+    ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),
+    # The baselines over MPI move rows with the library's own row operations; one benchmark measures
+    # these operations, and the report names their instruction set.
+    ("bench/ep_bench.cpp", "bench/report.cpp", "bench/row_ops_bench.cpp", "bench/shoal_bench_mpi.cpp"): (
+        "ep/host/rows/row_ops.hpp",
+    ),
+    # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
+    ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
+    # The memory map that tools/figures draws is that of the layout code.
+    ("tools/figures/",): ("ep/cuda/layout.hpp", "ep/host/layout.hpp"),
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 # Kernels receive their world as a parameter: a process holds several worlds, and several libraries
 # that contain Shoal's kernels. They would share a variable of device code, or need device linking.
 DEVICE_FOLDERS = ("include/", "src/")
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)  # and directives
-NO_END = re.compile(r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+")  # of a declaration, though it looks like one
+# And directives.
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)
+# Of a declaration, though it looks like one.
+NO_END = re.compile(
+    r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+"
+)
 DEVICE_VARIABLE = re.compile(r"\b(?:__constant__|__managed__|__device__(?=[^;{}()=]*[;{=]))")
-CMAKE_FOLDERS = [*SOURCE_FOLDERS, "cmake", "examples", "python"]
-DEVICE_LINKING = re.compile(r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b")
+CMAKE_FOLDERS = [*SOURCE_FOLDERS, "cmake", "examples"]
+DEVICE_LINKING = re.compile(
+    r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b"
+)
 
 
 def layer_of(path):
@@ -41,12 +91,26 @@ def transport_of(path):
 
 
 def resolve(root, file, target):
-    """The path of an included file below src/, or None when it is not one of ours. Handles "x.hpp" beside the file and "../x.hpp"."""
+    """The path of an included file below src/, or None when it is not one of ours. Handles "x.hpp"
+    beside the file and "../x.hpp"."""
     for base in (file.parent, root / "src"):
         candidate = (base / target).resolve()
         if candidate.is_file() and candidate.is_relative_to(root / "src"):
             return candidate.relative_to(root / "src").as_posix()
+    # Bindings and programs have folders named as layers: their own headers are none of src/.
+    if any((folder / target).is_file() for folder in file.parents if root in folder.parents):
+        return None
     return target if layer_of(target) else None
+
+
+def is_allowed_internal(name, included):
+    """Whether a file of PUBLIC_ONLY may include a header of src/."""
+    for files, headers in INTERNALS.items():
+        if name.startswith(files):
+            for header in headers:
+                if included == header or (header.endswith("/") and included.startswith(header)):
+                    return True
+    return False
 
 
 def include_fault(root, file, target):
@@ -57,14 +121,26 @@ def include_fault(root, file, target):
         return None
     if name.startswith("include/"):
         return f'public header includes the internal "{target}"'
+    if name.startswith(PUBLIC_ONLY):
+        if is_allowed_internal(name, included):
+            return None
+        return f'"{target}" is internal; {name.split("/")[0]}/ uses public headers (INTERNALS lists the exceptions)'
     if not name.startswith("src/"):
         return None
     own, other = layer_of(name.removeprefix("src/")), layer_of(included)
     if own and other and LAYERS.index(other) > LAYERS.index(own):
         return f'layer {own} includes "{target}" of layer {other}; allowed: {", ".join(LAYERS[: LAYERS.index(own) + 1])}'
     transport = transport_of(included)
-    if transport and transport != transport_of(name.removeprefix("src/")) and name != TRANSPORT_REGISTRY:
-        return f'"{target}" belongs to transport {transport}; only {TRANSPORT_REGISTRY} may include it'
+    includer = transport_of(name.removeprefix("src/"))
+    if (
+        transport
+        and transport != includer
+        and not (transport == MESSAGE_CORE and includer in NETWORK_TRANSPORTS)
+        and name != TRANSPORT_REGISTRY
+    ):
+        return (
+            f'"{target}" belongs to transport {transport}; only {TRANSPORT_REGISTRY} may include it'
+        )
     return None
 
 
@@ -83,9 +159,13 @@ def device_faults(name, text):
 def cmake_faults(root):
     folders = [file for folder in CMAKE_FOLDERS for file in (root / folder).rglob("*")]
     for file in sorted([*root.glob("*"), *folders]):
-        if not file.is_file() or not (file.name in ("CMakeLists.txt", "CMakePresets.json") or file.suffix in (".cmake", ".in")):
+        if not file.is_file() or not (
+            file.name in ("CMakeLists.txt", "CMakePresets.json") or file.suffix in (".cmake", ".in")
+        ):
             continue
-        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        for number, line in enumerate(
+            file.read_text(encoding="utf-8", errors="replace").splitlines(), 1
+        ):
             match = DEVICE_LINKING.search(" " + line.partition("#")[0])
             if match:
                 yield f"{file.relative_to(root).as_posix()}:{number}: {match.group().strip()}: device code is not linked; each kernel is whole"

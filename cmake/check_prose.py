@@ -28,7 +28,9 @@ HASH_NAMES = {"CMakeLists.txt", "run", "run-gpu-tests", "run-gpu-bench", "Docker
 WITH_CODES = {"tests/README.md"}
 QUOTING = {"cmake/check_prose.py", "tests/tools/test_check_prose.py"}
 DATA = ("docs/data/", "tests/data/", "tests/fuzz/corpus/", ".devcontainer/")
-CODE = re.compile(r"\brequirements? [A-H]\d{1,2}\b|\((?:[A-H]\d{1,2})(?:(?:, | and | to |, and )[A-H]\d{1,2})*\)")
+CODE = re.compile(
+    r"\brequirements? [A-H]\d{1,2}\b|\((?:[A-H]\d{1,2})(?:(?:, | and | to |, and )[A-H]\d{1,2})*\)"
+)
 PHRASES = {
     r"\bDESIGN\.md\b": "a page outside the tree",
     r"\brequirements\.md\b": "a page outside the tree",
@@ -43,18 +45,40 @@ PHRASES = {
     r"\bthe one and only\b": "the only",
 }
 PHRASES = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PHRASES.items()}
-README_FOLDERS = ("include", "src", "tools", "tests", "bench", "docs", "examples", "cmake", "python",
-                  "emulator")
+README_FOLDERS = (
+    "include",
+    "src",
+    "tools",
+    "tests",
+    "bench",
+    "docs",
+    "examples",
+    "cmake",
+    "python",
+    "emulator",
+)
 SOURCE = C_LIKE | HASH_LIKE | {".md"}
 # Their parent's README describes them.
-WITHOUT_README = ("tests/fuzz/corpus", "docs/data", "docs/images", "tests/data/doctor/", "tests/unit/",
-                  "tests/threads/", "tests/gpu/", "tests/checks/", "tests/support/")
+WITHOUT_README = (
+    "tests/fuzz/corpus",
+    "docs/data",
+    "docs/images",
+    "tests/data/doctor/",
+    "tests/unit/",
+    "tests/threads/",
+    "tests/gpu/",
+    "tests/checks/",
+    "tests/support/",
+)
 
 
 def tracked(root):
     """Files of the tree, by name: those that git tracks, or all outside a checkout."""
-    listing = subprocess.run(["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard"],
-                             capture_output=True, text=True)
+    listing = subprocess.run(
+        ["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+    )
     if listing.returncode == 0:
         return sorted(name for name in set(listing.stdout.splitlines()) if (root / name).is_file())
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
@@ -72,7 +96,9 @@ def comments_of_c(text):
 def comments_of_python(text):
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type in (tokenize.COMMENT, tokenize.STRING) or token.type == getattr(tokenize, "FSTRING_MIDDLE", -1):
+            if token.type in (tokenize.COMMENT, tokenize.STRING) or token.type == getattr(
+                tokenize, "FSTRING_MIDDLE", -1
+            ):
                 for offset, line in enumerate(token.string.split("\n")):
                     yield token.start[0] + offset, line
     except (tokenize.TokenError, IndentationError):
@@ -82,7 +108,7 @@ def comments_of_python(text):
 def comments_of_hash(text):
     for number, line in enumerate(text.splitlines(), 1):
         if "#" in line:
-            yield number, line[line.index("#"):]
+            yield number, line[line.index("#") :]
 
 
 def prose_of(path, text):
@@ -103,23 +129,34 @@ def wide_lines(path, text):
         for number, line in enumerate(lines, 1):
             if line.lstrip().startswith("```"):
                 inside = not inside
-            elif not inside and len(line) > WIDTH and not line.lstrip().startswith(("|", "<", "[!", "![")):
+            elif (
+                not inside
+                and len(line) > WIDTH
+                and not line.startswith("    ")
+                and not line.lstrip().startswith(("|", "<", "[!", "!["))
+            ):
                 if " " in line[:WIDTH].strip() and not re.search(r"\]\([^)]*$", line[:WIDTH]):
                     yield number
         return
-    starts = {}
     for number, part in prose_of(path, text):
-        if not part.startswith(('"', "'")) or part.startswith(('"""', "'''")) or path.suffix == ".py":
-            starts[number] = part
-    for number, part in starts.items():
+        literal = part.lstrip("rRbBfFuU")
+        if literal.startswith(('"', "'")) and not literal.startswith(('"""', "'''")):
+            continue
         line = lines[number - 1] if number <= len(lines) else ""
-        if len(line) > WIDTH and "http" not in line and " " in part.strip() and "NOLINT" not in line:
+        if (
+            len(line) > WIDTH
+            and "http" not in line
+            and " " in part.strip()
+            and "NOLINT" not in line
+        ):
             yield number
 
 
 def is_source(name):
     path = Path(name)
-    return (path.suffix in C_LIKE | HASH_LIKE or path.name in HASH_NAMES or name == ".ci/run") and not name.startswith(DATA)
+    return (
+        path.suffix in C_LIKE | HASH_LIKE or path.name in HASH_NAMES or name == ".ci/run"
+    ) and not name.startswith(DATA)
 
 
 def file_faults(root, name):
@@ -129,7 +166,7 @@ def file_faults(root, name):
     except UnicodeDecodeError:
         return
     if is_source(name) and SPDX not in "\n".join(text.splitlines()[:3]):
-        yield f"{name}:1: no line \"{SPDX}\""
+        yield f'{name}:1: no line "{SPDX}"'
     if name in QUOTING or name.startswith(DATA) or not (is_source(name) or path.suffix == ".md"):
         return
     for number, part in prose_of(path, text):
@@ -137,14 +174,18 @@ def file_faults(root, name):
             yield f"{name}:{number}: code of a requirement: {match.group()}"
         for phrase, advice in PHRASES.items():
             if match := phrase.search(part):
-                yield f"{name}:{number}: \"{match.group()}\": {advice}"
+                yield f'{name}:{number}: "{match.group()}": {advice}'
     for number in wide_lines(path, text):
         yield f"{name}:{number}: prose wider than {WIDTH} columns"
 
 
 def readme_faults(root, names):
-    folders = {Path(name).parent.as_posix() for name in names
-               if name.startswith(tuple(f"{top}/" for top in README_FOLDERS)) and Path(name).suffix in SOURCE}
+    folders = {
+        Path(name).parent.as_posix()
+        for name in names
+        if name.startswith(tuple(f"{top}/" for top in README_FOLDERS))
+        and Path(name).suffix in SOURCE
+    }
     for folder in sorted(folders):
         if not folder.startswith(WITHOUT_README) and not (root / folder / "README.md").is_file():
             yield f"{folder}/README.md:1: missing; a folder of sources says what it contains"

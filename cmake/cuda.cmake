@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# The GPU backend: optional, and needing no GPU to build. Sets SHOAL_WITH_CUDA and defines the target shoal_cuda, which
-# is empty without it.
+# The GPU backend: optional, and needing no GPU to build. Sets SHOAL_WITH_CUDA and defines the
+# target shoal_cuda, which is empty without it.
 #
-# The CUDA runtime is linked statically and opens the driver library by itself, so that programs run on machines
-# without a GPU. Programs of tests share a library of it: a copy in each was a third of what ./run bundle makes. No
-# relocatable device code: kernels get their world as a parameter (DESIGN.md, idea 3).
+# The CUDA runtime is linked statically and opens the driver library by itself, so that programs run
+# on machines without a GPU. Programs of tests share a library of it: a copy in each was a third of
+# what ./run bundle makes. No relocatable device code: kernels get their world as a parameter
+#.
 add_library(shoal_cuda INTERFACE)
 set(SHOAL_WITH_CUDA OFF)
 if(NOT SHOAL_CUDA STREQUAL "OFF")
@@ -23,7 +24,8 @@ if(SHOAL_WITH_CUDA)
   endif()
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^([0-9]+[af]?)$" "\\1-real")
   enable_language(CUDA)
-  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know that nvcc has C++20
+  # CMake before 3.26 does not know that nvcc has C++20.
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()

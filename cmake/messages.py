@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The error messages of the library, out of its sources, and whether docs/guide/troubleshooting.md has an entry for each (requirement A14).
+"""The error messages of the library, out of its sources, and whether docs/guide/troubleshooting.md
+has an entry for each.
 
-Usage: messages.py [--list] [ROOT]. --list prints "file:line: message" for every one, fields as "…": the raw material of the page. Otherwise prints
-each message without an entry, each entry without a message, and exits with 1 when there is any, else 0.
+Usage: messages.py [--list] [ROOT]. --list prints "file:line: message" for every one, fields as "…":
+the raw material of the page. Otherwise prints each message without an entry, each entry without a
+message, and exits with 1 when there is any, else 0.
 
-A message is a text that is given to fail, require, fail_errno, an Error or a warning, and any other text of at least four words that names a setting,
-says what is allowed, or begins with "cannot": those reach a user inside other messages. An entry is a text in backticks at the beginning of a
-heading or of a table's row of the page: it stands for all messages that begin so, where "…" is any text. An entry may also stand for any other text of
-the sources.
+A message is a text that is given to fail, require, fail_errno, an Error or a warning, and any other
+text of at least four words that names a setting, says what is allowed, or begins with "cannot":
+those reach a user inside other messages. An entry is a text in backticks at the beginning of a
+heading or of a table's row of the page: it stands for all messages that begin so, where "…" is any
+text. An entry may also stand for any other text of the sources.
 """
 
 import functools
@@ -20,15 +23,26 @@ PAGE = "docs/guide/troubleshooting.md"
 FIELD = "…"
 # Which argument of a call is the format; the others have their own messages before it.
 CALLS = {"fail": 1, "require": 2, "fail_errno": 0, "Error": 1, "warn": 0, "error": 0}
-CALL = re.compile(r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|Error)|log::(warn|error))\s*\(")
+CALL = re.compile(
+    r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|Error)|log::(warn|error))\s*\("
+)
 # Where calls are defined, not made.
 LEFT_OUT = {"src/base/check.hpp", "src/base/error.cpp", "src/base/log.cpp", "src/base/log.hpp"}
 INDIRECT = re.compile(r"^(?!\";)[\w…\"[].*(SHOAL_|allowed: |Setting)|^cannot ")
-NO_MESSAGES = {"src/base/settings.cpp", "src/world/startup/agreement.cpp", "src/world/fabric/connectivity_report.cpp"}  # whose other texts are no messages
+# Whose other texts are no messages.
+NO_MESSAGES = {
+    "src/base/settings.cpp",
+    "src/base/settings_table.cpp",
+    "src/world/startup/agreement.cpp",
+    "src/world/fabric/connectivity_report.cpp",
+}
 SHORTEST = 8  # characters of an entry besides fields, so that none stands for everything
 
 
-TOKEN = re.compile(r'R"\((?P<raw>.*?)\)"|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|(?P<comment>//[^\n]*|/\*.*?\*/)', re.DOTALL)
+TOKEN = re.compile(
+    r'R"\((?P<raw>.*?)\)"|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|(?P<comment>//[^\n]*|/\*.*?\*/)',
+    re.DOTALL,
+)
 
 
 def skip_literal(text, at):
@@ -38,7 +52,9 @@ def skip_literal(text, at):
 
 def without_comments(text):
     """The same text with spaces in the place of comments, so that lines stay where they are."""
-    return TOKEN.sub(lambda token: re.sub(r"[^\n]", " ", token[0]) if token["comment"] else token[0], text)
+    return TOKEN.sub(
+        lambda token: re.sub(r"[^\n]", " ", token[0]) if token["comment"] else token[0], text
+    )
 
 
 def arguments(text, at):
@@ -64,12 +80,13 @@ def arguments(text, at):
 
 
 def literals(expression):
-    """The texts of an expression, neighbours joined: one where it is a format, several where it chooses between some."""
+    """The texts of an expression, neighbours joined: one where it is a format, several where it
+    chooses between some."""
     found, at, joined = [], 0, False
     while at < len(expression):
         if expression[at] == '"':
             end = skip_literal(expression, at)
-            text = expression[at + 1:end - 1].replace('\\"', '"').replace("\\n", " ")
+            text = expression[at + 1 : end - 1].replace('\\"', '"').replace("\\n", " ")
             if joined:
                 found[-1] += text
             else:
@@ -94,7 +111,7 @@ def all_texts(text):
     for token in TOKEN.finditer(text):
         if not token[0].startswith('"'):
             continue
-        if end is not None and not text[end:token.start()].strip():
+        if end is not None and not text[end : token.start()].strip():
             found[-1] = (found[-1][0], found[-1][1] + token[0])
         else:
             found.append((token.start(), token[0]))
@@ -127,8 +144,14 @@ def messages(root):
     """[(file, line, message)] of all sources below src/, by file and line."""
     direct = direct_messages(root)
     known = {message for _, _, message in direct}
-    indirect = [(name, line, text) for name, line, text in texts(root)
-                if name not in NO_MESSAGES and text not in known and len(text.split()) >= 4 and INDIRECT.search(text)]
+    indirect = [
+        (name, line, text)
+        for name, line, text in texts(root)
+        if name not in NO_MESSAGES
+        and text not in known
+        and len(text.split()) >= 4
+        and INDIRECT.search(text)
+    ]
     return sorted(direct + indirect)
 
 
@@ -142,7 +165,9 @@ def direct_messages(root):
                 continue  # a declaration
             expression = parts[position]
             if "format(" in expression:  # Error(code, fmt::format("...", ...))
-                expression = ",".join(arguments(expression, expression.index("format(") + len("format("))[:1])
+                expression = ",".join(
+                    arguments(expression, expression.index("format(") + len("format("))[:1]
+                )
             line = text.count("\n", 0, call.start()) + 1
             for literal in literals(expression):
                 message = normal(literal)
@@ -187,7 +212,11 @@ def faults(root):
         elif not any(stands_for(text, message) for message in alive):
             result.append(f"{PAGE}:{number}: the sources have no such message: {text}")
     entry_texts = [text for _, text in known]
-    result += [f"{PAGE}:{number}: twice: {text}" for i, (number, text) in enumerate(known) if text in entry_texts[:i]]
+    result += [
+        f"{PAGE}:{number}: twice: {text}"
+        for i, (number, text) in enumerate(known)
+        if text in entry_texts[:i]
+    ]
     return result
 
 

@@ -19,8 +19,14 @@ import tempfile
 from pathlib import Path
 
 # Symbols without a version are attributed to a library by their prefix.
-PREFIXES = {"libnccl.so": "nccl", "libcusparseLt.so": "cusparseLt", "libcurand.so": "curand",
-            "libnvshmem_host.so": "nvshmem", "libcufile.so": "cuFile", "libcupti.so": "cupti"}
+PREFIXES = {
+    "libnccl.so": "nccl",
+    "libcusparseLt.so": "cusparseLt",
+    "libcurand.so": "curand",
+    "libnvshmem_host.so": "nvshmem",
+    "libcufile.so": "cuFile",
+    "libcupti.so": "cupti",
+}
 
 
 def prefix_of(library):
@@ -75,8 +81,11 @@ def missing_libraries(folder):
     system = output_of("/sbin/ldconfig", "-p")
     result = {}
     for library in libraries:
-        absent = [name for name in needed(library)
-                  if name not in present and f"\t{name} " not in system and "ld-linux" not in name]
+        absent = [
+            name
+            for name in needed(library)
+            if name not in present and f"\t{name} " not in system and "ld-linux" not in name
+        ]
         if not absent:
             continue
         for name in absent:
@@ -85,7 +94,9 @@ def missing_libraries(folder):
         for function, version in undefined_functions(library):
             owner = by_version.get(version)
             if owner is None:
-                owner = next((name for name in absent if function.startswith(prefix_of(name))), None)
+                owner = next(
+                    (name for name in absent if function.startswith(prefix_of(name))), None
+                )
             if owner in result:
                 result[owner].add((function, version))
     return result
@@ -99,18 +110,39 @@ def build(target, functions):
     with tempfile.TemporaryDirectory() as temporary:
         source, script = Path(temporary, "empty.c"), Path(temporary, "versions.map")
         names = sorted({function for function, _ in functions})
-        source.write_text("".join(f"int {name}(void) {{ return 1; }}\n" for name in names) or "typedef int empty;\n")
-        script.write_text("".join(f"{version} {{ global: {' '.join(f'{name};' for name in sorted(group))} }};\n"
-                                  for version, group in by_version.items() if version))
+        source.write_text(
+            "".join(f"int {name}(void) {{ return 1; }}\n" for name in names)
+            or "typedef int empty;\n"
+        )
+        script.write_text(
+            "".join(
+                f"{version} {{ global: {' '.join(f'{name};' for name in sorted(group))} }};\n"
+                for version, group in by_version.items()
+                if version
+            )
+        )
         partial = target.with_suffix(".partial")
-        subprocess.run(["cc", "-shared", "-fPIC", "-w", f"-Wl,-soname,{target.name}",
-                        *([f"-Wl,--version-script={script}"] if script.stat().st_size else []),
-                        "-o", partial, source], check=True)
+        subprocess.run(
+            [
+                "cc",
+                "-shared",
+                "-fPIC",
+                "-w",
+                f"-Wl,-soname,{target.name}",
+                *([f"-Wl,--version-script={script}"] if script.stat().st_size else []),
+                "-o",
+                partial,
+                source,
+            ],
+            check=True,
+        )
         os.replace(partial, target)
 
 
 def main(python):
-    found = output_of(python, "-c", "import importlib.util as u; print(u.find_spec('torch').origin)")
+    found = output_of(
+        python, "-c", "import importlib.util as u; print(u.find_spec('torch').origin)"
+    )
     folder = Path(found.strip()).parent / "lib"
     for name, functions in sorted(missing_libraries(folder).items()):
         build(folder / name, functions)

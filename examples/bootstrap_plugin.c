@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A bootstrap plug-in of one's own: PEs find each other through files in a folder that all of them see.
+/* A user-written bootstrap plug-in: PEs find each other through files in a shared folder.
  *
  *   cc -shared -fPIC -I include examples/bootstrap_plugin.c -o folder_plugin.so
  *   export SHOAL_BOOTSTRAP=plugin:$PWD/folder_plugin.so FOLDER=$(mktemp -d) FOLDER_N_PES=2
  *   FOLDER_PE=0 ./program & FOLDER_PE=1 ./program
  *
- * docs/internals/bootstrap.md explains it. Nothing but the one header is needed: neither Shoal's library nor C++. */
+ * docs/internals/bootstrap.md explains it. A plug-in needs only the one header: neither Shoal's
+ * library nor C++. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>
@@ -22,8 +23,7 @@ struct job {
   long n_pes;
 };
 
-/* PEs open their worlds in the same order, so a count names each world alike on all of them. Calls come one at a time.
- */
+/* PEs open their worlds in the same order, so a counter names each world. Calls are serialized. */
 static unsigned long worlds = 0;
 
 static int failed(shoal_bootstrap_context* context, int status, const char* what, const char* why) {
@@ -32,7 +32,8 @@ static int failed(shoal_bootstrap_context* context, int status, const char* what
 }
 
 static int open_job(shoal_bootstrap_context* context, void** job, int32_t* pe, int32_t* n_pes) {
-  const char *folder = getenv("FOLDER"), *my_pe = getenv("FOLDER_PE"), *count = getenv("FOLDER_N_PES");
+  const char *folder = getenv("FOLDER"), *my_pe = getenv("FOLDER_PE"),
+             *count = getenv("FOLDER_N_PES");
   if (folder == NULL || my_pe == NULL || count == NULL)
     return failed(context, SHOAL_BOOTSTRAP_ABSENT, "not set", "FOLDER, FOLDER_PE or FOLDER_N_PES");
   struct job* opened = malloc(sizeof *opened);
@@ -46,7 +47,7 @@ static int open_job(shoal_bootstrap_context* context, void** job, int32_t* pe, i
   return SHOAL_BOOTSTRAP_OK;
 }
 
-/* The text is a secret: a file of this user only, under its name once it is complete. */
+/* The text is a secret: the file is readable by this user only, and renamed when complete. */
 static int publish(shoal_bootstrap_context* context, const char* name, const char* text) {
   char unfinished[1024 + 8];
   snprintf(unfinished, sizeof unfinished, "%s.new", name);
@@ -58,7 +59,7 @@ static int publish(shoal_bootstrap_context* context, const char* name, const cha
   return SHOAL_BOOTSTRAP_OK;
 }
 
-/* Looks for the file until it is there or the time is over. */
+/* Polls for the file until it exists or the timeout has passed. */
 static int look_up(shoal_bootstrap_context* context, const char* name, char* text) {
   const struct timespec pause = {0, 2 * 1000 * 1000};
   for (int64_t waited_ms = 0; waited_ms < context->timeout_ms; waited_ms += 2) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mixture-of-experts layer in C, first with normal dispatch and combine, then with low latency. Expert e multiplies
-// by e + 1, so every token has to come back as x * (sum of weight * (e + 1)); all numbers are chosen to be exact.
+// A mixture-of-experts layer in C: normal mode, then low latency. Expert e multiplies by e + 1, so
+// every token returns as x * sum(weight * (e + 1)). All values are exact in float32 and bfloat16.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,14 +9,15 @@
 
 enum { TOKENS = 12, HIDDEN = 128, TOP_K = 2, LOCAL_EXPERTS = 2 };
 
-/// Ends the program where a call fails: the other PEs are told.
+/// Prints the message of a failed call and ends the program; the other PEs notice.
 static void check(shoal_status status) {
   if (status == SHOAL_OK) return;
   fprintf(stderr, "%s (%s)\n", shoal_last_error(), shoal_status_name(status));
   exit(1);
 }
 
-static uint16_t bfloat16_of(float value) {  // of values that need no rounding
+/// `value` must need no rounding.
+static uint16_t bfloat16_of(float value) {
   uint32_t bits = 0;
   memcpy(&bits, &value, sizeof bits);
   return (uint16_t)(bits >> 16);
@@ -35,7 +36,7 @@ static shoal_tensor matrix(void* data, int32_t dtype, int64_t rows, int64_t colu
   return tensor;
 }
 
-/// What one PE sends: tokens, and which experts with which weights they ask for.
+/// The tokens of one PE, their experts and weights.
 typedef struct {
   float x[TOKENS][HIDDEN];
   int64_t topk_idx[TOKENS][TOP_K];
@@ -46,7 +47,7 @@ static void make_batch(Batch* batch, int32_t pe, int32_t experts) {
   for (int t = 0; t < TOKENS; ++t) {
     for (int c = 0; c < HIDDEN; ++c) batch->x[t][c] = (float)((pe + t + c) % 4);
     batch->topk_idx[t][0] = (pe + t) % experts;
-    batch->topk_idx[t][1] = (pe + t + experts / 2) % experts;  // where there are several PEs, on another one
+    batch->topk_idx[t][1] = (pe + t + experts / 2) % experts;  // with several PEs: on another PE
     batch->weights[t][0] = 0.5F;
     batch->weights[t][1] = 0.25F;
   }
@@ -54,11 +55,12 @@ static void make_batch(Batch* batch, int32_t pe, int32_t experts) {
 
 static float expected(const Batch* batch, int t, int c) {
   float factor = 0;
-  for (int k = 0; k < TOP_K; ++k) factor += batch->weights[t][k] * (float)(batch->topk_idx[t][k] + 1);
+  for (int k = 0; k < TOP_K; ++k)
+    factor += batch->weights[t][k] * (float)(batch->topk_idx[t][k] + 1);
   return factor * batch->x[t][c];
 }
 
-/// The experts of this PE, in place: a row becomes the weighted sum of the answers of those that it asks for here.
+/// Runs the local experts in place: each row becomes the weighted sum of its local experts' output.
 static void run_experts(const shoal_ep_dispatched* received, int32_t first_expert) {
   float* rows = received->x.data;
   const int64_t* experts = received->topk_idx.data;
@@ -73,7 +75,7 @@ static void run_experts(const shoal_ep_dispatched* received, int32_t first_exper
   }
 }
 
-/// Number of values that came back wrong.
+/// Returns the number of wrong values.
 static int run_normal(shoal_ep_group* group, Batch* batch, int32_t pe) {
   const shoal_tensor x = matrix(batch->x, SHOAL_FLOAT32, TOKENS, HIDDEN);
   const shoal_tensor topk_idx = matrix(batch->topk_idx, SHOAL_INT64, TOKENS, TOP_K);
@@ -103,7 +105,7 @@ static int run_normal(shoal_ep_group* group, Batch* batch, int32_t pe) {
   return wrong;
 }
 
-/// The same with rows of fixed places, one block per expert, in bfloat16; weights are applied by combine.
+/// Low-latency mode: bfloat16 rows in one block per local expert; combine applies the weights.
 static int run_low_latency(shoal_ep_group* group, Batch* batch, int32_t pe) {
   uint16_t rows[TOKENS][HIDDEN];
   for (int t = 0; t < TOKENS; ++t)
@@ -116,12 +118,12 @@ static int run_low_latency(shoal_ep_group* group, Batch* batch, int32_t pe) {
   options.quantize = SHOAL_QUANTIZE_NONE;
   shoal_ep_pending_dispatch* dispatch = NULL;
   check(shoal_ep_low_latency_dispatch(group, &x, &topk_idx, &options, &dispatch));
-  // The rows are on their way; there is time for other work here.
+  // The rows are in flight: other work can run here.
   shoal_ep_low_latency_received received = SHOAL_EP_LOW_LATENCY_RECEIVED_INIT;
   check(shoal_ep_pending_dispatch_receive(dispatch, &received));
 
   const int32_t* counts = received.counts.data;
-  const int64_t room = received.x.shape[1];  // [local experts, rows, hidden]; the first counts[e] are there
+  const int64_t room = received.x.shape[1];  // [local experts, rows, hidden]; counts[e] are valid
   uint16_t* y = received.x.data;
   for (int e = 0; e < LOCAL_EXPERTS; ++e)
     for (int64_t i = 0; i < counts[e] * HIDDEN; ++i) {
@@ -130,14 +132,16 @@ static int run_low_latency(shoal_ep_group* group, Batch* batch, int32_t pe) {
     }
 
   shoal_ep_pending_combine* combine = NULL;
-  check(shoal_ep_low_latency_combine(group, &received.x, &topk_idx, &weights, received.handle, NULL, &combine));
+  check(shoal_ep_low_latency_combine(group, &received.x, &topk_idx, &weights, received.handle, NULL,
+                                     &combine));
   shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
   check(shoal_ep_pending_combine_receive(combine, &combined));
 
   int wrong = 0;
   const uint16_t* sums = combined.x.data;
   for (int t = 0; t < TOKENS; ++t)
-    for (int c = 0; c < HIDDEN; ++c) wrong += float_of(sums[t * HIDDEN + c]) != expected(batch, t, c);
+    for (int c = 0; c < HIDDEN; ++c)
+      wrong += float_of(sums[t * HIDDEN + c]) != expected(batch, t, c);
   check(shoal_ep_combined_release(&combined));
   check(shoal_ep_low_latency_received_release(&received));
   check(shoal_ep_pending_combine_destroy(combine));
@@ -166,9 +170,10 @@ int main(void) {
 
   Batch batch;
   make_batch(&batch, pe, options.experts);
-  const int wrong = run_normal(group, &batch, pe), wrong_low_latency = run_low_latency(group, &batch, pe);
-  printf("PE %d of %d: %d values wrong in normal mode, %d in low latency\n", (int)pe, (int)n_pes, wrong,
-         wrong_low_latency);
+  const int wrong = run_normal(group, &batch, pe),
+            wrong_low_latency = run_low_latency(group, &batch, pe);
+  printf("PE %d of %d: %d values wrong in normal mode, %d in low latency\n", (int)pe, (int)n_pes,
+         wrong, wrong_low_latency);
 
   check(shoal_ep_group_close(group));
   check(shoal_ep_group_destroy(group));

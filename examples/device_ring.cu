@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel of one's own that talks to other PEs: every PE sends a row around the ring, adds its own
-// to what comes by, and ends with the sum of all rows. Eight PEs, as threads of this process, share
-// the GPUs there are.
+// A user-written kernel that communicates: every PE sends its row around a ring, adds the rows that
+// arrive, and ends with the sum of all rows. The 8 PEs are threads and share the available GPUs.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -27,11 +26,11 @@ __global__ void ring_sum(const __grid_constant__ shoal::device::World world, flo
 
   const float* row = mine;
   for (shoal::Pe hop = 1; hop < world.n_pes; ++hop) {
-    // Hop h has a row and a flag of its own: nobody needs to say that they are free.
+    // Each hop has its own row and flag, so they need no release.
     float* const landing = inbox + hop * kCount;
     put_signal(block, world, landing, row, kCount, &arrived[hop], shoal::SignalOp::set, 1, next);
     if (!wait_until(block, world, &arrived[hop], shoal::Compare::equal, 1))
-      return;  // the host throws why
+      return;  // check_failures throws the reason
     for (std::size_t i = threadIdx.x; i < kCount; i += blockDim.x) sum[i] += landing[i];
     row = landing;
   }
@@ -47,14 +46,13 @@ void run_pe(shoal::World& world) {
   const shoal::cuda::LaunchContext gpu = shoal::cuda::launch_context(world);
   check(cudaSetDevice(gpu.device));
   cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(
-      &stream, cudaStreamNonBlocking));  // never the default stream: PEs share the GPU
+  // Not the legacy default stream: PEs share the GPU.
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 
   {
     auto inbox = world.heap().allocate<float>(kPes * kCount);
-    auto arrived = world.heap().allocate<std::uint64_t>(
-        kPes);  // allocate sets to zero, before anybody can write
-    auto rows = world.heap().allocate<float>(2 * kCount);  // mine, then the sum
+    auto arrived = world.heap().allocate<std::uint64_t>(kPes);  // zeroed on all PEs
+    auto rows = world.heap().allocate<float>(2 * kCount);       // the own row, then the sum
     const float value = 1.0F + static_cast<float>(world.my_pe());
     world.put(rows.on(world.my_pe()).subspan(0, kCount), std::vector<float>(kCount, value));
 
@@ -80,14 +78,14 @@ void run_pe(shoal::World& world) {
 
 // [main]
 int main() {
-  // Streams that wait for each other need hardware queues of their own, and kernels that are there
-  // before anything waits.
+  // Streams that wait for each other need a hardware queue each, and kernels that are loaded before
+  // anything waits.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
     std::puts("skipped: this example needs a GPU, and the CUDA driver shows none");
-    return 77;  // what CTest takes for skipped
+    return 77;  // CTest's code for skipped
   }
   shoal::Settings settings = shoal::Settings::from_environment();
   settings.heap = "cuda";

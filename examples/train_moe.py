@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small mixture-of-experts transformer on a text, letter by letter, with the experts spread over the ranks.
+"""Trains a small character-level mixture-of-experts transformer with experts spread over ranks.
 
     python examples/train_moe.py                          # 4 ranks, 300 steps
-    python examples/train_moe.py --single --plot loss.png # and in one process as well: the loss curves are the same
+    python examples/train_moe.py --single --plot loss.png # also in one process: the same loss curve
 
-Ranks are processes of this machine. Each has its share of a batch and of the experts, and all of the rest of the model.
-Tokens go to their experts by Shoal on the host; gradients of what every rank has are averaged by torch.distributed
-(gloo). Parameters and batches are the same for every number of ranks, and so is the loss, up to rounding.
+Ranks are processes of this machine. Each has its share of the batch and of the experts, and a copy
+of the rest of the model. Shoal sends tokens to their experts on the host. torch.distributed (gloo)
+averages the gradients of replicated parameters. Parameters and batches do not depend on the number
+of ranks, so neither does the loss, up to rounding.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ import shoal.ep
 from shoal.torch import MoE
 
 TEXT = pathlib.Path(__file__).with_suffix(".txt")
-CONTEXT, BATCH = 64, 16  # letters of a sample, and samples of a step on all ranks together
+CONTEXT, BATCH = 64, 16  # characters per sample; samples per step on all ranks together
 HIDDEN, HEADS, LAYERS = 64, 4, 2
 EXPERTS, TOP_K, INTERMEDIATE = 8, 2, 64
 LEARNING_RATE = 2e-3
-TOLERANCE = 0.05  # between loss curves: rounding differs in the last bit of a sum, and training makes more of it
+TOLERANCE = 0.05  # between loss curves: training amplifies rounding differences of sums
 
 
 class Block(nn.Module):
-    """Attention to the letters before, then a mixture of experts."""
+    """Causal attention, then a mixture of experts."""
 
     def __init__(self, group: Any) -> None:
         super().__init__()
@@ -48,14 +49,15 @@ class Block(nn.Module):
         self.experts = MoE(HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, group=group)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, -1))
+        heads = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.experts(self.expert_norm(x))
 
 
 class Transformer(nn.Module):
-    """Letters [samples, CONTEXT] -> logits of the letter after each."""
+    """Characters [samples, CONTEXT] to logits of the next character."""
 
     def __init__(self, letters: int, group: Any = None) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ def is_expert(name: str) -> bool:
 
 
 def make_model(letters: int, rank: int, group: Any) -> Transformer:
-    """This rank's part of a model whose parameters do not depend on the number of ranks."""
+    """The part of the model on this rank. The parameters do not depend on the number of ranks."""
     torch.manual_seed(0)
     whole = Transformer(letters)
     if group is None:
@@ -86,8 +88,8 @@ def make_model(letters: int, rank: int, group: Any) -> Transformer:
 
 
 def average_gradients(model: nn.Module, ranks: int) -> None:
-    """Of the mean loss of all ranks. Those of an expert have the tokens of all ranks in them already."""
-    shared = [parameter.grad for name, parameter in model.named_parameters() if not is_expert(name)]
+    """Makes them those of the mean loss. Gradients of experts already contain all tokens."""
+    shared = [p.grad for name, p in model.named_parameters() if not is_expert(name)]
     flat = torch.cat([grad.flatten() for grad in shared])
     dist.all_reduce(flat)
     for grad, total in zip(shared, flat.split([grad.numel() for grad in shared])):
@@ -97,7 +99,7 @@ def average_gradients(model: nn.Module, ranks: int) -> None:
 
 
 def train(steps: int, rank: int = 0, ranks: int = 1, group: Any = None) -> list[float]:
-    """The loss of each step, over the samples of all ranks."""
+    """Returns the loss of each step, averaged over the ranks."""
     text = TEXT.read_text()
     letters = sorted(set(text))
     data = torch.tensor([letters.index(letter) for letter in text])
@@ -105,10 +107,12 @@ def train(steps: int, rank: int = 0, ranks: int = 1, group: Any = None) -> list[
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     chooser = torch.Generator().manual_seed(1)
     losses = []
-    with tqdm(range(steps), desc=f"{ranks} rank{'s' if ranks > 1 else ''}", disable=rank > 0) as progress:
+    title = f"{ranks} rank{'s' if ranks > 1 else ''}"
+    with tqdm(range(steps), desc=title, disable=rank > 0) as progress:
         for _ in progress:
             starts = torch.randint(len(data) - CONTEXT, (BATCH,), generator=chooser)
-            samples = torch.stack([data[start : start + CONTEXT + 1] for start in starts]).chunk(ranks)[rank]
+            samples = torch.stack([data[start : start + CONTEXT + 1] for start in starts])
+            samples = samples.chunk(ranks)[rank]
             optimizer.zero_grad()
             loss = F.cross_entropy(model(samples[:, :-1]).flatten(0, 1), samples[:, 1:].flatten())
             loss.backward()
@@ -123,10 +127,11 @@ def train(steps: int, rank: int = 0, ranks: int = 1, group: Any = None) -> list[
 
 
 def train_rank(rank: int, ranks: int, steps: int, folder: str) -> None:
-    """What each process does: joins the others, trains, and rank 0 keeps the losses."""
+    """Body of a process: connects, trains, and on rank 0 saves the losses."""
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timeout)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timeout)
     with shoal.World.from_torch(settings={"symmetric_size": "64M"}) as world:
         group = shoal.ep.Group(
             world.team,
@@ -143,9 +148,9 @@ def train_rank(rank: int, ranks: int, steps: int, folder: str) -> None:
 
 
 def train_on_ranks(ranks: int, steps: int) -> list[float]:
-    """Starts the processes, and returns the losses."""
+    """Starts the processes and returns the losses."""
     with tempfile.TemporaryDirectory() as folder:
-        # Forked, so that PyTorch is imported once; this process has computed nothing yet.
+        # Forked, so that PyTorch is imported once. This process has not computed anything yet.
         mp.start_processes(train_rank, (ranks, steps, folder), nprocs=ranks, start_method="fork")
         return torch.load(f"{folder}/losses")
 
@@ -159,18 +164,20 @@ def plot(path: str, curves: dict[str, list[float]]) -> None:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for (name, losses), style in zip(curves.items(), ("-", "--")):
         axes.plot(losses, style, label=name)
-    axes.set(xlabel="step", ylabel="loss (nats a letter)", title="Mixture-of-experts transformer on train_moe.txt")
+    axes.set(xlabel="step", ylabel="loss (nats per character)")
+    axes.set_title("Mixture-of-experts transformer on train_moe.txt")
     axes.legend()
     figure.savefig(path, dpi=120)
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--ranks", type=int, default=4, choices=(1, 2, 4, 8), help="processes (default: 4)")
-    parser.add_argument("--steps", type=int, default=300, help="steps of training (default: 300)")
-    parser.add_argument("--single", action="store_true", help="train in one process as well, and compare")
-    parser.add_argument("--plot", metavar="PNG", help="draw the loss curves into this file")
-    parser.add_argument("--losses", metavar="JSON", help="write the loss of each step into this file")
+    add = parser.add_argument
+    add("--ranks", type=int, default=4, choices=(1, 2, 4, 8), help="processes (default: 4)")
+    add("--steps", type=int, default=300, help="steps of training (default: 300)")
+    add("--single", action="store_true", help="also train in one process, and compare")
+    add("--plot", metavar="PNG", help="draw the loss curves into this file")
+    add("--losses", metavar="JSON", help="write the loss of each step into this file")
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps is {options.steps}; at least 1 is allowed")
@@ -185,7 +192,8 @@ def main(arguments: list[str] | None = None) -> None:
         difference = max(abs(a - b) for a, b in zip(*curves.values()))
         print(f"largest difference between the curves: {difference:.1e}, allowed: {TOLERANCE}")
     if options.losses:
-        pathlib.Path(options.losses).write_text(json.dumps({n: [round(x, 8) for x in c] for n, c in curves.items()}))
+        rounded = {name: [round(x, 8) for x in losses] for name, losses in curves.items()}
+        pathlib.Path(options.losses).write_text(json.dumps(rounded))
         print(f"losses: {options.losses}")
     if options.plot:
         plot(options.plot, curves)

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a relocatable folder of a build: bin/, lib/ and the scripts that run the GPU tests and the benchmark.
+"""Makes a relocatable folder of a build: bin/, lib/ and the scripts that run the GPU tests and the
+benchmark.
 
-A program finds its libraries in ../lib (the build's own rpath), so the folder can be copied anywhere. Every shared library that ldd names and
-that is not part of a base system comes along; a library that cannot be found is an error, and so is a folder above the limit.
+A program finds its libraries in ../lib (the build's own rpath), so the folder can be copied
+anywhere. Every shared library that ldd names and that is not part of a base system comes along; a
+library that cannot be found is an error, and so is a folder above the limit.
 """
+
 import argparse
 import json
 import os
@@ -18,13 +21,24 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 SIZE_LIMIT = 40 << 20
 PROGRAMS = ["shoal-run", "shoal-info", "shoal-moe", "shoal-bench"]
-# Besides all tests of tests/gpu: examples, random shapes against references, and the host side of the GPU backend. They also show that the
-# moved libraries work.
-OTHERS = ["example_*", "property_*_test", "unit_*cuda*_test", "unit_ep_device_*_test", "unit_memory_stream_pool_test"]
-# In every glibc system (libudev: with util-linux): taken from the target, which has to be no older than this machine.
-BASE_SYSTEM = re.compile(r"^(linux-vdso|ld-linux[-\w]*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libudev)\.so(\.|$)")
+# Besides all tests of tests/gpu: examples, random shapes against references, and the host side of
+# the GPU backend. They also show that the moved libraries work.
+OTHERS = [
+    "example_*",
+    "property_*_test",
+    "unit_*cuda*_test",
+    "unit_ep_device_*_test",
+    "unit_memory_stream_pool_test",
+]
+# In every glibc system (libudev: with util-linux): taken from the target, which has to be no older
+# than this machine.
+BASE_SYSTEM = re.compile(
+    r"^(linux-vdso|ld-linux[-\w]*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libudev)\.so(\.|$)"
+)
 # Come with the driver or the CUDA toolkit of the target, and are larger than all of this.
-GPU_SYSTEM = re.compile(r"^(libcuda|libnvidia-[\w-]+|libnvrtc[\w-]*|libcublas(Lt)?|libnccl)\.so(\.|$)")
+GPU_SYSTEM = re.compile(
+    r"^(libcuda|libnvidia-[\w-]+|libnvrtc[\w-]*|libcublas(Lt)?|libnccl)\.so(\.|$)"
+)
 SCRIPTS = ["run-gpu-tests", "run-gpu-bench", "gpu_machine.py"]
 
 
@@ -69,24 +83,49 @@ def check_relocatable(programs, output):
     for program in programs:
         for name, path in libraries_of(program).items():
             if not path.resolve().is_relative_to(output.resolve()):
-                fail(f"{program} would load {name} from {path}: its rpath is not relative; remove the build folder and build again")
+                fail(
+                    f"{program} would load {name} from {path}: its rpath is not relative; remove the build folder and build again"
+                )
 
 
 def versions_needed(files):
-    """The newest symbol versions that these files want of the target: {"GLIBC": "2.36", "GLIBCXX": "3.4.30"}."""
+    """The newest symbol versions that these files want of the target: {"GLIBC": "2.36", "GLIBCXX":
+    "3.4.30"}."""
     newest = {}
     for path in files:
-        symbols = subprocess.run(["objdump", "-T", str(path)], capture_output=True, text=True, check=True).stdout
+        symbols = subprocess.run(
+            ["objdump", "-T", str(path)], capture_output=True, text=True, check=True
+        ).stdout
         for name, version in re.findall(r"\((GLIBC|GLIBCXX)_([\d.]+)\)", symbols):
-            newest[name] = max(newest.get(name, "0"), version, key=lambda text: [int(part) for part in text.split(".")])
+            newest[name] = max(
+                newest.get(name, "0"),
+                version,
+                key=lambda text: [int(part) for part in text.split(".")],
+            )
     return newest
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/release"), help="the build to take (%(default)s)")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("bundle"), help="the folder to make anew (%(default)s)")
-    parser.add_argument("--partial", action="store_true", help="take what is built; without it the programs that users start must be there")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--build",
+        type=pathlib.Path,
+        default=pathlib.Path("build/release"),
+        help="the build to take (%(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path("bundle"),
+        help="the folder to make anew (%(default)s)",
+    )
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="take what is built; without it the programs that users start must be there",
+    )
     arguments = parser.parse_args()
     output = arguments.output
     if output.exists():
@@ -108,15 +147,24 @@ def main():
 
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     tests = [path.name for path in installed if path.name.startswith("gpu_")]
-    manifest = {"bytes": size, "needs": versions_needed(installed), "libraries": sorted(libraries),
-                "programs": [path.name for path in installed if path.parent.name == "bin"]}
+    manifest = {
+        "bytes": size,
+        "needs": versions_needed(installed),
+        "libraries": sorted(libraries),
+        "programs": [path.name for path in installed if path.parent.name == "bin"],
+    }
     (output / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     if size > SIZE_LIMIT:
         fail(f"{output} has {size / (1 << 20):.1f} MiB; at most {SIZE_LIMIT >> 20} are allowed")
-    print(f"{output}: {size / (1 << 20):.1f} MiB, {len(manifest['programs'])} programs ({len(tests)} of them GPU tests), "
-          f"{len(libraries)} libraries; needs {', '.join(f'{name} {version}' for name, version in manifest['needs'].items())}")
+    print(
+        f"{output}: {size / (1 << 20):.1f} MiB, {len(manifest['programs'])} programs ({len(tests)} of them GPU tests), "
+        f"{len(libraries)} libraries; needs {', '.join(f'{name} {version}' for name, version in manifest['needs'].items())}"
+    )
     if not tests:
-        print("bundle: this build has no GPU tests (no CUDA compiler, or SHOAL_CUDA=OFF)", file=sys.stderr)
+        print(
+            "bundle: this build has no GPU tests (no CUDA compiler, or SHOAL_CUDA=OFF)",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

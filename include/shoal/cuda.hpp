@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/cuda.hpp: worlds whose symmetric heap is in GPU memory: their device side, and operations
-// on CUDA streams.
+// shoal/cuda.hpp: the device side of worlds whose symmetric heap is in GPU memory, and their
+// operations on CUDA streams. Needs no CUDA header.
 //
-// A world has a device side when it was opened with SHOAL_HEAP=cuda; every call here throws
-// Error{unsupported} for any other, and Error{closed} after close. No CUDA header is needed to
-// include this one (requirements D10, D15).
+//   shoal::cuda::StreamOperations on(world, stream);
+//   on.put_signal(box.on(peer), source, flag.on(peer), shoal::SignalOp::set, 1);
+//   on.wait_until(flag.data(), shoal::Compare::equal, 1);
+//   kernel<<<1, 256, 0, stream>>>(shoal::cuda::device_world(world));  // shoal/device.hpp
 //
-// StreamOperations puts the operations of World on a stream: they run in the order of the stream,
-// after what was queued there before, and the call returns at once. Arguments are checked at the
-// call as World checks them (Error{invalid_argument}); values and addresses are fixed then, and a
-// captured graph replays them. No call allocates memory or waits for the GPU. "Local" memory
-// (source of a put, target of a get or of a result) is memory that this GPU can use: its own, the
-// symmetric heap, or pinned host memory; other host memory is Error{invalid_argument}. It must stay
-// untouched until the stream has passed the operation.
+// A world opened with SHOAL_HEAP=cuda has a device side. Every call here throws Error{unsupported}
+// for any other world, and Error{closed} after close.
 //
-// What fails later, on the GPU (a wait whose deadline of SHOAL_TIMEOUT_MS passes), lets the stream
-// go on and is kept until check_failures throws it.
+// Failures on the GPU (a wait that passes its deadline of SHOAL_TIMEOUT_MS) let the stream continue
+// and are kept until check_failures throws them.
 //
-// Several PEs on one GPU: a stream that waits must not hold up the one it waits for. The legacy
-// default stream does, so it is refused then. Programs need as many hardware queues as streams in
-// use (CUDA_DEVICE_MAX_CONNECTIONS, at most 32) and kernels that are loaded before anything waits
-// (CUDA_MODULE_LOADING=EAGER); see docs/guide/device.md.
+// Several PEs on one GPU: a stream that waits must not block the stream that it waits for. The
+// legacy default stream does, so it is refused then. Programs need as many hardware queues as
+// streams (CUDA_DEVICE_MAX_CONNECTIONS, at most 32) and kernels that are loaded before anything
+// waits (CUDA_MODULE_LOADING=EAGER); see docs/guide/device.md.
 #pragma once
 
 #include <cstddef>
@@ -42,61 +38,70 @@ class DeviceSide;
 
 namespace cuda {
 
-/// What CUDA calls cudaStream_t and CUstream.
+/// cudaStream_t, CUstream.
 using Stream = CUstream_st*;
 
-/// The world for kernels of this PE. Valid until the world is closed.
+/// The world as a kernel parameter of this PE. Valid until the world is closed.
 device::World device_world(const shoal::World& world);
-/// The team for kernels of its members. Throws Error{unsupported} in worlds of more than
+/// The team as a kernel parameter of its PEs. Throws Error{unsupported} in worlds of more than
 /// device::Team::kMaxPes PEs.
 device::Team device_team(const shoal::Team& team);
 
-/// Throws what first failed on this PE's GPU since the last call, and forgets it: Error{timeout}
-/// saying who waited for what, Error{invalid_argument} for an address, Error{unsupported} for a PE
-/// that is not reachable. Does not wait for the GPU: synchronise with the stream first.
-/// take_failure returns the message instead; nullopt when nothing failed.
+/// Throws the first failure on this PE's GPU since the last call, and clears it: Error{timeout}
+/// naming the wait, Error{invalid_argument} for an address, Error{unsupported} for a PE that is not
+/// reachable. Does not wait for the GPU: synchronize with the stream first. take_failure returns
+/// the message instead; nullopt when nothing failed.
 void check_failures(const shoal::World& world);
 std::optional<std::string> take_failure(const shoal::World& world);
 
-/// What launch_collective (shoal/device/launch.cuh) needs to know.
+/// The input of launch_collective (shoal/device/launch.cuh).
 struct LaunchContext {
-  int device = 0;             ///< ordinal of this PE's GPU in this process
+  int device = 0;             ///< this PE's GPU, as CUDA numbers the devices of this process
   int pes_on_device = 1;      ///< PEs of the world that share this GPU
-  Stream priority = nullptr;  ///< a stream of the highest priority that belongs to this PE while
-                              ///< the world is open
+  Stream priority = nullptr;  ///< this PE's stream of the highest priority, while the world is open
 };
 LaunchContext launch_context(const shoal::World& world);
-/// Lets `after` continue only after what is queued on `before` now. Capturable.
+/// Orders work queued on `after` from now on after the work queued on `before` so far. Can be
+/// captured.
 void order(const shoal::World& world, Stream before, Stream after);
 
+/// The operations of World, queued on a stream.
+///
+/// They run in stream order and the call returns at once. No call allocates memory or waits for the
+/// GPU. World's checks of arguments happen at the call (Error{invalid_argument}). Values and
+/// addresses are fixed then; a captured graph replays them. Local memory (the source of a put, the
+/// target of a get or of a result) is memory that this GPU can use: its own, the symmetric heap, or
+/// pinned host memory; other host memory is Error{invalid_argument}. It must stay untouched until
+/// the stream has passed the operation.
 class StreamOperations {
  public:
-  /// Of `world` on `stream`, a stream of this PE's GPU that outlives the object. Cheap; not
-  /// collective. Throws Error{invalid_argument} for the legacy default stream when several PEs
-  /// share the GPU.
+  /// `stream` is a stream of this PE's GPU and outlives the object. Cheap; not collective. Throws
+  /// Error{invalid_argument} for the legacy default stream when several PEs share the GPU.
   StreamOperations(shoal::World world, Stream stream);
 
   Stream stream() const noexcept { return stream_; }
 
-  // Put, get.
+  // Put and get. The local side is any contiguous range of T.
+
   template <typename T>
   void put(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source) const {
     check_counts(target.count, source.size());
     put_bytes(target.address, source.data(), source.size_bytes());
   }
   template <typename T>
-  void get(std::span<T> target, RemoteSpan<T> source) const {
+  void get(std::span<std::type_identity_t<T>> target, RemoteSpan<T> source) const {
     check_counts(target.size(), source.count);
     get_bytes(target.data(), source.address, target.size_bytes());
   }
-  /// One element of 1, 2, 4 or 8 bytes, given now; aligned ones of 4 or 8 bytes are one store.
+  /// One element of 1, 2, 4 or 8 bytes, passed by value. An aligned one of 4 or 8 bytes is one
+  /// store.
   template <typename T>
   void put_value(RemoteSpan<T> target, std::type_identity_t<T> value) const {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8 &&
                   (sizeof(T) & (sizeof(T) - 1)) == 0);
     put_small(target.address, &value, sizeof value, target.count);
   }
-  /// `count` elements, strides in elements (both at least 1).
+  /// `count` elements; strides in elements, both at least 1.
   template <typename T>
   void put_strided(RemoteSpan<T> target, std::ptrdiff_t target_stride,
                    const std::type_identity_t<T>* source, std::ptrdiff_t source_stride,
@@ -120,7 +125,8 @@ class StreamOperations {
                          std::size_t source_stride, std::size_t element, std::size_t count) const;
 
   // Atomics.
-  /// The value before goes to `*result`, local memory, where it is not nullptr.
+
+  /// Writes the value before to `*result`, local memory, unless that is nullptr.
   template <AtomicType T>
   void atomic(AtomicOp op, RemoteSpan<T> target, std::type_identity_t<T> operand,
               std::type_identity_t<T>* result, std::type_identity_t<T> compare = 0) const {
@@ -131,7 +137,8 @@ class StreamOperations {
                    std::size_t width, void* result) const;
 
   // Signals.
-  /// What the stream did before is visible to who sees the signal.
+
+  /// Whoever sees the signal sees what the stream did before.
   void signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const;
   template <typename T>
   void put_signal(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source,
@@ -143,12 +150,13 @@ class StreamOperations {
                         RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const;
 
   // Wait and test on variables of this PE's heap.
-  /// Holds the stream until `*variable` compares so with `value`, on one thread of the GPU.
+
+  /// Holds the stream until `*variable` compares with `value` as asked; uses one thread of the GPU.
   template <AtomicType T>
   void wait_until(const T* variable, Compare compare, std::type_identity_t<T> value) const {
     wait_word(variable, compare, static_cast<std::uint64_t>(value), sizeof(T), std::is_signed_v<T>);
   }
-  /// Sets `*result`, local memory, to 1 when it compares so, to 0 when it does not.
+  /// Sets `*result`, local memory, to 1 when it compares as asked, else to 0.
   template <AtomicType T>
   void test(const T* variable, Compare compare, std::type_identity_t<T> value, int* result) const {
     test_word(variable, compare, static_cast<std::uint64_t>(value), sizeof(T), std::is_signed_v<T>,
@@ -156,15 +164,16 @@ class StreamOperations {
   }
 
   // Order.
-  /// Nothing is queued by these two while all heaps are reached by load and store: the order of the
-  /// stream is enough, and an operation that the stream has passed is complete at its target. Code
-  /// that uses them stays right where operations go through a network.
+
+  /// As World::fence and World::quiet, for operations of this stream. They queue nothing while all
+  /// heaps are reached by load and store, where stream order suffices. Use them all the same: they
+  /// are needed where operations go through a network.
   void fence() const;
   void quiet() const;
-  /// Holds the stream until every member's stream has come to the same barrier; what all of them
-  /// did before is visible afterwards. Members call in the same order as other barriers of the team
-  /// on streams and in kernels; those of the host are counted apart. A member that does not come:
-  /// timeout, and the team's barriers on streams are no longer usable.
+  /// Holds the stream until the streams of all PEs of the team have reached the same barrier. What
+  /// they did before is visible afterwards. PEs call in the same order as other barriers of the
+  /// team on streams and in kernels; barriers of the host count separately. When a PE does not
+  /// come, the barrier times out and the team's barriers on streams are no longer usable.
   void barrier(const shoal::Team& team) const;
 
  private:

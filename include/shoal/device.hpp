@@ -1,32 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/device.hpp: one-sided operations from inside a user's own kernels (requirement D15, device
-// forms).
+// shoal/device.hpp: one-sided operations inside a user's own kernels (the device forms of OpenSHMEM
+// 1.5, chapter 9).
 //
-// What a reader needs
-// - A kernel gets its world as a parameter: `__grid_constant__ const shoal::device::World world`,
-// which the host takes
-//   from shoal::cuda::device_world (shoal/cuda.hpp). There is no state behind it: no relocatable
-//   device code, no symbols, nothing to initialise. It is valid until the shoal::World is closed.
-// - As in OpenSHMEM, an address in this PE's heap plus a PE names a byte of the world:
-// `put(Block{}, world, target,
-//   source, count, pe)` writes to `target` as PE `pe` has it. The heap must be in GPU memory
-//   (SHOAL_HEAP=cuda).
-// - Most functions take a scope, who does the work: Thread{}, Warp{} (all 32 lanes) or Block{} (all
-// threads of the
-//   block). All threads of the scope call, with the same arguments, converged as for __syncwarp or
-//   __syncthreads.
-// - Memory order, alignment and failure are stated once, on top of functions.cuh. In short: what a
-// scope stored before
-//   signal, put_signal or barrier is visible to whoever waits for the signal; waits have a
-//   deadline; nothing traps: what goes wrong is kept in host memory, and
-//   shoal::cuda::check_failures throws it.
-// - Waiting kernels need what they wait for to run at the same time. Launch kernels whose blocks
-// wait for each other
-//   with launch_collective (device/launch.cuh), and read docs/guide/device.md before several PEs share a
-//   GPU.
+//   __global__ void ring(const __grid_constant__ shoal::device::World world, float* box) {
+//     using namespace shoal::device;
+//     put(Block{}, world, box, box + 1024, 1024, (world.my_pe + 1) % world.n_pes);
+//   }
+//   ring<<<1, 256, 0, stream>>>(shoal::cuda::device_world(world), box.data());
 //
-// Any part may be included alone; this header includes those that the compiler can read: without a
-// CUDA compiler, the types.
+// - A kernel gets its world as a parameter, from shoal::cuda::device_world (shoal/cuda.hpp). There
+//   are no device globals and there is no relocatable device code. The parameter is valid until the
+//   shoal::World is closed. The heap must be in GPU memory (SHOAL_HEAP=cuda).
+// - An address in this PE's heap and a PE name a byte of the world, as in OpenSHMEM.
+// - Most functions take a scope, the threads that perform the operation together: Thread{}, Warp{}
+//   (32 lanes) or Block{}. All of them call, converged, with the same arguments.
+// - functions.cuh states memory order, alignment and failure. In short: whoever sees a signal sees
+//   what the scope stored before it; every wait has a deadline; nothing traps, failures are kept
+//   and shoal::cuda::check_failures throws them.
+// - A kernel that waits needs its counterpart to run at the same time. Launch kernels whose blocks
+//   wait for each other with launch_collective (device/launch.cuh); docs/guide/device.md explains
+//   what several PEs on one GPU need.
+//
+// Each part may be included alone. This header includes all of them, or the types alone when no
+// CUDA compiler reads it.
 #pragma once
 
 #include <shoal/device/types.hpp>

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/error.hpp: the one exception type of Shoal, and how to ask it what went wrong.
+// shoal/error.hpp: the exception of every call of Shoal.
 //
-// Every public call either does all of its work or throws Error and changes nothing that the caller
-// can see. A message says what was asked, what was got, what is allowed and which setting changes
-// it. It is complete on its own: no other log is needed.
+// A public call either does all of its work, or throws Error and changes nothing that the caller
+// can see. The message states what was asked, the value, the allowed range and the setting that
+// changes it; no other log is needed.
+//
+//   try {
+//     world.quiet();
+//   } catch (const shoal::Error& error) {
+//     if (error.code() != shoal::Code::timeout) throw;
+//     std::fprintf(stderr, "%s\n", error.what());
+//   }
 #pragma once
 
 #include <exception>
@@ -11,28 +18,29 @@
 #include <string>
 #include <string_view>
 
+#include <shoal/config.hpp>
+
 namespace shoal {
 
-/// Why a call failed. Programs branch on the code; people read the message.
+/// Why a call failed.
 enum class Code {
-  invalid_argument = 1,  ///< A value is outside what the call allows. Retrying with the same
-                         ///< arguments fails again.
-  exhausted,             ///< Memory or slots that a setting bounds are used up.
-  timeout,      ///< A deadline passed; the message names who waited for whom, in which phase.
-  peer_failed,  ///< Another PE ended, closed its connection or reported an error of its own.
-  mismatch,     ///< PEs disagree about a value that must be the same on all of them.
-  unsupported,  ///< Valid, but this build, machine or pair of PEs cannot do it.
-  system,       ///< The operating system refused; the message carries its reason.
-  closed,       ///< The world, group or handle was closed before.
+  invalid_argument = 1,  ///< an argument is outside its allowed range
+  exhausted,             ///< memory or slots that a setting bounds are used up
+  timeout,               ///< a deadline passed; the message names the awaited PE and the phase
+  peer_failed,           ///< another PE ended, closed its connection or reported an error
+  mismatch,              ///< PEs disagree about a value that must be the same on all of them
+  unsupported,           ///< valid, but this build, machine or pair of PEs cannot do it
+  system,                ///< the operating system or CUDA refused; the message has its reason
+  closed,                ///< the world, group or handle is closed
 };
 
-/// The name of a code as printed in messages: "invalid_argument" and so on.
+/// The name of a code as written here, such as "invalid_argument".
 std::string_view name_of(Code code) noexcept;
 
-/// Thrown by every call of Shoal that fails.
+/// A failure: a code for programs and a message for people.
 class Error : public std::runtime_error {
  public:
-  /// The first characters of what(), so that a log line names its origin.
+  /// The start of every what(), so that a log line names its origin.
   static constexpr std::string_view kPrefix = "shoal: ";
 
   Error(Code code, const std::string& reason)

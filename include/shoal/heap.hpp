@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/heap.hpp: the symmetric heap: memory that exists on every PE at the same offset.
+// shoal/heap.hpp: the symmetric heap: memory at the same offset on every PE (OpenSHMEM 1.5, section
+// 9.3).
 //
-// Allocation and release are collective over the world: every PE calls with the same arguments in
-// the same order, which is checked (OpenSHMEM 1.5, section 9.3; requirement D2). An address in the
-// heap plus a PE names a byte of the world.
+// An address in this PE's heap and a PE name a byte of the world. Allocation and release are
+// collective over the world: every PE calls with the same arguments in the same order. This is
+// checked.
 //
-// The heap lies on the host or, where SHOAL_HEAP is cuda, in GPU memory: then its addresses are
-// those of the GPU, for kernels and copies, never to be read or written by the host. It takes
-// memory when it is needed: of the host page by page, of a GPU in steps of 64 MiB, which malloc
-// adds on all PEs together. Memory once taken stays with the world.
+//   auto box = world.heap().allocate<float>(1024);  // zeroed, released with the object
+//   world.put(box.on(3), std::vector<float>(1024, 1.0f));
+//   shoal::barrier(world.team());
+//
+// The heap lies on the host or, with SHOAL_HEAP=cuda, in GPU memory. In the latter case its
+// addresses are for kernels and copies: the host must not read or write them. Memory is taken when
+// it is needed: page by page on the host, in steps of 64 MiB on a GPU, which malloc adds on all PEs
+// together. Memory once taken stays with the world.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +24,7 @@
 #include <vector>
 
 #include <shoal/error.hpp>
+#include <shoal/tensor.hpp>
 
 namespace shoal {
 
@@ -30,18 +36,19 @@ class WorldState;
 /// Index of a processing element, 0-based, in the world or in a team.
 using Pe = std::int32_t;
 
-/// A byte of the symmetric heap of some PE of the world: where one-sided operations point.
+/// A byte of the symmetric heap of a PE of the world: the remote side of one-sided operations.
 struct RemoteAddress {
   Pe pe = 0;
   std::size_t offset = 0;
 };
 
-/// `count` elements of T in the heap of one PE, starting at `address`.
+/// `count` elements of T in the heap of one PE, starting at `address`. SymmetricArray::on makes it.
 template <typename T>
 struct RemoteSpan {
   RemoteAddress address;
   std::size_t count = 0;
 
+  /// Throws Error{invalid_argument} when the range leaves the span.
   RemoteSpan subspan(std::size_t first, std::size_t length) const {
     if (first > count || length > count - first)
       throw Error(Code::invalid_argument, "RemoteSpan::subspan leaves the span");
@@ -50,16 +57,15 @@ struct RemoteSpan {
   RemoteSpan operator[](std::size_t index) const { return subspan(index, 1); }
 };
 
-/// Elements of T on every PE, released when the object goes. Destruction is collective like
-/// release; a world that is already closed or has failed releases everything at once, so that
-/// destruction never blocks or throws.
 template <typename T>
 class SymmetricArray;
 
-/// Buffers that all PEs of a world shared in one call: where each PE's lies for this PE's GPU.
+/// The buffers that all PEs shared in one call of SymmetricHeap::share_buffer. A plain value; the
+/// world owns the mappings.
 class SharedBuffer {
  public:
-  /// nullptr where that PE shared no bytes, or its memory is out of reach of this PE's GPU.
+  /// The start of that PE's buffer for this PE's GPU; nullptr when the PE shared no bytes or this
+  /// GPU cannot reach them.
   std::byte* on(Pe pe) const { return addresses_.at(static_cast<std::size_t>(pe)); }
   std::size_t bytes(Pe pe) const { return bytes_.at(static_cast<std::size_t>(pe)); }
 
@@ -70,59 +76,72 @@ class SharedBuffer {
   std::uint64_t id_ = 0;               // of this PE's range; 0: none, or in the heap
 };
 
+/// The symmetric heap of one PE, from World::heap. Valid as long as the world is open.
 class SymmetricHeap {
  public:
-  /// `bytes` bytes on every PE, contents undefined, aligned to `alignment` (a power of two up to 2
-  /// MiB, at least 1). Returns this PE's copy; nullptr when bytes is 0. Throws Error{exhausted}
-  /// stating size, free and SHOAL_SYMMETRIC_SIZE, also when a GPU has no memory left;
-  /// Error{mismatch} when PEs ask for different sizes. Either is thrown on all PEs, and nothing is
-  /// allocated.
+  /// Allocates `bytes` bytes on every PE, contents undefined. Collective. Returns this PE's copy;
+  /// nullptr when bytes is 0.
+  ///
+  /// align: `alignment` is a power of two, 1 to 2 MiB. calloc: count * size bytes, zeroed. Throws
+  /// on all PEs, with nothing allocated: Error{exhausted} stating the size, what is free and
+  /// SHOAL_SYMMETRIC_SIZE, also when a GPU has no memory left; Error{mismatch} when PEs pass
+  /// different arguments.
   void* malloc(std::size_t bytes);
   void* align(std::size_t alignment, std::size_t bytes);
-  /// As malloc for count * size bytes, set to zero.
   void* calloc(std::size_t count, std::size_t size);
-  /// Releases what malloc, calloc or align returned; nullptr does nothing. Throws
+  /// Releases a result of malloc, calloc or align. Collective; nullptr does nothing. Throws
   /// Error{invalid_argument} for any other pointer.
   void free(void* pointer);
 
-  /// The RAII form: `count` elements, set to zero.
+  /// Allocates `count` elements, zeroed, that release themselves. Collective. Throws as malloc.
   template <typename T>
   SymmetricArray<T> allocate(std::size_t count);
 
-  /// Makes [pointer, pointer + bytes) of this PE usable as local buffer of operations on transports
-  /// that need registration. Not collective. Throws Error{invalid_argument} for an empty,
-  /// overlapping or in-heap range. unregister takes the same pointer.
+  /// Registers [pointer, pointer + bytes) as local buffer with transports that need registration.
+  /// Not collective. Throws Error{invalid_argument} for a range that is empty, overlaps a
+  /// registered one or lies in the heap. unregister_buffer takes the same pointer.
   void register_buffer(void* pointer, std::size_t bytes);
   void unregister_buffer(void* pointer);
 
-  /// Lets the GPUs of all PEs read and write [pointer, pointer + bytes) of this PE's GPU memory,
-  /// whatever allocated it, where they lie: no copy into the heap is needed. Collective over the
-  /// world; PEs may pass different sizes, also none. The first call for an allocation maps all of
-  /// it everywhere; later ones for any part of it cost one exchange of a few microseconds. Only
-  /// where the heap is in GPU memory. Before the memory is freed, all PEs unshare it. Throws, on
-  /// all PEs and with nothing changed: Error{unsupported} for a heap on the host, and for memory
-  /// that cannot be passed to other processes, saying why; Error{invalid_argument} for what is no
-  /// memory of this PE's GPU.
+  /// Lets the GPUs of all PEs read and write [pointer, pointer + bytes), memory of this PE's GPU
+  /// from any allocator, without a copy into the heap. Collective; PEs may pass different sizes,
+  /// also 0. Only for a heap in GPU memory.
+  ///
+  /// The first call for an allocation maps all of it on every PE; later calls for any part of it
+  /// cost one exchange of a few microseconds. All PEs unshare it before the memory is freed. Throws
+  /// on all PEs, with nothing changed: Error{unsupported} for a heap on the host and for memory
+  /// that cannot be passed to other processes, saying why; Error{invalid_argument} for memory that
+  /// is not this PE's GPU's.
   SharedBuffer share_buffer(const void* pointer, std::size_t bytes);
-  /// Ends one share_buffer. Collective over the world, in the same order as other calls; after the
-  /// last one for an allocation nobody maps it any more. Throws Error{invalid_argument} on all PEs
-  /// when one names what is not shared.
+  /// Ends one share_buffer. Collective, in the same order as other calls. The last one for an
+  /// allocation unmaps it. Throws Error{invalid_argument} on all PEs when one of them names a
+  /// buffer that is not shared.
   void unshare_buffer(const SharedBuffer& buffer);
 
-  /// The address of `local` (in this PE's heap) in the heap of `pe` when loads and stores (of this
-  /// PE's GPU, where the heap is there) reach it from here, else nullptr.
+  /// The address of `local` (in this PE's heap) in the heap of `pe`, for loads and stores of this
+  /// process or, for a heap in GPU memory, of this PE's GPU; nullptr when they do not reach it.
   void* peer_pointer(const void* local, Pe pe) const;
 
-  /// Where `local`, an address in this PE's heap, lies in everybody's heap. Throws
+  /// The offset of `local` in the heap, which is the same on every PE. Throws
   /// Error{invalid_argument} outside the heap.
   std::size_t offset_of(const void* local) const;
+  /// Whether [local, local + bytes) lies in this PE's heap.
   bool contains(const void* local, std::size_t bytes = 1) const noexcept;
 
+  /// Where the heap lies: the host, or this PE's GPU as numbered in this process.
+  Device device() const noexcept;
+  /// Keeps this PE's heap mapped while any copy lives, also after World::close: for arrays that
+  /// outlive the world, such as those of Python.
+  std::shared_ptr<void> memory_owner() const;
+
+  /// Start of this PE's heap.
   std::byte* base() const noexcept;
-  std::size_t size()
-      const noexcept;        ///< SHOAL_SYMMETRIC_SIZE, rounded up to pages of the host or the GPU
-  std::size_t used() const;  ///< bytes in use by allocations, Shoal's own included
-  std::size_t largest_free() const;  ///< the largest block that can still be allocated
+  /// SHOAL_SYMMETRIC_SIZE in bytes, rounded up to pages of the host or the GPU.
+  std::size_t size() const noexcept;
+  /// Bytes in use by allocations, Shoal's own included.
+  std::size_t used() const;
+  /// Bytes of the largest block that can still be allocated.
+  std::size_t largest_free() const;
 
  private:
   friend class detail::WorldState;
@@ -130,10 +149,14 @@ class SymmetricHeap {
   detail::WorldState* state_;
 };
 
+/// `count` elements of T on every PE, from SymmetricHeap::allocate; released with the object.
+///
+/// Destruction is collective, as SymmetricHeap::free is. When the world is closed or has failed,
+/// everything is released already: destruction then neither blocks nor throws.
 template <typename T>
 class SymmetricArray {
  public:
-  SymmetricArray() = default;
+  SymmetricArray() = default;  ///< empty
   SymmetricArray(SymmetricArray&& other) noexcept { swap(other); }
   SymmetricArray& operator=(SymmetricArray&& other) noexcept {
     SymmetricArray(std::move(other)).swap(*this);
@@ -142,12 +165,12 @@ class SymmetricArray {
 
   T* data() const noexcept { return static_cast<T*>(memory_.get()); }
   std::size_t size() const noexcept { return count_; }
-  /// An element of this PE. Only where the heap is on the host; in GPU memory use World::get_value
-  /// and put_value.
+  /// An element of this PE, for a heap on the host. For one in GPU memory use World::get_value and
+  /// put_value.
   T& operator[](std::size_t index) const noexcept { return data()[index]; }
   std::span<T> span() const noexcept { return {data(), count_}; }
 
-  /// The copy of world PE `pe`, as the target of one-sided operations.
+  /// The copy on world PE `pe`, for one-sided operations.
   RemoteSpan<T> on(Pe pe) const noexcept { return {{pe, offset_}, count_}; }
 
  private:
@@ -166,7 +189,7 @@ class SymmetricArray {
 };
 
 namespace detail {
-/// Zeroed symmetric memory that releases itself; what SymmetricHeap::allocate is made of.
+/// Zeroed symmetric memory that releases itself.
 std::shared_ptr<void> allocate_symmetric(WorldState& state, std::size_t count, std::size_t size,
                                          std::size_t alignment);
 }  // namespace detail

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/mpi.hpp: worlds over an MPI communicator. Header-only: it is compiled with the program, so
-// it works with whichever MPI the program uses, which Shoal's own library does not know.
+// shoal/mpi.hpp: worlds over an MPI communicator. Header-only: it is compiled with the program and
+// works with the MPI of the program; Shoal's library does not depend on any.
 //
 //   MPI_Init(&argc, &argv);
 //   shoal::Settings settings = shoal::Settings::from_environment();
 //   auto world = shoal::World::open({settings, shoal::connect_mpi(MPI_COMM_WORLD, settings)});
 //
-// PE i is rank i of the communicator. Communicators of different members give worlds of different
-// members, one after another or at the same time. MPI is used only during the call: Shoal neither
-// initialises nor finalises it, keeps no communicator and no request, and MPI may be finalised
-// before the world is closed.
+// PE i is rank i of the communicator. Communicators of different processes give worlds of different
+// PEs, one after another or at the same time. MPI is used only during the call: Shoal neither
+// initializes nor finalizes it and keeps no communicator or request. MPI may be finalized before
+// the world is closed.
 #pragma once
+
+#include <shoal/config.hpp>
 
 #include <mpi.h>
 #include <unistd.h>
@@ -24,19 +26,22 @@
 
 namespace shoal {
 
-/// Collective over `communicator`, an intra-communicator. Made by one thread as MPI_Ibcast is.
-/// Throws as connect_by_broadcast does, and Error{timeout} when a rank does not come within
-/// settings.bootstrap_timeout: MPI can then not forget the broadcast, so the program should end.
+/// The control plane of a world over `communicator`, an intra-communicator. Collective over it;
+/// thread rules are those of MPI_Ibcast.
+///
+/// Throws as connect_by_broadcast, and Error{timeout} when a rank does not come within
+/// settings.bootstrap_timeout. MPI cannot cancel the broadcast then: the program should end.
 inline std::unique_ptr<Bootstrap> connect_mpi(MPI_Comm communicator, const Settings& settings) {
   int initialized = 0, finalized = 0, inter = 0, rank = 0, size = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
   if (initialized == 0 || finalized != 0)
     throw Error(Code::invalid_argument,
-                "connect_mpi: MPI is not initialised, or has been finalised: call MPI_Init first");
+                "connect_mpi: MPI is not initialized, or has been finalized: call MPI_Init first");
   if (communicator == MPI_COMM_NULL)
-    throw Error(Code::invalid_argument,
-                "connect_mpi: the communicator is MPI_COMM_NULL: this process is no member of it");
+    throw Error(
+        Code::invalid_argument,
+        "connect_mpi: the communicator is MPI_COMM_NULL: this process does not belong to it");
   MPI_Comm_test_inter(communicator, &inter);
   if (inter != 0)
     throw Error(Code::invalid_argument,

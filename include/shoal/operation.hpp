@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/operation.hpp: the kinds of one-sided operations.
+// shoal/operation.hpp: comparisons, signal operations and atomic operations (OpenSHMEM 1.5,
+// sections 9.8, 9.10 and 9.11), for host and device.
 #pragma once
 
 #include <cstdint>
 
+#include <shoal/config.hpp>
+
 namespace shoal {
 
+/// How a wait or test compares a variable with its value: `variable <op> value`.
 enum class Compare : std::uint8_t { equal, not_equal, greater, greater_equal, less, less_equal };
+/// What a signal does to the 64-bit word at its target.
 enum class SignalOp : std::uint8_t { set, add };
+/// Atomic read-modify-write operations. compare_swap writes the operand when the word equals a
+/// given value.
 enum class AtomicOp : std::uint8_t {
   fetch,
   set,

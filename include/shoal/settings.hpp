@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/settings.hpp: everything that can be set from outside, as one struct and one table.
+// shoal/settings.hpp: every setting of Shoal, as one struct and one table.
 //
-// A Settings value holds the defaults; Settings::from_environment() is the only place in Shoal that
-// reads the environment. The table (settings_table) gives each field its SHOAL_* name, the
-// NVSHMEM_* name that is accepted in its place, its allowed range and its meaning; docs/reference/settings.md
-// is generated from it. Programs may also fill the fields themselves.
+//   shoal::Settings settings = shoal::Settings::from_environment();
+//   settings.symmetric_size = std::size_t{2} << 30;
+//   shoal::World world = shoal::World::open({.settings = settings});
+//
+// A Settings value holds the defaults. Settings::from_environment is the only place in Shoal that
+// reads the environment. settings_table gives each field its SHOAL_* name, the NVSHMEM_* name that
+// is accepted instead, its allowed range and its meaning; docs/reference/settings.md is generated
+// from it.
 #pragma once
 
 #include <chrono>
@@ -20,8 +24,11 @@
 #include <variant>
 #include <vector>
 
+#include <shoal/config.hpp>
+
 namespace shoal {
 
+/// The value of every setting; settings_table describes the fields.
 struct Settings {
   // How PEs find each other.
   std::string bootstrap = "automatic";
@@ -83,29 +90,28 @@ struct Settings {
   std::string log = "warn";
   std::string log_file;
 
-  /// What the launcher that started this process says in its environment (PMI_RANK, RANK, ...), by
-  /// variable: read by from_environment for bootstrap "automatic". Empty, as in Settings(): this
-  /// process belongs to no launcher's job; a bootstrap that is asked for by name then looks into
-  /// the environment itself.
+  /// The launcher's environment variables (PMI_RANK, RANK, ...) by name, which from_environment
+  /// reads for bootstrap "automatic". Empty, as in Settings(): this process belongs to no
+  /// launcher's job; a bootstrap that is selected by name then reads the environment itself.
   std::map<std::string, std::string> launcher;
 
   /// SHOAL_* and NVSHMEM_* variables that have no effect, one sentence each, as from_environment
   /// found them. The first world of the process that opens with these settings logs them.
   std::vector<std::string> environment_warnings;
 
-  /// The defaults overridden by the SHOAL_* variables that are set (NVSHMEM_* aliases where the
-  /// SHOAL_* name is not set). Throws Error{invalid_argument} naming the variable, its value and
-  /// the allowed form.
+  /// The defaults, overridden by the SHOAL_* variables that are set, or by their NVSHMEM_* aliases
+  /// when only those are set. Throws Error{invalid_argument} naming the variable, its value and the
+  /// allowed form.
   static Settings from_environment();
 
-  /// As from_environment, with `lookup` in the place of the environment (nullopt: not set). For
-  /// tests and tools.
+  /// As from_environment, with `lookup` instead of the environment (nullopt: not set). For tests
+  /// and tools.
   static Settings from(const std::function<std::optional<std::string>(const std::string&)>& lookup);
 
   /// The field `launcher` alone.
   static std::map<std::string, std::string> launcher_environment();
 
-  /// Checks every field against the table: for programs that fill fields by hand. Throws like
+  /// Checks every field against the table, for programs that fill fields by hand. Throws as
   /// from_environment.
   void validate() const;
 };
@@ -117,12 +123,12 @@ struct SettingInfo {
   std::string_view name;   ///< SHOAL_...
   std::string_view alias;  ///< NVSHMEM_... accepted in its place, or empty
   std::string_view scope;  ///< bootstrap, world, network, ep, diagnosis
-  Field field;  ///< the type decides the accepted form: integer, bytes ("64M"), milliseconds, text
+  Field field;  ///< its type determines the form: integer, bytes ("64M"), milliseconds, text
   std::string_view meaning;  ///< one sentence
   std::int64_t minimum = 0;  ///< for numbers
   std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
-  std::vector<std::string_view> choices =
-      {};  ///< for text: the allowed values, "x:" for x: and any text; empty: free text
+  /// For text: the allowed values; "x:" stands for x: and any text; empty: free text.
+  std::vector<std::string_view> choices = {};
   bool secret = false;  ///< its value is never printed
 };
 
@@ -132,10 +138,10 @@ std::span<const SettingInfo> settings_table();
 /// "integer", "bytes", "milliseconds" or "text".
 std::string_view type_of(const SettingInfo& info);
 
-/// What becomes of an environment variable.
+/// The effect of an environment variable.
 enum class VariableUse : std::uint8_t {
   used,     ///< sets a setting
-  ignored,  ///< known, without effect: Shoal has no equivalent, or another variable takes precedence
+  ignored,  ///< no effect: Shoal has no equivalent, or another variable takes precedence
   unknown,  ///< not a variable of Shoal or NVSHMEM: probably misspelt
 };
 struct EnvironmentVariable {

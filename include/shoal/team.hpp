@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/team.hpp: ordered subsets of the PEs of a world.
+// shoal/team.hpp: ordered subsets of the PEs of a world (OpenSHMEM 1.5, section 9.4).
 //
-// A Team is what collectives and expert-parallel groups run on. It is a cheap handle; the slot
-// behind it (signals, scratch) returns to the world when destroy is called. Creating and destroying
-// a team is collective over its parent or over its members: in the same order on all of them
-// (OpenSHMEM 1.5, section 9.4; requirement D3).
+// Collectives and expert-parallel groups run on a Team. It is a cheap handle; the slot behind it
+// (signals, scratch) returns to the world when destroy is called. Creating a team is collective
+// over its parent, destroying it over its own PEs: all of them call, in the same order.
+//
+//   shoal::Team even = world.team().split_strided(0, 2, (world.n_pes() + 1) / 2);
+//   if (even.valid()) {
+//     shoal::barrier(even);
+//     even.destroy();
+//   }
 #pragma once
 
 #include <cstdint>
@@ -16,46 +21,56 @@
 
 namespace shoal {
 
+class World;
+
 namespace detail {
 struct TeamState;
 }
 
+/// A handle of a team. Copies name the same team.
 class Team {
  public:
-  Team() = default;  ///< invalid: what PEs that are not members get
+  /// Invalid, as on PEs outside the team.
+  Team() = default;
 
   bool valid() const noexcept { return state_ != nullptr; }
-  /// This PE's index in the team, and the number of members. -1 and 0 for an invalid team.
+  /// Whether calls are possible: valid, not destroyed, and its world is open.
+  bool is_open() const noexcept;
+  /// This PE's index in the team, and the number of PEs. -1 and 0 for an invalid team.
   Pe my_pe() const noexcept;
   Pe size() const noexcept;
-  /// Index of the team in the world, 0 .. SHOAL_MAX_TEAMS - 1, the same on all members. -1 for an
+  /// Index of the team in the world, 0 to SHOAL_MAX_TEAMS - 1, the same on all its PEs. -1 for an
   /// invalid team.
   std::int32_t index() const noexcept;
 
-  /// Member `pe` as numbered in the world. Throws Error{invalid_argument} when out of range.
+  /// The world of the team. Throws as state().
+  World world() const;
+
+  /// PE `pe` of this team as numbered in the world. Throws Error{invalid_argument} when out of
+  /// range.
   Pe world_pe(Pe pe) const;
-  /// Member `pe` of this team as numbered in `other`; nullopt when it is no member there.
+  /// PE `pe` of this team as numbered in `other`; nullopt when it is not in that team.
   std::optional<Pe> translate(Pe pe, const Team& other) const;
 
-  /// The team of `count` PEs of this one starting at `start`, `stride` apart (stride may be
-  /// negative, not 0).
+  /// The team of `count` PEs of this one: start, start + stride, ... (stride may be negative, not
+  /// 0).
   ///
-  /// Collective over this team. Returns an invalid team on PEs that are not members: they must call
-  /// all the same. Throws Error{invalid_argument} when the range leaves this team, Error{exhausted}
-  /// when SHOAL_MAX_TEAMS are in use by a member, Error{mismatch} when PEs pass different
-  /// arguments. Nothing is changed by a call that throws, on any PE.
+  /// Collective over this team. Returns an invalid team on PEs outside the new one, which must call
+  /// too. Throws Error{invalid_argument} when the range leaves this team, stating the range and the
+  /// size; Error{exhausted} when one of the PEs uses SHOAL_MAX_TEAMS; Error{mismatch} when PEs pass
+  /// different arguments. A call that throws changes nothing on any PE.
   Team split_strided(Pe start, Pe stride, Pe count) const;
 
-  /// Rows and columns of this team laid out row by row, `x_range` wide: {my row, my column}.
-  /// Collective over this team. The last row may be shorter. Throws as split_strided.
+  /// Lays this team out row by row, `x_range` PEs wide, and returns {my row, my column}. The last
+  /// row may be shorter. Collective over this team. Throws as split_strided.
   std::pair<Team, Team> split_2d(Pe x_range) const;
 
-  /// Returns the team's slot. Collective over the members; other copies of the handle become
-  /// unusable (Error{closed}). Predefined teams cannot be destroyed: Error{invalid_argument}.
+  /// Returns the team's slot. Collective over its PEs. Calls on other copies of the handle throw
+  /// Error{closed}. Throws Error{invalid_argument} for predefined teams.
   void destroy();
 
-  /// The state behind the handle, for Shoal's own layers. Throws Error{closed} when destroyed or
-  /// its world is closed, Error{invalid_argument} when invalid.
+  /// For Shoal's own layers. Throws Error{closed} when the team is destroyed or its world is
+  /// closed, Error{invalid_argument} when the team is invalid.
   detail::TeamState& state() const;
   const std::shared_ptr<detail::TeamState>& shared_state() const noexcept { return state_; }
   explicit Team(std::shared_ptr<detail::TeamState> state) : state_(std::move(state)) {}

@@ -1,26 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal/world.hpp: a world of PEs that share symmetric memory, and one-sided operations between
-// them.
+// them (OpenSHMEM 1.5, chapter 9).
 //
-// Worlds are objects: a process may hold several, of different members, at once or one after
-// another, and PEs may be processes or threads (requirements D1, D8). World::open and close are
-// collective. A World is a handle; copies name the same world. One thread uses a world at a time,
-// apart from the const queries.
+//   shoal::World world = shoal::World::open();      // collective; shoal-run starts the PEs
+//   auto box = world.heap().allocate<float>(1024);
+//   world.put(box.on((world.my_pe() + 1) % world.n_pes()), std::vector<float>(1024, 1.0f));
+//   shoal::barrier(world.team());                   // shoal/collective.hpp
+//   box = {};                                       // collective
+//   world.close();                                  // collective
 //
-// Ordering (OpenSHMEM 1.5, section 9.10; requirement D15): put, put_nbi and atomics to one PE are
-// ordered by fence, completed at all targets by quiet. Blocking calls return when the local buffer
-// may be reused (put) or holds the data (get). put_signal makes the data visible before the signal.
+// Worlds are objects: a process may hold several, with different PEs, at once or one after another.
+// A PE is a process or a thread. A World is a handle; copies name the same world. One thread uses a
+// world at a time, except for const queries.
 //
-// The heap lies on the host or in the memory of each PE's GPU (SHOAL_HEAP). In GPU memory, local
-// buffers of all operations may be the host's or the GPU's. Operations of the host run on a stream
-// of Shoal's own: they are ordered among themselves, not with the streams of the program, which
-// waits for its kernels before it puts what they wrote. A PE's thread may use other GPUs between
-// calls: every call that needs the PE's GPU makes it current.
+// Ordering (OpenSHMEM 1.5, section 9.12). fence orders earlier put, put_nbi and atomics to a PE
+// ahead of later ones to the same PE; quiet completes them at all PEs. Blocking calls return when
+// the local buffer may be reused (put) or holds the data (get). put_signal makes the data visible
+// before the signal.
 //
-// Every call throws Error{invalid_argument} for a PE or range that does not exist, stating it and
-// what is allowed; Error{unsupported} when no transport of that pair can do it; Error{closed} after
-// close. Waits throw Error{timeout} after SHOAL_TIMEOUT_MS and Error{peer_failed} when a PE of the
-// world ended or failed meanwhile.
+// Heaps in GPU memory (SHOAL_HEAP=cuda). Local buffers of all operations may lie on the host or on
+// the GPU. Operations called here run on a stream of Shoal's own, ordered among themselves but not
+// with the program's streams: wait for your kernels before putting what they wrote. A PE's thread
+// may use other GPUs between calls; every call that needs the PE's GPU makes it current.
+//
+// Failure. Every call throws Error{invalid_argument} for a PE or range that does not exist, stating
+// it and the allowed range; Error{unsupported} when no transport of that pair of PEs can do it;
+// Error{closed} after close. Waits throw Error{timeout} after SHOAL_TIMEOUT_MS, and
+// Error{peer_failed} when a PE of the world ended or failed meanwhile.
 #pragma once
 
 #include <chrono>
@@ -31,6 +37,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <shoal/bootstrap.hpp>
@@ -43,43 +50,49 @@ namespace shoal {
 
 struct WorldOptions {
   Settings settings{};
-  /// How this PE reaches the others; nullptr: as settings.bootstrap says.
+  /// The control plane of this PE (shoal/bootstrap.hpp); nullptr: chosen by settings.bootstrap.
   std::shared_ptr<Bootstrap> bootstrap{};
 
   static WorldOptions from_environment() { return {Settings::from_environment(), nullptr}; }
 };
 
-/// One named step of World::open and how long it took on this PE (requirement D9).
+/// One step of World::open on this PE.
 struct InitPhase {
   std::string name;
   std::chrono::nanoseconds duration{};
-  /// The part of it that the phase's all-gather took, which is mostly waiting for the slowest PE.
+  /// The part spent in the step's all-gather: mostly waiting for the slowest PE.
   std::chrono::nanoseconds waited{};
 };
 
+/// The type of atomics and waits.
 template <typename T>
 concept AtomicType = std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
 
+/// A world, or a closed handle. The example above shows its use.
 class World {
  public:
   World() = default;  ///< closed
 
-  /// Starts the world: all of its PEs call. A failure on one PE makes the call fail on all of them,
-  /// with that PE's message, within SHOAL_BOOTSTRAP_TIMEOUT_MS.
+  /// Starts the world. Collective over all of its PEs. A failure on one PE makes the call throw on
+  /// all of them, with that PE's message, within SHOAL_BOOTSTRAP_TIMEOUT_MS.
   static World open(WorldOptions options = WorldOptions::from_environment());
-  /// The same on a thread of its own, while the program does something else (requirement B6). What
-  /// open throws, get() of the future throws. The world belongs to whoever takes it: any one
-  /// thread.
+  /// open on a thread of its own, so that the program can do other work meanwhile. get() of the
+  /// future throws what open throws. Any one thread may use the world.
   static std::future<World> open_async(WorldOptions options = WorldOptions::from_environment());
 
-  /// Ends the world after a barrier. Heap pointers and teams of it become invalid. A closed world
-  /// may be closed again. The last handle of an open world closes it without a barrier.
+  /// Ends the world after a barrier. Collective. Heap pointers and teams of it become invalid.
+  /// Does nothing on a closed world. The destructor of the last handle of an open world ends it
+  /// without a barrier.
   void close();
+  /// Reports that this PE has failed: pending and later waits of the other PEs throw
+  /// Error{peer_failed} with `reason`. The world stays open here; destroy it without close. Does
+  /// nothing on a closed world.
+  void abort(const std::string& reason) const noexcept;
   bool is_open() const noexcept;
 
   Pe my_pe() const;
   Pe n_pes() const;
-  /// Index of this PE on its node, and PEs per node (equal on all nodes).
+  /// Index of this PE on its node, and the number of PEs per node (equal on all nodes).
   Pe my_pe_on_node() const;
   Pe pes_per_node() const;
 
@@ -89,36 +102,40 @@ class World {
   Team same_index_team() const;  ///< PEs with this PE's index on every node (a rail)
   Team self_team() const;        ///< this PE alone
 
-  /// A number that names a team to be made by make_team; one PE makes it and gives it to the other
-  /// members by any means.
+  /// A number that names a team for make_team. One PE makes it and passes it to the others by any
+  /// means.
   std::uint64_t make_team_id() const;
-  /// The team of `size` PEs that call with the same `id`, each with its own `index` in 0 .. size
-  /// - 1. Collective over those PEs alone. Throws Error{invalid_argument} for an index out of range
-  /// or taken twice, Error{exhausted} as Team::split_strided.
+  /// The team of the `size` PEs that call with the same `id`, each with its own `index` from 0 to
+  /// size - 1. Collective over those PEs alone. Throws Error{invalid_argument} for an index out of
+  /// range or taken twice, Error{exhausted} as Team::split_strided.
   Team make_team(std::uint64_t id, Pe size, Pe index) const;
 
   SymmetricHeap& heap() const;
   const Settings& settings() const;
   const std::vector<InitPhase>& init_phases() const;
-  /// The transport chosen for the heap of `pe` and what it can do, as text: "shm: load-store put
-  /// get atomics signals"; for heaps in GPU memory also what carries control words, and why no
-  /// better one is used: "staged: put get atomics signals; control shm; cuda_p2p: GPU 0 has no peer
-  /// access to GPU 1 (cuDeviceCanAccessPeer)".
+  /// The transport chosen for the heap of `pe` and its capabilities, as text: "shm: load-store put
+  /// get atomics signals". For heaps in GPU memory it also names the transport of control words and
+  /// the reason why no better one is used: "staged: put get atomics signals; control shm; cuda_p2p:
+  /// GPU 0 has no peer access to GPU 1 (cuDeviceCanAccessPeer)".
   std::string describe_transport(Pe pe) const;
 
-  // Put, get.
+  // Put and get. The local side is any contiguous range of T: a vector, an array, a span.
+
+  /// Copies `source` to `target`, which has as many elements. Throws Error{invalid_argument} when
+  /// the counts differ.
   template <typename T>
   void put(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source) const {
     check_counts(target.count, source.size());
     put_bytes(target.address, source.data(), source.size_bytes());
   }
+  /// Copies `source` to `target`, which has as many elements. Throws as put.
   template <typename T>
   void get(std::span<std::type_identity_t<T>> target, RemoteSpan<T> source) const {
     check_counts(target.size(), source.count);
     get_bytes(target.data(), source.address, target.size_bytes());
   }
-  /// Non-blocking: the local buffer must stay untouched until quiet; when quiet throws, until the
-  /// world is gone.
+  /// Non-blocking put and get. The local buffer must stay untouched until quiet returns; when quiet
+  /// throws, until the world is gone.
   template <typename T>
   void put_nbi(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source) const {
     check_counts(target.count, source.size());
@@ -129,7 +146,7 @@ class World {
     check_counts(target.size(), source.count);
     get_bytes_nbi(target.data(), source.address, target.size_bytes());
   }
-  /// One element.
+  /// One element; T is trivially copyable.
   template <typename T>
   void put_value(RemoteSpan<T> target, std::type_identity_t<T> value) const {
     put_bytes(target.address, &value, sizeof value);
@@ -140,7 +157,7 @@ class World {
     get_bytes(&value, source.address, sizeof value);
     return value;
   }
-  /// `count` elements, `target_stride` and `source_stride` elements apart (both at least 1).
+  /// `count` elements, `target_stride` and `source_stride` elements apart, both at least 1.
   template <typename T>
   void put_strided(RemoteSpan<T> target, std::ptrdiff_t target_stride,
                    const std::type_identity_t<T>* source, std::ptrdiff_t source_stride,
@@ -157,6 +174,8 @@ class World {
                       sizeof(T), count);
   }
 
+  // The same by address, in bytes.
+
   void put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const;
   void get_bytes(void* target, RemoteAddress source, std::size_t bytes) const;
   void put_bytes_nbi(RemoteAddress target, const void* source, std::size_t bytes) const;
@@ -166,7 +185,9 @@ class World {
   void get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source,
                          std::size_t source_stride, std::size_t element, std::size_t count) const;
 
-  // Atomics: each returns the value before.
+  // Atomics on words of 4 or 8 bytes at a multiple of their size. Each returns the value before.
+
+  /// `compare` is what compare_swap expects.
   template <AtomicType T>
   T atomic(AtomicOp op, RemoteSpan<T> target, std::type_identity_t<T> operand,
            std::type_identity_t<T> compare = 0) const {
@@ -206,10 +227,12 @@ class World {
                         std::type_identity_t<T> desired) const {
     return atomic(AtomicOp::compare_swap, target, desired, expected);
   }
+  /// The same by address; `width` is 4 or 8, and narrow values are in the low half.
   std::uint64_t atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
                             std::uint64_t compare, std::size_t width) const;
 
   // Signals: 64-bit words of the heap.
+
   void signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const;
   void signal_set(RemoteSpan<std::uint64_t> target, std::uint64_t value) const {
     signal(target, SignalOp::set, value);
@@ -217,6 +240,7 @@ class World {
   void signal_add(RemoteSpan<std::uint64_t> target, std::uint64_t value) const {
     signal(target, SignalOp::add, value);
   }
+  /// put, then signal: whoever sees the signal sees the data.
   template <typename T>
   void put_signal(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source,
                   RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const {
@@ -227,17 +251,20 @@ class World {
                         RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const;
   /// The value of a signal of this PE.
   std::uint64_t signal_fetch(const std::uint64_t* flag) const;
-  /// Waits until `*flag` compares so with `value`; returns what was seen.
+  /// Waits until `*flag` compares with `value` as asked, and returns the value seen.
   std::uint64_t signal_wait_until(const std::uint64_t* flag, Compare compare,
                                   std::uint64_t value) const {
     wait_until(flag, compare, value);
     return signal_fetch(flag);
   }
 
-  // Wait and test on variables of this PE's heap that others write.
-  // `skip`, where given, has an element per variable;.
-  // those that are not zero are left out. wait_any and wait_some return no_index / nothing at once
-  // when every variable is left out. wait_any rotates its starting point, so no variable starves.
+  // Wait and test on variables of this PE's heap that other PEs write (OpenSHMEM 1.5, section
+  // 9.10). `values` has one element for all variables, or one per variable. `skip` is empty or has
+  // an element per variable: a nonzero element leaves its variable out. When every variable is left
+  // out, wait_any returns no_index and wait_some nothing, at once. wait_any rotates its starting
+  // point, so that no variable starves.
+
+  /// The result of wait_any and test_any when no variable compares as asked.
   static constexpr std::size_t no_index = static_cast<std::size_t>(-1);
 
   template <AtomicType T>
@@ -248,7 +275,6 @@ class World {
   bool test(const T* variable, Compare compare, std::type_identity_t<T> value) const {
     return test_all(std::span<const T>(variable, 1), compare, std::span<const T>(&value, 1), {});
   }
-  /// `values` has one element (the same value for all variables) or one per variable.
   template <AtomicType T>
   void wait_all(std::span<const T> variables, Compare compare,
                 std::span<const std::type_identity_t<T>> values,
@@ -273,7 +299,7 @@ class World {
                        std::span<const int> skip = {}) const {
     return first(test_words(words(variables, values, skip), compare, Quorum::any));
   }
-  /// The indices of all variables that compare so, at least one.
+  /// Waits for at least one variable, and returns the indices of all that compare as asked.
   template <AtomicType T>
   std::vector<std::size_t> wait_some(std::span<const T> variables, Compare compare,
                                      std::span<const std::type_identity_t<T>> values,
@@ -287,15 +313,19 @@ class World {
     return test_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
 
-  void fence() const;  ///< Orders earlier puts and atomics before later ones, for each target PE.
-  void quiet() const;  ///< Returns when all earlier operations of this PE are complete and visible
-                       ///< at their targets.
+  // Order.
 
-  /// The state behind the handle, for Shoal's own layers. Throws Error{closed} when closed.
+  /// Orders earlier puts and atomics ahead of later ones, for each target PE.
+  void fence() const;
+  /// Returns when all earlier operations of this PE are complete and visible at their targets.
+  void quiet() const;
+
+  /// For Shoal's own layers. Throws Error{closed} when closed.
   detail::WorldState& state() const;
+  explicit World(std::shared_ptr<detail::WorldState> state) : state_(std::move(state)) {}
 
  private:
-  /// Variables of either width behind one interface, so that the wait loops are compiled once.
+  /// Variables of either width, so that the wait loops are compiled once.
   struct Words {
     const void* variables;
     const void* values;
@@ -320,7 +350,7 @@ class World {
   static void check_counts(std::size_t target, std::size_t source);
   static void check_strided(std::size_t available, std::ptrdiff_t remote_stride,
                             std::ptrdiff_t local_stride, std::size_t count);
-  /// How many of the variables have to compare as asked: all of them, one of them, or at least one.
+  /// What a wait is for: all variables, the first one found, or all that compare as asked (some).
   enum class Quorum : std::uint8_t { all, any, some };
   WaitResult test_words(const Words& words, Compare compare, Quorum quorum) const;
   WaitResult wait_words(const Words& words, Compare compare, Quorum quorum) const;
@@ -328,8 +358,10 @@ class World {
   std::shared_ptr<detail::WorldState> state_;
 };
 
-/// Runs `body(world)` on `n_pes` threads of this process, a PE each, and rethrows the first
-/// failure. The quickest way to a world: for tests, for tools and for learning.
+/// Runs `body(world)` on `n_pes` threads of this process, one PE each, and rethrows the first
+/// failure. For tests, tools and learning.
+///
+///   shoal::run_threads(8, {}, [](shoal::World& world) { shoal::barrier(world.team()); });
 void run_threads(Pe n_pes, const Settings& settings, const std::function<void(World&)>& body);
 
 }  // namespace shoal

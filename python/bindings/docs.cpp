@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "docs.hpp"
 
+#include <algorithm>
+#include <cstddef>
 #include <list>
 #include <string>
 #include <string_view>
@@ -10,27 +12,36 @@ namespace {
 
 constexpr std::size_t kWidth = 88;
 
-std::string wrapped(std::string_view text) {
-  std::string lines;
+/// Appends the words of one paragraph in lines of at most kWidth characters.
+void wrap(std::string& lines, std::string_view paragraph) {
   std::size_t column = 0;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find_first_of(" \n"), text.size());
+  while (!paragraph.empty()) {
+    const std::size_t end = std::min(paragraph.find(' '), paragraph.size());
     if (column > 0 && column + 1 + end > kWidth) {
       lines += '\n';
       column = 0;
+    } else if (column > 0) {
+      lines += ' ';
+      ++column;
     }
-    if (column > 0) lines += ' ';
-    lines += text.substr(0, end);
-    column += end + (column > 0 ? 1 : 0);
-    text.remove_prefix(end);
-    while (text.starts_with('\n')) {
-      lines += '\n';
-      column = 0;
-      text.remove_prefix(1);
-    }
-    if (text.starts_with(' ')) text.remove_prefix(1);
+    lines += paragraph.substr(0, end);
+    column += end;
+    paragraph.remove_prefix(std::min(end + 1, paragraph.size()));
   }
-  return lines;
+}
+
+std::string wrapped(std::string_view text) {
+  std::string lines;
+  while (true) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    if (text.starts_with(' '))
+      lines += text.substr(0, end);
+    else
+      wrap(lines, text.substr(0, end));
+    if (end == text.size()) return lines;
+    lines += '\n';
+    text.remove_prefix(end + 1);
+  }
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace shoal::python {
 
-/// Lets shoal::Error arrive as the class of shoal.errors that belongs to its code.
+/// Translates shoal::Error to the class of shoal.errors for its code.
 void bind_errors(nanobind::module_& module);
 
 }  // namespace shoal::python

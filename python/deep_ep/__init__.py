@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of DeepEP over Shoal: ``Buffer`` (V1) and ``ElasticBuffer`` (V2), on GPUs and on the CPU.
+"""The interface of DeepEP over Shoal, on GPUs and on the CPU: ``Buffer`` (V1), ``ElasticBuffer``
+(V2).
 
-docs/guide/from-deepep.md says what is compatible and what differs. Importing has no side effects.
+docs/guide/from-deepep.md lists what is compatible and what differs. Importing has no side effects.
 """
 
 from .buffers import Buffer, ElasticBuffer, EPHandle
@@ -14,11 +15,11 @@ __version__ = "2.1.0+shoal"
 
 
 def check_nccl_so() -> None:
-    """Nothing to check, and never called: the package uses no NCCL of its own."""
+    """Has no effect: the package uses no NCCL of its own."""
 
 
 def init_jit() -> None:
-    """Nothing to prepare, and never called: kernels were compiled with the package."""
+    """Has no effect: kernels are compiled with the package."""
 
 
 __all__ = [

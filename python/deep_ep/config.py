@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes and tuning numbers: pure functions of shapes, the same numbers on every machine.
+"""Sizes and tuning numbers: pure functions of shapes, equal on every machine.
 
-Kernels of this package choose their own chunks, so a `Config` steers only the number of SMs; its buffer sizes are what
-callers of the interface allocate by, and are kept to the byte.
+Shoal's kernels choose their own chunks, so a `Config` affects only the number of SMs. The buffer
+sizes equal those of DeepEP to the byte, because callers allocate by them.
 """
 
 import math
@@ -20,23 +20,27 @@ NUM_DEFAULT_SMS = 20
 
 _INDEX_TYPES = {"0": torch.int64, "32": torch.int32, "64": torch.int64}
 _index_bits = os.environ.get("EP_NUM_TOPK_IDX_BITS") or os.environ.get("TOPK_IDX_BITS") or "0"
-native_assert(_index_bits in _INDEX_TYPES, f"EP_NUM_TOPK_IDX_BITS: got {_index_bits!r}, allowed 0, 32, 64")
+native_assert(
+    _index_bits in _INDEX_TYPES, f"EP_NUM_TOPK_IDX_BITS: got {_index_bits!r}, allowed 0, 32, 64"
+)
 
 topk_idx_t: torch.dtype = _INDEX_TYPES[_index_bits]
-"""Type of expert indices: int64, or what EP_NUM_TOPK_IDX_BITS says (0: 64)."""
+"""Type of expert indices: int64, or as EP_NUM_TOPK_IDX_BITS requests (0: 64)."""
 
-# The buffer sizes reserve for every token this many expert indices, weights and scales, whatever the call brings.
+# Buffer sizes reserve this many expert indices, weights and scales for every token.
 _NUM_MAX_TOPK = 128
 _NUM_MAX_SCALES = 128
 _SOURCE_META_BYTES = 8
-_TOKEN_EXTRA_BYTES = _SOURCE_META_BYTES + _NUM_MAX_TOPK * (topk_idx_t.itemsize + 4) + _NUM_MAX_SCALES * 4
+_TOKEN_EXTRA_BYTES = (
+    _SOURCE_META_BYTES + _NUM_MAX_TOPK * (topk_idx_t.itemsize + 4) + _NUM_MAX_SCALES * 4
+)
 
 
 class Config:
-    """Tuning of the normal kernels: SMs, and the tokens of a chunk at sender and receiver, over NVLink and RDMA.
+    """The tuning of normal mode: SMs, and the tokens of a chunk for NVLink and RDMA.
 
-    The RDMA receive chunk is rounded up to a multiple of the send chunk. TypeError where an argument is no integer,
-    RuntimeError "Assertion exception (...)" where a value is out of range.
+    The RDMA receive chunk is rounded up to a multiple of the send chunk. Raises TypeError for
+    arguments that are not integers, RuntimeError for values out of range.
     """
 
     __slots__ = ("_num_sms", "_nvl_send", "_nvl_recv", "_rdma_send", "_rdma_recv")
@@ -60,7 +64,8 @@ class Config:
         native_assert(nvl_recv > 0, f"num_max_nvl_chunked_recv_tokens > 0, got {nvl_recv}")
         native_assert(
             nvl_send < nvl_recv,
-            f"num_max_nvl_chunked_send_tokens < num_max_nvl_chunked_recv_tokens, got {nvl_send} and {nvl_recv}",
+            "num_max_nvl_chunked_send_tokens < num_max_nvl_chunked_recv_tokens, "
+            f"got {nvl_send} and {nvl_recv}",
         )
         native_assert(rdma_send > 0, f"num_max_rdma_chunked_send_tokens > 0, got {rdma_send}")
         native_assert(rdma_recv > 0, f"num_max_rdma_chunked_recv_tokens > 0, got {rdma_recv}")
@@ -74,7 +79,8 @@ class Config:
         self._rdma_send, self._rdma_recv = rdma_send, rdma_recv
 
     def __repr__(self) -> str:
-        return f"Config({self._num_sms}, {self._nvl_send}, {self._nvl_recv}, {self._rdma_send}, {self._rdma_recv})"
+        nvl, rdma = f"{self._nvl_send}, {self._nvl_recv}", f"{self._rdma_send}, {self._rdma_recv}"
+        return f"Config({self._num_sms}, {nvl}, {rdma})"
 
     def _num_channels(self, num_ranks: int) -> int:
         native_assert(num_ranks > 0, f"num_ranks > 0, got {num_ranks}")
@@ -89,18 +95,25 @@ class Config:
         return self._num_sms // 2
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of the NVLink buffer for tokens of `hidden_bytes` in a group of `num_ranks`, a multiple of 128.
+        """Bytes of the NVLink buffer for tokens of `hidden_bytes`, a multiple of 128.
 
-        RuntimeError unless num_ranks is below 8 or a multiple of 8, and num_sms even above 8 ranks.
+        Raises RuntimeError unless num_ranks is below 8 or a multiple of 8, and num_sms is even
+        above 8 ranks.
         """
         channels = self._num_channels(num_ranks)
-        num_nodes, num_peers = max(num_ranks // NUM_MAX_NVL_PEERS, 1), min(num_ranks, NUM_MAX_NVL_PEERS)
+        num_nodes, num_peers = (
+            max(num_ranks // NUM_MAX_NVL_PEERS, 1),
+            min(num_ranks, NUM_MAX_NVL_PEERS),
+        )
         control = channels * num_peers * (2 * num_nodes + 3) * 4
         tokens = channels * num_peers * self._nvl_recv
         return align(control + tokens * (hidden_bytes + _TOKEN_EXTRA_BYTES), 128)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of the RDMA buffer, a multiple of 128; 0 for at most 8 ranks. Errors as for the NVLink buffer."""
+        """Bytes of the RDMA buffer, a multiple of 128; 0 for at most 8 ranks.
+
+        Errors as for the NVLink buffer.
+        """
         if num_ranks <= NUM_MAX_NVL_PEERS:
             return 0
         channels = self._num_channels(num_ranks)
@@ -110,7 +123,8 @@ class Config:
         return align(control + tokens * (hidden_bytes + _TOKEN_EXTRA_BYTES + 16), 128)
 
 
-# Ranks: tokens a chunk holds (NVLink send, NVLink receive, RDMA send); the RDMA receive chunk is 128 everywhere.
+# By number of ranks, the tokens of a chunk: (NVLink send, NVLink receive, RDMA send). The RDMA
+# receive chunk is always 128.
 DISPATCH_CHUNKS: Mapping[int, tuple[int, int, int]] = {
     2: (24, 256, 6),
     4: (6, 256, 6),
@@ -142,44 +156,56 @@ COMBINE_CHUNKS: Mapping[int, tuple[int, int, int]] = {
 
 
 def _config_of(table: Mapping[int, tuple[int, int, int]], num_ranks: int, num_sms: int) -> Config:
-    assert num_ranks in table, f"Unsupported number of EP ranks: got {num_ranks}, allowed {', '.join(map(str, table))}"
+    assert num_ranks in table, (
+        f"Unsupported number of EP ranks: got {num_ranks}, allowed {', '.join(map(str, table))}"
+    )
     return Config(num_sms, *table[num_ranks], 128)
 
 
 def get_dispatch_config(num_ranks: int, num_sms: int = NUM_DEFAULT_SMS) -> Config:
-    """The recommended dispatch tuning; AssertionError for a number of ranks that is not in `DISPATCH_CHUNKS`."""
+    """The recommended dispatch tuning.
+
+    Raises AssertionError for a number of ranks that is not in `DISPATCH_CHUNKS`.
+    """
     return _config_of(DISPATCH_CHUNKS, num_ranks, num_sms)
 
 
 def get_combine_config(num_ranks: int, num_sms: int = NUM_DEFAULT_SMS) -> Config:
-    """The recommended combine tuning; AssertionError for a number of ranks that is not in `COMBINE_CHUNKS`."""
+    """The recommended combine tuning.
+
+    Raises AssertionError for a number of ranks that is not in `COMBINE_CHUNKS`.
+    """
     return _config_of(COMBINE_CHUNKS, num_ranks, num_sms)
 
 
 def get_low_latency_rdma_size_hint(
     num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
 ) -> int:
-    """Bytes of the low-latency buffer: two sets (operations alternate) of a send area, a receive area and signals.
+    """Bytes of the low-latency buffer, a multiple of 128.
 
-    A multiple of 128. RuntimeError where an argument is not positive or the bytes of a token are no multiple of 16.
+    Operations alternate between two sets of a send area, a receive area and signals. Raises
+    RuntimeError where an argument is not positive or a token is not a multiple of 16 bytes.
     """
     n = num_max_dispatch_tokens_per_rank
     native_assert(
         min(n, hidden, num_ranks, num_experts) > 0,
-        f"tokens, hidden, num_ranks and num_experts > 0, got {n}, {hidden}, {num_ranks} and {num_experts}",
+        "tokens, hidden, num_ranks and num_experts > 0, "
+        f"got {n}, {hidden}, {num_ranks} and {num_experts}",
     )
     scale_bytes = hidden // 128 * 4
     dispatch_bytes = 16 + max(2 * hidden, hidden + scale_bytes)
     combine_bytes = scale_bytes + 2 * hidden
     native_assert(
         dispatch_bytes % 16 == 0 and combine_bytes % 16 == 0,
-        f"hidden with 16-byte multiples of bytes per token, got {hidden} ({dispatch_bytes} and {combine_bytes} bytes)",
+        f"hidden with 16-byte multiples of bytes per token, got {hidden} "
+        f"({dispatch_bytes} and {combine_bytes} bytes)",
     )
     send = max(n * dispatch_bytes, num_experts * n * combine_bytes)
     receive = num_experts * n * max(dispatch_bytes, combine_bytes)
     signals = align(4 * num_experts, 128)
     total = 2 * (send + receive + signals)
-    return (total + 128) // 128 * 128  # up to 128 bytes more than needed, also where total is a multiple
+    # As DeepEP rounds: a multiple of 128 grows by 128.
+    return (total + 128) // 128 * 128
 
 
 def get_elastic_buffer_size(
@@ -193,15 +219,19 @@ def get_elastic_buffer_size(
     num_nvlink_ranks: int,
     allow_multiple_reduction: bool = True,
 ) -> int:
-    """Bytes of an elastic buffer, a multiple of 2 MiB: the larger of what dispatch and combine need.
+    """Bytes of an elastic buffer, a multiple of 2 MiB: the maximum of dispatch and combine.
 
-    num_topk 0 stands for 32, the most that is supported. The two-level form is counted where num_scaleout_ranks > 1.
+    num_topk 0 stands for 32, the maximum. num_scaleout_ranks > 1 selects the two-level form.
     """
     m, k = num_max_tokens_per_rank, num_topk or 32
     so, su = num_scaleout_ranks, num_scaleup_ranks
     r = so * su
 
-    payload = align(hidden, 32) + align(4 * ceil_div(hidden, 32), 32) if use_fp8_dispatch else align(2 * hidden, 32)
+    payload = (
+        align(hidden, 32) + align(4 * ceil_div(hidden, 32), 32)
+        if use_fp8_dispatch
+        else align(2 * hidden, 32)
+    )
     dispatch_token = payload + align(8 * k + 4 * (1 + k), 32)
     combine_token = align(2 * hidden, 32) + align(8 * k, 32)
     if so > 1:
@@ -233,12 +263,15 @@ def get_theoretical_num_sms(
     num_device_sms: int,
     prefer_overlap_with_compute: bool = True,
 ) -> int:
-    """SMs that keep the slower link busy when experts are chosen evenly: even, 4 to num_device_sms.
+    """SMs that keep the slower link busy with an even choice of experts.
 
-    Speeds are GB/s; a link speed of 0 is unknown and sets no bound, and with no bound known 20 SMs are taken.
-    The two-level form is counted where num_scaleout_ranks > 1. At least 64 SMs where overlap with computation does not
-    matter, all where nothing crosses a link. AssertionError unless num_scaleout_topk is 0 (expert groups are not
-    modelled), experts divide evenly and num_topk is in 1..num_experts.
+    The result is even, from 4 to num_device_sms. Speeds are in GB/s. A link speed of 0 is unknown
+    and no bound; without a bound the result is 20. num_scaleout_ranks > 1 selects the two-level
+    form. Without prefer_overlap_with_compute the result is at least 64; without traffic on a link
+    it is num_device_sms.
+
+    Raises AssertionError unless num_scaleout_topk is 0 (expert groups are not modelled), the ranks
+    divide num_experts, and num_topk is in 1..num_experts.
     """
     so, su, nv = num_scaleout_ranks, num_scaleup_ranks, num_nvlink_ranks
     r = so * su
@@ -247,11 +280,13 @@ def get_theoretical_num_sms(
     assert 1 <= num_topk <= num_experts, f"num_topk: got {num_topk}, need 1 to {num_experts}"
 
     def expected_parts(n: int) -> float:
-        """How many of n equal parts of the experts a token's choice touches."""
-        untouched = math.comb(num_experts - num_experts // n, num_topk) / math.comb(num_experts, num_topk)
+        """The expected number of n equal parts of the experts that a token selects."""
+        untouched = math.comb(num_experts - num_experts // n, num_topk) / math.comb(
+            num_experts, num_topk
+        )
         return n * (1 - untouched)
 
-    # Traffic and SM work per row that a rank sends.
+    # Traffic and SM work per row sent.
     rows = expected_parts(r)
     read = 1 / rows
     if so > 1:
@@ -271,14 +306,20 @@ def get_theoretical_num_sms(
     elif gbs <= 0:
         num_sms = NUM_DEFAULT_SMS
     else:
-        num_sms = 1.25 * gbs / traffic * max(read / sm_read_gbs, write / sm_write_gbs)  # 1.25: margin for imbalance
+        margin = 1.25  # for imbalance
+        num_sms = margin * gbs / traffic * max(read / sm_read_gbs, write / sm_write_gbs)
     result = align(max(4, math.ceil(num_sms)), 2)
     if not prefer_overlap_with_compute:
         result = max(result, 64)
     return min(result, num_device_sms)
 
 
-def get_theoretical_num_qps(num_sms: int, *, num_scaleout_ranks: int, num_allocated_qps: int) -> int:
-    """Queue pairs for `num_sms`, at most the allocated: 16 an SM and one in two-level form, else one an SM to 9."""
+def get_theoretical_num_qps(
+    num_sms: int, *, num_scaleout_ranks: int, num_allocated_qps: int
+) -> int:
+    """Queue pairs for `num_sms`, at most the allocated ones.
+
+    16 per SM and one more in the two-level form, else one per SM up to 9.
+    """
     wanted = num_sms * 16 + 1 if num_scaleout_ranks > 1 else min(num_sms, 9)
     return min(wanted, num_allocated_qps)

@@ -5,15 +5,17 @@
 
     def pe(world):
         numbers = world.zeros((world.n_pes,), "int64")
+        mine = numpy.array([world.my_pe], numpy.int64)
         for other in range(world.n_pes):
-            world.put(numbers.on(other)[world.my_pe : world.my_pe + 1], numpy.array([world.my_pe], numpy.int64))
+            world.put(numbers.on(other)[world.my_pe : world.my_pe + 1], mine)
         shoal.barrier(world.team)
         return numbers.local.numpy().tolist()
 
     shoal.run_threads(4, pe)   # four PEs as threads of this process: [[0, 1, 2, 3]] * 4
 
-Worlds of processes are made by World.open (shoal-run), World.from_torch, World.from_mpi4py or World.from_unique_id.
-shoal.ep moves the tokens of mixture-of-experts models, shoal.torch does so under autograd. Arrays cross by DLPack.
+Worlds of processes: World.open (shoal-run), World.from_torch, World.from_mpi4py and
+World.from_unique_id. shoal.ep has dispatch and combine, shoal.torch and shoal.jax make them
+differentiable. Arrays are exchanged by DLPack.
 """
 
 from . import ep, errors

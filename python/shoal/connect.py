@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds over what a program already has: torch.distributed groups and mpi4py communicators.
+"""Worlds over torch.distributed groups and mpi4py communicators.
 
-The first rank makes a unique id and gives it to the others; after that Shoal needs neither library any more.
+The first rank creates a unique id and broadcasts it; after that Shoal uses neither library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def from_torch(group: Any = None, settings: dict[str, Any] | None = None) -> Wor
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        raise Error("World.from_torch: torch.distributed is not initialised; call init_process_group first")
+        raise Error(
+            "World.from_torch: torch.distributed is not initialised; call init_process_group first"
+        )
     group = group if group is not None else dist.group.WORLD
     root = dist.get_global_rank(group, 0)
 
@@ -35,17 +37,22 @@ def from_mpi4py(comm: Any, settings: dict[str, Any] | None = None) -> World:
     return _open(comm.Get_rank(), comm.Get_size(), lambda text: comm.bcast(text, root=0), settings)
 
 
-def _open(rank: int, size: int, broadcast: Callable[[str | None], str], settings: dict[str, Any] | None) -> World:
+def _open(
+    rank: int, size: int, broadcast: Callable[[str | None], str], settings: dict[str, Any] | None
+) -> World:
     unique_id, failure = None, None
     if rank == 0:
         try:
-            unique_id = UniqueId.create(settings)  # it serves the others until all have joined: kept to the end
-        except Exception as error:  # whatever it is, the others must not wait for the id
+            # It serves the other ranks until all have joined, so it lives until the end.
+            unique_id = UniqueId.create(settings)
+        except Exception as error:  # of any class: the other ranks wait for the id
             failure = error
-    text = broadcast(str(unique_id) if unique_id is not None else _failed(failure) if failure else None)
+    text = broadcast(
+        str(unique_id) if unique_id is not None else _failed(failure) if failure else None
+    )
     if text.startswith("error:"):
         _, code, message = text.split(":", 2)
-        raise failure or by_code(code)(f"rank 0 could not make a unique id: {message}")
+        raise failure or by_code(code)(f"rank 0 could not create a unique id: {message}")
     return World.from_unique_id(text, rank, size, settings)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expert-parallel dispatch and combine: `Group`, size hints and the gate. See help(shoal.ep.Group)."""
+"""Expert-parallel dispatch and combine: `Group`, size hints and the gate."""
 
 from ._core.ep import (
     Combined,

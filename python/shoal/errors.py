@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions of Shoal. Each message says what was asked, what was got, what is allowed and which setting changes it."""
+"""Exceptions of Shoal. A message states the call, the value, the allowed range and the setting."""
 
 from __future__ import annotations
 
@@ -7,55 +7,55 @@ import builtins
 
 
 class Error(RuntimeError):
-    """Raised by every call of Shoal that fails. `code` is what programs branch on; people read the message."""
+    """The base class of all errors of Shoal. Programs test `code`; the message is for people."""
 
     code = "error"
 
 
 class InvalidArgumentError(Error, ValueError):
-    """A value is outside what the call allows; nothing was sent, and what it was called on stays usable."""
+    """A value is outside its limits. Nothing was sent, and the object stays usable."""
 
     code = "invalid_argument"
 
 
 class ExhaustedError(Error):
-    """Memory or slots that a setting bounds are used up."""
+    """Memory or slots that a setting limits are exhausted."""
 
     code = "exhausted"
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """A deadline passed; the message names who waited for whom, in which phase."""
+    """A deadline passed. The message names the waiting PE, the PE it waited for and the phase."""
 
     code = "timeout"
 
 
 class PeerFailedError(Error):
-    """Another PE ended, closed its connection or reported an error of its own."""
+    """Another PE ended, closed its connection or reported an error."""
 
     code = "peer_failed"
 
 
 class MismatchError(Error):
-    """PEs disagree about a value that must be the same on all of them."""
+    """PEs differ in a value that must be equal on all of them."""
 
     code = "mismatch"
 
 
 class UnsupportedError(Error):
-    """Valid, but this build, machine or pair of PEs cannot do it."""
+    """The call is valid, but this build, machine or pair of PEs does not support it."""
 
     code = "unsupported"
 
 
 class SystemFailureError(Error):
-    """The operating system or the GPU driver refused; the message carries its reason."""
+    """The operating system or the GPU driver failed; the message has its reason."""
 
     code = "system"
 
 
 class ClosedError(Error):
-    """The world, group or handle was closed before, or has failed."""
+    """The world, group or handle was closed, or has failed, before the call."""
 
     code = "closed"
 
@@ -64,5 +64,5 @@ _CLASSES = {cls.code: cls for cls in Error.__subclasses__()}
 
 
 def by_code(code: str) -> type[Error]:
-    """The class of a code of shoal::Error."""
+    """The class for the code of a shoal::Error."""
     return _CLASSES.get(code, Error)

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "base/host_device.hpp"
+#include "shoal/config.hpp"
 
 namespace shoal {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check.hpp: throwing Error with a formatted message, in one line.
+// check.hpp: throws Error with a formatted message.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/system_error.hpp"
 #include "shoal/error.hpp"
 
 namespace shoal {
@@ -18,8 +19,8 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// The argument itself, or what it returns where it is a function: texts that have to be made are
-/// given as functions, so that only an error makes them.
+/// The argument itself or, for a function, its result. Texts that are expensive to make are passed
+/// as functions, so that they are made only for an error.
 template <typename Arg>
 auto made(const Arg& arg) {
   if constexpr (std::is_invocable_v<const Arg&>)
@@ -38,12 +39,12 @@ void require(bool condition, Code code,
     throw Error(code, fmt::format(format, made(args)...));
 }
 
-/// Throws Error{system} with the formatted message followed by the text of `errno`.
+/// Throws Error{system} with the formatted message, followed by errno_text of `errno`.
 template <typename... Args>
 [[noreturn]] void fail_errno(fmt::format_string<Args...> format, Args&&... args) {
   const int error = errno;
   throw Error(Code::system,
-              fmt::format(format, std::forward<Args>(args)...) + ": " + std::strerror(error));
+              fmt::format(format, std::forward<Args>(args)...) + ": " + errno_text(error));
 }
 
 }  // namespace shoal

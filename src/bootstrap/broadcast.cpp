@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// broadcast.cpp: worlds whose PEs can already hand a short text from PE 0 to all others.
+// broadcast.cpp: worlds whose PEs can already broadcast a short text from PE 0.
 
 #include "base/check.hpp"
 #include "bootstrap/round.hpp"
@@ -11,7 +11,8 @@ namespace {
 constexpr std::string_view kFailed = "failed:";
 constexpr std::size_t kMaxText = 255;
 
-/// Letters, digits and . : [ ] _ - stay; any other byte becomes %xx. Cut where it gets too long.
+/// Keeps letters, digits and . : [ ] _ -, and replaces any other byte by %xx. Truncates the result
+/// to `most` characters.
 std::string escape(std::string_view text, std::size_t most) {
   std::string out;
   for (const char c : text) {
@@ -43,15 +44,14 @@ std::string unescape(std::string_view text) {
 std::unique_ptr<Bootstrap> connect_by_broadcast(
     std::int32_t pe, std::int32_t n_pes,
     const std::function<std::string(const std::string&)>& broadcast, const Settings& settings) {
-  std::optional<UniqueId>
-      id;  // of PE 0; its root serves the world by itself once somebody has come
+  std::optional<UniqueId> id;  // of PE 0; once a PE has joined, its root no longer needs the handle
   std::optional<Error> failure;
   std::string mine;
   if (pe == 0) {
     try {
       id = UniqueId::create(settings);
       mine = id->to_string();
-    } catch (const Error& error) {  // the others are to learn it, not to wait
+    } catch (const Error& error) {  // broadcast the reason, so that the other PEs do not wait
       failure = error;
       mine = std::string(kFailed) + escape(reason_of(error), kMaxText - kFailed.size());
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// make_bootstrap.cpp: the bootstrap that the settings ask for.
+// make_bootstrap.cpp: creates the bootstrap that the settings choose.
 
 #include <atomic>
 
@@ -13,8 +13,7 @@
 namespace shoal {
 namespace {
 
-/// PEs open worlds in the same order, so that they count alike; each world meets at a port of its
-/// own.
+/// All PEs open worlds in the same order, so their counters agree. Each world has its own port.
 std::unique_ptr<Bootstrap> connect_torch(std::int32_t pe, std::int32_t n_pes, Settings settings) {
   static std::atomic<std::uint64_t> worlds{0};
   settings.session_id = bootstrap::torch_session(settings.launcher, worlds++);
@@ -33,14 +32,13 @@ std::unique_ptr<Bootstrap> make(const std::string& name, const bootstrap::Choice
   if (name == "torch") return connect_torch(pe, n_pes, settings);
   auto made = bootstrap::connect_plugin(name, settings);
   if (made->n_pes() > 1) return made;
-  // A library of another kind than the launcher makes every process a job of its own: worlds of one
-  // PE, side by side.
+  // With a library that does not belong to the launcher, every process is a job of its own, and
+  // each PE would silently get a world of one PE.
   const bootstrap::Launcher launcher = bootstrap::detect_launcher(settings.launcher);
-  require(
-      launcher.n_pes <= 1, Code::mismatch,
-      "bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to another launcher. Setting: "
-      "SHOAL_BOOTSTRAP",
-      name, launcher.name, launcher.n_pes, launcher.why);
+  require(launcher.n_pes <= 1, Code::mismatch,
+          "bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to another "
+          "launcher. Setting: SHOAL_BOOTSTRAP",
+          name, launcher.name, launcher.n_pes, launcher.why);
   return made;
 }
 

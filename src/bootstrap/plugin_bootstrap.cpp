@@ -19,7 +19,7 @@ namespace shoal::bootstrap {
 namespace {
 
 constexpr std::string_view kOwnFile = "plugin:";
-/// What a plug-in that keeps its deadlines has for reporting one.
+/// Extra time for a plug-in that reports a timeout by itself.
 constexpr std::chrono::milliseconds kMargin{1'000};
 
 const char* variable_of(const shoal_bootstrap_context* context, const char* name) {
@@ -29,8 +29,7 @@ const char* variable_of(const shoal_bootstrap_context* context, const char* name
   return found == variables.end() ? nullptr : found->second.c_str();
 }
 
-/// All that a call reads and writes. Calls that are given up own it together with the thread that
-/// is left behind.
+/// The data of a call. A call that is abandoned shares it with the thread that still runs it.
 struct Job {
   LoadedPlugin plugin;
   std::map<std::string, std::string> variables;
@@ -38,13 +37,12 @@ struct Job {
   void* handle = nullptr;
   std::int32_t pe = -1, n_pes = -1;
   std::array<char, SHOAL_BOOTSTRAP_TEXT_SIZE> text{};
-  bool given_up = false;  ///< a call has not returned and still uses all of this
+  bool given_up = false;  ///< a call has not returned and still uses this object
 };
 
 using Step = std::function<int(Job&)>;
 
-/// Plug-ins with a call that was given up: it may still run, and calls of a plug-in come one at a
-/// time.
+/// Plug-ins with an abandoned call. The call may still run, and a plug-in's calls must not overlap.
 class GivenUp {
  public:
   static void add(const shoal_bootstrap_plugin* table) {
@@ -67,7 +65,7 @@ class GivenUp {
   }
 };
 
-/// Runs `step` on a thread of its own and stops waiting for it at the deadline.
+/// Runs `step` on a new thread and abandons it at the deadline.
 int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const Step& step,
                       std::chrono::milliseconds limit) {
   std::packaged_task<int()> task([job, step] { return step(*job); });
@@ -77,26 +75,25 @@ int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const S
     thread.detach();
     job->given_up = true;
     GivenUp::add(job->plugin.table);
-    fail(
-        Code::timeout,
-        "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in it. Setting: "
-        "SHOAL_BOOTSTRAP_TIMEOUT_MS",
-        job->plugin.file, call, limit.count());
+    fail(Code::timeout,
+         "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in "
+         "it. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+         job->plugin.file, call, limit.count());
   }
   thread.join();
   return result.get();
 }
 
-/// Runs `step` on this thread, which cannot be given up; when it is late, a thread beside it says
-/// so.
+/// Runs `step` on this thread, which cannot be abandoned. If it is late, a second thread logs a
+/// warning.
 int run_and_watch(const std::shared_ptr<Job>& job, const char* call, const Step& step,
                   std::chrono::milliseconds limit) {
   std::promise<void> done;
   std::thread watch([&job, call, limit, over = done.get_future()] {
     if (over.wait_for(limit + kMargin) == std::future_status::ready) return;
     log::warn(
-        "bootstrap plug-in {}: {} has not returned within {} ms and cannot be interrupted; most likely some PE "
-        "has not called it",
+        "bootstrap plug-in {}: {} has not returned within {} ms and cannot be interrupted; most "
+        "likely some PE has not called it",
         job->plugin.file, call, limit.count());
   });
   const int status = step(*job);
@@ -144,11 +141,10 @@ LoadedPlugin load_bootstrap_plugin(std::string_view name, const Settings& settin
   require(plugin.symbol != nullptr, Code::unsupported, "bootstrap {}: {}. Setting: SHOAL_BOOTSTRAP",
           name, plugin.reason);
   const auto& table = *static_cast<const shoal_bootstrap_plugin*>(plugin.symbol);
-  require(
-      table.version == SHOAL_BOOTSTRAP_PLUGIN_VERSION, Code::unsupported,
-      "bootstrap plug-in {} has version {} of the table; this Shoal takes version {}: build it with this Shoal's "
-      "shoal/bootstrap_plugin.h",
-      plugin.file, table.version, SHOAL_BOOTSTRAP_PLUGIN_VERSION);
+  require(table.version == SHOAL_BOOTSTRAP_PLUGIN_VERSION, Code::unsupported,
+          "bootstrap plug-in {} has version {} of the table; this Shoal takes version {}: build it "
+          "with this Shoal's shoal/bootstrap_plugin.h",
+          plugin.file, table.version, SHOAL_BOOTSTRAP_PLUGIN_VERSION);
   require(table.size >= sizeof table && table.name != nullptr && table.open != nullptr &&
               table.broadcast != nullptr && table.close != nullptr,
           Code::unsupported,
@@ -163,8 +159,8 @@ std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings&
   job->plugin = load_bootstrap_plugin(name, settings);
   require(
       !GivenUp::contains(job->plugin.table), Code::timeout,
-      "bootstrap plug-in {}: a call for an earlier world has not returned, so that this process cannot open another "
-      "one by it",
+      "bootstrap plug-in {}: a call for an earlier world has not returned, so that this process "
+      "cannot open another one by it",
       job->plugin.file);
   job->variables = settings.launcher.empty() ? Settings::launcher_environment() : settings.launcher;
   job->context.size = sizeof job->context;

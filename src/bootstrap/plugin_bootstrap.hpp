@@ -12,8 +12,8 @@
 
 namespace shoal::bootstrap {
 
-/// The plug-in, or the library or launcher that it stands on, is not there: another one may do.
-/// Code::unsupported.
+/// The plug-in, its library or its launcher is missing, so another bootstrap may be tried. The code
+/// is Code::unsupported.
 class PluginAbsent : public Error {
  public:
   explicit PluginAbsent(const std::string& message) : Error(Code::unsupported, message) {}
@@ -25,12 +25,13 @@ struct LoadedPlugin {
   std::string file;
 };
 
-/// `name` is that of a plug-in of Shoal's ("mpi") or "plugin:FILE". Throws PluginAbsent where there
-/// is no such file, and Error{unsupported} for one that is no plug-in or of another version.
+/// Loads one of Shoal's plug-ins ("mpi") or a user's ("plugin:FILE"). Throws PluginAbsent if a
+/// plug-in of Shoal is not installed, and Error{unsupported} if a file is missing, is no
+/// plug-in, or has another version.
 LoadedPlugin load_bootstrap_plugin(std::string_view name, const Settings& settings);
 
-/// Collective over the launcher's job. Throws as the plug-in's status says: Error{timeout},
-/// PluginAbsent, or Error{system}, with its sentence.
+/// Joins the launcher's job. Collective. Throws Error{timeout}, PluginAbsent or Error{system} with
+/// the plug-in's reason, according to its status.
 std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings& settings);
 
 }  // namespace shoal::bootstrap

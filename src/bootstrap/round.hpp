@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// round.hpp: who has come to the current collective call, and with what. Shared by the TCP root and
-// the threads of one process.
+// round.hpp: the state of the current collective call: which PEs have called, and their
+// contributions. Used by the TCP root and by the bootstrap for threads.
 #pragma once
 
 #include <optional>
@@ -12,23 +12,23 @@
 
 namespace shoal::bootstrap {
 
-/// "PE 2 of 8" or "PEs 2, 5 of 8"; a long list is cut.
+/// "PE 2 of 8" or "PEs 2, 5 of 8". A long list is truncated.
 std::string name_pes(std::span<const Pe> pes, std::int32_t n_pes);
 
 class Round {
  public:
   explicit Round(std::int32_t n_pes) : contributions_(static_cast<std::size_t>(n_pes)) {}
 
-  /// Returns Failure{mismatch} when another PE made a different call.
+  /// Adds a PE's call. Returns Failure{mismatch} if another PE made a different call.
   std::optional<Failure> arrive(Pe pe, Call call);
   bool pending() const { return arrived_ > 0; }
   bool complete() const { return arrived_ == contributions_.size(); }
   Call::Kind kind() const { return kind_; }
-  /// barrier("heap")
+  /// The call in the form barrier("heap").
   std::string name() const;
-  /// What to say when the deadline of the call has passed.
+  /// The failure to report if the deadline of the call has passed.
   Failure timed_out(std::chrono::milliseconds limit) const;
-  /// The contributions by PE; the round is empty again, for the next call.
+  /// Returns the contributions by PE and clears the round for the next call.
   std::vector<Bytes> take();
 
  private:

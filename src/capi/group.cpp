@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups: making, ending, asking. Launches and other things that both modes use.
+// group.cpp: groups and their queries; options that both modes share.
 #include <limits>
 
 #include "capi/ep.hpp"
@@ -10,10 +10,11 @@ namespace {
 ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* call) {
   const shoal_ep_group_options defaults = SHOAL_EP_GROUP_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_group_options", &required(given, call, "options"), defaults);
-  constexpr std::int64_t kMostMs =
-      std::numeric_limits<std::int64_t>::max() / 1'000'000;  // C++ counts nanoseconds
+  // In nanoseconds, as C++ counts, it must fit std::int64_t.
+  constexpr std::int64_t kMostMs = std::numeric_limits<std::int64_t>::max() / 1'000'000;
   require(c.timeout_ms <= kMostMs && c.timeout_ms >= -kMostMs, Code::invalid_argument,
-          "{}: shoal_ep_group_options.timeout_ms is {}; too many", call, c.timeout_ms);
+          "{}: shoal_ep_group_options.timeout_ms is {}; allowed: up to {}", call, c.timeout_ms,
+          kMostMs);
   return {
       .max_tokens = c.max_tokens,
       .hidden = c.hidden,
@@ -147,13 +148,13 @@ shoal_status shoal_ep_group_synchronize(shoal_ep_group* group) {
   return guarded([&] { group_of(group, "shoal_ep_group_synchronize").synchronize(); });
 }
 
-shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked, int32_t members) {
+shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked, int32_t ranks) {
   const char* call = "shoal_ep_masked";
   return guarded([&] {
     required(masked, call, "masked");
     const std::vector<int> masks = group_of(group, call).masked();
-    shoal::require(std::cmp_less_equal(masks.size(), members), shoal::Code::invalid_argument,
-                   "{}: room for {} members; this group has {}", call, members, masks.size());
+    shoal::require(std::cmp_less_equal(masks.size(), ranks), shoal::Code::invalid_argument,
+                   "{}: room for {} ranks; this group has {}", call, ranks, masks.size());
     std::copy(masks.begin(), masks.end(), masked);
   });
 }

@@ -7,8 +7,9 @@
 
 namespace shoal::capi {
 
-/// Throws Error{invalid_argument} for NULL and for a dtype, rank, shape or device that cannot be,
-/// naming call and argument. What an operation allows beyond that, it checks itself.
+/// Throws Error{invalid_argument}, naming call and argument, for NULL; for a dtype, rank, shape or
+/// device outside its range; for more than 2^63 - 1 bytes; and for data that is NULL although the
+/// tensor has elements. Each operation checks the rest itself.
 TensorView view_of(const shoal_tensor* tensor, const char* call, const char* name);
 /// As view_of; NULL: undefined.
 TensorView optional_view_of(const shoal_tensor* tensor, const char* call, const char* name);

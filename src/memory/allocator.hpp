@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // allocator.hpp: which bytes of the symmetric heap are in use.
 //
-// Keeps no data in the heap itself: a stray store into the heap cannot damage it. Deterministic:
-// the same calls give the same offsets on every PE, which is what makes the heap symmetric.
+// Keeps its data outside the heap, so a stray store into the heap cannot damage it. Deterministic:
+// the same calls give the same offsets on every PE, which makes the heap symmetric.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@
 namespace shoal::memory {
 
 /// Best fit (lowest offset among equals) with coalescing. allocate and release take O(log n) for
-/// alignments up to kMinimumAlignment; larger alignments may look at further blocks.
+/// alignments up to kMinimumAlignment; larger alignments may search more blocks.
 class Allocator {
  public:
-  /// Two cache lines: neighbouring allocations never share a line, nor the pair that the prefetcher
-  /// loads together.
+  /// Two cache lines: neighbouring allocations share neither a line nor the pair of lines that the
+  /// prefetcher loads together.
   static constexpr std::size_t kMinimumAlignment = 128;
 
   /// Manages offsets 0 .. size - 1; size is rounded down to kMinimumAlignment.
@@ -32,7 +32,7 @@ class Allocator {
   /// offset or it was released since.
   bool release(std::size_t offset);
 
-  /// Size of the block at `offset` as reserved; 0 when there is none.
+  /// Reserved size of the block at `offset`; 0 if there is none.
   std::size_t size_of(std::size_t offset) const;
 
   std::size_t size() const noexcept { return size_; }
@@ -41,7 +41,7 @@ class Allocator {
   std::size_t largest_free() const;
   std::size_t blocks() const noexcept { return used_blocks_.size(); }
 
-  /// End of the highest block ever handed out: bytes from here on were never used by anybody.
+  /// End of the highest block ever allocated: bytes from here on were never used.
   std::size_t high_water() const noexcept { return high_water_; }
 
  private:
@@ -53,8 +53,8 @@ class Allocator {
   std::size_t high_water_ = 0;
   std::map<std::size_t, std::size_t> used_blocks_;     // offset -> bytes
   std::map<std::size_t, std::size_t> free_by_offset_;  // offset -> bytes; no two are adjacent
-  std::set<std::pair<std::size_t, std::size_t>>
-      free_by_size_;  // (bytes, offset) of the same blocks
+  // (bytes, offset) of the same blocks.
+  std::set<std::pair<std::size_t, std::size_t>> free_by_size_;
 };
 
 }  // namespace shoal::memory

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // device.hpp: the GPU of a PE, for code that knows no CUDA header.
 //
-// Everything here compiles and links without CUDA; open_device then throws Error{unsupported}. What
-// needs CUDA lives in memory/cuda/.
+// Everything here compiles and links without CUDA; open_device then throws Error{unsupported}.
+// memory/cuda/ has the implementation.
 #pragma once
 
 #include <array>
@@ -20,17 +20,17 @@ struct CUstream_st;  // CUstream, cudaStream_t
 
 namespace shoal::memory {
 
-/// What a PE tells all others about its GPU before there is a heap; travels as bytes.
+/// What a PE publishes about its GPU before the heap exists. Sent as bytes.
 struct DeviceDescription {
   ProcessId process;
   std::uint64_t network_namespace = 0;
-  std::array<std::byte, 16>
-      uuid{};                 ///< of the GPU: ordinals differ where processes see different GPUs
+  /// Of the GPU: ordinals differ where processes see different GPUs.
+  std::array<std::byte, 16> uuid{};
   std::int32_t ordinal = 0;   ///< in its own process
   std::uint32_t has_vmm = 0;  ///< virtual-memory management
   std::uint32_t has_fd = 0;   ///< memory can be passed as file descriptors
-  std::uint32_t has_fabric =
-      0;  ///< memory can be passed as fabric handles, across hosts of an NVLink domain
+  /// Memory can be passed as fabric handles, across hosts of an NVLink domain.
+  std::uint32_t has_fabric = 0;
   std::uint64_t granularity = 0;  ///< of mappings, in bytes
 };
 
@@ -44,20 +44,19 @@ class Device {
 
   int device = 0;               ///< ordinal in this process
   CUctx_st* context = nullptr;  ///< the primary context
-  CUstream_st* stream =
-      nullptr;  ///< for operations that the host issues; does not synchronise with the null stream
+  /// For operations that the host issues; does not synchronise with the null stream.
+  CUstream_st* stream = nullptr;
   std::size_t granularity = 0;  ///< of mappings of this GPU's memory, in bytes
   int multiprocessors = 0;
   int compute_capability = 0;  ///< 90 for 9.0
 
-  /// Makes the context current on the calling thread; cheap when it already is. Throws
-  /// Error{system}.
+  /// Makes the context current on the calling thread; cheap if it already is. Throws Error{system}.
   virtual void activate() const = 0;
 
-  /// Returns when everything on a stream is complete. Polls, so that it ends by SHOAL_TIMEOUT_MS
-  /// whatever runs on the GPU: Error{timeout} naming `what`. Other errors: Error{system} with the
-  /// name and text of CUDA's. To be used by one thread at a time: while another one keeps adding to
-  /// the stream, it never gets complete.
+  /// Returns when all work on a stream is complete. Polls, so that it ends within SHOAL_TIMEOUT_MS
+  /// even if a kernel hangs: Error{timeout} naming `what`. CUDA errors: Error{system} with their
+  /// name and text. For one thread at a time: a stream to which another thread keeps adding work
+  /// never completes.
   virtual void synchronize(CUstream_st* on, const char* what) const = 0;
   void synchronize(const char* what) const { synchronize(stream, what); }
 
@@ -72,14 +71,14 @@ class Device {
 
 struct DeviceRequest {
   std::int64_t ordinal = -1;  ///< SHOAL_DEVICE
-  std::int64_t index = 0;     ///< of this PE on its host: chooses the GPU where ordinal is -1
-  bool probe_fabric =
-      false;  ///< whether to find out if fabric handles work, which takes an allocation
+  std::int64_t index = 0;     ///< of this PE on its host: selects the GPU if ordinal is -1
+  /// Whether to find out if fabric handles work, which takes an allocation.
+  bool probe_fabric = false;
   std::chrono::milliseconds timeout{30'000};
 };
 
-/// Throws Error{unsupported} where this build has no CUDA, or this machine no driver or no GPU,
-/// saying why; Error{invalid_argument} for an ordinal that does not exist.
+/// Throws Error{unsupported} with the reason if the build has no CUDA or the machine no driver or
+/// GPU; Error{invalid_argument} for an ordinal that does not exist.
 std::shared_ptr<Device> open_device(const DeviceRequest& request);
 
 /// One GPU as shoal-info shows it.
@@ -92,8 +91,8 @@ struct GpuInfo {
   bool has_vmm = false, has_fd = false, has_fabric = false;
   bool multicast = false;          ///< NVLink multicast; Shoal does not use it
   bool stream_memory_ops = false;  ///< 64-bit, at any alignment of 8
-  std::vector<std::string>
-      peers;  ///< by ordinal: "self", "yes", "yes, no atomics", or why there is no peer access
+  /// By ordinal: "self", "yes", "yes, no atomics", or why there is no peer access.
+  std::vector<std::string> peers;
 };
 
 struct GpuReport {
@@ -102,7 +101,7 @@ struct GpuReport {
   int driver_version = 0;   ///< 13000 for CUDA 13.0
 };
 
-/// The GPUs that this process sees. Never throws for their absence.
+/// The GPUs that this process sees. Does not throw if there are none.
 GpuReport describe_gpus();
 
 }  // namespace shoal::memory

@@ -8,8 +8,8 @@
 
 namespace shoal::memory {
 
-/// Names a process among all: a forked child inherits the token but not the pid, and pids recur in
-/// other PID namespaces.
+/// Unique name of a process. A forked child inherits the token but not the pid; pids recur in other
+/// PID namespaces.
 struct ProcessId {
   Token token{};
   std::int64_t pid = 0;
@@ -17,8 +17,8 @@ struct ProcessId {
 };
 ProcessId this_process();
 
-/// Names the network namespace of this process: abstract socket names are visible inside it only.
-/// 0: unknown.
+/// Identifies the network namespace of this process, which limits the visibility of abstract socket
+/// names. 0: unknown.
 std::uint64_t network_namespace();
 
 }  // namespace shoal::memory

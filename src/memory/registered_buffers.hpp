@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// registered_buffers.hpp: the user's own buffers that transports may use directly.
+// SPDX-License-Identifier: Apache-2.0 registered_buffers.hpp: user buffers that transports may use
+// directly.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@ namespace shoal::memory {
 /// Disjoint ranges of private memory.
 class RegisteredBuffers {
  public:
-  /// Throws Error{invalid_argument} for a range that is empty, wraps around or overlaps a
-  /// registered one.
+  /// Throws Error{invalid_argument} if the range is empty, wraps around or overlaps a registered
+  /// one.
   void add(const void* pointer, std::size_t bytes);
-  /// Throws Error{invalid_argument} when no range starts at `pointer`.
+  /// Throws Error{invalid_argument} if no range starts at `pointer`.
   void remove(const void* pointer);
   /// Whether one registered range holds all `bytes` bytes.
   bool contains(const void* pointer, std::size_t bytes) const noexcept;

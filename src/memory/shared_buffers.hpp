@@ -2,9 +2,8 @@
 // shared_buffers.hpp: GPU memory of any allocator that PEs of a world map from each other, for code
 // that knows no CUDA header.
 //
-// A range is the whole allocation (or row of mapped pieces) around what the caller named: sharing
-// another part of it later needs no new mapping. Its pieces are exported one after the other and
-// imported in the same order.
+// A range is the whole allocation, or series of mapped pieces, around the caller's buffer: sharing
+// another part of it later needs no new mapping. Pieces are exported and imported in order.
 #pragma once
 
 #include <array>
@@ -20,7 +19,7 @@ namespace shoal::memory {
 /// How a piece is passed to another process.
 enum class PieceKind : std::uint32_t { none, fd, fabric, ipc };
 
-/// One piece of a range, as its owner found it.
+/// One piece of a range, in the owner's addresses.
 struct BufferPiece {
   std::byte* base = nullptr;
   std::size_t bytes = 0;
@@ -29,12 +28,13 @@ struct BufferPiece {
 struct BufferRange {
   std::byte* base = nullptr;
   std::size_t bytes = 0;
-  std::uint64_t allocation =
-      0;  ///< the driver's name for it: another one lies there when this has changed
+  /// The driver's name for it: another one lies there when this has changed.
+  std::uint64_t allocation = 0;
   std::vector<BufferPiece> pieces;
 };
 
-/// What another process needs to map a piece; travels as bytes, the descriptor apart from it.
+/// What another process needs to map a piece. Sent as bytes; the file descriptor is sent
+/// separately.
 struct ExportedPiece {
   PieceKind kind = PieceKind::none;
   std::uint32_t first = 1;  ///< it starts the range
@@ -49,13 +49,12 @@ class SharedBuffers {
   SharedBuffers(const SharedBuffers&) = delete;
   SharedBuffers& operator=(const SharedBuffers&) = delete;
 
-  /// The range around [pointer, pointer + bytes). Throws Error{invalid_argument} when that is not
+  /// The range around [pointer, pointer + bytes). Throws Error{invalid_argument} if that is not
   /// memory of this PE's GPU.
   virtual BufferRange locate(const void* pointer, std::size_t bytes) const = 0;
-  /// Whether the same allocation still lies there.
+  /// Whether the range still belongs to the same allocation.
   virtual bool is_current(const BufferRange& range) const = 0;
-  /// Throws Error{unsupported} for memory that cannot be passed to other processes, saying what
-  /// would help.
+  /// Throws Error{unsupported} with a remedy if the memory cannot be shared with other processes.
   virtual ExportedPiece export_piece(const BufferRange& range, std::size_t piece,
                                      FileDescriptor& fd) const = 0;
 
@@ -65,7 +64,7 @@ class SharedBuffers {
                             const FileDescriptor& fd) = 0;
   /// Gives this PE's GPU access to range `id` of `pe`, a thread of this process.
   virtual void adopt(Pe pe, std::uint64_t id, std::byte* base, std::size_t bytes) = 0;
-  /// Start of that range in this process; nullptr where it is not mapped.
+  /// Start of that range in this process; nullptr if it is not mapped.
   virtual std::byte* base(Pe pe, std::uint64_t id) const noexcept = 0;
   virtual void drop(Pe pe, std::uint64_t id) noexcept = 0;
 

@@ -25,8 +25,8 @@ Topology make_topology() {
   require(hwloc_topology_init(&topology) == 0, Code::system, "hwloc could not be initialised");
   Topology owner(topology, hwloc_topology_destroy);
   hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
-  // Those would create contexts on GPUs and open displays; "pci" leaks, and the kernel's own files
-  // say the same.
+  // These plug-ins create GPU contexts and open displays. "pci" leaks memory; sysfs has the same
+  // facts.
   for (const char* component : {"pci", "cuda", "nvml", "opencl", "rsmi", "levelzero", "gl"})
     hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, component);
   return owner;
@@ -114,14 +114,14 @@ Machine machine_of(hwloc_topology_t topology) {
 }  // namespace
 
 Machine read_machine() {
-  // libudev, which hwloc asks, is for one thread at a time; PEs may be threads.
+  // hwloc calls libudev, which is not thread-safe, and PEs may be threads.
   static std::mutex reading;
   const std::lock_guard lock(reading);
   const Topology topology = make_topology();
   require(hwloc_topology_load(topology.get()) == 0, Code::system,
           "hwloc could not read this machine");
   Machine machine = machine_of(topology.get());
-  // HWLOC_XMLFILE may put another machine in the place of this one.
+  // HWLOC_XMLFILE may replace this machine by a described one.
   if (hwloc_topology_is_thissystem(topology.get()) != 0) complete_from_sysfs(machine, "/sys");
   put_in_order(machine);
   return machine;

@@ -12,8 +12,12 @@
 namespace shoal::topology {
 namespace {
 
+/// The first line of a file; empty if the file does not exist or cannot be read.
 std::string first_line(const char* path) {
+  errno = 0;
   std::ifstream file(path);
+  if (!file && (errno == EMFILE || errno == ENFILE))
+    fail_errno("cannot read the identity of this host from {}", path);
   std::string line;
   std::getline(file, line);
   return line;

@@ -10,7 +10,7 @@
 namespace shoal::topology {
 namespace {
 
-/// A hexadecimal field of at most `most`; -1 when it is none.
+/// A hexadecimal field of at most `most`; -1 if it is malformed.
 std::int64_t hex(std::string_view text, std::int64_t most) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
@@ -35,11 +35,9 @@ Distance distance(const Location& a, const Location& b) noexcept {
   std::size_t common = 0;
   while (common < shorter && a.path[common] == b.path[common]) ++common;
   if (common == 0) return a.numa >= 0 && a.numa == b.numa ? Distance::node : Distance::sys;
-  if (common == shorter && a.path.size() == b.path.size())
-    return Distance::pix;  // one and the same device
+  if (common == shorter && a.path.size() == b.path.size()) return Distance::pix;  // the same device
   if (common == 1) return Distance::phb;
-  // Below the bridge that both share a device has its port of the switch at most; anything more is
-  // a second switch.
+  // Below the shared bridge, a device has at most its port of one switch; more is a second switch.
   return std::max(a.path.size(), b.path.size()) - common <= 2 ? Distance::pix : Distance::pxb;
 }
 

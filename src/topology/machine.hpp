@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// machine.hpp: what a host looks like to a network: its GPUs, its NICs and how far apart they are
-// (requirement D13).
+// SPDX-License-Identifier: Apache-2.0 machine.hpp: GPUs and NICs of a host, and the distances
+// between them.
 #pragma once
 
 #include <compare>
@@ -12,7 +11,7 @@
 
 namespace shoal::topology {
 
-/// What lies between two devices; nearer is smaller.
+/// What lies between two devices. A smaller value is nearer.
 enum class Distance : std::uint8_t {
   pix,   ///< at most one PCIe switch
   pxb,   ///< several PCIe switches
@@ -24,10 +23,10 @@ enum class Distance : std::uint8_t {
 /// "PIX", "PXB", "PHB", "NODE", "SYS".
 std::string_view name_of(Distance distance) noexcept;
 
-/// Where a device or a PE is.
+/// Location of a device or a PE.
 struct Location {
   /// From the processor to the device: the host bridge ("pci0000:15"), the PCI addresses of the
-  /// bridges below it, the device's own. Empty for what is no PCI device.
+  /// bridges below it, the address of the device. Empty if it is not a PCI device.
   std::vector<std::string> path;
   std::int32_t numa = -1;  ///< NUMA node; -1: not known
 
@@ -39,7 +38,7 @@ struct Gpu {
   Location at;
 };
 
-/// One port of a network device: what a PE can be given.
+/// One port of a network device, the unit that is assigned to PEs.
 struct Nic {
   enum class Kind : std::uint8_t {
     rdma,      ///< an RDMA device (HCA)
@@ -47,15 +46,15 @@ struct Nic {
     software,  ///< a network interface without one, such as a veth pair
   };
   std::string name;       ///< mlx5_0, eth0
-  std::int32_t port = 1;  ///< 1 for what has no ports
+  std::int32_t port = 1;  ///< 1 if the device has no ports
   Kind kind = Kind::rdma;
   Location at;
   std::int32_t rate = 0;  ///< Gb/s; 0: not known
-  std::int32_t plane =
-      0;  ///< ports of different planes do not reach each other; numbered within this machine
+  /// Ports of different planes do not reach each other; numbered within this machine.
+  std::int32_t plane = 0;
   bool up = true;
-  std::string
-      network{};  ///< the plane by a name that means the same on other hosts; empty: not known
+  /// Name of the plane, valid on all hosts; empty: not known.
+  std::string network{};
 
   /// "mlx5_0:1" for RDMA devices, else the name.
   std::string label() const;
@@ -74,17 +73,16 @@ Distance distance(const Location& a, const Location& b) noexcept;
 /// Throws Error{invalid_argument} for anything else.
 std::string normal_pci_address(std::string_view text);
 
-/// Brings GPUs and NICs into the order that Machine promises; with one NUMA node everything is on
-/// it.
+/// Sorts GPUs and NICs as Machine documents. With one NUMA node, every device is on it.
 void put_in_order(Machine& machine);
 
-/// The machine that this process runs on: hwloc, and sysfs for what hwloc does not know.
-/// Throws Error{system} where hwloc fails.
+/// The machine that this process runs on, from hwloc and sysfs. Throws Error{system} if hwloc
+/// fails.
 Machine read_machine();
 
-/// A described machine: a file that hwloc wrote (lstopo machine.xml) or that somebody wrote in its
-/// place. Besides hwloc's own infos of RDMA devices (Port1State...) it may have Port<n>Rate in Gb/s
-/// and Port<n>Plane. Throws Error{invalid_argument} naming the file when hwloc cannot read it.
+/// A described machine: an XML file of hwloc (lstopo machine.xml) or one written by hand. In
+/// addition to hwloc's info attributes of RDMA devices (Port1State...) it may have Port<n>Rate in
+/// Gb/s and Port<n>Plane. Throws Error{invalid_argument} naming the file when hwloc cannot read it.
 Machine read_machine(const std::string& xml_file);
 
 }  // namespace shoal::topology

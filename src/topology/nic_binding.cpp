@@ -48,7 +48,7 @@ std::optional<std::int32_t> positive(std::string_view text) {
   return good ? std::optional(value) : std::nullopt;
 }
 
-/// One of the two settings, for messages.
+/// The setting in use, for messages.
 struct Source {
   std::string_view setting, text, form;
   std::size_t most_fields;
@@ -138,7 +138,7 @@ std::vector<std::int32_t> named(const Machine& machine, const Source& source, co
   return found;
 }
 
-/// As `named`, of those that are up: at least one.
+/// As `named`, restricted to ports that are up; at least one.
 std::vector<std::int32_t> named_and_up(const Machine& machine, const Source& source,
                                        const Entry& entry) {
   std::vector<std::int32_t> found = named(machine, source, entry);
@@ -234,7 +234,7 @@ std::vector<std::int32_t> mapped_nics(const Machine& machine, const NicBinding& 
     ports.push_back(machine.nics[static_cast<std::size_t>(found.front())].label());
   }
   if (static_cast<std::int32_t>(result.size()) == seats) return result;
-  // The cure: the same ports, shared out evenly.
+  // The remedy: the same ports, divided evenly.
   std::vector<std::string> even;
   for (std::size_t i = 0; i < ports.size(); ++i) {
     const std::size_t count =

@@ -19,7 +19,7 @@ std::size_t at(std::int32_t index) {
   return static_cast<std::size_t>(index);
 }
 
-/// The numbers of the cards that NICs are on: functions of one PCI device are one card.
+/// Card number of each NIC: functions of one PCI device are one card.
 std::vector<std::int32_t> cards_of(const Machine& machine, std::span<const std::int32_t> nics) {
   std::map<std::string, std::int32_t> numbers;
   std::vector<std::int32_t> cards;
@@ -47,7 +47,7 @@ std::vector<std::int32_t> in_both(std::span<const std::int32_t> a,
 
 void plan_by_distance(const Machine& machine, std::span<const Location> seats,
                       std::span<const std::int32_t> usable, NicPlan& plan) {
-  // Seats by place, so that their order of enumeration does not decide.
+  // Seats by location, so that the order of enumeration has no effect.
   std::vector<std::int32_t> order = identity_order(seats.size());
   std::ranges::sort(order, {}, [&](std::int32_t seat) {
     return std::tuple<const Location&, std::int32_t>(seats[at(seat)], seat);
@@ -105,7 +105,7 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(
     load[at(nic)] += amount;
     card_load[at(card[at(nic)])] += amount;
   };
-  /// The nearest NIC with the least load that the seat does not hold yet; -1: it holds them all.
+  /// The nearest, then least loaded NIC that the seat does not have; -1: it has all.
   const auto best_for = [&](std::int32_t seat) {
     std::int32_t best = -1;
     const auto key = [&](std::int32_t nic) {
@@ -124,7 +124,7 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(
     for (const std::int32_t seat : order)
       if (const std::int32_t nic = best_for(seat); nic >= 0) give(seat, nic, 1);
 
-  // Each move lowers the sum of the squares of the loads, so this ends.
+  // Each move lowers the sum of squared loads, so the loop terminates.
   for (bool moved = true; moved;) {
     moved = false;
     for (const std::int32_t seat : order) {

@@ -24,7 +24,7 @@ std::string line_of(const fs::path& file) {
   return line;
 }
 
-/// The number that a text starts with: "400 Gb/sec (4X NDR)", "4: ACTIVE", "-1".
+/// The number at the start of a text: "400 Gb/sec (4X NDR)", "4: ACTIVE", "-1".
 std::optional<std::int32_t> number_in(const std::string& text) {
   std::int32_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -36,7 +36,7 @@ std::optional<std::int32_t> number_of(const fs::path& file) {
   return number_in(line_of(file));
 }
 
-/// Entries of a directory by name; none where there is no such directory.
+/// Entries of a directory by name; none if it does not exist.
 std::vector<fs::path> entries(const fs::path& directory) {
   std::error_code error;
   std::vector<fs::path> found;
@@ -45,7 +45,7 @@ std::vector<fs::path> entries(const fs::path& directory) {
   return found;
 }
 
-/// .../devices/pci0000:15/0000:15:01.0/0000:18:00.0: what follows "devices", as long as it is PCI.
+/// .../devices/pci0000:15/0000:15:01.0/0000:18:00.0: the components after "devices" that are PCI.
 Location location_of(const fs::path& device) {
   Location at;
   std::error_code error;
@@ -57,7 +57,7 @@ Location location_of(const fs::path& device) {
       at.path = {name};
     } else if (!at.path.empty()) {
       if (std::ranges::count(name, ':') != 2)
-        break;  // virtio2 and the like hang below their PCI device
+        break;  // virtio2 and similar devices are below their PCI device
       at.path.push_back(name);
     }
   }
@@ -78,7 +78,7 @@ Nic& port_of(Machine& machine, const Nic& like) {
   return machine.nics.emplace_back(like);
 }
 
-/// Which network a port is on, as far as the port itself shows it.
+/// The network of a port, as far as the port reports it.
 std::string subnet_of(const fs::path& port) {
   const std::string layer = line_of(port / "link_layer");
   return layer == "InfiniBand" ? layer + " " + line_of(port / "gids/0").substr(0, 19) : layer;
@@ -124,7 +124,7 @@ void add_interfaces(Machine& machine, const fs::path& root) {
     like.at = location_of(interface / "device");
     like.kind = like.at.path.empty() ? Nic::Kind::software : Nic::Kind::network;
     Nic& nic = port_of(machine, like);
-    // "unknown" is what drivers say that do not watch their carrier.
+    // Drivers that do not monitor their carrier report "unknown".
     const std::string state = line_of(interface / "operstate");
     nic.up = state == "up" || state == "unknown";
     nic.rate = std::max(0, number_of(interface / "speed").value_or(0)) / 1000;

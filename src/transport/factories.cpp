@@ -11,7 +11,7 @@ namespace shoal::transport {
 #ifdef SHOAL_WITH_CUDA
 namespace {
 
-std::unique_ptr<Transport> make_staged_over_p2p(const Context& context) {
+std::unique_ptr<Transport> make_staged_on_cuda_p2p(const Context& context) {
   return make_staged(context, make_cuda_p2p_for_another_thread(context));
 }
 
@@ -25,7 +25,7 @@ std::span<const Factory> factories() {
 
 std::span<const Factory> heap_factories() {
 #ifdef SHOAL_WITH_CUDA
-  static constexpr Factory list[] = {make_cuda_p2p, make_staged_over_p2p};
+  static constexpr Factory list[] = {make_cuda_p2p, make_staged_on_cuda_p2p};
   return list;
 #else
   return {};
@@ -38,24 +38,6 @@ std::size_t heap_staging([[maybe_unused]] Pe n_pes, [[maybe_unused]] const Setti
 #else
   return 0;
 #endif
-}
-
-std::string describe(Capabilities capabilities) {
-  static constexpr struct {
-    Capabilities bit;
-    std::string_view name;
-  } names[] = {{capability::load_store, "load-store"},
-               {capability::put, "put"},
-               {capability::get, "get"},
-               {capability::atomics, "atomics"},
-               {capability::signals, "signals"}};
-  std::string text;
-  for (const auto& [bit, name] : names) {
-    if ((capabilities & bit) == 0) continue;
-    if (!text.empty()) text += ' ';
-    text += name;
-  }
-  return text.empty() ? "nothing" : text;
 }
 
 }  // namespace shoal::transport

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// mapped.hpp: the operations of transports whose peers' segments lie in this address space.
+// mapped.hpp: the operations of transports that map the segments of their peers.
 //
-// Memory order. A signal is a release store (or add) and is read by an acquire load: puts before it
-// are visible to who has seen it. Atomics are acquire-release. Plain words written by put are
-// stored atomically, so that polling them is no data race. All of it is complete when it returns;
-// fence and quiet order it for observers that use no signal.
+// Memory order. A signal is a release store (or add), read by an acquire load: a PE that sees the
+// signal sees all puts before it. Atomics are acquire-release. put stores aligned words atomically,
+// so that polling such a word is no data race. Every operation is complete when it returns; fence
+// and quiet order operations for observers that use no signal.
 #pragma once
 
 #include "transport/transport.hpp"
 
 namespace shoal::transport {
 
+/// Base of `self` and `shm`.
 class MappedTransport : public Transport {
  public:
   void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) final;
   void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) final;
-  void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) final;
-  void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) final;
   void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
                    std::size_t source_stride, std::size_t element, std::size_t count) final;
   void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
@@ -24,8 +23,6 @@ class MappedTransport : public Transport {
   std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                        std::uint64_t compare, std::size_t width) final;
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) final;
-  void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
-                  std::size_t signal_offset, SignalOp op, std::uint64_t value) final;
   void fence(Pe pe) final;
   void quiet() final;
 
@@ -40,7 +37,7 @@ class MappedTransport : public Transport {
   }
 
  private:
-  std::vector<std::shared_ptr<memory::Segment>> mapped_;  // by PE; empty where it is not reached
+  std::vector<std::shared_ptr<memory::Segment>> mapped_;  // by PE; empty: not reached
 };
 
 }  // namespace shoal::transport

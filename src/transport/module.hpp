@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// module.hpp: what a network transport's shared library (libshoal_transport_<name>.so) shows to the
-// core. Modules are loaded when some pair of PEs needs the network, never before (requirement D4).
+// module.hpp: the table that the shared library of a network transport
+// (libshoal_transport_<name>.so) exports. A module is loaded when some pair of PEs needs its
+// network.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,9 @@
 
 namespace shoal::transport {
 
-/// Changes with every change of Transport, Context or Settings: modules are built with the core,
-/// not apart from it.
-inline constexpr std::uint64_t kModuleVersion = 5;
+/// To be raised with every change of Transport, Context or Settings: a module works only with the
+/// build that it belongs to.
+inline constexpr std::uint64_t kModuleVersion = 6;
 inline constexpr const char* kModuleSymbol = "shoal_transport_module";
 
 /// The table that a module exports as `extern "C" const shoal::transport::Module
@@ -19,9 +20,8 @@ inline constexpr const char* kModuleSymbol = "shoal_transport_module";
 struct Module {
   std::uint64_t version;
   const char* name;     ///< "ofi"
-  const char* library;  ///< what it stands on, for people: "libfabric 1.17.0"
-  /// Makes one PE's side. Where the library finds nothing to work with it makes a transport whose
-  /// reach() says so.
+  const char* library;  ///< for messages: "libfabric 1.17.0"
+  /// Constructs one PE's side. May throw; the message becomes the reason in reach().
   Factory make;
 };
 

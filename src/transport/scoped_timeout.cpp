@@ -8,20 +8,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-thread_local Clock::time_point end_of_patience = Clock::time_point::max();
+thread_local Clock::time_point scope_deadline = Clock::time_point::max();
 
 }  // namespace
 
-ScopedTimeout::ScopedTimeout(std::chrono::milliseconds limit) noexcept : before_(end_of_patience) {
-  end_of_patience = std::min(before_, Clock::now() + limit);
+ScopedTimeout::ScopedTimeout(std::chrono::milliseconds limit) noexcept
+    : outer_deadline_(scope_deadline) {
+  scope_deadline = std::min(outer_deadline_, Clock::now() + limit);
 }
 
 ScopedTimeout::~ScopedTimeout() {
-  end_of_patience = before_;
+  scope_deadline = outer_deadline_;
 }
 
 Clock::time_point wait_deadline(std::chrono::milliseconds timeout) noexcept {
-  return std::min(end_of_patience, Clock::now() + timeout);
+  return std::min(scope_deadline, Clock::now() + timeout);
 }
 
 }  // namespace shoal::transport

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// scoped_timeout.hpp: for what is said after a failure, to PEs that may be out of reach: it must
-// not take a whole SHOAL_TIMEOUT_MS once more for each of them.
+// scoped_timeout.hpp: a temporary bound on the network waits of a thread.
+//
+// A PE that reports a failure talks to PEs that may be out of reach. Without a bound, each of them
+// would cost a whole SHOAL_TIMEOUT_MS.
 #pragma once
 
 #include <chrono>
 
 namespace shoal::transport {
 
-/// While one exists, this thread's waits for PEs over a network, all of them together, last no
-/// longer than `limit` from its start. They then throw Error{timeout} as they do after
-/// SHOAL_TIMEOUT_MS. An inner one cannot prolong an outer one.
+/// While an instance lives, all network waits of this thread together end `limit` after its
+/// construction. They then throw Error{timeout}, as after SHOAL_TIMEOUT_MS. An inner instance
+/// cannot prolong an outer one.
 class ScopedTimeout {
  public:
   explicit ScopedTimeout(std::chrono::milliseconds limit) noexcept;
@@ -18,14 +20,15 @@ class ScopedTimeout {
   ScopedTimeout& operator=(const ScopedTimeout&) = delete;
 
  private:
-  std::chrono::steady_clock::time_point before_;
+  std::chrono::steady_clock::time_point outer_deadline_;
 };
 
-/// For telling the others, and asking them, after a failure: enough for a peer that answers, on a
+/// For reporting a failure to the other PEs, and asking them about it: enough for a live peer on a
 /// busy machine.
-inline constexpr std::chrono::milliseconds kPatience{250};
+inline constexpr std::chrono::milliseconds kFailureReportTimeout{250};
 
-/// The deadline of a wait of this thread that starts now and has `timeout`. For networks.
+/// The deadline of a network wait of this thread that starts now: after `timeout`, or earlier where
+/// a ScopedTimeout ends earlier.
 std::chrono::steady_clock::time_point wait_deadline(std::chrono::milliseconds timeout) noexcept;
 
 }  // namespace shoal::transport

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong while PEs find each other: strangers, wrong keys, wrong numbers, PEs that never
-// come or die (requirements D7, D9).
+// Faults while PEs find each other: strangers, wrong keys, wrong numbers, PEs that never connect or
+// die.
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -42,7 +43,7 @@ Outcome outcome_of(const auto& call) {
   return {};
 }
 
-/// Starts PEs 0 and 1 of 2 on threads of their own; wait() expects them to meet.
+/// Starts PEs 0 and 1 of 2, each on its own thread. expect_met() waits until they have met.
 struct Pair {
   explicit Pair(const UniqueId& id) {
     for (const int pe : {0, 1})
@@ -100,6 +101,85 @@ TEST(BootstrapFaults, ManyStrangersDoNotKeepPesOut) {
   for (int i = 0; i < 200; ++i) crowd.push_back(stranger(id));
   crowd.erase(crowd.begin(), crowd.begin() + 150);
   Pair(id).expect_met();
+}
+
+/// Raises the limit of open files of this process to `count`, or reports false.
+bool allow_files(rlim_t count) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+  if (limit.rlim_cur >= count) return true;
+  limit.rlim_cur = count;
+  if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < count) limit.rlim_max = count;
+  return setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
+/// Whether the other side has closed the connection.
+bool is_closed(const bootstrap::Fd& fd) {
+  char buffer[256];
+  ssize_t count = 0;
+  while ((count = recv(fd.get(), buffer, sizeof buffer, MSG_DONTWAIT)) > 0) {
+  }
+  return count == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+}
+
+// Silent strangers are dropped five seconds after they connected. The root must not wait for that
+// before it accepts the PEs behind them: a stranger in the middle of the queue is still connected
+// when the PEs have met.
+TEST(BootstrapFaults, AThousandSilentStrangersDelayNothing) {
+  if (!allow_files(4096)) GTEST_SKIP() << "needs 4096 open files";
+  const UniqueId id = UniqueId::create(on_loopback(60'000));
+  std::vector<bootstrap::Fd> crowd;
+  for (int i = 0; i < 1'000; ++i) crowd.push_back(stranger(id));
+  const auto meet = [&](int pe) {
+    return outcome_of([&] {
+      const auto bootstrap = connect_unique_id(id, pe, 2, on_loopback(60'000));
+      bootstrap->barrier("met");
+      // The root ends with the world and closes all connections then.
+      if (pe == 0) EXPECT_FALSE(is_closed(crowd[700]));
+      bootstrap->barrier("looked");
+    });
+  };
+  Outcome other;
+  std::thread thread([&] { other = meet(1); });
+  EXPECT_EQ(meet(0).error, "no error");
+  thread.join();
+  EXPECT_EQ(other.error, "no error");
+}
+
+// The same with fewer descriptors than strangers: the root needs descriptors for PEs.
+SHOAL_PE_BODY(root_with_few_descriptors) {
+  const UniqueId id = UniqueId::create(on_loopback(30'000));
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = 64;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  std::cout << "id " << id.to_string() << std::endl;
+  const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback(30'000)); });
+  std::cout << "outcome " << outcome.error << std::endl;
+}
+
+TEST(BootstrapFaults, StrangersDoNotUseUpTheDescriptorsOfTheRoot) {
+  auto group = test::start_pes(1, "root_with_few_descriptors");
+  ASSERT_TRUE(group.pes[0].wait_for_output("id shoal1:")) << group.pes[0].err();
+  const std::string out = group.pes[0].out();
+  const std::size_t begin = out.find("id ") + 3;
+  const UniqueId id = UniqueId::parse(out.substr(begin, out.find('\n', begin) - begin));
+  std::vector<bootstrap::Fd> crowd;
+  for (int i = 0; i < 200; ++i) crowd.push_back(stranger(id));
+  EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 1, 2, on_loopback(30'000)); }).error,
+            "no error");
+  test::expect_parts(group.pes[0].wait().out, {"outcome no error"});
+}
+
+TEST(BootstrapFaults, ErrorAboutMissingPesCountsStrangers) {
+  const UniqueId id = UniqueId::create(on_loopback());
+  const auto silent = stranger(id), garbage = stranger(id);
+  ASSERT_GT(send(garbage.get(), "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n", 36, MSG_NOSIGNAL), 0);
+  EXPECT_TRUE(is_turned_away(garbage, std::chrono::seconds(5)));
+  const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback(300)); });
+  EXPECT_EQ(outcome.code, Code::timeout);
+  test::expect_parts(outcome.error, {"PE 1 of 2 did not connect within 300 ms",
+                                     "2 connections came without proof of the key"});
 }
 
 TEST(BootstrapFaults, WrongKeyIsTurnedAwayAndSaysSo) {
@@ -172,7 +252,7 @@ TEST(BootstrapFaults, PesThatNeverComeAreNamed) {
   EXPECT_NE(
       outcome_of([&] { connect_unique_id(id, 1, 4, on_loopback()); }).error.find("did not connect"),
       std::string::npos)
-      << "a late PE is told why";
+      << "a late PE receives the failure";
 }
 
 TEST(BootstrapFaults, NobodyListens) {
@@ -187,7 +267,7 @@ TEST(BootstrapFaults, RootThatIsNone) {
   any.storage.ss_family = AF_INET;
   any.size = 16;
   const bootstrap::Fd mute =
-      bootstrap::listen_at(any);  // accepts (the system does) and says nothing
+      bootstrap::listen_at(any);  // the system accepts connections, and nothing is sent
   const UniqueId id = UniqueId::parse(
       "shoal1:127.0.0.1:" + std::to_string(bootstrap::local_address(mute.get()).port()) + ":" +
       std::string(64, '0'));
@@ -220,11 +300,11 @@ TEST(BootstrapFaults, KilledPeIsReportedByNameInTime) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
 }
 
-/// Whether this process has a TCP connection on which all that it sent, and something that it sent,
-/// has arrived: a PE that joins sends nothing before it says who it is.
+/// Whether this process has a TCP connection on which it has sent data and all of it has arrived.
+/// The first data that a PE sends is its hello.
 bool has_introduced_itself() {
   constexpr int kEstablished =
-      1;  // TCP_ESTABLISHED of netinet/tcp.h, whose tcp_info lacks the counts
+      1;  // TCP_ESTABLISHED of netinet/tcp.h, whose tcp_info lacks the counters
   for (int fd = 3; fd < 64; ++fd) {
     tcp_info info{};
     socklen_t size = sizeof info;
@@ -236,7 +316,7 @@ bool has_introduced_itself() {
   return false;
 }
 
-/// PE 2 does not come before the test ends it.
+/// PE 2 never connects.
 SHOAL_PE_BODY(join_incomplete) {
   if (pe.settings.pe == 2) {
     for (;;) pause();
@@ -295,7 +375,7 @@ SHOAL_PE_BODY(aborts) {
   const auto bootstrap = make_bootstrap(pe.settings);
   if (bootstrap->pe() == 2) {
     bootstrap->abort("no room on this host");
-    return;  // its process ends at once: the reason must arrive all the same, not just the end
+    return;  // the process ends at once, and the reason must still arrive
   }
   const Outcome outcome = outcome_of([&] { bootstrap->barrier("never"); });
   EXPECT_EQ(outcome.error, "shoal: PE 2: no room on this host");

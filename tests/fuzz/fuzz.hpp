@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fuzz.hpp: the few words that the fuzz programs share.
+// fuzz.hpp: helpers of the fuzz programs.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace shoal::fuzz {
 
-/// Ends the program, which libFuzzer takes for a crash, when a property does not hold.
+/// Aborts the program if a property does not hold. libFuzzer reports that as a crash.
 inline void check(bool holds, const char* property) {
   if (holds) return;
   std::cerr << "violated: " << property << std::endl;
   std::abort();
 }
 
-/// Calls; an Error is a fine answer to bytes from outside, any other exception is not and ends the
-/// program.
+/// Calls `call` and ignores an Error, which is a valid reaction to bytes from outside. Any other
+/// exception ends the program.
 template <typename Call>
 void allow_error(Call&& call) {
   try {

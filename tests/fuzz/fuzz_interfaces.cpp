@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The grammar of SHOAL_SOCKET_INTERFACE: what is accepted has no empty names, and what is chosen
-// was there, was up and is of the family.
+// The grammar of SHOAL_SOCKET_INTERFACE: an accepted pattern has no empty names, and the chosen
+// interface exists, is up and is of the family.
 #include <netinet/in.h>
 
 #include "bootstrap/tcp/interfaces.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings from the environment: each line NAME=VALUE of the input is a variable. What is accepted
-// is valid and prints as something that is accepted again.
+// Settings from the environment: each line NAME=VALUE of the input is a variable. Accepted settings
+// are valid, and their printed values are accepted again.
 #include <map>
 #include <optional>
 #include <string>
@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::optional<Settings> settings;
   fuzz::allow_error([&] { settings = settings_from(parse_lines(text)); });
   if (!settings) return 0;
-  settings->validate();  // throws when `from` accepted what is not allowed
+  settings->validate();  // throws if `from` has accepted an invalid value
   std::map<std::string, std::string> printed;
   for (const auto& info : settings_table())
     if (!info.secret) printed[std::string(info.name)] = format_value(info, *settings);

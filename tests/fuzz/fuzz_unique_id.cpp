@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text form of a unique id: what is accepted prints as something that is read back the same.
+// The text form of a unique id: an accepted id prints as a text that parses to the same id.
 #include "bootstrap/tcp/socket.hpp"
 #include "fuzz.hpp"
 #include "shoal/bootstrap.hpp"

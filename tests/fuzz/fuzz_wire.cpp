@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parser of bootstrap messages: a stream cut anywhere gives the same frames, a frame encodes to
-// what was parsed, and no payload makes a decoder throw anything but Error.
+// The parser of bootstrap messages: frames do not depend on how the stream is split, a frame
+// encodes to the bytes it was parsed from, and decoders throw nothing but Error.
 #include "bootstrap/tcp/wire.hpp"
 #include "fuzz.hpp"
 
@@ -64,7 +64,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto header = encode_header(frame.header);
     check(std::ranges::equal(header, stream.subspan(at, kHeaderBytes)),
           "a header encodes to what was parsed");
-    check(!stranger.check(frame), "no frame passes with a key that its maker cannot know");
+    check(!stranger.check(frame), "no frame has a valid tag for an unknown key");
     decode_as_everything(frame.payload);
     at += kHeaderBytes + frame.payload.size() + kTagBytes;
   }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the tests between hosts. SHOAL_BIN_DIR: where the programs are. Where namespaces are not allowed every test is skipped, and
-one line at the end says so."""
+"""Fixtures of the tests between hosts. SHOAL_BIN_DIR names the folder of the programs. Where
+namespaces are not allowed, every test is skipped and one line at the end says why."""
 
 import os
 import pathlib
@@ -9,8 +9,7 @@ import pytest
 
 import hosts
 
-# Small heaps, and a timeout that a loaded machine does not reach but a hung test does.
-ENVIRONMENT = {"SHOAL_SYMMETRIC_SIZE": "64M", "SHOAL_TIMEOUT_MS": "20000", "SHOAL_BOOTSTRAP_TIMEOUT_MS": "20000"}
+TIMEOUT_MS = 20_000  # of operations and of the bootstrap, on an unloaded machine
 
 
 def pytest_collection_modifyitems(items):
@@ -41,7 +40,13 @@ def host_checks(bin_dir):
 
 @pytest.fixture
 def environment():
-    return dict(ENVIRONMENT)
+    """Small heaps, and timeouts that only a hanging test reaches."""
+    timeout = str(round(hosts.scaled(TIMEOUT_MS)))
+    return {
+        "SHOAL_SYMMETRIC_SIZE": "64M",
+        "SHOAL_TIMEOUT_MS": timeout,
+        "SHOAL_BOOTSTRAP_TIMEOUT_MS": timeout,
+    }
 
 
 @pytest.fixture
@@ -60,7 +65,8 @@ def make_network():
 
 @pytest.fixture(scope="session")
 def needs(bin_dir):
-    """needs("ofi"): skips the test where this build has no such transport, since its library was not there."""
+    """needs("ofi"): skips the test if this build has no such transport because its library is
+    missing."""
 
     def skip_without(transport):
         module = bin_dir.parent / "lib/shoal" / f"libshoal_transport_{transport}.so"

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts made of namespaces, on rails made of bridges: a small cluster on one machine.
+"""A small cluster on one machine: hosts are sets of namespaces, rails are bridges.
 
     with Network(hosts=2, rails=2) as network:
         network.hosts[0].run(["ping", "-c1", network.hosts[1].address(rail=0)])
         network.cut(network.hosts[1], rail=0)
 
-A host has net, uts, ipc, pid and mount namespaces of its own, with its own /dev/shm, host name, machine id and boot id: memory cannot be
-shared between two of them, and programs see two machines. All hosts hang below a *login node*, which holds the bridges and is where launchers
-run. The login node's first process reads a pipe that only this Python process can write to: when Python ends, however it ends, the kernel
-takes every process of every host with it, then the namespaces, the interfaces and the file systems, of which none exist outside.
+A host has its own net, uts, ipc, pid and mount namespaces, and its own /dev/shm, host name, machine
+id and boot id. Two hosts share no memory, and programs see two machines. All hosts are children of
+a *login node*, which holds the bridges and runs launchers. The first process of the login node
+reads a pipe that only this Python process can write to. When Python ends for any reason, the kernel
+ends every process of every host, then the namespaces, interfaces and file systems. None of them
+exist outside.
+
+Limits of waits are seconds without progress on an unloaded machine: see wait_until.
 """
 
 import contextlib
@@ -23,21 +27,73 @@ import tempfile
 import time
 import uuid
 
-# What every host sees under the same name: /run is one file system for all of them, and empty at the start.
+# /run is one file system for all hosts, empty at the start.
 SHARED = pathlib.Path("/run/shared")
 LOGIN = "login"
 NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
 START_LIMIT_S = 20
 POLL_S = 0.01
+# The probe of machine_speed takes this long on the unloaded machine for which limits are chosen.
+REFERENCE_S = 0.04
+SPEED_AGE_S = 2  # a measured speed is used for so long
+TOTAL_FACTOR = 10  # a wait with progress may take this many times its limit
+
+
+_speed = None  # (when measured, speed)
+
+
+def machine_speed():
+    """The speed of this machine at present: 1 as the reference machine or faster, 0.25 for a
+    quarter of it. Load lowers it. The probe starts processes and computes for a moment."""
+    global _speed
+    start = time.monotonic()
+    if _speed is None or start - _speed[0] > SPEED_AGE_S:
+        for _ in range(10):
+            subprocess.run(["true"], check=True)
+        sum(i * i for i in range(300_000))
+        end = time.monotonic()
+        _speed = (end, min(1.0, REFERENCE_S / (end - start)))
+    return _speed[1]
+
+
+def scaled(limit_s):
+    """The limit for the present speed of the machine, where a wait cannot observe progress."""
+    return limit_s / machine_speed()
+
+
+def wait_until(done, limit_s, progress=lambda: None):
+    """Waits until done() holds; returns whether it does.
+
+    Gives up after limit_s without progress: the limit starts again whenever progress() returns
+    another value, up to TOTAL_FACTOR times the limit in all. Time counts at the speed of the
+    machine, so a loaded or slow machine has proportionally longer.
+    """
+    left, left_in_all, seen = limit_s, TOTAL_FACTOR * limit_s, progress()
+    last = time.monotonic()
+    while not done():
+        if min(left, left_in_all) <= 0:
+            return done()
+        time.sleep(POLL_S)
+        if (state := progress()) != seen:
+            seen, left = state, limit_s
+        speed, now = machine_speed(), time.monotonic()
+        left, left_in_all, last = (
+            left - (now - last) * speed,
+            left_in_all - (now - last) * speed,
+            now,
+        )
+    return True
 
 
 class NetworkError(RuntimeError):
-    """A command that makes or changes the network failed; says which, and what it printed."""
+    """A command that makes or changes the network failed. The text has the command and its
+    output."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a program ended. `status` is negative when a signal ended it, None when it ran past its limit and was killed."""
+    """How a program ended. `status` is negative if a signal ended it, and None if it ran past its
+    limit and was killed."""
 
     status: int | None
     out: str
@@ -53,12 +109,15 @@ class Result:
 
 
 class Program:
-    """A program that runs in a host. It dies with this object's kill(), with its host, and with this Python process."""
+    """A program that runs in a host. It ends by kill(), with its host, or with this Python
+    process."""
 
     def __init__(self, command, environment, pass_stdin=subprocess.DEVNULL):
-        # Files without names: nothing is left of them, and a program never blocks on a full pipe.
+        # Unnamed files leave nothing behind, and a program never blocks on a full pipe.
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
-        self._process = subprocess.Popen(command, stdin=pass_stdin, stdout=self._out, stderr=self._err, env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=pass_stdin, stdout=self._out, stderr=self._err, env=environment
+        )
 
     @property
     def out(self):
@@ -79,30 +138,32 @@ class Program:
     def ended(self):
         return self._process.poll() is not None
 
+    def printed(self):
+        """Number of bytes that the program has printed: its progress."""
+        return sum(os.fstat(file.fileno()).st_size for file in (self._out, self._err))
+
     def wait_for(self, text, limit_s=30):
-        """Waits until the program has printed `text`; False when it ended or the limit passed before."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            last_look = self.ended() or time.monotonic() > deadline
-            if text in self.out or text in self.err:
-                return True
-            if last_look:
-                return False
-            time.sleep(POLL_S)
+        """Waits until the program has printed `text`. False if it ended or made no progress for
+        limit_s before."""
+
+        def found():
+            return text in self.out or text in self.err
+
+        wait_until(lambda: self.ended() or found(), limit_s, self.printed)
+        return found()
 
     def wait(self, limit_s=60):
-        """The Result; a program that still runs at the limit is killed."""
-        try:
-            status = self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
+        """The Result. A program that makes no progress for limit_s is killed."""
+        ended = wait_until(self.ended, limit_s, self.printed)
+        if not ended:
             self.kill()
-            status = None
-        return Result(status, self.out, self.err)
+        return Result(self._process.returncode if ended else None, self.out, self.err)
 
     def kill(self):
         if self.ended():
             return
-        # The program first, so that nsenter reaps it. Where it has not started yet, it will find its parent gone and end with it.
+        # The program first, so that nsenter reaps it. A program that has not started yet ends with
+        # its parent.
         for pid in _children(self.pid) or [self.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -118,10 +179,10 @@ class Host:
 
     def __init__(self, network, number, name, pid):
         self.network, self.number, self.name = network, number, name
-        self.pid = pid  # of its first process, as seen from outside
+        self.pid = pid  # of its first process, in the pid namespace of this Python process
 
     def pid_seen_by(self, other):
-        """This host's first process, numbered as in the host `other`, which must be the login node or the same host."""
+        """The pid of this host's first process in `other`: the login node or this host."""
         return _pid_in(other.pid, self.pid)
 
     def address(self, rail=0):
@@ -129,22 +190,38 @@ class Host:
 
     def popen(self, command, env=None):
         """Starts a program; `env` is added to this process's environment."""
-        environment = {**os.environ, "TMPDIR": f"/run/{self.name}/tmp", **{k: str(v) for k, v in (env or {}).items()}}
-        entered = ["nsenter", f"--target={self.pid}", *NAMESPACES, "--", "setpriv", "--pdeathsig", "KILL", *map(str, command)]
+        environment = {
+            **os.environ,
+            "TMPDIR": f"/run/{self.name}/tmp",
+            **{k: str(v) for k, v in (env or {}).items()},
+        }
+        entered = [
+            "nsenter",
+            f"--target={self.pid}",
+            *NAMESPACES,
+            "--",
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            *map(str, command),
+        ]
         return Program(entered, environment)
 
     def run(self, command, env=None, limit_s=60):
         return self.popen(command, env).wait(limit_s)
 
     def die(self):
-        """Ends the machine: all of its processes at once, without a word to the others, since its cables are pulled first."""
+        """Ends all processes of the host at once. Its links are cut first, so other hosts receive
+        nothing."""
         for rail in range(self.network.rails):
             self.network.cut(self, rail)
         os.kill(self.pid, signal.SIGKILL)
 
     def check(self, command, input_text=None):
-        """Runs a command of the set-up; returns its output or raises NetworkError."""
-        return _check(["nsenter", f"--target={self.pid}", *NAMESPACES, "--", *map(str, command)], input_text)
+        """Runs a command of the set-up. Returns its output or raises NetworkError."""
+        return _check(
+            ["nsenter", f"--target={self.pid}", *NAMESPACES, "--", *map(str, command)], input_text
+        )
 
     def path(self, path):
         """A path inside this host, as this process can open it."""
@@ -157,7 +234,7 @@ class Host:
 
 
 class Network:
-    """`hosts` hosts named host0, host1.. on `rails` rails; see the head of this file. Use it as a context manager."""
+    """`hosts` hosts named host0, host1, ... on `rails` rails. Use it as a context manager."""
 
     def __init__(self, hosts=2, rails=2):
         self.rails = rails
@@ -180,47 +257,69 @@ class Network:
         self.close()
 
     def close(self):
-        """Ends every process of every host and waits until they are gone."""
+        """Ends every process of every host and waits until they have ended."""
         if self._write_end is not None:
             os.close(self._write_end)
             os.close(self._read_end)
             self._write_end = None
         for holder in self._holders:
             if holder.wait(START_LIMIT_S).status is None:
-                raise NetworkError(f"the holder of a host, process {holder.pid}, did not end with its network")
+                raise NetworkError(
+                    f"the holder of a host, process {holder.pid}, did not end with its network"
+                )
         self._holders = []
 
     def cut(self, host, rail):
-        """Pulls the cable of a host on one rail; what is on its way is lost."""
+        """Cuts the link of a host on one rail. Packets in flight are lost."""
         self._ip(self.login, [f"link set h{host.number}r{rail} down"])
 
     def heal(self, host, rail):
         self._ip(self.login, [f"link set h{host.number}r{rail} up"])
 
     def shape(self, rate, hosts=None):
-        """Limits what each host sends on each rail to `rate`, such as "1gbit"; None: no limit."""
+        """Limits the rate at which each host sends on each rail, such as "1gbit"; None: no
+        limit."""
         for host, device in self._interfaces(hosts):
             host.check(["sh", "-c", f"tc qdisc del dev {device} root 2>&1 || true"])
             if rate is not None:
-                host.check(["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"])
+                host.check(
+                    [
+                        "tc",
+                        "qdisc",
+                        "add",
+                        "dev",
+                        device,
+                        "root",
+                        "tbf",
+                        "rate",
+                        rate,
+                        "burst",
+                        "256kb",
+                        "latency",
+                        "50ms",
+                    ]
+                )
 
     def lose(self, per_thousand, hosts=None):
-        """Drops this many of 1000 arriving packets at each host; 0: none."""
+        """Drops this many of 1000 arriving packets at each host."""
         for host in hosts or self.hosts:
-            rules = "table inet loss {}\ndelete table inet loss\n"  # deletes one that need not exist
+            rules = (
+                "table inet loss {}\ndelete table inet loss\n"  # deletes one that need not exist
+            )
             if per_thousand > 0:
                 rules += "table inet loss {\nchain arrive {\ntype filter hook input priority 0;\n"
                 rules += f'iifname "rail*" numgen random mod 1000 < {per_thousand} drop\n}}\n}}\n'
             host.check(["nft", "-f", "-"], rules)
-
-    # Making it
 
     def _interfaces(self, hosts):
         return [(host, f"rail{rail}") for host in hosts or self.hosts for rail in range(self.rails)]
 
     def _names(self, hosts):
         lines = ["127.0.0.1 localhost", f"10.99.1.254 {LOGIN}"]
-        return "\n".join(lines + [f"10.99.1.{number + 1} host{number}" for number in range(hosts)]) + "\n"
+        return (
+            "\n".join(lines + [f"10.99.1.{number + 1} host{number}" for number in range(hosts)])
+            + "\n"
+        )
 
     def _start_login(self, hosts):
         prepare = [
@@ -230,18 +329,24 @@ class Network:
             f"mount --bind {SHARED}/hosts /etc/hosts",
             *_prepare_machine(LOGIN),
         ]
-        # Ends when the last writer of the pipe is gone; with it, as the first process of its pid namespace, everything below it.
+        # Ends when the pipe has no writer left. It is the first process of its pid namespace, so
+        # the kernel then ends all processes below it.
         return self._hold(LOGIN, -1, ["unshare"], [*prepare, "echo ready", "read nothing"])
 
     def _start_host(self, number):
         name = f"host{number}"
         inside = ["nsenter", f"--target={self.login.pid}", *NAMESPACES, "--", "unshare"]
-        return self._hold(name, number, inside, [*_prepare_machine(name), "echo ready", "exec sleep infinity"])
+        return self._hold(
+            name, number, inside, [*_prepare_machine(name), "echo ready", "exec sleep infinity"]
+        )
 
     def _hold(self, name, number, command, script):
-        # A handler for SIGTERM and SIGINT is nobody's: the first process of a pid namespace ignores both.
-        holder = Program([*command, *NAMESPACES, "--fork", "--mount-proc", "sh", "-ec", "\n".join(script)], dict(os.environ),
-                         pass_stdin=self._read_end)
+        # The first process of a pid namespace ignores SIGTERM and SIGINT, since it has no handlers.
+        holder = Program(
+            [*command, *NAMESPACES, "--fork", "--mount-proc", "sh", "-ec", "\n".join(script)],
+            dict(os.environ),
+            pass_stdin=self._read_end,
+        )
         self._holders.append(holder)
         if not holder.wait_for("ready", START_LIMIT_S):
             raise NetworkError(f"{name} did not start: {holder.wait(0)}")
@@ -259,7 +364,10 @@ class Network:
                 end, seen_by_login = f"h{host.number}r{rail}", host.pid_seen_by(self.login)
                 wires += [f"link add {end} type veth peer name rail{rail} netns {seen_by_login}"]
                 wires += [f"link set {end} master switch{rail}", f"link set {end} up"]
-                inside[host] += [f"addr add {host.address(rail)}/24 dev rail{rail}", f"link set rail{rail} up"]
+                inside[host] += [
+                    f"addr add {host.address(rail)}/24 dev rail{rail}",
+                    f"link set rail{rail} up",
+                ]
         self._ip(self.login, ["link set lo up", *wires])
         for host, commands in inside.items():
             self._ip(host, ["link set lo up", *commands])
@@ -270,7 +378,7 @@ class Network:
 
 
 def _prepare_machine(name):
-    """Shell commands that make a fresh set of namespaces look like a machine of its own."""
+    """Shell commands that make a fresh set of namespaces look like a separate machine."""
     own, boot_id = f"/run/{name}", uuid.uuid4()
     return [
         f"mkdir -p {own}/tmp",
@@ -285,10 +393,19 @@ def _prepare_machine(name):
 
 
 def _check(command, input_text=None):
-    done = subprocess.run(command, input=input_text, capture_output=True, text=True, timeout=START_LIMIT_S, env=os.environ)
+    done = subprocess.run(
+        command,
+        input=input_text,
+        capture_output=True,
+        text=True,
+        timeout=scaled(START_LIMIT_S),
+        env=os.environ,
+    )
     if done.returncode != 0:
         given = f"\n--- given\n{input_text}" if input_text else ""
-        raise NetworkError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr}{given}")
+        raise NetworkError(
+            f"{' '.join(command)} failed with {done.returncode}: {done.stderr}{given}"
+        )
     return done.stdout
 
 
@@ -307,7 +424,8 @@ def _children(pid):
 
 
 def _pid_in(holder, pid):
-    """The number of process `pid` in the pid namespace whose first process is `holder`."""
+    """The pid of process `pid` in the pid namespace whose first process is `holder`."""
+
     def numbers(of):
         lines = pathlib.Path(f"/proc/{of}/status").read_text().splitlines()
         return next(line.split()[1:] for line in lines if line.startswith("NSpid:"))
@@ -317,9 +435,15 @@ def _pid_in(holder, pid):
 
 @functools.cache
 def why_not():
-    """Why networks cannot be made here, as one line; None where they can."""
-    for program, package in (("unshare", "util-linux"), ("nsenter", "util-linux"), ("setpriv", "util-linux"), ("ip", "iproute2"),
-                             ("tc", "iproute2"), ("nft", "nftables")):
+    """One line that says why networks cannot be made here; None if they can."""
+    for program, package in (
+        ("unshare", "util-linux"),
+        ("nsenter", "util-linux"),
+        ("setpriv", "util-linux"),
+        ("ip", "iproute2"),
+        ("tc", "iproute2"),
+        ("nft", "nftables"),
+    ):
         if shutil.which(program) is None:
             return f"{program} is not installed (package {package})"
     if os.geteuid() != 0:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shoal-info shows of a world between hosts, and worlds in which one PE lacks what the others have (A1, D9, D12)."""
+"""shoal-info in a world between hosts, and worlds in which one PE lacks a network that others
+have."""
 
 import json
 
@@ -8,11 +9,22 @@ from launchers import by_hand
 
 LOOK = ["--connectivity", "--init-timeline", "--json"]
 NETWORK_PHASES = ["NIC choice", "network", "network map"]
-PHASES = ["settings", "bootstrap", "identity", "heap", "transports", "connectivity", *NETWORK_PHASES, "teams", "final barrier"]
+PHASES = [
+    "settings",
+    "bootstrap",
+    "identity",
+    "heap",
+    "transports",
+    "connectivity",
+    *NETWORK_PHASES,
+    "teams",
+    "final barrier",
+]
 
 
 def look(network, bin_dir, env, own=None):
-    """The document that PE 0 of a world of two PEs a host prints, and the Results of all PEs, which must have ended well."""
+    """The document that PE 0 prints, and the Results of all PEs, which must have succeeded. Every
+    host runs two PEs."""
     results = by_hand(network, [bin_dir / "shoal-info", *LOOK], 2, env, own).wait(60)
     assert all(result.ok for result in results), "\n".join(map(str, results))
     assert [bool(result.out) for result in results] == [True, False, False, False]
@@ -20,7 +32,7 @@ def look(network, bin_dir, env, own=None):
 
 
 def phases(document):
-    """The names of the phases, which are the same on all PEs."""
+    """The names of the phases; they must be the same on all PEs."""
     names = [[phase["name"] for phase in pe["phases"]] for pe in document["init_timeline"]["pes"]]
     assert len(names) == 4 and all(of_pe == names[0] for of_pe in names)
     return names[0]
@@ -28,20 +40,26 @@ def phases(document):
 
 def verdicts(document):
     """{(a, b): {transport: its row}} of all pairs of different PEs."""
-    pairs = {(pair["a"], pair["b"]): {row["name"]: row for row in pair["transports"]} for pair in document["connectivity"]["pairs"]}
+    pairs = {
+        (pair["a"], pair["b"]): {row["name"]: row for row in pair["transports"]}
+        for pair in document["connectivity"]["pairs"]
+    }
     return {(a, b): rows for (a, b), rows in pairs.items() if a != b}
 
 
 def chosen(document):
     """The transports that pairs inside hosts use, and those between hosts."""
-    used = {pair: [name for name, row in rows.items() if row["chosen"]] for pair, rows in verdicts(document).items()}
+    used = {
+        pair: [name for name, row in rows.items() if row["chosen"]]
+        for pair, rows in verdicts(document).items()
+    }
     assert sorted(used) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     inside = [used.pop(pair) for pair in ((0, 1), (2, 3))]
     return inside, list(used.values())
 
 
 def only(transport, host, bin_dir):
-    """What a PE on `host` is told that has this network alone."""
+    """Environment of a PE on `host` that has only this network."""
     modules, name = SHARED / "modules", f"libshoal_transport_{transport}.so"
     host.path(modules).mkdir()
     (host.path(modules) / name).symlink_to(bin_dir.parent / "lib/shoal" / name)
@@ -52,11 +70,18 @@ def test_shows_hosts_nics_transports_and_phases(make_network, bin_dir, environme
     needs("ofi")
     document, _ = look(make_network(hosts=2), bin_dir, environment)
     pes = document["connectivity"]["pes"]
-    assert [(pe["host"], pe["node"], pe["nics"]) for pe in pes] == [("host0", 0, ["rail0"]), ("host0", 0, ["rail1"]),
-                                                                    ("host1", 1, ["rail0"]), ("host1", 1, ["rail1"])]
+    assert [(pe["host"], pe["node"], pe["nics"]) for pe in pes] == [
+        ("host0", 0, ["rail0"]),
+        ("host0", 0, ["rail1"]),
+        ("host1", 1, ["rail0"]),
+        ("host1", 1, ["rail1"]),
+    ]
     assert chosen(document) == ([["shm"]] * 2, [["ofi"]] * 4)
     assert "on another host" in verdicts(document)[1, 2]["shm"]["why"]
-    assert "comes first and does everything" in verdicts(document)[0, 1]["ofi"]["why"] + verdicts(document)[0, 1]["ucx"]["why"]
+    assert (
+        "comes first and does everything"
+        in verdicts(document)[0, 1]["ofi"]["why"] + verdicts(document)[0, 1]["ucx"]["why"]
+    )
     assert phases(document) == PHASES
 
 
@@ -65,38 +90,65 @@ def test_a_network_that_one_pe_lacks_is_dropped_for_all(make_network, bin_dir, e
     needs("ucx")
     network = make_network(hosts=2)
     environment |= {"SHOAL_LOG": "info", "SHOAL_TRANSPORT_BETWEEN": "ofi,ucx"}
-    document, results = look(network, bin_dir, environment, {3: only("ucx", network.hosts[1], bin_dir)})
+    document, results = look(
+        network, bin_dir, environment, {3: only("ucx", network.hosts[1], bin_dir)}
+    )
     assert chosen(document) == ([["shm"]] * 2, [["ucx"]] * 4)
     for pair in ((0, 2), (0, 3), (1, 2), (1, 3)):
-        assert "dropped for all, since between PE 0 and PE 3 it offers nothing" in verdicts(document)[pair]["ofi"]["why"]
+        assert (
+            "dropped for all, since between PE 0 and PE 3 it offers nothing"
+            in verdicts(document)[pair]["ofi"]["why"]
+        )
     for pe, result in enumerate(results):
-        assert f"PE {pe}: transport ofi is dropped for all, since between PE 0 and PE 3" in result.err, result
+        assert (
+            f"PE {pe}: transport ofi is dropped for all, since between PE 0 and PE 3" in result.err
+        ), result
     assert phases(document) == PHASES[:6] + NETWORK_PHASES * 2 + PHASES[9:]
 
 
-def test_a_world_works_on_the_network_that_is_left(make_network, bin_dir, host_checks, environment, needs):
+def test_a_world_works_on_the_network_that_is_left(
+    make_network, bin_dir, host_checks, environment, needs
+):
     needs("ofi")
     needs("ucx")
     network = make_network(hosts=2)
     environment["SHOAL_TRANSPORT_BETWEEN"] = "ucx,ofi"
     own = {1: only("ofi", network.hosts[0], bin_dir)}
-    results = by_hand(network, [host_checks, "collectives", "ep", "threads"], 2, environment, own).wait(90)
+    results = by_hand(
+        network, [host_checks, "collectives", "ep", "threads"], 2, environment, own
+    ).wait(90)
     for pe, result in enumerate(results):
         assert result.ok, result
         assert "; ofi, shm): collectives ok, ep ok" in result.out
-        assert f"PE {pe}: 1 threads of ofi, 0 of ucx" in result.out, "what was dropped is given back"
+        assert f"PE {pe}: 1 threads of ofi, 0 of ucx" in result.out, (
+            "a dropped transport ends its threads"
+        )
 
 
 def test_one_wrong_nic_list_fails_all(make_network, host_checks, environment):
-    results = by_hand(make_network(hosts=2), [host_checks, "world"], 2, environment, {2: {"SHOAL_NIC_LIST": "rail7"}}).wait(60)
+    results = by_hand(
+        make_network(hosts=2),
+        [host_checks, "world"],
+        2,
+        environment,
+        {2: {"SHOAL_NIC_LIST": "rail7"}},
+    ).wait(60)
     for result in results:
         assert result.status == 1, result
-        assert 'PE 2 failed in phase NIC choice: SHOAL_NIC_LIST is "rail7": no NIC is called "rail7"' in result.out, result
+        assert (
+            'PE 2 failed in phase NIC choice: SHOAL_NIC_LIST is "rail7": no NIC is called "rail7"'
+            in result.out
+        ), result
         assert "This host has: rail0, rail1" in result.out, result
 
 
 def test_transports_that_differ_fail_all(make_network, host_checks, environment):
     own = {pe: {"SHOAL_TRANSPORT_BETWEEN": "ucx"} for pe in (2, 3)}
-    for result in by_hand(make_network(hosts=2), [host_checks, "world"], 2, environment, own).wait(60):
+    for result in by_hand(make_network(hosts=2), [host_checks, "world"], 2, environment, own).wait(
+        60
+    ):
         assert result.status == 1, result
-        assert "PEs disagree about SHOAL_TRANSPORT_BETWEEN, which must be the same on all: PE 0, 1: automatic; PE 2, 3: ucx" in result.out
+        assert (
+            "PEs disagree about SHOAL_TRANSPORT_BETWEEN, which must be the same on all: "
+            "PE 0, 1: automatic; PE 2, 3: ucx" in result.out
+        )

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers start PEs on hosts (shoal-run through mpirun; through srun see test_bootstraps.py): they find each other, see
-which of them share a host, and do EP over the network (D7, D9, E2, E3). What bootstraps the launchers offer is
-test_bootstraps.py's."""
+"""PEs on several hosts under launchers: they find each other, detect which of them share a host,
+and run EP over the network. test_bootstraps.py tests the bootstraps that launchers offer."""
 
 import pytest
 from hosts import Network
-from launchers import Slurm, by_hand, missing, session, with_mpirun, with_shoal_run, with_torch_variables
+from launchers import (
+    Slurm,
+    by_hand,
+    missing,
+    session,
+    with_mpirun,
+    with_shoal_run,
+    with_torch_variables,
+)
 
 SHAPES = [(2, 1), (2, 2), (3, 1), (4, 2)]  # hosts, PEs on each
 NO_MPIRUN, NO_SLURM = missing("mpirun"), missing("srun", "slurmctld", "slurmd", "munged")
@@ -16,7 +23,9 @@ needs_slurm = pytest.mark.skipif(NO_SLURM is not None, reason=str(NO_SLURM))
 def expect_all(lines, n_hosts, per_host):
     n = n_hosts * per_host
     hosts = [f"host{pe // per_host}" for pe in range(n)]
-    assert {pe: (count, host) for pe, (count, host, _) in lines.items()} == {pe: (n, hosts[pe]) for pe in range(n)}
+    assert {pe: (count, host) for pe, (count, host, _) in lines.items()} == {
+        pe: (n, hosts[pe]) for pe in range(n)
+    }
     for _, _, line in lines.values():
         assert line.endswith(": hosts " + " ".join(hosts))
 
@@ -24,15 +33,21 @@ def expect_all(lines, n_hosts, per_host):
 @pytest.mark.parametrize(("n_hosts", "per_host"), SHAPES)
 def test_by_hand(make_network, host_checks, environment, n_hosts, per_host):
     network = make_network(hosts=n_hosts)
-    expect_all(by_hand(network, [host_checks, "bootstrap"], per_host, environment).lines(), n_hosts, per_host)
+    expect_all(
+        by_hand(network, [host_checks, "bootstrap"], per_host, environment).lines(),
+        n_hosts,
+        per_host,
+    )
 
 
 def test_torch_variables(make_network, host_checks, environment):
     network = make_network(hosts=2)
-    expect_all(with_torch_variables(network, [host_checks, "bootstrap"], 2, environment).lines(), 2, 2)
+    expect_all(
+        with_torch_variables(network, [host_checks, "bootstrap"], 2, environment).lines(), 2, 2
+    )
 
 
-# The launcher numbers the PEs, and they meet where they are told.
+# The launcher numbers the PEs; the session is their meeting point.
 @needs_mpirun
 def test_mpirun_with_a_session(make_network, host_checks, environment):
     network = make_network(hosts=2)
@@ -55,7 +70,9 @@ def test_srun_with_a_session(slurm, host_checks, environment):
 def expect_ep(lines):
     assert sorted(lines) == [0, 1, 2, 3]
     for pe, (_, host, line) in lines.items():
-        assert host == f"host{pe // 2}" and line.endswith("(index %d of 2 on its node; ofi, shm): ep ok" % (pe % 2))
+        assert host == f"host{pe // 2}" and line.endswith(
+            "(index %d of 2 on its node; ofi, shm): ep ok" % (pe % 2)
+        )
 
 
 @needs_mpirun
@@ -79,4 +96,6 @@ def test_ep_under_srun(slurm, host_checks, environment, needs, mpi):
 
 def test_ep_with_torch_variables(make_network, host_checks, environment, needs):
     needs("ofi")
-    expect_ep(with_torch_variables(make_network(hosts=2), [host_checks, "ep"], 2, environment).lines())
+    expect_ep(
+        with_torch_variables(make_network(hosts=2), [host_checks, "ep"], 2, environment).lines()
+    )

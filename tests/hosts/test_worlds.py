@@ -1,40 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds, collectives and EP between hosts, over every network transport of the build (D4, D6, D12, D15, E2, E3)."""
+"""Worlds, collectives and EP between hosts, over every network transport of the build."""
 
 import re
 
 import pytest
 from launchers import by_hand
 
-CASES = [("ofi", 2, 1), ("ofi", 2, 2), ("ofi", 3, 1), ("ofi", 4, 2), ("ucx", 2, 2), ("ucx", 3, 1)]  # hosts, PEs on each
+CASES = [
+    ("ofi", 2, 1),
+    ("ofi", 2, 2),
+    ("ofi", 3, 1),
+    ("ofi", 4, 2),
+    ("ucx", 2, 2),
+    ("ucx", 3, 1),
+]  # hosts, PEs on each
 
 
 def expect_lines(lines, n_hosts, per_host, transport, end):
-    """Every PE said that all went well, that it shares memory with the PEs of its host and uses the network to the others."""
+    """Every PE reports success, shared memory with the PEs of its host, and the network to
+    others."""
     used = ", ".join(sorted(["shm"] * (per_host > 1) + [transport]))
     assert sorted(lines) == list(range(n_hosts * per_host))
     for pe, (_, _, line) in lines.items():
-        assert f"on host{pe // per_host} (index {pe % per_host} of {per_host} on its node; {used}): " in line
+        assert (
+            f"on host{pe // per_host} (index {pe % per_host} of {per_host} on its node; {used}): "
+            in line
+        )
         assert line.endswith(end)
 
 
 @pytest.mark.parametrize(("transport", "n_hosts", "per_host"), CASES)
-def test_world_and_collectives(make_network, host_checks, environment, needs, transport, n_hosts, per_host):
+def test_world_and_collectives(
+    make_network, host_checks, environment, needs, transport, n_hosts, per_host
+):
     needs(transport)
     environment["SHOAL_TRANSPORT_BETWEEN"] = transport
-    lines = by_hand(make_network(hosts=n_hosts), [host_checks, "world", "collectives"], per_host, environment).lines(90)
+    lines = by_hand(
+        make_network(hosts=n_hosts), [host_checks, "world", "collectives"], per_host, environment
+    ).lines(90)
     expect_lines(lines, n_hosts, per_host, transport, "world ok, collectives ok")
 
 
 @pytest.mark.parametrize(("transport", "n_hosts", "per_host"), CASES)
-def test_ep_in_both_modes(make_network, host_checks, environment, needs, transport, n_hosts, per_host):
+def test_ep_in_both_modes(
+    make_network, host_checks, environment, needs, transport, n_hosts, per_host
+):
     needs(transport)
     environment["SHOAL_TRANSPORT_BETWEEN"] = transport
-    lines = by_hand(make_network(hosts=n_hosts), [host_checks, "ep"], per_host, environment).lines(90)
+    lines = by_hand(make_network(hosts=n_hosts), [host_checks, "ep"], per_host, environment).lines(
+        90
+    )
     expect_lines(lines, n_hosts, per_host, transport, "ep ok")
 
 
-def test_ep_with_skewed_pes(make_network, host_checks, environment, needs):  # A4
+def test_ep_with_skewed_pes(make_network, host_checks, environment, needs):
     needs("ofi")
     lines = by_hand(make_network(hosts=2), [host_checks, "soak"], 2, environment).lines(90)
     expect_lines(lines, 2, 2, "ofi", "soak ok")
@@ -50,27 +69,32 @@ def test_results_are_right_on_a_slow_lossy_network(make_network, host_checks, en
 
 
 def grown(network, job):
-    """Bytes that the job moved over each rail of each host; it must end well."""
+    """Bytes that the job moved over each rail of each host. The job must succeed."""
+
     def traffic():
         return [[host.traffic(rail) for rail in range(network.rails)] for host in network.hosts]
 
     before = traffic()
     job().lines(90)
-    return [[b - a for a, b in zip(x, y, strict=True)] for x, y in zip(before, traffic(), strict=True)]
+    return [
+        [b - a for a, b in zip(x, y, strict=True)] for x, y in zip(before, traffic(), strict=True)
+    ]
 
 
-BOOTSTRAP_BYTES = 200_000  # what starting a world takes at most, on rail 0
-TRAFFIC_BYTES = 4 << 20  # what a PE sends to its like on another host with "traffic"
+BOOTSTRAP_BYTES = 200_000  # an upper bound of the traffic that starts a world, on rail 0
+TRAFFIC_BYTES = (
+    4 << 20
+)  # "traffic": sent by each PE to the PE of the same local index on another host
 
 
-def test_pes_of_a_host_use_different_rails(make_network, host_checks, environment, needs):  # D13
+def test_pes_of_a_host_use_different_rails(make_network, host_checks, environment, needs):
     needs("ofi")
     network = make_network(hosts=2)
     for rails in grown(network, lambda: by_hand(network, [host_checks, "traffic"], 2, environment)):
-        assert min(rails) > 2 * TRAFFIC_BYTES, "a PE's own traffic, and that of its like"
+        assert min(rails) > 2 * TRAFFIC_BYTES, "the traffic of a PE in both directions"
 
 
-def test_a_pe_alone_uses_both_rails(make_network, host_checks, environment, needs):  # D13
+def test_a_pe_alone_uses_both_rails(make_network, host_checks, environment, needs):
     needs("ofi")
     network = make_network(hosts=2)
     for rails in grown(network, lambda: by_hand(network, [host_checks, "traffic"], 1, environment)):
@@ -79,7 +103,9 @@ def test_a_pe_alone_uses_both_rails(make_network, host_checks, environment, need
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_pe_that_is_given_one_rail_leaves_the_other_alone(make_network, host_checks, environment, needs, index):  # D5
+def test_a_pe_that_is_given_one_rail_leaves_the_other_alone(
+    make_network, host_checks, environment, needs, index
+):
     needs("ofi")
     network = make_network(hosts=2)
     environment["SHOAL_NIC_LIST"] = f"rail{index}"
@@ -89,39 +115,48 @@ def test_a_pe_that_is_given_one_rail_leaves_the_other_alone(make_network, host_c
 
 
 @pytest.mark.parametrize("transport", ["ofi", "ucx"])
-def test_a_token_crosses_once_and_one_row_comes_back(make_network, host_checks, environment, needs, transport):  # E2
+def test_a_token_crosses_once_and_one_row_comes_back(
+    make_network, host_checks, environment, needs, transport
+):
     needs(transport)
     environment |= {"SHOAL_TRANSPORT_BETWEEN": transport, "SHOAL_SYMMETRIC_SIZE": "1G"}
     results = by_hand(make_network(hosts=2), [host_checks, "copies"], 2, environment).wait(60)
     assert all(result.ok for result in results), "\n".join(map(str, results))
     text = "".join(result.out for result in results)
-    sent = re.findall(r"host\d sent (\d+) bytes to dispatch and (\d+) to combine (\d+) bytes of tokens", text)
+    sent = re.findall(
+        r"host\d sent (\d+) bytes to dispatch and (\d+) to combine (\d+) bytes of tokens", text
+    )
     assert len(sent) == 2
     for dispatched, combined, tokens in sent:
         assert int(tokens) <= int(dispatched) <= 1.3 * int(tokens)
         assert int(tokens) <= int(combined) <= 1.3 * int(tokens)
 
 
-def test_jobs_that_share_hosts_use_different_nics(make_network, host_checks, environment, needs):  # D14
+def test_jobs_that_share_hosts_use_different_nics(make_network, host_checks, environment, needs):
     needs("ofi")
     network = make_network(hosts=2)
     for index in (0, 1):
         job = {**environment, "SHOAL_LOCAL_INDEX": index, "SHOAL_LOCAL_SIZE": 2}
-        for rails in grown(network, lambda job=job: by_hand(network, [host_checks, "traffic"], 1, job)):
+        for rails in grown(
+            network, lambda job=job: by_hand(network, [host_checks, "traffic"], 1, job)
+        ):
             assert rails[index] > 2 * TRAFFIC_BYTES
             assert rails[1 - index] < BOOTSTRAP_BYTES
 
 
-def test_the_plan_gives_the_pes_of_a_host_different_rails(make_network, bin_dir):  # D13, D14
+def test_the_plan_gives_the_pes_of_a_host_different_rails(make_network, bin_dir):
     (host,) = make_network(hosts=1).hosts
     page = host.run([bin_dir / "shoal-info", "--topology", "--pes", "2"]).out
     for index in (0, 1):
         assert f"PE with local index {index}: rail{index} " in page
 
 
-# Equal host ids: pods of one machine that were given none of their own.
-@pytest.mark.parametrize(("host_id", "reason"), [("", "on another host"), ("same", "on this host, but in another network namespace")])
-def test_says_why_a_pair_has_no_transport(make_network, host_checks, environment, host_id, reason):  # D12
+# Equal host ids: pods of one machine without ids of their own.
+@pytest.mark.parametrize(
+    ("host_id", "reason"),
+    [("", "on another host"), ("same", "on this host, but in another network namespace")],
+)
+def test_says_why_a_pair_has_no_transport(make_network, host_checks, environment, host_id, reason):
     environment["SHOAL_PLUGIN_DIR"] = "/nowhere"
     environment["SHOAL_HOST_ID"] = host_id
     results = by_hand(make_network(hosts=2), [host_checks, "world"], 2, environment).wait(60)

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check.sh BUILD: installs a build into a temporary folder and builds three programs against it with find_package(shoal):
-# the README's example, the example in C, and one that links shoal::shoal alone. Where there is nvcc, also kernels: as
-# docs/guide/device.md says, they need the headers and nothing to link on the device.
+# check.sh BUILD: installs a build into a temporary folder and builds programs against it: with
+# find_package(shoal) the README's example, the example in C and one that links shoal::shoal alone;
+# the same with pkg-config; and kernels with plain nvcc where that is installed
+# (docs/guide/device.md: they need the headers and nothing to link on the device). Also checks that
+# every C++ header names the standard it needs, that every header compiles alone, and that no Python
+# package is installed.
 set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
@@ -48,6 +51,42 @@ for program in hello memory c_moe; do
   "$work/user/build/$program"
   "$work/prefix/bin/shoal-run" -n 2 "$work/user/build/$program"
 done
+
+# No Python package, no notes for developers.
+stray=$(cd "$work/prefix" && find . \( -name '*.py*' -o -name '_core*' -o -name 'README.md' \) -print; [ ! -e "$work/prefix/shoal" ] || echo shoal)
+[ -z "$stray" ] || { echo "installed, but not for C++ and C programs: $stray" >&2; exit 1; }
+
+# pkg-config: the libraries, their order and the version.
+export PKG_CONFIG_PATH="$work/prefix/lib/pkgconfig"
+version=$(sed -n 's/^project(shoal VERSION \([0-9.]*\).*/\1/p' "$source_dir/CMakeLists.txt")
+rpath="-Wl,-rpath,$work/prefix/lib"
+read -ra ep < <(pkg-config --cflags --libs shoal-ep)
+read -ra core < <(pkg-config --cflags --libs shoal)
+read -ra c < <(pkg-config --cflags --libs shoal-c)
+[ "$(pkg-config --modversion shoal shoal-ep shoal-c | sort -u)" = "$version" ]
+c++ -std=c++20 "$work/user/hello.cpp" "${ep[@]}" "$rpath" -o "$work/user/pc_hello"
+c++ -std=c++20 "$work/user/memory.cpp" "${core[@]}" "$rpath" -o "$work/user/pc_memory"
+cc -std=c11 "$work/user/c_moe.c" "${c[@]}" "$rpath" -Wl,-rpath-link,"$work/prefix/lib" -lm -o "$work/user/pc_c_moe"
+for program in pc_hello pc_memory pc_c_moe; do "$work/user/$program"; done
+mv "$work/prefix" "$work/moved"  # paths are relative to the files
+PKG_CONFIG_PATH="$work/moved/lib/pkgconfig" pkg-config --cflags shoal | grep -q "$work/moved"
+mv "$work/moved" "$work/prefix"
+
+# Headers: each names the standard it needs, and compiles alone.
+include=(-I "$work/prefix/include")
+strict=(-Wall -Wextra -Werror -fsyntax-only "${include[@]}")
+while read -r header; do
+  name=${header#"$work/prefix/include/"}
+  case $name in *.hpp | *.cuh)
+    ! c++ -std=c++17 -x c++ -fsyntax-only "${include[@]}" "$header" >"$work/messages" 2>&1
+    grep -q 'Shoal needs C++20' "$work/messages" || { echo "$name does not ask for C++20" >&2; exit 1; }
+  esac
+  case $name in
+    shoal/mpi.hpp | *.cuh) ;;  # need MPI's header or a CUDA compiler
+    *.hpp) echo "#include <$name>" | c++ -std=c++20 -x c++ "${strict[@]}" - ;;
+    *.h) echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - ;;
+  esac
+done < <(find "$work/prefix/include" -type f)
 
 kernels="no CUDA compiler: no kernels"
 if command -v nvcc >/dev/null; then

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // bootstrap_probe: opens worlds with the settings of its environment and checks that the PEs reach
-// each other (requirement D7). Prints "PE 1 of 3 via pmix ok" for each world. For tests under
-// launchers, by hand and by programs.
+// each other. Prints "PE 1 of 3 via pmix ok" for each world. For tests under launchers.
 //
 // bootstrap_probe [--worlds N] [--at-once] [--control] [--absent PE] [--pe-fails PE]
-//   --worlds N    N worlds one after another; with --at-once they are all open together
+//   --worlds N    N worlds in sequence; with --at-once all are open at the same time
 //   --control     no heap: only the control plane (all-gather and barrier)
-//   --absent PE   this PE (by the launcher's variables) sleeps in place of joining, until it is
-//   killed
+//   --absent PE   this PE (by the launcher's variables) sleeps until it is killed and never joins
 //   --pe-fails PE this PE exits with status 3 after the first world
 #include <unistd.h>
 

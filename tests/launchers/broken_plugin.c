@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bootstrap plug-ins with faults, and a good one: FAULT says which (tests/unit/bootstrap/plugin_test.cpp). */
+/* Bootstrap plug-ins with faults, and one without, selected by FAULT. Used by
+ * tests/unit/bootstrap/plugin_test.cpp. */
 #include <shoal/bootstrap_plugin.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +42,7 @@ static int open_job(shoal_bootstrap_context* context, void** job, int32_t* pe, i
   return SHOAL_BOOTSTRAP_OK;
 }
 
-/* PE 1 of 2 hears what PE 0, which does not exist, might have said. */
+/* PE 1 of 2 receives a text that PE 0, which does not exist, could have sent. */
 static int broadcast(shoal_bootstrap_context* context, void* job, char* text) {
   (void)context;
   (void)job;
@@ -54,7 +55,7 @@ static int broadcast(shoal_bootstrap_context* context, void* job, char* text) {
   return SHOAL_BOOTSTRAP_OK;
 }
 
-/* So that the test sees that close is called, once, with the job. */
+/* Counts calls of close with the job, for the test. */
 int broken_plugin_closed = 0;
 static void close_job(void* job) {
   broken_plugin_closed += strcmp((char*)job, "job") == 0;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mpi_probe: worlds over MPI communicators (shoal/mpi.hpp, requirement D7): of all ranks, of halves
-// with their ranks in reversed order, several at once. Public headers only. Prints "rank 1 of 4
-// ok".
+// mpi_probe: worlds over MPI communicators (shoal/mpi.hpp): of all ranks, of halves with their
+// ranks in reversed order, and several at once. Public headers only. Prints "rank 1 of 4 ok".
 #include <cstdio>
 #include <cstdlib>
 #include <shoal/collective.hpp>
@@ -16,7 +15,7 @@ shoal::World open(MPI_Comm communicator) {
   return shoal::World::open({settings, shoal::connect_mpi(communicator, settings)});
 }
 
-/// Every PE's `value`, summed over the world.
+/// The sum of `value` over the PEs of the world.
 long sum(const shoal::World& world, long value) {
   auto box = world.heap().allocate<long>(1), total = world.heap().allocate<long>(1);
   box[0] = value;
@@ -59,7 +58,7 @@ int main(int argc, char** argv) {
     expect("sum over the half", sum(part, rank), expected_part);
     MPI_Comm_free(&half);
     part.close();
-    MPI_Finalize();  // the world of all does not need it any more
+    MPI_Finalize();  // an open world no longer needs MPI
     expect("sum after MPI_Finalize", sum(all, 1), size);
     all.close();
   } catch (const std::exception& error) {

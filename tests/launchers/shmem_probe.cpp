@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// shmem_probe: a world opened by a program of OpenSHMEM with SHOAL_BOOTSTRAP=shmem (requirement
-// D7). Prints "PE 1 of 3 ok".
+// shmem_probe: worlds opened by an OpenSHMEM program with SHOAL_BOOTSTRAP=shmem. Prints
+// "PE 1 of 3 ok".
 #include <shmem.h>
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace {
 
-/// Whether each PE got the number of its left neighbour.
+/// Whether this PE received the index of its left neighbour.
 bool ring(const shoal::World& world) {
   const int me = world.my_pe(), n = world.n_pes();
   auto box = world.heap().allocate<int>(1);

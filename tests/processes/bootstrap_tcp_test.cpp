@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TCP bootstrap among processes: unique id and session id, IPv4 and IPv6, and the process that
-// holds the root (requirement D7).
+// The TCP bootstrap among processes: unique id and session id, IPv4 and IPv6, and the end of the
+// process with the root.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -75,7 +75,7 @@ TEST(TcpBootstrap, SessionIdByHostName) {
       2, "session", {.env = {{"SHOAL_SESSION_ID", id}, {"SHOAL_SESSION_SECRET", "s3cret"}}}));
 }
 
-/// The root lives in PE 1, and PE 1 is the first to leave: the others must not take its end for a
+/// The root runs in PE 1, which is the first PE to leave. The other PEs must not report that as a
 /// failure.
 SHOAL_PE_BODY(root_leaves_first) {
   Settings settings = pe.settings;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-run as its users see it: outputs, statuses, signals, and nothing left behind.
+// shoal-run seen from outside: outputs, exit statuses, signals, and no process left behind.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -36,7 +37,7 @@ bool alive(pid_t pid) {
   return (stat >> number >> name >> state) && state != "Z";
 }
 
-/// The pids that the PEs have printed as "pid N".
+/// The pids that the PEs printed as "pid N".
 std::vector<pid_t> pids_in(const std::string& text) {
   std::vector<pid_t> pids;
   for (std::size_t at = 0; (at = text.find("pid ", at)) != std::string::npos; ++at)
@@ -106,7 +107,7 @@ TEST(ShoalRun, FailedPeIsReportedAndItsStatusReturned) {
   EXPECT_NE(result.err.find("shoal-run: PE 1 (pid "), std::string::npos) << result.describe();
   EXPECT_NE(result.err.find(") exited with status 7\n"), std::string::npos) << result.describe();
   EXPECT_EQ(count(result.err, "shoal-run: "), 1u)
-      << "those that were ended are not failures of their own: " << result.describe();
+      << "PEs that shoal-run ended are not reported as failures: " << result.describe();
 }
 
 TEST(ShoalRun, KilledPeIsReportedWithItsSignal) {
@@ -178,6 +179,114 @@ TEST(ShoalRun, KilledLauncherLeavesNoOrphan) {
   expect_gone(pids_in(result.out));
 }
 
+// A wrapper, here a shell and timeout (which makes a process group of its own), is between
+// shoal-run and the program.
+TEST(ShoalRun, KilledLauncherLeavesNoOrphanBehindAWrapper) {
+  Process launcher(
+      command("-n 2",
+              "/bin/sh -c 'echo pid $$; while :; do sleep 0.05; done' & "
+              "timeout 60 /bin/sh -c 'echo pid $$; while :; do sleep 0.05; done'; true"));
+  const auto all_started = [&] { return pids_in(launcher.out()).size() == 4; };
+  for (int i = 0; i < 3000 && !all_started(); ++i) std::this_thread::sleep_for(Milliseconds(10));
+  launcher.send(SIGKILL);
+  const auto result = launcher.wait();
+  const std::vector<pid_t> pids = pids_in(result.out);
+  ASSERT_EQ(pids.size(), 4u) << result.describe();
+  expect_gone(pids);
+  for (const pid_t pid : pids) kill(pid, SIGKILL);  // where the test failed
+}
+
+/// Runs a line of shell script in which $RUN is shoal-run.
+ProcessResult shell(const std::string& line) {
+  return run_program({"/bin/sh", "-c", line}, {{"RUN", kShoalRun}});
+}
+
+TEST(ShoalRun, FullDiskIsReportedAndTheJobGoesOn) {
+  const auto result = shell(
+      "\"$RUN\" -n 2 /bin/sh -c 'echo lost; sleep 0.2; echo end of $SHOAL_PE >&2' > /dev/full");
+  EXPECT_EQ(result.exit_status, 125) << result.describe();
+  expect_parts(
+      result.err,
+      {"shoal-run: cannot write the PEs' output to standard output: No space left on device",
+       "[0] end of 0", "[1] end of 1"});
+  EXPECT_EQ(count(result.err, "cannot write"), 1u) << result.describe();
+}
+
+TEST(ShoalRun, ClosedPipeIsReportedAndEndsTheJob) {
+  const auto result = shell(
+      "{ \"$RUN\" -n 2 --grace 0.2 /bin/sh -c 'echo pid $$ >&2; while echo x; do :; done; sleep 60'; "
+      "echo status $? >&2; } | head -n 1");
+  EXPECT_TRUE(result.ok()) << result.describe();
+  expect_parts(result.err,
+               {"cannot write the PEs' output to standard output: Broken pipe", "status 125"});
+  expect_gone(pids_in(result.err));
+}
+
+TEST(ShoalRun, ClosedOutputIsReported) {
+  const auto result = shell("\"$RUN\" -n 2 /bin/sh -c 'echo lost' >&-");
+  EXPECT_EQ(result.exit_status, 125) << result.describe();
+  expect_parts(result.err, {"standard output: Bad file descriptor"});
+}
+
+TEST(ShoalRun, HelpThatCannotBeWrittenIsAFailure) {
+  const auto result = shell("\"$RUN\" --help > /dev/full");
+  EXPECT_EQ(result.exit_status, 125) << result.describe();
+  expect_parts(result.err, {"cannot write to standard output: No space left on device"});
+}
+
+TEST(ShoalRun, PesHaveTheUsualActionForAClosedPipe) {
+  const auto result =
+      shoal_run("-n 1", "/bin/sh -c 'kill -PIPE $$; echo survived'; echo status $?");
+  EXPECT_EQ(result.out, "status 141\n") << result.describe();
+}
+
+/// A memory cgroup of the test's own, for programs that enter it; version 1 or 2.
+class MemoryLimit {
+ public:
+  explicit MemoryLimit(std::size_t bytes) {
+    const std::string name = "/shoal-test-" + std::to_string(getpid());
+    for (const auto& [base, file] : {std::pair{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
+                                     std::pair{"/sys/fs/cgroup", "memory.max"}}) {
+      folder_ = base + name;
+      std::error_code error;
+      if (!std::filesystem::create_directory(folder_, error)) continue;
+      if (std::filesystem::exists(folder_ + "/" + file)) {
+        std::ofstream(folder_ + "/" + file) << bytes;
+        std::ifstream(folder_ + "/" + file) >> limit_;
+        if (limit_ == bytes) return;
+      }
+      rmdir(folder_.c_str());
+    }
+    folder_.clear();
+  }
+  ~MemoryLimit() {
+    // The kernel moves processes out of the cgroup a moment after they end.
+    for (int i = 0; !folder_.empty() && i < 500 && rmdir(folder_.c_str()) != 0; ++i)
+      std::this_thread::sleep_for(Milliseconds(10));
+  }
+  bool works() const { return !folder_.empty(); }
+  std::string procs() const { return folder_ + "/cgroup.procs"; }
+
+ private:
+  std::string folder_;
+  std::size_t limit_ = 0;
+};
+
+TEST(ShoalRun, PeKilledForLackOfMemoryIsReportedAsSuch) {
+  constexpr std::size_t kLimit = std::size_t{64} << 20;
+  const MemoryLimit limit(kLimit);
+  if (!limit.works()) GTEST_SKIP() << "needs the right to make a memory cgroup";
+  // tail keeps its input, which has no line ends, in memory.
+  const auto result =
+      run_program({"/bin/sh", "-c",
+                   "echo $$ > \"$PROCS\" && exec \"$RUN\" -n 2 --grace 0.2 /bin/sh -c "
+                   "'test $SHOAL_PE = 0 && exec sleep 60; exec tail -n 1 /dev/zero'"},
+                  {{"RUN", kShoalRun}, {"PROCS", limit.procs()}});
+  EXPECT_EQ(result.exit_status, 128 + SIGKILL) << result.describe();
+  expect_parts(result.err, {"PE 1 (pid ", "was killed by signal 9", "out of memory",
+                            std::to_string(kLimit) + " bytes"});
+}
+
 TEST(ShoalRun, ProgramThatCannotBeStarted) {
   const auto missing = run_program({kShoalRun, "-n", "2", "/no/such/program"});
   EXPECT_EQ(missing.exit_status, 127) << missing.describe();
@@ -191,7 +300,7 @@ TEST(ShoalRun, ProgramThatCannotBeStarted) {
 
 TEST(ShoalRun, CommandLine) {
   EXPECT_EQ(run_program({kShoalRun, "-n", "1", "echo", "-n", "x", "--help"}).out, "x --help")
-      << "the program's options are its own";
+      << "options after the program belong to the program";
   EXPECT_EQ(run_program({kShoalRun, "-n", "1", "--", "echo", "x"}).out, "x\n");
   EXPECT_EQ(run_program({kShoalRun, "-n", "2"}).exit_status, 125);
   EXPECT_EQ(run_program({kShoalRun, "-n", "0", "true"}).exit_status, 125);
@@ -209,8 +318,7 @@ SHOAL_PE_BODY(meet) {
 }
 
 TEST(ShoalRun, PesMeet) {
-  // The test program itself is the job: its PE body meets the others through the root in the
-  // launcher.
+  // The test program itself is the job. Its PEs meet through the root inside shoal-run.
   const auto result =
       run_program({kShoalRun, "-n", "4", "/proc/" + std::to_string(getpid()) + "/exe",
                    "--gtest_brief=1", "--gtest_filter=*", "--shoal-pe-body=meet"});

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every block of Python in the guides and the README runs; those of a page in order, as one program."""
+"""Every Python block of the guide and the README runs; those of a page in order, as one program.
+
+Blocks of other languages: tests/tools/test_guide.py."""
 
 import importlib.util
 import os
@@ -12,9 +14,13 @@ import textwrap
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ["docs/guide/python.md", "docs/guide/from-deepep.md"]
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix()
+    for page in (ROOT / "docs/guide").rglob("*.md")
+    if "```python" in page.read_text()
+)
 
-# Generating code takes half a minute; that is PyTorch's affair, not the page's.
+# The default backend of torch.compile takes half a minute to generate code.
 PRELUDE = """
 import functools
 try:
@@ -29,14 +35,15 @@ except ImportError:
 def blocks_of(page, language):
     """(line of the page, text) of each block."""
     text = (ROOT / page).read_text()
+    pattern = re.compile(rf"^( *)```{language}\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
     return [
         (text.count("\n", 0, match.start()) + 2, textwrap.dedent(match[2]))
-        for match in re.finditer(rf"^( *)```{language}\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+        for match in pattern.finditer(text)
     ]
 
 
 def program_of(page):
-    """The blocks as one program whose tracebacks show lines of the page."""
+    """The blocks as one program. Its tracebacks show lines of the page."""
     program = [PRELUDE]
     for line, block in blocks_of(page, "python"):
         for module in ("torch", "jax"):
@@ -53,8 +60,13 @@ def test_blocks_run(page, tmp_path):
     pytest.importorskip("torch")
     program = tmp_path / "page.py"
     program.write_text(program_of(page))
-    result = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, program]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+
+
+def test_pages_are_found():
+    assert {"docs/guide/python.md", "docs/guide/from-deepep.md"} <= set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -66,7 +78,7 @@ def test_pages_have_code_and_name_its_language(page):
 
 
 def test_hello_runs_on_four_pes(tmp_path):
-    """The first block of the page, started as the page says."""
+    """The first block of the page, started with the page's command."""
     bin_dir = os.environ.get("SHOAL_BIN_DIR")
     if not bin_dir:
         pytest.skip("set SHOAL_BIN_DIR to the build's bin directory")
@@ -78,4 +90,5 @@ def test_hello_runs_on_four_pes(tmp_path):
     assert result.returncode == 0, result.stderr
     for pe in range(4):
         assert f"PE {pe} of 4 got {100 + (pe - 1) % 4}" in result.stdout
-    assert "shoal-run -n 4 python hello.py" in [block.strip() for _, block in blocks_of("docs/guide/python.md", "sh")]
+    commands = [text.strip() for _, text in blocks_of("docs/guide/python.md", "sh")]
+    assert "shoal-run -n 4 python hello.py" in commands

@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "base/half.hpp"
+#include "shoal/numeric.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::test {

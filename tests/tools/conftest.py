@@ -21,11 +21,14 @@ def bin_dir():
 
 @pytest.fixture
 def run_program(bin_dir):
-    """run_program("shoal-moe", *args, pes=4): the completed process; pes=None starts it without shoal-run."""
+    """run_program("shoal-moe", *args, pes=4): the completed process; pes=None starts it without
+    shoal-run."""
 
     def run(name, *args, pes=None):
         command = [] if pes is None else [bin_dir / "shoal-run", "-n", str(pes)]
         command += [bin_dir / name, *args]
-        return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=DEADLINE_S)
+        return subprocess.run(
+            [str(part) for part in command], capture_output=True, text=True, timeout=DEADLINE_S
+        )
 
     return run

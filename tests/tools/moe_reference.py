@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixture-of-experts layer in NumPy float64, written from its definition and not from the program's source."""
+"""The mixture-of-experts layer in NumPy float64, written from its definition and not from the
+program's source."""
 
 import numpy as np
 
@@ -56,7 +57,9 @@ def moe(x, index, weight, weights):
     for expert, (gate_matrix, up, down) in enumerate(weights):
         token, k = np.nonzero(index == expert)
         inner = x[token] @ gate_matrix
-        terms = weight[token, k][:, None] * ((inner / (1 + np.exp(-inner)) * (x[token] @ up)) @ down.T)
+        terms = weight[token, k][:, None] * (
+            (inner / (1 + np.exp(-inner)) * (x[token] @ up)) @ down.T
+        )
         np.add.at(result, token, terms)
         np.add.at(magnitude, token, np.abs(terms))
     return result, magnitude

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEs find each other under real launchers, by torchrun's variables and by a plug-in of one's own; shoal-run --hosts (D7).
+"""PEs find each other under real launchers, by torchrun's variables and by a user's plug-in; the
+command line of shoal-run --hosts.
 
-A launcher that is not installed skips its test with one line. Slurm is tested between hosts, in tests/hosts.
+The test of a launcher that is not installed is skipped. tests/hosts has the tests of Slurm.
 """
 
 import os
@@ -19,11 +20,19 @@ OPEN_MPI = ["--allow-run-as-root", "--oversubscribe"]
 
 
 def flavour(program):
-    """"Open MPI", "MPICH" or None: what stands behind this name."""
+    """The implementation behind this program: "Open MPI", "MPICH" or None."""
     if shutil.which(program) is None:
         return None
-    text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=LIMIT_S).stdout
-    return "Open MPI" if "Open MPI" in text or "OpenRTE" in text else "MPICH" if "HYDRA" in text else None
+    text = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, timeout=LIMIT_S
+    ).stdout
+    return (
+        "Open MPI"
+        if "Open MPI" in text or "OpenRTE" in text
+        else "MPICH"
+        if "HYDRA" in text
+        else None
+    )
 
 
 def first(kind, names):
@@ -35,15 +44,25 @@ HYDRA = first("MPICH", ["mpirun.mpich", "mpiexec.hydra", "mpirun"])
 OSHRUN = shutil.which("oshrun")
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="mpirun of Open MPI is not installed")
 needs_hydra = pytest.mark.skipif(HYDRA is None, reason="mpirun of MPICH is not installed")
-# Variables of a launcher around this test would be taken for the PEs' own.
-ENVIRONMENT = {name: value for name, value in os.environ.items()
-               if not re.match(r"SHOAL_|NVSHMEM_|OMPI_|PMIX?_|SLURM_|HYDI_|TORCHELASTIC|RANK$|WORLD_SIZE$|MASTER_", name)}
-ENVIRONMENT |= {"SHOAL_BOOTSTRAP_TIMEOUT_MS": "15000", "SHOAL_SOCKET_INTERFACE": "lo", "OMPI_MCA_btl": "self,vader"}
+# Variables of a launcher around this test would be mistaken for variables of the PEs.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if not re.match(
+        r"SHOAL_|NVSHMEM_|OMPI_|PMIX?_|SLURM_|HYDI_|TORCHELASTIC|RANK$|WORLD_SIZE$|MASTER_", name
+    )
+}
+ENVIRONMENT |= {
+    "SHOAL_BOOTSTRAP_TIMEOUT_MS": "15000",
+    "SHOAL_SOCKET_INTERFACE": "lo",
+    "OMPI_MCA_btl": "self,vader",
+}
 
 
 @pytest.fixture
 def modules(bin_dir):
-    """modules("pmix"): skips the test where this build has no such plug-in, since its library was not there."""
+    """modules("pmix"): skips the test if this build has no such plug-in because its library is
+    missing."""
 
     def skip_without(name):
         if not (bin_dir.parent / f"lib/shoal/libshoal_bootstrap_{name}.so").exists():
@@ -53,13 +72,25 @@ def modules(bin_dir):
 
 
 def run(command, **environment):
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=LIMIT_S,
-                          env={**ENVIRONMENT, **environment}, cwd="/")
+    return subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**ENVIRONMENT, **environment},
+        cwd="/",
+    )
 
 
 def start(command, **environment):
-    return subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**ENVIRONMENT, **environment}, cwd="/")
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**ENVIRONMENT, **environment},
+        cwd="/",
+    )
 
 
 def finish(processes):
@@ -70,9 +101,10 @@ def finish(processes):
 
 
 def expect_worlds(text, n_pes, via, worlds=1):
-    """`worlds` lines of each PE, and no others of their kind."""
+    """The output has exactly `worlds` such lines of each PE."""
     assert sorted(re.findall(r"PE \d+ of \d+ via \S+ ok", text)) == sorted(
-        [f"PE {pe} of {n_pes} via {via} ok" for pe in range(n_pes)] * worlds), text
+        [f"PE {pe} of {n_pes} via {via} ok" for pe in range(n_pes)] * worlds
+    ), text
 
 
 def expect(result, *arguments, **options):
@@ -84,7 +116,10 @@ def expect(result, *arguments, **options):
 @pytest.mark.parametrize("asked", ["automatic", "pmix", "mpi"])
 def test_open_mpi(bin_dir, modules, asked):
     modules("pmix" if asked == "automatic" else asked)
-    result = run([MPIRUN, *OPEN_MPI, "-np", 3, bin_dir / "bootstrap_probe", "--worlds", 2], SHOAL_BOOTSTRAP=asked)
+    result = run(
+        [MPIRUN, *OPEN_MPI, "-np", 3, bin_dir / "bootstrap_probe", "--worlds", 2],
+        SHOAL_BOOTSTRAP=asked,
+    )
     expect(result, 3, "pmix" if asked == "automatic" else asked, worlds=2)
 
 
@@ -92,16 +127,24 @@ def test_open_mpi(bin_dir, modules, asked):
 def test_open_mpi_without_a_plugin_for_pmix_takes_mpi(bin_dir, modules, tmp_path):
     modules("mpi")
     shutil.copy(bin_dir.parent / "lib/shoal/libshoal_bootstrap_mpi.so", tmp_path)
-    path = {"SHOAL_PLUGIN_DIR": str(tmp_path), "LD_LIBRARY_PATH": str(bin_dir.parent / "lib"), "SHOAL_LOG": "debug"}
+    path = {
+        "SHOAL_PLUGIN_DIR": str(tmp_path),
+        "LD_LIBRARY_PATH": str(bin_dir.parent / "lib"),
+        "SHOAL_LOG": "debug",
+    }
     result = run([MPIRUN, *OPEN_MPI, "-np", 2, bin_dir / "bootstrap_probe"], **path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "PE 1 of 2: bootstrap mpi (Open MPI" in result.stderr
 
 
 @needs_hydra
-@pytest.mark.parametrize(("asked", "library"), [("automatic", None), ("pmi", None), ("pmi2", "libpmi2.so.0")])
+@pytest.mark.parametrize(
+    ("asked", "library"), [("automatic", None), ("pmi", None), ("pmi2", "libpmi2.so.0")]
+)
 def test_hydra(bin_dir, asked, library):
-    result = run([HYDRA, "-n", 3, bin_dir / "bootstrap_probe", "--worlds", 2], SHOAL_BOOTSTRAP=asked)
+    result = run(
+        [HYDRA, "-n", 3, bin_dir / "bootstrap_probe", "--worlds", 2], SHOAL_BOOTSTRAP=asked
+    )
     if library is not None and f"{library}: cannot open" in result.stderr:
         pytest.skip(f"{library} is not installed")
     expect(result, 3, "pmi" if asked == "automatic" else asked, worlds=2)
@@ -110,7 +153,12 @@ def test_hydra(bin_dir, asked, library):
 @needs_mpirun
 def test_several_worlds_are_open_at_once(bin_dir, modules):
     modules("pmix")
-    expect(run([MPIRUN, *OPEN_MPI, "-np", 2, bin_dir / "bootstrap_probe", "--worlds", 3, "--at-once"]), 2, "pmix", worlds=3)
+    expect(
+        run([MPIRUN, *OPEN_MPI, "-np", 2, bin_dir / "bootstrap_probe", "--worlds", 3, "--at-once"]),
+        2,
+        "pmix",
+        worlds=3,
+    )
 
 
 @needs_mpirun
@@ -123,10 +171,27 @@ def test_communicators_of_different_members(bin_dir):
 @needs_hydra
 @pytest.mark.skipif(shutil.which("mpicxx.mpich") is None, reason="mpicxx of MPICH is not installed")
 def test_communicators_of_another_mpi(bin_dir, tmp_path):
-    """shoal/mpi.hpp is compiled with the program, so it does not matter which MPI Shoal was built with."""
+    """shoal/mpi.hpp is compiled with the program, so any MPI works, whichever Shoal was built
+    with."""
     library = bin_dir.parent / "lib"
-    compiled = subprocess.run(["mpicxx.mpich", "-std=c++20", "-I", ROOT / "include", ROOT / "tests/launchers/mpi_probe.cpp", "-L", library,
-                               "-lshoal", f"-Wl,-rpath,{library}", "-o", tmp_path / "probe"], capture_output=True, text=True, timeout=120)
+    compiled = subprocess.run(
+        [
+            "mpicxx.mpich",
+            "-std=c++20",
+            "-I",
+            ROOT / "include",
+            ROOT / "tests/launchers/mpi_probe.cpp",
+            "-L",
+            library,
+            "-lshoal",
+            f"-Wl,-rpath,{library}",
+            "-o",
+            tmp_path / "probe",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     if "mpi.h: No such file" in compiled.stderr:
         pytest.skip("libmpich-dev is not installed")
     assert compiled.returncode == 0, compiled.stderr
@@ -144,13 +209,24 @@ def test_openshmem(bin_dir, modules):
     assert result.returncode == 0, result.stdout + result.stderr
     assert sorted(result.stdout.split("\n")) == ["", *(f"PE {pe} of 3 ok" for pe in range(3))]
     result = run([*oshrun, 2, bin_dir / "bootstrap_probe"], SHOAL_BOOTSTRAP="shmem")
-    assert result.returncode != 0 and "call shmem_init first thing in main" in result.stderr, result.stderr
+    assert result.returncode != 0 and "call shmem_init first thing in main" in result.stderr, (
+        result.stderr
+    )
 
 
 def test_torchruns_variables(bin_dir):
-    ranks = [start([bin_dir / "bootstrap_probe", "--worlds", 3, "--at-once"], RANK=str(rank), WORLD_SIZE="3",
-                   LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT="29500", TORCHELASTIC_RUN_ID=f"job{os.getpid()}")
-             for rank in range(3)]
+    ranks = [
+        start(
+            [bin_dir / "bootstrap_probe", "--worlds", 3, "--at-once"],
+            RANK=str(rank),
+            WORLD_SIZE="3",
+            LOCAL_RANK=str(rank),
+            MASTER_ADDR="localhost",
+            MASTER_PORT="29500",
+            TORCHELASTIC_RUN_ID=f"job{os.getpid()}",
+        )
+        for rank in range(3)
+    ]
     expect_worlds(finish(ranks), 3, "torch", worlds=3)
 
 
@@ -160,23 +236,43 @@ def test_no_launcher(bin_dir):
 
 def test_own_plugin_is_the_example(bin_dir, tmp_path):
     plugin = bin_dir.parent / "tests/plugins/example_bootstrap_plugin.so"
-    pes = [start([bin_dir / "bootstrap_probe", "--worlds", 2], SHOAL_BOOTSTRAP=f"plugin:{plugin}", FOLDER=str(tmp_path),
-                 FOLDER_PE=str(pe), FOLDER_N_PES="3") for pe in range(3)]
+    pes = [
+        start(
+            [bin_dir / "bootstrap_probe", "--worlds", 2],
+            SHOAL_BOOTSTRAP=f"plugin:{plugin}",
+            FOLDER=str(tmp_path),
+            FOLDER_PE=str(pe),
+            FOLDER_N_PES="3",
+        )
+        for pe in range(3)
+    ]
     expect_worlds(finish(pes), 3, f"plugin:{plugin}", worlds=2)
-    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}, "the ids are secret"
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}, (
+        "the ids are secret"
+    )
 
 
 def test_own_plugin_keeps_its_deadline(bin_dir, tmp_path):
     plugin = bin_dir.parent / "tests/plugins/example_bootstrap_plugin.so"
-    result = run([bin_dir / "bootstrap_probe"], NVSHMEM_BOOTSTRAP="plugin", NVSHMEM_BOOTSTRAP_PLUGIN=str(plugin),
-                 FOLDER=str(tmp_path), FOLDER_PE="1", FOLDER_N_PES="2", SHOAL_BOOTSTRAP_TIMEOUT_MS="300")
+    result = run(
+        [bin_dir / "bootstrap_probe"],
+        NVSHMEM_BOOTSTRAP="plugin",
+        NVSHMEM_BOOTSTRAP_PLUGIN=str(plugin),
+        FOLDER=str(tmp_path),
+        FOLDER_PE="1",
+        FOLDER_N_PES="2",
+        SHOAL_BOOTSTRAP_TIMEOUT_MS="300",
+    )
     assert result.returncode == 1
     assert "broadcast failed: " in result.stderr and "PE 0 has not written it" in result.stderr
 
 
 @needs_hydra
 def test_pe_that_does_not_come(bin_dir):
-    result = run([HYDRA, "-n", 3, bin_dir / "bootstrap_probe", "--absent", 1], SHOAL_BOOTSTRAP_TIMEOUT_MS="700")
+    result = run(
+        [HYDRA, "-n", 3, bin_dir / "bootstrap_probe", "--absent", 1],
+        SHOAL_BOOTSTRAP_TIMEOUT_MS="700",
+    )
     assert result.returncode != 0
     assert 'no answer from the launcher to "cmd=barrier_in" in time' in result.stderr
 
@@ -184,7 +280,10 @@ def test_pe_that_does_not_come(bin_dir):
 @needs_mpirun
 def test_pe_that_does_not_come_to_pmix(bin_dir, modules):
     modules("pmix")
-    result = run([MPIRUN, *OPEN_MPI, "-np", 3, bin_dir / "bootstrap_probe", "--absent", 1], SHOAL_BOOTSTRAP_TIMEOUT_MS="1000")
+    result = run(
+        [MPIRUN, *OPEN_MPI, "-np", 3, bin_dir / "bootstrap_probe", "--absent", 1],
+        SHOAL_BOOTSTRAP_TIMEOUT_MS="1000",
+    )
     assert result.returncode != 0
     assert "TIMEOUT (-24): some process of the job does not open this world" in result.stderr
 
@@ -192,9 +291,13 @@ def test_pe_that_does_not_come_to_pmix(bin_dir, modules):
 @needs_hydra
 @pytest.mark.parametrize("asked", ["pmi", "automatic"])
 def test_pe_that_fails_ends_the_job(bin_dir, asked):
-    """Nobody waits in the launcher's library for one that is gone: the launcher ends, long before the limit."""
-    result = run([HYDRA, "-n", 3, bin_dir / "bootstrap_probe", "--pe-fails", 1], SHOAL_BOOTSTRAP=asked)
-    assert result.returncode != 0 and "PE 1 of 3 via pmi ok" in result.stdout, result.stdout + result.stderr
+    """No PE waits in the launcher's library for a PE that has ended: the launcher ends soon."""
+    result = run(
+        [HYDRA, "-n", 3, bin_dir / "bootstrap_probe", "--pe-fails", 1], SHOAL_BOOTSTRAP=asked
+    )
+    assert result.returncode != 0 and "PE 1 of 3 via pmi ok" in result.stdout, (
+        result.stdout + result.stderr
+    )
 
 
 @needs_hydra
@@ -213,27 +316,70 @@ def shoal_run(bin_dir, *arguments, **environment):
 
 @needs_mpirun
 def test_hosts_through_open_mpi(bin_dir):
-    result = shoal_run(bin_dir, "--hosts", "localhost:3", "--launcher", MPIRUN, "--launcher-args", " ".join(OPEN_MPI), "--no-label",
-                       bin_dir / "bootstrap_probe", "--worlds", 1)
+    result = shoal_run(
+        bin_dir,
+        "--hosts",
+        "localhost:3",
+        "--launcher",
+        MPIRUN,
+        "--launcher-args",
+        " ".join(OPEN_MPI),
+        "--no-label",
+        bin_dir / "bootstrap_probe",
+        "--worlds",
+        1,
+    )
     expect(result, 3, "uid")
-    result = shoal_run(bin_dir, "--hosts", "localhost:2", "--launcher", MPIRUN, "--launcher-args", " ".join(OPEN_MPI), "sh", "-c",
-                       "exit 5")
+    result = shoal_run(
+        bin_dir,
+        "--hosts",
+        "localhost:2",
+        "--launcher",
+        MPIRUN,
+        "--launcher-args",
+        " ".join(OPEN_MPI),
+        "sh",
+        "-c",
+        "exit 5",
+    )
     assert result.returncode == 5
     assert f"{MPIRUN} (pid " in result.stderr and "exited with status 5" in result.stderr
 
 
 @needs_hydra
 def test_hosts_through_hydra(bin_dir):
-    expect(shoal_run(bin_dir, "--hosts", "localhost:1,localhost:1", "--launcher", HYDRA, "--no-label", bin_dir / "bootstrap_probe"), 2,
-           "uid")
+    expect(
+        shoal_run(
+            bin_dir,
+            "--hosts",
+            "localhost:1,localhost:1",
+            "--launcher",
+            HYDRA,
+            "--no-label",
+            bin_dir / "bootstrap_probe",
+        ),
+        2,
+        "uid",
+    )
 
 
 @needs_mpirun
 def test_hosts_keep_the_secret_from_command_lines(bin_dir):
-    # printf is the shell's own: the key is on no command line of the test's
-    script = "printf %s \"${SHOAL_UNIQUE_ID##*:}\" | grep -laF -f - /proc/[0-9]*/cmdline | wc -l"
-    result = shoal_run(bin_dir, "--hosts", "localhost:2", "--launcher", MPIRUN, "--launcher-args", " ".join(OPEN_MPI), "--no-label", "sh",
-                       "-c", script + " | sed 's/^/found /'; test ${#SHOAL_UNIQUE_ID} -gt 64")
+    # printf is a shell built-in, so the test itself puts the key on no command line.
+    script = 'printf %s "${SHOAL_UNIQUE_ID##*:}" | grep -laF -f - /proc/[0-9]*/cmdline | wc -l'
+    result = shoal_run(
+        bin_dir,
+        "--hosts",
+        "localhost:2",
+        "--launcher",
+        MPIRUN,
+        "--launcher-args",
+        " ".join(OPEN_MPI),
+        "--no-label",
+        "sh",
+        "-c",
+        script + " | sed 's/^/found /'; test ${#SHOAL_UNIQUE_ID} -gt 64",
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.split("\n") == ["found 0", "found 0", ""]
 
@@ -256,16 +402,58 @@ def test_hosts_dry_run(bin_dir, tmp_path):
     program = ["prog", "it's", "-n"]
     asked = ["--hosts", "a:2,b", "--launcher-args", "--x y"]
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SHOAL_PE": "1"}
-    names = [word for name in ("SHOAL_BOOTSTRAP_TIMEOUT_MS", "SHOAL_N_PES", "SHOAL_SOCKET_INTERFACE", "SHOAL_UNIQUE_ID") for word in ("-x", name)]
-    assert dry_run(bin_dir, *asked, *program, **path) == ["SHOAL_N_PES=3", "SHOAL_UNIQUE_ID=...", "mpirun", "--host", "a:2,b:1", "-np", "3",
-                                                          "--tag-output", *names, "--x", "y", *program]
+    names = [
+        word
+        for name in (
+            "SHOAL_BOOTSTRAP_TIMEOUT_MS",
+            "SHOAL_N_PES",
+            "SHOAL_SOCKET_INTERFACE",
+            "SHOAL_UNIQUE_ID",
+        )
+        for word in ("-x", name)
+    ]
+    assert dry_run(bin_dir, *asked, *program, **path) == [
+        "SHOAL_N_PES=3",
+        "SHOAL_UNIQUE_ID=...",
+        "mpirun",
+        "--host",
+        "a:2,b:1",
+        "-np",
+        "3",
+        "--tag-output",
+        *names,
+        "--x",
+        "y",
+        *program,
+    ]
     fake(tmp_path, "mpirun", "HYDRA build details:")
-    assert dry_run(bin_dir, *asked, "--no-label", *program, **path)[2:] == ["mpirun", "-hosts", "a:2,b:1", "-n", "3", "--x", "y", *program]
+    assert dry_run(bin_dir, *asked, "--no-label", *program, **path)[2:] == [
+        "mpirun",
+        "-hosts",
+        "a:2,b:1",
+        "-n",
+        "3",
+        "--x",
+        "y",
+        *program,
+    ]
     fake(tmp_path, "srun", "slurm-wlm 22.05.8")
     in_job = dry_run(bin_dir, *asked, "--no-label", *program, **path, SLURM_JOB_ID="7")[2:]
-    assert in_job == ["srun", "--nodes=2", "--ntasks=3", "--distribution=arbitrary", "--nodelist=a,a,b", "--export=ALL",
-                      "--kill-on-bad-exit=1", "--x", "y", *program]
-    assert dry_run(bin_dir, *asked, "--launcher", mpirun, *program, **path, SLURM_JOB_ID="7")[2] == str(mpirun)
+    assert in_job == [
+        "srun",
+        "--nodes=2",
+        "--ntasks=3",
+        "--distribution=arbitrary",
+        "--nodelist=a,a,b",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        "--x",
+        "y",
+        *program,
+    ]
+    assert dry_run(bin_dir, *asked, "--launcher", mpirun, *program, **path, SLURM_JOB_ID="7")[
+        2
+    ] == str(mpirun)
 
 
 def test_hosts_that_cannot_be(bin_dir, tmp_path):
@@ -274,13 +462,29 @@ def test_hosts_that_cannot_be(bin_dir, tmp_path):
         assert result.returncode == 125 and part in result.stderr, result.stdout + result.stderr
 
     says("neither mpirun nor srun is installed", "--hosts", "a:2", PATH=str(tmp_path))
-    says("--launcher mpirun is not installed", "--hosts", "a:2", "--launcher", "mpirun", PATH=str(tmp_path))
-    fake(tmp_path, "mpirun", "mpirun of nobody knows")
-    says('says "mpirun of nobody knows"', "--hosts", "a:2", PATH=f"{tmp_path}:/usr/bin:/bin")
+    says(
+        "--launcher mpirun is not installed",
+        "--hosts",
+        "a:2",
+        "--launcher",
+        "mpirun",
+        PATH=str(tmp_path),
+    )
+    fake(tmp_path, "mpirun", "mpirun of an unknown kind")
+    says('says "mpirun of an unknown kind"', "--hosts", "a:2", PATH=f"{tmp_path}:/usr/bin:/bin")
     fake(tmp_path, "mpirun", "mpirun (Open MPI) 4.1.4")
     for hosts in ("a:0", "a:x", "a:2,", ":2", "-x:2", "a b"):
-        says(f'--hosts is "{hosts}"; allowed: ', f"--hosts={hosts}", PATH=f"{tmp_path}:/usr/bin:/bin")
-    says("-n is 3 but --hosts a:2 has 2 PEs", "-n", "3", "--hosts", "a:2", PATH=f"{tmp_path}:/usr/bin:/bin")
+        says(
+            f'--hosts is "{hosts}"; allowed: ', f"--hosts={hosts}", PATH=f"{tmp_path}:/usr/bin:/bin"
+        )
+    says(
+        "-n is 3 but --hosts a:2 has 2 PEs",
+        "-n",
+        "3",
+        "--hosts",
+        "a:2",
+        PATH=f"{tmp_path}:/usr/bin:/bin",
+    )
     says("only this host reaches", "--hosts", "a:2", PATH=f"{tmp_path}:/usr/bin:/bin")
     says("are for --hosts", "-n", "2", "--dry-run")
     says("--nodes", "--hosts", "a:2", "--nodes", "2")
@@ -288,7 +492,9 @@ def test_hosts_that_cannot_be(bin_dir, tmp_path):
 
 def test_page_shows_the_example_that_is_built():
     example = (ROOT / "examples/bootstrap_plugin.c").read_text()
-    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "docs/internals/bootstrap.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```c\n(.*?)```", (ROOT / "docs/internals/bootstrap.md").read_text(), re.DOTALL
+    )
     assert blocks
     for block in blocks:
         assert block in example, block

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bundle runs where it is moved to, and its scripts say what happened: nothing that was skipped counts as passed (issue of the GPU backend)."""
+"""The bundle runs where it is moved to, and its scripts say what happened: nothing that was skipped
+counts as passed (issue of the GPU backend)."""
 
 import importlib.machinery
 import importlib.util
@@ -19,15 +20,35 @@ NO_GPU = not pathlib.Path("/dev/nvidiactl").exists()
 @pytest.fixture(scope="module")
 def bundle(bin_dir, tmp_path_factory):
     made = tmp_path_factory.mktemp("made") / "bundle"
-    subprocess.run([sys.executable, ROOT / "cmake/bundle/make_bundle.py", "--build", bin_dir.parent, "--output", made], check=True, timeout=120)
+    subprocess.run(
+        [
+            sys.executable,
+            ROOT / "cmake/bundle/make_bundle.py",
+            "--build",
+            bin_dir.parent,
+            "--output",
+            made,
+        ],
+        check=True,
+        timeout=120,
+    )
     moved = tmp_path_factory.mktemp("moved") / "elsewhere"
     shutil.move(made, moved)
     return moved
 
 
 def run(*command, first_path=None):
-    environment = {"PATH": os.pathsep.join(str(part) for part in (first_path, os.environ["PATH"]) if part), "HOME": "/nonexistent"}
-    return subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=120)
+    environment = {
+        "PATH": os.pathsep.join(str(part) for part in (first_path, os.environ["PATH"]) if part),
+        "HOME": "/nonexistent",
+    }
+    return subprocess.run(
+        [str(word) for word in command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def fake_test(bundle, name, body):
@@ -40,7 +61,9 @@ def fake_test(bundle, name, body):
 
 def test_programs_find_their_libraries_beside_them(bundle):
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert {"shoal-run", "shoal-info", "shoal-moe", "shoal-bench", "example_hello"} <= set(manifest["programs"])
+    assert {"shoal-run", "shoal-info", "shoal-moe", "shoal-bench", "example_hello"} <= set(
+        manifest["programs"]
+    )
     assert {"libshoal.so.0", "libshoal_ep.so.0"} <= set(manifest["libraries"])
     assert sum(path.stat().st_size for path in bundle.rglob("*")) < 40 << 20
     loaded = run("ldd", bundle / "bin/shoal-bench").stdout
@@ -56,7 +79,14 @@ def test_programs_find_their_libraries_beside_them(bundle):
 
 def test_refuses_to_replace_a_folder_that_is_no_bundle(bin_dir, tmp_path):
     (tmp_path / "precious").write_text("mine")
-    result = run(sys.executable, ROOT / "cmake/bundle/make_bundle.py", "--build", bin_dir.parent, "--output", tmp_path)
+    result = run(
+        sys.executable,
+        ROOT / "cmake/bundle/make_bundle.py",
+        "--build",
+        bin_dir.parent,
+        "--output",
+        tmp_path,
+    )
     assert result.returncode != 0
     assert "is no bundle" in result.stderr
     assert (tmp_path / "precious").exists()
@@ -70,7 +100,9 @@ def test_gpu_tests_without_a_gpu_are_skipped_and_the_run_fails(bundle, tmp_path)
     result = run(bundle / "run-gpu-tests", "gpu_", "--out", tmp_path)
     summary = json.loads((tmp_path / "gpu-tests-summary.json").read_text())
     assert result.returncode == 1, result.stdout
-    assert summary["passed"] == 0 and summary["failed"] == 0 and summary["skipped"] > 0, result.stdout
+    assert summary["passed"] == 0 and summary["failed"] == 0 and summary["skipped"] > 0, (
+        result.stdout
+    )
     assert "no test on a GPU passed" in result.stdout
     assert len(list(tmp_path.iterdir())) <= 8
 
@@ -97,16 +129,28 @@ def test_a_crash_is_reported_and_the_other_tests_still_run(bundle, tmp_path):
     program = fake_test(bundle, "gpu_crashing_test", CRASHES)
     result = run(bundle / "run-gpu-tests", program.name, "--out", tmp_path)
     assert result.returncode == 1
-    assert "FAILED Case.Second" in result.stdout and "SIGSEGV" in result.stdout and "about to crash" in result.stdout
+    assert (
+        "FAILED Case.Second" in result.stdout
+        and "SIGSEGV" in result.stdout
+        and "about to crash" in result.stdout
+    )
     tests = json.loads((tmp_path / "gpu-tests-summary.json").read_text())["programs"][0]["tests"]
-    assert [(test["name"], test["result"]) for test in tests] == [("Case.First", "passed"), ("Case.Second", "failed"), ("Case.Third", "passed")]
+    assert [(test["name"], test["result"]) for test in tests] == [
+        ("Case.First", "passed"),
+        ("Case.Second", "failed"),
+        ("Case.Third", "passed"),
+    ]
 
 
 def test_a_hang_is_ended_and_named(bundle, tmp_path):
     program = fake_test(bundle, "gpu_hanging_test", HANGS)
     result = run(bundle / "run-gpu-tests", program.name, "--out", tmp_path, "--timeout", "2")
     assert result.returncode == 1
-    assert "FAILED Case.Waits" in result.stdout and "killed at its deadline" in result.stdout and "still waiting" in result.stdout
+    assert (
+        "FAILED Case.Waits" in result.stdout
+        and "killed at its deadline" in result.stdout
+        and "still waiting" in result.stdout
+    )
     assert "still waiting" in (tmp_path / "gpu-tests.log").read_text()
 
 
@@ -117,7 +161,10 @@ echo '{"check": {"worst_error": 0.5}}' > "$results" """
 MOE_WITHOUT_GPU = "echo 'shoal: --backend cuda is not possible here: none'; exit 2"
 
 
-@pytest.mark.parametrize("body, results", [(MOE, ["passed", "passed", "passed", "failed"]), (MOE_WITHOUT_GPU, ["skipped"] * 4)])
+@pytest.mark.parametrize(
+    "body, results",
+    [(MOE, ["passed", "passed", "passed", "failed"]), (MOE_WITHOUT_GPU, ["skipped"] * 4)],
+)
 def test_the_layer_is_a_step_of_the_gpu_tests(bundle, tmp_path, body, results):
     copy = tmp_path / "bundle"
     shutil.copytree(bundle, copy, ignore=shutil.ignore_patterns("*_test", "shoal-*"))
@@ -127,9 +174,20 @@ def test_the_layer_is_a_step_of_the_gpu_tests(bundle, tmp_path, body, results):
     summary = json.loads((tmp_path / "gpu-tests-summary.json").read_text())
     tests = summary["programs"][0]["tests"]
     assert [test["result"] for test in tests] == results
-    assert [test["name"] for test in tests] == ["normal bf16", "normal fp8", "low-latency bf16", "low-latency fp8"]
+    assert [test["name"] for test in tests] == [
+        "normal bf16",
+        "normal fp8",
+        "low-latency bf16",
+        "low-latency fp8",
+    ]
     assert tests[0]["check"] == ({"worst_error": 0.5} if results[0] == "passed" else None)
-    assert run(copy / "run-gpu-tests", "shoal-moe", "--gtest_filter=Case.*", "--out", tmp_path).returncode == 1  # nothing of that name in it
+    # Nothing of that name in it.
+    assert (
+        run(
+            copy / "run-gpu-tests", "shoal-moe", "--gtest_filter=Case.*", "--out", tmp_path
+        ).returncode
+        == 1
+    )
 
 
 SANITIZER = """case "$*" in *--version*) exit 0;; esac
@@ -142,8 +200,12 @@ def script(bundle):
     """run-gpu-tests as a module."""
     sys.path.insert(0, str(bundle))
     try:
-        loader = importlib.machinery.SourceFileLoader("run_gpu_tests", str(bundle / "run-gpu-tests"))
-        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+        loader = importlib.machinery.SourceFileLoader(
+            "run_gpu_tests", str(bundle / "run-gpu-tests")
+        )
+        module = importlib.util.module_from_spec(
+            importlib.util.spec_from_loader(loader.name, loader)
+        )
         loader.exec_module(module)
         return module
     finally:
@@ -157,7 +219,9 @@ def test_the_sanitizer_takes_tests_that_exist(bundle, tmp_path):
         pytest.skip("this build has no GPU tests (no CUDA compiler)")
     for name, pattern in wanted.items():
         listing = run(programs[name], "--gtest_list_tests", f"--gtest_filter={pattern}").stdout
-        assert any(line.startswith("  ") for line in listing.splitlines()), f"{name} has no test {pattern}"
+        assert any(line.startswith("  ") for line in listing.splitlines()), (
+            f"{name} has no test {pattern}"
+        )
     tool = tmp_path / "tools" / "compute-sanitizer"
     tool.parent.mkdir()
     tool.write_text(f"#!/bin/sh\n{SANITIZER}\n")
@@ -166,6 +230,10 @@ def test_the_sanitizer_takes_tests_that_exist(bundle, tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     runs = json.loads((tmp_path / "gpu-sanitizer-summary.json").read_text())["programs"]
     assert sorted(run["program"] for run in runs) == sorted(
-        ["gpu_ep_processes_test control", *(f"{name} {tool}" for name in wanted for tool in ("memcheck", "racecheck"))])
+        [
+            "gpu_ep_processes_test control",
+            *(f"{name} {tool}" for name in wanted for tool in ("memcheck", "racecheck")),
+        ]
+    )
     log = (tmp_path / "gpu-sanitizer.log").read_text()
     assert all(f"filter {pattern}\n" in log for pattern in wanted.values())

@@ -45,12 +45,24 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
     [
         ("src/base/a.cpp", cpp("int a;  // counts rows (E1)"), "2: code of a requirement: (E1)"),
         ("src/base/a.cpp", cpp("// (B2, B7)"), "2: code of a requirement: (B2, B7)"),
-        ("src/base/a.hpp", cpp("/* see\n   requirement D14 */"), "3: code of a requirement: requirement D14"),
-        ("python/shoal/a.py", f'# {LICENCE}"""Text (requirements A4)."""\n', "2: code of a requirement: requirements A4"),
+        (
+            "src/base/a.hpp",
+            cpp("/* see\n   requirement D14 */"),
+            "3: code of a requirement: requirement D14",
+        ),
+        (
+            "python/shoal/a.py",
+            f'# {LICENCE}"""Text (requirements A4)."""\n',
+            "2: code of a requirement: requirements A4",
+        ),
         ("docs/guide/a.md", "Settings (A10).", "1: code of a requirement: (A10)"),
         ("src/base/a.cpp", cpp("// DESIGN.md, idea 2"), '2: "DESIGN.md": a page outside the tree'),
         ("src/base/a.cpp", cpp('f("Nobody waits");'), '2: "Nobody": name the subject'),
-        ("tools/a.py", f"# {LICENCE}x = 1  # the PE is told\n", '2: "is told": say what is sent, reported or raised'),
+        (
+            "tools/a.py",
+            f"# {LICENCE}x = 1  # the PE is told\n",
+            '2: "is told": say what is sent, reported or raised',
+        ),
         ("docs/guide/a.md", "Rows tell of themselves.", '1: "tell of themselves": self-signalling'),
         ("src/base/a.cpp", cpp(f"// {LONG}"), "2: prose wider than 100 columns"),
         ("docs/guide/a.md", LONG, "1: prose wider than 100 columns"),
@@ -63,9 +75,14 @@ def test_reports_a_fault_with_its_line(tmp_path, file, text, fault):
     assert check(tmp_path, {file: text}) == (1, [f"{file}:{fault}"])
 
 
-@pytest.mark.parametrize("file", ["src/ep/plan/layout.cpp", "python/shoal/a.py", "tools/run/main.cpp"])
+@pytest.mark.parametrize(
+    "file", ["src/ep/plan/layout.cpp", "python/shoal/a.py", "tools/run/main.cpp"]
+)
 def test_reports_a_folder_of_sources_without_readme(tmp_path, file):
     text = f"# {LICENCE}" if file.endswith(".py") else cpp("")
     status, lines = check(tmp_path, {file: text}, readme=False)
     folder = Path(file).parent.as_posix()
-    assert (status, lines) == (1, [f"{folder}/README.md:1: missing; a folder of sources says what it contains"])
+    assert (status, lines) == (
+        1,
+        [f"{folder}/README.md:1: missing; a folder of sources says what it contains"],
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/guide/device.md shows code that is compiled: every block of it is a marked part of a source file, word for word."""
+"""Every block of code in docs/guide/device.md is a marked part of a compiled source file."""
 
 import os
 import pathlib
@@ -14,11 +14,12 @@ SOURCES = ["examples/device_ring.cu", "tests/gpu/world/stream_operations_test.cp
 
 
 def marked_parts():
-    """What lies between two lines "// [name]" of the sources, without its indentation."""
+    """The text between two lines "// [name]" of the sources, without indentation."""
     parts = []
     for source in SOURCES:
         text = (ROOT / source).read_text()
-        for match in re.finditer(r"^ *// \[(\w+)\]\n(.*?)^ *// \[\1\]$", text, re.MULTILINE | re.DOTALL):
+        pattern = r"^ *// \[(\w+)\]\n(.*?)^ *// \[\1\]$"
+        for match in re.finditer(pattern, text, re.MULTILINE | re.DOTALL):
             parts.append(textwrap.dedent(match[2]).strip("\n"))
     return parts
 
@@ -36,6 +37,7 @@ def test_example_without_a_gpu_says_so(bin_dir):
     program = bin_dir / "example_device_ring"
     if not program.exists():
         pytest.skip("built without CUDA")
-    result = subprocess.run([program], capture_output=True, text=True, timeout=60, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run([program], capture_output=True, text=True, timeout=60, env=environment)
     assert result.returncode == 77
     assert "needs a GPU" in result.stdout

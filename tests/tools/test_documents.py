@@ -1,57 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages agree with the code: the README's example is examples/hello.cpp, docs/reference/settings.md is what the table says."""
+"""The pages agree with the code: READMEs, the table of settings, links between pages."""
 
+import json
 import os
 import pathlib
 import re
 import subprocess
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def test_readme_shows_the_example_that_is_built():
-    readme = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"```cpp\n(.*?)```", readme, re.DOTALL)
-    assert (ROOT / "examples/hello.cpp").read_text() in blocks
+READMES = ["README.md", "README.zh.md"]
+
+
+def code_blocks(page, language=r"\w+"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_readme_shows_the_example_that_is_built(page):
+    assert (ROOT / "examples/hello.cpp").read_text() in code_blocks(page, "cpp")
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_readme_is_short(page):
+    assert len((ROOT / page).read_text().splitlines()) <= 80
+    (python,) = code_blocks(page, "python")
+    assert len(python.splitlines()) <= 12
+    (cpp,) = code_blocks(page, "cpp")
+    lines = [line for line in cpp.splitlines() if "SPDX" not in line]
+    assert len(lines) <= 20
+
+
+def test_readmes_have_the_same_code_and_links():
+    english, chinese = ((ROOT / page).read_text() for page in READMES)
+    assert code_blocks("README.md") == code_blocks("README.zh.md")
+    assert "](README.zh.md)" in english and "](README.md)" in chinese
+
+    def links(text):
+        return sorted(set(re.findall(r"\]\(([^)]+)\)", text)) - set(READMES))
+
+    assert links(english) == links(chinese)
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_figures_of_readmes_are_the_measured_ones(page):
+    peers = json.loads((ROOT / "docs/data/2-gpus/peers.json").read_text())
+    kernels = peers["kernels, us"]
+    low_latency = peers["low-latency pair, FP8 in, BF16 out, graph, us"]
+    rows = re.findall(r"^\|(.* us .*)\|$", (ROOT / page).read_text(), re.MULTILINE)
+    figures = [[float(number) for number in re.findall(r"([\d.]+) us", row)] for row in rows]
+    systems = [
+        "Shoal, 24 SMs",
+        "DeepEP V1, 24 SMs, cached handle",
+        "DeepEP V2, 64 SMs, with its copy or reduce",
+        "NCCL EP HT",
+    ]
+    expected = [
+        [kernels[system][name] for system in systems if name in kernels[system]]
+        for name in ("dispatch fp8", "dispatch bf16", "combine bf16")
+    ]
+    at = low_latency["tokens"].index(128)
+    expected.append([low_latency[system][at] for system in ("Shoal", "DeepEP V1")])
+    assert figures == expected
 
 
 def test_example_runs_alone_and_on_four_pes(bin_dir):
     alone = subprocess.run([bin_dir / "example_hello"], capture_output=True, text=True, timeout=60)
     assert alone.returncode == 0, alone.stderr
-    assert "PE 0 of 1 got 100" in alone.stdout
-    four = subprocess.run([bin_dir / "shoal-run", "-n", "4", bin_dir / "example_hello"], capture_output=True, text=True, timeout=60)
+    assert "PE 0 of 1 got 100 and 1" in alone.stdout
+    command = [bin_dir / "shoal-run", "-n", "4", bin_dir / "example_hello"]
+    four = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert four.returncode == 0, four.stderr
     for pe in range(4):
-        assert f"PE {pe} of 4 got {100 + (pe - 1) % 4}" in four.stdout
-        # Two members answer each token with its own row: the sum is twice what was sent.
-        assert f"token 0 came back as {2 * (1 + pe)}" in four.stdout
+        # Two ranks return each token unchanged: the sum is twice what was sent.
+        assert f"PE {pe} of 4 got {100 + (pe - 1) % 4} and {2 * (1 + pe)}" in four.stdout
 
 
 def test_settings_page_is_generated_from_the_table(bin_dir):
-    page = subprocess.run([bin_dir / "shoal-info", "--settings-page"], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert page == (ROOT / "docs/reference/settings.md").read_text(), "run ./run settings"
+    command = [bin_dir / "shoal-info", "--settings-page"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == (ROOT / "docs/reference/settings.md").read_text(), "run ./run settings"
+
+
+def test_page_of_nvshmem_lists_every_alias():
+    settings = (ROOT / "docs/reference/settings.md").read_text()
+    page = (ROOT / "docs/guide/from-nvshmem.md").read_text()
+    aliases = re.findall(r"^\| `(SHOAL_\w+)` \| `(NVSHMEM_\w+)` \|", settings, re.MULTILINE)
+    listed = re.findall(r"^\| `(NVSHMEM_\w+)` \| `(SHOAL_\w+)` \|", page, re.MULTILINE)
+    assert len(aliases) > 10
+    assert listed == [(alias, name) for name, alias in aliases]
+
+
+def test_reference_has_every_error_code():
+    page = (ROOT / "docs/reference/errors.md").read_text()
+    header = (ROOT / "include/shoal/error.hpp").read_text()
+    body = re.sub(r"//[^\n]*", "", re.search(r"enum class Code \{(.*?)\};", header, re.DOTALL)[1])
+    codes = re.findall(r"\b([a-z_]+)\b", body)
+    first, second = page.split("## Who throws")
+    assert re.findall(r"^\| `([a-z_]+)` \|", first, re.MULTILINE) == codes
+    assert re.findall(r"^\| `([a-z_]+)` \|", second, re.MULTILINE) == codes
+    numbers = [int(number) for number in re.findall(r"`SHOAL_[A-Z_]+` \((\d)\) \|", first)]
+    assert numbers == list(range(1, len(codes) + 1))
 
 
 def test_bad_setting_names_the_variable(bin_dir):
-    result = subprocess.run([bin_dir / "shoal-info", "--settings"], capture_output=True, text=True, timeout=60,
-                            env={"SHOAL_TIMEOUT_MS": "soon"})
+    command = [bin_dir / "shoal-info", "--settings"]
+    environment = {"SHOAL_TIMEOUT_MS": "soon"}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert result.returncode != 0
     assert 'SHOAL_TIMEOUT_MS is "soon"; allowed: milliseconds from 1' in result.stderr
 
 
 def test_log_settings_choose_level_and_file(bin_dir, tmp_path):
     environment = {**os.environ, "SHOAL_LOG": "debug", "SHOAL_LOG_FILE": str(tmp_path / "%p.log")}
-    subprocess.run([bin_dir / "example_hello"], env=environment, check=True, capture_output=True, timeout=60)
+    command = [bin_dir / "example_hello"]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
     (log,) = tmp_path.iterdir()
     assert log.stem.isdigit(), "%p is the process id"
     assert "phase final barrier took" in log.read_text()
     environment["SHOAL_LOG_FILE"], environment["SHOAL_LOG"] = str(tmp_path / "quiet"), "error"
-    subprocess.run([bin_dir / "example_hello"], env=environment, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
     assert (tmp_path / "quiet").read_text() == ""
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")]:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    pages += [*(ROOT / "tests").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    for page in pages:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+                where = f"{page.relative_to(ROOT)} links to {target}"
+                assert (page.parent / target).exists(), where
+
+
+def anchors_of(page):
+    """The anchors that a page's headings have where Markdown is rendered."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_sections_lead_to_headings():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            other = page.parent / target if target else page
+            where = f"{page.relative_to(ROOT)} links to {target}#{anchor}"
+            assert anchor in anchors_of(other), where

@@ -10,7 +10,9 @@ KERNELS = ["dispatch_impl", "combine_impl", "dispatch_send_kernel", "dispatch_re
 
 def test_kernels_have_the_names_that_profiling_scripts_look_for(bin_dir):
     build = bin_dir.parent
-    if not re.search(r"^CMAKE_CUDA_COMPILER:\w+=/", (build / "CMakeCache.txt").read_text(), re.MULTILINE):
+    if not re.search(
+        r"^CMAKE_CUDA_COMPILER:\w+=/", (build / "CMakeCache.txt").read_text(), re.MULTILINE
+    ):
         pytest.skip("built without CUDA")
     library = (build / "lib/libshoal_ep.so").read_bytes()
     for kernel in KERNELS:  # mangled: in a namespace, with the length before the name

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/guide/kubernetes: the manifests are what Kubernetes' own schemas allow, unknown fields being errors."""
+"""docs/guide/kubernetes: the manifests are what Kubernetes' own schemas allow, unknown fields being
+errors."""
 
 import copy
 import pathlib
@@ -9,7 +10,9 @@ import pytest
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 yaml = pytest.importorskip("yaml")
 
-MANIFESTS = sorted((pathlib.Path(__file__).resolve().parents[2] / "docs/guide/kubernetes").glob("*.yaml"))
+MANIFESTS = sorted(
+    (pathlib.Path(__file__).resolve().parents[2] / "docs/guide/kubernetes").glob("*.yaml")
+)
 VERSION = kubernetes_validate.latest_version()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/plot.py: the committed GPU results become the plots of docs/performance.md, with the limit of the link."""
+"""bench/plot.py: the committed GPU results become the plots of docs/performance.md, with the limit
+of the link."""
 
 import json
 import pathlib
@@ -24,27 +25,50 @@ plot.main()
 
 
 def plot(*options):
-    return subprocess.run([sys.executable, "-c", LEGENDS, *map(str, [ROOT / "bench", *options])], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", LEGENDS, *map(str, [ROOT / "bench", *options])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_committed_results_are_drawn_with_their_limit(tmp_path):
     result = plot("--output", tmp_path)
     assert result.returncode == 0, result.stderr
     assert {path.name for path in tmp_path.iterdir()} == PLOTS
-    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in tmp_path.iterdir())
+    assert all(
+        path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
+        for path in tmp_path.iterdir()
+    )
 
-    lines = {tuple(line.split("|")[:2]): json.loads(line.split("|")[2]) for line in result.stdout.splitlines() if "|" in line}
+    lines = {
+        tuple(line.split("|")[:2]): json.loads(line.split("|")[2])
+        for line in result.stdout.splitlines()
+        if "|" in line
+    }
     link = json.loads((DATA / "gpu-peers.json").read_text())["link_gb_per_s"]
     limit = link * 8 / 7  # 8 PEs: an eighth of the rows crosses no link
     for name in ("gpu-bandwidth-by-sms.png", "gpu-bandwidth-by-tokens.png"):
-        drawn = [values for (path, label), values in lines.items() if path == name and f"{limit:.0f} GB/s logical" in label]
+        drawn = [
+            values
+            for (path, label), values in lines.items()
+            if path == name and f"{limit:.0f} GB/s logical" in label
+        ]
         assert drawn == [[limit, limit]]
 
     # The points are those of the raw file that the page names.
     entries = json.loads((DATA / "gpu-normal-8.json").read_text())["results"]
-    alone = {entry["sms"]: entry["gb_per_s"] for entry in entries
-             if (entry["operation"], entry.get("format"), entry.get("launch"), entry.get("tokens")) == ("combine", "bf16", "alone", 4096)}
-    assert lines["gpu-bandwidth-by-sms.png", "'Shoal, BF16 combine'"] == [alone[sms] for sms in sorted(alone)]
+    alone = {
+        entry["sms"]: entry["gb_per_s"]
+        for entry in entries
+        if (entry["operation"], entry.get("format"), entry.get("launch"), entry.get("tokens"))
+        == ("combine", "bf16", "alone", 4096)
+    }
+    assert lines["gpu-bandwidth-by-sms.png", "'Shoal, BF16 combine'"] == [
+        alone[sms] for sms in sorted(alone)
+    ]
 
 
 def test_a_folder_without_results_is_named(tmp_path):

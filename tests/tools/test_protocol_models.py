@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/internals/protocol: the models of the protocol hold, and every mutation of them fails for its own reason."""
+"""docs/internals/protocol: the models of the protocol hold, and every mutation of them fails for
+its own reason."""
 
 import pathlib
 import re
@@ -22,8 +23,12 @@ def report():
 
 def runs(report):
     """Of each run: whether it ended as it must, "hold" or "fail", its name."""
-    return [(verdict == "ok", must, name.strip())
-            for verdict, must, name in re.findall(r"^(ok|WRONG) +must (hold|fail)  (.{42}) ", report.stdout, re.MULTILINE)]
+    return [
+        (verdict == "ok", must, name.strip())
+        for verdict, must, name in re.findall(
+            r"^(ok|WRONG) +must (hold|fail)  (.{42}) ", report.stdout, re.MULTILINE
+        )
+    ]
 
 
 def test_models_hold_and_mutations_fail(report):
@@ -35,11 +40,18 @@ def test_models_hold_and_mutations_fail(report):
 def test_every_mutation_that_a_model_names_is_tried(report, model):
     head = (PROTOCOL / f"{model}.pml").read_text().split("*/")[0]
     named = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", head.split("must fail:")[1]))
-    tried = {word for _, must, name in runs(report) if must == "fail" and name.split()[0] == model for word in name.split()[1:]}
+    tried = {
+        word
+        for _, must, name in runs(report)
+        if must == "fail" and name.split()[0] == model
+        for word in name.split()[1:]
+    }
     assert named and named <= tried
 
 
 def test_the_page_has_the_states_of_every_model(report):
     page = (PROTOCOL / "README.md").read_text()
-    for name, states in re.findall(r"^ok +must hold  (.{42}) +(\d+) states", report.stdout, re.MULTILINE):
+    for name, states in re.findall(
+        r"^ok +must hold  (.{42}) +(\d+) states", report.stdout, re.MULTILINE
+    ):
         assert f"| {name.strip()} | {int(states):,} |" in page

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shoal-info as a user runs it: sections, JSON, pictures, worlds, the doctor (requirements A1, A3, D9, D11, D12)."""
+"""shoal-info as a user runs it: sections, JSON, pictures, worlds, the doctor."""
 
 import json
 import os
@@ -16,11 +16,20 @@ SYSTEMS = ROOT / "tests/data/doctor"
 
 
 def info(bin_dir, *args, pes=None, **settings):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "NVSHMEM_"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SHOAL_", "NVSHMEM_"))
+    }
     environment |= {"SHOAL_SYMMETRIC_SIZE": "16M"} | settings
     command = [] if pes is None else [bin_dir / "shoal-run", "--no-label", "-n", str(pes)]
-    return subprocess.run([str(part) for part in [*command, bin_dir / "shoal-info", *args]], capture_output=True, text=True, timeout=60,
-                          env=environment)
+    return subprocess.run(
+        [str(part) for part in [*command, bin_dir / "shoal-info", *args]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
 
 
 def document(bin_dir, *args, **more):
@@ -32,25 +41,53 @@ def document(bin_dir, *args, **more):
 def test_all_sections_as_text(bin_dir):
     result = info(bin_dir, "-a")
     assert result.returncode == 0, result.stderr
-    for title in ["Build\n", "Settings\n", "GPUs: ", "Machine: this one", "NIC plan, ", "Connectivity of 1 PE", "Start of a world of 1 PE"]:
+    for title in [
+        "Build\n",
+        "Settings\n",
+        "GPUs: ",
+        "Machine: this one",
+        "NIC plan, ",
+        "Connectivity of 1 PE",
+        "Start of a world of 1 PE",
+    ]:
         assert title in result.stdout, title
     assert "shoal-run -n 4" in result.stdout, "how to see a map of several"
 
 
 def test_all_sections_as_one_document(bin_dir):
     every = document(bin_dir, "-a")
-    assert set(every) == {"shoal", "build", "settings", "gpus", "topology", "connectivity", "init_timeline"}
+    assert set(every) == {
+        "shoal",
+        "build",
+        "settings",
+        "gpus",
+        "topology",
+        "connectivity",
+        "init_timeline",
+    }
     assert every["build"]["version"] == every["shoal"]
     assert [module["name"] for module in every["build"]["networks"]] == ["ofi", "ucx"]
     for module in every["build"]["networks"]:
-        assert bool(module["library"]) != bool(module["missing"]), "either what it stands on, or why it is not to be had"
+        assert bool(module["library"]) != bool(module["missing"]), (
+            "either what it stands on, or why it is not to be had"
+        )
     (size,) = [row for row in every["settings"] if row["name"] == "SHOAL_SYMMETRIC_SIZE"]
     assert (size["value"], size["origin"]) == ("16M", "environment")
-    assert all(row["origin"] == "default" for row in every["settings"] if row["name"] != "SHOAL_SYMMETRIC_SIZE")
+    assert all(
+        row["origin"] == "default"
+        for row in every["settings"]
+        if row["name"] != "SHOAL_SYMMETRIC_SIZE"
+    )
 
 
 def test_the_commit_is_that_of_the_clone(bin_dir):
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     shown = document(bin_dir, "--build")["build"]["commit"]
     assert shown == "unknown" or commit.returncode != 0 or shown.isalnum()
 
@@ -61,7 +98,12 @@ def test_connectivity_of_emulated_nodes(bin_dir):
     assert len(found["pairs"]) == 10
     for pair in found["pairs"]:
         assert pair["chosen"] == ("self" if pair["a"] == pair["b"] else "shm")
-        assert {transport["name"] for transport in pair["transports"]} == {"self", "shm", "ofi", "ucx"}
+        assert {transport["name"] for transport in pair["transports"]} == {
+            "self",
+            "shm",
+            "ofi",
+            "ucx",
+        }
         assert all(transport["why"] for transport in pair["transports"])
     (far,) = [pair for pair in found["pairs"] if (pair["a"], pair["b"]) == (1, 2)]
     assert "load-store" not in [t["capabilities"] for t in far["transports"] if t["chosen"]][0]
@@ -70,20 +112,40 @@ def test_connectivity_of_emulated_nodes(bin_dir):
 def test_a_transport_that_is_left_out_is_said_so(bin_dir):
     found = document(bin_dir, "--connectivity", pes=2, SHOAL_TRANSPORT_INSIDE="shm")["connectivity"]
     (pair,) = [pair for pair in found["pairs"] if pair["a"] != pair["b"]]
-    assert {t["name"]: t["why"] for t in pair["transports"]}["ucx"] == "not loaded: left out by SHOAL_TRANSPORT_INSIDE"
+    assert {t["name"]: t["why"] for t in pair["transports"]}[
+        "ucx"
+    ] == "not loaded: left out by SHOAL_TRANSPORT_INSIDE"
 
 
 def test_a_network_is_loaded_where_pairs_want_it(bin_dir):
-    (module,) = [module for module in document(bin_dir, "--build")["build"]["networks"] if module["name"] == "ofi"]
+    (module,) = [
+        module
+        for module in document(bin_dir, "--build")["build"]["networks"]
+        if module["name"] == "ofi"
+    ]
     if module["missing"]:
         pytest.skip(module["missing"])
-    found = document(bin_dir, "--connectivity", "--init-timeline", pes=2, SHOAL_TRANSPORT_INSIDE="ofi", SHOAL_OFI_PROVIDER="tcp;ofi_rxm")
+    found = document(
+        bin_dir,
+        "--connectivity",
+        "--init-timeline",
+        pes=2,
+        SHOAL_TRANSPORT_INSIDE="ofi",
+        SHOAL_OFI_PROVIDER="tcp;ofi_rxm",
+    )
     (pair,) = [pair for pair in found["connectivity"]["pairs"] if pair["a"] != pair["b"]]
     assert pair["chosen"] == "ofi"
-    assert {t["name"]: t["why"] for t in pair["transports"]}["shm"] == "left out by SHOAL_TRANSPORT_INSIDE"
+    assert {t["name"]: t["why"] for t in pair["transports"]}[
+        "shm"
+    ] == "left out by SHOAL_TRANSPORT_INSIDE"
     assert all(isinstance(pe["nics"], list) for pe in found["connectivity"]["pes"])
     names = [phase["name"] for phase in found["init_timeline"]["pes"][0]["phases"]]
-    assert names[names.index("connectivity"):][:4] == ["connectivity", "NIC choice", "network", "network map"]
+    assert names[names.index("connectivity") :][:4] == [
+        "connectivity",
+        "NIC choice",
+        "network",
+        "network map",
+    ]
 
 
 def test_one_pe_prints(bin_dir):
@@ -99,7 +161,12 @@ def test_a_world_that_does_not_open_is_an_error(bin_dir):
     assert result.returncode == 1
     assert "neither SHOAL_UNIQUE_ID nor SHOAL_SESSION_ID is set" in result.stderr
     assert "Machine: this one" in result.stdout, "the rest is there"
-    assert "SHOAL_UNIQUE_ID" in json.loads(info(bin_dir, "--json", "--connectivity", SHOAL_N_PES="2", SHOAL_PE="0").stdout)["world"]["error"]
+    assert (
+        "SHOAL_UNIQUE_ID"
+        in json.loads(
+            info(bin_dir, "--json", "--connectivity", SHOAL_N_PES="2", SHOAL_PE="0").stdout
+        )["world"]["error"]
+    )
 
 
 def test_timeline_has_all_phases_in_order(bin_dir):
@@ -112,7 +179,14 @@ def test_timeline_has_all_phases_in_order(bin_dir):
         assert pe["total_ms"] == pytest.approx(sum(phase["ms"] for phase in pe["phases"]))
 
 
-@pytest.mark.parametrize("arguments", [("--topology", "--machine", MACHINES / "dgx_h100.xml"), ("--topology", "--pes", "4"), ("--init-timeline",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--topology", "--machine", MACHINES / "dgx_h100.xml"),
+        ("--topology", "--pes", "4"),
+        ("--init-timeline",),
+    ],
+)
 def test_pictures_are_svg(bin_dir, tmp_path, arguments):
     picture = tmp_path / "picture.svg"
     result = info(bin_dir, *arguments, "--svg", picture)
@@ -122,7 +196,12 @@ def test_pictures_are_svg(bin_dir, tmp_path, arguments):
     width, height = float(document_root.get("width")), float(document_root.get("height"))
     for box in document_root.iter("{http://www.w3.org/2000/svg}rect"):
         x, y = float(box.get("x", 0)), float(box.get("y", 0))
-        assert x >= 0 and y >= 0 and x + float(box.get("width")) <= width + 1 and y + float(box.get("height")) <= height + 1
+        assert (
+            x >= 0
+            and y >= 0
+            and x + float(box.get("width")) <= width + 1
+            and y + float(box.get("height")) <= height + 1
+        )
     for text in document_root.iter("{http://www.w3.org/2000/svg}text"):
         assert 0 <= float(text.get("x")) <= width and 0 <= float(text.get("y")) <= height
 
@@ -132,7 +211,16 @@ def test_picture_that_cannot_be_written(bin_dir, tmp_path):
     assert result.returncode == 1 and "cannot write" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--machine", "x"), ("--root", "x"), ("--pes", "2"), ("--svg", "x"), ("--topology", "--init-timeline", "--svg", "x")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--machine", "x"),
+        ("--root", "x"),
+        ("--pes", "2"),
+        ("--svg", "x"),
+        ("--topology", "--init-timeline", "--svg", "x"),
+    ],
+)
 def test_options_that_need_others(bin_dir, arguments):
     assert info(bin_dir, *arguments).returncode not in (0, 1)
 
@@ -141,7 +229,12 @@ def test_the_described_systems_are_what_their_script_writes(tmp_path):
     subprocess.run([sys.executable, SYSTEMS / "make_systems.py", tmp_path], check=True, timeout=60)
 
     def files(folder):
-        return {file.relative_to(folder): file.read_bytes() for name in ("dgx", "faulty", "laptop") for file in (folder / name).rglob("*") if file.is_file()}
+        return {
+            file.relative_to(folder): file.read_bytes()
+            for name in ("dgx", "faulty", "laptop")
+            for file in (folder / name).rglob("*")
+            if file.is_file()
+        }
 
     assert files(tmp_path) == files(SYSTEMS)
 
@@ -151,7 +244,14 @@ def test_doctor_of_described_systems(bin_dir):
     assert healthy.returncode == 0 and "0 faults" in healthy.stdout
     ill = info(bin_dir, "--doctor", "--root", SYSTEMS / "faulty", SHOAL_SYMMETRIC_SIZE="8G")
     assert ill.returncode == 1
-    for cure in ["modprobe nvidia_peermem", "ulimit -l unlimited", "iommu=pt", "PeerMappingOverride=1;", "--shm-size", "SHOAL_HOST_ID="]:
+    for cure in [
+        "modprobe nvidia_peermem",
+        "ulimit -l unlimited",
+        "iommu=pt",
+        "PeerMappingOverride=1;",
+        "--shm-size",
+        "SHOAL_HOST_ID=",
+    ]:
         assert cure in ill.stdout.replace("\n" + " " * 40, " "), cure
 
 
@@ -167,6 +267,10 @@ def test_doctor_of_this_system(bin_dir):
 
 def test_page_of_shoal_info_has_every_check(bin_dir):
     page = (ROOT / "docs/guide/shoal-info.md").read_text()
-    findings = json.loads(info(bin_dir, "--doctor", "--json", "--root", SYSTEMS / "laptop").stdout)["doctor"]
+    findings = json.loads(info(bin_dir, "--doctor", "--json", "--root", SYSTEMS / "laptop").stdout)[
+        "doctor"
+    ]
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
-    assert [name for name in rows if name in {finding["name"] for finding in findings}] == [finding["name"] for finding in findings]
+    assert [name for name in rows if name in {finding["name"] for finding in findings}] == [
+        finding["name"] for finding in findings
+    ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shoal-moe as a user runs it: its results against NumPy, its JSON, its errors (requirements A12, E2, E3, E4)."""
+"""shoal-moe as a user runs it: its results against NumPy, its JSON, its errors."""
 
 import json
 import time
@@ -14,7 +14,8 @@ GATE = ["--groups", "4", "--groups-kept", "2", "--top-k", "4"]
 
 @pytest.fixture
 def inputs(tmp_path):
-    """inputs(tokens): a layer's arrays, the files that hold them and the options that name those."""
+    """inputs(tokens): a layer's arrays, the files that hold them and the options that name those.
+    """
 
     def make(tokens, seed=0):
         random = np.random.default_rng(seed)
@@ -42,7 +43,8 @@ def expected(arrays, dtype):
 
 @pytest.mark.parametrize("mode", ["normal", "low-latency"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-@pytest.mark.parametrize("pes, tokens", [(None, 24), (4, 37), (4, 3)])  # 37: uneven; 3: a PE without tokens
+# 37: uneven; 3: a PE without tokens.
+@pytest.mark.parametrize("pes, tokens", [(None, 24), (4, 37), (4, 3)])
 def test_output_is_that_of_numpy(run_program, inputs, tmp_path, mode, dtype, pes, tokens):
     arrays, options = inputs(tokens)
     options += ["--mode", mode, "--dtype", dtype, "--output", tmp_path / "out.npy"]
@@ -62,7 +64,9 @@ def test_output_is_that_of_numpy(run_program, inputs, tmp_path, mode, dtype, pes
 def test_json_figures_add_up(run_program, inputs, tmp_path, mode):
     pes, tokens, top_k = 4, 37, 4
     arrays, options = inputs(tokens)
-    result = run_program("shoal-moe", *options, *GATE, "--mode", mode, "--json", tmp_path / "run.json", pes=pes)
+    result = run_program(
+        "shoal-moe", *options, *GATE, "--mode", mode, "--json", tmp_path / "run.json", pes=pes
+    )
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "run.json").read_text())
     per_pe = report["per_pe"]
@@ -78,7 +82,10 @@ def test_json_figures_add_up(run_program, inputs, tmp_path, mode):
     assert [pe["rows_received"] for pe in per_pe] == copies.sum(axis=0).tolist()
     assert report["rows"] == copies.sum()
     load = np.bincount(index.ravel(), minlength=EXPERTS)
-    assert sum((pe["expert_load"] for pe in per_pe), []) == load.tolist() and load.sum() == tokens * top_k
+    assert (
+        sum((pe["expert_load"] for pe in per_pe), []) == load.tolist()
+        and load.sum() == tokens * top_k
+    )
 
     assert report["passed"] is True and 0 < report["check"]["error_of_bound"] <= 1
     assert max(pe["error_of_bound"] for pe in per_pe) == report["check"]["error_of_bound"]
@@ -91,7 +98,12 @@ def test_seed_gives_the_same_result_on_any_number_of_pes(run_program, tmp_path):
     small = ["--tokens-per-pe", "12", "--hidden", "256", "--ffn", "16", "--experts", "32"]
     for name, pes, tokens in [("one", None, "12"), ("four", 4, "3"), ("again", 4, "3")]:
         small[1] = tokens
-        assert run_program("shoal-moe", *small, "--output", tmp_path / f"{name}.npy", pes=pes).returncode == 0
+        assert (
+            run_program(
+                "shoal-moe", *small, "--output", tmp_path / f"{name}.npy", pes=pes
+            ).returncode
+            == 0
+        )
     one, four, again = (np.load(tmp_path / f"{name}.npy") for name in ("one", "four", "again"))
     assert np.array_equal(four, again), "the same bits every time"
     assert np.linalg.norm(one - four) < 2.0**-7 * np.linalg.norm(one)
@@ -100,16 +112,30 @@ def test_seed_gives_the_same_result_on_any_number_of_pes(run_program, tmp_path):
 def test_skew_unbalances_the_load(run_program, tmp_path):
     largest = []
     for skew in ["0", "1"]:
-        options = ["--skew", skew, "--hidden", "256", "--ffn", "8", "--no-check", "--json", tmp_path / "run.json"]
+        options = [
+            "--skew",
+            skew,
+            "--hidden",
+            "256",
+            "--ffn",
+            "8",
+            "--no-check",
+            "--json",
+            tmp_path / "run.json",
+        ]
         assert run_program("shoal-moe", *options).returncode == 0
-        largest.append(max(json.loads((tmp_path / "run.json").read_text())["per_pe"][0]["expert_load"]))
+        largest.append(
+            max(json.loads((tmp_path / "run.json").read_text())["per_pe"][0]["expert_load"])
+        )
     assert largest[1] > 3 * largest[0]
 
 
 @pytest.mark.parametrize("pes", [None, 4])
 @pytest.mark.parametrize("mode", ["normal", "low-latency"])
 def test_failing_check_is_reported(run_program, inputs, pes, mode):
-    result = run_program("shoal-moe", *inputs(16)[1], *GATE, "--mode", mode, "--inject-error", pes=pes)
+    result = run_program(
+        "shoal-moe", *inputs(16)[1], *GATE, "--mode", mode, "--inject-error", pes=pes
+    )
     assert result.returncode == 1
     assert "check: FAILED" in result.stdout
 
@@ -123,15 +149,30 @@ def own_lines(text):
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (lambda a: a.update(router=a["router"][:-1]), "router.npy: float32 [15, 32]; an array [tokens 16, experts] is wanted"),
-        (lambda a: a.update(router=a["router"][:, :-1]), "bias.npy: float32 [32]; an array [experts 31] is wanted"),
-        (lambda a: a.update(tokens=a["tokens"][0]), "tokens.npy: float32 [256]; an array [tokens, hidden] is wanted"),
+        (
+            lambda a: a.update(router=a["router"][:-1]),
+            "router.npy: float32 [15, 32]; an array [tokens 16, experts] is wanted",
+        ),
+        (
+            lambda a: a.update(router=a["router"][:, :-1]),
+            "bias.npy: float32 [32]; an array [experts 31] is wanted",
+        ),
+        (
+            lambda a: a.update(tokens=a["tokens"][0]),
+            "tokens.npy: float32 [256]; an array [tokens, hidden] is wanted",
+        ),
         (lambda a: a.update(tokens=a["tokens"].astype(np.complex64)), "tokens.npy: dtype '<c8'"),
-        (lambda a: a.update(tokens=np.asfortranarray(a["tokens"])), "tokens.npy: the array is in Fortran order"),
+        (
+            lambda a: a.update(tokens=np.asfortranarray(a["tokens"])),
+            "tokens.npy: the array is in Fortran order",
+        ),
         (lambda a: a["tokens"].__setitem__((13, 5), np.nan), "tokens.npy: element [13, 5] is nan"),
         (lambda a: a["router"].__setitem__((2, 31), np.inf), "router.npy: element [2, 31] is inf"),
         (lambda a: a.update(weights=a["weights"][:, :2]), "weights.npy: float32 [32, 2, 256, 32]"),
-        (lambda a: a.update(tokens=a["tokens"][:, :252], weights=a["weights"][:, :, :252]), "hidden is 252"),
+        (
+            lambda a: a.update(tokens=a["tokens"][:, :252], weights=a["weights"][:, :, :252]),
+            "hidden is 252",
+        ),
     ],
 )
 def test_wrong_inputs_are_named_in_one_line(run_program, inputs, tmp_path, pes, spoil, message):
@@ -155,8 +196,14 @@ def test_wrong_inputs_are_named_in_one_line(run_program, inputs, tmp_path, pes, 
         (["--mode", "fast"], "--mode: fast not in {normal,low-latency}"),
         (["--groups", "5"], "groups is 5"),
         (["--top-k", "33"], "top_k is 33"),
-        (["--json", "/nonexistent/a.json"], "--json /nonexistent/a.json: no file can be written there"),
-        (["--output", "/nonexistent/a.npy"], "--output /nonexistent/a.npy: no file can be written there"),
+        (
+            ["--json", "/nonexistent/a.json"],
+            "--json /nonexistent/a.json: no file can be written there",
+        ),
+        (
+            ["--output", "/nonexistent/a.npy"],
+            "--output /nonexistent/a.npy: no file can be written there",
+        ),
         (["--iterations", "0"], "--iterations"),
         (["--unknown"], "--unknown"),
     ],
@@ -175,7 +222,9 @@ def test_experts_must_divide(run_program):
 
 
 def test_table_has_a_line_per_pe(run_program):
-    result = run_program("shoal-moe", "--tokens-per-pe", "8", "--hidden", "256", "--ffn", "8", "--ascii", pes=4)
+    result = run_program(
+        "shoal-moe", "--tokens-per-pe", "8", "--hidden", "256", "--ffn", "8", "--ascii", pes=4
+    )
     assert result.returncode == 0
     lines = [line.removeprefix("[0] ") for line in result.stdout.splitlines()]
     head = next(i for i, line in enumerate(lines) if line.startswith(" PE"))
@@ -184,20 +233,45 @@ def test_table_has_a_line_per_pe(run_program):
 
 
 def test_default_run_is_deepseek_v3_like_and_quick(run_program, tmp_path):
-    """The demo's own command line: 256 experts in 8 groups of which 4, top-8; under 20 s on 2 cores."""
+    """The demo's own command line: 256 experts in 8 groups of which 4, top-8; under 20 s on 2
+    cores."""
     start = time.monotonic()
     result = run_program("shoal-moe", "--json", tmp_path / "moe.json", pes=8)
     assert result.returncode == 0, result.stderr
     assert time.monotonic() - start < 20
     setup = json.loads((tmp_path / "moe.json").read_text())
     assert {key: setup[key] for key in ["experts", "groups", "groups_kept", "top_k"]} == {
-        "experts": 256, "groups": 8, "groups_kept": 4, "top_k": 8}
-    for head in ["tokens", "sent", "recv", "load per expert", "dispatch", "experts", "combine", "GB/s", "error"]:
+        "experts": 256,
+        "groups": 8,
+        "groups_kept": 4,
+        "top_k": 8,
+    }
+    for head in [
+        "tokens",
+        "sent",
+        "recv",
+        "load per expert",
+        "dispatch",
+        "experts",
+        "combine",
+        "GB/s",
+        "error",
+    ]:
         assert head in result.stdout, head
     assert "█" in result.stdout, "the fullest expert has a full bar"
 
 
 def test_long_runs_show_progress(run_program):
-    result = run_program("shoal-moe", "--tokens-per-pe", "64", "--hidden", "1024", "--iterations", "250", "--no-check", pes=2)
+    result = run_program(
+        "shoal-moe",
+        "--tokens-per-pe",
+        "64",
+        "--hidden",
+        "1024",
+        "--iterations",
+        "250",
+        "--no-check",
+        pes=2,
+    )
     assert result.returncode == 0, result.stderr
     assert "iteration" in result.stderr, result.stderr

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shoal-moe --backend cuda as a user runs it. Tests with the fixture `gpu` need a GPU and cuBLASLt, and are skipped with the reason where
-there is none; the others need none."""
+"""shoal-moe --backend cuda as a user runs it. Tests with the fixture `gpu` need a GPU and cuBLASLt,
+and are skipped with the reason where there is none; the others need none."""
 
 import json
 
@@ -11,7 +11,22 @@ import pytest
 HIDDEN, FFN, EXPERTS = 256, 40, 32  # 40: widths that are no multiple of 16 are filled up
 GATE = ["--groups", "4", "--groups-kept", "2", "--top-k", "4"]
 CUDA = ["--backend", "cuda"]
-SMALL = ["--tokens-per-pe", "4", "--hidden", "64", "--ffn", "16", "--experts", "8", "--groups", "1", "--groups-kept", "1", "--top-k", "2"]
+SMALL = [
+    "--tokens-per-pe",
+    "4",
+    "--hidden",
+    "64",
+    "--ffn",
+    "16",
+    "--experts",
+    "8",
+    "--groups",
+    "1",
+    "--groups-kept",
+    "1",
+    "--top-k",
+    "2",
+]
 NO_GPU = "--backend cuda is not possible here: "
 
 
@@ -22,7 +37,8 @@ def own_lines(text):
 
 @pytest.fixture
 def gpu(run_program):
-    """Skips unless this machine can run experts on a GPU. Any other failure of the run below is one of the tests'."""
+    """Skips unless this machine can run experts on a GPU. Any other failure of the run below is one
+    of the tests'."""
     result = run_program("shoal-moe", *CUDA, *SMALL, "--no-check")
     for reason in (NO_GPU, "needs the library cuBLASLt"):
         if result.returncode == 2 and reason in result.stderr:
@@ -53,8 +69,11 @@ def test_missing_cublaslt_is_named_in_one_line(run_program, tmp_path, pes):
     if "this build of Shoal has no CUDA" in run_program("shoal-info").stdout:
         pytest.skip("this build has no CUDA")
     (tmp_path / "libcublasLt.so.13").write_text("no library")
-    for path, message in [("/nonexistent/lib.so", "/nonexistent/lib.so"), (tmp_path, f"{tmp_path}/libcublasLt.so.13"),
-                          ("libm.so.6", "libm.so.6 has no cublasLtGetVersion")]:
+    for path, message in [
+        ("/nonexistent/lib.so", "/nonexistent/lib.so"),
+        (tmp_path, f"{tmp_path}/libcublasLt.so.13"),
+        ("libm.so.6", "libm.so.6 has no cublasLtGetVersion"),
+    ]:
         result = run_program("shoal-moe", *CUDA, *SMALL, "--cublaslt", path, pes=pes)
         assert result.returncode == 2 and result.stdout == ""
         lines = own_lines(result.stderr)
@@ -63,7 +82,9 @@ def test_missing_cublaslt_is_named_in_one_line(run_program, tmp_path, pes):
 
 def test_pes_as_threads_give_the_bits_of_processes(run_program, tmp_path):
     for name, options, pes in [("threads", ["--pes", "4"], None), ("processes", [], 4)]:
-        result = run_program("shoal-moe", *SMALL, *options, "--output", tmp_path / f"{name}.npy", pes=pes)
+        result = run_program(
+            "shoal-moe", *SMALL, *options, "--output", tmp_path / f"{name}.npy", pes=pes
+        )
         assert result.returncode == 0, result.stderr
         assert "4 PEs" in result.stdout and "check: passed" in result.stdout
     assert np.array_equal(np.load(tmp_path / "threads.npy"), np.load(tmp_path / "processes.npy"))
@@ -88,7 +109,8 @@ def test_a_failing_thread_ends_all(run_program):
 
 @pytest.fixture
 def inputs(tmp_path):
-    """inputs(tokens): a layer's arrays, weights in bfloat16, and the options that name their files."""
+    """inputs(tokens): a layer's arrays, weights in bfloat16, and the options that name their files.
+    """
 
     def make(tokens):
         random = np.random.default_rng(tokens)
@@ -110,21 +132,41 @@ def inputs(tmp_path):
 @pytest.mark.parametrize("mode", ["normal", "low-latency"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 @pytest.mark.parametrize("start", ["one", "threads", "processes"])
-@pytest.mark.parametrize("tokens", [37, 3])  # 37: uneven; 3: a PE without tokens where there are four
-def test_output_on_gpus_is_that_of_numpy(gpu, run_program, inputs, tmp_path, mode, dtype, start, tokens):
+# 37: uneven; 3: a PE without tokens where there are four.
+@pytest.mark.parametrize("tokens", [37, 3])
+def test_output_on_gpus_is_that_of_numpy(
+    gpu, run_program, inputs, tmp_path, mode, dtype, start, tokens
+):
     arrays, options = inputs(tokens)
-    options += [*CUDA, "--mode", mode, "--dtype", dtype, "--output", tmp_path / "out.npy", "--json", tmp_path / "run.json"]
+    options += [
+        *CUDA,
+        "--mode",
+        mode,
+        "--dtype",
+        dtype,
+        "--output",
+        tmp_path / "out.npy",
+        "--json",
+        tmp_path / "run.json",
+    ]
     options += ["--pes", "4"] if start == "threads" else []
     result = run_program("shoal-moe", *options, *GATE, pes=4 if start == "processes" else None)
     assert result.returncode == 0, result.stderr + result.stdout
     output = np.load(tmp_path / "out.npy")
 
-    x = arrays["tokens"] if dtype == "bf16" else reference.to_bf16(reference.through_fp8(arrays["tokens"]))
+    x = (
+        arrays["tokens"]
+        if dtype == "bf16"
+        else reference.to_bf16(reference.through_fp8(arrays["tokens"]))
+    )
     index, weight = reference.gate(arrays["router"], arrays["bias"], 4, 2, 4)
     want, magnitude = reference.moe(x, index, weight, arrays["weights"])
     inner = reference.inner_magnitude(x, index, weight, arrays["weights"])
     roundings = 1 if mode == "normal" else 2
-    bound = 2.0**-8 * 1.02 * (roundings * magnitude + np.abs(want) + inner) + (HIDDEN + FFN) * 2.0**-22 * inner.mean()
+    bound = (
+        2.0**-8 * 1.02 * (roundings * magnitude + np.abs(want) + inner)
+        + (HIDDEN + FFN) * 2.0**-22 * inner.mean()
+    )
     assert np.all(np.abs(output - want) <= bound)
     assert np.linalg.norm(output - want) < 2.0**-7 * np.linalg.norm(want)
 
@@ -133,7 +175,11 @@ def test_output_on_gpus_is_that_of_numpy(gpu, run_program, inputs, tmp_path, mod
     assert report["passed"] is True and report["check"]["differing_values"] == 0
     load = np.bincount(index.ravel(), minlength=EXPERTS)
     assert sum((pe["expert_load"] for pe in report["per_pe"]), []) == load.tolist()
-    phases = ["dispatch_send", "dispatch_receive", "combine_send", "combine_receive"] if mode == "low-latency" else ["route", "dispatch", "combine"]
+    phases = (
+        ["dispatch_send", "dispatch_receive", "combine_send", "combine_receive"]
+        if mode == "low-latency"
+        else ["route", "dispatch", "combine"]
+    )
     for pe in report["per_pe"]:
         assert {"gate", "experts", *phases} == set(pe["phase_milliseconds"])
         assert all(time > 0 for time in pe["phase_milliseconds"].values())
@@ -141,13 +187,25 @@ def test_output_on_gpus_is_that_of_numpy(gpu, run_program, inputs, tmp_path, mod
 
 def test_gpus_give_the_same_bits_every_time(gpu, run_program, tmp_path):
     for name in ("one", "again"):
-        result = run_program("shoal-moe", *CUDA, "--pes", "8", "--output", tmp_path / f"{name}.npy", "--iterations", "1", "--no-check")
+        result = run_program(
+            "shoal-moe",
+            *CUDA,
+            "--pes",
+            "8",
+            "--output",
+            tmp_path / f"{name}.npy",
+            "--iterations",
+            "1",
+            "--no-check",
+        )
         assert result.returncode == 0, result.stderr
     assert np.array_equal(np.load(tmp_path / "one.npy"), np.load(tmp_path / "again.npy"))
 
 
 @pytest.mark.parametrize("mode", ["normal", "low-latency"])
 def test_failing_check_on_gpus_is_reported(gpu, run_program, inputs, mode):
-    result = run_program("shoal-moe", *CUDA, *inputs(16)[1], *GATE, "--mode", mode, "--inject-error", "--pes", "4")
+    result = run_program(
+        "shoal-moe", *CUDA, *inputs(16)[1], *GATE, "--mode", mode, "--inject-error", "--pes", "4"
+    )
     assert result.returncode == 1, result.stderr
     assert "check: FAILED" in result.stdout

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/guide/troubleshooting.md has an entry for every error message of the sources, and no others (requirement A14)."""
+"""docs/guide/troubleshooting.md has an entry for every error message of the sources, and no others
+(requirement A14)."""
 
 import pathlib
 import subprocess
@@ -10,7 +11,9 @@ SCRIPT = ROOT / "cmake/messages.py"
 
 
 def check(root, *options):
-    return subprocess.run([sys.executable, SCRIPT, *options, root], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, SCRIPT, *options, root], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_every_message_has_an_entry_and_every_entry_a_message():
@@ -27,7 +30,7 @@ def make(tmp_path, source, page):
 
 
 def test_messages_are_found_in_all_their_forms(tmp_path):
-    source = '''
+    source = """
       require(f(a, ")") && b, Code::mismatch, "the first of {} and "
               "{:.2f}: \\"{}\\"", x, y, z);
       fail(Code::closed, "{}: the second, {{braces}}", name(1, 2));  // fail(Code::closed, "in a comment")
@@ -37,10 +40,17 @@ def test_messages_are_found_in_all_their_forms(tmp_path):
       log::warn("the sixth {}", 6);
       [[noreturn]] void fail(Code code, Format format);
       fail(code, "{}", message);
-    '''
+    """
     result = check(make(tmp_path, source, ""), "--list")
     assert [line.split(": ", 1)[1] for line in result.stdout.splitlines()] == [
-        'the first of … and …: "…"', "…: the second, {braces}", "the third", "the fourth …", "the fifth, hard", "the fifth, soft", "the sixth …"]
+        'the first of … and …: "…"',
+        "…: the second, {braces}",
+        "the third",
+        "the fourth …",
+        "the fifth, hard",
+        "the fifth, soft",
+        "the sixth …",
+    ]
     assert result.stdout.startswith("src/base/a.cpp:2: ")
 
 
@@ -49,8 +59,19 @@ def test_what_is_missing_and_what_is_dead_are_faults(tmp_path):
     page = "# T\n\n### `the world of … is flat`\n\n| message | cure |\n|---|---|\n| `the moon is` | nothing |\n| `the` | too much |\n"
     result = check(make(tmp_path, source, page))
     assert result.returncode == 1
-    assert "src/base/a.cpp:1: docs/guide/troubleshooting.md has no entry for: the sea is …" not in result.stdout, "`the` stands for it"
-    assert "docs/guide/troubleshooting.md:7: the sources have no such message: the moon is" in result.stdout
+    assert (
+        "src/base/a.cpp:1: docs/guide/troubleshooting.md has no entry for: the sea is …"
+        not in result.stdout
+    ), "`the` stands for it"
+    assert (
+        "docs/guide/troubleshooting.md:7: the sources have no such message: the moon is"
+        in result.stdout
+    )
     assert "docs/guide/troubleshooting.md:8: too short to be an entry: the" in result.stdout
-    (tmp_path / "docs/guide/troubleshooting.md").write_text(page.replace("| `the` | too much |\n", ""))
-    assert "src/base/a.cpp:1: docs/guide/troubleshooting.md has no entry for: the sea is …" in check(tmp_path).stdout
+    (tmp_path / "docs/guide/troubleshooting.md").write_text(
+        page.replace("| `the` | too much |\n", "")
+    )
+    assert (
+        "src/base/a.cpp:1: docs/guide/troubleshooting.md has no entry for: the sea is …"
+        in check(tmp_path).stdout
+    )

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// doctor.hpp: what of this system keeps Shoal from working or from being fast, and what cures it
-// (requirements A3, A13, D11).
+// doctor.hpp: what of this system keeps Shoal from working or from being fast, and what cures it.
 //
 // A check is a pure function of a Patient, so that tests examine described systems
 // (tests/data/doctor).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpus.hpp: the GPUs of this machine, what they can do and who reaches whom (requirements A1, D11).
+// gpus.hpp: the GPUs of this machine, what they can do and who reaches whom.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

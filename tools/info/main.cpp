@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal-info: what this build is, what this machine has, how PEs reach each other, how long they
-// take to start, and what is wrong with the system (requirements A1, A3, D9, D11, D12).
+// take to start, and what is wrong with the system.
 // docs/guide/shoal-info.md has examples and the keys of
 // --json.
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of World::open as bars: text, JSON, SVG (requirement D9).
+// The phases of World::open as bars: text, JSON, SVG.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// topology.hpp: this machine or a described one: devices, distances, the NICs of every PE
-// (requirements A1, D13).
+// topology.hpp: this machine or a described one: devices, distances, the NICs of every PE.
 #pragma once
 
 #include <cstdint>

@@ -60,16 +60,17 @@ struct Pipe {
 };
 
 struct Child {
+  const Keeper* keeper;
   pid_t launcher;
-  int out, err;  ///< -1: the launcher's own
-  int failure;   ///< where errno goes when the program cannot be executed
+  int out, err;  ///< -1: those of shoal-run
+  int failure;   ///< receives errno if the program cannot be executed
   char** argv;
   char** envp;
 };
 
-/// Runs in the child between fork and exec, where only calls that are safe after fork are allowed.
+/// Runs in the child between fork and exec: async-signal-safe calls only.
 [[noreturn]] void become(const Child& child) {
-  setpgid(0, 0);
+  child.keeper->adopt_me();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != child.launcher) _exit(kStatusLauncherFailed);
   const int nothing = open("/dev/null", O_RDONLY);
@@ -87,17 +88,20 @@ struct Child {
 
 }  // namespace
 
-Job::Job(JobOptions options) : options_(std::move(options)) {
+Job::Job(JobOptions options, const Keeper& keeper) : options_(std::move(options)), keeper_(keeper) {
   const sigset_t set = handled_set();
-  sigprocmask(SIG_BLOCK, &set, nullptr);
+  sigset_t blocked = set;
+  sigaddset(&blocked, SIGPIPE);  // a closed output is EPIPE
+  sigprocmask(SIG_BLOCK, &blocked, nullptr);
   signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   if (signals_ < 0) fail_errno("shoal-run could not create a signal descriptor");
 }
 
 Job::~Job() {
+  kill_all();
   for (auto& pe : pes_) {
     if (pe.running) {
-      kill(-pe.pid, SIGKILL);
+      keeper_.forget(pe.pid);
       waitpid(pe.pid, nullptr, 0);
     }
     for (auto& stream : pe.streams) close(stream.from);
@@ -119,7 +123,8 @@ void Job::start(int index) {
     pe.streams = {{out.read_end, STDOUT_FILENO, labeler}, {err.read_end, STDERR_FILENO, labeler}};
     for (const auto& stream : pe.streams) fcntl(stream.from, F_SETFL, O_NONBLOCK);
   }
-  const Child child{getpid(),
+  const Child child{&keeper_,
+                    getpid(),
                     out.write_end,
                     err.write_end,
                     failure.write_end,
@@ -133,7 +138,6 @@ void Job::start(int index) {
     if (fd >= 0) close(fd);
   int error = started ? 0 : fork_error;
   if (started) {
-    setpgid(pe.pid, pe.pid);
     pe.running = true;
     if (::read(failure.read_end, &error, sizeof error) != sizeof error) error = 0;
   }
@@ -160,7 +164,7 @@ int Job::run() {
   for (auto& pe : pes_)
     for (auto& stream : pe.streams) {
       read(stream);
-      write_all(stream.to, stream.labeler.finish());
+      forward(stream.to, stream.labeler.finish());
     }
   return status_;
 }
@@ -199,7 +203,7 @@ void Job::read(Stream& stream) {
   while (stream.from >= 0) {
     const ssize_t count = ::read(stream.from, buffer, sizeof buffer);
     if (count > 0) {
-      write_all(stream.to, stream.labeler.add({buffer, static_cast<std::size_t>(count)}));
+      forward(stream.to, stream.labeler.add({buffer, static_cast<std::size_t>(count)}));
     } else if (count == 0) {
       close(stream.from);
       stream.from = -1;
@@ -207,6 +211,19 @@ void Job::read(Stream& stream) {
       return;
     }
   }
+}
+
+void Job::forward(int to, std::string_view text) {
+  if (broken_outputs_.contains(to)) return;  // the PEs' pipes are still drained
+  const int error = write_all(to, text);
+  if (error == 0) return;
+  broken_outputs_.insert(to);
+  say(fmt::format("cannot write the PEs' output to standard {}: {}",
+                  to == STDOUT_FILENO ? "output" : "error", errno_text(error)));
+  if (status_ == 0) status_ = kStatusLauncherFailed;
+  // A reader that is gone, such as head, wants no more: the job ends, as a single program would.
+  // The job survives a full disk.
+  if (error == EPIPE) end_rest_at(Clock::now());
 }
 
 void Job::take_signals() {
@@ -219,25 +236,37 @@ void Job::take_signals() {
     }
     signal_all(signal);
     if (signal == SIGUSR1 || signal == SIGUSR2) continue;
-    // The second request to end is not a polite one.
+    // A second request to end does not wait for the grace period.
     end_rest_at(ending_ ? Clock::now() : Clock::now() + options_.grace);
     ending_ = true;
   }
 }
 
 void Job::reap() {
+  struct Ended {
+    Pe* pe;
+    siginfo_t info;
+  };
+  std::vector<Ended> ended;
+  std::set<pid_t> sessions;
   for (auto& pe : pes_) {
     siginfo_t info{};
-    if (!pe.running ||
-        waitid(P_PID, static_cast<id_t>(pe.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-        info.si_pid != pe.pid)
-      continue;
-    kill(-pe.pid, SIGKILL);  // helpers that the PE has left; before the number of the group can be
-                             // given to another
-    waitpid(pe.pid, nullptr, 0);
-    pe.running = false;
-    for (auto& stream : pe.streams) read(stream);
-    report(pe, info.si_code, info.si_status);
+    if (pe.running &&
+        waitid(P_PID, static_cast<id_t>(pe.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid == pe.pid) {
+      ended.push_back({&pe, info});
+      sessions.insert(pe.pid);
+    }
+  }
+  if (ended.empty()) return;
+  // Before the leaders are reaped: until then, the sessions keep their numbers.
+  end_sessions(sessions);
+  for (auto& [pe, info] : ended) {
+    keeper_.forget(pe->pid);
+    waitpid(pe->pid, nullptr, 0);
+    pe->running = false;
+    for (auto& stream : pe->streams) read(stream);
+    report(*pe, info.si_code, info.si_status);
   }
 }
 
@@ -250,10 +279,16 @@ void Job::report(const Pe& pe, int code, int status) {
   if (exited && status == 0) return;
   const bool first = status_ == 0;
   if (first) status_ = exited ? status : 128 + status;
-  if (ending_ && !first) return;  // ended by this launcher, most likely
-  say(exited ? fmt::format("{} (pid {}) exited with status {}", shown(pe), pe.pid, status)
+  if (ending_ && !first) return;  // most likely ended by this job
+  std::string text =
+      exited ? fmt::format("{} (pid {}) exited with status {}", shown(pe), pe.pid, status)
              : fmt::format("{} (pid {}) was killed by signal {} ({})", shown(pe), pe.pid, status,
-                           strsignal(status)));
+                           strsignal(status));
+  // A shell reports a killed child as 128 + signal.
+  if (exited ? status == 128 + SIGKILL : status == SIGKILL)
+    if (const std::string memory = out_of_memory_.describe(); !memory.empty())
+      text += ": " + memory;
+  say(text);
   end_rest_at(Clock::now() + options_.grace);
 }
 
@@ -272,9 +307,21 @@ void Job::act_on_time() {
     end_at_ = now;
   }
   if (now < end_at_) return;
-  signal_all(ending_ ? SIGKILL : SIGTERM);
-  end_at_ = ending_ ? Clock::time_point::max() : now + options_.grace;
+  if (ending_) {
+    kill_all();
+    end_at_ = Clock::time_point::max();
+  } else {
+    signal_all(SIGTERM);
+    end_at_ = now + options_.grace;
+  }
   ending_ = true;
+}
+
+void Job::kill_all() {
+  std::set<pid_t> sessions;
+  for (const auto& pe : pes_)
+    if (pe.running) sessions.insert(pe.pid);
+  if (!sessions.empty()) end_sessions(sessions);
 }
 
 void Job::signal_all(int signal) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// job.hpp: n processes started together and ended together.
+// job.hpp: processes that start together and end together.
 #pragma once
 
 #include <sys/types.h>
@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "run/keeper.hpp"
+#include "run/out_of_memory.hpp"
 #include "run/output.hpp"
 
 namespace shoal::run {
@@ -17,32 +19,32 @@ namespace shoal::run {
 struct JobOptions {
   int n_pes = 1;
   std::vector<std::string> argv;           ///< the program, looked up in PATH, and its arguments
-  std::map<std::string, std::string> env;  ///< for all PEs; SHOAL_PE is added for each
-  bool launcher =
-      false;  ///< argv is a launcher, which starts and numbers the PEs: it is no PE itself
-  bool label =
-      true;  ///< "[3] " before each line; without it the PEs write to the launcher's own outputs
+  std::map<std::string, std::string> env;  ///< for all PEs; each PE also gets SHOAL_PE
+  bool launcher = false;                   ///< argv is a launcher, which starts and numbers the PEs
+  /// Puts "[3] " before each line of PE 3. Without it, the PEs write to shoal-run's own outputs.
+  bool label = true;
   std::chrono::milliseconds timeout{0};  ///< for the whole job; 0: none
-  std::chrono::milliseconds grace{
-      2'000};  ///< for the others after a failure, and between SIGTERM and SIGKILL
+  /// Time for the other PEs to end after a failure, and between SIGTERM and SIGKILL.
+  std::chrono::milliseconds grace{2'000};
 };
 
-/// Statuses of the launcher's own, as other launchers use them.
+/// Exit statuses of shoal-run's own. Other launchers use the same.
 constexpr int kStatusTimeout = 124, kStatusLauncherFailed = 125, kStatusNotExecutable = 126,
               kStatusNotFound = 127;
 
-/// Each PE is the leader of a process group of its own; whatever is left in the group when the PE
-/// ends is killed, and the kernel kills the PEs if the launcher itself is killed. Signals that end
-/// or inform a program are passed on to all PEs.
+/// Each PE leads a session. Processes that are left in the session when the PE ends are killed.
+/// The keeper kills the sessions if shoal-run itself is killed. SIGINT, SIGTERM, SIGHUP, SIGUSR1
+/// and SIGUSR2 are forwarded to all PEs.
 class Job {
  public:
-  explicit Job(JobOptions options);
+  /// `keeper` outlives the job.
+  Job(JobOptions options, const Keeper& keeper);
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  /// Runs to the end. Returns 0, or the status of the first PE that failed (128 + signal for a
-  /// killed one).
+  /// Runs to the end. Returns 0, or the status of the first PE that failed (128 + signal if a
+  /// signal killed it), or kStatusLauncherFailed if output of the PEs could not be written.
   int run();
 
  private:
@@ -63,23 +65,27 @@ class Job {
   void start(int index);
   void poll_once();
   void read(Stream& stream);
+  void forward(int to, std::string_view text);
   void take_signals();
   void reap();
   std::string shown(const Pe& pe) const;
   void report(const Pe& pe, int code, int status);
   void act_on_time();
+  void kill_all();
   void end_rest_at(Clock::time_point when);
   void signal_all(int signal) const;
   std::vector<int> running() const;
 
   JobOptions options_;
+  const Keeper& keeper_;
+  OutOfMemory out_of_memory_;
   int signals_ = -1;
   std::vector<Pe> pes_;
+  std::set<int> broken_outputs_;  // own outputs that could not be written
   int status_ = 0;
   bool ending_ = false;                                    // SIGTERM has been sent
   Clock::time_point deadline_ = Clock::time_point::max();  // of the job
-  Clock::time_point end_at_ =
-      Clock::time_point::max();  // of the next step towards the end: SIGTERM, then SIGKILL
+  Clock::time_point end_at_ = Clock::time_point::max();    // of the next SIGTERM or SIGKILL
 };
 
 }  // namespace shoal::run

@@ -2,6 +2,7 @@
 // shoal-run: starts a program as the PEs of one world, on this machine or, through a launcher, on
 // several.
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -20,17 +21,21 @@
 namespace {
 
 constexpr const char* kAbout =
-    "shoal-run -n N [options] program [args...]: starts a program as the PEs of one world on this machine.\n"
-    "shoal-run --hosts a:2,b:2 [options] program [args...]: the same on several hosts, through mpirun or srun.\n"
-    "Each PE finds SHOAL_PE, SHOAL_N_PES and SHOAL_UNIQUE_ID in its environment, which is otherwise that of shoal-run; "
-    "its standard\n"
-    "input is empty. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to all PEs.\n"
-    "When a PE fails, the others have the grace period to end by themselves, then get SIGTERM, then SIGKILL.";
+    "Runs a program as the PEs of one Shoal world.\n"
+    "  shoal-run -n N [options] program [args...]         N processes on this machine\n"
+    "  shoal-run --hosts a:2,b:2 [options] program ...    several hosts, by mpirun or srun\n"
+    "\n"
+    "Each PE gets the environment of shoal-run and the variables SHOAL_PE, SHOAL_N_PES and\n"
+    "SHOAL_UNIQUE_ID. Its standard input is empty. shoal-run forwards SIGINT, SIGTERM, SIGHUP,\n"
+    "SIGUSR1 and SIGUSR2 to all PEs.\n"
+    "When a PE fails, the other PEs have the grace period to end. Then they receive SIGTERM\n"
+    "and, after another grace period, SIGKILL. Children of a PE end with it. All PEs and their\n"
+    "children end if shoal-run is killed; only a process that calls setsid leaves the job.";
 constexpr const char* kStatuses =
-    "Exit status: that of the first PE that failed (128 + signal if it was killed), 124 after --timeout, 125 when "
-    "shoal-run itself\n"
-    "failed, 126 or 127 when the program could not be executed or found.\n"
-    "Example: shoal-run -n 8 --nodes 2 ./program --its-own options";
+    "Exit status: 0 if all PEs succeeded, else the status of the first PE that failed (128 +\n"
+    "signal if a signal killed it); 124 after --timeout; 125 if shoal-run itself failed or could\n"
+    "not write the PEs' output; 126 if the program could not be executed, 127 if not found.\n"
+    "Example: shoal-run -n 8 --nodes 2 ./program --option-of-program";
 
 struct CommandLine {
   shoal::run::JobOptions job;
@@ -72,18 +77,36 @@ void complete(CommandLine& line, std::vector<std::string> rest) {
   line.job.grace = milliseconds(line.grace_s);
 }
 
-int run_here(CommandLine& line, shoal::Settings settings) {
+/// Opens the standard files that the caller has closed, so that no other file takes their place.
+/// Reading and writing them still fails.
+void hold_standard_files() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(fd, F_GETFD) < 0) [[maybe_unused]]
+      const int opened = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
+/// The exit status after a text for standard output: 0 if it was written.
+int written() {
+  errno = 0;
+  std::cout.flush();
+  if (std::cout.good()) return 0;
+  std::cerr << "shoal-run: cannot write to standard output"
+            << (errno != 0 ? ": " + shoal::errno_text(errno) : std::string()) << std::endl;
+  return shoal::run::kStatusLauncherFailed;
+}
+
+int run_here(CommandLine& line, shoal::Settings settings, const shoal::run::Keeper& keeper) {
   settings.socket_interface = "lo";
   const shoal::UniqueId id = shoal::UniqueId::create(settings);
   const int n = line.job.n_pes;
   line.job.env["SHOAL_N_PES"] = std::to_string(n);
   line.job.env["SHOAL_UNIQUE_ID"] = id.to_string();
   if (line.nodes > 0) line.job.env["SHOAL_NODE_SIZE"] = std::to_string(n / line.nodes);
-  return shoal::run::Job(line.job).run();
+  return shoal::run::Job(line.job, keeper).run();
 }
 
-/// Names of the settings in the environment that the PEs are to have too. The launcher numbers
-/// them: no SHOAL_PE.
+/// Names of the settings in the environment, for the launcher to pass on to the PEs. SHOAL_PE is
+/// not among them: the launcher numbers the PEs.
 std::vector<std::string> names_to_pass() {
   unsetenv("SHOAL_PE");
   std::set<std::string> names = {"SHOAL_N_PES", "SHOAL_UNIQUE_ID"};
@@ -95,9 +118,10 @@ std::vector<std::string> names_to_pass() {
   return {names.begin(), names.end()};
 }
 
-/// The root stays here; the PEs are told where by their environment, never by a command line, which
-/// everybody can read.
-int run_on_hosts(CommandLine& line, const shoal::Settings& settings) {
+/// The root runs in this process. The PEs get its address and key in their environment, not on a
+/// command line, which every user of the machine can read.
+int run_on_hosts(CommandLine& line, const shoal::Settings& settings,
+                 const shoal::run::Keeper& keeper) {
   const auto hosts = shoal::run::parse_hosts(line.hosts);
   const int n = shoal::run::count_pes(hosts);
   shoal::require(line.job.n_pes == 0 || line.job.n_pes == n, shoal::Code::invalid_argument,
@@ -111,7 +135,7 @@ int run_on_hosts(CommandLine& line, const shoal::Settings& settings) {
   if (line.dry_run) {
     std::cout << "SHOAL_N_PES=" << n << " SHOAL_UNIQUE_ID=... " << shoal::run::quoted(line.job.argv)
               << std::endl;
-    return 0;
+    return written();
   }
   const shoal::UniqueId id = shoal::UniqueId::create(settings);
   const bool only_here = id.host.starts_with("127.") || id.host == "[::1]";
@@ -126,18 +150,21 @@ int run_on_hosts(CommandLine& line, const shoal::Settings& settings) {
   line.job.n_pes = 1;
   line.job.launcher = true;
   line.job.label = false;
-  return shoal::run::Job(line.job).run();
+  return shoal::run::Job(line.job, keeper).run();
 }
 
 int run(CommandLine& line) {
   const shoal::Settings settings = shoal::Settings::from_environment();
   shoal::log::configure(settings);
-  return line.hosts.empty() ? run_here(line, settings) : run_on_hosts(line, settings);
+  const shoal::run::Keeper keeper;  // before the thread of the bootstrap's root
+  return line.hosts.empty() ? run_here(line, settings, keeper)
+                            : run_on_hosts(line, settings, keeper);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  hold_standard_files();
   CommandLine line;
   CLI::App app(kAbout, "shoal-run");
   app.footer(kStatuses);
@@ -145,27 +172,27 @@ int main(int argc, char** argv) {
   app.add_option("--nodes", line.nodes, "Emulate K nodes of N / K PEs each (sets SHOAL_NODE_SIZE)")
       ->check(CLI::Range(1, 100'000))
       ->type_name("K");
-  app.add_option(
-         "--hosts", line.hosts,
-         "Hosts and how many PEs on each: a:2,b:2. Started by a launcher, never by shoal-run")
+  app.add_option("--hosts", line.hosts,
+                 "Hosts with the number of PEs on each, such as a:2,b:2; a launcher starts the PEs")
       ->type_name("LIST");
   app.add_option(
          "--launcher", line.launcher,
-         "For --hosts: mpirun (of Open MPI, MPICH or Intel MPI), srun, or a path; automatic: srun inside a Slurm "
-         "job, else mpirun, else srun")
+         "With --hosts: mpirun (Open MPI, MPICH or Intel MPI), srun, or a path. Default: srun "
+         "inside a Slurm job, otherwise mpirun if installed, otherwise srun")
       ->type_name("PROGRAM");
   app.add_option("--launcher-args", line.launcher_args,
-                 "For --hosts: more words for the launcher, before the program")
+                 "With --hosts: further arguments for the launcher, placed before the program")
       ->type_name("WORDS");
   app.add_flag("--dry-run", line.dry_run,
-               "For --hosts: print the launcher's command and do not run it");
+               "With --hosts: print the launcher's command and do not run it");
   app.add_option("--timeout", line.timeout_s,
-                 "End the job after this many seconds; 0, the default: never")
+                 "End the job after this many seconds. Default: 0, no limit")
       ->check(CLI::Range(0.0, 1e6))
       ->type_name("S");
   app.add_option(
          "--grace", line.grace_s,
-         "Seconds for the others after a failure, and between SIGTERM and SIGKILL; default 2")
+         "Seconds for the other PEs to end after a failure, and between SIGTERM and SIGKILL. "
+         "Default: 2")
       ->check(CLI::Range(0.0, 1e6))
       ->type_name("S");
   app.add_flag("--no-label", line.no_label, "Do not put \"[PE] \" before each line of output");
@@ -175,7 +202,7 @@ int main(int argc, char** argv) {
     complete(line, app.remaining());
     return run(line);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : shoal::run::kStatusLauncherFailed;
+    return app.exit(error) == 0 ? written() : shoal::run::kStatusLauncherFailed;
   } catch (const std::exception& error) {
     std::cerr << "shoal-run: " << shoal::reason_of(error) << std::endl;
     return shoal::run::kStatusLauncherFailed;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// output.hpp: what the PEs print, passed on line by line with the PE's number in front.
+// output.hpp: forwards the output of PEs line by line, each line labelled with its PE.
 #pragma once
 
 #include <string>
@@ -7,14 +7,14 @@
 
 namespace shoal::run {
 
-/// Turns a stream of bytes into labelled lines, so that lines of several PEs never mix. Pure.
+/// Turns a stream of bytes into labelled lines, so that lines of different PEs never mix. Pure.
 class LineLabeler {
  public:
   explicit LineLabeler(std::string label) : label_(std::move(label)) {}
-  /// The labelled lines that `bytes` completes. What follows the last line end is kept, up to
+  /// The labelled lines that `bytes` completes. Keeps the text after the last line end, up to
   /// kMaxLine bytes.
   std::string add(std::string_view bytes);
-  /// The rest, as a line of its own.
+  /// The text kept so far, as a line of its own.
   std::string finish();
 
   static constexpr std::size_t kMaxLine = 64 << 10;
@@ -24,7 +24,8 @@ class LineLabeler {
   std::string partial_;
 };
 
-/// Writes all of `text`; what the reader no longer takes is dropped.
-void write_all(int fd, std::string_view text);
+/// Writes all of `text` and waits where the reader is slow. Returns 0, or the errno of the write
+/// that failed. Block SIGPIPE first: a closed pipe is then EPIPE.
+int write_all(int fd, std::string_view text);
 
 }  // namespace shoal::run

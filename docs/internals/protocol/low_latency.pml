@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-/* low_latency.pml: a half of the slots (or, with COMBINE, of the answers) of low-latency mode, written and read again and
- * again: self-telling rows, headers with epochs, grants. README.md says how to run it and what it leaves out.
+/* low_latency.pml: one half of the slots (with COMBINE: of the combine rows) of low-latency mode,
+ * written and read repeatedly: self-signalling rows, headers with epochs, grants. README.md has
+ * instructions and limits.
  *
- * Three PEs send and receive EPOCHS operations. Each chooses freely between its next send and its next receive, with two
- * sends open at most. Of all rows, those that OWNER gets from one writer are looked at word by word; the protocol is the
- * same for every pair of PEs, so the others are only counted: a row of PE m for epoch e is there when sent[m] >= e.
+ * Three PEs send and receive EPOCHS operations. Each chooses freely between its next send and its
+ * next receive, with at most two open sends. The rows that OWNER gets from one writer are modelled
+ * word by word. The protocol is the same for every pair of PEs, so the others are counted: a row of
+ * PE m for epoch e has arrived if sent[m] >= e.
  *
- * Memory is weakly ordered: a store is put "on its way" (…_flies), and the process Wires lets it arrive at any later time
- * and in any order. What the model keeps of order is what the protocol may count on: stores of one writer to one address,
- * a release behind what it is to publish, and the end of a kernel behind its own clears. Words that others only wait for
- * (granted, sent) are set at once: a flag that comes late is the same as a reader that looks late.
+ * Memory is weakly ordered: a store is first in flight (..._flies), and the process Wires lets it
+ * arrive at any later time and in any order. The model keeps only the order on which the protocol
+ * relies: stores of one writer to one address, a release after what it publishes, and the end of a
+ * kernel after its own clears. Words that others only wait for (granted, sent) are set at once: a
+ * late flag is equivalent to a late reader.
  *
- * Variants:  COMBINE   answers in place of slots: no headers, and the writer of a place changes from use to use
- *            EXCHANGE  with COMBINE: weights are given at the start of a send, as packets {epoch, weight}
- *            FLAGS     groups with masks: a ready word behind each row (release / acquire) in place of self-telling words
+ * Variants:  COMBINE   combine rows instead of slots: no headers; the writer of a place changes
+ *            EXCHANGE  with COMBINE: weights given at the start of a send, as {epoch, weight}
+ *            FLAGS     groups with masks: a flag after each row (release / acquire), no sentinel
  *            AT_ONCE   every send is received before the next one
- *            LATE      the last PE never calls the last send; the sends of the others must end all the same
+ *            LATE      the last PE never calls the last send; the sends of the others must end
  *            GRANT_AT_RECEIVE  the half is granted when a receive ends, not by the next send
- * Mutations, each of which must fail: NO_GRANT NO_CLEAR GRANT_EARLY GRANT_UNORDERED GRANT_LATE PARTIAL_TAKE
- *            FLAG_BEFORE_ROW (with FLAGS) WEIGHT_SPLIT (with EXCHANGE)
+ * Mutations, each of which must fail: NO_GRANT NO_CLEAR GRANT_EARLY GRANT_UNORDERED GRANT_LATE
+ *            PARTIAL_TAKE FLAG_BEFORE_ROW (with FLAGS) WEIGHT_SPLIT (with EXCHANGE)
  */
 #define PES 3
 #ifndef EPOCHS
@@ -33,7 +36,7 @@
 #define OTHER (3 - SOURCE - OWNER)
 #define LAST (PES - 1)
 #if defined(GRANT_EARLY) || defined(GRANT_UNORDERED)
-#define GRANTS_ARE_WRONG  /* and the rows themselves are to show it */
+#define GRANTS_ARE_WRONG  /* the rows must reveal it */
 #endif
 
 /* Every word of the row of epoch e holds e. */
@@ -41,7 +44,7 @@
 #define AT(e, w) (((e) & 1) * 2 + (w))
 
 #ifdef COMBINE
-/* A place among the answers to a token belongs to whom the routing says: a half has another writer every other time. */
+/* The routing decides who writes the combine row of a place: a half has alternating writers. */
 #define WRITER(e) (((e) / 2) % 2 -> OTHER : SOURCE)
 #else
 #define WRITER(e) SOURCE
@@ -49,24 +52,24 @@
 
 /* Memory of OWNER, by half. */
 byte word[4];
-byte header[2];  /* epoch * 2, and 1 where a row comes */
+byte header[2];  /* epoch * 2, plus 1 if a row follows */
 byte ready[2];   /* FLAGS: epoch of the row */
 
-/* On their way there; 0: nothing. */
+/* In flight to it; 0: nothing. */
 byte word_flies[4];
 byte header_flies[2];
 byte ready_flies[2];
 bit clear_flies[4];
 
-/* EXCHANGE: weights of OWNER, at the writer they are for (0: SOURCE, 1: OTHER) and by half. */
+/* EXCHANGE: weights of OWNER, at their writer (0: SOURCE, 1: OTHER) and by half. */
 #define PACKET(writer, e) (((writer) == SOURCE -> 0 : 2) + ((e) & 1))
 byte stamp[4], weight[4];
 byte stamp_flies[4], weight_flies[4];
 
-/* Of each PE: the last epoch that it has sent, has received, has granted (slots_read, answers_read). */
+/* Per PE: the last epoch that it has sent, received and granted (slots_read, combine_read). */
 byte sent[PES], received[PES], granted[PES];
 
-/* Only for assertions: words that have come and were not taken, the last weights that were taken of each half. */
+/* Only for assertions: words not yet consumed; the last weights consumed per half. */
 bit untaken[4];
 byte weight_taken[2];
 
@@ -114,7 +117,7 @@ inline take_row(e) {
   take_word(e, 0);
 #ifdef PARTIAL_TAKE
   if
-  :: e == 1 -> untaken[AT(e, 1)] = 0  /* not expected, so nobody misses it */
+  :: e == 1 -> untaken[AT(e, 1)] = 0  /* not expected by the receiver */
   :: else -> take_word(e, 1)
   fi
 #else
@@ -124,7 +127,7 @@ inline take_row(e) {
 
 inline give_weights(e) {
   d_step {
-    assert(e <= 2 || weight_taken[e & 1] == e - 2);  /* nobody still needs what is overwritten */
+    assert(e <= 2 || weight_taken[e & 1] == e - 2);  /* the overwritten value is no longer needed */
     stamp_flies[PACKET(SOURCE, e)] = e;
     weight_flies[PACKET(SOURCE, e)] = e;
     stamp_flies[PACKET(OTHER, e)] = e;
@@ -140,13 +143,13 @@ inline take_weight(e) {
   }
 }
 
-/* Steps that others cannot see one by one are one step: waits are for words that only grow, so that nothing is lost. */
+/* Steps that others cannot distinguish are one step: waits are for words that only grow. */
 inline send() {
   atomic {
     e = s + 1;
 #ifndef GRANT_AT_RECEIVE
 #ifndef GRANT_LATE
-    /* First of all: others may be waiting for it, and this PE is going to wait for them. */
+    /* First: others may wait for it, and this PE will wait for them. */
     granted[_pid] = r;
 #endif
 #endif
@@ -177,7 +180,7 @@ inline send() {
       store_row(e, 1)
 #else
       if
-      :: store_row(e, 0)  /* no expert of the token is there */
+      :: store_row(e, 0)  /* no expert of the token is on this PE */
       :: store_row(e, 1)
       fi
 #endif
@@ -190,10 +193,10 @@ inline send() {
 }
 
 #ifdef COMBINE
-/* Who answers the tokens of the others is left open: they may find all they need. */
+/* The writers of combine rows for the other PEs are left open. */
 #define ALL_HAVE_SENT(e) true
 #else
-/* A dispatch waits for the headers of everybody; that of SOURCE at OWNER is looked at below. */
+/* A dispatch waits for the headers of all PEs; that of SOURCE at OWNER is modelled below. */
 #define HAS_SENT(m, e) (_pid == OWNER && SOURCE == m || sent[m] >= e)
 #define ALL_HAVE_SENT(e) (HAS_SENT(0, e) && HAS_SENT(1, e) && HAS_SENT(2, e))
 #endif
@@ -255,7 +258,7 @@ inline receive() {
 #endif
 
 active [PES] proctype Pe() {
-  byte e, s, r;  /* s, r: as sent, received; choices that look at nothing shared make fewer states */
+  byte e, s, r;  /* s, r: as sent, received; choices over private state make fewer states */
   do
   :: s < TO_SEND && MAY_SEND -> send()
   :: r < s && r < TO_RECEIVE -> receive()
@@ -271,7 +274,7 @@ inline arrive_word(i) {
 }
 
 inline clear_word(i) {
-  assert(!untaken[i]);  /* a clear hits only what was taken */
+  assert(!untaken[i]);  /* a clear hits only consumed words */
   word[i] = UNWRITTEN;
   clear_flies[i] = 0
 }

@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-/* normal.pml: operations of normal mode one after the other: notices with epochs, granted regions, pushed rows, `finished`
- * counts; combines that pull, and their acknowledgement. README.md says how to run it and what it leaves out.
+/* normal.pml: consecutive operations of normal mode: notices with epochs, granted regions, pushed
+ * rows, `finished` counts; combines that pull, and their acknowledgement. README.md says how to run
+ * it and what it leaves out.
  *
- * Three PEs make the same OPERATIONS. What SOURCE and OWNER tell each other is looked at store by store: SOURCE pushes two
- * rows into a region of OWNER, and fetches the two answers from there. The protocol is the same for every pair of PEs, so
- * the others are only counted: begun[m] stands for the notice and `entered` of PE m, fetched[m] for its `finished`.
+ * Three PEs make the same OPERATIONS. The messages between SOURCE and OWNER are modelled store by
+ * store: SOURCE pushes two rows into a region of OWNER and pulls the expert output from there. The
+ * protocol is the same for every pair of PEs, so the others are counted: begun[m] stands for the
+ * notice and `entered` of PE m, fetched[m] for its `finished`.
  *
- * Memory is weakly ordered: a store is put "on its way" (…_flies), and the process Wires lets it arrive at any later time
- * and in any order. A release (`entered`, an add to `finished`) arrives behind what its block has stored before.
+ * Memory is weakly ordered: a store is first in flight (..._flies), and the process Wires lets it
+ * arrive at any later time and in any order. A release (`entered`, an add to `finished`) arrives
+ * after the earlier stores of its block.
  *
- * Mutations, each of which must fail: NO_GRANT NO_ACK ACK_EARLY FLAG_BEFORE_ROW ENTERED_BEFORE_NOTICE ONE_NOTICE ONE_BLOCK
+ * Mutations, each of which must fail: NO_GRANT NO_ACK ACK_EARLY FLAG_BEFORE_ROW
+ * ENTERED_BEFORE_NOTICE ONE_NOTICE ONE_BLOCK
  */
 #define PES 3
 #define SOURCE 0
 #define OWNER 1
 
-/* The operations are chosen as they come, the same on all PEs: dispatches while there is room, combines of any result that
- * is held, operations that all members refuse. So every order is tried, two dispatches in a row among them. */
+/* Operations are chosen at run time, the same on all PEs: dispatches while there is room,
+ * combines of any held result, operations that all ranks refuse. Every order is tried, including
+ * two dispatches in a row. */
 #ifndef OPERATIONS
 #define OPERATIONS 6
 #endif
@@ -24,8 +29,8 @@
 #define COMBINE 2
 #define REFUSED 3
 byte kind[OPERATIONS + 1];      /* 0: not chosen yet */
-byte region[OPERATIONS + 1];    /* of OWNER: where the rows go, or the answers lie */
-byte answered[OPERATIONS + 1];  /* combine: the dispatch */
+byte region[OPERATIONS + 1];    /* of OWNER: where the rows go, or the expert output lies */
+byte combined[OPERATIONS + 1];  /* combine: the dispatch */
 byte held[2];                   /* by region: the dispatch of the result; 0: free */
 
 inline choose(e) {
@@ -34,18 +39,18 @@ inline choose(e) {
   :: kind[e] == 0 -> kind[e] = REFUSED
   :: kind[e] == 0 && held[0] == 0 -> kind[e] = DISPATCH; region[e] = 0; held[0] = e
   :: kind[e] == 0 && held[0] != 0 && held[1] == 0 -> kind[e] = DISPATCH; region[e] = 1; held[1] = e
-  :: kind[e] == 0 && held[0] != 0 -> kind[e] = COMBINE; region[e] = 0; answered[e] = held[0]; held[0] = 0
-  :: kind[e] == 0 && held[1] != 0 -> kind[e] = COMBINE; region[e] = 1; answered[e] = held[1]; held[1] = 0
+  :: kind[e] == 0 && held[0] != 0 -> kind[e] = COMBINE; region[e] = 0; combined[e] = held[0]; held[0] = 0
+  :: kind[e] == 0 && held[1] != 0 -> kind[e] = COMBINE; region[e] = 1; combined[e] = held[1]; held[1] = 0
   fi
 }
 
-/* Blocks of SOURCE's launch; each of them counts in `finished`. The last one has what is left of the rows. */
+/* Blocks of SOURCE's launch; each adds to `finished`. The last one has the remaining rows. */
 #define BLOCKS(e) (1 + ((e) & 1))
 #define ROWS 2
 
-/* What a row holds: of dispatch e, the answer to it, what the caller writes afterwards. */
+/* Values of a row: of dispatch e, its expert output, what the caller writes afterwards. */
 #define ROW(e) (e)
-#define ANSWER(e) (16 + (e))
+#define EXPERT_OUTPUT(e) (16 + (e))
 #define CHANGED 99
 
 #ifdef ONE_NOTICE
@@ -54,20 +59,20 @@ inline choose(e) {
 #define HALF(e) ((e) & 1)
 #endif
 
-/* Memory of SOURCE, which OWNER writes: its notice says where the region is. */
+/* Memory of SOURCE, which OWNER writes: its notice with the address of the region. */
 byte region_epoch[2], region_at[2], entered_at_source;
-/* Memory of OWNER, which SOURCE writes: its notice says how many blocks it has. */
+/* Memory of OWNER, which SOURCE writes: its notice with the number of blocks. */
 byte blocks_epoch[2], blocks_at[2], entered_at_owner, finished;
 byte row[4];  /* [region * ROWS + row] */
 
-/* On their way; 0: nothing. */
+/* In flight; 0: nothing. */
 byte region_flies[2], blocks_flies[2];  /* epochs */
-byte entered_at_source_flies[2], entered_at_owner_flies[2];  /* one may be behind another */
-byte row_flies[ROWS], row_to[ROWS];  /* what, and which row of OWNER */
+byte entered_at_source_flies[2], entered_at_owner_flies[2];  /* one may follow another */
+byte row_flies[ROWS], row_to[ROWS];  /* value, and row of OWNER */
 bit add_flies[ROWS];                 /* of each block */
 byte add_epoch;
 
-/* Of each PE: operations that it has begun; whose rows it has written or fetched. */
+/* Per PE: operations that it has begun, and those whose rows it has written or fetched. */
 byte begun[PES], fetched[PES];
 
 /* Only for assertions: the dispatch whose rows may arrive in a region; 0: none. */
@@ -110,7 +115,8 @@ inline await_notices(e) {
   :: _pid == SOURCE ->
     entered_at_source >= e;
     d_step {
-      assert(region_epoch[HALF(e)] == e);  /* the notice is there, and of this operation */
+      /* the notice has arrived and belongs to this operation */
+      assert(region_epoch[HALF(e)] == e);
       to = region_at[HALF(e)]
     }
 #else
@@ -143,7 +149,7 @@ inline push_rows(e) {
 }
 
 inline fetch_row(b) {
-  assert(row[to * ROWS + b] == ANSWER(answered[e]))
+  assert(row[to * ROWS + b] == EXPERT_OUTPUT(combined[e]))
 }
 
 inline add_later(b) {
@@ -158,7 +164,7 @@ inline add_later(b) {
   }
 }
 
-/* A block of SOURCE fetches its answers, then adds to `finished`. */
+/* A block of SOURCE pulls its rows, then adds to `finished`. */
 inline fetch_rows(e) {
 #ifdef ACK_EARLY
   add_later(0);
@@ -192,7 +198,7 @@ inline await_finished(e) {
   if
   :: _pid == OWNER ->
     d_step {
-      assert(blocks_epoch[HALF(e)] == e);  /* read again behind this PE's own `finished` */
+      assert(blocks_epoch[HALF(e)] == e);  /* read again after this PE's own `finished` */
 #ifdef ONE_BLOCK
       wanted = wanted + 1
 #else
@@ -208,18 +214,19 @@ inline await_finished(e) {
   fi
 }
 
-/* What the caller of OWNER does between the calls. */
+/* Actions of the caller of OWNER between the calls. */
 inline use_result(e) {
   d_step {
     if
-    :: kind[e] == COMBINE ->  /* the rows have been fetched: they may change, and the region goes */
+    /* the rows have been pulled: they may change, and the region is released */
+    :: kind[e] == COMBINE ->
       row[region[e] * ROWS] = CHANGED;
       row[region[e] * ROWS + 1] = CHANGED
     :: else ->
       assert(row[region[e] * ROWS] == ROW(e) && row[region[e] * ROWS + 1] == ROW(e));
       granted[region[e]] = 0;
-      row[region[e] * ROWS] = ANSWER(e);
-      row[region[e] * ROWS + 1] = ANSWER(e)
+      row[region[e] * ROWS] = EXPERT_OUTPUT(e);
+      row[region[e] * ROWS + 1] = EXPERT_OUTPUT(e)
     fi
   }
 }
@@ -232,7 +239,7 @@ active [PES] proctype Pe() {
     publish(e);
     await_notices(e);
     if
-    :: kind[e] == REFUSED  /* everybody has seen so in the notices, and waits for nobody */
+    :: kind[e] == REFUSED  /* all ranks see this in the notices; no rank waits */
     :: else ->
       if
       :: _pid == SOURCE && kind[e] == DISPATCH -> push_rows(e)
@@ -250,7 +257,7 @@ active [PES] proctype Pe() {
   od
 }
 
-/* A release: behind the notice, and behind the one before it. */
+/* A release: after the notice, and after the previous release. */
 #ifdef ENTERED_BEFORE_NOTICE
 #define NOTICE_IS_THERE(notice, flies, h) true
 #else
@@ -281,7 +288,8 @@ inline arrive_blocks(h) {
 #define ARRIVE_ENTERED(word, flies, h) word = flies[h]; flies[h] = 0
 
 inline arrive_row(b) {
-  assert(granted[row_to[b] / ROWS] == row_flies[b]);  /* only into what was granted for this dispatch */
+  /* only into a region granted for this dispatch */
+  assert(granted[row_to[b] / ROWS] == row_flies[b]);
   row[row_to[b]] = row_flies[b];
   row_flies[b] = 0;
   row_to[b] = 0

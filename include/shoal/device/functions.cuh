@@ -1,339 +1,170 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal/device/functions.cuh: one-sided operations, signals, waits and barriers inside kernels.
 //
-// Who calls: functions with a scope are called by all of its threads, converged, with the same
-// arguments, and begin and end with scope.sync(): they see what other threads of the scope stored
-// before, and the scope may go on with the results at once. Functions without a scope work for each
-// calling thread alone. `target` and `source` of the remote side, flags and variables are addresses
-// in this PE's heap; the copy of PE `pe` is meant.
+// Callers. All threads of a scope call a function that takes one, converged, with the same
+// arguments. Such functions begin and end with scope.sync(): they see what other threads of the
+// scope stored before, and every thread may use the results at once. A function without a scope
+// works for each calling thread alone.
 //
-// Memory order: put and get are unordered and return when the local side may be reused. fence
-// orders what the scope stored before it with what it stores after it; quiet also waits until all
-// of that is visible everywhere. signal, put_signal and barrier release at system scope: who sees
-// the signal sees everything that the scope stored before. Waits, tests and signal_fetch acquire at
-// system scope, for all threads of the scope. Atomics are relaxed. A put of one word of 4 or 8
-// bytes at a multiple of its size is one store.
+// Addresses. The remote side of an operation, flags and variables are addresses in this PE's heap;
+// they name the copy on PE `pe`. The local side is any memory of this GPU. Local addresses are not
+// checked.
 //
-// Alignment: any for put and get, 16-byte accesses where both addresses are equal modulo 16; words
-// at a multiple of their size (not checked).
+// Memory order. put and get are unordered and return when the local side may be reused. fence
+// orders what the scope stored before it ahead of what it stores later. quiet also waits until the
+// earlier stores are visible everywhere. signal, put_signal and barrier release at system scope:
+// whoever sees the signal sees everything that the scope stored before. Waits, tests and
+// signal_fetch acquire at system scope for all threads of the scope. Atomics are relaxed.
 //
-// Failure: nothing traps. A wait gives up after World::timeout_ns. A PE that does not exist or is
-// not reachable, or a remote range outside the heap: the call does nothing, results are zero. The
-// first such failure is kept in World::failure, for the host to throw
-// (shoal::cuda::check_failures). Local addresses are not checked.
+// Alignment. put and get take any; they use 16-byte accesses when both addresses are equal modulo
+// 16, and one store for a word of 4 or 8 bytes at a multiple of its size. Words must lie at a
+// multiple of their size (not checked).
+//
+// Failure. Nothing traps. A wait returns false after World::timeout_ns. When a PE does not exist or
+// cannot be reached, or a remote range leaves the heap, the call does nothing and results are zero.
+// The first failure is kept in World::failure; shoal::cuda::check_failures throws it on the host.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
-#include <shoal/device/detail.cuh>
 #include <shoal/device/scope.cuh>
 #include <shoal/device/types.hpp>
 
 namespace shoal::device {
 
 /// The address of `local` (in this PE's heap) in the heap of `pe`, for ordinary loads and stores;
-/// nullptr, and a failure report, where there is none.
+/// nullptr and a failure report when this GPU cannot reach it.
 template <typename T>
-__device__ T* peer_pointer(const World& world, T* local, Pe pe) {
-  return detail::resolve(world, local, sizeof(T), pe);
-}
+__device__ T* peer_pointer(const World& world, T* local, Pe pe);
 
 // Put and get.
 
-/// `bytes` bytes of `source`, any memory of this GPU, to `target` on `pe`.
+/// Copies `bytes` bytes of local memory at `source` to `target` on `pe`.
 template <Scope S>
 __device__ void put_bytes(S scope, const World& world, void* target, const void* source,
-                          std::size_t bytes, Pe pe) {
-  scope.sync();
-  std::byte* const to = detail::resolve(world, static_cast<std::byte*>(target), bytes, pe);
-  if (to != nullptr)
-    detail::copy<detail::Direction::put>(scope.rank(), scope.size(), to, source, bytes);
-  scope.sync();
-}
+                          std::size_t bytes, Pe pe);
 
-/// `bytes` bytes of `source` on `pe` to `target`, any memory of this GPU. Reads what is there now.
+/// Copies `bytes` bytes at `source` on `pe` to local memory at `target`. Reads memory, not caches.
 template <Scope S>
 __device__ void get_bytes(S scope, const World& world, void* target, const void* source,
-                          std::size_t bytes, Pe pe) {
-  scope.sync();
-  const std::byte* const from =
-      detail::resolve(world, static_cast<const std::byte*>(source), bytes, pe);
-  if (from != nullptr)
-    detail::copy<detail::Direction::get>(scope.rank(), scope.size(), target, from, bytes);
-  scope.sync();
-}
+                          std::size_t bytes, Pe pe);
 
-/// The same for `count` elements.
+/// put_bytes and get_bytes for `count` elements.
 template <Scope S, typename T>
 __device__ void put(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
-                    std::size_t count, Pe pe) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  put_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
-}
+                    std::size_t count, Pe pe);
 template <Scope S, typename T>
 __device__ void get(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
-                    std::size_t count, Pe pe) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  get_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
-}
+                    std::size_t count, Pe pe);
 
-/// One element, by each calling thread. Of 1, 2, 4 or 8 bytes: one access; a Word is what another
-/// PE may wait for.
+/// One element per calling thread, in one access when it has 1, 2, 4 or 8 bytes. Another PE may
+/// wait for a Word that put_value stores.
 template <typename T>
-__device__ void put_value(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  T* const to = detail::resolve(world, target, sizeof(T), pe);
-  if (to == nullptr) return;
-  if constexpr (Word<T>)
-    ptx::st_relaxed_sys(reinterpret_cast<detail::Bits<T>*>(to),
-                        static_cast<detail::Bits<T>>(value));
-  else
-    *to = value;
-}
+__device__ void put_value(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
 template <typename T>
-__device__ T get_value(const World& world, const T* source, Pe pe) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  T value{};
-  const T* const from = detail::resolve(world, source, sizeof(T), pe);
-  if (from != nullptr) detail::copy<detail::Direction::get>(0, 1, &value, from, sizeof(T));
-  return value;
-}
+__device__ T get_value(const World& world, const T* source, Pe pe);
 
 /// `count` elements, `target_stride` and `source_stride` elements apart, both at least 1.
 template <Scope S, typename T>
 __device__ void put_strided(S scope, const World& world, T* target, std::size_t target_stride,
                             const std::type_identity_t<T>* source, std::size_t source_stride,
-                            std::size_t count, Pe pe) {
-  scope.sync();
-  T* const to = detail::resolve(world, target,
-                                detail::extent(sizeof(T), target_stride * sizeof(T), count), pe);
-  if (to != nullptr)
-    detail::copy_strided<detail::Direction::put>(
-        scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(to), target_stride * sizeof(T),
-        reinterpret_cast<const std::uint8_t*>(source), source_stride * sizeof(T), sizeof(T), count);
-  scope.sync();
-}
+                            std::size_t count, Pe pe);
 template <Scope S, typename T>
 __device__ void get_strided(S scope, const World& world, T* target, std::size_t target_stride,
                             const std::type_identity_t<T>* source, std::size_t source_stride,
-                            std::size_t count, Pe pe) {
-  scope.sync();
-  const T* const from = detail::resolve(
-      world, source, detail::extent(sizeof(T), source_stride * sizeof(T), count), pe);
-  if (from != nullptr)
-    detail::copy_strided<detail::Direction::get>(
-        scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(target),
-        target_stride * sizeof(T), reinterpret_cast<const std::uint8_t*>(from),
-        source_stride * sizeof(T), sizeof(T), count);
-  scope.sync();
-}
+                            std::size_t count, Pe pe);
 
-// Atomics: on words of 4 or 8 bytes, by each calling thread; each returns the value before.
+// Atomics on words of 4 or 8 bytes, by each calling thread. Each returns the value before.
 
 template <Word T>
 __device__ T atomic(AtomicOp op, const World& world, T* target, std::type_identity_t<T> operand,
-                    Pe pe, std::type_identity_t<T> compare = 0) {
-  T* const word = detail::resolve(world, target, sizeof(T), pe);
-  return word == nullptr ? T{} : detail::atomic_on<T>(op, word, operand, compare);
-}
+                    Pe pe, std::type_identity_t<T> compare = 0);
 template <Word T>
-__device__ T atomic_fetch(const World& world, const T* target, Pe pe) {
-  const T* const word = detail::resolve(world, target, sizeof(T), pe);
-  return word == nullptr
-             ? T{}
-             : static_cast<T>(ptx::ld_relaxed_sys(reinterpret_cast<const detail::Bits<T>*>(word)));
-}
+__device__ T atomic_fetch(const World& world, const T* target, Pe pe);
 template <Word T>
-__device__ void atomic_set(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
-  T* const word = detail::resolve(world, target, sizeof(T), pe);
-  using Bits = detail::Bits<T>;
-  if (word != nullptr) ptx::st_relaxed_sys(reinterpret_cast<Bits*>(word), static_cast<Bits>(value));
-}
+__device__ void atomic_set(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
 template <Word T>
-__device__ T atomic_fetch_add(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
-  return atomic(AtomicOp::add, world, target, value, pe);
-}
+__device__ T atomic_fetch_add(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
 template <Word T>
-__device__ T atomic_fetch_and(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
-  return atomic(AtomicOp::bit_and, world, target, value, pe);
-}
+__device__ T atomic_fetch_and(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
 template <Word T>
-__device__ T atomic_fetch_or(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
-  return atomic(AtomicOp::bit_or, world, target, value, pe);
-}
+__device__ T atomic_fetch_or(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
 template <Word T>
-__device__ T atomic_fetch_xor(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
-  return atomic(AtomicOp::bit_xor, world, target, value, pe);
-}
+__device__ T atomic_fetch_xor(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
 template <Word T>
-__device__ T atomic_swap(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
-  return atomic(AtomicOp::swap, world, target, value, pe);
-}
+__device__ T atomic_swap(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
 template <Word T>
 __device__ T atomic_compare_swap(const World& world, T* target, std::type_identity_t<T> expected,
-                                 std::type_identity_t<T> desired, Pe pe) {
-  return atomic(AtomicOp::compare_swap, world, target, desired, pe, expected);
-}
+                                 std::type_identity_t<T> desired, Pe pe);
 
 // Order.
 
+/// Orders what the scope stored before the call ahead of what it stores later.
 template <Scope S>
-__device__ void fence(S scope) {
-  scope.sync();
-  ptx::fence_acq_rel_sys();  // by every thread: it is what comes later in the same thread that is
-                             // ordered
-}
+__device__ void fence(S scope);
+/// Returns when what the scope stored before is visible everywhere.
 template <Scope S>
-__device__ void quiet(S scope) {
-  ptx::fence_sc_sys();
-  scope.sync();
-}
+__device__ void quiet(S scope);
 
 // Signals: 64-bit words of the heap.
 
+/// Sets `flag` on `pe` to `value`, or adds `value` to it. Releases what the scope stored before.
 template <Scope S>
 __device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalOp op,
-                       std::uint64_t value, Pe pe) {
-  scope.sync();
-  if (scope.rank() != 0) return;
-  std::uint64_t* const word = detail::resolve(world, flag, sizeof *flag, pe);
-  if (word == nullptr) return;
-  if (op == SignalOp::add) {
-    ptx::red_release_sys_add(word, value);
-  } else {
-    ptx::st_release_sys(word, value);
-  }
-}
+                       std::uint64_t value, Pe pe);
 
-/// put, then signal: who sees the signal sees the data. Nothing is signalled when the put failed.
+/// put, then signal: whoever sees the signal sees the data. A put that fails sends no signal.
 template <Scope S, typename T>
 __device__ void put_signal(S scope, const World& world, T* target,
                            const std::type_identity_t<T>* source, std::size_t count,
-                           std::uint64_t* flag, SignalOp op, std::uint64_t value, Pe pe) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  scope.sync();
-  const std::size_t bytes = detail::extent(sizeof(T), sizeof(T), count);
-  T* const to = detail::resolve(world, target, bytes, pe);
-  if (to == nullptr) return;
-  detail::copy<detail::Direction::put>(scope.rank(), scope.size(), to, source, bytes);
-  signal(scope, world, flag, op, value, pe);
-}
+                           std::uint64_t* flag, SignalOp op, std::uint64_t value, Pe pe);
 
 /// The value of a signal of this PE.
 template <Word T>
-__device__ T signal_fetch(const T* flag) {
-  return detail::load_acquire(flag);
-}
+__device__ T signal_fetch(const T* flag);
 
-// Wait and test on variables of this PE's heap that others write.
-// `skip`, where given, has an element per variable in memory of this GPU; those that are not zero
-// are left out.
+// Wait and test on variables of this PE's heap that other PEs write. `skip` is nullptr or an array
+// in memory of this GPU with an element per variable: a nonzero element leaves its variable out.
 
-/// Waits until `*variable` compares so with `value`. False when the deadline passed.
+/// Waits until `*variable` compares with `value` as asked. Returns false when the deadline passed.
 template <Scope S, Word T>
 __device__ bool wait_until(S scope, const World& world, const T* variable, Compare compare,
-                           std::type_identity_t<T> value) {
-  const bool ok = scope.rank() != 0 ||
-                  detail::wait_for<T>(world, FailureKind::wait_until, variable, compare, value);
-  return scope.all(ok);
-}
+                           std::type_identity_t<T> value);
 /// Whether it compares so now.
 template <Scope S, Word T>
-__device__ bool test(S scope, const T* variable, Compare compare, std::type_identity_t<T> value) {
-  return scope.all(scope.rank() != 0 ||
-                   detail::holds<T>(detail::load_acquire(variable), compare, value));
-}
+__device__ bool test(S scope, const T* variable, Compare compare, std::type_identity_t<T> value);
 
-/// Waits until all of `count` variables compare so. The threads of the scope share the waiting.
+/// Waits until all of `count` variables compare as asked; the threads of the scope share the work.
 template <Scope S, Word T>
 __device__ bool wait_until_all(S scope, const World& world, const T* variables, std::size_t count,
                                Compare compare, std::type_identity_t<T> value,
-                               const int* skip = nullptr) {
-  bool ok = true;
-  for (std::size_t i = scope.rank(); i < count && ok; i += scope.size())
-    if (skip == nullptr || skip[i] == 0)
-      ok = detail::wait_for<T>(world, FailureKind::wait_until_all, variables + i, compare, value);
-  return scope.all(ok);
-}
+                               const int* skip = nullptr);
 template <Scope S, Word T>
 __device__ bool test_all(S scope, const T* variables, std::size_t count, Compare compare,
-                         std::type_identity_t<T> value, const int* skip = nullptr) {
-  bool ok = true;
-  for (std::size_t i = scope.rank(); i < count && ok; i += scope.size())
-    if (skip == nullptr || skip[i] == 0)
-      ok = detail::holds<T>(detail::load_acquire(variables + i), compare, value);
-  return scope.all(ok);
-}
+                         std::type_identity_t<T> value, const int* skip = nullptr);
 
-/// Waits until one of `count` variables compares so. Returns the lowest index that does; kNoIndex
-/// when the deadline passed or, at once, when every variable is left out. A variable that always
-/// compares so hides those after it: leave out what was dealt with.
+/// Waits until one of `count` variables compares as asked. Returns the lowest index that does.
+/// Returns kNoIndex when the deadline passed, and at once when every variable is left out. Leave
+/// out variables that have been handled: a lower index wins every time.
 template <Scope S, Word T>
 __device__ std::size_t wait_until_any(S scope, const World& world, const T* variables,
                                       std::size_t count, Compare compare,
-                                      std::type_identity_t<T> value, const int* skip = nullptr) {
-  const unsigned scanners = detail::scanners(scope);
-  detail::Scan found{kNoIndex, false};
-  scope.sync();
-  if (scope.rank() < scanners) {
-    const unsigned mask = scanners == 32 ? ~0U : (1U << scanners) - 1;
-    std::uint64_t waited_ns = 0;
-    // The clocks of the lanes may differ; they stay together because the leader's decides.
-    const std::uint64_t start = ptx::globaltimer();
-    for (bool late = false;;) {
-      found = detail::scan<T>(scope.rank(), scanners, mask, variables, count, compare, value, skip);
-      if (found.index != kNoIndex || !found.remaining || late) break;
-      waited_ns = ptx::globaltimer() - start;
-      late = waited_ns >= world.timeout_ns;
-      if (scanners > 1) late = __shfl_sync(mask, static_cast<int>(late), 0) != 0;
-    }
-    if (scope.rank() == 0 && found.index == kNoIndex && found.remaining)
-      detail::record_wait<T>(world, FailureKind::wait_until_any, variables, compare, value,
-                             detail::load_acquire(variables), waited_ns, -1);
-  }
-  return detail::broadcast(scope, found.index);
-}
+                                      std::type_identity_t<T> value, const int* skip = nullptr);
 template <Scope S, Word T>
 __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, Compare compare,
-                                std::type_identity_t<T> value, const int* skip = nullptr) {
-  const unsigned scanners = detail::scanners(scope);
-  detail::Scan found{kNoIndex, false};
-  scope.sync();
-  if (scope.rank() < scanners)
-    found = detail::scan<T>(scope.rank(), scanners, scanners == 32 ? ~0U : (1U << scanners) - 1,
-                            variables, count, compare, value, skip);
-  return detail::broadcast(scope, found.index);
-}
+                                std::type_identity_t<T> value, const int* skip = nullptr);
 
 // Barrier.
 
-/// Waits until every member of the team has called; what each scope stored before is visible to all
-/// afterwards. One scope of each member calls, as often as those of the other members,
-/// StreamOperations::barrier included. False when the deadline passed: the team is then out of step
-/// and no longer usable.
+/// Waits until every PE of the team has called. What each scope stored before is visible to all
+/// afterwards. One scope of each PE calls; all PEs make the same number of calls, those of
+/// StreamOperations::barrier included. Returns false when the deadline passed: the team is then out
+/// of step and no longer usable.
 template <Scope S>
-__device__ bool barrier(S scope, const World& world, const Team& team) {
-  scope.sync();
-  const std::uint64_t epoch = detail::next_epoch(team, *team.epoch);
-  scope.sync();
-  if (scope.rank() == 0) *team.epoch = epoch;
-  const auto first = static_cast<Pe>(scope.rank());
-  const auto step = static_cast<Pe>(scope.size());
-  bool ok = true;
-  for (Pe pe = first; pe < world.n_pes; pe += step) {
-    if (!detail::is_member(team, pe) || pe == world.my_pe) continue;
-    std::uint64_t* const theirs =
-        detail::resolve(world, team.arrived + world.my_pe, sizeof(std::uint64_t), pe);
-    if (theirs != nullptr) ptx::st_release_sys(theirs, epoch);
-    ok = ok && theirs != nullptr;
-  }
-  for (Pe pe = first; pe < world.n_pes && ok; pe += step)
-    if (detail::is_member(team, pe) && pe != world.my_pe)
-      ok = detail::wait_for<std::uint64_t>(world, FailureKind::barrier, team.arrived + pe,
-                                           Compare::greater_equal, epoch, pe);
-  return scope.all(ok);
-}
+__device__ bool barrier(S scope, const World& world, const Team& team);
 
 }  // namespace shoal::device
+
+#include <shoal/device/detail/functions.cuh>  // IWYU pragma: keep: the definitions

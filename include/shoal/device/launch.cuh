@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/device/launch.cuh: launching kernels whose blocks, or whose PEs, wait for each other
-// (requirement D10).
+// shoal/device/launch.cuh: launching kernels whose blocks or PEs wait for each other.
 #pragma once
+
+#include <shoal/config.hpp>
 
 #include <cuda_runtime_api.h>
 
@@ -13,8 +14,9 @@
 
 namespace shoal::device {
 
+/// Grid and block of a kernel.
 struct LaunchShape {
-  dim3 grid{0, 1, 1};  ///< x = 0: as many blocks as fit
+  dim3 grid{0, 1, 1};  ///< x = 0: as many blocks as are resident at once
   dim3 block{256, 1, 1};
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
 };
@@ -23,12 +25,12 @@ namespace detail {
 
 inline void check_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // told here, not by whoever asks next
+  cudaGetLastError();  // reported here: the next caller must not see it
   throw Error(Code::system, std::string(what) + ": " + cudaGetErrorName(error) + ": " +
                                 cudaGetErrorString(error));
 }
 
-/// Makes a GPU current while it lives.
+/// Makes a GPU current for the lifetime of the object.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device) {
@@ -45,10 +47,12 @@ class CurrentDevice {
 
 }  // namespace detail
 
-/// How many blocks of this kernel the GPU of this PE runs at once, shared evenly among the PEs that
-/// use it. Also loads the kernel, which may wait for kernels that run: call it (or
-/// launch_collective) once before anything waits. Throws Error{invalid_argument} when not one block
-/// fits, Error{system} with CUDA's reason.
+/// The number of blocks of this kernel that this PE's GPU runs at once, divided evenly among the
+/// PEs that use the GPU.
+///
+/// Also loads the kernel, which may wait for running kernels: call it (or launch_collective) once
+/// before anything waits. Throws Error{invalid_argument} when no block fits or the block size
+/// exceeds the kernel's limit, Error{system} with CUDA's reason.
 template <typename... Parameters>
 int resident_blocks(const shoal::World& world, void (*kernel)(Parameters...), dim3 block,
                     std::size_t shared_bytes) {
@@ -85,13 +89,15 @@ int resident_blocks(const shoal::World& world, void (*kernel)(Parameters...), di
   return blocks;
 }
 
-/// Launches `kernel(arguments...)` cooperatively, so that all of its blocks run at once, on the
-/// high-priority stream of this PE, after what is queued on `stream` now and before what is queued
-/// there later. Returns at once; capturable.
+/// Launches `kernel(arguments...)` cooperatively, so that all of its blocks run at once, on this
+/// PE's high-priority stream. The kernel runs after the work queued on `stream` so far and before
+/// work queued there later. Returns at once; can be captured in a CUDA graph.
 ///
-/// Throws Error{invalid_argument} when the grid does not fit next to the same kernel of the other
-/// PEs on this GPU, stating what does; Error{unsupported} in worlds without a device side. That
-/// other kernels leave room is the caller's part.
+///   shoal::device::launch_collective(world, stream, {.block = 256}, ring_kernel, device_world, n);
+///
+/// Throws Error{invalid_argument} when the grid does not fit beside the same kernel of the other
+/// PEs on this GPU, stating how many blocks do; Error{unsupported} when the world has no device
+/// side. The caller ensures that other kernels leave room.
 template <typename... Parameters, typename... Arguments>
 void launch_collective(const shoal::World& world, cudaStream_t stream, LaunchShape shape,
                        void (*kernel)(Parameters...), Arguments&&... arguments) {

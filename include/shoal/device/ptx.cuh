@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/device/ptx.cuh: the PTX instructions that CUDA C++ has no name for, one wrapper each, named
-// after it.
+// shoal/device/ptx.cuh: one wrapper per PTX instruction that CUDA C++ has no function for, named
+// after the instruction (PTX ISA, section "Data Movement and Conversion Instructions").
 //
-// All of them work on generic addresses and at system scope: the other side is another GPU, or the
+// All of them take generic addresses and work at system scope: the other side is another GPU or the
 // host.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
+#include <shoal/config.hpp>
+
 namespace shoal::device::ptx {
 
-/// ld.relaxed.sys: reads what is in memory now, past the caches of this SM.
+/// ld.relaxed.sys: reads memory, past the caches of this SM.
 __device__ inline std::uint8_t ld_relaxed_sys(const std::uint8_t* address) {
   std::uint16_t value;  // PTX has no 8-bit registers
   asm volatile("ld.relaxed.sys.u8 %0, [%1];" : "=h"(value) : "l"(address) : "memory");
@@ -32,7 +34,7 @@ __device__ inline std::uint64_t ld_relaxed_sys(const std::uint64_t* address) {
   asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
-/// Two words of one aligned 16-byte access, each of them read at once.
+/// One aligned access of 16 bytes. Each of the two words is read in one piece.
 __device__ inline ulonglong2 ld_relaxed_sys(const ulonglong2* address) {
   ulonglong2 value;
   asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];"
@@ -42,7 +44,7 @@ __device__ inline ulonglong2 ld_relaxed_sys(const ulonglong2* address) {
   return value;
 }
 
-/// ld.acquire.sys
+/// ld.acquire.sys: later accesses of this thread come after it.
 __device__ inline std::uint32_t ld_acquire_sys(const std::uint32_t* address) {
   std::uint32_t value;
   asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -54,7 +56,7 @@ __device__ inline std::uint64_t ld_acquire_sys(const std::uint64_t* address) {
   return value;
 }
 
-/// st.relaxed.sys
+/// st.relaxed.sys: one store, unordered.
 __device__ inline void st_relaxed_sys(std::uint32_t* address, std::uint32_t value) {
   asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
@@ -62,7 +64,7 @@ __device__ inline void st_relaxed_sys(std::uint64_t* address, std::uint64_t valu
   asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-/// st.release.sys
+/// st.release.sys: earlier accesses of this thread come before it.
 __device__ inline void st_release_sys(std::uint32_t* address, std::uint32_t value) {
   asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
@@ -70,21 +72,23 @@ __device__ inline void st_release_sys(std::uint64_t* address, std::uint64_t valu
   asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-/// red.release.sys.add
+/// red.release.sys.add: an atomic addition without a result; earlier accesses come before it.
 __device__ inline void red_release_sys_add(std::uint64_t* address, std::uint64_t value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)),
                "l"(value)
                : "memory");
 }
 
+/// fence.acq_rel.sys
 __device__ inline void fence_acq_rel_sys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
+/// fence.sc.sys: also orders earlier stores before later loads.
 __device__ inline void fence_sc_sys() {
   asm volatile("fence.sc.sys;" ::: "memory");
 }
 
-/// %globaltimer: nanoseconds; steps of up to a microsecond.
+/// %globaltimer: nanoseconds, in steps of up to a microsecond.
 __device__ inline std::uint64_t globaltimer() {
   std::uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");

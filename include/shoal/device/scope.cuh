@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/device/scope.cuh: who does the work of an operation: a thread, a warp or a block.
+// shoal/device/scope.cuh: which threads perform an operation together: a thread, a warp or a block.
 //
-// rank() and size() number the threads of the scope; thread 0 is its leader. sync() is a barrier
-// among them that also orders their memory accesses. all() is sync() and tells everybody whether
-// `value` is true on all of them.
+// rank() and size() number the threads of a scope; thread 0 is its leader. sync() is a barrier
+// among them that also orders their memory accesses. all(value) is sync() and returns, on every
+// thread, whether `value` is true on all of them.
 #pragma once
 
 #include <concepts>
 #include <cstdint>
 
+#include <shoal/config.hpp>
+
 namespace shoal::device {
 
+/// The calling thread alone.
 struct Thread {
   __device__ unsigned rank() const { return 0; }
   __device__ unsigned size() const { return 1; }
@@ -18,7 +21,7 @@ struct Thread {
   __device__ bool all(bool value) const { return value; }
 };
 
-/// All 32 lanes of a warp. Of a block whose size is no multiple of 32, the last warp cannot be a
+/// All 32 lanes of a warp. The last warp of a block whose size is not a multiple of 32 cannot be a
 /// scope.
 struct Warp {
   __device__ unsigned rank() const {
@@ -45,7 +48,7 @@ struct Block {
 template <typename S>
 concept Scope = std::same_as<S, Thread> || std::same_as<S, Warp> || std::same_as<S, Block>;
 
-/// What atomics and waits work on: integers of 4 or 8 bytes, at a multiple of their size.
+/// The type of atomics and waits: integers of 4 or 8 bytes, at a multiple of their size.
 template <typename T>
 concept Word = std::integral<T> && (sizeof(T) == 4 || sizeof(T) == 8);
 

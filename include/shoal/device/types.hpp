@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/device/types.hpp: what kernels are given, as plain structs that travel as kernel
-// parameters.
+// shoal/device/types.hpp: the world and the team as kernel parameters, and the failure report.
 #pragma once
 
 #include <cstddef>
@@ -14,41 +13,49 @@ namespace shoal::device {
 /// Why a FailureReport was written.
 enum class FailureKind : std::uint32_t {
   none = 0,
-  wait_until,      ///< a deadline passed
-  wait_until_all,  ///< likewise; the variable is the first that was found not to compare so
-  wait_until_any,  ///< likewise; the variable is the first of them
-  barrier,         ///< likewise; `awaited` has not come
-  bad_address,     ///< a PE that does not exist, or a range that leaves the heap; nothing was done
-  unreachable,     ///< the GPU of this PE cannot reach the heap of PE `awaited`; nothing was done
+  wait_until,      ///< the deadline passed
+  wait_until_all,  ///< the deadline passed; the variable is the first that did not compare as asked
+  wait_until_any,  ///< the deadline passed; the variable is the first of the array
+  barrier,         ///< the deadline passed before PE `awaited` came
+  bad_address,     ///< the PE does not exist or the range leaves the heap; nothing was done
+  unreachable,     ///< this PE's GPU cannot reach the heap of PE `awaited`; nothing was done
 };
 
-/// The first thing that went wrong in a kernel of this PE since the report was last taken. In host
-/// memory that the GPU writes; read it with shoal::cuda::check_failures or take_failure.
+/// The first failure in a kernel of this PE since the report was last taken. It lies in host memory
+/// that the GPU writes; read it with shoal::cuda::check_failures or take_failure.
+///
+/// | field | set for |
+/// |---|---|
+/// | awaited | barrier, bad_address, unreachable; -1 where no PE is known |
+/// | offset | all kinds |
+/// | bytes | bad_address, unreachable |
+/// | compare, width, is_signed, expected, seen, waited_ns | waits and barrier |
 struct FailureReport {
   enum State : std::uint32_t { empty = 0, filling = 1, complete = 2 };
 
   std::uint32_t state;
   FailureKind kind;
-  Pe awaited;               ///< the PE in question, -1 where none is known
-  Compare compare;          ///< of waits
+  Pe awaited;
+  Compare compare;
   std::uint8_t width;       ///< bytes of the variable: 4 or 8
-  std::uint8_t is_signed;   ///< whether expected and seen are signed numbers
+  std::uint8_t is_signed;   ///< whether `expected` and `seen` are signed
   std::uint64_t offset;     ///< of the variable or range, in bytes from the start of this PE's heap
-  std::uint64_t bytes;      ///< length of the range, of bad_address
-  std::uint64_t expected;   ///< what the variable was compared with
-  std::uint64_t seen;       ///< what it was at last
+  std::uint64_t bytes;      ///< length of the range
+  std::uint64_t expected;   ///< the value that the variable was compared with
+  std::uint64_t seen;       ///< the last value of the variable
   std::uint64_t waited_ns;  ///< how long the wait took
-  std::uint32_t block[3];   ///< index of the block and of the thread that failed
-  std::uint32_t thread[3];
+  std::uint32_t block[3];   ///< blockIdx of the thread that failed
+  std::uint32_t thread[3];  ///< its threadIdx
 };
 
-/// The world as a kernel of one PE sees it. Pass it by value, best as `__grid_constant__ const`.
+/// The world as kernels of one PE see it, from shoal::cuda::device_world. Pass it by value, best as
+/// `__grid_constant__ const`. Valid until the world is closed.
 struct World {
   std::byte* heap;           ///< start of this PE's heap
-  std::byte* window;         ///< heap of PE p: window + p * stride, where `bases` is nullptr
+  std::byte* window;         ///< when `bases` is nullptr: PE p's heap is at window + p * stride
   std::size_t stride;        ///< bytes
-  std::byte* const* bases;   ///< in device memory, by PE, where heaps lie anywhere; nullptr
-                             ///< elements: not reachable
+  std::byte* const* bases;   ///< nullptr, or the start of every PE's heap, in device memory; a
+                             ///< nullptr element: not reachable
   std::size_t heap_bytes;    ///< of every heap
   std::uint64_t timeout_ns;  ///< deadline of every wait (SHOAL_TIMEOUT_MS)
   FailureReport* failure;    ///< in host memory
@@ -56,19 +63,19 @@ struct World {
   Pe n_pes;
 };
 
-/// A team as kernels of its members see it: what barrier needs. Valid until the team is destroyed.
+/// A team as kernels of its PEs see it, from shoal::cuda::device_team. Valid until the team is
+/// destroyed.
 struct Team {
-  static constexpr Pe kMaxPes = 1024;  ///< of the world
-  static constexpr int kEpochBits = 40;
+  static constexpr Pe kMaxPes = 1024;    ///< PEs of the world, at most
+  static constexpr int kEpochBits = 40;  ///< low bits of an epoch; the rest is the generation
 
-  std::uint64_t* arrived;    ///< in this PE's heap, by world PE: the last barrier of this team that
-                             ///< it has entered
-  std::uint64_t* epoch;      ///< in this PE's heap: the last barrier that this PE has entered
-  std::uint64_t generation;  ///< tells teams apart that had the same index one after another
-  std::uint64_t members[kMaxPes / 64];  ///< bit p: world PE p is a member
+  std::uint64_t* arrived;    ///< in this PE's heap, by world PE: epoch of the last barrier entered
+  std::uint64_t* epoch;      ///< in this PE's heap: epoch of the last barrier that this PE entered
+  std::uint64_t generation;  ///< distinguishes teams that used the same index one after another
+  std::uint64_t members[kMaxPes / 64];  ///< bit p: world PE p belongs to the team
 };
 
-/// What wait_until_any and test_any return for none.
+/// The result of wait_until_any and test_any when no variable compares as asked.
 inline constexpr std::size_t kNoIndex = static_cast<std::size_t>(-1);
 
 }  // namespace shoal::device

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/ep/gate.hpp: from router logits to top-k indices and weights, as DeepSeek-V3 does it
-// (requirement E4).
+// shoal/ep/gate.hpp: from router logits to top-k indices and weights, as in DeepSeek-V3
+// (DeepSeek-V3 Technical Report, section 2.1.2).
 //
-// A pure function on the host, for programs that have no gate of their own: examples, tests,
-// shoal-moe. Per token:
-//   score = sigmoid(logit) (or softmax over the experts), selection = score + bias of the expert;
-//   experts come in groups of equal size; a group's score is the sum of its two best selections;
-//   the best groups are kept; the top_k experts of the kept groups with the best selection are
-//   chosen, the lower index first among equals (groups likewise); weight = score, without the bias;
-//   divided by the sum of the chosen ones if `normalize`; times `routed_scaling`.
-// Scores, selections and group scores are float32 values; so equal inputs give equal choices
-// everywhere.
+// A pure function on the host, for programs without a gate of their own. Per token:
+// 1. score = sigmoid(logit), or softmax over the experts. selection = score + bias of the expert.
+// 2. Experts form groups of equal size. The value of a group is the sum of its two best selections.
+//    The best `groups_kept` groups are kept.
+// 3. The `top_k` experts of the kept groups with the best selections are chosen. Among equal
+//    selections, and equal groups, the lower index comes first.
+// 4. weight = score (without the bias), divided by the sum of the chosen scores when `normalize`,
+//    times `routed_scaling`.
+// Scores, selections and group values are float32, so equal inputs give equal choices everywhere.
+//
+//   const auto gated =
+//       shoal::ep::gate(logits, {}, {.experts = 256, .groups = 8, .groups_kept = 4});
+//   const auto routing = group.route(gated.topk_idx);
 #pragma once
 
 #include <cstdint>
@@ -22,28 +26,32 @@ namespace shoal::ep {
 
 enum class GateScore : std::uint8_t { sigmoid = 0, softmax };
 
+/// Options of gate.
 struct GateOptions {
   std::int32_t experts = 256;
-  std::int32_t groups = 1;       ///< divides experts
-  std::int32_t groups_kept = 1;  ///< 1 .. groups
-  std::int32_t top_k = 8;        ///< 1 .. 32, and at most the experts of the kept groups
+  std::int32_t groups = 1;       ///< a divisor of `experts`
+  std::int32_t groups_kept = 1;  ///< 1 to `groups`
+  std::int32_t top_k = 8;        ///< 1 to 32, and at most the experts of the kept groups
   GateScore score = GateScore::sigmoid;
-  bool normalize = true;        ///< weights of a token sum to routed_scaling
+  bool normalize = true;        ///< the weights of a token sum to routed_scaling
   float routed_scaling = 1.0f;  ///< finite, above 0
 
-  /// Throws Error{invalid_argument} naming the field, its value and what is allowed.
+  /// Throws Error{invalid_argument} naming the field, its value and the allowed range.
   void validate() const;
 };
 
+/// The experts and weights of each token. Both tensors are always set, in ordinary host memory.
 struct Gated {
-  Tensor topk_idx;      ///< int64 [tokens, top_k], by descending selection
+  Tensor topk_idx;      ///< int64 [tokens, top_k], in descending order of selection
   Tensor topk_weights;  ///< float32 [tokens, top_k], in the same order
 };
 
-/// logits: float32 [tokens, experts], contiguous; -infinity masks an expert out while others
-/// remain; no NaN, no infinity. bias: float32 [experts], finite; or not defined: no bias. Throws
-/// Error{invalid_argument} as validate, for other shapes and dtypes, and for a NaN, naming the
-/// token and the expert.
+/// Applies the gate to every token.
+///
+/// logits: float32 [tokens, experts], contiguous, no NaN and no +infinity; -infinity excludes an
+/// expert as long as enough others remain. bias: float32 [experts], finite; undefined: none.
+/// Throws Error{invalid_argument} as validate does, for other shapes and dtypes, and for a NaN,
+/// naming the token and the expert.
 Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& options);
 
 }  // namespace shoal::ep

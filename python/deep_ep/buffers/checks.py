@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks: AssertionError where the contract has a Python assert, RuntimeError (native_assert) elsewhere."""
+"""Argument checks. A failed check raises what DeepEP raises in the same place: AssertionError where
+DeepEP has a Python assert (``expect``), RuntimeError where its native part checks
+(``native_assert``)."""
 
 from __future__ import annotations
 
@@ -11,23 +13,23 @@ from ..utils.semantic import native_assert
 
 
 def expect(condition: bool, message: str) -> None:
-    """Raises AssertionError; unlike ``assert`` it survives ``python -O``."""
+    """Raises AssertionError unless ``condition``; unlike ``assert``, also under ``python -O``."""
     if not condition:
         raise AssertionError(f"deep_ep: {message}")
 
 
 def describe(value: Any) -> str:
-    """A tensor's dtype, shape and device; anything else as it is."""
+    """The dtype, shape and device of a tensor; type and value of anything else."""
     if not isinstance(value, torch.Tensor):
         return f"{type(value).__name__} {value!r}"
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
 
 
 def _fits(extents: torch.Size, wanted: tuple[int | None, ...]) -> bool:
-    """Whether the extents are those wanted; None: any. A plain loop takes a third of the time of a generator."""
+    """Whether a shape is ``wanted``; None allows any extent."""
     if len(extents) != len(wanted):
         return False
-    for extent, one in zip(extents, wanted):
+    for extent, one in zip(extents, wanted):  # a third of the time of a generator expression
         if one is not None and extent != one:
             return False
     return True
@@ -41,7 +43,8 @@ def require_tensor(
     shape: tuple[int | None, ...],
     device: torch.device,
 ) -> None:
-    """``value`` has to be a contiguous tensor of one of ``dtypes`` and of ``shape`` (None: any extent)."""
+    """Raises RuntimeError unless ``value`` is a contiguous tensor on ``device`` with one of
+    ``dtypes`` and with ``shape`` (None: any extent)."""
     if (
         isinstance(value, torch.Tensor)
         and value.dtype in dtypes
@@ -49,11 +52,25 @@ def require_tensor(
         and value.is_contiguous()
         and _fits(value.shape, shape)
     ):
-        return  # before any text is made: every call comes through here
+        return  # before the message is built: every call passes here
     kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     extents = ", ".join("*" if extent is None else str(extent) for extent in shape)
-    contiguous = "" if not isinstance(value, torch.Tensor) or value.is_contiguous() else " (not contiguous)"
+    contiguous = (
+        "" if not isinstance(value, torch.Tensor) or value.is_contiguous() else " (not contiguous)"
+    )
     native_assert(
         False,
-        f"{call}: {name} is {describe(value)}{contiguous}; allowed: contiguous {kinds} [{extents}] on {device.type}",
+        f"{call}: {name} is {describe(value)}{contiguous}; "
+        f"allowed: contiguous {kinds} [{extents}] on {device.type}",
+    )
+
+
+def require_rows(call: str, x: Any, scaled: bool, device: torch.device) -> None:
+    """Raises RuntimeError unless ``x`` is bfloat16, or float8 where ``scaled``, of shape [T, H]
+    with rows of a multiple of 16 bytes."""
+    kinds = (torch.float8_e4m3fn,) if scaled else (torch.bfloat16,)
+    require_tensor(call, "x", x, kinds, (None, None), device)
+    row_bytes = x.shape[1] * x.element_size()
+    native_assert(
+        row_bytes % 16 == 0, f"{call}: rows of x have {row_bytes} bytes; allowed: multiples of 16"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every buffer owns: a World, its groups, and the stream that its operations run on."""
+"""What every buffer owns: a World, its normal-mode groups, and the stream of its operations."""
 
 from __future__ import annotations
 
@@ -19,49 +19,64 @@ from ..utils.event import EventHandle, EventOverlap
 from .checks import expect
 from .groups import GroupPool
 
-_GPUS_PER_NODE = 8  # the original counts ranks in nodes of eight
+_GPUS_PER_NODE = 8  # DeepEP counts ranks in nodes of eight
 
 
 def pick_device() -> torch.device:
-    """Where a buffer's tensors lie: SHOAL_HEAP says so, or else whether there is a GPU."""
+    """The device of a buffer's tensors: SHOAL_HEAP decides, else whether torch sees a GPU."""
     heap = os.environ.get("SHOAL_HEAP") or ("cuda" if torch.cuda.is_available() else "host")
-    return torch.device("cuda", torch.cuda.current_device()) if heap == "cuda" else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if heap == "cuda" else torch.device("cpu")
+    )
 
 
-def empty_strided(device: torch.device) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
-    """torch.empty_strided(shape, strides, dtype), of this device or, on GPUs, of the current one.
+Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
-    torch.empty reads its arguments for longer than it allocates; torch's own compiled code allocates by this function,
-    which takes a third of the time. Versions without it have the slower one.
+
+def empty_strided(device: torch.device) -> Allocate:
+    """A function (shape, strides, dtype) that allocates a tensor on the CPU or the current GPU.
+
+    It is the function of torch's compiled code, a third of the time of torch.empty, which spends
+    most of its time on parsing arguments. Versions of torch without it get torch.empty_strided.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from torch._C._dynamo import guards
 
         return guards._empty_strided_cuda if device.type == "cuda" else guards._empty_strided_cpu
-    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype, device=device
+    )
 
 
 def new_comm_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream whose kernels go before those of ordinary streams."""
+    """A stream of high priority."""
     return torch.cuda.Stream(device, priority=-1)
 
 
 @functools.cache
 def shared_comm_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream of this process on which all elastic buffers of a GPU work, as callers of several expect."""
+    """The stream that all elastic buffers of a GPU in this process share, as in DeepEP."""
     return new_comm_stream(device)
 
 
 class Runtime:
-    """One World over the ranks of a torch group or mpi4py communicator. Collective.
+    """A World over the ranks of a torch group or an mpi4py communicator. Collective.
 
-    num_bytes: what the caller asked for. The heap reserves address space beyond it, since groups are sized by what
-    calls need; memory is taken when it is used (SHOAL_SYMMETRIC_SIZE overrides the size).
-    timeout: seconds that a wait for another rank may last (SHOAL_TIMEOUT_MS overrides it).
-    share_stream: operations run on shared_comm_stream, else on a stream of this object's own.
+    num_bytes: the size that the caller asked for. The heap reserves more address space than that,
+    because groups are sized by what calls need; memory is taken when it is first used.
+    SHOAL_SYMMETRIC_SIZE overrides the size of the heap.
+    timeout: limit of a wait for another rank, in seconds; SHOAL_TIMEOUT_MS overrides it.
+    share_stream: operations run on shared_comm_stream in place of a stream of this object.
     """
 
-    def __init__(self, group: Any, comm: Any, num_bytes: int, timeout: float = 100.0, share_stream: bool = False):
+    def __init__(
+        self,
+        group: Any,
+        comm: Any,
+        num_bytes: int,
+        timeout: float = 100.0,
+        share_stream: bool = False,
+    ):
         self.device = pick_device()
         settings: dict[str, Any] = {"heap": "cuda" if self.device.type == "cuda" else "host"}
         if self.device.type == "cuda":
@@ -75,21 +90,25 @@ class Runtime:
         elif comm is not None:
             self.world = shoal.World.from_mpi4py(comm, settings)
         else:
-            raise ValueError("deep_ep: a buffer needs group= (torch.distributed) or comm= (mpi4py); got neither")
+            raise ValueError(
+                "deep_ep: a buffer needs group= (torch.distributed) or comm= (mpi4py); got neither"
+            )
         weakref.finalize(self, _end, self.world)
         self.team = self.world.team
         self.rank, self.num_ranks = self.world.my_pe, self.world.n_pes
         self.groups = GroupPool(self.team, self.device)
         self.comm_stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
-            self.comm_stream = (shared_comm_stream if share_stream else new_comm_stream)(self.device)
+            self.comm_stream = (shared_comm_stream if share_stream else new_comm_stream)(
+                self.device
+            )
 
     def is_available(self) -> bool:
-        """Whether the ranks have met."""
+        """Whether the world is open."""
         return self.world.is_open
 
     def get_num_rdma_ranks(self) -> int:
-        """Nodes of eight ranks that the ranks would fill; 1 where they do not."""
+        """Number of nodes of eight ranks; 1 where eight does not divide the number of ranks."""
         return self.num_ranks // _GPUS_PER_NODE if self.num_ranks % _GPUS_PER_NODE == 0 else 1
 
     def get_rdma_rank(self) -> int:
@@ -101,20 +120,29 @@ class Runtime:
         return self.device.index if self.device.type == "cuda" else -1
 
     def current_stream(self) -> int | None:
-        """The current stream as shoal takes it: its number, or None on the CPU."""
+        """The current stream as a number for shoal; None on the CPU."""
         if self.device.type != "cuda":
             return None
-        # As torch's own compiled code asks: torch.cuda.current_stream() takes 10 us, most of a low-latency call.
+        # The function of torch's compiled code: torch.cuda.current_stream() takes 10 us.
         return torch._C._cuda_getCurrentRawStream(self.device.index) or 1  # as stream_number
 
+    def synchronize_stream(self) -> None:
+        """Waits on the host for the current stream; nothing on the CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured, so that the host cannot ask other ranks anything."""
+        """Whether a CUDA graph captures the current stream; the host cannot exchange sizes then."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def operation(
-        self, call: str, previous_event: Any = None, async_finish: bool = False, allocate_on_comm_stream: bool = False
+        self,
+        call: str,
+        previous_event: Any = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
     ) -> Operation:
-        """An operation on the comm stream, with the original's rule for its arguments."""
+        """An operation on the comm stream; the arguments obey DeepEP's rule."""
         if allocate_on_comm_stream:
             expect(
                 previous_event is not None and async_finish,
@@ -123,15 +151,18 @@ class Runtime:
         return Operation(self.comm_stream, previous_event, async_finish)
 
     def close(self) -> None:
-        """Ends the world. Collective. Tensors that lie in its heap stay readable."""
+        """Closes the world. Collective. Tensors in its heap stay readable."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.world.close()
 
 
 def _end(world: shoal.World) -> None:
-    """As close, for a buffer that goes without destroy(), at the latest when the program ends; never raises. Where an
-    exception ends the program the others are told, so that they do not wait for this rank."""
+    """Closes the world of a buffer that was released without destroy(), at the latest at exit.
+
+    Never raises. Where an exception ends the program, it fails the world in place of closing it, so
+    that the other ranks do not wait for this one.
+    """
     failure = getattr(sys, "last_value", None)
     with contextlib.suppress(Exception):
         if world.is_open:
@@ -139,12 +170,16 @@ def _end(world: shoal.World) -> None:
 
 
 class Operation:
-    """``with``: what is queued inside runs on the comm stream, behind ``previous_event``, or behind the current stream
-    where there is none. Without ``asynchronous`` the current stream then waits for it. On the CPU every call is done
-    when it returns, and events are always set.
+    """A context whose work runs on the comm stream.
+
+    The comm stream first waits for ``previous_event``, or for the current stream where there is no
+    event. Unless ``asynchronous``, the current stream waits for the comm stream at the end. On the
+    CPU every call is complete when it returns, and events are always set.
     """
 
-    def __init__(self, comm_stream: torch.cuda.Stream | None, previous_event: Any, asynchronous: bool):
+    def __init__(
+        self, comm_stream: torch.cuda.Stream | None, previous_event: Any, asynchronous: bool
+    ):
         self._comm = comm_stream
         self._previous = getattr(previous_event, "event", previous_event)
         self._also: list[Any] = []
@@ -152,13 +187,13 @@ class Operation:
         self._event: EventHandle | None = None
 
     def also_wait(self, event: Any) -> None:
-        """Another event that the comm stream waits for first; None: no event."""
+        """Adds an event that the comm stream waits for first; None adds nothing."""
         if event is not None:
             self._also.append(getattr(event, "event", event))
 
     @property
     def launch(self) -> dict[str, int]:
-        """Options of shoal's calls."""
+        """The options of shoal's calls that name the stream."""
         return {} if self._comm is None else {"stream": stream_number(self._comm)}
 
     def __enter__(self) -> Operation:
@@ -183,7 +218,7 @@ class Operation:
                 self._compute.wait_stream(self._comm)
 
     def overlap(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> EventOverlap:
-        """What the caller gets to wait for; tells torch which streams use the tensors' memory."""
+        """The event for the caller; records the streams that use the memory of the tensors."""
         if self._comm is not None:
             for tensors, stream in ((inputs, self._comm), (outputs, self._compute)):
                 for tensor in tensors:
@@ -193,5 +228,5 @@ class Operation:
 
 
 def stream_number(stream: torch.cuda.Stream) -> int:
-    """cudaStream_t; the default stream by the number that is not 0, which shoal takes for its own stream."""
+    """A cudaStream_t; the default stream is 1, because shoal takes 0 for the group's own stream."""
     return stream.cuda_stream or 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles of NCCL communicators, for callers that ask for one. The transport of this package needs none."""
+"""Handles of NCCL communicators, for callers that request one. Shoal's transport needs none."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ def _abort(nccl_comm: int) -> None:
 
 
 class NCCLCommHandle:
-    """An ncclComm_t as an integer, 0 where there is none. A managed one is aborted with the handle."""
+    """An ncclComm_t as an integer; 0 for none. A managed one is aborted with the handle."""
 
     def __init__(self, nccl_comm: int, managed: bool) -> None:
         self.nccl_comm = nccl_comm
@@ -27,7 +27,7 @@ class NCCLCommHandle:
         return self.nccl_comm
 
     def destroy(self) -> None:
-        """Aborts a managed communicator, once; forgets any other."""
+        """Aborts a managed communicator, once; resets any other handle to 0."""
         nccl_comm, self.nccl_comm = self.nccl_comm, 0
         if self.managed and nccl_comm:
             _abort(nccl_comm)
@@ -37,14 +37,17 @@ class NCCLCommHandle:
 
 
 _managed_handles: "weakref.WeakSet[NCCLCommHandle]" = weakref.WeakSet()
-_handles: "weakref.WeakKeyDictionary[dist.ProcessGroup, NCCLCommHandle]" = weakref.WeakKeyDictionary()
+_handles: "weakref.WeakKeyDictionary[dist.ProcessGroup, NCCLCommHandle]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def get_nccl_comm_handle(group: dist.ProcessGroup, force_new_comm: bool = False) -> NCCLCommHandle:
-    """The NCCL communicator that torch uses for `group`, the same handle at every call.
+    """The NCCL communicator that torch uses for `group`; every call returns the same handle.
 
-    Its value is 0 where there is nothing to reuse: a group without NCCL, a torch that does not tell,
-    EP_REUSE_NCCL_COMM=0, or `force_new_comm`. No communicator is ever created here, since nothing here would use it.
+    Its value is 0 for a group without NCCL, for a torch that does not expose the communicator, with
+    EP_REUSE_NCCL_COMM=0, and with `force_new_comm`. This function never creates a communicator,
+    because Shoal would not use it.
     """
     if force_new_comm:
         return NCCLCommHandle(0, managed=False)
@@ -64,6 +67,6 @@ def _nccl_comm_of(group: dist.ProcessGroup) -> int:
 
 
 def destroy_all_managed_nccl_comm() -> None:
-    """Aborts every managed communicator that is left, before the process groups go."""
+    """Aborts every remaining managed communicator, before the process groups are destroyed."""
     for handle in list(_managed_handles):
         handle.destroy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process group, seeds and hardware around a test or a buffer."""
+"""The process group, seeds and hardware of a test or a buffer."""
 
 import functools
 import os
@@ -19,17 +19,17 @@ _local_seed = 0
 
 
 def is_set(name: str) -> bool:
-    """Whether an environment variable that switches something is there, and neither empty nor 0."""
+    """Whether an environment variable is set, and neither empty nor 0."""
     return os.environ.get(name, "0") not in ("", "0")
 
 
 def default_device() -> torch.device:
-    """The current GPU, or the CPU where there is none."""
+    """The current GPU; the CPU where torch sees no GPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def init_seed(global_seed: int) -> None:
-    """Seeds torch and `random` with a number that differs between ranks and follows from `global_seed`."""
+    """Seeds torch and `random` with a number that depends on `global_seed` and the rank."""
     global _global_seed, _local_seed
     rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     _global_seed, _local_seed = global_seed, global_seed * num_ranks + rank
@@ -38,7 +38,7 @@ def init_seed(global_seed: int) -> None:
 
 
 def get_global_seed() -> int:
-    """The seed given to `init_seed`, equal on all ranks; 0 before."""
+    """The seed passed to `init_seed`, equal on all ranks; 0 before that call."""
     return _global_seed
 
 
@@ -55,18 +55,25 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
         dist.barrier()
 
 
-def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, dist.ProcessGroup]:
+def init_dist(
+    local_rank: int, num_local_ranks: int, seed: int = 0
+) -> tuple[int, int, dist.ProcessGroup]:
     """Joins the group of all ranks; returns (rank, number of ranks, group).
 
-    Environment: MASTER_ADDR (127.0.0.1), MASTER_PORT (8361), WORLD_SIZE (nodes, 1), RANK (index of this node, 0).
-    The backend is NCCL with a GPU a local rank; gloo where GPUs are shared or there are none. Sets the default type to
-    bfloat16 and the default device to the GPU (CPU where there is none), and seeds this rank.
+    Environment: MASTER_ADDR (default 127.0.0.1), MASTER_PORT (8361), WORLD_SIZE (number of nodes,
+    1), RANK (index of this node, 0). The backend is NCCL where every local rank has a GPU, else
+    gloo. Sets the default dtype to bfloat16 and the default device to the GPU or the CPU, and seeds
+    this rank.
     """
     global _local_rank
     address, port = os.getenv("MASTER_ADDR", "127.0.0.1"), int(os.getenv("MASTER_PORT", "8361"))
     num_nodes, node_rank = int(os.getenv("WORLD_SIZE", "1")), int(os.getenv("RANK", "0"))
-    assert 0 <= local_rank < num_local_ranks, f"local_rank: got {local_rank}, allowed 0 to {num_local_ranks - 1}"
-    assert 0 <= node_rank < num_nodes, f"RANK: got {node_rank}, allowed 0 to {num_nodes - 1} (WORLD_SIZE - 1)"
+    assert 0 <= local_rank < num_local_ranks, (
+        f"local_rank: got {local_rank}, allowed 0 to {num_local_ranks - 1}"
+    )
+    assert 0 <= node_rank < num_nodes, (
+        f"RANK: got {node_rank}, allowed 0 to {num_nodes - 1} (WORLD_SIZE - 1)"
+    )
 
     num_gpus = torch.cuda.device_count()
     if num_gpus > 0:
@@ -81,7 +88,11 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
     torch.set_default_dtype(torch.bfloat16)
     torch.set_default_device(default_device())
     init_seed(seed)
-    return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(dist.get_world_size())))
+    return (
+        dist.get_rank(),
+        dist.get_world_size(),
+        dist.new_group(list(range(dist.get_world_size()))),
+    )
 
 
 def _host_identity() -> str:
@@ -92,15 +103,18 @@ def _host_identity() -> str:
 
 
 def get_physical_domain_size(group: dist.ProcessGroup) -> tuple[int, int]:
-    """(nodes, ranks a node) of `group`; collective over it. SHOAL_NODE_SIZE splits a host into emulated nodes.
+    """(nodes, ranks per node) of `group`. Collective.
 
-    AssertionError where nodes have different numbers of ranks.
+    SHOAL_NODE_SIZE splits a host into emulated nodes. Raises AssertionError where nodes have
+    different numbers of ranks.
     """
     num_ranks = dist.get_world_size(group)
     hosts: list[str | None] = [None] * num_ranks
     dist.all_gather_object(hosts, _host_identity(), group=group)
     ranks_per_host = set(Counter(hosts).values())
-    assert len(ranks_per_host) == 1, f"hosts with different numbers of ranks: {sorted(ranks_per_host)}"
+    assert len(ranks_per_host) == 1, (
+        f"hosts with different numbers of ranks: {sorted(ranks_per_host)}"
+    )
     per_node = ranks_per_host.pop()
     if emulated := int(os.environ.get("SHOAL_NODE_SIZE") or 0):
         assert per_node <= emulated or per_node % emulated == 0, (
@@ -110,20 +124,32 @@ def get_physical_domain_size(group: dist.ProcessGroup) -> tuple[int, int]:
     return num_ranks // per_node, per_node
 
 
-def get_logical_domain_size(group: dist.ProcessGroup, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """(scale-out ranks, scale-up ranks): the physical sizes in hybrid mode, else one domain of all; collective."""
+def get_logical_domain_size(
+    group: dist.ProcessGroup, allow_hybrid_mode: bool = True
+) -> tuple[int, int]:
+    """(scale-out ranks, scale-up ranks): the physical sizes in hybrid mode, else one domain.
+
+    Collective.
+    """
     return get_physical_domain_size(group) if allow_hybrid_mode else (1, dist.get_world_size(group))
 
 
 def check_nvlink_connections(group: dist.ProcessGroup | None) -> None:
-    """On PCIe variants of GPUs, which have NVLink in pairs only: AssertionError unless `group` is such a pair.
+    """Raises AssertionError where `group` needs NVLink between PCIe GPUs that have none.
 
-    Does nothing on any other device. Collective where it acts; needs the package pynvml there.
+    PCIe variants of GPUs have NVLink in pairs only, so a group must be such a pair. No effect on
+    other devices. Collective where it has an effect, and needs the package pynvml there.
     """
-    if group is None or not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name().upper():
+    if (
+        group is None
+        or not torch.cuda.is_available()
+        or "PCIE" not in torch.cuda.get_device_name().upper()
+    ):
         return
     num_ranks = dist.get_world_size(group)
-    assert num_ranks <= 2, f"PCIe GPUs have NVLink bridges between pairs only: got {num_ranks} ranks, allowed 2"
+    assert num_ranks <= 2, (
+        f"PCIe GPUs have NVLink bridges between pairs only: got {num_ranks} ranks, allowed 2"
+    )
 
     import pynvml
 
@@ -135,29 +161,46 @@ def check_nvlink_connections(group: dist.ProcessGroup | None) -> None:
         handles = [pynvml.nvmlDeviceGetHandleByUUID(u) for u in uuids]
         for i, first in enumerate(handles):
             for second in handles[i + 1 :]:
-                status = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-                assert status == pynvml.NVML_P2P_STATUS_OK, f"no NVLink between {uuids} (NVML status {status})"
+                status = pynvml.nvmlDeviceGetP2PStatus(
+                    first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+                )
+                assert status == pynvml.NVML_P2P_STATUS_OK, (
+                    f"no NVLink between {uuids} (NVML status {status})"
+                )
     finally:
         pynvml.nvmlShutdown()
 
 
 def check_torch_deterministic() -> None:
-    """AssertionError where torch fills new tensors for determinism: it would do so in the middle of receive buffers."""
-    filling = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    """Raises AssertionError where torch fills new tensors for determinism.
+
+    The fill would overwrite receive buffers.
+    """
+    filling = (
+        torch.are_deterministic_algorithms_enabled()
+        and torch.utils.deterministic.fill_uninitialized_memory
+    )
     assert not filling, (
-        "torch.use_deterministic_algorithms fills uninitialised memory, on another stream than ours: "
+        "torch.use_deterministic_algorithms fills uninitialised memory, on another stream: "
         "set torch.utils.deterministic.fill_uninitialized_memory = False"
     )
 
 
 @functools.cache
 def get_nvlink_gbs(factor: float = 0.9) -> float:
-    """`factor` times the speed of all NVLinks of the first GPU, GB/s one way; 0 where nvidia-smi does not tell."""
+    """`factor` times the speed of all NVLinks of the first GPU, in GB/s in one direction.
+
+    0 where nvidia-smi does not report it.
+    """
     try:
-        result = subprocess.run(["nvidia-smi", "nvlink", "-s", "-i", "0"], capture_output=True, text=True, timeout=30)
+        result = subprocess.run(
+            ["nvidia-smi", "nvlink", "-s", "-i", "0"], capture_output=True, text=True, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return factor * sum(float(speed) for speed in re.findall(r"Link \d+: ([\d.]+) GB/s", result.stdout))
+    return factor * sum(
+        float(speed) for speed in re.findall(r"Link \d+: ([\d.]+) GB/s", result.stdout)
+    )
 
 
 def _nic_attribute(nic: str | None, attribute: str) -> str:
@@ -169,11 +212,11 @@ def _nic_attribute(nic: str | None, attribute: str) -> str:
 
 
 def check_fast_rdma_atomic_support(nic: str | None = None) -> bool:
-    """Whether `nic` (EP_NIC_NAME, else mlx5_0) is of the type MT4131, whose RDMA atomics are fast."""
+    """Whether `nic` (default EP_NIC_NAME, else mlx5_0) is an MT4131, whose atomics are fast."""
     return _nic_attribute(nic, "hca_type") == "MT4131"
 
 
 def get_rdma_gbs(nic: str | None = None) -> float:
-    """Speed of the first port of `nic` (EP_NIC_NAME, else mlx5_0) in GB/s; 0 where the system does not tell."""
+    """Speed of the first port of `nic` (default EP_NIC_NAME, else mlx5_0) in GB/s; 0: unknown."""
     rate = re.match(r"([\d.]+) Gb/sec", _nic_attribute(nic, "ports/1/rate"))
     return float(rate.group(1)) / 8 if rate else 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events: points in a stream's work for which other streams can wait.
+"""Events: points in the work of a stream for which other streams can wait.
 
-On CUDA an event marks work queued on a stream. Without CUDA the calls of this package have done their work when they
-return, so events mark nothing and waits return at once, except for an event that stands for unfinished host work.
+On CUDA an event marks work queued on a stream. On the CPU calls are complete when they return, so
+an event marks nothing and waits return at once, except for an event of unfinished host work.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ _NOTHING = nullcontext()
 
 
 def profiled(name: str) -> AbstractContextManager[object]:
-    """A range deep_ep::`name` in what a profiler records, for work without a kernel of the name that scripts look for.
+    """A profiler range deep_ep::`name`, for work without a kernel of the name that scripts expect.
 
-    Nothing where no profiler is on, which costs 0.1 us.
+    Has no effect without a profiler; costs 0.1 us then.
     """
     if not torch.autograd.profiler._is_profiler_enabled:
         return _NOTHING
@@ -26,9 +26,9 @@ def profiled(name: str) -> AbstractContextManager[object]:
 
 
 class EventHandle:
-    """The work queued so far on the current CUDA stream (nothing where this process has not used CUDA).
+    """The work queued so far on the current CUDA stream; nothing before the first use of CUDA.
 
-    Copies mark the same work. `tensors_to_record` holds what must stay allocated while the handle lives.
+    Copies mark the same work. `tensors_to_record` keeps tensors allocated while the handle lives.
     """
 
     __slots__ = ("_event", "_host_wait", "tensors_to_record")
@@ -37,7 +37,7 @@ class EventHandle:
         self._event: torch.cuda.Event | None = None
         self._host_wait: Callable[[], object] | None = None
         self.tensors_to_record: tuple[Any, ...] = ()
-        # Before torch has initialised CUDA nothing can be queued, and asking for a stream would initialise it.
+        # Nothing is queued before torch initialises CUDA, and current_stream() would initialise it.
         if torch.cuda.is_initialized():
             self._event = torch.cuda.current_stream().record_event()
 
@@ -50,14 +50,17 @@ class EventHandle:
 
     @classmethod
     def on_host(cls, wait: Callable[[], object]) -> "EventHandle":
-        """Host work that is finished when `wait()` returns; `wait` may be called again, and raises what failed."""
+        """Host work that is complete when `wait()` returns.
+
+        `wait` may be called again, and raises the error of the work.
+        """
         handle = cls.__new__(cls)
         handle._event, handle._host_wait, handle.tensors_to_record = None, wait, ()
         return handle
 
     @property
     def cuda_event(self) -> int | None:
-        """The cudaEvent_t as an integer; None where there is no CUDA work to wait for."""
+        """The cudaEvent_t as an integer; None without CUDA work."""
         return None if self._event is None else self._event.cuda_event
 
     def current_stream_wait(self) -> None:
@@ -69,18 +72,22 @@ class EventHandle:
 
 
 class EventOverlap:
-    """An event and what its user wants kept or done until it is waited for.
+    """An event, with tensors to keep and a hook to run when it is waited for.
 
-    As a context manager it waits at the end of the block, so that the block overlaps with the communication:
+    As a context manager it waits at the end of the block, so the block overlaps with communication:
 
         with event_overlap:
             compute()
 
-    `event` may be None (a call that was not asynchronous); the context manager then does nothing. `extra_tensors` live
-    as long as this object.
+    `event` is None for a call that was not asynchronous; the context manager has no effect then.
+    `extra_tensors` live as long as this object.
     """
 
-    def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[torch.Tensor, ...] | None = None) -> None:
+    def __init__(
+        self,
+        event: EventHandle | None = None,
+        extra_tensors: tuple[torch.Tensor, ...] | None = None,
+    ) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
         self.hook_after_wait: Callable[[], object] | None = None
@@ -89,9 +96,12 @@ class EventOverlap:
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Makes the current stream wait for the event, then runs the registered hook once.
 
-        `release_handle` drops the event (and the tensors it holds) afterwards. AssertionError where there is no event.
+        `release_handle` then drops the event and its tensors. Raises AssertionError without an
+        event.
         """
-        assert self.event is not None, "no event to wait for: the call was not asynchronous, or its handle was released"
+        assert self.event is not None, (
+            "no event to wait for: the call was not asynchronous, or its handle was released"
+        )
         self.event.current_stream_wait()
         hook, self.hook_after_wait = self.hook_after_wait, None
         if hook is not None:
@@ -100,7 +110,8 @@ class EventOverlap:
             self.event = None
 
     def register_hook_after_wait(self, hook: Callable[[], object]) -> None:
-        """Runs `hook` once after the next wait. AssertionError where one is registered already."""
+        """Runs `hook` once after the next wait. Raises AssertionError where a hook is
+        registered."""
         assert self.hook_after_wait is None, "a hook is registered already and has not run"
         self.hook_after_wait = hook
 
@@ -113,7 +124,10 @@ class EventOverlap:
         return self
 
     def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self.event is not None:
             self.current_stream_wait(self._release_handle_by_call)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where packages with native libraries are installed. Nothing in this package needs them; callers look here."""
+"""The folders of packages with native libraries, for callers; Shoal needs none of them."""
 
 import importlib.util
 import os
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def find_pkg_root(package: str, env_names: tuple[str, ...] = ()) -> str | None:
-    """The folder that holds include/ and lib/ of `package`, e.g. "nvidia.nccl"; None where it is not installed.
+    """The folder with include/ and lib/ of `package`, e.g. "nvidia.nccl"; None: not installed.
 
-    The first of `env_names` that is set wins. The package is not imported.
+    The first variable of `env_names` that is set wins. The package is not imported.
     """
     for name in env_names:
         if root := os.environ.get(name):
@@ -25,23 +25,32 @@ def find_pkg_root(package: str, env_names: tuple[str, ...] = ()) -> str | None:
 
 def _require_root(package: str, *env_names: str) -> str:
     root = find_pkg_root(package, env_names)
-    assert root is not None, f"{package} is not installed: install it, or set {' or '.join(env_names)} to its folder"
+    names = " or ".join(env_names)
+    assert root is not None, f"{package} is not installed: install it, or set {names} to its folder"
     return root
 
 
 def find_nccl_root() -> str:
-    """Folder of NCCL: EP_NCCL_ROOT_DIR, NCCL_DIR, the installed wheel; AssertionError where there is none."""
+    """The folder of NCCL: EP_NCCL_ROOT_DIR, NCCL_DIR, or the installed wheel.
+
+    Raises AssertionError where there is none.
+    """
     return _require_root("nvidia.nccl", "EP_NCCL_ROOT_DIR", "NCCL_DIR")
 
 
 def find_nvshmem_root() -> str:
-    """Folder of NVSHMEM: EP_NVSHMEM_ROOT_DIR, NVSHMEM_DIR, the installed wheel; AssertionError where there is none."""
+    """The folder of NVSHMEM: EP_NVSHMEM_ROOT_DIR, NVSHMEM_DIR, or the installed wheel.
+
+    Raises AssertionError where there is none.
+    """
     return _require_root("nvidia.nvshmem", "EP_NVSHMEM_ROOT_DIR", "NVSHMEM_DIR")
 
 
 def find_cuda_home() -> str:
-    """Folder of the CUDA toolkit: CUDA_HOME, CUDA_PATH, that of the nvcc on PATH, /usr/local/cuda; AssertionError where
-    there is none."""
+    """The folder of the CUDA toolkit: CUDA_HOME, CUDA_PATH, nvcc on PATH, or /usr/local/cuda.
+
+    Raises AssertionError where there is none.
+    """
     if given := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return given
     nvcc = shutil.which("nvcc")

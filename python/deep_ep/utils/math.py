@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that tests and callers share: rounding, FP8 casts, differences, hashes, bytes."""
+"""Numeric helpers of tests and callers: rounding, FP8 casts, differences, hashes, sizes."""
 
 from collections.abc import Iterable, Iterator
 
@@ -27,14 +27,14 @@ def safe_div(x: float, y: float) -> float:
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
     """1 - 2 sum(ab) / sum(a^2 + b^2) with a = x + 1 and b = y + 1 in float64.
 
-    0 for equal tensors, about half the squared relative error for close ones; defined where both are zero.
+    0 for equal tensors, about half the squared relative error for close ones; defined for zeros.
     """
     a, b = x.double() + 1, y.double() + 1
     return (1 - 2 * (a * b).sum() / (a * a + b * b).sum()).item()
 
 
 def _grouped(x: torch.Tensor) -> torch.Tensor:
-    """float32 [..., ceil(n / 128), 128] of [..., n], zeros behind the last channel."""
+    """float32 [..., ceil(n / 128), 128] of [..., n], padded with zeros."""
     x = torch.nn.functional.pad(x.float(), (0, -x.size(-1) % FP8_GROUP))
     return x.unflatten(-1, (x.size(-1) // FP8_GROUP, FP8_GROUP))
 
@@ -42,9 +42,11 @@ def _grouped(x: torch.Tensor) -> torch.Tensor:
 def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantises [m, n] to (e4m3 [m, n], float32 scales [m, ceil(n / 128)]); value = fp8 * scale.
 
-    A group's scale is its largest magnitude, at least 1e-4, divided by 448.
+    The scale of a group is its largest magnitude, at least 1e-4, divided by 448.
     """
-    assert x.dim() == 2, f"per_token_cast_to_fp8: got {x.dim()} dimensions, need 2 (tokens, channels)"
+    assert x.dim() == 2, (
+        f"per_token_cast_to_fp8: got {x.dim()} dimensions, need 2 (tokens, channels)"
+    )
     groups = _grouped(x)
     amax = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-4)
     quantised = (groups * (FP8_MAX / amax)).to(torch.float8_e4m3fn)
@@ -52,51 +54,65 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def per_token_cast_back(x_fp8: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """BF16 [..., n] of FP8 [..., n] and its scales, a scale per 128 channels.
+    """BF16 [..., n] of FP8 [..., n] and its scales, one per 128 channels.
 
-    Scales are float32 [..., ceil(n / 128)], or int32 [..., ceil(n / 512)] with four UE8M0 exponents each, lowest byte
-    first. Any strides. AssertionError where the shapes do not fit.
+    Scales are float32 [..., ceil(n / 128)], or int32 [..., ceil(n / 512)] with four UE8M0 exponents
+    each, lowest byte first. Any strides. Raises AssertionError where the shapes do not fit.
     """
     num_channels = x_fp8.size(-1)
     num_groups = ceil_div(num_channels, FP8_GROUP)
     if scales.dtype == torch.int32:
-        # An exponent byte moved to bits 23 to 30 is the float32 power of two that it stands for.
+        # An exponent byte in bits 23 to 30 is a float32 power of two.
         exponents = as_bytes(scales)[..., :num_groups]
         scales = (exponents.int() << 23).view(torch.float32)
     assert scales.shape == (*x_fp8.shape[:-1], num_groups), (
-        f"per_token_cast_back: got scales for {tuple(scales.shape)}, need {(*x_fp8.shape[:-1], num_groups)}"
+        f"per_token_cast_back: got scales for {tuple(scales.shape)}, "
+        f"need {(*x_fp8.shape[:-1], num_groups)}"
     )
     values = _grouped(x_fp8) * scales.float().unsqueeze(-1)
     return values.flatten(-2)[..., :num_channels].bfloat16()
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
-    """Replaces each row of x [m, k] by its distinct values in 0..num_slots - 1, descending, then -1s; no negatives."""
+    """Replaces each row of x [m, k] by its distinct values in 0..num_slots - 1, in descending
+    order.
+
+    -1 fills the rest of the row; negative values count as -1.
+    """
     assert x.dim() == 2, f"inplace_unique: got {x.dim()} dimensions, need 2"
-    assert x.numel() == 0 or x.max() < num_slots, f"inplace_unique: got {x.max()}, need less than {num_slots}"
+    assert x.numel() == 0 or x.max() < num_slots, (
+        f"inplace_unique: got {x.max()}, need less than {num_slots}"
+    )
     ordered = x.clamp(min=-1).sort(dim=1, descending=True).values
     ordered[:, 1:][ordered[:, 1:] == ordered[:, :-1].clone()] = -1
     x.copy_(ordered.sort(dim=1, descending=True).values)
 
 
-def create_grouped_scores(scores: torch.Tensor, group_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """scores [tokens, experts] with zeros outside the groups that group_idx [tokens, k] selects out of `num_groups`."""
+def create_grouped_scores(
+    scores: torch.Tensor, group_idx: torch.Tensor, num_groups: int
+) -> torch.Tensor:
+    """scores [tokens, experts] with zeros outside the selected groups of experts.
+
+    group_idx [tokens, k] selects among `num_groups` groups.
+    """
     num_tokens, num_experts = scores.shape
-    assert num_experts % num_groups == 0, f"create_grouped_scores: {num_experts} experts in {num_groups} groups"
-    selected = torch.zeros((num_tokens, num_groups), dtype=torch.bool, device=scores.device).scatter_(
-        1, group_idx, True
+    assert num_experts % num_groups == 0, (
+        f"create_grouped_scores: {num_experts} experts in {num_groups} groups"
     )
+    selected = torch.zeros(
+        (num_tokens, num_groups), dtype=torch.bool, device=scores.device
+    ).scatter_(1, group_idx, True)
     return scores.masked_fill(~selected.repeat_interleave(num_experts // num_groups, dim=1), 0)
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
     """A copy of t as uint8 [..., n * element size]; any strides."""
-    # A copy, since contiguous() keeps strides that torch cannot view as bytes where a dimension is 1.
+    # contiguous() would keep strides that torch cannot view as bytes where a dimension is 1.
     return t.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _tensors(items: Iterable) -> Iterator[torch.Tensor]:
-    """The tensors of nested tuples and lists; None is nothing."""
+    """The tensors of nested tuples and lists, without None."""
     for item in items:
         if isinstance(item, torch.Tensor):
             yield item
@@ -105,13 +121,18 @@ def _tensors(items: Iterable) -> Iterator[torch.Tensor]:
 
 
 def hash_tensor(t: torch.Tensor) -> int:
-    """The sum of the bytes of t read as int32 (zeros behind the end), for comparing results bit by bit."""
+    """The sum of the bytes of t as int32 (padded with zeros), for comparing results bit by bit."""
     data = as_bytes(t.detach().flatten())
-    return torch.nn.functional.pad(data, (0, -data.numel() % 4)).view(torch.int32).sum(dtype=torch.int64).item()
+    return (
+        torch.nn.functional.pad(data, (0, -data.numel() % 4))
+        .view(torch.int32)
+        .sum(dtype=torch.int64)
+        .item()
+    )
 
 
 def hash_tensors(*tensors: torch.Tensor | tuple | None) -> int:
-    """hash_tensor of all, combined by exclusive or; takes nested tuples and None."""
+    """hash_tensor of all, combined by exclusive or; accepts nested tuples and None."""
     result = 0
     for t in _tensors(tensors):
         result ^= hash_tensor(t)
@@ -119,5 +140,5 @@ def hash_tensors(*tensors: torch.Tensor | tuple | None) -> int:
 
 
 def count_bytes(*tensors: torch.Tensor | tuple | None) -> int:
-    """Bytes of all elements; takes nested tuples and None."""
+    """Bytes of all elements; accepts nested tuples and None."""
     return sum(t.numel() * t.element_size() for t in _tensors(tensors))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine in plain torch and torch.distributed: what the library must give, bit by bit."""
+"""Dispatch and combine in plain torch and torch.distributed: the reference, bit by bit."""
 
 import math
 from collections.abc import Sequence
@@ -15,10 +15,13 @@ def _rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
     return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
 
 
-def _all_gather_rows(t: torch.Tensor, num_rows: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """[ranks * num_rows, ...] of up to num_rows rows of each rank; the bytes of missing rows are 0xFF, which is -1."""
+def _all_gather_rows(
+    t: torch.Tensor, num_rows: int, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """[ranks * num_rows, ...] of up to num_rows rows of each rank; missing rows are bytes of
+    0xFF."""
     num_ranks = _rank_and_size(group)[1]
-    # As bytes, since not every backend knows every type.
+    # As bytes, because not every backend supports every dtype.
     padded = torch.nn.functional.pad(as_bytes(t), (0, 0, 0, num_rows - t.size(0)), value=255)
     gathered = [torch.empty_like(padded) for _ in range(num_ranks)]
     if num_ranks > 1:
@@ -36,18 +39,29 @@ def dispatch(
     num_experts: int,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[
-    torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor
+    torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor,
+    torch.Tensor,
 ]:
-    """The rows that this rank's experts get, ordered by source rank, then by token; collective.
+    """The rows for this rank's experts, ordered by source rank, then token. Collective.
 
-    x: [T, H] or (data [T, H], scales [T, P]), T at most num_max_tokens_per_rank; topk_idx [T, K], -1: none.
-    Returns (rows as x, local expert indices [N, K] or -1, weights [N, K] as sent (of all K choices), source
-    rank * num_max_tokens_per_rank + token int32 [N], rows from each rank int32 [ranks] on the host).
+    x: [T, H] or (data [T, H], scales [T, P]), T at most num_max_tokens_per_rank; topk_idx [T, K],
+    -1: no expert.
+
+    Returns (rows in the form of x, local expert indices [N, K] or -1, weights [N, K] of all K
+    slots, source rank * num_max_tokens_per_rank + token int32 [N], rows from each rank int32
+    [ranks] on the host).
     """
     rank, num_ranks = _rank_and_size(group)
     m = num_max_tokens_per_rank
-    assert topk_idx.size(0) <= m, f"num_max_tokens_per_rank: got {m}, need at least the {topk_idx.size(0)} tokens of x"
-    assert num_experts % num_ranks == 0, f"num_experts: got {num_experts}, need a multiple of {num_ranks} ranks"
+    assert topk_idx.size(0) <= m, (
+        f"num_max_tokens_per_rank: got {m}, need at least the {topk_idx.size(0)} tokens of x"
+    )
+    assert num_experts % num_ranks == 0, (
+        f"num_experts: got {num_experts}, need a multiple of {num_ranks} ranks"
+    )
     experts_per_rank = num_experts // num_ranks
 
     local_idx = _all_gather_rows(topk_idx, m, group) - rank * experts_per_rank
@@ -71,15 +85,18 @@ def generate_pre_combine_data(
     hidden: int,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Made-up expert outputs, BF16 [N, K, H]: functions of source token and lane alone, so equal on every rank.
+    """Generated expert output, BF16 [N, K, H], from source token and top-k slot; equal on every
+    rank.
 
-    src_token_global_idx [N]: source rank * num_max_tokens_per_rank + token. With seed = index * K + lane and
-    s = ranks * num_max_tokens_per_rank * K, channel c is
+    src_token_global_idx [N]: source rank * num_max_tokens_per_rank + token. With
+    seed = index * K + slot and s = ranks * num_max_tokens_per_rank * K, channel c is
     sin((seed * 131071 mod s + 1) / s * (c + 1) + sin(global seed)).
     """
     max_seed = _rank_and_size(group)[1] * num_max_tokens_per_rank * num_topk
     device = src_token_global_idx.device
-    seed = src_token_global_idx.long().unsqueeze(1) * num_topk + torch.arange(num_topk, device=device)
+    seed = src_token_global_idx.long().unsqueeze(1) * num_topk + torch.arange(
+        num_topk, device=device
+    )
     frequency = (seed * 131071 % max_seed + 1).float() / max_seed
     channel = torch.arange(1, hidden + 1, dtype=torch.float32, device=device)
     return (frequency.unsqueeze(-1) * channel).add_(math.sin(get_global_seed())).sin_().bfloat16()
@@ -91,23 +108,31 @@ def _biases(bias: torch.Tensor | Sequence[torch.Tensor] | None) -> Sequence[torc
     return (bias,) if isinstance(bias, torch.Tensor) else bias
 
 
-def ordered_accumulate(y: torch.Tensor, bias: torch.Tensor | Sequence[torch.Tensor] | None = None) -> torch.Tensor:
-    """The sum [N, H] over the lanes of y [N, K, H]: float32, biases ([N, H], one or several) first, lanes ascending,
-    rounded once to the type of y."""
+def ordered_accumulate(
+    y: torch.Tensor, bias: torch.Tensor | Sequence[torch.Tensor] | None = None
+) -> torch.Tensor:
+    """The sum [N, H] over the top-k slots of y [N, K, H], rounded once to the dtype of y.
+
+    In float32: biases ([N, H], one or several) first, then the slots in ascending order.
+    """
     total = torch.zeros((y.size(0), y.size(2)), dtype=torch.float32, device=y.device)
     for part in (*_biases(bias), *y.unbind(dim=1)):
         total += part.float()
     return total.to(y.dtype)
 
 
-def _reduce_groups(y: torch.Tensor, group_of_lane: torch.Tensor) -> torch.Tensor:
-    """y [T, K, H] with the sum of each group of lanes (those of equal number) in its last lane and zeros elsewhere."""
-    same = group_of_lane.unsqueeze(1) == group_of_lane.unsqueeze(2)
+def _reduce_groups(y: torch.Tensor, group_of_slot: torch.Tensor) -> torch.Tensor:
+    """y [T, K, H] with the sum of each group of top-k slots in its last slot, zeros elsewhere.
+
+    group_of_slot [T, K]: slots with the same number are a group; negative: no group.
+    """
+    same = group_of_slot.unsqueeze(1) == group_of_slot.unsqueeze(2)
     result = torch.zeros_like(y)
-    for lane in range(y.size(1)):
-        last = (group_of_lane[:, lane] >= 0) & ~same[:, lane, lane + 1 :].any(dim=1)
-        members = same[:, lane, : lane + 1] & last.unsqueeze(1)
-        result[:, lane] = ordered_accumulate(y[:, : lane + 1].masked_fill(~members.unsqueeze(-1), 0))
+    for slot in range(y.size(1)):
+        last = (group_of_slot[:, slot] >= 0) & ~same[:, slot, slot + 1 :].any(dim=1)
+        in_group = same[:, slot, : slot + 1] & last.unsqueeze(1)
+        part = y[:, : slot + 1].masked_fill(~in_group.unsqueeze(-1), 0)
+        result[:, slot] = ordered_accumulate(part)
     return result
 
 
@@ -121,16 +146,18 @@ def combine(
     reduce_in_local: bool = True,
     reduce_in_scaleup: bool = False,
 ) -> torch.Tensor:
-    """The combined rows [T, H] of this rank's own tokens from all their expert outputs y [T, K, H]; not collective.
+    """The combined rows [T, H] of this rank's tokens from their expert outputs y [T, K, H]. Local.
 
-    Lanes whose expert is -1 count nothing. Partial sums are made in a rank (reduce_in_local), then in a scale-up domain
-    (reduce_in_scaleup): float32, lanes ascending, rounded to the type of y and put where their last lane is. The final
-    sum is `ordered_accumulate` with the biases.
+    Slots with expert -1 are ignored. Partial sums are formed within a rank (reduce_in_local), then
+    within a scale-up domain (reduce_in_scaleup): in float32, ascending slots, rounded to the dtype
+    of y, at the position of their last slot. The final sum is `ordered_accumulate` with the biases.
     """
     experts_per_rank = num_experts // (num_scaleout_ranks * num_scaleup_ranks)
     y = y.masked_fill((topk_idx < 0).unsqueeze(-1), 0)
     if reduce_in_local:
         y = _reduce_groups(y, topk_idx.div(experts_per_rank, rounding_mode="floor"))
     if reduce_in_scaleup:
-        y = _reduce_groups(y, topk_idx.div(experts_per_rank * num_scaleup_ranks, rounding_mode="floor"))
+        y = _reduce_groups(
+            y, topk_idx.div(experts_per_rank * num_scaleup_ranks, rounding_mode="floor")
+        )
     return ordered_accumulate(y, bias)

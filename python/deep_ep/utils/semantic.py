@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small language helpers: defaults, per-object caches, and the check behind errors of the native class."""
+"""Small language helpers: defaults, caches per object, and DeepEP's native errors."""
 
 import functools
 import weakref
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 def value_or(value: T | None, default: T) -> T:
-    """`value`, or `default` where it is None (0, False and empty containers are values)."""
+    """`value`, or `default` for None. 0, False and empty containers are values."""
     return default if value is None else value
 
 
 def weak_lru(maxsize: int | None = 128, typed: bool = False) -> Callable[[Callable], Callable]:
-    """Decorator of methods: `functools.lru_cache` per object, of `maxsize` results each, that keeps no object alive.
+    """Decorator of methods: a `functools.lru_cache` per object that keeps no object alive.
 
-    Arguments must be hashable, as must the object.
+    `maxsize` results per object. The object and the arguments must be hashable.
     """
 
     def decorate(method: Callable) -> Callable:
@@ -27,8 +27,11 @@ def weak_lru(maxsize: int | None = 128, typed: bool = False) -> Callable[[Callab
         def cached(self: Any, *args: Any, **kwargs: Any) -> Any:
             cache = caches.get(self)
             if cache is None:
-                owner = weakref.ref(self)  # a strong reference in the cache would keep its own key alive
-                cache = functools.lru_cache(maxsize, typed)(lambda *a, **k: method(owner(), *a, **k))
+                # A strong reference in the cache would keep its own key alive.
+                owner = weakref.ref(self)
+                cache = functools.lru_cache(maxsize, typed)(
+                    lambda *a, **k: method(owner(), *a, **k)
+                )
                 caches[self] = cache
             return cache(*args, **kwargs)
 
@@ -38,14 +41,16 @@ def weak_lru(maxsize: int | None = 128, typed: bool = False) -> Callable[[Callab
 
 
 def native_assert(condition: bool, text: str) -> None:
-    """Raises the error class of the native part, RuntimeError("Assertion exception (...)"), unless `condition`.
+    """Raises RuntimeError("Assertion exception (...)"), as DeepEP's native part, unless
+    `condition`.
 
-    `text` says what is required and what was got. Checks of the Python part are AssertionErrors instead.
+    `text` states the requirement and the value. Checks of DeepEP's Python part raise AssertionError
+    instead.
     """
     if not condition:
         native_fail(text)
 
 
 def native_fail(text: str) -> NoReturn:
-    """As native_assert(False, text): for calls where every microsecond counts, which make the text only then."""
+    """native_assert(False, text), for hot paths, which build the text only for an error."""
     raise RuntimeError(f"Assertion exception (deep_ep): {text}")

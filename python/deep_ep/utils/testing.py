@@ -19,7 +19,7 @@ _SKEW_CYCLES = 20_000_000  # about 10 ms of a GPU's clock: longer than ranks dif
 
 
 def flush_l2_cache() -> None:
-    """Overwrites 256 MB of GPU memory, more than any L2 cache; nothing without a GPU."""
+    """Overwrites 256 MB of GPU memory, more than any L2 cache; no effect without a GPU."""
     if torch.cuda.is_available():
         torch.empty(_L2_BYTES, dtype=torch.uint8, device="cuda").zero_()
 
@@ -51,10 +51,11 @@ def bench(
     post_fn: Callable[[], object] | None = None,
     flush_l2: bool = True,
 ) -> tuple[float, float, float]:
-    """(average, least, most) seconds of fn(), of num_tests calls without the first; at least two are made.
+    """(average, minimum, maximum) seconds of fn(), over num_tests calls without the first.
 
-    Measured with events on the GPU's current stream, with the clock where there is no GPU. `post_fn` runs after each
-    call, outside the measured time; `flush_l2` empties the GPU's cache before each.
+    At least two calls are made. Events on the GPU's current stream measure the time; without a GPU
+    the clock does. `post_fn` runs after each call, outside the measured time. `flush_l2` empties
+    the GPU's cache before each call.
     """
     for _ in range(num_warmups):
         fn()
@@ -73,11 +74,11 @@ def bench(
 
 
 class empty_suppress(nullcontext):
-    """A context that suppresses nothing."""
+    """A context without effect."""
 
 
 class suppress_stdout_stderr:
-    """A context in which nothing reaches standard output and error, neither from Python nor from native code."""
+    """A context that discards standard output and error of Python and native code."""
 
     def __enter__(self) -> "suppress_stdout_stderr":
         sys.stdout.flush()
@@ -99,7 +100,7 @@ class suppress_stdout_stderr:
 
 
 def _align_ranks(barrier: Callable[[], object] | None) -> None:
-    """Starts the next call on all ranks together, however late some of them were on the host."""
+    """Aligns the start of the next call on all ranks."""
     if torch.cuda.is_available():
         torch.cuda._sleep(_SKEW_CYCLES)
     if barrier is not None:
@@ -119,17 +120,21 @@ def bench_kineto(
     num_kernels_per_period: int = 1,
     barrier: Callable[[], object] | None = None,
 ) -> Any:
-    """Average seconds of the kernels of fn() whose name contains `kernel_names` (a tuple gives a tuple); 0: none ran.
+    """Average seconds of the kernels of fn() whose name contains `kernel_names`; 0: none ran.
 
-    AssertionError where two different kernels contain the same name, but for the send and the receive of a low-latency
-    call, which count as one kernel, from the start of the first to the end of the second. With
-    num_kernels_per_period = p > 1, fn() launches p such kernels (`::name`) a period, and each name gives a list of p
-    averages in order of launch.
-    `barrier_comm_profiling` starts each call on all ranks together through `barrier` (default: an all-reduce), unless
-    EP_DISABLE_BARRIER_PROFILING is set. `trace_path`: where a Chrome trace goes.
-    Names that no kernel has are looked for among ranges (torch.profiler.record_function) in a second round of calls:
-    the time of what they launched on the GPU, or that of the host where they launched nothing.
-    Without a GPU, operators and ranges of the CPU are what is timed.
+    A tuple of names gives a tuple. Raises AssertionError where two different kernels contain the
+    same name. The send and the receive of a low-latency call are the exception: they count as one
+    kernel, from the start of the first to the end of the second.
+
+    num_kernels_per_period = p > 1: fn() launches p such kernels (`::name`) per period, and each
+    name gives a list of p averages in order of launch. `barrier_comm_profiling`: `barrier`
+    (default: an all-reduce) aligns the start of each call on all ranks, unless
+    EP_DISABLE_BARRIER_PROFILING is set. `trace_path`: the file for a Chrome trace.
+
+    Names without a kernel are searched among ranges (torch.profiler.record_function) in a second
+    round of calls. The time of a range is that of the GPU work that it launched, or its host time
+    where it launched none. Without a GPU, operators and ranges of the CPU are timed.
+
     Under NVIDIA's own profilers (EP_USE_NVIDIA_TOOLS) fn() only runs, and every time is 1.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
@@ -154,11 +159,15 @@ def bench_kineto(
     return times[0] if isinstance(kernel_names, str) else tuple(times)
 
 
-def _profiled(run: Callable[[], None], activities: list[Any], trace_path: str | None = None) -> list[Any]:
-    """What the profiler saw of run(), in order of start."""
-    # The profiler's first round pays for its start.
+def _profiled(
+    run: Callable[[], None], activities: list[Any], trace_path: str | None = None
+) -> list[Any]:
+    """The profiler's events of run(), in order of start."""
+    # The first round warms the profiler up.
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
-    with torch.profiler.profile(activities=activities, schedule=schedule, acc_events=True) as profiler:
+    with torch.profiler.profile(
+        activities=activities, schedule=schedule, acc_events=True
+    ) as profiler:
         for _ in range(2):
             run()
             profiler.step()
@@ -170,7 +179,7 @@ def _profiled(run: Callable[[], None], activities: list[Any], trace_path: str | 
 def _events_by_name(
     run: Callable[[], None], names: tuple[str, ...], period: int, trace_path: str | None
 ) -> dict[str, list[Any]]:
-    """By name the events that count for it: kernels, else ranges; without a GPU whatever the host did."""
+    """The events for each name: kernels, else ranges; without a GPU any host event."""
     on_gpu = torch.cuda.is_available()
     cpu, cuda = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA
 
@@ -179,27 +188,32 @@ def _events_by_name(
         return [event for event in events if event.device_type == device and part in event.name]
 
     events = _profiled(run, [cuda if on_gpu else cpu], trace_path)
-    found = {name: matching(events, name, DeviceType.CUDA if on_gpu else DeviceType.CPU) for name in names}
+    found = {
+        name: matching(events, name, DeviceType.CUDA if on_gpu else DeviceType.CPU)
+        for name in names
+    }
     missing = [name for name, kernels in found.items() if not kernels]
-    if on_gpu and _on_any_rank(bool(missing)):  # fn() may need all of them
-        # To look at the host as well would slow down the launches of kernels that wait for others.
+    if on_gpu and _on_any_rank(bool(missing)):  # fn() may be collective
+        # A second round, because profiling the host slows down the launches of waiting kernels.
         ranges = [event for event in _profiled(run, [cpu, cuda]) if event.is_user_annotation]
         for name in missing:
-            found[name] = matching(ranges, name, DeviceType.CUDA) or matching(ranges, name, DeviceType.CPU)
+            found[name] = matching(ranges, name, DeviceType.CUDA) or matching(
+                ranges, name, DeviceType.CPU
+            )
     return found
 
 
 def _on_any_rank(here: bool) -> bool:
-    """Whether it is so on this rank or another one. Collective, where ranks are initialised."""
+    """Whether `here` is true on any rank. Collective where ranks are initialised."""
     if not dist.is_initialized():
         return here
-    answer = torch.tensor(float(here), device=default_device())
-    dist.all_reduce(answer, dist.ReduceOp.MAX)
-    return bool(answer)
+    anywhere = torch.tensor(float(here), device=default_device())
+    dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+    return bool(anywhere)
 
 
 def _kernel_time(events: list[Any], name: str, period: int) -> Any:
-    """The average of `events`, in seconds, or of each place in a period."""
+    """The average of `events` in seconds, or a list of averages by position in a period."""
     kernels = {event.name for event in events}
     if period == 1 and len(kernels) == 2:
         sends, receives = ([e for e in events if half in e.name] for half in ("_send_kernel", "_receive_kernel"))
@@ -207,7 +221,9 @@ def _kernel_time(events: list[Any], name: str, period: int) -> Any:
             spans = sum(e.time_range.end for e in receives) - sum(e.time_range.start for e in sends)
             return spans / len(sends) / 1e6
     assert period > 1 or len(kernels) <= 1, f"several kernels contain {name!r}: {sorted(kernels)}"
-    assert len(events) % period == 0, f"{len(events)} kernels contain '::{name}', no multiple of the period {period}"
+    assert len(events) % period == 0, (
+        f"{len(events)} kernels contain '::{name}', no multiple of the period {period}"
+    )
 
     def average(part: list[Any]) -> float:
         return sum(event.time_range.elapsed_us() for event in part) / len(part) / 1e6 if part else 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XLA's foreign function interface, as far as it takes to call Python functions on host arrays without a copy.
+"""XLA's foreign function interface: calls of Python functions on host arrays, without copies.
 
-XLA calls a C function with a "call frame": arguments, results and attributes. The structs here are those of XLA's
-`xla/ffi/api/c_api.h`, version 0.3, whose layout XLA keeps stable. A handler is ctypes code, so nothing is compiled;
-what it calls may release the GIL, as Shoal does while it waits.
+XLA calls a C function with a "call frame": arguments, results and attributes. The structs are those
+of XLA's `xla/ffi/api/c_api.h`, version 0.3, whose layout is stable. A handler is ctypes code, so
+nothing is compiled. The function that it calls may release the GIL, as Shoal does in waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ _METADATA = 1  # XLA_FFI_Extension_Metadata
 _EXECUTE = 3  # XLA_FFI_ExecutionStage_EXECUTE
 _SCALAR = 3  # XLA_FFI_AttrType_SCALAR
 _INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
-_DTYPES = {2: np.int8, 4: np.int32, 5: np.int64, 6: np.uint8, 10: np.float16, 11: np.float32, 16: ml_dtypes.bfloat16}
+_DTYPES = {
+    2: np.int8,
+    4: np.int32,
+    5: np.int64,
+    6: np.uint8,
+    10: np.float16,
+    11: np.float32,
+    16: ml_dtypes.bfloat16,
+}
 
 
 class _Version(ctypes.Structure):
@@ -35,11 +43,21 @@ class _Metadata(ctypes.Structure):
 
 
 class _Extension(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("type", c_int), ("next", c_void_p), ("metadata", POINTER(_Metadata))]
+    _fields_ = [
+        ("size", c_size_t),
+        ("type", c_int),
+        ("next", c_void_p),
+        ("metadata", POINTER(_Metadata)),
+    ]
 
 
 class _ErrorArguments(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("extensions", c_void_p), ("message", c_char_p), ("code", c_int)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("extensions", c_void_p),
+        ("message", c_char_p),
+        ("code", c_int),
+    ]
 
 
 class _Api(ctypes.Structure):
@@ -103,12 +121,14 @@ class _Attributes(ctypes.Structure):
     ]
 
     def integers(self) -> dict[str, int]:
-        """Attributes that were given as numpy.int64."""
+        """The attributes of type int64."""
         found = {}
         for i in range(self.count):
             name, value = self.names[i].contents, self.values[i].contents
             if self.types[i] == _SCALAR and _DTYPES.get(value.dtype) is np.int64:
-                found[ctypes.string_at(name.data, name.size).decode()] = c_int64.from_address(value.value).value
+                found[ctypes.string_at(name.data, name.size).decode()] = c_int64.from_address(
+                    value.value
+                ).value
         return found
 
 
@@ -126,7 +146,7 @@ class _Frame(ctypes.Structure):
 
 
 _Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))
-_registered: list[Any] = []  # XLA keeps the addresses, so the functions stay
+_registered: list[Any] = []  # keeps the handlers alive: XLA keeps their addresses
 
 
 def _error(frame: _Frame, message: str) -> int:
@@ -135,9 +155,10 @@ def _error(frame: _Frame, message: str) -> int:
 
 
 def register(name: str, function: Callable[..., None]) -> None:
-    """Makes `function(arguments, results, **attributes)` the XLA call `name` on the CPU.
+    """Registers `function(arguments, results, **attributes)` as the XLA call `name` on the CPU.
 
-    It gets NumPy arrays over XLA's memory, fills the results, and may raise: XLA then fails with the message.
+    The function gets NumPy arrays over XLA's memory and fills the results. XLA fails with the
+    message of an exception that it raises.
     """
 
     def call(pointer: Any) -> int | None:
@@ -149,11 +170,15 @@ def register(name: str, function: Callable[..., None]) -> None:
         if frame.stage != _EXECUTE:
             return None
         try:
-            function(frame.arguments.arrays(), frame.results.arrays(), **frame.attributes.integers())
+            function(
+                frame.arguments.arrays(), frame.results.arrays(), **frame.attributes.integers()
+            )
         except Exception as error:
             return _error(frame, "".join(traceback.format_exception_only(error)).strip())
         return None
 
     handler = _Handler(call)
     _registered.append(handler)
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(ctypes.cast(handler, c_void_p)), platform="cpu")
+    jax.ffi.register_ffi_target(
+        name, jax.ffi.pycapsule(ctypes.cast(handler, c_void_p)), platform="cpu"
+    )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shoal for PyTorch: differentiable dispatch and combine, operators for torch.compile, and a layer made of them.
+"""Shoal for PyTorch: differentiable dispatch and combine, and operators for torch.compile.
 
     received = shoal.torch.dispatch(group, x, topk_idx, topk_weights)
     x = shoal.torch.combine(group, experts(received), received)
 
 `group` is a shoal.ep.Group. The operators are torch.ops.shoal.dispatch, .redispatch and .combine.
+`MoE` is a layer made of them.
 """
 
 from .functions import Received, combine, dispatch

@@ -12,18 +12,18 @@ from . import ops
 
 
 class Received(NamedTuple):
-    """What a dispatch brought to this member. Rows are ordered by source member, then token."""
+    """The result of a dispatch on this rank. Rows are ordered by source rank, then token."""
 
     x: Tensor  #: [rows, hidden], dtype of what was sent
-    topk_idx: Tensor  #: int64 [rows, top_k]: experts of this member, numbered from 0; -1: the expert is elsewhere
+    topk_idx: Tensor  #: int64 [rows, top_k]: local experts from 0; -1: expert elsewhere
     topk_weights: Tensor  #: float32 [rows, top_k]; 0 where topk_idx is -1
     source_token: Tensor  #: int32 [rows]: index of the token at its source
     handle: Tensor  #: int64 scalar on the CPU that owns the layout; for combine
-    tokens: int  #: how many tokens this member sent
+    tokens: int  #: tokens that this rank sent
 
 
 def _number(group: Any) -> int:
-    # Dynamo would postpone the registration until the graph has run; id() it turns into a guarded constant.
+    # Dynamo would run the registration after the graph; it turns id() into a guarded constant.
     return id(group) if torch.compiler.is_compiling() else ops.register(group)
 
 
@@ -36,31 +36,37 @@ def dispatch(
     worst_case_rows: int = 0,
     copy_out: bool = False,
 ) -> Received:
-    """Sends each token to the members that hold its experts, by `group`, a `shoal.ep.Group`. Collective.
+    """Sends each token to the ranks of its experts. Collective.
 
-    x: [tokens, hidden] of the group's dtype; topk_idx: int64 or int32 [tokens, top_k], -1: no expert; topk_weights:
-    float32 [tokens, top_k]. Differentiable in x and topk_weights, any number of times; backward is a combine of the
-    gradients, collective as well, so all members must run it, whether they have received rows or not.
+    group: a `shoal.ep.Group`. x: [tokens, hidden] of the group's dtype. topk_idx: int64 or int32
+    [tokens, top_k], -1: no expert. topk_weights: float32 [tokens, top_k].
 
-    worst_case_rows: results have exactly so many rows, at most members * max_tokens; those without a token are 0 and
-    have topk_idx -1. Then sizes are known before the call, as torch.compile likes it and CUDA graphs need it (which
-    capture forward only, and need what this returns, without copy_out, to live as long as they do). With 0 the number
-    of rows is what was received; compiled code sees a size that depends on data.
-    copy_out: received rows, and the gradients that backward brings here, lie in ordinary memory in place of the
-    group's, which has room for a few results only (`live_results`). For rows that are kept, until backward for example.
+    Differentiable in x and topk_weights, any number of times. Backward combines the gradients. It
+    is collective too, so every rank runs it, including ranks that received no rows.
+
+    worst_case_rows: the number of rows of the result, at most ranks * max_tokens. Rows without a
+    token are 0 and have topk_idx -1. Sizes are then known before the call, which torch.compile
+    prefers and CUDA graphs need. A CUDA graph captures forward only, and the result must live as
+    long as the graph unless copy_out is set. With 0 the number of rows is that received, and
+    compiled code sees a data-dependent size.
+    copy_out: received rows and gradients lie in ordinary memory in place of the group's memory,
+    which has room for `live_results` results. For rows that live until backward, for example.
 
     Raises shoal.Error as `Group.route` and `Group.dispatch` do.
     """
-    rows = torch.ops.shoal.dispatch(x, topk_idx, topk_weights, _number(group), worst_case_rows, copy_out)
+    rows = torch.ops.shoal.dispatch(
+        x, topk_idx, topk_weights, _number(group), worst_case_rows, copy_out
+    )
     return Received(*rows, x.shape[0])
 
 
 def combine(group: Any, y: Tensor, received: Received) -> Tensor:
-    """The sum of the answers to each token of this member: [tokens, hidden], dtype of y. Collective.
+    """Sums the expert output of each token of this rank. Collective.
 
-    y: [rows, hidden]: the answers to `received.x`, in its order, weights already multiplied in. It is fetched without a
-    copy where it lies in the group's memory (`received.x` written in place). Differentiable in y; backward sends the
-    gradient of each token to the members that answered it, collective as well.
+    y: [rows, hidden], the expert output for `received.x` in its order, multiplied by the weights.
+    Rows in the group's memory (`received.x` written in place) need no copy. Returns [tokens,
+    hidden] of the dtype of y. Differentiable in y; backward sends the gradient of each token to the
+    ranks of its experts, and is collective too.
     """
     x, _ = torch.ops.shoal.combine(y, None, received.handle, _number(group), received.tokens)
     return x

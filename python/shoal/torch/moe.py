@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture-of-experts layer over dispatch and combine: small, correct, and a place to start from."""
+"""A small mixture-of-experts layer over dispatch and combine, as a starting point."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _SCORES = {"softmax": lambda logits: logits.softmax(dim=-1), "sigmoid": torch.si
 
 @torch.library.custom_op("shoal::grouped_linear", mutates_args=())
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Each block of rows times the matrix of its expert; differentiable in x and weight, any number of times.
+    """Multiplies each block of rows by the matrix of its expert.
 
-    x: [rows, n], sorted by expert; weight: [experts, n, m]; ends: int64 [experts]: where the block of each expert ends
-    (it begins where the one before ends). Returns [rows, m]; rows behind the last block are 0. Waits for `ends` on the
-    host; one product an expert.
+    x: [rows, n], sorted by expert. weight: [experts, n, m]. ends: int64 [experts], the end of each
+    expert's block; a block starts at the end of the previous one. Returns [rows, m]; rows after the
+    last block are 0. Differentiable in x and weight, any number of times. Waits for `ends` on the
+    host and runs one product per expert.
     """
     result = x.new_empty((x.shape[0], weight.shape[2]))
     first = 0
@@ -38,7 +39,10 @@ def _(x, weight, ends):
 
 @torch.library.custom_op("shoal::grouped_outer", mutates_args=())
 def grouped_outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
-    """x: [rows, n], y: [rows, m] -> [experts, n, m]: the sum of the outer products of each expert's rows."""
+    """The sum of the outer products of each expert's rows.
+
+    x: [rows, n], y: [rows, m], ends as for grouped_linear. Returns [experts, n, m].
+    """
     result = x.new_empty((ends.shape[0], x.shape[1], y.shape[1]))
     first = 0
     for matrix, end in zip(result, ends.tolist()):
@@ -71,21 +75,25 @@ grouped_outer.register_autograd(_outer_backward, setup_context=_save)
 
 
 class MoE(nn.Module):
-    """Mixture of SwiGLU experts: [..., hidden] -> [..., hidden].
+    """A mixture of SwiGLU experts: [..., hidden] -> [..., hidden].
 
-    Each token goes to the `top_k` experts of highest score, `softmax` or `sigmoid` of a linear router, in float32; the
-    answers are summed with the scores as weights, normalised to a sum of 1 unless `normalize` is False.
+    Each token goes to the `top_k` experts of the highest score, which is `softmax` or `sigmoid` of
+    a linear router in float32. Expert outputs are summed with the scores as weights, normalised to
+    a sum of 1 unless `normalize` is False.
 
-    group: a shoal.ep.Group made with the same hidden, experts and top_k; expert e lives on member
-    e // (experts / members), and this module holds the parameters of this member's experts: `w_in`
-    [experts here, hidden, 2 * intermediate] and `w_out` [experts here, intermediate, hidden]. Forward and backward are
-    collective then. The router's parameters are the same on all members, which the caller sees to, as with any
-    data-parallel parameter; gradients of experts already have the tokens of all members in them. Without a group all
-    experts are here and nothing is sent.
+        layer = shoal.torch.MoE(hidden, intermediate, experts, top_k, group=group)
+        y = layer(x)
 
-    worst_case_rows: as in `dispatch`; with it torch.compile makes one graph of the layer.
+    group: a shoal.ep.Group with the same hidden, experts and top_k. This module then holds the
+    parameters of the local experts, `w_in` [local experts, hidden, 2 * intermediate] and `w_out`
+    [local experts, intermediate, hidden], and forward and backward are collective. The router's
+    parameters must be equal on all ranks; the caller synchronizes them as any data-parallel
+    parameter. Gradients of experts include the tokens of all ranks. Without a group all experts
+    are local.
 
-    Raises ValueError where the group was made for something else.
+    worst_case_rows: as for `dispatch`; torch.compile then makes one graph of the layer.
+
+    Raises ValueError where the group's options differ.
     """
 
     def __init__(
@@ -110,14 +118,21 @@ class MoE(nn.Module):
         if group is not None:
             for name, value in (("hidden", hidden), ("experts", experts), ("top_k", top_k)):
                 if group.options[name] != value:
-                    raise ValueError(f"MoE: {name} is {value}, but the group was made with {group.options[name]}")
+                    raise ValueError(
+                        f"MoE: {name} is {value}, "
+                        f"but the group was created with {group.options[name]}"
+                    )
             ops.register(group)
         self.group, self.top_k, self.score, self.normalize = group, top_k, score, normalize
         self.worst_case_rows = worst_case_rows
         here = experts if group is None else group.local_experts
         self.router = nn.Linear(hidden, experts, bias=False, device=device, dtype=dtype)
-        self.w_in = nn.Parameter(torch.empty(here, hidden, 2 * intermediate, device=device, dtype=dtype))
-        self.w_out = nn.Parameter(torch.empty(here, intermediate, hidden, device=device, dtype=dtype))
+        self.w_in = nn.Parameter(
+            torch.empty(here, hidden, 2 * intermediate, device=device, dtype=dtype)
+        )
+        self.w_out = nn.Parameter(
+            torch.empty(here, intermediate, hidden, device=device, dtype=dtype)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -129,34 +144,38 @@ class MoE(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         topk_idx, topk_weights = self.route(tokens)
         if self.group is None:
-            return self.answers(tokens, topk_idx, topk_weights).view_as(x)
+            return self.expert_output(tokens, topk_idx, topk_weights).view_as(x)
         received = functions.dispatch(
             self.group,
             tokens,
             topk_idx,
             topk_weights,
             worst_case_rows=self.worst_case_rows,
-            copy_out=torch.compiler.is_compiling(),  # a compiled graph may keep the rows until backward
+            # A compiled graph may keep the rows until backward.
+            copy_out=torch.compiler.is_compiling(),
         )
-        answers = self.answers(received.x, received.topk_idx, received.topk_weights)
-        return functions.combine(self.group, answers, received).view_as(x)
+        y = self.expert_output(received.x, received.topk_idx, received.topk_weights)
+        return functions.combine(self.group, y, received).view_as(x)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[tokens, hidden] -> int64 and float32 [tokens, top_k]: the experts of each token and their weights."""
+        """The experts of each token and their weights: int64 and float32 [tokens, top_k]."""
         scores = _SCORES[self.score](self.router(tokens).float())
         weights, idx = scores.topk(self.top_k, dim=-1)
         return idx, weights / weights.sum(dim=-1, keepdim=True) if self.normalize else weights
 
-    def answers(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
-        """What the experts here answer to each row, weighted and summed: [rows, hidden]. topk_idx -1: none of them."""
+    def expert_output(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
+        """The weighted sum of the local experts' outputs for each row: [rows, hidden].
+
+        topk_idx -1 selects no local expert.
+        """
         here = self.w_in.shape[0]
         expert = torch.where(topk_idx < 0, here, topk_idx).flatten()
-        expert, lane = torch.sort(expert, stable=True)
+        expert, flat_slot = torch.sort(expert, stable=True)
         ends = torch.searchsorted(expert, torch.arange(here, device=x.device), right=True)
         if self.group is not None and self.worst_case_rows == 0:
-            lane = lane[: int(ends[-1])]
-        row = torch.div(lane, self.top_k, rounding_mode="floor")
+            flat_slot = flat_slot[: int(ends[-1])]
+        row = torch.div(flat_slot, self.top_k, rounding_mode="floor")
         gate, up = grouped_linear(x[row], self.w_in, ends).chunk(2, dim=-1)
         y = grouped_linear(F.silu(gate) * up, self.w_out, ends)
-        y = (y * topk_weights.flatten()[lane].unsqueeze(1)).to(x.dtype)
+        y = (y * topk_weights.flatten()[flat_slot].unsqueeze(1)).to(x.dtype)
         return torch.zeros_like(x).index_add(0, row, y)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The custom operators `torch.ops.shoal`: what autograd and torch.compile see of dispatch and combine.
+"""The custom operators `torch.ops.shoal`: dispatch and combine for autograd and torch.compile.
 
-A graph holds only tensors and integers. So a group travels as the integer that `register` gives it, and the layout of a
-dispatch as a "handle" tensor: an int64 scalar whose memory owns the layout, which therefore lives exactly as long as
-any graph still has the tensor.
+A graph holds tensors and integers only. A group is therefore passed as the integer that `register`
+returns, and the layout of a dispatch as a "handle" tensor: an int64 scalar whose memory owns the
+layout. The layout lives exactly as long as a graph holds the tensor.
 
-`redispatch` and `combine` are linear and each the adjoint of the other; `dispatch` has the gradient of `redispatch`.
-All of them are collective: every member of the group runs the same ones in the same order, backward included.
+`redispatch` and `combine` are linear, and each is the adjoint of the other; `dispatch` has the
+gradient of `redispatch`. All of them are collective: every rank runs the same operators in the same
+order, backward included.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class _Layout(NamedTuple):
     handle: Any  # shoal.ep.Handle
     worst_case_rows: int
     copy_out: bool
-    rows: int | Tensor  # that hold tokens; on GPUs with worst_case_rows only the device knows: int32 [1]
-    elsewhere: Tensor  # bool [rows, top_k]: lanes whose expert is not here
+    rows: int | Tensor  # rows with tokens; on GPUs with worst_case_rows int32 [1] on the device
+    elsewhere: Tensor  # bool [rows, top_k]: top-k slots without a local expert
 
 
 _layouts: dict[int, _Layout] = {}
@@ -35,9 +36,10 @@ _numbers = itertools.count(1)
 
 
 def register(group: Any) -> int:
-    """The integer by which the operators know `group`, a shoal.ep.Group. It does not keep the group alive.
+    """The integer that the operators take for `group`, a shoal.ep.Group.
 
-    `dispatch`, `combine` and `MoE` call it. Code that is compiled before any of them has seen the group must do so.
+    It does not keep the group alive. `dispatch`, `combine` and `MoE` call this function. A program
+    that compiles code before any of them calls it first.
     """
     _groups[id(group)] = group
     return id(group)
@@ -48,8 +50,9 @@ def _group(number: int) -> Any:
         return _groups[number]
     except KeyError:
         raise RuntimeError(
-            "shoal.torch: this group is not known, or is gone; before compiling code that uses a group, "
-            "call shoal.torch.register(group), or make a shoal.torch.MoE with it"
+            "shoal.torch: this group is not registered, or no longer exists; before compiling code "
+            "that uses a group, call shoal.torch.register(group) or create a shoal.torch.MoE with "
+            "it"
         ) from None
 
 
@@ -59,12 +62,13 @@ def _layout(handle: Tensor) -> _Layout:
         return _layouts[number]
     except KeyError:
         raise RuntimeError(
-            f"shoal.torch: handle {number} belongs to no dispatch whose handle tensor is still alive; "
-            "pass on the tensor that dispatch returned, not a copy of its value"
+            f"shoal.torch: handle {number} belongs to no dispatch whose handle tensor is alive; "
+            "pass the tensor that dispatch returned, not a copy of its value"
         ) from None
 
 
-def _keep(layout: _Layout) -> Tensor:
+def _handle_of(layout: _Layout) -> Tensor:
+    """A handle tensor that owns the layout."""
     number = next(_numbers)
     memory = np.array([number])
     _layouts[number] = layout
@@ -76,20 +80,21 @@ def _tensor(array: Any) -> Tensor:
     return torch.from_dlpack(array)
 
 
-def _own(array: Any) -> Tensor:
-    """A copy in torch's memory, whose allocator knows the streams and graphs that use it; Shoal's knows its own."""
+def _copy(array: Any) -> Tensor:
+    """A copy in torch's memory, whose allocator tracks the streams and graphs that use it."""
     return _tensor(array).clone(memory_format=torch.contiguous_format)
 
 
 def _result(array: Any, copy_out: bool) -> Tensor:
-    """What a dispatch has brought; on the host it is already where it shall be."""
-    return _own(array) if copy_out and array.device != "cpu" else _tensor(array)
+    """The tensor of a result; on the host copy_out has its effect in Shoal."""
+    return _copy(array) if copy_out and array.device != "cpu" else _tensor(array)
 
 
-def _given(tensor: Tensor) -> Tensor:
-    if tensor.numel() == 0:  # contiguous() leaves its strides as they are
+def _argument(tensor: Tensor) -> Tensor:
+    """A contiguous tensor without gradient, as DLPack exports it."""
+    if tensor.numel() == 0:  # contiguous() keeps the strides of empty tensors
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return tensor.detach().contiguous()  # DLPack does not export what needs a gradient
+    return tensor.detach().contiguous()
 
 
 def _stream(tensor: Tensor) -> int | None:
@@ -97,100 +102,120 @@ def _stream(tensor: Tensor) -> int | None:
 
 
 def _clear_unused(x: Tensor, layout: _Layout) -> Tensor:
-    """Rows that no token fills become 0: what lay there before may be NaN, which no multiplication by 0 removes."""
+    """Sets rows without a token to 0: they may hold NaN, which a multiplication by 0 keeps."""
     if not layout.worst_case_rows:
         return x
     if isinstance(layout.rows, int):
         x[layout.rows :] = 0
         return x
-    return x.masked_fill_((torch.arange(x.shape[0], device=x.device) >= layout.rows).unsqueeze(1), 0)
+    return x.masked_fill_(
+        (torch.arange(x.shape[0], device=x.device) >= layout.rows).unsqueeze(1), 0
+    )
 
 
 @torch.library.custom_op("shoal::dispatch", mutates_args=())
 def dispatch(
-    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, group: int, worst_case_rows: int, copy_out: bool
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    group: int,
+    worst_case_rows: int,
+    copy_out: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """-> x [rows, hidden], topk_idx [rows, k], topk_weights [rows, k], source_token [rows], handle."""
-    members, stream = _group(group), _stream(x)
-    routing = members.route(_given(topk_idx), stream=stream)
-    received = members.dispatch(
-        _given(x),
+    """Returns x [rows, hidden], topk_idx [rows, k], topk_weights [rows, k], source_token [rows] and
+    the handle."""
+    ep_group, stream = _group(group), _stream(x)
+    routing = ep_group.route(_argument(topk_idx), stream=stream)
+    received = ep_group.dispatch(
+        _argument(x),
         routing,
-        weights=_given(topk_weights),
+        weights=_argument(topk_weights),
         worst_case_rows=worst_case_rows,
         copy_out=copy_out and not x.is_cuda,
         stream=stream,
     )
     rows: int | Tensor = received.rows
     if received.rows < 0:
-        rows = _own(received.row_count)
-    # What is small is copied, so that keeping it does not keep the rows, for which the group has little room.
-    idx, lanes, source = (_own(array) for array in (received.topk_idx, received.topk_weights, received.source_token))
+        rows = _copy(received.row_count)
+    # Copies of the small tensors, because the originals would keep the rows in the group's memory.
+    idx, source = _copy(received.topk_idx), _copy(received.source_token)
+    weights = _copy(received.topk_weights)
     layout = _Layout(received.handle, worst_case_rows, copy_out, rows, idx < 0)
-    return _clear_unused(_result(received.x, copy_out), layout), idx, lanes, source, _keep(layout)
+    x = _clear_unused(_result(received.x, copy_out), layout)
+    return x, idx, weights, source, _handle_of(layout)
 
 
 @dispatch.register_fake
 def _(x, topk_idx, topk_weights, group, worst_case_rows, copy_out):
     _group(group)
     rows = worst_case_rows if worst_case_rows > 0 else torch.library.get_ctx().new_dynamic_size()
-    lanes = topk_idx.shape[1]
+    top_k = topk_idx.shape[1]
     return (
         x.new_empty((rows, x.shape[1])),
-        x.new_empty((rows, lanes), dtype=torch.int64),
-        x.new_empty((rows, lanes), dtype=torch.float32),
+        x.new_empty((rows, top_k), dtype=torch.int64),
+        x.new_empty((rows, top_k), dtype=torch.float32),
         x.new_empty((rows,), dtype=torch.int32),
         torch.empty((), dtype=torch.int64, device="cpu"),
     )
 
 
 @torch.library.custom_op("shoal::redispatch", mutates_args=())
-def redispatch(x: Tensor, weights: Tensor | None, handle: Tensor, group: int, rows: int) -> tuple[Tensor, Tensor]:
-    """New rows along the layout of `handle` -> x [rows, hidden], weights [rows, k], or [0, 0] without weights."""
+def redispatch(
+    x: Tensor, weights: Tensor | None, handle: Tensor, group: int, rows: int
+) -> tuple[Tensor, Tensor]:
+    """Sends new rows along the layout of `handle`.
+
+    Returns x [rows, hidden] and weights [rows, k], which are [0, 0] without weights.
+    """
     layout = _layout(handle)
     received = _group(group).dispatch(
-        _given(x),
+        _argument(x),
         layout.handle,
-        weights=None if weights is None else _given(weights),
+        weights=None if weights is None else _argument(weights),
         worst_case_rows=layout.worst_case_rows,
         copy_out=layout.copy_out and not x.is_cuda,
         stream=_stream(x),
     )
     if weights is None:
-        lanes = x.new_empty((0, 0), dtype=torch.float32)
+        received_weights = x.new_empty((0, 0), dtype=torch.float32)
     else:
-        lanes = _result(received.topk_weights, layout.copy_out)
-    return _clear_unused(_result(received.x, layout.copy_out), layout), lanes
+        received_weights = _result(received.topk_weights, layout.copy_out)
+    return _clear_unused(_result(received.x, layout.copy_out), layout), received_weights
 
 
 @redispatch.register_fake
 def _(x, weights, handle, group, rows):
-    lanes = (0, 0) if weights is None else (rows, weights.shape[1])
-    return x.new_empty((rows, x.shape[1])), x.new_empty(lanes, dtype=torch.float32)
+    shape = (0, 0) if weights is None else (rows, weights.shape[1])
+    return x.new_empty((rows, x.shape[1])), x.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.custom_op("shoal::combine", mutates_args=())
-def combine(y: Tensor, weights: Tensor | None, handle: Tensor, group: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Answers, and weights [rows, k] -> x [tokens, hidden], weights [tokens, k], or [0, 0] without weights.
+def combine(
+    y: Tensor, weights: Tensor | None, handle: Tensor, group: int, tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Sums expert output, and weights [rows, k] where given.
 
-    A lane whose expert lies elsewhere adds nothing to the weights, whatever it holds.
+    Returns x [tokens, hidden] and weights [tokens, k], which are [0, 0] without weights. A top-k
+    slot whose expert is elsewhere adds nothing to the weights, whatever its value.
     """
     layout = _layout(handle)
     if weights is not None:
-        weights = _given(weights).masked_fill(layout.elsewhere, 0)
+        weights = _argument(weights).masked_fill(layout.elsewhere, 0)
     out = y.new_empty((tokens, y.shape[1])) if y.is_cuda else None
-    combined = _group(group).combine(_given(y), layout.handle, weights=weights, out=out, stream=_stream(y))
+    combined = _group(group).combine(
+        _argument(y), layout.handle, weights=weights, out=out, stream=_stream(y)
+    )
     if weights is None:
-        lanes = y.new_empty((0, 0), dtype=torch.float32)
+        sums = y.new_empty((0, 0), dtype=torch.float32)
     else:
-        lanes = _tensor(combined.topk_weights) if out is None else _own(combined.topk_weights)
-    return _tensor(combined.x) if out is None else out, lanes
+        sums = _tensor(combined.topk_weights) if out is None else _copy(combined.topk_weights)
+    return _tensor(combined.x) if out is None else out, sums
 
 
 @combine.register_fake
 def _(y, weights, handle, group, tokens):
-    lanes = (0, 0) if weights is None else (tokens, weights.shape[1])
-    return y.new_empty((tokens, y.shape[1])), y.new_empty(lanes, dtype=torch.float32)
+    shape = (0, 0) if weights is None else (tokens, weights.shape[1])
+    return y.new_empty((tokens, y.shape[1])), y.new_empty(shape, dtype=torch.float32)
 
 
 def _save_dispatch(ctx, inputs, output):
@@ -201,7 +226,9 @@ def _save_dispatch(ctx, inputs, output):
 
 def _dispatch_backward(ctx, grad_x, _idx, grad_weights, _source, _handle):
     (handle,) = ctx.saved_tensors
-    grad_x, grad_weights = torch.ops.shoal.combine(grad_x, grad_weights, handle, ctx.group, ctx.tokens)
+    grad_x, grad_weights = torch.ops.shoal.combine(
+        grad_x, grad_weights, handle, ctx.group, ctx.tokens
+    )
     return grad_x, None, grad_weights, None, None, None
 
 
@@ -215,7 +242,9 @@ def _adjoint(name: str):
     def backward(ctx, grad_x, grad_weights):
         (handle,) = ctx.saved_tensors
         operator = getattr(torch.ops.shoal, name)
-        grad_x, grad_weights = operator(grad_x, grad_weights if ctx.weighted else None, handle, ctx.group, ctx.rows)
+        grad_x, grad_weights = operator(
+            grad_x, grad_weights if ctx.weighted else None, handle, ctx.group, ctx.rows
+        )
         return grad_x, grad_weights if ctx.weighted else None, None, None, None
 
     return backward

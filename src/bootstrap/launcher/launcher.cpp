@@ -17,8 +17,7 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-/// Slurm numbers steps of tasks from 0; the batch script and interactive shells have numbers from
-/// here on.
+/// Slurm numbers job steps from 0. The batch script and interactive shells have numbers from here.
 constexpr std::int64_t kFirstSpecialStep = 4294967280;
 
 bool has(const Variables& variables, const std::string& name) {
@@ -33,13 +32,13 @@ std::int64_t number(const Variables& variables, const std::string& name, std::in
   require(
       error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
       Code::invalid_argument,
-      "{} is \"{}\"; allowed: an integer from 0 to {}. A launcher sets it; SHOAL_BOOTSTRAP=single or uid does not "
-      "look at launchers",
+      "{} is \"{}\"; allowed: an integer from 0 to {}. A launcher sets it; SHOAL_BOOTSTRAP=single "
+      "or uid does not look at launchers",
       name, text, most);
   return value;
 }
 
-/// A launcher that tells rank and size in two variables.
+/// A launcher that sets the rank and the size in two variables.
 Launcher ranked(const Variables& variables, std::string name, const std::string& rank,
                 const std::string& size, std::vector<std::string> bootstraps) {
   Launcher launcher{
@@ -73,7 +72,7 @@ bool slurm_task(const Variables& variables) {
 
 Launcher detect_launcher(const Variables& variables) {
   const auto set = [&](const char* name) { return has(variables, name); };
-  // Each of these can run inside those below it, and leaves their variables in the environment.
+  // Each launcher can run inside those checked after it, and keeps their variables.
   if (set("TORCHELASTIC_RUN_ID") && torch_variables(variables)) return torch_launcher(variables);
   if (set("OMPI_COMM_WORLD_RANK") && set("OMPI_COMM_WORLD_SIZE"))
     return ranked(variables, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -96,13 +95,12 @@ Launcher detect_launcher(const Variables& variables) {
             {"pmix"}};
   if (slurm) return ranked(variables, "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"pmi"});
   if (torch_variables(variables)) return torch_launcher(variables);
-  return {
-      {},
-      "no variables of Open MPI, Hydra, PMIx, Slurm's srun, or torchrun (RANK, WORLD_SIZE, MASTER_ADDR, "
-      "MASTER_PORT)",
-      0,
-      1,
-      {"single"}};
+  return {{},
+          "no variables of Open MPI, Hydra, PMIx, Slurm's srun, or torchrun (RANK, WORLD_SIZE, "
+          "MASTER_ADDR, MASTER_PORT)",
+          0,
+          1,
+          {"single"}};
 }
 
 std::string torch_session(const Variables& variables, std::uint64_t count) {
@@ -111,8 +109,8 @@ std::string torch_session(const Variables& variables, std::uint64_t count) {
   };
   require(
       torch_variables(variables), Code::invalid_argument,
-      "SHOAL_BOOTSTRAP is torch but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: start the program "
-      "with torchrun, or set them on all PEs");
+      "SHOAL_BOOTSTRAP is torch but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: "
+      "start the program with torchrun, or set them on all PEs");
   std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
   for (const char c :
        fmt::format("{}:{}:{}:{}:{}", value("MASTER_ADDR"), value("MASTER_PORT"),
@@ -135,9 +133,8 @@ Choice single(std::string why) {
   return {{"single"}, 0, 1, std::move(why)};
 }
 
-/// PEs that are told where to meet, by the settings and, where those do not number them, by the
-/// launcher.
-Choice told(const Settings& settings) {
+/// The settings give the meeting point and the PE index; if they give no index, the launcher does.
+Choice by_settings(const Settings& settings) {
   std::int64_t pe = settings.pe, n_pes = settings.n_pes;
   std::string why = fmt::format("SHOAL_N_PES={}", n_pes);
   if (pe == -1 || n_pes == -1) {
@@ -152,24 +149,24 @@ Choice told(const Settings& settings) {
     }
   }
   if (pe == -1 && n_pes == 1) pe = 0;
-  require(
-      n_pes != -1, Code::invalid_argument,
-      "{} but SHOAL_N_PES is not set: start the program with shoal-run, or set SHOAL_PE and SHOAL_N_PES",
-      settings.bootstrap == "uid" ? "SHOAL_BOOTSTRAP is uid"
-                                  : "SHOAL_UNIQUE_ID or SHOAL_SESSION_ID is set");
+  require(n_pes != -1, Code::invalid_argument,
+          "{} but SHOAL_N_PES is not set: start the program with shoal-run, or set SHOAL_PE and "
+          "SHOAL_N_PES",
+          settings.bootstrap == "uid" ? "SHOAL_BOOTSTRAP is uid"
+                                      : "SHOAL_UNIQUE_ID or SHOAL_SESSION_ID is set");
   require(pe >= 0 && pe < n_pes, Code::invalid_argument,
           "SHOAL_PE is {} with SHOAL_N_PES {}; allowed: 0 to {}",
           pe == -1 ? "not set" : std::to_string(pe), n_pes, n_pes - 1);
   if (n_pes == 1 && !named(settings)) return single(why);
   require(
       named(settings), Code::invalid_argument,
-      "SHOAL_N_PES is {} but neither SHOAL_UNIQUE_ID nor SHOAL_SESSION_ID is set, so PE {} cannot find the others: "
-      "start the program with shoal-run, or set one of the two on all PEs",
+      "SHOAL_N_PES is {} but neither SHOAL_UNIQUE_ID nor SHOAL_SESSION_ID is set, so PE {} cannot "
+      "find the others: start the program with shoal-run, or set one of the two on all PEs",
       n_pes, pe);
   return {{settings.unique_id.empty() ? "session" : "uid"}, pe, n_pes, why};
 }
 
-/// What SHOAL_BOOTSTRAP names, as a plug-in.
+/// The plug-in that SHOAL_BOOTSTRAP names.
 Choice plugin_of(const Settings& settings) {
   constexpr std::string_view kNames[] = {"mpi", "shmem", "pmi", "pmi2", "pmix", "plugin"};
   require(std::ranges::find(kNames, settings.bootstrap) != std::end(kNames) ||
@@ -177,11 +174,10 @@ Choice plugin_of(const Settings& settings) {
           Code::invalid_argument,
           "SHOAL_BOOTSTRAP is \"{}\"; allowed: automatic, uid, single, torch, plugin:FILE, {}",
           settings.bootstrap, fmt::join(kNames, ", "));
-  require(
-      settings.n_pes == -1 && settings.pe == -1, Code::invalid_argument,
-      "SHOAL_BOOTSTRAP is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set too: unset them, or "
-      "use SHOAL_BOOTSTRAP=automatic",
-      settings.bootstrap);
+  require(settings.n_pes == -1 && settings.pe == -1, Code::invalid_argument,
+          "SHOAL_BOOTSTRAP is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set "
+          "too: unset them, or use SHOAL_BOOTSTRAP=automatic",
+          settings.bootstrap);
   std::string name = settings.bootstrap;
   if (name == "plugin") {
     require(!settings.bootstrap_plugin.empty(), Code::invalid_argument,
@@ -198,11 +194,10 @@ Choice choose_bootstrap(const Settings& settings) {
   const std::int64_t pe = settings.pe, n_pes = settings.n_pes;
   require(n_pes == -1 || (n_pes >= 1 && n_pes <= kMaxPes), Code::invalid_argument,
           "SHOAL_N_PES is {}; allowed: 1 to {}", n_pes, kMaxPes);
-  require(
-      n_pes != -1 || pe <= 0 || asked != "automatic" || named(settings), Code::invalid_argument,
-      "SHOAL_PE is {} but SHOAL_N_PES is not set: start the program with shoal-run, or set SHOAL_N_PES to the "
-      "number of PEs",
-      pe);
+  require(n_pes != -1 || pe <= 0 || asked != "automatic" || named(settings), Code::invalid_argument,
+          "SHOAL_PE is {} but SHOAL_N_PES is not set: start the program with shoal-run, or set "
+          "SHOAL_N_PES to the number of PEs",
+          pe);
   if (asked == "single") {
     require(n_pes <= 1, Code::invalid_argument,
             "SHOAL_BOOTSTRAP is single but SHOAL_N_PES is {}; allowed: 1, or unset", n_pes);
@@ -211,7 +206,7 @@ Choice choose_bootstrap(const Settings& settings) {
     return single("SHOAL_BOOTSTRAP=single");
   }
   if (asked == "uid" || (asked == "automatic" && (n_pes != -1 || named(settings))))
-    return told(settings);
+    return by_settings(settings);
   if (asked == "torch") {
     torch_session(settings.launcher, 0);  // says what is missing
     const Launcher launcher = torch_launcher(settings.launcher);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// launcher.hpp: who started this process, and which bootstraps that offers. Pure functions of the
-// launchers' variables.
+// launcher.hpp: detects the launcher of this process and the bootstraps that it offers. Pure
+// functions of environment variables.
 #pragma once
 
 #include <cstdint>
@@ -12,43 +12,43 @@
 
 namespace shoal::bootstrap {
 
-/// What the variables of a process say.
+/// The launcher that a process's variables describe.
 struct Launcher {
   std::string name;  ///< "Open MPI", "Slurm" and so on; empty: no launcher
-  std::string why;   ///< the variables that say so, with their values; without a launcher: what was
-                     ///< looked for
+  std::string why;  ///< the variables with their values; without a launcher, those that are missing
   std::int64_t pe = -1;
   std::int64_t n_pes = -1;              ///< -1: only the launcher's library knows
   std::vector<std::string> bootstraps;  ///< as in SHOAL_BOOTSTRAP, first choice first
 };
 
-/// Launchers may be nested (torchrun started by srun, mpirun in a batch job): the innermost one
-/// counts. Throws Error{invalid_argument} naming a variable that is no number or out of range.
+/// Detects the innermost launcher: launchers may be nested (torchrun started by srun, mpirun in a
+/// batch job). Throws Error{invalid_argument} naming a variable that is not a number or is out of
+/// range.
 Launcher detect_launcher(const std::map<std::string, std::string>& variables);
 
-/// Which bootstraps make_bootstrap tries, and as whom.
+/// The bootstraps that make_bootstrap tries, and the PE index.
 struct Choice {
   /// "single", "uid" (SHOAL_UNIQUE_ID), "session" (SHOAL_SESSION_ID), "torch", "plugin:FILE", or
-  /// the name of a plug-in of Shoal's. More than one: the next is tried where a plug-in or its
-  /// library is not installed.
+  /// the name of one of Shoal's plug-ins. If a plug-in or its library is not installed, the next
+  /// one is tried.
   std::vector<std::string> bootstraps;
   std::int64_t pe = -1;  ///< -1: the plug-in knows
   std::int64_t n_pes = -1;
   std::string why;
 };
 
-/// Throws Error{invalid_argument} when settings contradict each other or what the bootstrap needs
-/// is missing.
+/// Throws Error{invalid_argument} if settings contradict each other, or if a setting that the
+/// bootstrap needs is missing.
 Choice choose_bootstrap(const Settings& settings);
 
-/// One line for people: "Slurm (PMI_FD, PMI_RANK=0, PMI_SIZE=3): bootstrap pmi, else pmi2". Never
-/// throws: a contradiction is told in place of the choice.
+/// A line such as "Slurm (PMI_FD, PMI_RANK=0, PMI_SIZE=3): bootstrap pmi, else pmi2". Never throws:
+/// the line for contradicting settings is the error message.
 std::string describe_launcher(const Settings& settings);
 
-/// host:port where the PEs of a torchrun job meet for their `count`-th world: the host is
-/// MASTER_ADDR; the port lies from 10000 to 31999, below those that systems give to outgoing
-/// connections, and is derived from MASTER_ADDR, MASTER_PORT (where torch's own store listens), the
-/// id of the run, the count of restarts and `count`.
+/// The host:port at which the PEs of a torchrun job meet for their `count`-th world. The host is
+/// MASTER_ADDR. The port is between 10000 and 31999, below the ports of outgoing connections. It is
+/// derived from MASTER_ADDR, MASTER_PORT (the port of torch's own store), the id of the run, the
+/// number of restarts and `count`.
 std::string torch_session(const std::map<std::string, std::string>& variables, std::uint64_t count);
 
 }  // namespace shoal::bootstrap

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// common.hpp: what Shoal's bootstrap plug-ins share.
+// common.hpp: helpers shared by Shoal's bootstrap plug-ins.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace shoal::plugins {
 
 using Clock = std::chrono::steady_clock;
 
-/// Leaves `reason` in the context and returns `status`.
+/// Stores `reason` in the context and returns `status`.
 inline int report(shoal_bootstrap_context* context, int status, std::string_view reason) {
   const std::size_t count = reason.copy(context->reason, sizeof context->reason - 1);
   context->reason[count] = '\0';
@@ -26,14 +26,14 @@ inline Clock::time_point deadline_of(const shoal_bootstrap_context* context) {
   return Clock::now() + std::chrono::milliseconds(context->timeout_ms);
 }
 
-/// The launcher's variable, empty when not set.
+/// The launcher's variable; empty if it is not set.
 inline std::string variable(const shoal_bootstrap_context* context, const char* name) {
   const char* const value = context->variable(context, name);
   return value == nullptr ? std::string() : std::string(value);
 }
 
-/// Calls `finish` when the process ends well. A process that fails leaves its launcher without a
-/// word, so that the launcher ends the others too and does not wait for them.
+/// Calls `finish` when the process exits with status 0. A process that fails does not finalize, so
+/// that its launcher sees a failure and ends the other processes.
 inline void at_good_end(void (*finish)()) {
   on_exit(
       [](int status, void* what) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// mpi.cpp: MPI_COMM_WORLD, of the MPI that this file was built with (MPIs have no common ABI;
-// programs with another MPI use shoal/mpi.hpp).
+// mpi.cpp: MPI_COMM_WORLD of the MPI that this file was built with. MPIs have no common ABI:
+// programs with another MPI use shoal/mpi.hpp.
 //
-// An MPI that the program has initialised is left to the program. One that is initialised here is
-// finalised when the process ends, since MPI cannot be initialised twice. MPI_Init has no deadline;
-// the broadcast keeps to it.
+// If the program has initialized MPI, the program also finalizes it. Otherwise this plug-in
+// initializes MPI and finalizes it when the process ends, since MPI cannot be initialized twice.
+// MPI_Init has no deadline; the broadcast has one.
 #include <mpi.h>
 #include <unistd.h>
 
@@ -24,8 +24,8 @@ constexpr const char* kBuiltWith = "MPICH";
 constexpr const char* kBuiltWith = "";
 #endif
 
-/// MPI as this process sees it: when the program was linked with another MPI, its functions are
-/// found first.
+/// The MPI library that this process uses. If the program is linked with another MPI, the linker
+/// finds the program's functions first.
 std::string running_library() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// pmi.cpp: PMI-1. Its wire protocol, lines of key=value over a socket that the process inherits
-// (PMI_FD), is spoken here directly, with deadlines and without a library: Hydra (MPICH, Intel MPI)
-// and srun --mpi=pmi2 answer it. Tasks of srun without a PMI server use Slurm's libpmi, which asks
-// srun itself whatever --mpi says.
+// pmi.cpp: PMI-1. Hydra (MPICH, Intel MPI) and srun --mpi=pmi2 serve its wire protocol: lines of
+// key=value over an inherited socket (PMI_FD). This file implements the protocol itself, with
+// deadlines. Tasks of srun without a PMI server use Slurm's libpmi, which asks srun whatever the
+// option --mpi says.
 #include <dlfcn.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -21,13 +21,13 @@
 namespace shoal::plugins {
 namespace {
 
-/// Why a call failed, on the way to the table's functions.
+/// The reason of a failed call, thrown to the functions of the plug-in's table.
 struct Failure : std::runtime_error {
   Failure(int what, const std::string& reason) : std::runtime_error(reason), status(what) {}
   int status;
 };
 
-/// What PMI-1 offers, whoever answers. Calls throw Failure.
+/// The functions of PMI-1. They throw Failure.
 class Pmi {
  public:
   virtual ~Pmi() = default;
@@ -40,7 +40,7 @@ class Pmi {
   int pe = -1, n_pes = -1;
 };
 
-/// The value of `name` in "cmd=x name=value ...", or nullopt. No value of PMI-1 has a space in it.
+/// The value of `name` in "cmd=x name=value ...", or nullopt. Values of PMI-1 contain no spaces.
 std::optional<std::string> field(const std::string& line, const std::string& name) {
   for (std::size_t at = 0; at < line.size();) {
     const std::size_t end = std::min(line.find(' ', at), line.size());
@@ -88,19 +88,19 @@ class Wire final : public Pmi {
   void finalize() noexcept override {
     try {
       if (!broken_) ask("cmd=finalize", "finalize_ack", Clock::now() + std::chrono::seconds(2));
-    } catch (const std::exception&) {  // the process ends all the same, and the launcher sees it
+    } catch (const std::exception&) {  // the process ends anyway, and the launcher sees it
     }
   }
 
  private:
-  /// Sends a line and returns the answer, which is of kind `expected`.
+  /// Sends a line and returns the reply, which must be of kind `expected`.
   std::string ask(const std::string& line, const std::string& expected,
                   Clock::time_point deadline) {
     if (broken_)
       throw Failure(SHOAL_BOOTSTRAP_FAILED,
                     "the connection to the launcher is no longer usable after an earlier failure");
     broken_ =
-        true;  // until the answer is here: a late one would be taken for that of the next question
+        true;  // until the reply arrives: a late reply would be taken for that of the next request
     send(line + "\n", deadline);
     const std::string answer = receive(line, deadline);
     if (field(answer, "cmd") != expected || field(answer, "rc").value_or("0") != "0")
@@ -110,7 +110,7 @@ class Wire final : public Pmi {
     return answer;
   }
 
-  /// Values are secret.
+  /// Never prints values: they are secret.
   static std::string shown(const std::string& line) { return line.substr(0, line.find(" value=")); }
 
   void send(const std::string& text, Clock::time_point deadline) {
@@ -157,11 +157,11 @@ class Wire final : public Pmi {
   bool broken_ = false;
 };
 
-/// Slurm's libpmi. Its calls have no deadlines; Shoal gives up on them by itself.
+/// Slurm's libpmi. Its calls have no deadlines: Shoal abandons them when they are late.
 class SlurmLibrary final : public Pmi {
  public:
   SlurmLibrary() {
-    // Global: the plug-ins that libslurm loads in turn take its functions from there.
+    // RTLD_GLOBAL: the plug-ins that libslurm loads use its functions.
     void* const library = dlopen("libpmi.so.0", RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
     if (library == nullptr)
       throw Failure(SHOAL_BOOTSTRAP_ABSENT,
@@ -219,18 +219,18 @@ class SlurmLibrary final : public Pmi {
   int (*finalize_)() = nullptr;
 };
 
-/// A process speaks PMI once: from its first world until it ends.
+/// A process can use PMI once, from its first world until it ends.
 struct Process {
   std::unique_ptr<Pmi> pmi;
-  unsigned worlds = 0;  ///< counted alike on all PEs: names the keys
+  unsigned worlds = 0;  ///< equal on all PEs; part of the keys
 };
 
 Process& process() {
-  static Process& the = *new Process;  // used until the very end of the process
+  static Process& the = *new Process;  // never destroyed: used until the process ends
   return the;
 }
 
-/// An MPI that runs in this process speaks PMI over the same socket.
+/// An MPI in this process uses PMI over the same socket.
 bool mpi_runs() {
   auto* const initialised = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "MPI_Initialized"));
   int yes = 0;
@@ -243,8 +243,8 @@ std::unique_ptr<Pmi> start(const shoal_bootstrap_context* context) {
     if (mpi_runs())
       throw Failure(
           SHOAL_BOOTSTRAP_FAILED,
-          "MPI runs in this process and speaks over the launcher's connection (PMI_FD) already: open the world "
-          "with connect_mpi of shoal/mpi.hpp, or World.from_mpi4py");
+          "MPI runs in this process and speaks over the launcher's connection (PMI_FD) already: "
+          "open the world with connect_mpi of shoal/mpi.hpp, or World.from_mpi4py");
     return std::make_unique<Wire>(
         to_int(fd, "PMI_FD"), to_int(variable(context, "PMI_RANK"), "PMI_RANK"),
         to_int(variable(context, "PMI_SIZE"), "PMI_SIZE"), deadline_of(context));
@@ -252,8 +252,9 @@ std::unique_ptr<Pmi> start(const shoal_bootstrap_context* context) {
   if (variable(context, "SLURM_STEP_ID").empty())
     throw Failure(
         SHOAL_BOOTSTRAP_ABSENT,
-        "no launcher speaks PMI-1 to this process (neither PMI_FD nor SLURM_STEP_ID is set): start it with Hydra's "
-        "mpiexec or with srun. SHOAL_BOOTSTRAP=pmi2 and pmix are the newer protocols");
+        "no launcher speaks PMI-1 to this process (neither PMI_FD nor SLURM_STEP_ID is set): start "
+        "it with Hydra's mpiexec or with srun. SHOAL_BOOTSTRAP=pmi2 and pmix are the newer "
+        "protocols");
   return std::make_unique<SlurmLibrary>();
 }
 

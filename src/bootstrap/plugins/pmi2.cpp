@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// pmi2.cpp: PMI-2 through libpmi2 (srun --mpi=pmi2, Hydra), which is opened when a world asks for
-// it.
+// pmi2.cpp: PMI-2 through libpmi2 (srun --mpi=pmi2, Hydra), which is loaded on first use.
 //
-// The library's calls have no deadlines; Shoal gives up on them by itself (no
-// SHOAL_BOOTSTRAP_SAME_THREAD).
+// The library's calls have no deadlines. Without SHOAL_BOOTSTRAP_SAME_THREAD, Shoal abandons them
+// when they are late.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -13,7 +12,7 @@
 namespace shoal::plugins {
 namespace {
 
-/// PMI-2's functions, as its specification has them.
+/// The functions of PMI-2, as declared by its specification.
 struct Library {
   int (*init)(int* spawned, int* size, int* rank, int* app) = nullptr;
   int (*finalize)() = nullptr;
@@ -26,17 +25,18 @@ struct Library {
 
 constexpr int kAnySource = -1;
 
-/// A process speaks PMI once: initialised by the first world, finalised when the process ends.
+/// A process can use PMI once: the first world initializes it, and it is finalized when the process
+/// ends.
 struct Process {
   Library library;
   bool ready = false;
   int pe = -1, n_pes = -1;
   std::string job;
-  unsigned worlds = 0;  ///< counted alike on all PEs: names the keys
+  unsigned worlds = 0;  ///< equal on all PEs; part of the keys
 };
 
 Process& process() {
-  static Process& the = *new Process;  // used until the very end of the process
+  static Process& the = *new Process;  // never destroyed: used until the process ends
   return the;
 }
 
@@ -66,8 +66,8 @@ int start(shoal_bootstrap_context* context, Process& own) {
   if (variable(context, "PMI_FD").empty())
     return report(
         context, SHOAL_BOOTSTRAP_ABSENT,
-        "no launcher speaks PMI-2 to this process (PMI_FD is not set): start it with srun --mpi=pmi2 or Hydra's "
-        "mpiexec");
+        "no launcher speaks PMI-2 to this process (PMI_FD is not set): start it with srun "
+        "--mpi=pmi2 or Hydra's mpiexec");
   std::string reason;
   if (!load(own.library, reason)) return report(context, SHOAL_BOOTSTRAP_ABSENT, reason);
   int spawned = 0, app = 0;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// pmix.cpp: PMIx (Open MPI's mpirun, srun --mpi=pmix, PRRTE). Both collective calls have deadlines
-// of PMIx's own where the server keeps them; where it does not, Shoal gives up on the call by
-// itself.
+// pmix.cpp: PMIx (Open MPI's mpirun, srun --mpi=pmix, PRRTE). Both collective calls request PMIx's
+// own timeout. Shoal abandons the call if the server does not support it.
 #include <pmix.h>
 
 #include <algorithm>
@@ -13,17 +12,17 @@
 namespace shoal::plugins {
 namespace {
 
-/// PMIx counts initialisations, but may not be started again once it has ended: it stays until the
-/// process ends.
+/// PMIx cannot be started again after it was finalized, so it stays initialized until the process
+/// ends.
 struct Process {
   pmix_proc_t self{};
   std::int32_t n_pes = -1;
   bool ready = false;
-  unsigned worlds = 0;  ///< counted alike on all PEs: names the keys
+  unsigned worlds = 0;  ///< equal on all PEs; part of the keys
 };
 
 Process& process() {
-  static Process& the = *new Process;  // used until the very end of the process
+  static Process& the = *new Process;  // never destroyed: used until the process ends
   return the;
 }
 
@@ -52,8 +51,8 @@ pmix_info_t info(const char* key, bool flag) {
   return entry;
 }
 
-/// PMIx counts in seconds; whole ones below the limit, since Shoal itself gives up shortly after
-/// it.
+/// The timeout for PMIx, in seconds. Rounded down: Shoal itself abandons the call shortly after the
+/// limit.
 pmix_info_t limit(const shoal_bootstrap_context* context) {
   int seconds = std::max(1, static_cast<int>(context->timeout_ms / 1000));
   pmix_info_t entry;
@@ -65,8 +64,8 @@ int start(shoal_bootstrap_context* context, Process& own) {
   if (variable(context, "PMIX_NAMESPACE").empty())
     return report(
         context, SHOAL_BOOTSTRAP_ABSENT,
-        "no PMIx server has started this process (PMIX_NAMESPACE is not set): start it with Open MPI's mpirun, "
-        "srun --mpi=pmix, or prun");
+        "no PMIx server has started this process (PMIX_NAMESPACE is not set): start it with Open "
+        "MPI's mpirun, srun --mpi=pmix, or prun");
   pmix_status_t status = PMIx_Init(&own.self, nullptr, 0);
   if (status != PMIX_SUCCESS)
     return report(context, status == PMIX_ERR_UNREACH ? SHOAL_BOOTSTRAP_ABSENT : code_of(status),

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// shmem.cpp: OpenSHMEM, which the program has initialised: Open MPI's shmem_init registers every
-// writable mapping of the process, has room for 32 of them, and crashes where a process of many
-// libraries calls it late. So it is for the program to call it, first thing in main, and to
-// finalise it.
+// shmem.cpp: OpenSHMEM, initialized and finalized by the program. Open MPI's shmem_init registers
+// every writable mapping of the process, at most 32, and crashes if a process with many libraries
+// calls it late. So the program must call it at the start of main.
 //
-// OpenSHMEM has no deadlines for symmetric allocation; only waiting for the text is bounded here.
+// OpenSHMEM has no deadline for symmetric allocation; only the wait for the text has one.
 #include <shmem.h>
 #include <unistd.h>
 
@@ -13,7 +12,7 @@
 #include "common.hpp"
 
 #if defined(OSHMEM_MAJOR_VERSION)
-/// Of Open MPI's OpenSHMEM: the standard has no call that tells whether the library is initialised.
+/// Declared by Open MPI: the standard has no function to query whether OpenSHMEM is initialized.
 extern "C" {
 extern __attribute__((weak)) bool oshmem_shmem_initialized;
 }
@@ -34,8 +33,8 @@ int open(shoal_bootstrap_context* context, void** job, std::int32_t* pe, std::in
   if (!initialised())
     return report(
         context, SHOAL_BOOTSTRAP_ABSENT,
-        "OpenSHMEM is not initialised in this process: call shmem_init first thing in main. PEs of oshrun that do "
-        "not use OpenSHMEM themselves meet with SHOAL_BOOTSTRAP=pmix");
+        "OpenSHMEM is not initialised in this process: call shmem_init first thing in main. PEs of "
+        "oshrun that do not use OpenSHMEM themselves meet with SHOAL_BOOTSTRAP=pmix");
   void* const room = shmem_calloc(1, SHOAL_BOOTSTRAP_TEXT_SIZE + sizeof(long));
   if (room == nullptr)
     return report(context, SHOAL_BOOTSTRAP_FAILED,
@@ -66,8 +65,8 @@ int broadcast(shoal_bootstrap_context* context, void* job, char* text) {
   return SHOAL_BOOTSTRAP_OK;
 }
 
-/// Giving the memory back is collective, which close is not: it stays, a few hundred bytes for each
-/// world.
+/// Freeing symmetric memory is collective and close is not, so the memory stays allocated: a few
+/// hundred bytes per world.
 void close(void*) {}
 
 }  // namespace

@@ -47,7 +47,7 @@ void Outbox::flush(int fd) {
     if (sent < 0) {
       if (would_block(errno)) return;
       if (errno == EINTR) continue;
-      fail(Code::peer_failed, "the connection broke while sending: {}", std::strerror(errno));
+      fail(Code::peer_failed, "the connection broke while sending: {}", errno_text(errno));
     }
     item.sent += static_cast<std::size_t>(sent);
     if (static_cast<std::size_t>(sent) == left) queue_.pop_front();
@@ -62,7 +62,7 @@ bool Inbox::fill(int fd) {
     if (count < 0) {
       if (would_block(errno)) return true;
       if (errno == EINTR) continue;
-      fail(Code::peer_failed, "the connection broke while receiving: {}", std::strerror(errno));
+      fail(Code::peer_failed, "the connection broke while receiving: {}", errno_text(errno));
     }
     reader_.append(std::span(buffer).first(static_cast<std::size_t>(count)));
     if (static_cast<std::size_t>(count) < sizeof buffer) return true;

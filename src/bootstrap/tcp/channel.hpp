@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// channel.hpp: one authenticated connection, on either side: frames out, frames in. Nothing here
-// blocks.
+// channel.hpp: both directions of one authenticated connection, as used by the root and by PEs.
+// No call blocks.
 //
-// The two halves share the socket and nothing else, so that one thread may send while another
-// receives.
+// The two directions share only the socket, so one thread may send while another receives.
 #pragma once
 
 #include <deque>
@@ -14,15 +13,14 @@
 
 namespace shoal::bootstrap {
 
-/// Frames to send. Payloads are shared, so the same result can wait in the queues of many PEs and
-/// be in memory once.
+/// Frames to send. Payloads are shared: a result that is queued for many PEs is in memory once.
 class Outbox {
  public:
   explicit Outbox(Direction direction) : authenticator_(direction) {}
   void set_key(const Key& key) { authenticator_.set_key(key); }
   void add(MessageType type, Pe pe, std::uint64_t sequence, SharedBytes payload);
   bool empty() const { return queue_.empty(); }
-  /// Sends what the socket takes. Throws Error{peer_failed} when the connection is broken.
+  /// Sends as much as the socket accepts. Throws Error{peer_failed} if the connection is broken.
   void flush(int fd);
 
  private:
@@ -36,20 +34,19 @@ class Outbox {
   Authenticator authenticator_;
 };
 
-/// Frames that came.
+/// Received frames.
 class Inbox {
  public:
   Inbox(Direction direction, std::size_t max_payload)
       : reader_(max_payload), authenticator_(direction) {}
   void set_key(const Key& key) { authenticator_.set_key(key); }
   void set_max_payload(std::size_t max_payload) { reader_.set_max_payload(max_payload); }
-  /// Reads what is there, at most about a megabyte, so that one connection cannot keep the others
-  /// waiting. Returns false at the end of the stream. Throws Error{peer_failed} when the connection
-  /// is broken.
+  /// Reads the available bytes, at most about 1 MiB, so that no connection delays the others.
+  /// Returns false at the end of the stream. Throws Error{peer_failed} if the connection is broken.
   bool fill(int fd);
-  /// The next frame, its tag not yet checked.
+  /// The next frame, with its tag unchecked.
   std::optional<Frame> next_unchecked() { return reader_.next(); }
-  /// The next frame. Throws Error{mismatch} when it is malformed, altered, replayed or made with
+  /// The next frame. Throws Error{mismatch} if it is malformed, altered, replayed or made with
   /// another key.
   std::optional<Frame> next();
   bool check(const Frame& frame) { return authenticator_.check(frame); }

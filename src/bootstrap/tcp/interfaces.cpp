@@ -25,7 +25,7 @@ bool matches(const InterfacePattern::Item& item, const Interface& interface) {
   return item.exact ? interface.name == item.name : interface.name.starts_with(item.name);
 }
 
-/// Networks, then bridges, then loopback.
+/// 0 for networks, 1 for bridges, 2 for loopback.
 int rank_of(const Interface& interface) {
   if (interface.loopback) return 2;
   constexpr std::string_view bridges[] = {"docker", "br-", "virbr", "veth", "cni", "lxc"};
@@ -35,7 +35,7 @@ int rank_of(const Interface& interface) {
              : 0;
 }
 
-/// Place of the interface in the order of preference, smaller is better; -1: not allowed.
+/// Position in the order of preference, best first; -1 if the interface is not allowed.
 int preference(const InterfacePattern& pattern, const Interface& interface) {
   const auto item = std::ranges::find_if(
       pattern.items, [&](const auto& entry) { return matches(entry, interface); });
@@ -75,8 +75,8 @@ InterfacePattern parse_interface_pattern(std::string_view text) {
     if (exact) item = trim(item.substr(1));
     require(
         !item.empty() && item.find_first_of("^=") == std::string_view::npos, Code::invalid_argument,
-        "SHOAL_SOCKET_INTERFACE is \"{}\"; allowed: a comma list of name prefixes, =name for an exact name, a "
-        "leading ^ to exclude the whole list, such as \"eth,=ib0\" or \"^docker,lo\"",
+        "SHOAL_SOCKET_INTERFACE is \"{}\"; allowed: a comma list of name prefixes, =name for an "
+        "exact name, a leading ^ to exclude the whole list, such as \"eth,=ib0\" or \"^docker,lo\"",
         text);
     pattern.items.push_back({std::string(item), exact});
     if (comma == std::string_view::npos) return pattern;
@@ -102,11 +102,10 @@ const Interface& choose_interface(std::span<const Interface> interfaces, std::st
       best_score = score;
     }
   }
-  require(
-      best != nullptr, Code::unsupported,
-      "no network interface fits \"{}\" with address family {}; there are: {}. Settings: SHOAL_SOCKET_INTERFACE, "
-      "SHOAL_SOCKET_FAMILY",
-      pattern, family, list_of(interfaces));
+  require(best != nullptr, Code::unsupported,
+          "no network interface fits \"{}\" with address family {}; there are: {}. Settings: "
+          "SHOAL_SOCKET_INTERFACE, SHOAL_SOCKET_FAMILY",
+          pattern, family, list_of(interfaces));
   return *best;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// interfaces.hpp: which network interface the root of a bootstrap listens on.
+// interfaces.hpp: selects the network interface at which the root of a bootstrap listens.
 #pragma once
 
 #include <span>
@@ -21,7 +21,7 @@ struct Interface {
   bool link_local() const;  ///< IPv6 fe80::/10
 };
 
-/// A selection: SHOAL_SOCKET_INTERFACE taken apart.
+/// The parsed form of SHOAL_SOCKET_INTERFACE.
 struct InterfacePattern {
   bool exclude = false;
   struct Item {
@@ -31,16 +31,16 @@ struct InterfacePattern {
   std::vector<Item> items;  ///< empty: no preference
 };
 
-/// "eth,=ib0" or "^docker,lo". Throws Error{invalid_argument} stating the form when an item is
+/// Parses "eth,=ib0" or "^docker,lo". Throws Error{invalid_argument} stating the form if an item is
 /// empty.
 InterfacePattern parse_interface_pattern(std::string_view text);
 
-/// The address to use among those of the machine. Pure.
+/// Chooses one of the machine's addresses. Pure.
 ///
-/// A list is tried item by item, in its order; without a list, or with one that excludes: networks
-/// first, then bridges of containers and virtual machines, then loopback. IPv4 goes before IPv6
-/// within one item or rank; a link-local IPv6 address only counts when its interface is listed and
-/// has no other. Throws Error{unsupported} listing what exists when nothing fits.
+/// A list is tried item by item. Without a list, or with a list of exclusions, the order is:
+/// networks, bridges of containers and virtual machines, loopback. Within one item or kind, IPv4
+/// precedes IPv6. A link-local IPv6 address is chosen only if its interface is listed and has no
+/// other address. Throws Error{unsupported} with the existing interfaces if none fits.
 const Interface& choose_interface(std::span<const Interface> interfaces, std::string_view pattern,
                                   std::string_view family);
 

@@ -35,9 +35,9 @@ std::optional<Failure> Rendezvous::check(Pe pe, const Hello& hello) {
         members_, [](const Member& member) { return member.presence != Presence::absent; });
     return Failure{
         Code::mismatch, pe,
-        fmt::format(
-            "PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. Setting: SHOAL_N_PES",
-            first - members_.begin(), n_pes_, pe, hello.n_pes)};
+        fmt::format("PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. Setting: "
+                    "SHOAL_N_PES",
+                    first - members_.begin(), n_pes_, pe, hello.n_pes)};
   }
   if (n_pes_ > 0 && members_[static_cast<std::size_t>(pe)].presence != Presence::absent)
     return Failure{Code::invalid_argument, pe,
@@ -48,13 +48,13 @@ std::optional<Failure> Rendezvous::check(Pe pe, const Hello& hello) {
 
 std::optional<Failure> Rendezvous::join(Pe pe, const Hello& hello, Clock::time_point now) {
   if (failure_) {
-    ++n_told_late_;
+    ++n_refused_late_;
     return failure_;
   }
   if (auto refusal = check(pe, hello)) {
     last_refusal_ = refusal->message;
     if (refusal->code == Code::mismatch && n_joined_ < n_pes_) {
-      ++n_told_late_;
+      ++n_refused_late_;
       fail(*refusal);
     }
     return refusal;
@@ -95,10 +95,10 @@ void Rendezvous::call(Pe pe, std::uint64_t sequence, Call call, Clock::time_poin
     limit_ = limit;
     deadline_ = now + limit;
   }
-  if (round_->complete()) answer();
+  if (round_->complete()) send_result();
 }
 
-void Rendezvous::answer() {
+void Rendezvous::send_result() {
   const bool gathers = round_->kind() == Call::Kind::all_gather;
   const std::vector<Bytes> contributions = round_->take();
   const Bytes result = gathers ? encode_contributions(contributions) : Bytes();
@@ -145,7 +145,7 @@ void Rendezvous::stop(const std::string& why) {
 
 void Rendezvous::tick(Clock::time_point now) {
   if (failure_ && awaiting_latecomers_ && deadline_ == Clock::time_point::max())
-    deadline_ = now + latecomers_;
+    deadline_ = now + grace_;
   if (now < deadline_) return;
   deadline_ = Clock::time_point::max();
   if (failure_) {
@@ -153,10 +153,12 @@ void Rendezvous::tick(Clock::time_point now) {
   } else if (round_) {
     fail(round_->timed_out(limit_));
   } else {
-    const std::string refused = last_refusal_.empty() ? "" : ". Refused was: " + last_refusal_;
-    fail({Code::timeout, -1,
-          fmt::format("{} did not connect within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS{}",
-                      name_pes(pes_in(Presence::absent), n_pes_), limit_.count(), refused)});
+    std::string message =
+        fmt::format("{} did not connect within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+                    name_pes(pes_in(Presence::absent), n_pes_), limit_.count());
+    if (!last_refusal_.empty()) message += ". Refused was: " + last_refusal_;
+    if (!remark_.empty()) message += ". " + remark_;
+    fail({Code::timeout, -1, std::move(message)});
   }
 }
 
@@ -186,7 +188,7 @@ std::vector<Rendezvous::Message> Rendezvous::take_messages() {
 
 bool Rendezvous::over() const {
   if (n_pes_ == 0 || n_present_ > 0) return false;
-  return !awaiting_latecomers_ || n_joined_ + n_told_late_ >= n_pes_;
+  return !awaiting_latecomers_ || n_joined_ + n_refused_late_ >= n_pes_;
 }
 
 }  // namespace shoal::bootstrap

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,27 +12,39 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/system_error.hpp"
 
 namespace shoal::bootstrap {
 namespace {
 
 constexpr std::chrono::milliseconds kGreetingLimit{5'000};
 constexpr std::chrono::milliseconds kLeavingLimit{2'000};
-constexpr std::size_t kMaxUnproven = 128;
+// The number of unproven connections is bounded. Beyond the bound, the oldest is dropped, but only
+// after kFairChance: a PE that connects at the same time as many others needs time to answer.
+constexpr std::size_t kMaxUnproven = 512;
+constexpr std::chrono::milliseconds kFairChance{250};
+constexpr std::chrono::milliseconds kAcceptPause{200};  // after a failed accept
 constexpr std::size_t kMaxStrangersLogged = 16;
+
+/// Bound that leaves half of this process's file descriptors to PEs and to the program.
+std::size_t unproven_by_descriptors() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMaxUnproven;
+  return std::max<std::size_t>(limit.rlim_cur / 2, 16);  // RLIM_INFINITY is the greatest number
+}
 
 }  // namespace
 
-Root::Root(Fd listener, const Key& key, std::chrono::milliseconds patience)
+Root::Root(Fd listener, const Key& key, std::chrono::milliseconds grace)
     : listener_(std::move(listener)),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       address_(local_address(listener_.get())),
       key_(key),
-      patience_(patience),
-      rendezvous_(patience),
+      grace_(grace),
+      rendezvous_(grace),
       creator_(getpid()) {
   if (!wake_.valid()) fail_errno("the bootstrap could not create an event descriptor");
-  sigset_t all, before;  // signals are for the program's own threads
+  sigset_t all, before;  // the program's own threads handle signals
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { run(); });
@@ -39,7 +52,7 @@ Root::Root(Fd listener, const Key& key, std::chrono::milliseconds patience)
 }
 
 Root::~Root() {
-  if (getpid() != creator_) {  // a forked child has a copy of this object, but not the thread
+  if (getpid() != creator_) {  // a forked child has a copy of this object but not the thread
     thread_.detach();
     return;
   }
@@ -88,16 +101,22 @@ bool Root::finished(Clock::time_point now) {
   if (stopping_) {
     grace = rendezvous_.ending() ? kLeavingLimit : std::chrono::milliseconds(0);
   } else if (released_ && !rendezvous_.begun()) {
-    grace = patience_;
+    grace = grace_;
   }
-  if (grace != grace_) give_up_ = grace ? now + *grace : Clock::time_point::max();
-  grace_ = grace;
+  if (grace != ending_grace_) give_up_ = grace ? now + *grace : Clock::time_point::max();
+  ending_grace_ = grace;
   return now >= give_up_;
 }
 
 std::size_t Root::unproven() const {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      connections_, [](const auto& connection) { return connection->pe < 0; }));
+  return static_cast<std::size_t>(std::ranges::count_if(connections_, [](const auto& connection) {
+    return connection->pe < 0 && !connection->dropped;
+  }));
+}
+
+std::size_t Root::max_unproven() const {
+  // PEs that are still missing may all connect at once and are no strangers.
+  return std::min(kMaxUnproven + rendezvous_.missing(), unproven_by_descriptors());
 }
 
 Clock::time_point Root::next_deadline() const {
@@ -110,7 +129,7 @@ Clock::time_point Root::next_deadline() const {
 void Root::poll_once() {
   std::vector<pollfd> entries;
   entries.push_back({wake_.get(), POLLIN, 0});
-  const bool accepting = unproven() < kMaxUnproven && Clock::now() >= accept_again_;
+  const bool accepting = Clock::now() >= accept_again_;
   entries.push_back({accepting ? listener_.get() : -1, POLLIN, 0});
   for (const auto& connection : connections_)
     entries.push_back({connection->fd.get(),
@@ -133,30 +152,67 @@ void Root::poll_once() {
 }
 
 void Root::accept_waiting() {
-  while (unproven() < kMaxUnproven) {
+  std::size_t unproven_now = unproven();
+  while (true) {
+    if (unproven_now >= max_unproven()) {
+      if (!drop_oldest_unproven()) return;
+      --unproven_now;
+    }
     Address from;
     from.size = sizeof from.storage;
     Fd fd(accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.size,
                   SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd.valid()) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        log::warn("the root of the bootstrap at {} cannot accept a connection: {}",
-                  address_.to_string(), std::strerror(errno));
-        accept_again_ = Clock::now() + std::chrono::milliseconds(200);
-      }
-      return;
+    if (fd.valid()) {
+      add_connection(std::move(fd), from);
+      ++unproven_now;
+      continue;
     }
-    tune(fd.get());
-    auto connection = std::make_unique<Connection>(std::move(fd));
-    connection->peer = from.to_string();
-    connection->nonce = random_nonce();
-    connection->deadline = Clock::now() + kGreetingLimit;
-    connection->outbox.add(
-        MessageType::challenge, -1, 0,
-        std::make_shared<const Bytes>(connection->nonce.begin(), connection->nonce.end()));
-    connections_.push_back(std::move(connection));
+    const int error = errno;
+    if (error == EINTR || error == ECONNABORTED) continue;
+    if (error == EAGAIN || error == EWOULDBLOCK) return;
+    accept_again_ = Clock::now() + kAcceptPause;
+    // Out of descriptors: the oldest unproven connection gives up its own.
+    const bool no_descriptor = error == EMFILE || error == ENFILE;
+    if (no_descriptor && unproven_now > 0 && drop_oldest_unproven()) {
+      --unproven_now;
+      continue;
+    }
+    accept_error_ = errno_text(error);
+    log::warn("the root of the bootstrap at {} cannot accept a connection: {}",
+              address_.to_string(), accept_error_);
+    return;
   }
+}
+
+void Root::add_connection(Fd fd, const Address& from) {
+  tune(fd.get());
+  auto connection = std::make_unique<Connection>(std::move(fd));
+  connection->peer = from.to_string();
+  connection->nonce = random_nonce();
+  connection->accepted = Clock::now();
+  connection->deadline = connection->accepted + kGreetingLimit;
+  connection->outbox.add(
+      MessageType::challenge, -1, 0,
+      std::make_shared<const Bytes>(connection->nonce.begin(), connection->nonce.end()));
+  connections_.push_back(std::move(connection));
+}
+
+bool Root::drop_oldest_unproven() {
+  const auto oldest = std::ranges::find_if(connections_, [](const auto& connection) {
+    return connection->pe < 0 && !connection->dropped && !connection->leaving;
+  });
+  if (oldest == connections_.end()) return false;
+  Connection& connection = **oldest;
+  const Clock::time_point fair = connection.accepted + kFairChance;
+  if (Clock::now() < fair) {
+    accept_again_ = fair;
+    return false;
+  }
+  read(connection);  // its hello may have arrived
+  if (connection.pe >= 0 || connection.leaving) return true;
+  drop(connection, "it did not prove that it knows the key while many others connected");
+  connections_.erase(oldest);
+  return true;
 }
 
 void Root::read(Connection& connection) {
@@ -211,7 +267,7 @@ void Root::handle(Connection& connection, Frame frame) {
     case MessageType::close:
       rendezvous_.close(pe);
       by_pe_.erase(pe);
-      connection.leaving = true;  // what is queued, such as the last result, is still sent
+      connection.leaving = true;  // queued messages, such as the last result, are still sent
       connection.deadline = Clock::now() + kLeavingLimit;
       return;
     default:
@@ -238,11 +294,24 @@ void Root::drop(Connection& connection, const std::string& how) {
 void Root::check_deadlines(Clock::time_point now) {
   for (const auto& connection : connections_)
     if (now >= connection->deadline) drop(*connection, "it did not greet in time");
+  if (now >= rendezvous_.deadline()) rendezvous_.set_remark(remark());
   rendezvous_.tick(now);
 }
 
+std::string Root::remark() const {
+  std::string text;
+  if (const std::size_t strangers = n_strangers_ + unproven(); strangers > 0)
+    text = fmt::format(
+        "{} connection{} came without proof of the key: strangers, or PEs with another key",
+        strangers, strangers == 1 ? "" : "s");
+  if (!accept_error_.empty())
+    text += fmt::format("{}The root could not accept connections: {}", text.empty() ? "" : ". ",
+                        accept_error_);
+  return text;
+}
+
 void Root::deliver() {
-  // A connection that breaks here is a lost PE, which may make new messages.
+  // A connection that breaks here is a lost PE, which may queue new messages.
   while (true) {
     for (auto& message : rendezvous_.take_messages())
       if (const auto found = by_pe_.find(message.to); found != by_pe_.end())
@@ -265,11 +334,11 @@ void Root::deliver() {
 
 namespace {
 
-/// All roots of this process. Its destructor, at exit, ends and joins those that still run.
+/// All roots of this process. Its destructor runs at exit: it ends and joins the running roots.
 class Registry {
  public:
-  std::shared_ptr<Root> start(Fd listener, const Key& key, std::chrono::milliseconds patience) {
-    auto root = std::make_shared<Root>(std::move(listener), key, patience);
+  std::shared_ptr<Root> start(Fd listener, const Key& key, std::chrono::milliseconds grace) {
+    auto root = std::make_shared<Root>(std::move(listener), key, grace);
     const std::lock_guard lock(mutex_);
     std::erase_if(roots_, [](const auto& known) { return known->done(); });
     roots_.push_back(root);
@@ -292,9 +361,9 @@ struct Handle {
 
 }  // namespace
 
-StartedRoot start_root(Fd listener, const Key& key, std::chrono::milliseconds patience) {
+StartedRoot start_root(Fd listener, const Key& key, std::chrono::milliseconds grace) {
   static Registry registry;
-  auto root = registry.start(std::move(listener), key, patience);
+  auto root = registry.start(std::move(listener), key, grace);
   const Address address = root->address();
   return {std::make_shared<Handle>(std::move(root)), address};
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // root.hpp: the root of a TCP bootstrap: one thread, one listening socket, one connection per PE.
 //
-// A connection has a few seconds to prove that it knows the key; those that do not are closed with
-// a warning and change nothing for the PEs. What the PEs are told is decided by Rendezvous; here
-// are sockets and time.
+// A connection is unproven until its hello shows that it knows the key of the world. Unproven
+// connections have a deadline and a bounded number, so strangers (port scanners, other jobs, silent
+// clients) cannot keep PEs out. Rendezvous decides what the PEs receive; Root handles sockets and
+// time.
 #pragma once
 
 #include <atomic>
@@ -18,21 +19,20 @@
 
 namespace shoal::bootstrap {
 
-/// The thread. It ends when the world has ended, or `patience` after the last RootHandle is gone
-/// when nobody has ever come.
+/// The root's thread. It ends when the world has ended. If no PE ever joins, it ends `grace` after
+/// the last handle is released.
 class Root {
  public:
-  Root(Fd listener, const Key& key, std::chrono::milliseconds patience);
+  Root(Fd listener, const Key& key, std::chrono::milliseconds grace);
   ~Root();
   Root(const Root&) = delete;
   Root& operator=(const Root&) = delete;
 
   const Address& address() const { return address_; }
   bool done() const { return done_; }
-  /// No copy of the id is left in this process.
+  /// This process holds no copy of the unique id any more.
   void release();
-  /// Ends the thread: at once, or, when the world is ending already, after the PEs had a moment to
-  /// leave in order.
+  /// Ends the thread. If PEs are already leaving, they get a short time to leave in order first.
   void stop();
 
  private:
@@ -43,9 +43,10 @@ class Root {
     Inbox inbox{Direction::to_root, kMaxGreeting};
     Outbox outbox{Direction::from_root};
     Nonce nonce{};
-    Pe pe = -1;                                             // once joined
-    bool leaving = false;                                   // to be closed when the outbox is empty
-    Clock::time_point deadline = Clock::time_point::max();  // of greeting or leaving
+    Pe pe = -1;            // -1: unproven
+    bool leaving = false;  // close when the outbox is empty
+    Clock::time_point accepted{};
+    Clock::time_point deadline = Clock::time_point::max();  // for the hello, or for leaving
     bool dropped = false;
   };
 
@@ -53,6 +54,7 @@ class Root {
   bool finished(Clock::time_point now);
   void poll_once();
   void accept_waiting();
+  void add_connection(Fd fd, const Address& from);
   void read(Connection& connection);
   void greet(Connection& connection, const Frame& frame);
   void handle(Connection& connection, Frame frame);
@@ -60,6 +62,12 @@ class Root {
   void check_deadlines(Clock::time_point now);
   void deliver();
   std::size_t unproven() const;
+  std::size_t max_unproven() const;
+  /// Drops the oldest unproven connection, to make room for another one. If that one has not had
+  /// kFairChance to prove itself yet, postpones accepting until then and returns false.
+  bool drop_oldest_unproven();
+  /// What the root has seen that may explain why a PE did not connect; empty if nothing.
+  std::string remark() const;
   Clock::time_point next_deadline() const;
   void wake() const;
 
@@ -67,13 +75,14 @@ class Root {
   Fd wake_;
   Address address_;
   Key key_;
-  std::chrono::milliseconds patience_;
+  std::chrono::milliseconds grace_;
   Rendezvous rendezvous_;
-  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<std::unique_ptr<Connection>> connections_;  // oldest first
   std::map<Pe, Connection*> by_pe_;
-  std::size_t n_strangers_ = 0;
+  std::size_t n_strangers_ = 0;  // unproven connections that were dropped
+  std::string accept_error_;     // of the last accept that failed
   Clock::time_point accept_again_ = Clock::time_point::min();
-  std::optional<std::chrono::milliseconds> grace_;
+  std::optional<std::chrono::milliseconds> ending_grace_;
   Clock::time_point give_up_ = Clock::time_point::max();
   std::atomic<bool> released_{false};
   std::atomic<bool> stopping_{false};
@@ -82,12 +91,11 @@ class Root {
   std::thread thread_;
 };
 
-/// Starts a root that lives on by itself: until its world has ended or this process exits. The
-/// handle is what a UniqueId keeps.
+/// A root that runs until its world has ended or this process exits. A UniqueId keeps the handle.
 struct StartedRoot {
   std::shared_ptr<void> handle;
   Address address;
 };
-StartedRoot start_root(Fd listener, const Key& key, std::chrono::milliseconds patience);
+StartedRoot start_root(Fd listener, const Key& key, std::chrono::milliseconds grace);
 
 }  // namespace shoal::bootstrap

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// session.cpp: a world named by an address that all PEs are told, in place of a unique id.
+// session.cpp: worlds named by an address and a secret that all PEs have, in place of a unique id.
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@
 namespace shoal {
 namespace {
 
-/// Listens at the first of the addresses that belongs to this machine.
+/// Listens at the first address that belongs to this machine.
 bootstrap::Fd listen_at_one(const std::vector<bootstrap::Address>& addresses,
                             const std::string& session) {
   std::string reasons;
@@ -23,10 +23,10 @@ bootstrap::Fd listen_at_one(const std::vector<bootstrap::Address>& addresses,
       reasons += "; " + reason_of(error);
     }
   }
-  fail(
-      Code::system,
-      "this PE is to listen at SHOAL_SESSION_ID {} and cannot{}. Settings: SHOAL_SESSION_ID, SHOAL_SESSION_ROOT",
-      session, reasons);
+  fail(Code::system,
+       "this PE is to listen at SHOAL_SESSION_ID {} and cannot{}. Settings: SHOAL_SESSION_ID, "
+       "SHOAL_SESSION_ROOT",
+       session, reasons);
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ Fd connect_to(const Address& address, Clock::time_point deadline, std::string& r
     }
   }
   if (error != 0) {
-    reason = std::strerror(error);
+    reason = errno_text(error);
     return {};
   }
   tune(fd.get());

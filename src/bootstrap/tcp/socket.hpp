@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// socket.hpp: the few TCP operations of the bootstrap. Every socket is non-blocking and closed on
-// exec.
+// socket.hpp: TCP sockets for the bootstrap. Every socket is non-blocking and closes on exec.
 #pragma once
 
 #include <sys/socket.h>
@@ -34,13 +33,13 @@ class Fd {
   int fd_ = -1;
 };
 
-/// "host:port" or "[ipv6]:port", taken apart. IPv6 hosts are without brackets here.
+/// The parts of "host:port" or "[ipv6]:port". An IPv6 host has no brackets here.
 struct HostPort {
   std::string host;
   int port = 0;
 };
 
-/// nullopt: not of the form, or a port outside 1 to 65535.
+/// Returns nullopt if the text has another form, or the port is outside 1 to 65535.
 std::optional<HostPort> parse_host_port(std::string_view text);
 /// Adds brackets around an IPv6 host.
 std::string format_host_port(std::string_view host, int port);
@@ -54,27 +53,25 @@ struct Address {
   std::string to_string() const;  ///< numeric, with the port
 };
 
-/// The addresses of a name or a number, those of `family` ("any", "AF_INET", "AF_INET6") only.
-/// Throws Error{invalid_argument} with the resolver's reason; `setting` names where the text came
-/// from.
+/// The addresses of a host name or a numeric address in `family`: "any", "AF_INET" or "AF_INET6".
+/// Throws Error{invalid_argument} with the resolver's reason; `setting` is the source of the text.
 std::vector<Address> resolve(const HostPort& where, std::string_view family,
                              std::string_view setting);
 
-/// A listening socket; port 0 lets the system choose. Throws Error{system}.
+/// A listening socket. For port 0, the system chooses a port. Throws Error{system}.
 Fd listen_at(const Address& address);
 Address local_address(int fd);
 
-/// Connects before the deadline. An invalid Fd and `reason` when the system refuses or the deadline
-/// passes.
+/// Connects before the deadline. On failure, returns an invalid Fd and sets `reason`.
 Fd connect_to(const Address& address, Clock::time_point deadline, std::string& reason);
 
-/// No delay for small messages, and notice within about half a minute when the other host is gone.
+/// Sends small messages at once, and detects the end of the other host within about 30 seconds.
 void tune(int fd);
 
-/// Waits until `fd` is ready for `events` (POLLIN, POLLOUT) or has an error; false when the
-/// deadline passed.
+/// Waits until `fd` is ready for `events` (POLLIN, POLLOUT) or has an error. Returns false if the
+/// deadline passes.
 bool wait_ready(int fd, short events, Clock::time_point deadline);
-/// Milliseconds for poll() until `deadline`, rounded up; 0 when it has passed.
+/// Milliseconds for poll() until `deadline`, rounded up; 0 if it has passed.
 int poll_timeout(Clock::time_point deadline);
 
 std::string this_host_name();

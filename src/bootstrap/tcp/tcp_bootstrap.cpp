@@ -14,16 +14,16 @@
 namespace shoal::bootstrap {
 namespace {
 
-// The root ends a call at its deadline with a message that names the missing PEs. This is how long
-// a PE waits for that message.
+// The root ends a call at its deadline with a message that names the missing PEs. A PE waits this
+// much longer for that message.
 constexpr std::chrono::milliseconds kVerdict{1'000};
-constexpr std::chrono::milliseconds kLeaving{2'000};
-constexpr std::chrono::milliseconds kAbort{1'000};
-constexpr std::chrono::milliseconds kRetry{20};
+constexpr std::chrono::milliseconds kLeaving{2'000};  // bounds close()
+constexpr std::chrono::milliseconds kAbort{1'000};    // bounds abort()
+constexpr std::chrono::milliseconds kRetry{20};       // between connection attempts
 constexpr std::chrono::milliseconds kAttempt{3'000};  // to connect to one of several addresses
 
-/// A mutex that is almost never contended, with a deadline. (Not std::timed_mutex: ThreadSanitizer
-/// of gcc 12 does not know it.)
+/// Locks a rarely contended mutex before a deadline. (The ThreadSanitizer of gcc 12 does not
+/// support std::timed_mutex.)
 bool lock_before(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
   while (!lock.try_lock()) {
     if (Clock::now() >= deadline) return false;
@@ -82,11 +82,10 @@ void TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
   send(MessageType::hello, 0, encode(hello), deadline);
 
   const auto answer = receive(deadline + kVerdict);
-  require(
-      answer || !failed_, Code::mismatch,
-      "PE {} of {} was not let in by {}: the key differs (another world listens there), or the process that holds "
-      "it ended. {}",
-      pe_, n_pes_, describe_root(), where.hint);
+  require(answer || !failed_, Code::mismatch,
+          "PE {} of {} was not let in by {}: the key differs (another world listens there), or the "
+          "process that holds it ended. {}",
+          pe_, n_pes_, describe_root(), where.hint);
   require(answer.has_value(), Code::timeout,
           "PE {} of {} got no verdict from {} within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
           pe_, n_pes_, describe_root(), limit_.count());
@@ -128,10 +127,10 @@ Bytes TcpBootstrap::collective(const Call& call) {
     const auto frame = receive(deadline);
     if (frame) keep_failure(*frame);
     throw_if_failed();
-    require(
-        frame.has_value(), Code::timeout,
-        "\"{}\" timed out after {} ms on PE {} of {}: no answer from {}. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-        call.step, limit_.count(), pe_, n_pes_, describe_root());
+    require(frame.has_value(), Code::timeout,
+            "\"{}\" timed out after {} ms on PE {} of {}: no answer from {}. Setting: "
+            "SHOAL_BOOTSTRAP_TIMEOUT_MS",
+            call.step, limit_.count(), pe_, n_pes_, describe_root());
     const auto type = frame->header.type;
     require((type == MessageType::part || type == MessageType::done) &&
                 frame->header.sequence == sequence,
@@ -151,8 +150,8 @@ void TcpBootstrap::send(MessageType type, std::uint64_t sequence, Bytes payload,
     for (outbox_.flush(socket_.get()); !outbox_.empty(); outbox_.flush(socket_.get()))
       if (!wait_ready(socket_.get(), POLLOUT, deadline)) return;
   } catch (const Error&) {
-    // The root is gone, or has refused this PE: what it said last is still to be read, and says
-    // more than this error.
+    // The root has ended or has refused this PE. Its last message, which is still unread, says more
+    // than this error.
   }
 }
 
@@ -204,7 +203,7 @@ void TcpBootstrap::abort(const std::string& reason) noexcept {
     const Clock::time_point deadline = Clock::now() + kAbort;
     send(MessageType::abort, 0, encode_text(reason_of(reason)), deadline);
     if (Clock::now() >= deadline)
-      shutdown(socket_.get(), SHUT_RDWR);  // the others still learn that this PE is gone
+      shutdown(socket_.get(), SHUT_RDWR);  // the root sees the end of this PE
   } catch (const std::exception& error) {
     log::warn("PE {} could not tell the others that it failed: {}", pe_, reason_of(error));
   }
@@ -214,13 +213,12 @@ std::optional<std::string> TcpBootstrap::aborted() noexcept {
   try {
     if (closed_) return std::nullopt;
     if (!failed_) {
-      // Who does not get the mutex leaves it to the thread in a collective call, which will read
-      // the failure itself.
+      // If the mutex is taken, the thread in a collective call reads the failure itself.
       const std::unique_lock lock(receive_mutex_, std::try_to_lock);
       if (!lock.owns_lock()) return std::nullopt;
       const bool open = inbox_.fill(socket_.get());
-      // The owner thread may be between sending its call and waiting for the result, so a result is
-      // put aside for it.
+      // The owner thread may be between sending its call and waiting for the result: results are
+      // kept for it.
       while (auto frame = inbox_.next())
         if (!keep_failure(*frame)) waiting_.push_back(std::move(*frame));
       if (!open) keep({Code::peer_failed, -1, fmt::format("{} ended", describe_root())});
@@ -241,8 +239,8 @@ void TcpBootstrap::close() noexcept {
     const Clock::time_point deadline = Clock::now() + kLeaving;
     send(MessageType::close, 0, {}, deadline);
     shutdown(socket_.get(), SHUT_WR);
-    // Reading to the end keeps the system from resetting the connection, which could overtake the
-    // message.
+    // Closing a socket with unread data resets the connection, and the reset could overtake the
+    // message: read to the end first.
     while (receive(deadline)) {
     }
   } catch (const std::exception& error) {

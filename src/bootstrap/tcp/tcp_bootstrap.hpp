@@ -14,22 +14,21 @@
 
 namespace shoal::bootstrap {
 
-/// Where the root is and how long to look for it.
+/// How to reach the root.
 struct RootAddress {
   std::vector<Address> candidates;  ///< tried in turn
   std::string shown;                ///< for messages
-  bool may_be_late =
-      false;  ///< nobody listening yet is no reason to give up before the deadline (session ids)
-  std::string hint;  ///< the settings to look at when nobody listens there
+  bool may_be_late = false;  ///< the root may start later: retry a refused connection (session ids)
+  std::string hint;          ///< the settings to check if the root cannot be reached
 };
 
-/// One connection to the root. Sending and receiving have a mutex each, so that abort and aborted
-/// work while the owner thread is in a collective call; whoever reads a failure keeps it for all
-/// later calls.
+/// One connection to the root. Sending and receiving have separate mutexes, so abort and aborted
+/// work while the owner thread is in a collective call. The thread that reads a failure stores it
+/// for all later calls.
 class TcpBootstrap final : public Bootstrap {
  public:
-  /// Returns when all PEs have come. `root` is kept as long as this object: the root's handle when
-  /// it lives in this process.
+  /// Returns when all PEs have joined. `root` is the root's handle if the root runs in this
+  /// process; this object keeps it.
   TcpBootstrap(const RootAddress& where, const Key& key, Pe pe, std::int32_t n_pes,
                std::chrono::milliseconds limit, std::shared_ptr<void> root);
   ~TcpBootstrap() override;
@@ -48,7 +47,7 @@ class TcpBootstrap final : public Bootstrap {
   Bytes collective(const Call& call);
   void send(MessageType type, std::uint64_t sequence, Bytes payload, Clock::time_point deadline);
   std::optional<Frame> receive(Clock::time_point deadline);
-  /// Keeps a failure that the root reports; false for any other frame.
+  /// Stores a failure that the root reports. Returns false for any other frame.
   bool keep_failure(const Frame& frame);
   void keep(Failure failure);
   void throw_if_failed();
@@ -66,7 +65,7 @@ class TcpBootstrap final : public Bootstrap {
   Outbox outbox_{Direction::to_root};
   std::mutex receive_mutex_;
   Inbox inbox_{Direction::from_root, kMaxPayload};
-  std::deque<Frame> waiting_;  // read by aborted(), meant for a collective call
+  std::deque<Frame> waiting_;  // frames for a collective call that aborted() has read
 
   std::mutex failure_mutex_;
   std::optional<Failure> failure_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// unique_id.cpp: the unique id and the world it names.
+// unique_id.cpp: unique ids, their text form, and the worlds that they name.
 
 #include <algorithm>
 #include <charconv>

@@ -185,7 +185,7 @@ std::optional<Frame> FrameReader::next() {
                     frame.tag.begin());
   start_ += total;
   if (start_ == buffer_.size()) {
-    buffer_ = Bytes();  // gives back what a large payload took
+    buffer_ = Bytes();  // frees the memory of a large payload
     start_ = 0;
   }
   return frame;

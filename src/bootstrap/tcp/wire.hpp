@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // wire.hpp: the messages of the TCP bootstrap as bytes. Pure functions and small state machines
-// over buffers: no socket is known here.
+// over buffers, without sockets.
 //
-// A message is a frame: a header of 24 bytes, the payload, and a tag of 32 bytes. Numbers are
+// A message is a frame: a header of 24 bytes, the payload, and a tag of 32 bytes. Integers are
 // little-endian.
 //
 //   0  magic     u32   "SHL1"
@@ -10,13 +10,14 @@
 //   5  type      u8    MessageType
 //   6  zero      u16
 //   8  pe        i32   the PE that the message is from or about
-//   12 length    u32   of the payload
-//   16 sequence  u64   number of the collective call, from 1; 0 in messages that belong to none
+//   12 length    u32   bytes of payload
+//   16 sequence  u64   number of the collective call, from 1; 0 in other messages
 //
-// The tag is a keyed BLAKE2b hash over the direction, the number of the message in that direction
-// (which is not sent), header and payload. The key is derived from the key of the world and a nonce
-// from each side, so a recorded message is worth nothing, be it on another connection or later on
-// the same. A challenge, the first message, precedes the key: its tag is a checksum.
+// The tag is a keyed BLAKE2b hash (RFC 7693) over the direction, the number of the message in that
+// direction (which is not sent), the header and the payload. The key is derived from the key of the
+// world and a nonce from each side, so a recorded message cannot be replayed, on another connection
+// or later on the same one. The first message, the challenge, precedes the key: its tag is a
+// checksum.
 #pragma once
 
 #include <array>
@@ -44,8 +45,8 @@ using Pe = std::int32_t;
 constexpr std::size_t kHeaderBytes = 24;
 constexpr std::size_t kTagBytes = 32;
 constexpr std::size_t kMaxContribution = std::size_t{16} << 20;  ///< of one PE to one all-gather
-constexpr std::size_t kMaxStep = 128;                            ///< longer names of steps are cut
-constexpr std::size_t kMaxReason = 16 << 10;                     ///< longer reasons are cut
+constexpr std::size_t kMaxStep = 128;         ///< longer names of steps are truncated
+constexpr std::size_t kMaxReason = 16 << 10;  ///< longer reasons are truncated
 constexpr std::size_t kMaxPayload = kMaxContribution + 1024;
 constexpr std::size_t kMaxGreeting = 512;  ///< payload bound before the key is proven
 constexpr std::int32_t kMaxPes = 1'000'000;
@@ -53,14 +54,14 @@ constexpr std::int32_t kMaxPes = 1'000'000;
 enum class MessageType : std::uint8_t {
   challenge = 1,  ///< root: its nonce
   hello,          ///< PE: Hello
-  welcome,        ///< root: every PE has come
-  refused,        ///< root: Failure, in answer to hello
+  welcome,        ///< root: all PEs have joined
+  refused,        ///< root: Failure, the reply to a refused hello
   call,           ///< PE: Call
   part,           ///< root: a piece of the result of a call; more follow
   done,           ///< root: the last piece
   failed,         ///< root: Failure of the world; `pe` is the PE that caused it, or -1
   abort,          ///< PE: the reason as text
-  close,          ///< PE: nothing more will come, and that is no failure
+  close,          ///< PE: its last message; it leaves in order
 };
 
 struct Header {
@@ -77,18 +78,17 @@ struct Frame {
 };
 
 std::array<std::byte, kHeaderBytes> encode_header(const Header& header);
-/// Throws Error{mismatch} saying what is wrong: magic, version, type, or a payload longer than
-/// `max_payload`.
+/// Throws Error{mismatch} for a wrong magic, version or type, or a payload above `max_payload`.
 Header decode_header(std::span<const std::byte, kHeaderBytes> bytes, std::size_t max_payload);
 
-/// Cuts a stream of bytes into frames. It does not look at the tag.
+/// Splits a stream of bytes into frames. It does not check tags.
 class FrameReader {
  public:
   explicit FrameReader(std::size_t max_payload) : max_payload_(max_payload) {}
   void set_max_payload(std::size_t max_payload) { max_payload_ = max_payload; }
   void append(std::span<const std::byte> bytes);
-  /// The next complete frame, or nullopt when more bytes are needed. Throws Error{mismatch} when
-  /// the stream is malformed.
+  /// The next complete frame, or nullopt if more bytes are needed. Throws Error{mismatch} if the
+  /// stream is malformed.
   std::optional<Frame> next();
 
  private:
@@ -99,8 +99,8 @@ class FrameReader {
 
 enum class Direction : std::uint8_t { to_root = 1, from_root = 2 };
 
-/// Makes or checks the tags of one direction of one connection, and counts the messages. The
-/// checksum key until set_key.
+/// Makes or checks the tags of one direction of one connection, and counts its messages. Until
+/// set_key, tags are checksums (a key of zeros).
 class Authenticator {
  public:
   explicit Authenticator(Direction direction) : direction_(direction) {}
@@ -119,20 +119,20 @@ class Authenticator {
 
 Nonce random_nonce();
 Key session_key(const Key& world, const Nonce& root, const Nonce& pe);
-/// The key of a world that is named by text: SHOAL_SESSION_ID and SHOAL_SESSION_SECRET.
+/// The key of a session: a hash of SHOAL_SESSION_ID and SHOAL_SESSION_SECRET.
 Key key_from_text(std::string_view id, std::string_view secret);
 
-/// What a PE says about itself when it comes.
+/// The first message of a PE.
 struct Hello {
   Nonce nonce{};
   std::int32_t n_pes = 0;
   std::int32_t pid = 0;
-  std::chrono::milliseconds limit{0};  ///< its bootstrap timeout, as set
-  std::chrono::milliseconds left{0};   ///< what is left of it
+  std::chrono::milliseconds limit{0};  ///< the PE's bootstrap timeout
+  std::chrono::milliseconds left{0};   ///< the time left of it
   std::string host;
 };
 
-/// What a PE contributes to a collective call.
+/// A PE's contribution to a collective call.
 struct Call {
   enum class Kind : std::uint8_t { barrier = 1, all_gather = 2 };
   Kind kind = Kind::barrier;
@@ -141,14 +141,14 @@ struct Call {
   Bytes data;
 };
 
-/// Why a PE was refused or the world failed.
+/// The reason why a PE is refused or the world has failed.
 struct Failure {
   Code code = Code::peer_failed;
-  Pe origin = -1;  ///< the PE that caused it, or -1; travels in the header
+  Pe origin = -1;  ///< the PE that caused it, or -1; sent in the header
   std::string message;
 };
 
-// Payloads. Each decode function throws Error{mismatch} when the bytes are not of that form.
+// Payloads. Each decode function throws Error{mismatch} if the bytes have another form.
 Bytes encode(const Hello& hello);
 Hello decode_hello(std::span<const std::byte> bytes);
 Bytes encode(const Call& call);
@@ -158,7 +158,7 @@ Failure decode_failure(std::span<const std::byte> bytes, Pe origin);
 Bytes encode_text(std::string_view text);
 std::string decode_text(std::span<const std::byte> bytes);
 Nonce decode_nonce(std::span<const std::byte> bytes);
-/// All contributions of an all-gather as one run of bytes, each preceded by its length.
+/// All contributions of an all-gather in one buffer, each preceded by its length.
 Bytes encode_contributions(std::span<const Bytes> contributions);
 std::vector<Bytes> decode_contributions(std::span<const std::byte> bytes, std::int32_t n_pes);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// thread_bootstrap.cpp: PEs that are threads of one process, and the world of one PE.
+// thread_bootstrap.cpp: the bootstrap for threads of one process, and for a world of one PE.
 
 #include <atomic>
 #include <condition_variable>
@@ -18,8 +18,8 @@ using bootstrap::Failure;
 using bootstrap::Pe;
 using Clock = std::chrono::steady_clock;
 
-/// What the threads share. A round ends when all have arrived, or with the first failure, which is
-/// final.
+/// The state that the threads share. A round ends when all PEs have arrived, or with the first
+/// failure, which is final.
 class Meeting {
  public:
   Meeting(std::int32_t n_pes, std::chrono::milliseconds limit)
@@ -45,7 +45,7 @@ class Meeting {
     const auto ended = [&] { return generation_ != mine || failure_.has_value(); };
     if (!changed_.wait_until(lock, deadline, ended)) set_failure(round_.timed_out(limit_));
     if (generation_ == mine) throw_if_failed();
-    const auto result = result_;  // the next round cannot end before this PE has come to it
+    const auto result = result_;  // the next round cannot end before this PE joins it
     lock.unlock();
     return *result;
   }
@@ -70,7 +70,7 @@ class Meeting {
   }
 
  private:
-  /// A call that a closed PE can no longer make fails at once.
+  /// Fails the pending call if a PE has closed: that PE can no longer join it.
   void check_closed() {
     if (!round_.pending() || failure_) return;
     for (std::size_t pe = 0; pe < closed_.size(); ++pe)

@@ -12,9 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/host_device.hpp"
 #include "ep/plan/notices.hpp"
 #include "ep/plan/shape.hpp"
+#include "shoal/config.hpp"
 
 namespace shoal::ep::detail {
 

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "base/host_device.hpp"
+#include "shoal/config.hpp"
 
 namespace shoal::ep::numeric {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // float16.hpp: bfloat16 and float16 as types of their own; the conversions are those of
-// base/half.hpp: round to nearest, ties to even.
+// shoal/numeric.hpp: round to nearest, ties to even.
 #pragma once
 
 #include <cstdint>
 
-#include "base/half.hpp"
+#include "shoal/numeric.hpp"
 
 namespace shoal::ep::numeric {
 

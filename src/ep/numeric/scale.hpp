@@ -66,12 +66,10 @@ SHOAL_HOST_DEVICE inline Scale scale_of(float amax, ScaleRounding rounding) {
 
 /// UE8M0: the exponent bits of a power of two; 0xff for NaN.
 SHOAL_HOST_DEVICE inline std::uint8_t encode_ue8m0(float inverse) {
-  return static_cast<std::uint8_t>(bits_of(inverse) >> 23);
+  return ue8m0_from_float(inverse);
 }
 SHOAL_HOST_DEVICE inline float decode_ue8m0(std::uint8_t code) {
-  const std::uint32_t exponent = static_cast<std::uint32_t>(code) << 23;
-  const std::uint32_t lowest = 0x40'0000u;  // 2^-127 is subnormal
-  return float_of(code == 0xff ? kQuietNanBits : code == 0 ? lowest : exponent);
+  return float_from_ue8m0(code);
 }
 
 /// 32-bit words that hold the UE8M0 scales of a row: four a word, the first group in the lowest

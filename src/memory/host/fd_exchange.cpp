@@ -23,7 +23,7 @@ struct Message {
   Pe receiver;
 };
 
-/// Room for the two control messages that travel with a datagram, aligned as the kernel wants it.
+/// Room for the two control messages of a datagram, with the kernel's alignment.
 union ControlBuffer {
   cmsghdr aligned;
   char bytes[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(ucred))];
@@ -62,16 +62,15 @@ bool try_send(int socket, int fd, const FdPeer& peer, const FdExchange& exchange
   rights->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
   if (sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return true;
-  // ETOOMANYREFS: the kernel's limit on descriptors in flight, which falls again when they are
-  // taken. ECONNREFUSED: the peer is gone; why, exchange.check or the deadline says better.
+  // ETOOMANYREFS: the kernel's limit on descriptors in flight; retry after some are received.
+  // ECONNREFUSED: the peer is gone; exchange.check or the deadline reports the cause.
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOBUFS ||
       errno == ETOOMANYREFS || errno == ECONNREFUSED)
     return false;
   fail_errno("cannot pass symmetric memory to PE {}", peer.pe);
 }
 
-/// One datagram of this world; nullopt when none is waiting. Those that are not of this world are
-/// dropped.
+/// One datagram of this world; nullopt if none is queued. Datagrams of other worlds are dropped.
 std::optional<ReceivedFd> try_receive(int socket, const FdExchange& exchange) {
   for (;;) {
     Message message{};
@@ -101,8 +100,13 @@ std::optional<ReceivedFd> try_receive(int socket, const FdExchange& exchange) {
       }
     }
     const bool ours = received == sizeof message && message.world == exchange.world &&
-                      message.receiver == exchange.my_pe && sender.uid == geteuid() && result.fd;
+                      message.receiver == exchange.my_pe && sender.uid == geteuid();
     if (!ours) continue;
+    if (!result.fd && (header.msg_flags & MSG_CTRUNC) != 0) {
+      errno = EMFILE;  // the kernel drops a descriptor that does not fit, without an error
+      fail_errno("cannot receive symmetric memory of a peer");
+    }
+    if (!result.fd) continue;
     result.pe = message.sender;
     result.pid = sender.pid;
     return result;
@@ -116,7 +120,7 @@ FdSocket::FdSocket() : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NO
   const int on = 1;
   if (setsockopt(fd_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0)
     fail_errno("cannot ask for credentials on a local socket");
-  // A bare family binds to a free abstract name of the kernel's choice.
+  // Binding to the family alone selects a free abstract name.
   Address address;
   address.socket.sun_family = AF_UNIX;
   if (bind(fd_.get(), reinterpret_cast<sockaddr*>(&address.socket), sizeof(sa_family_t)) != 0)

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// fd_exchange.hpp: gives a file descriptor to other processes of this host, over an abstract
-// AF_UNIX datagram socket.
+// SPDX-License-Identifier: Apache-2.0 fd_exchange.hpp: passes file descriptors between processes of
+// a host over abstract AF_UNIX datagram sockets.
 #pragma once
 
 #include <sys/types.h>
@@ -16,8 +15,7 @@
 
 namespace shoal::memory {
 
-/// A socket with a name that the kernel chose; it exists in no file system and goes with the
-/// object.
+/// A socket with a name chosen by the kernel. It exists in no file system and ends with the object.
 class FdSocket {
  public:
   FdSocket();  ///< Throws Error{system}.
@@ -36,8 +34,8 @@ struct FdPeer {
 
 struct ReceivedFd {
   Pe pe = 0;
-  pid_t pid = 0;  ///< of the sender, as this process sees it; 0 when it lives in a PID namespace
-                  ///< that is invisible from here
+  /// Of the sender, as this process sees it; 0 if its PID namespace is not visible from here.
+  pid_t pid = 0;
   FileDescriptor fd;
 };
 
@@ -45,13 +43,14 @@ struct FdExchange {
   Token world{};  ///< shared secret of the world: datagrams without it are dropped
   Pe my_pe = 0;
   std::chrono::milliseconds timeout{};
-  std::function<void()> check;  ///< called about every millisecond; throws to give up early
+  std::function<void()>
+      check;  ///< called about every millisecond; may throw to end the exchange early
 };
 
-/// Sends `fd` to every peer and receives one from each. Every peer calls, each with this PE among
-/// its peers. Sends and receives are interleaved without blocking, so that full socket queues
-/// cannot lock PEs against each other. Datagrams of other users are dropped. Throws Error{timeout}
-/// naming the PEs that did not send or did not take, Error{system} when a socket fails.
+/// Sends `fd` to every peer and receives one from each. Collective over the peers. Sends and
+/// receives are interleaved without blocking, so full socket queues cannot cause a deadlock.
+/// Datagrams of other users are dropped. Throws Error{timeout} naming the PEs that did not send or
+/// receive, Error{system} if a socket fails.
 std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<const FdPeer> peers,
                                      const FdExchange& exchange);
 

@@ -18,8 +18,7 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-/// The segments that this process created, so that its other PEs share the one mapping instead of
-/// making their own.
+/// The segments that this process created, so that its PEs share one mapping.
 struct Registry {
   std::mutex mutex;
   std::map<Token, std::weak_ptr<Segment>> segments;

@@ -28,12 +28,11 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-/// A random name that nobody else has.
+/// A random, unique name.
 using Token = std::array<std::byte, 16>;
 Token make_token();
 
-/// Memory mapped shared into this process, 2 MiB aligned. Pages are taken from the system when
-/// first touched.
+/// Memory mapped shared into this process, 2 MiB aligned. Pages are allocated on first touch.
 class Segment {
  public:
   static constexpr std::size_t kAlignment = std::size_t{2} << 20;
@@ -42,12 +41,11 @@ class Segment {
   /// this process find it by `token()`. Throws Error{system} naming SHOAL_SYMMETRIC_SIZE.
   static std::shared_ptr<Segment> create(std::size_t bytes);
 
-  /// Maps the memory behind a descriptor that another process created. Throws Error{mismatch} when
-  /// it is not sealed or not of `bytes` bytes: then a peer could take pages away under us.
+  /// Maps the memory behind a descriptor of another process. Throws Error{mismatch} if it is not
+  /// sealed or not of `bytes` bytes: a peer could otherwise truncate it while it is in use.
   static std::shared_ptr<Segment> map(const FileDescriptor& fd, std::size_t bytes);
 
-  /// The segment that some thread of this process created with this token; nullptr when there is
-  /// none.
+  /// The segment that a thread of this process created with this token; nullptr if there is none.
   static std::shared_ptr<Segment> find(const Token& token);
 
   ~Segment();
@@ -64,7 +62,7 @@ class Segment {
 
   std::byte* base_;
   std::size_t size_;
-  FileDescriptor fd_;  // empty for segments of other processes: a mapping needs no open descriptor
+  FileDescriptor fd_;  // empty for segments of other processes
   Token token_{};
 };
 

@@ -11,7 +11,7 @@
 namespace shoal::transport::ofi {
 namespace {
 
-/// A key that nobody guesses, of as many bytes as the provider takes.
+/// A key that cannot be guessed, of as many bytes as the provider takes.
 std::uint64_t random_key(std::size_t bytes) {
   std::uint64_t key = 0;
   if (getrandom(&key, sizeof key, 0) != static_cast<ssize_t>(sizeof key))
@@ -60,24 +60,23 @@ Rail::Rail(Info info, std::size_t queue)
   check("fi_enable", fi_enable(endpoint));
 }
 
-Registered Rail::enroll(void* memory, std::size_t bytes, bool remote) {
+Registered Rail::register_memory(void* memory, std::size_t bytes, Peers peers) {
   const auto mode = static_cast<std::uint64_t>(info_->domain_attr->mr_mode);
-  const std::uint64_t access = (remote ? FI_REMOTE_READ | FI_REMOTE_WRITE : 0) |
+  const std::uint64_t access = (peers == Peers::access ? FI_REMOTE_READ | FI_REMOTE_WRITE : 0) |
                                (local_registration() ? FI_READ | FI_WRITE | FI_SEND | FI_RECV : 0);
   const bool own_key = (mode & FI_MR_PROV_KEY) == 0;
   Registered registered;
-  // A key in use is refused: another one then.
+  // The provider refuses a key that is in use: try another one.
   for (int tries = 0;; ++tries) {
     fid_mr* region = nullptr;
     const std::uint64_t key = own_key ? random_key(info_->domain_attr->mr_key_size) : 0;
     const int code = fi_mr_reg(domain_.get(), memory, bytes, access, 0, key, 0, &region, nullptr);
     if (code == -FI_ENOKEY && own_key && tries < 16) continue;
     if (code != 0)
-      fail(
-          Code::system,
-          "transport ofi: fi_mr_reg of {} bytes on {} of provider {} failed: {}. Settings: SHOAL_SYMMETRIC_SIZE, "
-          "SHOAL_OFI_PROVIDER; limit: ulimit -l",
-          bytes, domain_name_, info_->fabric_attr->prov_name, error_text(code));
+      fail(Code::system,
+           "transport ofi: fi_mr_reg of {} bytes on {} of provider {} failed: {}. Settings: "
+           "SHOAL_SYMMETRIC_SIZE, SHOAL_OFI_PROVIDER; limit: ulimit -l",
+           bytes, domain_name_, info_->fabric_attr->prov_name, error_text(code));
     registered.region.reset(region);
     break;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// rail.hpp: one endpoint with its domain, completion queue and registered memory. Not locked: the
-// engine does that.
+// rail.hpp: one endpoint with its domain, completion queue and registered memory. Not thread-safe:
+// the engine's lock guards it.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -13,8 +13,8 @@
 #include <span>
 #include <string>
 
+#include "transport/ofi/address.hpp"
 #include "transport/ofi/provider.hpp"
-#include "transport/ofi/wire.hpp"
 
 namespace shoal::transport::ofi {
 
@@ -27,6 +27,9 @@ struct CloseFid {
 template <typename T>
 using Fid = std::unique_ptr<T, CloseFid>;
 
+/// Whether peers may read and write registered memory.
+enum class Peers : std::uint8_t { no_access, access };
+
 /// Memory that this PE registered with a rail. Empty: none.
 struct Registered {
   Fid<fid_mr> region;
@@ -36,31 +39,31 @@ struct Registered {
 
 class Rail {
  public:
-  /// Opens the endpoint. Throws Error{system} naming provider, domain and call. `queue`:
-  /// completions that may wait.
+  /// Opens the endpoint. `queue`: completions that the queue must hold. Throws Error{system} naming
+  /// provider, domain and call.
   Rail(Info info, std::size_t queue);
 
   const std::string& domain() const noexcept { return domain_name_; }
   const fi_info& info() const noexcept { return *info_; }
-  /// Buffers of local operations must be registered.
+  /// Whether buffers of local operations must be registered.
   bool local_registration() const noexcept {
     return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
   }
-  /// A message is seen after the data that earlier writes of the same pair of endpoints put.
+  /// Whether a message arrives after the data of earlier writes to the same endpoint.
   bool messages_after_writes() const noexcept {
     return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0;
   }
   std::size_t longest() const noexcept { return info_->ep_attr->max_msg_size; }
 
-  /// Registers for everything that peers and this PE do with it. `remote`: peers may read and write
-  /// it.
-  Registered enroll(void* memory, std::size_t bytes, bool remote);
+  /// Registers memory for local operations and, where `peers` says so, for RMA by peers.
+  Registered register_memory(void* memory, std::size_t bytes, Peers peers);
   /// This endpoint's address, into `address`.
   void name(RailAddress& address) const;
-  /// Makes a peer's endpoint known. Throws Error{system}.
+  /// Adds a peer's endpoint to the address vector. Throws Error{system}.
   fi_addr_t insert(const RailAddress& address);
 
-  // 0, -FI_EAGAIN (poll and try again) or an error.
+  // Each returns 0, -FI_EAGAIN (poll and try again) or an error. `delivery`: the write completes
+  // only when its data are at the target (FI_DELIVERY_COMPLETE).
   ssize_t write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, const void* source,
                 std::size_t bytes, void* descriptor, bool delivery, void* context);
   ssize_t read(fi_addr_t from, RemoteMemory memory, std::uint64_t offset, void* target,
@@ -73,7 +76,7 @@ class Rail {
 
   /// Number of completions read, 0 when there are none, -FI_EAVAIL when the next one is an error.
   ssize_t poll(std::span<fi_cq_msg_entry> entries);
-  /// The error that is next: its context and code, and the provider's text.
+  /// The next error: its context and code, and the provider's text.
   struct Fault {
     void* context = nullptr;
     int code = 0;

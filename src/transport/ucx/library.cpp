@@ -12,22 +12,21 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "transport/message/signals_blocked.hpp"
 
 namespace shoal::transport::ucx {
 namespace {
 
-constexpr const char* kWithoutSharedMemory =
-    "^sm";  // what PEs of one host share is the business of shm
+constexpr const char* kWithoutSharedMemory = "^sm";  ///< shared memory is transport shm's task
 
-/// Whether code at `address` is of the same library as `other`.
+/// Whether both addresses belong to the same library.
 bool same_library(const void* address, const void* other) {
   Dl_info one{}, two{};
   return dladdr(address, &one) != 0 && dladdr(other, &two) != 0 && one.dli_fbase == two.dli_fbase;
 }
 
-/// UCX takes handlers for faults (to print backtraces) and a signal that stops the process, when it
-/// is loaded. A library must not: gives them back where they are still UCX's, and leaves what the
-/// program has set since.
+/// When it is loaded, UCX installs handlers for faults (they print backtraces) and for a signal
+/// that stops the process. Restores the previous handlers, unless the program has set its own.
 void give_back_signals() noexcept {
   const auto give_back = [](int number) {
     struct sigaction now{};
@@ -43,11 +42,11 @@ void give_back_signals() noexcept {
   give_back(static_cast<int>(ucs_global_opts.debug_signo));
 }
 
-/// As early as can be: while the module is being loaded, right after UCX itself.
+/// Runs while the module is being loaded, right after UCX itself.
 [[maybe_unused]] const bool signals_given_back = (give_back_signals(), true);
 
-/// UCX reports on standard output what Shoal reports by errors of its own.
-void quieten() {
+/// UCX prints to standard output what Shoal reports as errors.
+void silence_log() {
   static std::once_flag once;
   std::call_once(once, [] {
     char level[32] = {};
@@ -59,7 +58,7 @@ void quieten() {
   });
 }
 
-/// One at a time in a process: worlds whose PEs are threads start many.
+/// Serializes startup in a process whose PEs are threads.
 std::mutex& starting() {
   static std::mutex mutex;
   return mutex;
@@ -72,7 +71,7 @@ bool all_wanted_on_my_host(const Context& context) {
   return true;
 }
 
-/// Net devices as UCX's NET_DEVICES; empty: whatever there is.
+/// The value of UCX's NET_DEVICES; empty: any device.
 std::string devices_for(const Context& context) {
   if (all_wanted_on_my_host(context)) return "lo";
   return fmt::format("{}", fmt::join(context.nics, ","));
@@ -113,8 +112,8 @@ std::string text_of(ucs_status_t status) {
 }
 
 Library::Library(const Context& context) {
-  quieten();
-  const SignalsBlocked blocked;  // UCX starts a thread
+  silence_log();
+  const message::SignalsBlocked blocked;  // UCX starts a thread
   const std::lock_guard lock(starting());
   const std::string& tls = context.settings->ucx_tls;
   const std::string devices = devices_for(context);
@@ -171,10 +170,10 @@ Memory::Memory(const Library& library, void* start, std::size_t bytes) : library
   params.length = bytes;
   params.memory_type = UCS_MEMORY_TYPE_HOST;
   const ucs_status_t status = ucp_mem_map(library.context(), &params, &handle_);
-  require(
-      status == UCS_OK, Code::unsupported,
-      "UCX cannot register {} bytes: {}. Settings: SHOAL_SYMMETRIC_SIZE, and the limit of locked memory (ulimit -l)",
-      bytes, text_of(status));
+  require(status == UCS_OK, Code::unsupported,
+          "UCX cannot register {} bytes: {}. Setting: SHOAL_SYMMETRIC_SIZE; limit: locked memory "
+          "(ulimit -l)",
+          bytes, text_of(status));
 }
 
 Memory::~Memory() {
@@ -190,20 +189,6 @@ std::vector<std::byte> Memory::packed_key() const {
   auto bytes = bytes_of(key, length);
   ucp_rkey_buffer_release(key);
   return bytes;
-}
-
-struct SignalsBlocked::Mask {
-  sigset_t set;
-};
-
-SignalsBlocked::SignalsBlocked() : before_(std::make_unique<Mask>()) {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before_->set);
-}
-
-SignalsBlocked::~SignalsBlocked() {
-  pthread_sigmask(SIG_SETMASK, &before_->set, nullptr);
 }
 
 }  // namespace shoal::transport::ucx

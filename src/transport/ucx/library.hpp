@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// library.hpp: UCX as a library: its context, worker and memory handles as objects, and its side
-// effects on the process kept small. Only this folder includes UCX.
+// library.hpp: UCX's context, worker and memory handles as objects. Limits UCX's side effects on
+// the process. Only this folder includes UCX.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -18,8 +18,7 @@ namespace shoal::transport::ucx {
 /// "Connection reset by remote peer".
 std::string text_of(ucs_status_t status);
 
-/// A UCX context and one worker in it. The worker is not used by two threads at once; callers see
-/// to it.
+/// A UCX context and one worker in it. The worker is not thread-safe; the engine's lock guards it.
 class Library {
  public:
   /// Throws Error{unsupported} naming the settings that decide what UCX looks for.
@@ -31,7 +30,7 @@ class Library {
   ucp_context_h context() const noexcept { return context_; }
   ucp_worker_h worker() const noexcept { return worker_; }
   std::vector<std::byte> address() const;
-  /// What UCX was told to use, for messages: 'SHOAL_UCX_TLS="" (^sm), devices lo'.
+  /// What UCX may use, for messages: 'SHOAL_UCX_TLS="" (^sm), devices lo'.
   const std::string& selection() const noexcept { return selection_; }
 
  private:
@@ -53,20 +52,6 @@ class Memory {
  private:
   const Library& library_;
   ucp_mem_h handle_ = nullptr;
-};
-
-/// Blocks all signals in this thread while it lives: threads that are started meanwhile never run
-/// the program's handlers.
-class SignalsBlocked {
- public:
-  SignalsBlocked();
-  ~SignalsBlocked();
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  struct Mask;
-  std::unique_ptr<Mask> before_;
 };
 
 }  // namespace shoal::transport::ucx

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both bootstraps with one thread per PE: the one among threads, and the one over TCP within one
-// process, so that ThreadSanitizer sees abort, aborted and close race with collective calls
-// (requirements D7, D9).
+// The bootstrap for threads and the TCP bootstrap, both with one thread per PE in one process, so
+// that ThreadSanitizer sees abort, aborted and close race with collective calls.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 enum class Kind { threads, tcp };
 
 struct BootstrapAmongThreads : ::testing::TestWithParam<Kind> {
-  /// Runs `body` on every PE; returns what each threw, "" for nothing.
+  /// Runs `body` on every PE. Returns the error text of each PE; empty if it threw nothing.
   std::vector<std::string> run(int n, const Body& body, int timeout_ms = 20'000) {
     Settings settings;
     settings.socket_interface = "lo";

@@ -337,7 +337,16 @@ TEST(CApiEp, BadArgumentsAreNamedAndTheGroupStaysUsable) {
     shoal_tensor bad = pe.x;
     bad.rank = 9;
     refused(&bad, nullptr, "shoal_ep_dispatch: x.rank is 9");
-    bad = pe.x, bad.dtype = SHOAL_FLOAT64;
+    bad = pe.x;
+    bad.data = nullptr;
+    refused(&bad, nullptr, "shoal_ep_dispatch: x.data is NULL");
+    bad = pe.topk_idx;
+    bad.data = nullptr;
+    shoal_ep_routing unused = SHOAL_EP_ROUTING_INIT;
+    expect_failure(shoal_ep_route(pe.group, &bad, nullptr, &unused), SHOAL_INVALID_ARGUMENT,
+                   "shoal_ep_route: topk_idx.data is NULL");
+    bad = pe.x;
+    bad.dtype = SHOAL_FLOAT64;
     refused(&bad, nullptr, "x is float64");
     bad = pe.x, bad.device = 2;
     refused(&bad, nullptr, "the device of a tensor is 2");

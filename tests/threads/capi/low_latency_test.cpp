@@ -152,7 +152,7 @@ TEST(CApiLowLatency, MasksAreSetAndRead) {
     for (int32_t member = 0; member < c.ranks; ++member)
       EXPECT_EQ(masked[member], member == other ? 1 : 0);
     expect_failure(shoal_ep_masked(pe.group, masked, 2), SHOAL_INVALID_ARGUMENT,
-                   "room for 2 members; this group has 3");
+                   "room for 2 ranks; this group has 3");
     expect_failure(shoal_ep_set_mask(pe.group, pe.me, 1), SHOAL_INVALID_ARGUMENT, "set_mask");
     ok(shoal_ep_clear_masks(pe.group));
     ok(shoal_ep_masked(pe.group, masked, 3));

@@ -8,7 +8,7 @@
 #include <random>
 #include <string>
 
-#include "base/half.hpp"
+#include "shoal/numeric.hpp"
 #include "checks/ep/normal.hpp"
 #include "shoal/world.hpp"
 #include "support/expect_error.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which interface the root listens on (requirement D7: interface and address family selectable).
+// The choice of the root's network interface, by name and by address family.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which launcher the variables of a process speak of, and which bootstrap follows (requirement D7).
-// Pure: the environments are tables.
+// Detection of the launcher from environment variables, and the choice of the bootstrap. The
+// environments are tables.
 #include "bootstrap/launcher/launcher.hpp"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ Variables operator+(Variables a, const Variables& b) {
   return a;
 }
 
-// As seen on real launchers: Open MPI 4.1, MPICH 4.0 (Hydra), Slurm 22.05, torchrun 2.
+// Recorded from real launchers: Open MPI 4.1, MPICH 4.0 (Hydra), Slurm 22.05, torchrun 2.
 const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "2"},
                             {"OMPI_COMM_WORLD_SIZE", "4"},
                             {"PMIX_NAMESPACE", "15"},
@@ -76,7 +76,7 @@ TEST(Launcher, IsTheInnermostOne) {
        {"pmi", "pmi2"}},
       {"torchrun", kTorchrun, "torchrun", 3, 6, {"torch"}},
       {"torch variables by hand", kTorch, "torch variables", 3, 6, {"torch"}},
-      // Nested: the inner launcher's PEs inherit what the outer one has set.
+      // Nested: the PEs of the inner launcher inherit the variables of the outer launcher.
       {"torchrun, itself started by srun", kTorchrun + kSrunPmix, "torchrun", 3, 6, {"torch"}},
       {"torchrun, itself started by mpirun", kTorchrun + kOpenMpi, "torchrun", 3, 6, {"torch"}},
       {"mpirun in a batch script", kOpenMpi + kBatchScript, "Open MPI", 2, 4, {"pmix", "mpi"}},

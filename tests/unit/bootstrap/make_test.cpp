@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text of a unique id, and which bootstrap the settings ask for (requirement D7).
+// The text form of a unique id, and the bootstrap that the settings choose.
 #include <gtest/gtest.h>
 
 #include "shoal/bootstrap.hpp"

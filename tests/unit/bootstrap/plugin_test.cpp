@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bootstrap plug-ins (requirement D7): what is wrong with one is said, and none can make a world
-// wait for ever.
+// Faulty bootstrap plug-ins: every fault is reported, and none makes a world wait for ever.
 #include "bootstrap/plugin_bootstrap.hpp"
 
 #include <dlfcn.h>

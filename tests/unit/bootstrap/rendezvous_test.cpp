@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the root decides, without sockets and with a clock of the test's own (requirements D7, D9).
+// The decisions of the root, without sockets and with a clock that the test sets.
 #include <gtest/gtest.h>
 
 #include "bootstrap/tcp/rendezvous.hpp"
@@ -21,12 +21,12 @@ struct RendezvousTest : ::testing::Test {
             std::uint64_t sequence = 1) {
     root.call(pe, sequence, {kind, milliseconds(500), step, {}}, now);
   }
-  /// The failure told to `count` PEs; fails the test when there is none.
-  Failure told(std::size_t count) {
+  /// The failure that was sent to `count` PEs. Fails the test if there is none.
+  Failure sent(std::size_t count) {
     const auto messages = root.take_messages();
     EXPECT_EQ(messages.size(), count);
     if (messages.empty() || messages.back().type != MessageType::failed) {
-      ADD_FAILURE() << "no failure was told";
+      ADD_FAILURE() << "no failure was sent";
       return {};
     }
     return decode_failure(*messages.back().payload, messages.back().about);
@@ -50,11 +50,27 @@ TEST_F(RendezvousTest, NamesThoseThatDoNotConnect) {
   root.tick(now + milliseconds(999));
   EXPECT_TRUE(root.take_messages().empty());
   root.tick(now + milliseconds(1000));
-  const Failure failure = told(6);
+  const Failure failure = sent(6);
   EXPECT_EQ(failure.code, Code::timeout);
   EXPECT_EQ(failure.message,
             "PEs 2, 5 of 8 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
-  EXPECT_EQ(root.join(2, hello(8), now)->message, failure.message) << "who comes late is told";
+  EXPECT_EQ(root.join(2, hello(8), now)->message, failure.message)
+      << "a late PE receives the failure";
+}
+
+TEST_F(RendezvousTest, RemarkExplainsMissingPes) {
+  root.join(0, hello(2), now);
+  root.set_remark("7 connections came without proof of the key");
+  root.tick(now + milliseconds(1000));
+  EXPECT_EQ(sent(1).message,
+            "PE 1 of 2 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS. 7 "
+            "connections came without proof of the key");
+}
+
+TEST_F(RendezvousTest, CountsMissingPes) {
+  EXPECT_EQ(root.missing(), 0u) << "the number of PEs is not known yet";
+  root.join(0, hello(3), now);
+  EXPECT_EQ(root.missing(), 2u);
 }
 
 TEST_F(RendezvousTest, RefusesWrongIndexAndTheJobGoesOn) {
@@ -71,7 +87,7 @@ TEST_F(RendezvousTest, DifferentNumbersOfPesFailAll) {
   root.join(0, hello(4), now);
   const auto refusal = root.join(1, hello(5), now);
   EXPECT_EQ(refusal->code, Code::mismatch);
-  const Failure failure = told(1);
+  const Failure failure = sent(1);
   EXPECT_NE(failure.message.find("PE 0 gives 4, PE 1 gives 5"), std::string::npos)
       << failure.message;
 }
@@ -80,7 +96,7 @@ TEST_F(RendezvousTest, DifferentCallsNameBoth) {
   join_all(2);
   call(0, "a");
   call(1, "b", Call::Kind::all_gather);
-  const Failure failure = told(2);
+  const Failure failure = sent(2);
   EXPECT_EQ(failure.code, Code::mismatch);
   EXPECT_NE(failure.message.find("PE 0 called barrier(\"a\") while PE 1 called all_gather(\"b\")"),
             std::string::npos)
@@ -92,15 +108,15 @@ TEST_F(RendezvousTest, CallTimesOutNamingTheMissing) {
   call(1, "heap");
   call(2, "heap");
   root.tick(now + milliseconds(500));
-  EXPECT_EQ(
-      told(4).message,
-      "PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
+  EXPECT_EQ(sent(4).message,
+            "PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: "
+            "SHOAL_BOOTSTRAP_TIMEOUT_MS");
 }
 
 TEST_F(RendezvousTest, LostPeFailsAllByName) {
   join_all(3);
   root.lost(1, "ended without closing");
-  const Failure failure = told(2);
+  const Failure failure = sent(2);
   EXPECT_EQ(failure.origin, 1);
   EXPECT_EQ(failure.message, "PE 1 (pid 100 on host h) ended without closing");
 }
@@ -109,7 +125,7 @@ TEST_F(RendezvousTest, OnlyTheFirstFailureIsTold) {
   join_all(2);
   root.abort(0, "shoal: no memory");
   root.abort(1, "second");
-  EXPECT_EQ(told(2).message, "PE 0: no memory");
+  EXPECT_EQ(sent(2).message, "PE 0: no memory");
 }
 
 TEST_F(RendezvousTest, ClosingIsNoFailureUnlessOthersCall) {
@@ -117,7 +133,7 @@ TEST_F(RendezvousTest, ClosingIsNoFailureUnlessOthersCall) {
   root.close(0);
   EXPECT_TRUE(root.take_messages().empty());
   call(1, "late");
-  EXPECT_NE(told(2).message.find(
+  EXPECT_NE(sent(2).message.find(
                 "PE 0 (pid 100 on host h) closed the bootstrap before barrier(\"late\")"),
             std::string::npos);
   EXPECT_FALSE(root.over());
@@ -131,8 +147,8 @@ TEST_F(RendezvousTest, SequenceOnlyGrows) {
   call(0, "a");
   call(1, "a");
   EXPECT_EQ(root.take_messages().size(), 2u);
-  call(0, "b", Call::Kind::barrier, 1);  // the number of a call that is over
-  EXPECT_NE(told(1).message.find("out of order"), std::string::npos);
+  call(0, "b", Call::Kind::barrier, 1);  // the number of a completed call
+  EXPECT_NE(sent(1).message.find("out of order"), std::string::npos);
 }
 
 TEST_F(RendezvousTest, WaitsForLatecomersOnlySoLong) {

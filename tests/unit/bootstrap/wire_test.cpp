@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of the TCP bootstrap as bytes (requirement D7): what is sent arrives, and everything
-// else is rejected by name.
+// The messages of the TCP bootstrap as bytes: valid messages survive a round trip, and all others
+// are rejected with the reason.
 #include <gtest/gtest.h>
 
 #include <algorithm>

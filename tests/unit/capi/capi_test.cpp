@@ -133,11 +133,12 @@ TEST(CApiTensor, InitIsRowMajor) {
 
 TEST(CApiTensor, InitRefusesWhatNoTensorCanBe) {
   const int64_t shape[4] = {2, 3, 4, 5}, negative[1] = {-1};
+  const int64_t large[3] = {INT64_MAX, 2, 2}, of_bytes[2] = {INT64_MAX / 4, 2}, empty[2] = {0, 7};
   shoal_tensor tensor = SHOAL_TENSOR_NONE;
   for (const int32_t dtype : {-1, 0, 10})
     expect_failure(shoal_tensor_init(&tensor, nullptr, dtype, 2, shape), SHOAL_INVALID_ARGUMENT,
                    "tensor.dtype is");
-  for (const int32_t rank : {-3, 0, 5, 1 << 30})
+  for (const int32_t rank : {INT32_MIN, -3, 0, 5, 1 << 30, INT32_MAX})
     expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, rank, shape),
                    SHOAL_INVALID_ARGUMENT, "allowed: 1 to 4");
   expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, 1, negative),
@@ -146,7 +147,13 @@ TEST(CApiTensor, InitRefusesWhatNoTensorCanBe) {
                  SHOAL_INVALID_ARGUMENT, "shape is NULL");
   expect_failure(shoal_tensor_init(nullptr, nullptr, SHOAL_INT8, 2, shape), SHOAL_INVALID_ARGUMENT,
                  "tensor is NULL");
+  expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_INT8, 3, large), SHOAL_INVALID_ARGUMENT,
+                 "tensor has more than 2^63 - 1 bytes");
+  expect_failure(shoal_tensor_init(&tensor, nullptr, SHOAL_FLOAT32, 2, of_bytes),
+                 SHOAL_INVALID_ARGUMENT, "tensor has more than 2^63 - 1 bytes");
   EXPECT_EQ(tensor.dtype, SHOAL_NONE) << "nothing is written by a call that fails";
+  ok(shoal_tensor_init(&tensor, nullptr, SHOAL_FLOAT32, 2, empty));
+  EXPECT_EQ(tensor.strides[0], 7);
 }
 
 shoal_ep_group_options some_options() {
@@ -202,6 +209,30 @@ TEST(CApiGate, ChoosesAsTheCppGate) {
   options.groups = 3;
   EXPECT_EQ(shoal_ep_gate(&c_logits, nullptr, &options, &gated), SHOAL_INVALID_ARGUMENT);
   EXPECT_EQ(shoal_ep_gate(nullptr, nullptr, nullptr, &gated), SHOAL_INVALID_ARGUMENT);
+}
+
+TEST(CApiGate, RefusesTensorsWithoutMemory) {
+  const std::vector<float> numbers(2 * 8);
+  const int64_t shape[] = {2, 8}, none[] = {0, 8};
+  shoal_tensor logits, bias, empty;
+  ok(shoal_tensor_init(&logits, nullptr, SHOAL_FLOAT32, 2, shape));
+  ok(shoal_tensor_init(&bias, nullptr, SHOAL_FLOAT32, 1, shape + 1));
+  ok(shoal_tensor_init(&empty, nullptr, SHOAL_FLOAT32, 2, none));
+  shoal_ep_gate_options options = SHOAL_EP_GATE_OPTIONS_INIT;
+  options.experts = 8;
+  shoal_ep_gated gated = SHOAL_EP_GATED_INIT;
+  expect_failure(shoal_ep_gate(&logits, nullptr, &options, &gated), SHOAL_INVALID_ARGUMENT,
+                 "shoal_ep_gate: logits.data is NULL; a tensor of this shape has 64 bytes");
+  logits.data = const_cast<float*>(numbers.data());
+  expect_failure(shoal_ep_gate(&logits, &bias, &options, &gated), SHOAL_INVALID_ARGUMENT,
+                 "shoal_ep_gate: bias.data is NULL");
+  logits.shape[0] = INT64_MAX;
+  expect_failure(shoal_ep_gate(&logits, nullptr, &options, &gated), SHOAL_INVALID_ARGUMENT,
+                 "logits has more than 2^63 - 1 bytes");
+  EXPECT_EQ(gated.owner, nullptr);
+  ok(shoal_ep_gate(&empty, nullptr, &options, &gated));
+  EXPECT_EQ(gated.topk_idx.shape[0], 0) << "a tensor without elements needs no memory";
+  ok(shoal_ep_gated_release(&gated));
 }
 
 TEST(CApiStructs, OptionsReachTheLibrary) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a thread waits for PEs over a network after a failure (transport/scoped_timeout.hpp).
+// ScopedTimeout bounds the network waits of its thread.
 #include "transport/scoped_timeout.hpp"
 
 #include <gtest/gtest.h>
@@ -16,20 +16,20 @@ milliseconds left(milliseconds timeout) {
   return std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
 }
 
-TEST(ScopedTimeout, ShortensTheWaitsOfItsScopeAllTogether) {
+TEST(ScopedTimeout, BoundsAllWaitsOfItsScopeTogether) {
   EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000));
   {
-    const ScopedTimeout patience(milliseconds(5'000));
+    const ScopedTimeout limit(milliseconds(5'000));
     const auto first = wait_deadline(milliseconds(50'000));
     EXPECT_LE(left(milliseconds(50'000)), milliseconds(5'000));
     std::this_thread::sleep_for(milliseconds(2));
-    EXPECT_EQ(wait_deadline(milliseconds(50'000)), first) << "a second wait starts no second limit";
-    EXPECT_LE(left(milliseconds(10)), milliseconds(10)) << "a timeout that is shorter still holds";
+    EXPECT_EQ(wait_deadline(milliseconds(50'000)), first) << "a second wait has the same end";
+    EXPECT_LE(left(milliseconds(10)), milliseconds(10)) << "a shorter timeout still holds";
   }
   EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000));
 }
 
-TEST(ScopedTimeout, AnInnerOneCannotProlongAnOuterOne) {
+TEST(ScopedTimeout, InnerScopeCannotProlongOuterScope) {
   const ScopedTimeout outer(milliseconds(1'000));
   const auto before = wait_deadline(milliseconds(50'000));
   {
@@ -43,8 +43,8 @@ TEST(ScopedTimeout, AnInnerOneCannotProlongAnOuterOne) {
   EXPECT_EQ(wait_deadline(milliseconds(50'000)), before);
 }
 
-TEST(ScopedTimeout, IsTheThreadsOwn) {
-  const ScopedTimeout patience(milliseconds(10));
+TEST(ScopedTimeout, AffectsOnlyItsThread) {
+  const ScopedTimeout limit(milliseconds(10));
   std::thread([] { EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000)); }).join();
 }
 

@@ -148,8 +148,8 @@ std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int3
 
 void give_up(HostGroup& group, const std::string& reason, std::int32_t cause) {
   group.state.failure = reason;
-  const transport::ScopedTimeout patience(
-      transport::kPatience);  // an unreachable rank may be the reason
+  // An unreachable rank may be the reason.
+  const transport::ScopedTimeout bound(transport::kFailureReportTimeout);
   const auto value = static_cast<std::uint64_t>(cause) + 1;
   for (std::int32_t to = 0; to < group.state.shape.ranks; ++to) {
     try {

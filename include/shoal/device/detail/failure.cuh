@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// failure.cuh: writes the failure report that the host throws (shoal::cuda::check_failures).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <shoal/device/ptx.cuh>
+#include <shoal/device/scope.cuh>
+#include <shoal/device/types.hpp>
+
+namespace shoal::device::detail {
+
+/// Writes `report` unless an earlier one has not been taken yet. Not inlined: it would cost the
+/// caller registers.
+__device__ __noinline__ inline void record(const World& world, FailureReport report) {
+  FailureReport* const to = world.failure;
+  if (atomicCAS_system(&to->state, static_cast<unsigned>(FailureReport::empty),
+                       static_cast<unsigned>(FailureReport::filling)) != FailureReport::empty)
+    return;
+  report.state = FailureReport::filling;
+  report.block[0] = blockIdx.x;
+  report.block[1] = blockIdx.y;
+  report.block[2] = blockIdx.z;
+  report.thread[0] = threadIdx.x;
+  report.thread[1] = threadIdx.y;
+  report.thread[2] = threadIdx.z;
+  *to = report;
+  ptx::st_release_sys(&to->state, FailureReport::complete);
+}
+
+/// Reports that a wait for `variable` passed its deadline. `awaited`: -1 when no PE is known.
+template <Word T>
+__device__ void record_wait(const World& world, FailureKind kind, const T* variable,
+                            Compare compare, T expected, T seen, std::uint64_t waited_ns,
+                            Pe awaited) {
+  FailureReport report{};
+  report.kind = kind;
+  report.awaited = awaited;
+  report.compare = compare;
+  report.width = sizeof(T);
+  report.is_signed = std::is_signed_v<T>;
+  report.offset =
+      static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(variable) - world.heap);
+  report.expected = static_cast<std::uint64_t>(expected);
+  report.seen = static_cast<std::uint64_t>(seen);
+  report.waited_ns = waited_ns;
+  record(world, report);
+}
+
+}  // namespace shoal::device::detail

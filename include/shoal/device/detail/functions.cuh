@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// functions.cuh: the definitions of what shoal/device/functions.cuh declares and explains.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <shoal/device/detail/address.cuh>
+#include <shoal/device/detail/copy.cuh>
+#include <shoal/device/detail/failure.cuh>
+#include <shoal/device/detail/team.cuh>
+#include <shoal/device/detail/wait.cuh>
+#include <shoal/device/detail/word.cuh>
+#include <shoal/device/functions.cuh>  // IWYU pragma: keep: declarations
+
+namespace shoal::device {
+
+template <typename T>
+__device__ T* peer_pointer(const World& world, T* local, Pe pe) {
+  return detail::resolve(world, local, sizeof(T), pe);
+}
+
+template <Scope S>
+__device__ void put_bytes(S scope, const World& world, void* target, const void* source,
+                          std::size_t bytes, Pe pe) {
+  scope.sync();
+  std::byte* const to = detail::resolve(world, static_cast<std::byte*>(target), bytes, pe);
+  if (to != nullptr)
+    detail::copy<detail::Direction::put>(scope.rank(), scope.size(), to, source, bytes);
+  scope.sync();
+}
+
+template <Scope S>
+__device__ void get_bytes(S scope, const World& world, void* target, const void* source,
+                          std::size_t bytes, Pe pe) {
+  scope.sync();
+  const std::byte* const from =
+      detail::resolve(world, static_cast<const std::byte*>(source), bytes, pe);
+  if (from != nullptr)
+    detail::copy<detail::Direction::get>(scope.rank(), scope.size(), target, from, bytes);
+  scope.sync();
+}
+
+template <Scope S, typename T>
+__device__ void put(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
+                    std::size_t count, Pe pe) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  put_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
+}
+
+template <Scope S, typename T>
+__device__ void get(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
+                    std::size_t count, Pe pe) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  get_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
+}
+
+template <typename T>
+__device__ void put_value(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T* const to = detail::resolve(world, target, sizeof(T), pe);
+  if (to == nullptr) return;
+  if constexpr (Word<T>)
+    ptx::st_relaxed_sys(reinterpret_cast<detail::Bits<T>*>(to),
+                        static_cast<detail::Bits<T>>(value));
+  else
+    *to = value;
+}
+
+template <typename T>
+__device__ T get_value(const World& world, const T* source, Pe pe) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T value{};
+  const T* const from = detail::resolve(world, source, sizeof(T), pe);
+  if (from != nullptr) detail::copy<detail::Direction::get>(0, 1, &value, from, sizeof(T));
+  return value;
+}
+
+template <Scope S, typename T>
+__device__ void put_strided(S scope, const World& world, T* target, std::size_t target_stride,
+                            const std::type_identity_t<T>* source, std::size_t source_stride,
+                            std::size_t count, Pe pe) {
+  scope.sync();
+  T* const to = detail::resolve(world, target,
+                                detail::extent(sizeof(T), target_stride * sizeof(T), count), pe);
+  if (to != nullptr)
+    detail::copy_strided<detail::Direction::put>(
+        scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(to), target_stride * sizeof(T),
+        reinterpret_cast<const std::uint8_t*>(source), source_stride * sizeof(T), sizeof(T), count);
+  scope.sync();
+}
+
+template <Scope S, typename T>
+__device__ void get_strided(S scope, const World& world, T* target, std::size_t target_stride,
+                            const std::type_identity_t<T>* source, std::size_t source_stride,
+                            std::size_t count, Pe pe) {
+  scope.sync();
+  const T* const from = detail::resolve(
+      world, source, detail::extent(sizeof(T), source_stride * sizeof(T), count), pe);
+  if (from != nullptr)
+    detail::copy_strided<detail::Direction::get>(
+        scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(target),
+        target_stride * sizeof(T), reinterpret_cast<const std::uint8_t*>(from),
+        source_stride * sizeof(T), sizeof(T), count);
+  scope.sync();
+}
+
+template <Word T>
+__device__ T atomic(AtomicOp op, const World& world, T* target, std::type_identity_t<T> operand,
+                    Pe pe, std::type_identity_t<T> compare) {
+  T* const word = detail::resolve(world, target, sizeof(T), pe);
+  return word == nullptr ? T{} : detail::atomic_on<T>(op, word, operand, compare);
+}
+
+template <Word T>
+__device__ T atomic_fetch(const World& world, const T* target, Pe pe) {
+  const T* const word = detail::resolve(world, target, sizeof(T), pe);
+  return word == nullptr
+             ? T{}
+             : static_cast<T>(ptx::ld_relaxed_sys(reinterpret_cast<const detail::Bits<T>*>(word)));
+}
+
+template <Word T>
+__device__ void atomic_set(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+  T* const word = detail::resolve(world, target, sizeof(T), pe);
+  using Bits = detail::Bits<T>;
+  if (word != nullptr) ptx::st_relaxed_sys(reinterpret_cast<Bits*>(word), static_cast<Bits>(value));
+}
+
+template <Word T>
+__device__ T atomic_fetch_add(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+  return atomic(AtomicOp::add, world, target, value, pe);
+}
+
+template <Word T>
+__device__ T atomic_fetch_and(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+  return atomic(AtomicOp::bit_and, world, target, value, pe);
+}
+
+template <Word T>
+__device__ T atomic_fetch_or(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+  return atomic(AtomicOp::bit_or, world, target, value, pe);
+}
+
+template <Word T>
+__device__ T atomic_fetch_xor(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+  return atomic(AtomicOp::bit_xor, world, target, value, pe);
+}
+
+template <Word T>
+__device__ T atomic_swap(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+  return atomic(AtomicOp::swap, world, target, value, pe);
+}
+
+template <Word T>
+__device__ T atomic_compare_swap(const World& world, T* target, std::type_identity_t<T> expected,
+                                 std::type_identity_t<T> desired, Pe pe) {
+  return atomic(AtomicOp::compare_swap, world, target, desired, pe, expected);
+}
+
+template <Scope S>
+__device__ void fence(S scope) {
+  scope.sync();
+  ptx::fence_acq_rel_sys();  // by every thread: it orders what the same thread stores later
+}
+
+template <Scope S>
+__device__ void quiet(S scope) {
+  ptx::fence_sc_sys();
+  scope.sync();
+}
+
+template <Scope S>
+__device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalOp op,
+                       std::uint64_t value, Pe pe) {
+  scope.sync();
+  if (scope.rank() != 0) return;
+  std::uint64_t* const word = detail::resolve(world, flag, sizeof *flag, pe);
+  if (word == nullptr) return;
+  if (op == SignalOp::add) {
+    ptx::red_release_sys_add(word, value);
+  } else {
+    ptx::st_release_sys(word, value);
+  }
+}
+
+template <Scope S, typename T>
+__device__ void put_signal(S scope, const World& world, T* target,
+                           const std::type_identity_t<T>* source, std::size_t count,
+                           std::uint64_t* flag, SignalOp op, std::uint64_t value, Pe pe) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  scope.sync();
+  const std::size_t bytes = detail::extent(sizeof(T), sizeof(T), count);
+  T* const to = detail::resolve(world, target, bytes, pe);
+  if (to == nullptr) return;
+  detail::copy<detail::Direction::put>(scope.rank(), scope.size(), to, source, bytes);
+  signal(scope, world, flag, op, value, pe);
+}
+
+template <Word T>
+__device__ T signal_fetch(const T* flag) {
+  return detail::load_acquire(flag);
+}
+
+template <Scope S, Word T>
+__device__ bool wait_until(S scope, const World& world, const T* variable, Compare compare,
+                           std::type_identity_t<T> value) {
+  const bool ok = scope.rank() != 0 ||
+                  detail::wait_for<T>(world, FailureKind::wait_until, variable, compare, value);
+  return scope.all(ok);
+}
+
+template <Scope S, Word T>
+__device__ bool test(S scope, const T* variable, Compare compare, std::type_identity_t<T> value) {
+  return scope.all(scope.rank() != 0 ||
+                   detail::holds<T>(detail::load_acquire(variable), compare, value));
+}
+
+template <Scope S, Word T>
+__device__ bool wait_until_all(S scope, const World& world, const T* variables, std::size_t count,
+                               Compare compare, std::type_identity_t<T> value, const int* skip) {
+  bool ok = true;
+  for (std::size_t i = scope.rank(); i < count && ok; i += scope.size())
+    if (skip == nullptr || skip[i] == 0)
+      ok = detail::wait_for<T>(world, FailureKind::wait_until_all, variables + i, compare, value);
+  return scope.all(ok);
+}
+
+template <Scope S, Word T>
+__device__ bool test_all(S scope, const T* variables, std::size_t count, Compare compare,
+                         std::type_identity_t<T> value, const int* skip) {
+  bool ok = true;
+  for (std::size_t i = scope.rank(); i < count && ok; i += scope.size())
+    if (skip == nullptr || skip[i] == 0)
+      ok = detail::holds<T>(detail::load_acquire(variables + i), compare, value);
+  return scope.all(ok);
+}
+
+template <Scope S, Word T>
+__device__ std::size_t wait_until_any(S scope, const World& world, const T* variables,
+                                      std::size_t count, Compare compare,
+                                      std::type_identity_t<T> value, const int* skip) {
+  const unsigned scanners = detail::scanners(scope);
+  detail::Scan found{kNoIndex, false};
+  scope.sync();
+  if (scope.rank() < scanners) {
+    const unsigned mask = scanners == 32 ? ~0U : (1U << scanners) - 1;
+    std::uint64_t waited_ns = 0;
+    // Lanes may read different clocks: the leader's decides, so that they stay converged.
+    const std::uint64_t start = ptx::globaltimer();
+    for (bool late = false;;) {
+      found = detail::scan<T>(scope.rank(), scanners, mask, variables, count, compare, value, skip);
+      if (found.index != kNoIndex || !found.remaining || late) break;
+      waited_ns = ptx::globaltimer() - start;
+      late = waited_ns >= world.timeout_ns;
+      if (scanners > 1) late = __shfl_sync(mask, static_cast<int>(late), 0) != 0;
+    }
+    if (scope.rank() == 0 && found.index == kNoIndex && found.remaining)
+      detail::record_wait<T>(world, FailureKind::wait_until_any, variables, compare, value,
+                             detail::load_acquire(variables), waited_ns, -1);
+  }
+  return detail::broadcast(scope, found.index);
+}
+
+template <Scope S, Word T>
+__device__ std::size_t test_any(S scope, const T* variables, std::size_t count, Compare compare,
+                                std::type_identity_t<T> value, const int* skip) {
+  const unsigned scanners = detail::scanners(scope);
+  detail::Scan found{kNoIndex, false};
+  scope.sync();
+  if (scope.rank() < scanners)
+    found = detail::scan<T>(scope.rank(), scanners, scanners == 32 ? ~0U : (1U << scanners) - 1,
+                            variables, count, compare, value, skip);
+  return detail::broadcast(scope, found.index);
+}
+
+template <Scope S>
+__device__ bool barrier(S scope, const World& world, const Team& team) {
+  scope.sync();
+  const std::uint64_t epoch = detail::next_epoch(team, *team.epoch);
+  scope.sync();
+  if (scope.rank() == 0) *team.epoch = epoch;
+  const auto first = static_cast<Pe>(scope.rank());
+  const auto step = static_cast<Pe>(scope.size());
+  bool ok = true;
+  for (Pe pe = first; pe < world.n_pes; pe += step) {
+    if (!detail::is_member(team, pe) || pe == world.my_pe) continue;
+    std::uint64_t* const theirs =
+        detail::resolve(world, team.arrived + world.my_pe, sizeof(std::uint64_t), pe);
+    if (theirs != nullptr) ptx::st_release_sys(theirs, epoch);
+    ok = ok && theirs != nullptr;
+  }
+  for (Pe pe = first; pe < world.n_pes && ok; pe += step)
+    if (detail::is_member(team, pe) && pe != world.my_pe)
+      ok = detail::wait_for<std::uint64_t>(world, FailureKind::barrier, team.arrived + pe,
+                                           Compare::greater_equal, epoch, pe);
+  return scope.all(ok);
+}
+
+}  // namespace shoal::device

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// word.cuh: loads, atomics and comparisons of words of 4 or 8 bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <shoal/device/ptx.cuh>
+#include <shoal/device/scope.cuh>
+#include <shoal/operation.hpp>
+
+namespace shoal::device::detail {
+
+/// The unsigned type of a word's width, as the instructions take it.
+template <Word T>
+using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+/// The same as CUDA's atomic functions take it.
+template <Word T>
+using AtomicBits = std::conditional_t<sizeof(T) == 8, unsigned long long, unsigned>;
+
+template <Word T>
+__device__ T load_acquire(const T* variable) {
+  return static_cast<T>(ptx::ld_acquire_sys(reinterpret_cast<const Bits<T>*>(variable)));
+}
+
+/// Relaxed, at system scope; returns the value before.
+template <Word T>
+__device__ T atomic_on(AtomicOp op, T* address, T operand, T compare) {
+  auto* const word = reinterpret_cast<AtomicBits<T>*>(address);
+  const auto value = static_cast<AtomicBits<T>>(operand);
+  switch (op) {
+    case AtomicOp::fetch:
+      return static_cast<T>(atomicAdd_system(word, AtomicBits<T>{0}));
+    case AtomicOp::set:
+    case AtomicOp::swap:
+      return static_cast<T>(atomicExch_system(word, value));
+    case AtomicOp::add:
+      return static_cast<T>(atomicAdd_system(word, value));
+    case AtomicOp::bit_and:
+      return static_cast<T>(atomicAnd_system(word, value));
+    case AtomicOp::bit_or:
+      return static_cast<T>(atomicOr_system(word, value));
+    case AtomicOp::bit_xor:
+      return static_cast<T>(atomicXor_system(word, value));
+    case AtomicOp::compare_swap:
+      return static_cast<T>(atomicCAS_system(word, static_cast<AtomicBits<T>>(compare), value));
+  }
+  return T{};
+}
+
+/// Whether `seen` compares with `value` as asked.
+template <Word T>
+__device__ bool holds(T seen, Compare compare, T value) {
+  switch (compare) {
+    case Compare::equal:
+      return seen == value;
+    case Compare::not_equal:
+      return seen != value;
+    case Compare::greater:
+      return seen > value;
+    case Compare::greater_equal:
+      return seen >= value;
+    case Compare::less:
+      return seen < value;
+    case Compare::less_equal:
+      return seen <= value;
+  }
+  return false;
+}
+
+}  // namespace shoal::device::detail

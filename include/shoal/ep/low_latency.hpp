@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// shoal/ep/low_latency.hpp: options and results of low-latency dispatch and combine.
+//
+// R ranks, E experts, E / R of them on each rank, at most T = low_latency_max_tokens tokens per
+// rank. Shapes are fixed, so ranks exchange no sizes. Each operation has two phases: the call
+// sends; receive() of the object that it returns waits. Nothing is held between the two.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <shoal/ep/options.hpp>
+#include <shoal/tensor.hpp>
+
+namespace shoal::ep {
+
+namespace detail {
+struct LowLatencyHandleState;
+struct PendingDispatchState;
+struct PendingCombineState;
+}  // namespace detail
+
+/// The encoding of rows in low-latency dispatch. 128 channels share a scale.
+///
+/// none: bfloat16. fp8: e4m3 with float32 scales of amax / 448. fp8_power_of_two: the same, scales
+/// rounded up to powers of two. fp8_ue8m0: those scales as packed UE8M0 exponents.
+enum class Quantize : std::uint8_t { none = 0, fp8, fp8_power_of_two, fp8_ue8m0 };
+
+/// Where low-latency combine rounds. Each gives the same bits on every backend.
+///
+/// per_rank: the rows of one rank's experts are summed and rounded to bfloat16, then the sums of
+/// the ranks are added: the least traffic between GPUs. exact: rounded once. automatic: per_rank.
+enum class Reduction : std::uint8_t { automatic = 0, per_rank, exact };
+
+/// The layout of one low-latency dispatch. Its combine needs it. Cheap to copy.
+class LowLatencyHandle {
+ public:
+  LowLatencyHandle() = default;  ///< invalid
+  explicit LowLatencyHandle(std::shared_ptr<const detail::LowLatencyHandleState> state)
+      : state_(std::move(state)) {}
+  bool valid() const noexcept { return state_ != nullptr; }
+  /// For Shoal's own layers.
+  const std::shared_ptr<const detail::LowLatencyHandleState>& state() const noexcept {
+    return state_;
+  }
+
+ private:
+  std::shared_ptr<const detail::LowLatencyHandleState> state_;
+};
+
+struct LowLatencyDispatchOptions {
+  Quantize quantize = Quantize::fp8;
+  /// int32 [E / R]; optional: the rows received per expert are added to it.
+  TensorView expert_counts{};
+  /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
+  TensorView wait_ns{};
+  /// float32 [tokens, top_k]; optional: the weights of the later combine, which then travel with
+  /// the rows. On GPUs combine then needs no exchange of its own; between nodes it returns one row
+  /// per (token, rank) instead of one per (token, expert), unless it is exact or log_fmt. The
+  /// weights must be unchanged at combine; on the host other weights are Error{invalid_argument}.
+  TensorView weights{};
+  /// false: the receive is queued at once after the send, which on GPUs saves the time between two
+  /// kernels; receive() then returns the result. All earlier ones must have been received.
+  /// true: receive() queues it; nothing is held in between.
+  bool defer_receive = true;
+  Launch launch{};
+};
+
+/// The rows that a rank received. Rows 0 to counts[e] - 1 of expert e are valid. The memory belongs
+/// to the group: the receive after next overwrites it.
+///
+/// | field | shape | set |
+/// |---|---|---|
+/// | x | float8_e4m3 or bfloat16 [E / R, R * T, hidden] | always |
+/// | scales | float32 [E / R, R * T, hidden / 128] | quantize fp8, fp8_power_of_two |
+/// | scales | int32 [E / R, R * T, hidden / 512] | quantize fp8_ue8m0 |
+/// | counts | int32 [E / R] | always |
+/// | source_token | int32 [E / R, R * T] | always |
+/// | layout | int64 [E / R, R] | always |
+/// | handle | | always |
+struct LowLatencyReceived {
+  Tensor x;
+  /// A decoded row times its scales gives the values; an int32 holds four UE8M0 codes, the first
+  /// group in the lowest byte (shoal/numeric.hpp). The last dimension is rounded up. The row index
+  /// runs fastest in memory: strides {.., 1, R * T}.
+  Tensor scales;
+  Tensor counts;
+  Tensor source_token;  ///< index of the token on its source rank
+  Tensor layout;        ///< (first row << 32) | rows, of each expert from each rank
+  LowLatencyHandle handle;
+};
+
+/// A low-latency dispatch whose rows have been sent. No core or SM is held until receive.
+class PendingDispatch {
+ public:
+  PendingDispatch() = default;
+  explicit PendingDispatch(std::shared_ptr<detail::PendingDispatchState> state)
+      : state_(std::move(state)) {}
+  /// Whether receive() would return without waiting, or the group's timeout has passed.
+  bool ready() const;
+  /// Waits for the rows of all ranks. Throws Error{invalid_argument} when called again,
+  /// Error{timeout} naming the rank that is late (with mask_failed, continues without it), and
+  /// Error{mismatch} when ranks passed different options.
+  LowLatencyReceived receive();
+
+ private:
+  std::shared_ptr<detail::PendingDispatchState> state_;
+};
+
+struct LowLatencyCombineOptions {
+  /// Rows travel as LogFMT-10, 10 bits per channel.
+  bool log_fmt = false;
+  /// y lies in Group::next_combine_buffer, so it need not be copied. Not with log_fmt.
+  bool zero_copy = false;
+  Reduction reduction = Reduction::automatic;
+  /// bfloat16 [tokens, hidden]; optional: the memory of the result.
+  TensorView out{};
+  /// As in LowLatencyDispatchOptions.
+  TensorView wait_ns{};
+  bool defer_receive = true;
+  Launch launch{};
+};
+
+/// A low-latency combine whose rows have been sent.
+class PendingCombine {
+ public:
+  PendingCombine() = default;
+  explicit PendingCombine(std::shared_ptr<detail::PendingCombineState> state)
+      : state_(std::move(state)) {}
+  /// Whether receive() would return without waiting, or the group's timeout has passed.
+  bool ready() const;
+  /// Waits for the rows of all ranks and returns their sums, bfloat16 [tokens, hidden]. Throws as
+  /// PendingDispatch::receive. With zero_copy, other ranks may still read y after this returns;
+  /// next_combine_buffer waits for them before it returns the same memory again.
+  Tensor receive();
+
+ private:
+  std::shared_ptr<detail::PendingCombineState> state_;
+};
+
+}  // namespace shoal::ep

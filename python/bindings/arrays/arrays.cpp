@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arrays.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+
+#include "../docs.hpp"
+#include "base/check.hpp"
+#include "exchange.hpp"
+#include "streams.hpp"
+
+namespace shoal::python {
+namespace {
+
+constexpr std::array kTypes = {DataType::float32,     DataType::float16, DataType::bfloat16,
+                               DataType::float8_e4m3, DataType::int8,    DataType::uint8,
+                               DataType::int32,       DataType::int64,   DataType::float64};
+
+constexpr std::uint8_t kFloat8Code = 10;  // kDLFloat8_e4m3fn of DLPack 1.1
+
+nb::dlpack::dtype to_dlpack(DataType dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
+  switch (dtype) {
+    case DataType::int8:
+    case DataType::int32:
+    case DataType::int64:
+      return {static_cast<std::uint8_t>(Code::Int), bits, 1};
+    case DataType::uint8:
+      return {static_cast<std::uint8_t>(Code::UInt), bits, 1};
+    case DataType::bfloat16:
+      return {static_cast<std::uint8_t>(Code::Bfloat), bits, 1};
+    case DataType::float8_e4m3:
+      return {kFloat8Code, bits, 1};
+    default:
+      return {static_cast<std::uint8_t>(Code::Float), bits, 1};
+  }
+}
+
+std::optional<DataType> from_dlpack(nb::dlpack::dtype type) {
+  if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool)) return DataType::uint8;
+  for (const DataType dtype : kTypes)
+    if (to_dlpack(dtype) == type) return dtype;
+  return std::nullopt;
+}
+
+/// The NumPy type of an element type; an unsigned integer of its size where NumPy has none.
+nb::dlpack::dtype to_numpy(DataType dtype) {
+  const auto unsigned_code = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
+  if (dtype == DataType::bfloat16) return {unsigned_code, 16, 1};
+  if (dtype == DataType::float8_e4m3) return {unsigned_code, 8, 1};
+  return to_dlpack(dtype);
+}
+
+std::string describe(nb::dlpack::dtype type) {
+  return fmt::format("DLPack type code {} of {} bits", type.code, type.bits);
+}
+
+/// Views a NumPy array of an ml_dtypes type, which exports no DLPack, as integers. Returns the name
+/// of the type; nullopt for other arrays.
+std::optional<std::string> take_ml_dtype(nb::object& array) {
+  if (!nb::hasattr(array, "dtype") || !nb::hasattr(array, "view") ||
+      !nb::hasattr(array, "__array_interface__"))
+    return {};
+  const std::string name = nb::cast<std::string>(nb::str(nb::object(array.attr("dtype"))));
+  const bool narrow = name == "float8_e4m3fn";
+  if (name != "bfloat16" && !narrow) return {};
+  array = array.attr("view")(narrow ? "uint8" : "uint16");
+  return narrow ? "float8_e4m3" : "bfloat16";
+}
+
+void make_contiguous(TensorView& view) {
+  std::int64_t stride = 1;
+  for (int i = view.rank - 1; i >= 0; --i) {
+    view.strides[i] = stride;
+    stride *= view.shape[i];
+  }
+}
+
+template <typename Framework>
+nb::object export_view(const Array& self, nb::handle owner, nb::dlpack::dtype type) {
+  const TensorView& view = self.tensor;
+  std::array<std::size_t, TensorView::kMaxRank> shape{};
+  for (int i = 0; i < view.rank; ++i) shape[i] = static_cast<std::size_t>(view.shape[i]);
+  const bool cuda = view.device.kind == DeviceKind::cuda;
+  nb::ndarray<Framework> array(
+      view.data, static_cast<std::size_t>(view.rank), shape.data(), owner, view.strides.data(),
+      type, cuda ? nb::device::cuda::value : nb::device::cpu::value, cuda ? view.device.index : 0);
+  return nb::cast(std::move(array), nb::rv_policy::reference);
+}
+
+/// The type that dtype= names. Throws Error{invalid_argument} unless its elements have `bits` bits.
+DataType named_type(const char* what, const std::string& name, std::size_t bits) {
+  const DataType dtype = dtype_from(name);
+  require(size_of(dtype) * 8 == bits, Code::invalid_argument,
+          "{}: dtype=\"{}\" has {} bits, the array has {}", what, name, 8 * size_of(dtype), bits);
+  return dtype;
+}
+
+TensorView to_view(const nb::dlpack::dltensor& from, const char* what,
+                   const std::optional<std::string>& dtype) {
+  require(from.ndim <= TensorView::kMaxRank, Code::invalid_argument,
+          "{} has {} dimensions; allowed: up to {}", what, from.ndim, TensorView::kMaxRank);
+  const auto known = dtype ? named_type(what, *dtype, from.dtype.bits) : from_dlpack(from.dtype);
+  if (!known)
+    fail(Code::invalid_argument,
+         "{} has elements of {}, which Shoal does not have; see dtype=", what,
+         describe(from.dtype));
+  TensorView view;
+  view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
+  view.dtype = *known;
+  view.rank = from.ndim;
+  for (int i = 0; i < view.rank; ++i) view.shape[i] = from.shape[i];
+  if (from.strides == nullptr || view.size() == 0) {  // strides without elements are arbitrary
+    make_contiguous(view);
+  } else {
+    for (int i = 0; i < view.rank; ++i) view.strides[i] = from.strides[i];
+  }
+  const std::int32_t kind = from.device.device_type;
+  const bool host = kind == nb::device::cpu::value || kind == nb::device::cuda_host::value;
+  require(host || kind == nb::device::cuda::value, Code::invalid_argument,
+          "{} lies on a device of DLPack type {}; allowed: CPU and CUDA", what, kind);
+  view.device = {host ? DeviceKind::host : DeviceKind::cuda, host ? 0 : from.device.device_id};
+  return view;
+}
+
+nb::object to_capsule(nb::handle_t<Array> self, const nb::kwargs& options) {
+  const auto& array = nb::cast<const Array&>(self);
+  if (array.tensor.device.kind == DeviceKind::cuda && array.stream != kReady) {
+    const nb::object consumer =
+        options.contains("stream") ? nb::borrow(options["stream"]) : nb::none();
+    order_behind(consumer, array.stream, array.tensor.device.index);
+  }
+  nb::dict rest;
+  for (const auto& [key, value] : options)
+    if (nb::cast<std::string>(key) != "stream") rest[key] = value;
+  return export_view<nb::array_api>(array, self, to_dlpack(array.tensor.dtype))
+      .attr("__dlpack__")(**rest);
+}
+
+nb::object to_numpy_array(nb::handle_t<Array> self) {
+  const auto& array = nb::cast<const Array&>(self);
+  require(array.tensor.device.kind == DeviceKind::host, Code::invalid_argument,
+          "numpy(): the array lies on cuda:{}; copy it to the host first, with torch or CuPy",
+          array.tensor.device.index);
+  return export_view<nb::numpy>(array, self, to_numpy(array.tensor.dtype));
+}
+
+nb::tuple to_tuple(const std::array<std::int64_t, TensorView::kMaxRank>& values, int count) {
+  nb::list list;
+  for (int i = 0; i < count; ++i) list.append(values[i]);
+  return nb::tuple(list);
+}
+
+std::string device_of(const Array& array) {
+  return array.tensor.device.kind == DeviceKind::cuda
+             ? fmt::format("cuda:{}", array.tensor.device.index)
+             : "cpu";
+}
+
+}  // namespace
+
+DataType dtype_from(const std::string& name) {
+  std::string names;
+  for (const DataType dtype : kTypes) {
+    if (name_of(dtype) == name) return dtype;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(dtype));
+  }
+  fail(Code::invalid_argument, "dtype \"{}\"; allowed: {}", name, names);
+}
+
+Input input(nb::handle array, const char* what, const std::optional<std::string>& dtype) {
+  Input result{{}, nb::borrow(array), {}};
+  if (nb::isinstance<Array>(array)) {
+    result.view = nb::cast<const Array&>(array).tensor;
+    if (result.view.device.kind == DeviceKind::cuda)
+      result.stream = nb::cast<const Array&>(array).stream;
+    if (dtype) result.view.dtype = named_type(what, *dtype, 8 * size_of(result.view.dtype));
+  } else if (const auto view = exchange_view(array)) {
+    result.view = to_view(*view, what, dtype);
+    if (result.view.device.kind == DeviceKind::cuda)
+      result.stream = exchange_stream(array, *view).value_or(kReady);
+  } else {
+    const std::optional<std::string> named = dtype ? dtype : take_ml_dtype(result.array);
+    if (!nb::try_cast(result.array, result.exported))
+      fail(Code::invalid_argument,
+           "{} is a {}; allowed: arrays with __dlpack__ (torch, CuPy, JAX, shoal.Array) and NumPy "
+           "arrays",
+           what, nb::cast<std::string>(array.type().attr("__name__")));
+    const auto& from = result.exported;
+    result.view = to_view({.data = const_cast<void*>(from.data()),
+                           .device = {from.device_type(), from.device_id()},
+                           .ndim = static_cast<std::int32_t>(from.ndim()),
+                           .dtype = from.dtype(),
+                           .shape = const_cast<std::int64_t*>(from.shape_ptr()),
+                           .strides = const_cast<std::int64_t*>(from.stride_ptr())},
+                          what, named);
+  }
+  return result;
+}
+
+Input writable_input(nb::handle array, const char* what) {
+  if (array.is_none()) return {};
+  Input result = input(array, what);
+  nb::ndarray<> writable;
+  if (result.exported.is_valid())  // torch tensors and Arrays are never read-only
+    require(nb::try_cast(result.array, writable), Code::invalid_argument, "{} is read-only", what);
+  return result;
+}
+
+Input optional_input(nb::handle array, const char* what) {
+  return array.is_none() ? Input{} : input(array, what);
+}
+
+bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dtype,
+                std::initializer_list<std::int64_t> shape) {
+  if (from.ndim != static_cast<std::int32_t>(shape.size()) || from.dtype != to_dlpack(dtype))
+    return false;
+  view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
+  view.dtype = dtype;
+  view.rank = from.ndim;
+  for (int i = 0; i < view.rank; ++i) {
+    view.shape[i] = from.shape[i];
+    if (shape.begin()[i] >= 0 && view.shape[i] != shape.begin()[i]) return false;
+  }
+  make_contiguous(view);
+  for (int i = 0; from.strides != nullptr && view.size() != 0 && i < view.rank; ++i)
+    if (view.shape[i] != 1 && from.strides[i] != view.strides[i]) return false;
+  const bool cuda = from.device.device_type == nb::device::cuda::value;
+  view.device = {cuda ? DeviceKind::cuda : DeviceKind::host, cuda ? from.device.device_id : 0};
+  return true;
+}
+
+nb::object output(Tensor tensor, std::uintptr_t stream) {
+  return tensor.defined() ? nb::cast(Array{std::move(tensor), stream}) : nb::none();
+}
+
+void bind_arrays(nb::module_& module) {
+  nb::class_<Array>(
+      module, "Array",
+      "An array of Shoal, in ordinary memory, in the symmetric heap or on a GPU.\n\n"
+      "Exports DLPack: torch.from_dlpack(array), jax.dlpack.from_dlpack(array), "
+      "numpy.from_dlpack(array) and cupy.from_dlpack(array) access the same memory. The memory "
+      "stays "
+      "valid while the array or anything created from it lives."_doc)
+      .def_prop_ro(
+          "shape", [](const Array& self) { return to_tuple(self.tensor.shape, self.tensor.rank); },
+          "Elements along each dimension."_doc)
+      .def_prop_ro(
+          "strides",
+          [](const Array& self) { return to_tuple(self.tensor.strides, self.tensor.rank); },
+          "Distance between neighbours along each dimension, in elements."_doc)
+      .def_prop_ro(
+          "dtype", [](const Array& self) { return std::string(name_of(self.tensor.dtype)); },
+          "float32, float16, bfloat16, float8_e4m3, float64, int8, uint8, int32 or int64."_doc)
+      .def_prop_ro("device", &device_of, "\"cpu\" or \"cuda:N\"."_doc)
+      .def_prop_ro(
+          "nbytes", [](const Array& self) { return self.tensor.bytes(); },
+          "Bytes of all elements."_doc)
+      .def_prop_ro(
+          "data_ptr",
+          [](const Array& self) { return reinterpret_cast<std::uintptr_t>(self.tensor.data); },
+          "Address of the first element."_doc)
+      .def("__len__",
+           [](const Array& self) {
+             if (self.tensor.rank == 0)
+               throw nb::type_error("len() of an array without dimensions");
+             return self.tensor.shape[0];
+           })
+      .def("__repr__",
+           [](const Array& self) {
+             return fmt::format("shoal.Array({}, {})", self.tensor.describe(), device_of(self));
+           })
+      .def("__dlpack__", &to_capsule, "A DLPack capsule of the same memory."_doc)
+      .def("__dlpack_device__",
+           [](const Array& self) {
+             const bool cuda = self.tensor.device.kind == DeviceKind::cuda;
+             return nb::make_tuple(cuda ? nb::device::cuda::value : nb::device::cpu::value,
+                                   self.tensor.device.index);
+           })
+      .def("numpy", &to_numpy_array,
+           "The same memory as a NumPy array. bfloat16 becomes uint16 and float8_e4m3 uint8, "
+           "because "
+           "NumPy has neither. Raises InvalidArgumentError for arrays on a GPU."_doc);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange.hpp"
+
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+
+namespace shoal::python {
+namespace {
+
+namespace nb = nanobind;
+
+/// DLPackExchangeAPI; unused entries have no type.
+struct Table {
+  std::uint32_t major, minor;
+  const Table* previous;
+  void (*allocate)();
+  void (*managed_from_object)();
+  void (*managed_to_object)();
+  Exchange functions;
+};
+constexpr std::uint32_t kMajor = 1;  // the version of this layout
+
+Exchange find_functions(PyTypeObject* type) {
+  const nb::handle object(reinterpret_cast<PyObject*>(type));
+  if (!nb::hasattr(object, "__dlpack_c_exchange_api__")) return {};
+  const nb::object capsule = object.attr("__dlpack_c_exchange_api__");
+  const auto* table =
+      static_cast<const Table*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (table == nullptr) PyErr_Clear();
+  while (table != nullptr && table->major != kMajor) table = table->previous;
+  if (table == nullptr) return {};
+  return table->functions;
+}
+
+}  // namespace
+
+Exchange exchange_of(PyTypeObject* type) {
+  static std::mutex mutex;
+  static auto& known = *new std::unordered_map<PyTypeObject*, Exchange>;
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known.find(type); found != known.end()) return found->second;
+  }
+  const Exchange functions = find_functions(type);
+  const std::lock_guard lock(mutex);
+  // A type in the table is kept alive, so that no other type can have its address.
+  if (known.emplace(type, functions).second) Py_INCREF(type);
+  return functions;
+}
+
+std::optional<nb::dlpack::dltensor> exchange_view(nb::handle array) {
+  const auto function = exchange_of(Py_TYPE(array.ptr())).view;
+  if (function == nullptr) return std::nullopt;
+  nb::dlpack::dltensor view;
+  if (function(array.ptr(), &view) != 0) throw nb::python_error();
+  return view;
+}
+
+std::optional<std::uintptr_t> exchange_stream(nb::handle array, nb::dlpack::dltensor view) {
+  const auto function = exchange_of(Py_TYPE(array.ptr())).current_stream;
+  if (function == nullptr) return std::nullopt;
+  void* stream = nullptr;
+  if (function(view.device.device_type, view.device.device_id, &stream) != 0)
+    throw nb::python_error();
+  return stream == nullptr ? kLegacyStream : reinterpret_cast<std::uintptr_t>(stream);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// ep/async.cpp: dispatch_async and combine_async, which run on the group's own work queue.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <utility>
+
+#include "../docs.hpp"
+#include "base/check.hpp"
+#include "normal.hpp"
+#include "options.hpp"
+
+namespace shoal::python {
+namespace {
+
+/// A condition for asynchronous operations to wait for; set once, by any thread.
+struct HostEvent {
+  std::promise<void> promise;
+  ep::Future future = promise.get_future().share();
+  std::atomic<bool> is_set = false;
+
+  void set() {
+    if (!is_set.exchange(true)) promise.set_value();
+  }
+  ~HostEvent() { set(); }  // it can no longer be set otherwise
+};
+
+/// A running operation, with everything that it reads until it is done.
+struct Future {
+  std::function<bool(std::chrono::milliseconds)> wait;
+  std::function<nb::object()> take;
+  nb::object group;
+  NormalOptions options;
+  std::optional<Input> rows;
+
+  bool done() const { return !take || wait(std::chrono::milliseconds(0)); }
+
+  nb::object result() {
+    require(static_cast<bool>(take), Code::invalid_argument, "result() of a Future is taken once");
+    const auto done_soon = [&] {
+      nb::gil_scoped_release released;
+      return wait(std::chrono::milliseconds(100));
+    };
+    // Ends once the operation has started: every wait inside has its deadline.
+    while (!done_soon())
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    require(static_cast<bool>(take), Code::invalid_argument, "result() of a Future is taken once");
+    return std::exchange(take, nullptr)();
+  }
+
+  ~Future() {
+    if (!take) return;
+    nb::gil_scoped_release released;  // the inputs stay until the operation is done
+    wait(std::chrono::hours(1));
+  }
+};
+
+/// Starts an operation on `array`. `launch_of(options)` selects its Launch, `start(group, view,
+/// options)` returns its std::future, `finish(group, result, stream)` converts its result.
+template <typename LaunchOf, typename Start, typename Finish>
+std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const char* what,
+                              NormalOptions options, const LaunchOf& launch_of, const Start& start,
+                              const Finish& finish) {
+  auto future = std::make_unique<Future>();
+  future->group = nb::borrow(group);
+  future->options = std::move(options);
+  future->rows = input(array, what, future->options.dtype);
+  auto& self = nb::cast<Group&>(group);
+  ep::Launch& launch = launch_of(future->options);
+  follow(launch, self, *future->rows);
+  auto running = std::make_shared<decltype(start(self.group, TensorView{}, future->options))>(
+      start(self.group, future->rows->view, future->options));
+  future->wait = [running](std::chrono::milliseconds time) {
+    return running->wait_for(time) == std::future_status::ready;
+  };
+  future->take = [running, finish, &self, stream = launch.stream]() -> nb::object {
+    return nb::cast(finish(self, running->get(), stream));
+  };
+  return future;
+}
+
+/// after=, where it is a HostEvent, and the other arguments. The HostEvent itself is not kept: an
+/// operation starts when its event is collected and can no longer be set.
+struct After {
+  ep::Future future;
+  nb::kwargs rest;
+
+  explicit After(const nb::kwargs& given) {
+    for (const auto& [key, value] : given) {
+      if (nb::cast<std::string>(key) == "after" && nb::isinstance<HostEvent>(value)) {
+        future = nb::cast<const HostEvent&>(value).future;
+      } else {
+        rest[key] = value;
+      }
+    }
+  }
+};
+
+std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, nb::handle layout,
+                                       const nb::kwargs& given) {
+  const Routing* const routing = routing_from(layout);
+  const After after(given);
+  return begin(
+      self, x, "x", dispatch_options_from(after.rest),
+      [](NormalOptions& options) -> ep::Launch& { return options.dispatch.launch; },
+      [&](ep::Group& group, const TensorView& view, const NormalOptions& options) {
+        require(routing != nullptr, Code::invalid_argument,
+                "dispatch_async needs a Routing, got a Handle");
+        return group.dispatch_async(view, routing->routing, options.dispatch, after.future);
+      },
+      [](const Group& group, ep::Dispatched result, void* stream) {
+        return to_python(group, std::move(result), stream);
+      });
+}
+
+std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y,
+                                      const ep::Handle& handle, const nb::kwargs& given) {
+  nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
+  const After after(given);
+  return begin(
+      self, y, "y", combine_options_from(after.rest),
+      [](NormalOptions& options) -> ep::Launch& { return options.combine.launch; },
+      [&](ep::Group& group, const TensorView& view, const NormalOptions& options) {
+        return group.combine_async(view, handle, options.combine, after.future);
+      },
+      [out](const Group& group, ep::Combined result, void* stream) {
+        return to_python(group, std::move(result), stream, out);
+      });
+}
+
+}  // namespace
+
+void bind_async(nb::module_& module, nb::class_<Group>& group) {
+  nb::class_<HostEvent>(
+      module, "HostEvent",
+      "A condition for after= of dispatch_async and combine_async; set once, by any thread."_doc)
+      .def(nb::init<>(), "Not set."_doc)
+      .def("set", &HostEvent::set, "Lets waiting operations start; later calls have no effect."_doc)
+      .def_prop_ro(
+          "is_set", [](const HostEvent& self) { return self.is_set.load(); },
+          "Whether it is set."_doc);
+  nb::class_<Future>(module, "Future", "A running asynchronous operation."_doc)
+      .def("done", &Future::done, "Whether result() returns without waiting."_doc)
+      .def("result", &Future::result, nb::sig("def result(self) -> Dispatched | Combined"),
+           "Waits for the result and returns it, once; raises the error of the operation."_doc);
+  group
+      .def("dispatch_async", &dispatch_async, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
+           nb::sig("def dispatch_async(self, x: typing.Any, routing: Routing, **options: "
+                   "typing.Any) -> Future"),
+           "dispatch on the group's own work queue, which runs operations one after another. "
+           "Arrays must stay unchanged until the Future is done. after: also a HostEvent, for "
+           "which the operation waits."_doc)
+      .def("combine_async", &combine_async, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
+           nb::sig("def combine_async(self, y: typing.Any, handle: Handle, **options: typing.Any) "
+                   "-> Future"),
+           "combine on the group's own work queue, as dispatch_async."_doc);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// ep/low_latency.cpp: low-latency dispatch and combine: their sends and receives.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "../docs.hpp"
+#include "../world/world.hpp"
+#include "base/check.hpp"
+#include "group.hpp"
+#include "options.hpp"
+
+namespace shoal::python {
+namespace {
+
+/// The result of a dispatch. Its arrays are created on access; callers that know their addresses
+/// need none of them.
+class Received {
+ public:
+  Received(ep::LowLatencyReceived result, nb::object group, void* stream)
+      : result_(std::move(result)), group_(std::move(group)), stream_(stream) {}
+
+  template <Tensor ep::LowLatencyReceived::* kTensor>
+  nb::object array() const {
+    return nb::cast<const Group&>(group_).output(result_.*kTensor, stream_);
+  }
+  const ep::LowLatencyHandle& handle() const { return result_.handle; }
+
+ private:
+  ep::LowLatencyReceived result_;
+  nb::object group_;
+  void* stream_;
+};
+
+/// A phase that was sent, with the arrays that it uses until it is received.
+template <typename Pending>
+struct Phase {
+  Pending pending;
+  nb::object group;
+  Inputs arrays;
+  nb::object out;
+  void* stream = nullptr;
+};
+struct PendingDispatch : Phase<ep::PendingDispatch> {
+  ep::LowLatencyHandle handle;  ///< set by receive
+};
+using PendingCombine = Phase<ep::PendingCombine>;
+
+ep::Reduction reduction_from(const std::string& name) {
+  if (name == "automatic") return ep::Reduction::automatic;
+  if (name == "per_rank") return ep::Reduction::per_rank;
+  require(name == "exact", Code::invalid_argument,
+          "reduction \"{}\"; allowed: \"automatic\", \"per_rank\", \"exact\"", name);
+  return ep::Reduction::exact;
+}
+
+PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle topk_idx,
+                              const nb::kwargs& given) {
+  PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
+  ep::LowLatencyDispatchOptions options;
+  nb::kwargs launch;
+  for (const auto& [key, value] : given) {
+    const std::string name = nb::cast<std::string>(key);
+    if (name == "quantize")
+      options.quantize = quantize_from(nb::cast<std::string>(value));
+    else if (name == "expert_counts")
+      options.expert_counts = phase.arrays.write(value, "expert_counts");
+    else if (name == "wait_ns")
+      options.wait_ns = phase.arrays.write(value, "wait_ns");
+    else if (name == "weights")
+      options.weights = phase.arrays.read(value, "weights");
+    else if (name == "defer_receive")
+      options.defer_receive = nb::cast<bool>(value);
+    else
+      launch[key] = value;
+  }
+  options.launch = launch_from(launch);
+  const TensorView rows = phase.arrays.read(x, "x");
+  follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
+  phase.stream = options.launch.stream;
+  const TensorView indices = phase.arrays.read(topk_idx, "topk_idx");
+  auto& group = nb::cast<Group&>(self).group;
+  nb::gil_scoped_release released;
+  phase.pending = group.low_latency_dispatch(rows, indices, options);
+  return phase;
+}
+
+PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle topk_idx,
+                            nb::handle topk_weights, const ep::LowLatencyHandle& handle,
+                            const nb::kwargs& given) {
+  PendingCombine phase{{}, nb::borrow(self), {}, nb::none(), nullptr};
+  ep::LowLatencyCombineOptions options;
+  nb::kwargs launch;
+  for (const auto& [key, value] : given) {
+    const std::string name = nb::cast<std::string>(key);
+    if (name == "log_fmt")
+      options.log_fmt = nb::cast<bool>(value);
+    else if (name == "zero_copy")
+      options.zero_copy = nb::cast<bool>(value);
+    else if (name == "reduction")
+      options.reduction = reduction_from(nb::cast<std::string>(value));
+    else if (name == "out") {
+      options.out = phase.arrays.write(value, "out");
+      phase.out = nb::borrow(value);
+    } else if (name == "wait_ns")
+      options.wait_ns = phase.arrays.write(value, "wait_ns");
+    else if (name == "defer_receive")
+      options.defer_receive = nb::cast<bool>(value);
+    else
+      launch[key] = value;
+  }
+  options.launch = launch_from(launch);
+  const TensorView rows = phase.arrays.read(y, "y");
+  follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
+  phase.stream = options.launch.stream;
+  const TensorView indices = phase.arrays.read(topk_idx, "topk_idx"),
+                   weights = phase.arrays.read(topk_weights, "topk_weights");
+  auto& group = nb::cast<Group&>(self).group;
+  nb::gil_scoped_release released;
+  phase.pending = group.low_latency_combine(rows, indices, weights, handle, options);
+  return phase;
+}
+
+Received receive_dispatch(PendingDispatch& phase) {
+  ep::LowLatencyReceived result;
+  {
+    nb::gil_scoped_release released;
+    result = phase.pending.receive();
+  }
+  phase.handle = result.handle;
+  phase.pending = {};
+  phase.arrays = {};
+  return {std::move(result), phase.group, phase.stream};
+}
+
+nb::object receive_combine(PendingCombine& phase) {
+  Tensor result;
+  {
+    nb::gil_scoped_release released;
+    result = phase.pending.receive();
+  }
+  if (!phase.out.is_none()) return phase.out;
+  return nb::cast<const Group&>(phase.group).output(std::move(result), phase.stream);
+}
+
+nb::object next_combine_buffer(Group& self) {
+  TensorView view;
+  {
+    nb::gil_scoped_release released;
+    view = self.group.next_combine_buffer();
+  }
+  return heap_output(Tensor(view, self.owner()), self.keeper, kReady);
+}
+
+void bind_received(nb::module_& module) {
+  nb::class_<Received>(module, "LowLatencyReceived",
+                       "The result of a low-latency dispatch. The second receive after this one "
+                       "overwrites its arrays."_doc)
+      .def_prop_ro("x", &Received::array<&ep::LowLatencyReceived::x>,
+                   nb::sig("def x(self) -> shoal._core.Array"),
+                   "float8_e4m3 or bfloat16 [local experts, ranks * max tokens, hidden]; the first "
+                   "counts[e] rows of expert e are valid."_doc)
+      .def_prop_ro(
+          "scales", &Received::array<&ep::LowLatencyReceived::scales>,
+          nb::sig("def scales(self) -> shoal._core.Array | None"),
+          "float32 [local experts, rows, hidden / 128], or int32 [.., .., hidden / 512] of "
+          "packed UE8M0; the row index runs fastest in memory. None for bfloat16."_doc)
+      .def_prop_ro("counts", &Received::array<&ep::LowLatencyReceived::counts>,
+                   nb::sig("def counts(self) -> shoal._core.Array"), "int32 [local experts]."_doc)
+      .def_prop_ro("source_token", &Received::array<&ep::LowLatencyReceived::source_token>,
+                   nb::sig("def source_token(self) -> shoal._core.Array"),
+                   "int32 [local experts, rows]: index of the token at its source."_doc)
+      .def_prop_ro("layout", &Received::array<&ep::LowLatencyReceived::layout>,
+                   nb::sig("def layout(self) -> shoal._core.Array"),
+                   "int64 [local experts, ranks]: (first row << 32) | rows."_doc)
+      // A copy, because a reference would keep the rows alive.
+      .def_prop_ro(
+          "handle", [](const Received& self) { return self.handle(); }, nb::rv_policy::move,
+          "For the combine."_doc);
+}
+
+void bind_pending(nb::module_& module) {
+  nb::class_<PendingDispatch>(module, "PendingDispatch",
+                              "A low-latency dispatch that was sent."_doc)
+      .def(
+          "ready", [](const PendingDispatch& self) { return self.pending.ready(); },
+          nb::call_guard<nb::gil_scoped_release>(), "Whether receive returns without waiting."_doc)
+      .def_prop_ro(
+          "handle",
+          [](const PendingDispatch& self) {
+            return self.handle.valid() ? nb::cast(self.handle) : nb::none();
+          },
+          nb::sig("def handle(self) -> LowLatencyHandle | None"),
+          "For the combine; None before receive."_doc)
+      .def("receive", &receive_dispatch, "Waits for the rows of all ranks; once."_doc);
+  nb::class_<PendingCombine>(module, "PendingCombine", "A low-latency combine that was sent."_doc)
+      .def(
+          "ready", [](const PendingCombine& self) { return self.pending.ready(); },
+          nb::call_guard<nb::gil_scoped_release>(), "Whether receive returns without waiting."_doc)
+      .def("receive", &receive_combine,
+           nb::sig("def receive(self) -> shoal._core.Array | typing.Any"),
+           "Waits for the sums; once. Returns bfloat16 [tokens, hidden], or the array passed as "
+           "out=."_doc);
+}
+
+void bind_calls(nb::class_<Group>& group) {
+  group
+      .def(
+          "low_latency_dispatch", &send_dispatch, nb::arg("x"), nb::arg("topk_idx"),
+          nb::arg("options"),
+          nb::sig("def low_latency_dispatch(self, x: typing.Any, topk_idx: typing.Any, *, "
+                  "quantize: str = 'fp8', expert_counts: typing.Any = None, wait_ns: typing.Any = "
+                  "None, weights: typing.Any = None, defer_receive: bool = True, stream: "
+                  "typing.Any = None, after: typing.Any = None, done: typing.Any = None, sms: int "
+                  "= 0) -> PendingDispatch"),
+          "Sends tokens without waiting for other ranks. Collective.\n\n"
+          "x: bfloat16 [tokens, hidden]. topk_idx: as for route. quantize: the form in which rows "
+          "travel: none, fp8, fp8_power_of_two or fp8_ue8m0. expert_counts: int32 [local experts]; "
+          "the receive adds the rows received. wait_ns: int64 [ranks]; the receive adds the "
+          "nanoseconds waited. weights: float32 [tokens, top_k], the weights of the combine, which "
+          "then saves an exchange. defer_receive=False queues the receive in this call."_doc)
+      .def(
+          "low_latency_combine", &send_combine, nb::arg("y"), nb::arg("topk_idx"),
+          nb::arg("topk_weights"), nb::arg("handle"), nb::arg("options"),
+          nb::sig("def low_latency_combine(self, y: typing.Any, topk_idx: typing.Any, "
+                  "topk_weights: typing.Any, handle: LowLatencyHandle, *, log_fmt: bool = False, "
+                  "zero_copy: bool = False, reduction: str = 'automatic', out: typing.Any = None, "
+                  "wait_ns: typing.Any = None, defer_receive: bool = True, stream: typing.Any = "
+                  "None, after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> "
+                  "PendingCombine"),
+          "Sends expert output to be summed, weighted, at the sources of the tokens. "
+          "Collective.\n\n"
+          "y: bfloat16 [local experts, ranks * max tokens, hidden]. topk_weights: float32 [tokens, "
+          "top_k] of this rank's tokens. log_fmt: rows travel with 10 bits per channel. zero_copy: "
+          "y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum of each "
+          "rank to bfloat16 first; exact rounds once."_doc)
+      .def("next_combine_buffer", &next_combine_buffer,
+           nb::sig("def next_combine_buffer(self) -> shoal._core.Array"),
+           "The memory for the y of the next low_latency_combine with zero_copy: bfloat16 [local "
+           "experts, ranks * max tokens, hidden], with strided rows."_doc);
+}
+
+}  // namespace
+
+void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
+  const nb::class_<ep::LowLatencyHandle> handle(
+      module, "LowLatencyHandle", "The layout of a low-latency dispatch, for its combine."_doc);
+  bind_received(module);
+  bind_pending(module);
+  bind_calls(group);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// ep/normal.cpp: route, dispatch and combine.
+#include "normal.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
+
+#include "../docs.hpp"
+#include "base/check.hpp"
+#include "options.hpp"
+
+namespace shoal::python {
+namespace {
+
+/// bias= of combine: None, an array, or a tuple or list of them.
+void read_bias(NormalOptions& options, nb::handle given) {
+  const bool many = nb::isinstance<nb::tuple>(given) || nb::isinstance<nb::list>(given);
+  for (nb::handle bias : many ? nb::borrow(given) : nb::object(nb::make_tuple(given)))
+    if (!bias.is_none()) options.combine.bias.push_back(options.arrays.read(bias, "bias"));
+}
+
+Routing route(const Group& self, nb::handle topk_idx, const nb::kwargs& given) {
+  const Input indices = input(topk_idx, "topk_idx");
+  ep::Launch launch = launch_from(given);
+  follow(launch, self, indices);
+  ep::Routing routing;
+  {
+    nb::gil_scoped_release released;
+    routing = self.group.route(indices.view, launch);
+  }
+  const auto give = [&](const Tensor& tensor) { return self.output(tensor, launch.stream); };
+  return {routing, give(routing.topk_idx), give(routing.rank_counts), give(routing.expert_counts)};
+}
+
+Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwargs& given) {
+  NormalOptions options = dispatch_options_from(given);
+  const Input rows = input(x, "x", options.dtype);
+  follow(options.dispatch.launch, self, rows);
+  const Routing* const routing = routing_from(layout);
+  const ep::Handle* const handle =
+      routing == nullptr ? &nb::cast<const ep::Handle&>(layout) : nullptr;
+  ep::Dispatched result;
+  {
+    nb::gil_scoped_release released;
+    result = routing != nullptr ? self.group.dispatch(rows.view, routing->routing, options.dispatch)
+                                : self.group.dispatch(rows.view, *handle, options.dispatch);
+  }
+  return to_python(self, std::move(result), options.dispatch.launch.stream);
+}
+
+Combined combine(Group& self, nb::handle y, const ep::Handle& handle, const nb::kwargs& given) {
+  NormalOptions options = combine_options_from(given);
+  const Input rows = input(y, "y", options.dtype);
+  follow(options.combine.launch, self, rows);
+  ep::Combined result;
+  {
+    nb::gil_scoped_release released;
+    result = self.group.combine(rows.view, handle, options.combine);
+  }
+  nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
+  return to_python(self, std::move(result), options.combine.launch.stream, out);
+}
+
+nb::for_getter<nb::sig> array_signature(const char* text) {
+  return nb::for_getter(nb::sig(text));
+}
+
+void bind_routing(nb::module_& module) {
+  nb::class_<Routing>(module, "Routing",
+                      "The destinations of this rank's tokens, for any number of dispatches."_doc)
+      .def_ro("topk_idx", &Routing::topk_idx,
+              array_signature("def topk_idx(self) -> shoal._core.Array"),
+              "int64 [tokens, top_k], a copy; -1: no expert."_doc)
+      .def_prop_ro(
+          "tokens", [](const Routing& self) { return self.routing.tokens(); },
+          "Number of tokens."_doc)
+      .def_prop_ro(
+          "tokens_per_rank", [](const Routing& self) { return self.routing.tokens_per_rank; },
+          "[ranks], each token counted once per rank; empty on GPUs."_doc)
+      .def_prop_ro(
+          "tokens_per_expert", [](const Routing& self) { return self.routing.tokens_per_expert; },
+          "[experts]; empty on GPUs."_doc)
+      .def_ro("rank_counts", &Routing::rank_counts,
+              array_signature("def rank_counts(self) -> shoal._core.Array | None"),
+              "tokens_per_rank in GPU memory (int32); None on the host."_doc)
+      .def_ro("expert_counts", &Routing::expert_counts,
+              array_signature("def expert_counts(self) -> shoal._core.Array | None"),
+              "tokens_per_expert in GPU memory (int32); None on the host."_doc)
+      .def(
+          "is_token_in_rank",
+          [](const Routing& self, std::int64_t token, std::int32_t rank) {
+            return self.routing.is_token_in_rank(token, rank);
+          },
+          nb::arg("token"), nb::arg("rank"), "Whether a token goes to a rank."_doc);
+}
+
+void bind_dispatched(nb::module_& module) {
+  nb::class_<Dispatched>(module, "Dispatched", "The result of a dispatch."_doc)
+      .def_ro("x", &Dispatched::x, array_signature("def x(self) -> shoal._core.Array"),
+              "[rows, hidden], ordered by source rank and token; with expert_major by expert."_doc)
+      .def_ro("scales", &Dispatched::scales,
+              array_signature("def scales(self) -> shoal._core.Array | None"),
+              "[rows, n]; None without scales."_doc)
+      .def_ro("topk_idx", &Dispatched::topk_idx,
+              array_signature("def topk_idx(self) -> shoal._core.Array | None"),
+              "int64 [rows, top_k]: local experts from 0; -1: expert elsewhere. With expert_major "
+              "[rows, 1]."_doc)
+      .def_ro("topk_weights", &Dispatched::topk_weights,
+              array_signature("def topk_weights(self) -> shoal._core.Array | None"),
+              "float32 of the shape of topk_idx; 0 where that is -1; None without weights."_doc)
+      .def_ro("source_token", &Dispatched::source_token,
+              array_signature("def source_token(self) -> shoal._core.Array | None"),
+              "int32 [rows]: index of the token at its source."_doc)
+      .def_ro("expert_first_row", &Dispatched::expert_first_row,
+              array_signature("def expert_first_row(self) -> shoal._core.Array | None"),
+              "int32 [local experts + 1]; with expert_major only."_doc)
+      .def_ro("rows_per_source", &Dispatched::rows_per_source, "[ranks]."_doc)
+      .def_ro("tokens_per_expert", &Dispatched::tokens_per_expert,
+              "[local experts], rounded up to expert_alignment."_doc)
+      .def_ro("rows", &Dispatched::rows,
+              "Rows that hold tokens; -1 on GPUs with worst_case_rows."_doc)
+      .def_ro("row_count", &Dispatched::row_count,
+              array_signature("def row_count(self) -> shoal._core.Array | None"),
+              "rows in GPU memory (int32 [1]); None on the host."_doc)
+      .def_ro("expert_counts", &Dispatched::expert_counts,
+              array_signature("def expert_counts(self) -> shoal._core.Array | None"),
+              "int32 [local experts] in GPU memory, not aligned; None on the host."_doc)
+      // A copy, because a reference would keep the rows alive.
+      .def_prop_ro(
+          "handle", [](const Dispatched& self) { return self.handle; }, nb::rv_policy::move,
+          "For the combine, and for dispatches of the same layout."_doc);
+}
+
+void bind_calls(nb::class_<Group>& group) {
+  group
+      .def("route", &route, nb::arg("topk_idx"), nb::arg("launch"),
+           nb::sig("def route(self, topk_idx: typing.Any, *, stream: typing.Any = None, after: "
+                   "typing.Any = None, done: typing.Any = None, sms: int = 0) -> Routing"),
+           "Computes the destinations of tokens. Local. topk_idx: int64 or int32 [tokens, top_k]; "
+           "-1: no expert. Raises InvalidArgumentError, naming the token, for an index outside the "
+           "experts and for an expert that a token names twice."_doc)
+      .def(
+          "dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
+          nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: "
+                  "typing.Any = None, scales: typing.Any = None, dtype: str | None = None, "
+                  "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = "
+                  "0, copy_out: bool = False, stream: typing.Any = None, after: typing.Any = None, "
+                  "done: typing.Any = None, sms: int = 0) -> Dispatched"),
+          "Sends each token to the ranks of its experts. Collective.\n\n"
+          "x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], or int8 or uint8 rows; "
+          "contiguous, with rows of a multiple of 16 bytes. dtype names the type where the array "
+          "cannot. routing: a Routing, or the Handle of an earlier dispatch, which needs no "
+          "exchange of counts.\n"
+          "weights: float32 [tokens, top_k]. scales: float32 or int32 [tokens, n], any strides. "
+          "expert_alignment: tokens_per_expert is rounded up to it. expert_major: one row per "
+          "(token, expert), grouped by expert. worst_case_rows: the number of rows of the result; "
+          "unused rows have topk_idx -1. copy_out: results lie outside the heap.\n"
+          "stream, after, done, sms, on GPUs: the stream (cudaStream_t or torch.cuda.Stream), "
+          "events to wait for and to record (cudaEvent_t or torch.cuda.Event), and the number of "
+          "SMs. stream=None is the current stream of torch for its tensors, else the stream on "
+          "which the array is ready, else Group.stream."_doc)
+      .def(
+          "combine", &combine, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
+          nb::sig("def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, "
+                  "bias: typing.Any = (), dtype: str | None = None, out: typing.Any = None, "
+                  "stream: typing.Any = None, after: typing.Any = None, done: typing.Any = None, "
+                  "sms: int = 0) -> Combined"),
+          "Sums the expert output of a dispatch's rows at their sources. Collective.\n\n"
+          "y: bfloat16, float16 or float32 [rows, hidden], contiguous. Rows in the group's memory "
+          "(Dispatched.x written in place) need no copy. weights: float32 [rows, top_k], summed "
+          "too. bias: up to two arrays [tokens, hidden], added first. out: the array for the "
+          "result."_doc);
+}
+
+}  // namespace
+
+NormalOptions dispatch_options_from(const nb::kwargs& given) {
+  NormalOptions options;
+  nb::kwargs launch;
+  for (const auto& [key, value] : given) {
+    const std::string name = nb::cast<std::string>(key);
+    if (name == "weights")
+      options.dispatch.weights = options.arrays.read(value, "weights");
+    else if (name == "scales")
+      options.dispatch.scales = options.arrays.read(value, "scales");
+    else if (name == "dtype")
+      options.dtype = nb::cast<std::optional<std::string>>(value);
+    else if (name == "expert_alignment")
+      options.dispatch.expert_alignment = nb::cast<std::int32_t>(value);
+    else if (name == "expert_major")
+      options.dispatch.expert_major = nb::cast<bool>(value);
+    else if (name == "worst_case_rows")
+      options.dispatch.worst_case_rows = nb::cast<std::int64_t>(value);
+    else if (name == "copy_out")
+      options.dispatch.copy_out = nb::cast<bool>(value);
+    else
+      launch[key] = value;
+  }
+  options.dispatch.launch = launch_from(launch);
+  return options;
+}
+
+NormalOptions combine_options_from(const nb::kwargs& given) {
+  NormalOptions options;
+  nb::kwargs launch;
+  for (const auto& [key, value] : given) {
+    const std::string name = nb::cast<std::string>(key);
+    if (name == "dtype")
+      options.dtype = nb::cast<std::optional<std::string>>(value);
+    else if (name == "weights")
+      options.combine.weights = options.arrays.read(value, "weights");
+    else if (name == "out")
+      options.combine.out = options.arrays.write(value, "out");
+    else if (name == "bias")
+      read_bias(options, value);
+    else
+      launch[key] = value;
+  }
+  options.combine.launch = launch_from(launch);
+  return options;
+}
+
+Dispatched to_python(const Group& group, ep::Dispatched result, void* stream) {
+  const auto give = [&](Tensor& tensor) { return group.output(std::move(tensor), stream); };
+  return {give(result.x),
+          give(result.scales),
+          give(result.topk_idx),
+          give(result.topk_weights),
+          give(result.source_token),
+          give(result.expert_first_row),
+          give(result.row_count),
+          give(result.expert_counts),
+          std::move(result.rows_per_source),
+          std::move(result.tokens_per_expert),
+          result.rows,
+          std::move(result.handle)};
+}
+
+Combined to_python(const Group& group, ep::Combined result, void* stream, nb::handle out) {
+  return {out.is_none() ? group.output(std::move(result.x), stream) : nb::borrow(out),
+          group.output(std::move(result.topk_weights), stream)};
+}
+
+const Routing* routing_from(nb::handle layout) {
+  if (nb::isinstance<Routing>(layout)) return &nb::cast<const Routing&>(layout);
+  require(nb::isinstance<ep::Handle>(layout), Code::invalid_argument,
+          "dispatch needs a Routing or the Handle of an earlier dispatch, got a {}",
+          nb::cast<std::string>(layout.type().attr("__name__")));
+  return nullptr;
+}
+
+void bind_normal(nb::module_& module, nb::class_<Group>& group) {
+  nb::class_<ep::Handle>(
+      module, "Handle",
+      "The layout of a dispatch, for its combine and for later dispatches of the same routing."_doc)
+      .def_prop_ro("received_rows", &ep::Handle::received_rows,
+                   "Rows that the dispatch received; Dispatched.rows."_doc);
+  bind_routing(module);
+  bind_dispatched(module);
+  nb::class_<Combined>(module, "Combined", "The result of a combine."_doc)
+      .def_ro("x", &Combined::x, array_signature("def x(self) -> shoal._core.Array"),
+              "[tokens, hidden], dtype of y; the array passed as out=."_doc)
+      .def_ro("topk_weights", &Combined::topk_weights,
+              array_signature("def topk_weights(self) -> shoal._core.Array | None"),
+              "float32 [tokens, top_k]; None without weights."_doc);
+  bind_calls(group);
+}
+
+}  // namespace shoal::python

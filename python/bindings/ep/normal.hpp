@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// ep/normal.hpp: arguments and results of normal mode, shared by its calls and their asynchronous
+// forms.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../arrays/arrays.hpp"
+#include "group.hpp"
+
+namespace shoal::python {
+
+/// Keyword arguments of dispatch and combine, with what keeps their arrays.
+struct NormalOptions {
+  ep::DispatchOptions dispatch;
+  ep::CombineOptions combine;
+  std::optional<std::string> dtype;
+  Inputs arrays;
+};
+NormalOptions dispatch_options_from(const nb::kwargs& given);
+NormalOptions combine_options_from(const nb::kwargs& given);
+
+struct Routing {
+  ep::Routing routing;
+  nb::object topk_idx, rank_counts, expert_counts;
+};
+
+struct Dispatched {
+  nb::object x, scales, topk_idx, topk_weights, source_token, expert_first_row, row_count,
+      expert_counts;
+  std::vector<std::int64_t> rows_per_source, tokens_per_expert;
+  std::int64_t rows = 0;
+  ep::Handle handle;
+};
+
+struct Combined {
+  nb::object x, topk_weights;
+};
+
+Dispatched to_python(const Group& group, ep::Dispatched result, void* stream);
+/// `out`: the array that the caller passed for the result, or None.
+Combined to_python(const Group& group, ep::Combined result, void* stream, nb::handle out);
+
+/// The Routing, or nullptr for a Handle. Throws Error{invalid_argument} for anything else.
+const Routing* routing_from(nb::handle layout);
+
+}  // namespace shoal::python

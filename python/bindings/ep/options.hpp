@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// ep/options.hpp: keyword arguments of Python as the option structs of shoal::ep.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "../arrays/arrays.hpp"
+#include "shoal/ep/group.hpp"
+
+namespace shoal::python {
+
+class Group;
+
+/// The options of Group and size_hint. Throws TypeError for an unknown name,
+/// Error{invalid_argument} for a value of the wrong type.
+ep::GroupOptions group_options_from(const nb::kwargs& given);
+/// The same options as a dict.
+nb::dict to_dict(const ep::GroupOptions& options);
+
+/// "host" or "cuda". Throws Error{invalid_argument} for other names.
+DeviceKind heap_from(const std::string& name);
+
+/// "none", "fp8", "fp8_power_of_two" or "fp8_ue8m0". Throws Error{invalid_argument} for others.
+ep::Quantize quantize_from(const std::string& name);
+
+/// stream=, after=, done= and sms= of a call. Streams and events are numbers or objects of torch.
+/// Throws Error{invalid_argument} for an event that has no cudaEvent_t yet.
+ep::Launch launch_from(const nb::kwargs& given);
+
+/// Where a call names no stream, sets the one on which its first argument `main` is ready, so that
+/// the call runs after the work that produces its arguments. No effect on the host, and where the
+/// stream of `main` is unknown; the call then runs on the group's own stream.
+void follow(ep::Launch& launch, const Group& group, const Input& main);
+
+}  // namespace shoal::python

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// world/one_sided.cpp: put, get, atomics, signals and waits.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "../arrays/streams.hpp"
+#include "../docs.hpp"
+#include "base/check.hpp"
+#include "world.hpp"
+
+namespace shoal::python {
+namespace {
+
+template <typename T, std::size_t N>
+T choose(const std::array<std::pair<std::string_view, T>, N>& names, const std::string& name,
+         const char* what) {
+  std::string allowed;
+  for (const auto& [known, value] : names) {
+    if (known == name) return value;
+    allowed += fmt::format("{}\"{}\"", allowed.empty() ? "" : ", ", known);
+  }
+  fail(Code::invalid_argument, "{} \"{}\"; allowed: {}", what, name, allowed);
+}
+
+constexpr std::array<std::pair<std::string_view, Compare>, 6> kCompares = {
+    {{"==", Compare::equal},
+     {"!=", Compare::not_equal},
+     {">", Compare::greater},
+     {">=", Compare::greater_equal},
+     {"<", Compare::less},
+     {"<=", Compare::less_equal}}};
+constexpr std::array<std::pair<std::string_view, SignalOp>, 2> kSignals = {
+    {{"set", SignalOp::set}, {"add", SignalOp::add}}};
+constexpr std::array<std::pair<std::string_view, AtomicOp>, 8> kAtomics = {
+    {{"fetch", AtomicOp::fetch},
+     {"set", AtomicOp::set},
+     {"add", AtomicOp::add},
+     {"and", AtomicOp::bit_and},
+     {"or", AtomicOp::bit_or},
+     {"xor", AtomicOp::bit_xor},
+     {"swap", AtomicOp::swap},
+     {"compare_swap", AtomicOp::compare_swap}}};
+
+/// Checks a local buffer for a transfer of the elements of `remote`. On a GPU, waits until its
+/// values are ready, because one-sided operations run on the host, outside all streams.
+Input local_buffer(const World& world, Input local, const RemoteArray& remote, const char* what) {
+  require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous",
+          local.view.describe(), what);
+  require(
+      local.view.device.kind == DeviceKind::host || world.heap().device().kind == DeviceKind::cuda,
+      Code::invalid_argument,
+      "{}: {} lies on a GPU, the heap of this world on the host (SHOAL_HEAP)", what,
+      local.view.describe());
+  const std::size_t bytes = remote.count * size_of(remote.dtype);
+  require(local.view.bytes() == bytes, Code::invalid_argument,
+          "{}: {} has {} bytes, the elements on PE {} have {}", what, local.view.describe(),
+          local.view.bytes(), remote.pe, bytes);
+  if (local.stream != kReady) {
+    nb::gil_scoped_release released;
+    wait_for_stream(local.stream, local.view.device.index);
+  }
+  return local;
+}
+
+RemoteAddress address(const RemoteArray& remote) {
+  return {remote.pe, remote.offset};
+}
+
+RemoteSpan<std::uint64_t> flag_of(const RemoteArray& remote, const char* what) {
+  require(remote.dtype == DataType::int64 && remote.count == 1, Code::invalid_argument,
+          "{}: a signal is one element of int64, got {} of {}", what, remote.count,
+          name_of(remote.dtype));
+  return {address(remote), 1};
+}
+
+void put(const World& world, const RemoteArray& target, nb::handle source, bool blocking) {
+  const Input local = local_buffer(world, input(source, "put"), target, "put");
+  nb::gil_scoped_release released;
+  if (blocking)
+    world.put_bytes(address(target), local.view.data, local.view.bytes());
+  else
+    world.put_bytes_nbi(address(target), local.view.data, local.view.bytes());
+}
+
+void get(const World& world, nb::handle target, const RemoteArray& source, bool blocking) {
+  const Input local = local_buffer(world, writable_input(target, "get"), source, "get");
+  nb::gil_scoped_release released;
+  if (blocking)
+    world.get_bytes(local.view.data, address(source), local.view.bytes());
+  else
+    world.get_bytes_nbi(local.view.data, address(source), local.view.bytes());
+}
+
+void put_signal(const World& world, const RemoteArray& target, nb::handle source,
+                const RemoteArray& flag, std::int64_t value, const std::string& op) {
+  const Input local = local_buffer(world, input(source, "put_signal"), target, "put_signal");
+  const SignalOp kind = choose(kSignals, op, "op");
+  const auto remote_flag = flag_of(flag, "put_signal");
+  nb::gil_scoped_release released;
+  world.put_signal_bytes(address(target), local.view.data, local.view.bytes(), remote_flag, kind,
+                         static_cast<std::uint64_t>(value));
+}
+
+void signal(const World& world, const RemoteArray& flag, std::int64_t value,
+            const std::string& op) {
+  const auto remote_flag = flag_of(flag, "signal");
+  const SignalOp kind = choose(kSignals, op, "op");
+  nb::gil_scoped_release released;
+  world.signal(remote_flag, kind, static_cast<std::uint64_t>(value));
+}
+
+/// The element of this PE to wait for. Throws Error{invalid_argument} unless the dtype is int64 and
+/// the index in range.
+const std::int64_t* variable_of(const SymmetricArray& array, std::int64_t index) {
+  check_alive(array);
+  require(array.local.dtype == DataType::int64, Code::invalid_argument,
+          "waits are for int64 arrays, got {}", array.local.describe());
+  require(index >= 0 && index < array.local.size(), Code::invalid_argument, "index {} of {}", index,
+          array.local.describe());
+  return array.local.as<std::int64_t>() + index;
+}
+
+std::int64_t wait_until(const World& world, const SymmetricArray& array, const std::string& compare,
+                        std::int64_t value, std::int64_t index) {
+  const std::int64_t* const variable = variable_of(array, index);
+  const Compare how = choose(kCompares, compare, "compare");
+  nb::gil_scoped_release released;
+  world.wait_until(variable, how, value);
+  return static_cast<std::int64_t>(
+      world.signal_fetch(reinterpret_cast<const std::uint64_t*>(variable)));
+}
+
+bool test(const World& world, const SymmetricArray& array, const std::string& compare,
+          std::int64_t value, std::int64_t index) {
+  return world.test(variable_of(array, index), choose(kCompares, compare, "compare"), value);
+}
+
+std::int64_t atomic(const World& world, const std::string& op, const RemoteArray& target,
+                    std::int64_t operand, std::int64_t compare) {
+  require(target.count == 1 && (target.dtype == DataType::int32 || target.dtype == DataType::int64),
+          Code::invalid_argument, "atomic: one element of int32 or int64, got {} of {}",
+          target.count, name_of(target.dtype));
+  const AtomicOp kind = choose(kAtomics, op, "op");
+  nb::gil_scoped_release released;
+  const std::uint64_t before =
+      world.atomic_word(kind, address(target), static_cast<std::uint64_t>(operand),
+                        static_cast<std::uint64_t>(compare), size_of(target.dtype));
+  return target.dtype == DataType::int32 ? static_cast<std::int32_t>(before)
+                                         : static_cast<std::int64_t>(before);
+}
+
+}  // namespace
+
+void bind_one_sided(nb::class_<World>& world) {
+  world
+      .def(
+          "put",
+          [](const World& self, const RemoteArray& target, nb::handle source) {
+            put(self, target, source, true);
+          },
+          nb::arg("target"), nb::arg("source"),
+          "Copies a contiguous array to elements of the same size on another PE. Returns when "
+          "`source` "
+          "may be reused."_doc)
+      .def(
+          "put_nbi",
+          [](const World& self, const RemoteArray& target, nb::handle source) {
+            put(self, target, source, false);
+          },
+          nb::arg("target"), nb::arg("source"),
+          "As put, but `source` must stay unchanged until quiet()."_doc)
+      .def(
+          "get",
+          [](const World& self, nb::handle target, const RemoteArray& source) {
+            get(self, target, source, true);
+          },
+          nb::arg("target"), nb::arg("source"),
+          "Copies elements of another PE to a contiguous array of the same size."_doc)
+      .def(
+          "get_nbi",
+          [](const World& self, nb::handle target, const RemoteArray& source) {
+            get(self, target, source, false);
+          },
+          nb::arg("target"), nb::arg("source"), "As get, but the data is valid after quiet()."_doc)
+      .def("put_signal", &put_signal, nb::arg("target"), nb::arg("source"), nb::arg("flag"),
+           nb::arg("value"), nb::arg("op") = "set",
+           "As put; then sets or adds to an int64 flag on that PE, which becomes visible after the "
+           "data."_doc)
+      .def("signal", &signal, nb::arg("flag"), nb::arg("value"), nb::arg("op") = "set",
+           "Sets (op=\"set\") or adds to (\"add\") an int64 element of another PE."_doc)
+      .def(
+          "wait_until", &wait_until, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
+          nb::arg("index") = 0,
+          "Waits until an int64 element of this PE compares with `value` by ==, !=, >, >=, < or "
+          "<=, and "
+          "returns it. Raises TimeoutError after SHOAL_TIMEOUT_MS, PeerFailedError when a PE fails."_doc)
+      .def("test", &test, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
+           nb::arg("index") = 0, "Whether wait_until returns without waiting."_doc)
+      .def("atomic", &atomic, nb::arg("op"), nb::arg("target"), nb::arg("operand") = 0,
+           nb::arg("compare") = 0,
+           "fetch, set, add, and, or, xor, swap or compare_swap on an int32 or int64 element. "
+           "Returns the "
+           "previous value."_doc)
+      .def("fence", &World::fence, nb::call_guard<nb::gil_scoped_release>(),
+           "Orders earlier puts and atomics before later ones to the same PE."_doc)
+      .def(
+          "quiet", &World::quiet, nb::call_guard<nb::gil_scoped_release>(),
+          "Waits until all earlier operations of this PE are complete and visible at their targets."_doc);
+}
+
+}  // namespace shoal::python

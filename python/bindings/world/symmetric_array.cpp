@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "symmetric_array.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <utility>
+
+#include "../docs.hpp"
+#include "base/check.hpp"
+
+namespace shoal::python {
+namespace {
+
+Tensor heap_tensor(void* memory, DataType dtype, const std::vector<std::int64_t>& shape,
+                   Device device) {
+  TensorView view;
+  view.data = memory;
+  view.dtype = dtype;
+  view.rank = static_cast<int>(shape.size());
+  view.device = device;
+  std::int64_t stride = 1;
+  for (int i = view.rank - 1; i >= 0; --i) {
+    view.shape[i] = shape[i];
+    view.strides[i] = stride;
+    stride *= shape[i];
+  }
+  return Tensor(view, nullptr);
+}
+
+void release(SymmetricArray& array) {
+  check_alive(array);
+  nb::gil_scoped_release released;
+  array.world.heap().free(array.local.data);
+  array.world = World();
+}
+
+RemoteArray on(const SymmetricArray& array, Pe pe) {
+  check_alive(array);
+  require(pe >= 0 && pe < array.world.n_pes(), Code::invalid_argument,
+          "on: PE {}; the world has PEs 0 to {}", pe, array.world.n_pes() - 1);
+  return {pe, array.offset, static_cast<std::size_t>(array.local.size()), array.local.dtype};
+}
+
+RemoteArray slice(const RemoteArray& array, const nb::slice& range) {
+  const auto [start, stop, step, length] = range.compute(array.count);
+  require(step == 1, Code::invalid_argument, "a RemoteArray is sliced with step 1, got {}", step);
+  return {array.pe, array.offset + static_cast<std::size_t>(start) * size_of(array.dtype), length,
+          array.dtype};
+}
+
+RemoteArray element(const RemoteArray& array, std::int64_t index) {
+  const auto count = static_cast<std::int64_t>(array.count);
+  if (index < 0) index += count;
+  if (index < 0 || index >= count) throw nb::index_error("RemoteArray index out of range");
+  return {array.pe, array.offset + static_cast<std::size_t>(index) * size_of(array.dtype), 1,
+          array.dtype};
+}
+
+}  // namespace
+
+SymmetricArray zeros(const World& world, const std::vector<std::int64_t>& shape,
+                     const std::string& dtype) {
+  const DataType type = dtype_from(dtype);
+  require(shape.size() <= TensorView::kMaxRank, Code::invalid_argument,
+          "zeros: {} dimensions; allowed: up to {}", shape.size(), TensorView::kMaxRank);
+  std::size_t count = 1;
+  for (const std::int64_t extent : shape) {
+    require(extent >= 0, Code::invalid_argument, "zeros: an extent of {}; allowed: 0 and more",
+            extent);
+    require(!__builtin_mul_overflow(count, static_cast<std::size_t>(extent), &count),
+            Code::invalid_argument, "zeros: more elements than can be counted");
+  }
+  SymmetricArray array{world, {}, 0};
+  void* memory = nullptr;
+  {
+    nb::gil_scoped_release released;
+    memory = world.heap().calloc(count, size_of(type));
+  }
+  array.local = heap_tensor(memory, type, shape, world.heap().device());
+  array.local.owner = heap_keeper(world.team());
+  array.offset = memory == nullptr ? 0 : world.heap().offset_of(memory);
+  return array;
+}
+
+void check_alive(const SymmetricArray& array) {
+  require(array.world.is_open(), Code::closed, "the array is freed, or its world is closed");
+}
+
+std::shared_ptr<void> heap_keeper(const Team& team) {
+  return team.world().heap().memory_owner();
+}
+
+nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::uintptr_t stream) {
+  struct Held {  // destroyed in reverse order: the array before the heap
+    std::shared_ptr<void> heap, array;
+  };
+  if (tensor.defined())
+    tensor.owner = std::make_shared<Held>(Held{keeper, std::move(tensor.owner)});
+  return output(std::move(tensor), stream);
+}
+
+void bind_symmetric_arrays(nb::module_& module) {
+  nb::class_<SymmetricArray>(
+      module, "SymmetricArray",
+      "An array at the same offset of every PE's heap; created by World.zeros."_doc)
+      .def_prop_ro(
+          "local",
+          [](const SymmetricArray& self) {
+            check_alive(self);
+            return output(self.local, kReady);
+          },
+          "This PE's copy, as an Array."_doc)
+      .def("on", &on, nb::arg("pe"),
+           "The copy of world PE `pe`, for put, get, signal and atomic."_doc)
+      .def("free", &release,
+           "Frees the memory. Collective over the world, in the same order on all PEs. Without "
+           "free() the memory is freed when the world closes; the garbage collector never frees "
+           "it."_doc)
+      .def("__repr__", [](const SymmetricArray& self) {
+        return fmt::format("shoal.SymmetricArray({})", self.local.describe());
+      });
+  nb::class_<RemoteArray>(
+      module, "RemoteArray",
+      "Elements of a SymmetricArray on one PE; a slice selects some of them."_doc)
+      .def_ro("pe", &RemoteArray::pe, "World PE that owns the elements."_doc)
+      .def("__len__", [](const RemoteArray& self) { return self.count; })
+      .def("__getitem__", &slice)
+      .def("__getitem__", &element)
+      .def("__repr__", [](const RemoteArray& self) {
+        return fmt::format("shoal.RemoteArray({} elements of {} on PE {})", self.count,
+                           name_of(self.dtype), self.pe);
+      });
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// world/symmetric_array.hpp: arrays in the symmetric heap, and their copies on other PEs.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../arrays/arrays.hpp"
+#include "shoal/world.hpp"
+
+namespace shoal::python {
+
+/// Keeps a world's heap mapped while arrays of it live, also after the world is closed.
+std::shared_ptr<void> heap_keeper(const Team& team);
+
+/// output() for memory of the heap behind `keeper`.
+nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper,
+                       std::uintptr_t stream = 0);
+
+/// An array at the same offset of every PE's heap. The garbage collector never frees it, because
+/// freeing is collective.
+struct SymmetricArray {
+  World world;
+  Tensor local;
+  std::size_t offset = 0;
+};
+
+/// World.zeros. Collective. Throws Error{invalid_argument} for a dtype or shape that cannot be,
+/// Error{exhausted} where the heap is too small.
+SymmetricArray zeros(const World& world, const std::vector<std::int64_t>& shape,
+                     const std::string& dtype);
+
+/// Throws Error{closed} where the array was freed or its world is closed.
+void check_alive(const SymmetricArray& array);
+
+/// Elements of a SymmetricArray on one PE.
+struct RemoteArray {
+  Pe pe = 0;
+  std::size_t offset = 0;  ///< of the first element, in the heap
+  std::size_t count = 0;   ///< elements
+  DataType dtype = DataType::none;
+};
+
+void bind_symmetric_arrays(nb::module_& module);
+
+}  // namespace shoal::python

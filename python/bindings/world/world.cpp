@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world.hpp"
+
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "../docs.hpp"
+#include "../ep/group.hpp"
+#include "../settings.hpp"
+
+namespace shoal::python {
+namespace {
+
+World open_world(nb::handle given) {
+  const Settings settings = settings_from(given);
+  nb::gil_scoped_release released;
+  return World::open({settings, nullptr});
+}
+
+World open_with_id(const std::string& id, Pe pe, Pe n_pes, nb::handle given) {
+  const Settings settings = settings_from(given);
+  nb::gil_scoped_release released;
+  return World::open({settings, connect_unique_id(UniqueId::parse(id), pe, n_pes, settings)});
+}
+
+/// "ValueError: text", as the other PEs report it.
+std::string reason_of(nb::handle type, nb::handle value) {
+  const auto name = nb::cast<std::string>(type.attr("__name__"));
+  const auto text = nb::cast<std::string>(nb::str(value));
+  return text.empty() ? name : name + ": " + text;
+}
+
+void close_world(World& world) {
+  world.close();
+  release_kept_groups();
+}
+
+/// Closes the world, or fails it after an exception, so that no PE waits for this one.
+void exit_world(World& world, nb::handle type, nb::handle value, nb::handle /*traceback*/) {
+  const bool failed = !type.is_none();
+  const std::string reason = failed ? reason_of(type, value) : "";
+  nb::gil_scoped_release released;
+  if (failed && world.is_open())
+    world.abort(reason);
+  else
+    close_world(world);
+}
+
+/// The results of `body` by PE. Raises the first Python exception again, unchanged.
+nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle given) {
+  const Settings settings = settings_from(given);
+  std::vector<nb::object> results(static_cast<std::size_t>(std::max(n_pes, 0)));
+  std::exception_ptr raised;
+  try {
+    nb::gil_scoped_release released;
+    run_threads(n_pes, settings, [&](World& world) {
+      const auto pe = static_cast<std::size_t>(world.my_pe());
+      nb::gil_scoped_acquire acquired;
+      try {
+        results[pe] = body(world);
+      } catch (const nb::python_error& error) {
+        if (!raised) raised = std::current_exception();
+        throw std::runtime_error(reason_of(error.type(), error.value()));
+      }
+    });
+  } catch (...) {
+    if (!raised) raised = std::current_exception();
+  }
+  release_kept_groups();
+  if (raised) std::rethrow_exception(raised);
+  nb::list list;
+  for (nb::object& result : results) list.append(std::move(result));
+  return list;
+}
+
+std::vector<std::pair<std::string, double>> init_phases(const World& world) {
+  std::vector<std::pair<std::string, double>> phases;
+  for (const InitPhase& phase : world.init_phases())
+    phases.emplace_back(phase.name, std::chrono::duration<double>(phase.duration).count());
+  return phases;
+}
+
+std::string heap_device(const World& world) {
+  const Device device = world.heap().device();
+  return device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", device.index) : "cpu";
+}
+
+/// A function of shoal.connect, which is Python.
+nb::object connect(const char* function, nb::handle source, nb::handle settings) {
+  return nb::module_::import_("shoal.connect").attr(function)(source, settings);
+}
+
+void bind_unique_id(nb::module_& module) {
+  nb::class_<UniqueId>(
+      module, "UniqueId",
+      "The name of a world, which a program passes to all PEs; str() is its text, a secret. The "
+      "object serves the world while it starts: keep it until World.from_unique_id has returned on "
+      "all PEs."_doc)
+      .def_static(
+          "create", [](nb::handle settings) { return UniqueId::create(settings_from(settings)); },
+          nb::arg("settings") = nb::none(), "A new name, served by this process."_doc)
+      .def("__str__", &UniqueId::to_string);
+}
+
+void bind_open(nb::class_<World>& world) {
+  world
+      .def_static("open", &open_world, nb::arg("settings") = nb::none(),
+                  "Opens the world that the environment describes: shoal-run, SHOAL_PE and "
+                  "SHOAL_N_PES with a unique id, or a world of one PE."_doc)
+      .def_static("from_unique_id", &open_with_id, nb::arg("unique_id"), nb::arg("pe"),
+                  nb::arg("n_pes"), nb::arg("settings") = nb::none(),
+                  "Joins as PE `pe` of `n_pes`; unique_id is the text of a UniqueId."_doc)
+      .def_static(
+          "from_torch",
+          [](nb::handle group, nb::handle settings) {
+            return connect("from_torch", group, settings);
+          },
+          nb::arg("group") = nb::none(), nb::arg("settings") = nb::none(),
+          nb::sig(
+              "def from_torch(group: typing.Any = None, settings: dict | None = None) -> World"),
+          "A world of the ranks of a torch.distributed process group of any backend, in rank "
+          "order; "
+          "None: the default group."_doc)
+      .def_static(
+          "from_mpi4py",
+          [](nb::handle comm, nb::handle settings) {
+            return connect("from_mpi4py", comm, settings);
+          },
+          nb::arg("comm"), nb::arg("settings") = nb::none(),
+          nb::sig("def from_mpi4py(comm: typing.Any, settings: dict | None = None) -> World"),
+          "A world of the ranks of an mpi4py communicator, in rank order."_doc)
+      .def("__enter__", [](nb::object self) { return self; })
+      .def("__exit__", &exit_world, nb::arg("type").none(), nb::arg("value").none(),
+           nb::arg("traceback").none())
+      .def("close", &close_world, nb::call_guard<nb::gil_scoped_release>(),
+           "Closes the world after a barrier of all PEs. Arrays of its heap stay readable while "
+           "they are held. Later calls have no effect."_doc)
+      .def_prop_ro("is_open", &World::is_open, "Whether the world is open."_doc);
+}
+
+void bind_teams(nb::class_<World>& world) {
+  world.def_prop_ro("my_pe", &World::my_pe, "Index of this PE, from 0."_doc)
+      .def_prop_ro("n_pes", &World::n_pes, "Number of PEs."_doc)
+      .def_prop_ro("my_pe_on_node", &World::my_pe_on_node, "Index of this PE on its node."_doc)
+      .def_prop_ro("pes_per_node", &World::pes_per_node, "PEs of each node."_doc)
+      .def_prop_ro("team", &World::team, "All PEs."_doc)
+      .def_prop_ro("node_team", &World::node_team, "The PEs of this PE's node."_doc)
+      .def_prop_ro("shared_team", &World::shared_team,
+                   "The PEs whose heaps this PE accesses by load and store."_doc)
+      .def_prop_ro("same_index_team", &World::same_index_team,
+                   "The PEs with this PE's index on every node: a rail."_doc)
+      .def_prop_ro("self_team", &World::self_team, "This PE alone."_doc)
+      .def("make_team_id", &World::make_team_id, "A number that names a team for make_team."_doc)
+      .def("make_team", &World::make_team, nb::arg("id"), nb::arg("size"), nb::arg("index"),
+           nb::call_guard<nb::gil_scoped_release>(),
+           "The team of the `size` PEs that call with this id, each with its own index. Collective "
+           "over these PEs."_doc);
+}
+
+void bind_heap(nb::class_<World>& world) {
+  world
+      .def(
+          "zeros", &zeros, nb::arg("shape"), nb::arg("dtype") = "float32",
+          "An array of zeros on every PE. Collective: all PEs call with the same arguments, in the "
+          "same order. Raises ExhaustedError when the heap is too small, naming "
+          "SHOAL_SYMMETRIC_SIZE."_doc)
+      .def_prop_ro(
+          "heap_size", [](const World& self) { return self.heap().size(); },
+          "Bytes of this PE's heap."_doc)
+      .def_prop_ro(
+          "heap_used", [](const World& self) { return self.heap().used(); },
+          "Allocated bytes of this PE's heap."_doc)
+      .def_prop_ro("heap_device", &heap_device, "Device of the heap: \"cpu\" or \"cuda:N\"."_doc);
+}
+
+}  // namespace
+
+void bind_world(nb::module_& module) {
+  bind_symmetric_arrays(module);
+  bind_unique_id(module);
+  nb::class_<World> world(
+      module, "World",
+      "PEs that share symmetric memory.\n\n"
+      "    with shoal.World.open() as world:\n"
+      "        numbers = world.zeros((world.n_pes,), \"int64\")\n"
+      "        world.put(numbers.on(1), source)\n\n"
+      "All PEs open a world together: by open, from_torch, from_mpi4py, from_unique_id or "
+      "run_threads. `with` closes it. Leaving by an exception fails it; calls of the other PEs "
+      "then "
+      "raise PeerFailedError.\n\n"
+      "settings, in all calls: a dict by the names of docs/reference/settings.md in lower case "
+      "without SHOAL_, which overrides the environment: {\"symmetric_size\": \"1G\", \"timeout\": "
+      "5000, \"heap\": \"host\"}."_doc);
+  bind_open(world);
+  bind_teams(world);
+  bind_heap(world);
+  bind_shared_buffers(module, world);
+  bind_one_sided(world);
+  world
+      .def("describe_transport", &World::describe_transport, nb::arg("pe"),
+           "The transport to PE `pe` and its capabilities, as text."_doc)
+      .def_prop_ro("init_phases", &init_phases,
+                   "The steps of opening the world, and the seconds of each on this PE."_doc);
+
+  module.def(
+      "run_threads", &run_threads_of_python, nb::arg("n_pes"), nb::arg("body"),
+      nb::arg("settings") = nb::none(),
+      "Calls body(world) on `n_pes` threads of this process, one per PE. Returns the results "
+      "by PE. The first exception ends all of them and is raised again."_doc);
+}
+
+}  // namespace shoal::python

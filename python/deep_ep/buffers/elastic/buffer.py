@@ -1,0 +1,574 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ElasticBuffer``, the V2 interface: dispatch, combine, ring, gather and engram calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import shoal
+
+from ...utils.envs import (
+    check_fast_rdma_atomic_support,
+    check_torch_deterministic,
+    get_physical_domain_size,
+)
+from ... import config
+from ...utils.event import EventHandle, EventOverlap, profiled
+from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
+from ..checks import describe, expect
+from ..runtime import Operation, Runtime
+from . import sizes
+from .combine import Combiner
+from .dispatch import Dispatcher, check_handle, make_outputs
+from .engram import Engram
+from .gather import GatherSessions
+from .handle import EPHandle
+from .ring import Ring
+
+Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+class ElasticBuffer:
+    """Dispatch and combine of expert-parallel tokens, with sizes that each call passes.
+
+        buffer = ElasticBuffer(group, num_max_tokens_per_rank=4096, hidden=7168, num_topk=8)
+        recv_x, recv_idx, recv_weights, handle, _ = buffer.dispatch(
+            x, topk_idx, topk_weights, num_experts=256
+        )
+        combined_x, _, _ = buffer.combine(expert_output, handle)
+
+    Tensors lie on the GPU, or on the CPU where there is no GPU or SHOAL_HEAP=host. All calls that
+    communicate are collective. Received rows are always ordered by source rank, then token;
+    ``deterministic`` has no effect.
+
+    Attributes: group, rank_idx, num_ranks, num_bytes, num_max_tokens_per_rank, deterministic,
+    allow_hybrid_mode, allow_multiple_reduction, prefer_overlap_with_compute, num_allocated_qps,
+    explicitly_destroy, runtime, num_scaleout_ranks, num_scaleup_ranks, scaleout_rank_idx,
+    scaleup_rank_idx, num_rdma_ranks, num_nvlink_ranks.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+    ) -> None:
+        """num_bytes, num_cpu_bytes (a part of num_bytes): multiples of 2 MiB. num_bytes=None: from
+        the sizes that follow it.
+
+        allow_multiple_reduction: expert outputs of one rank are summed and rounded before they are
+        sent. num_cpu_timeout_secs: limit of any wait for another rank. sl_idx, num_gpu_timeout_secs
+        and num_allocated_qps are accepted without effect. Raises RuntimeError for sizes outside
+        their limits.
+        """
+        native_assert(
+            num_cpu_bytes % sizes.PAGE == 0 and (num_bytes is None or num_bytes % sizes.PAGE == 0),
+            f"num_bytes is {num_bytes}, num_cpu_bytes {num_cpu_bytes}; "
+            f"allowed: multiples of {sizes.PAGE} (2 MiB)",
+        )
+        expect(
+            num_cpu_bytes == 0 or num_bytes is not None,
+            "num_cpu_bytes needs num_bytes, which includes it",
+        )
+        self._set_domains(group, allow_hybrid_mode)
+        if num_bytes is None:
+            expect(
+                num_max_tokens_per_rank > 0 and hidden > 0,
+                "either num_bytes or num_max_tokens_per_rank and hidden are needed",
+            )
+            num_bytes = sizes.buffer_size(
+                self.get_physical_domain_size(),
+                num_max_tokens_per_rank,
+                hidden,
+                num_topk,
+                use_fp8_dispatch,
+                allow_hybrid_mode,
+                allow_multiple_reduction,
+            )
+        self.group = group
+        self.num_bytes, self.num_cpu_bytes = num_bytes, num_cpu_bytes
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.deterministic = deterministic
+        self.allow_hybrid_mode = allow_hybrid_mode
+        self.allow_multiple_reduction = allow_multiple_reduction
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        self.explicitly_destroy = explicitly_destroy
+        self.nccl_comm_handle = None
+        self.num_allocated_qps = num_allocated_qps or (
+            17 if not allow_hybrid_mode else 65 if check_fast_rdma_atomic_support() else 129
+        )
+        self.runtime: Runtime | None = None
+        self.runtime = Runtime(
+            group, None, num_bytes, timeout=num_cpu_timeout_secs, share_stream=True
+        )
+        self._dispatcher = Dispatcher(self.runtime, allow_multiple_reduction)
+        self._combiner = Combiner(self.runtime, allow_multiple_reduction)
+        self._ring = Ring(self.runtime)
+        self._gather = GatherSessions(self.runtime)
+        self._engram = Engram(self.runtime)
+
+    def _set_domains(self, group: dist.ProcessGroup, allow_hybrid_mode: bool) -> None:
+        """Sets the ranks and the two-level shape of the group. Collective."""
+        physical = get_physical_domain_size(group)
+        self.num_rdma_ranks, self.num_nvlink_ranks = physical
+        self.num_ranks, self.rank_idx = dist.get_world_size(group), dist.get_rank(group)
+        logical = physical if allow_hybrid_mode else (1, self.num_ranks)
+        self.num_scaleout_ranks, self.num_scaleup_ranks = logical
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(
+            self.rank_idx, self.num_scaleup_ranks
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "runtime", None) is not None and self.explicitly_destroy:
+            print(
+                "WARNING: deep_ep.ElasticBuffer was created with explicitly_destroy=True "
+                "and released without destroy()",
+                flush=True,
+            )
+
+    def destroy(self) -> None:
+        """Closes the buffer. Collective; later calls do nothing.
+
+        Raises AssertionError without explicitly_destroy.
+        """
+        expect(
+            self.explicitly_destroy,
+            "destroy: this buffer was created without explicitly_destroy=True",
+        )
+        if self.runtime is not None:
+            self.runtime.close()
+            self.runtime = None
+            del self._dispatcher, self._combiner
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """An event after all work on the current stream."""
+        return EventHandle()
+
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        """The stream of all elastic buffers of a GPU; without effect on the CPU."""
+        stream = self._open("get_comm_stream").comm_stream
+        return torch.Stream(device="cpu") if stream is None else stream
+
+    def barrier(
+        self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
+    ) -> None:
+        """Waits for the work on the comm stream or the current stream, then for all ranks.
+        Collective."""
+        runtime = self._open("barrier")
+        with profiled("barrier_impl"):
+            if runtime.comm_stream is not None:
+                if use_comm_stream:
+                    runtime.comm_stream.wait_stream(torch.cuda.current_stream())
+                    runtime.comm_stream.synchronize()
+                else:
+                    torch.cuda.current_stream().synchronize()
+            shoal.barrier(runtime.team)
+
+    def dispatch(
+        self,
+        x: Rows,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> tuple[Rows, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
+        """Sends each token once to each rank that holds one of its experts. Collective.
+
+        x: bfloat16 [T, H], or (float8_e4m3fn [T, H], scales of four bytes [T, P]). topk_idx:
+        ``topk_idx_t`` [T, K], -1: no expert. topk_weights: float32 [T, K]. num_max_tokens_per_rank
+        (M): at least T, the same on all ranks; default as constructed.
+        cumulative_local_expert_recv_stats: int32 [E / R]; the call adds the rows received. handle:
+        the layout of an earlier dispatch, in place of topk_idx and num_experts. do_cpu_sync=False:
+        no size reaches the host, and outputs have the most rows possible. do_expand: one row per
+        (token, expert), grouped by expert, blocks at multiples of expert_alignment.
+        do_zero_padding: zeros between blocks. use_tma_aligned_col_major_sf: column-major scales.
+
+        Returns (recv_x in the form of x; recv_topk_idx [rows, K] of local experts or -1, None with
+        do_expand; recv_topk_weights [rows, K] of all top-k slots, [rows] with do_expand; handle;
+        event).
+        """
+        self._open("dispatch")
+        check_torch_deterministic()
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        self._check_call("dispatch", num_qps, previous_event, allocate_on_comm_stream)
+        dispatcher, stats = self._dispatcher, cumulative_local_expert_recv_stats
+        dispatcher.check_rows(rows, scales)
+        expect(not do_zero_padding or do_expand, "dispatch: do_zero_padding needs do_expand")
+        cached = handle is not None
+        if cached:
+            terms = dispatcher.cached_terms(
+                handle,
+                rows,
+                topk_idx,
+                num_experts,
+                num_max_tokens_per_rank,
+                expert_alignment,
+                do_expand,
+            )
+            expect(stats is None, "dispatch: a cached dispatch takes no statistics")
+        else:
+            max_tokens = value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank)
+            terms = dispatcher.new_terms(
+                rows, topk_idx, num_experts, max_tokens, expert_alignment, do_cpu_sync, do_expand
+            )
+        dispatcher.check_metadata(terms, topk_weights, stats)
+        with self._operation(
+            "dispatch", previous_event, previous_event_before_epilogue, async_with_compute_stream
+        ) as operation:
+            metadata = dispatcher.metadata(terms, rows.shape[0], scales, topk_weights)
+            launch = self._launch(operation, num_sms)
+            if cached:
+                received = dispatcher.send_cached(handle, rows, metadata, launch)
+            else:
+                sent = dispatcher.send_new(terms, rows, metadata, operation, launch)
+                received = sent.received
+            with profiled("dispatch_copy_epilogue_impl"):
+                if not cached:
+                    handle = dispatcher.make_handle(terms, sent, do_handle_copy, num_sms)
+                    if stats is not None:
+                        stats += handle.num_unaligned_recv_tokens_per_expert
+                weighted = topk_weights is not None
+                outputs = make_outputs(
+                    received,
+                    handle,
+                    scales,
+                    weighted,
+                    do_zero_padding,
+                    use_tma_aligned_col_major_sf,
+                )
+        recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
+        inputs = (rows, scales, terms.topk_idx, topk_weights)
+        overlap = operation.overlap(inputs, (*outputs, received.x, *vars(handle).values()))
+        recv_rows = recv_x if scales is None else (recv_x, recv_scales)
+        return recv_rows, recv_topk_idx, recv_weights, handle, overlap
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Sums expert output at the sources of the tokens, without weights. Collective.
+
+        x: bfloat16 [rows, H] in the form of the dispatch. topk_weights: float32 [rows, K], [rows]
+        with do_expand; each returns to its top-k slot. bias: one or two bfloat16 [T, H].
+
+        Order of the sums, in float32 and rounded once: first the biases, then the ranks in the
+        order of their last top-k slots. Expert-major rows of a rank are summed before, in ascending
+        top-k slots; allow_multiple_reduction rounds that sum.
+
+        Returns (bfloat16 [T, H], float32 [T, K] or None, event).
+        """
+        self._open("combine")
+        check_torch_deterministic()
+        self._check_call("combine", num_qps, previous_event, allocate_on_comm_stream)
+        check_handle("combine", handle)
+        biases = self._unpack_bias(bias)
+        combiner = self._combiner
+        combiner.check(x, handle, topk_weights, biases)
+        with self._operation(
+            "combine", previous_event, previous_event_before_epilogue, async_with_compute_stream
+        ) as operation:
+            target = combiner.target(handle, operation)
+            with profiled("combine_reduce_epilogue_impl"):  # before the kernel, unlike in DeepEP
+                y, weights = combiner.prepare(x, handle, topk_weights)
+            sums, summed_weights = handle.shoal.group.combine(
+                y,
+                target,
+                handle.topk_idx.shape[0],
+                weights=weights,
+                bias=tuple(one.detach() for one in biases),
+                **self._launch(operation, num_sms or handle.num_sms),
+            )
+        inputs = (x, topk_weights, *biases, y, weights)
+        return sums, summed_weights, operation.overlap(inputs, (sums, summed_weights))
+
+    def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
+        """Allocates slots for pp_send and pp_recv, for each direction of the ring. Collective."""
+        self._open("pp_set_config")
+        needed = self.get_pp_buffer_size_hint(num_max_tensor_bytes, num_max_inflight_tensors)
+        native_assert(
+            needed <= self.num_bytes,
+            f"pp_set_config: num_bytes is {self.num_bytes}; these sizes need {needed}",
+        )
+        self._ring.configure(num_max_tensor_bytes, num_max_inflight_tensors)
+
+    def pp_send(self, t: torch.Tensor, dst_rank_idx: int, num_sms: int = 0) -> None:
+        """Sends a contiguous tensor to a neighbour of the ring; waits while all slots are taken."""
+        self._open("pp_send")
+        with profiled("pp_send_impl"):
+            self._ring.send(t, dst_rank_idx)
+
+    def pp_recv(self, t: torch.Tensor, src_rank_idx: int, num_sms: int = 0) -> None:
+        """Receives the next tensor from a neighbour of the ring into ``t``, which has its size."""
+        self._open("pp_recv")
+        with profiled("pp_recv_impl"):
+            self._ring.receive(t, src_rank_idx)
+
+    def agrs_set_config(
+        self, num_max_session_bytes: int, num_max_all_gathers_per_session: int
+    ) -> None:
+        """Allocates the buffer of gather sessions. Collective."""
+        self._open("agrs_set_config")
+        native_assert(
+            num_max_session_bytes <= self.num_bytes,
+            f"agrs_set_config: num_bytes is {self.num_bytes}; "
+            f"a session needs {num_max_session_bytes}",
+        )
+        self._gather.configure(num_max_session_bytes, num_max_all_gathers_per_session)
+
+    def create_agrs_session(self) -> None:
+        """Starts a gather session, which overwrites the results of the last one. Collective."""
+        self._open("create_agrs_session")
+        self._gather.begin()
+
+    def destroy_agrs_session(self) -> None:
+        """Ends the session. The program calls all handles of its gathers before."""
+        self._open("destroy_agrs_session")
+        self._gather.end()
+
+    @contextmanager
+    def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:
+        """A session for the length of a ``with`` block; no effect when not ``enabled``."""
+        if enabled:
+            self.create_agrs_session()
+        try:
+            yield
+        finally:
+            if enabled:
+                self.destroy_agrs_session()
+
+    def agrs_get_inplace_tensor(
+        self, shapes: Any, dtype: torch.dtype
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The memory of this rank's part of the next all_gather, which then needs no copy."""
+        self._open("agrs_get_inplace_tensor")
+        return self._gather.inplace(shapes, dtype)
+
+    def all_gather(self, t: torch.Tensor | Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """Gathers one tensor or several from all ranks within a session. Collective.
+
+        Returns (gathered [R, *shape] of each tensor, handle). The data is valid after handle(),
+        until the next session.
+        """
+        self._open("all_gather")
+        return self._gather.all_gather(t)
+
+    def engram_write(self, storage: torch.Tensor, sf: torch.Tensor | None = None) -> None:
+        """Writes this rank's entries to the table. Collective.
+
+        storage: bfloat16 or float8_e4m3fn [n, H], contiguous, at most num_cpu_bytes; entry i of
+        rank r has number r * n + i. sf: with float8 only, the scales of all entries: elements of
+        four bytes [R * n, packs], the same on all ranks.
+        """
+        self._open("engram_write")
+        native_assert(
+            storage.numel() * storage.element_size() <= self.num_cpu_bytes,
+            f"engram_write: storage is {describe(storage)}; num_cpu_bytes is {self.num_cpu_bytes}",
+        )
+        self._engram.write(storage, sf)
+
+    def engram_fetch(
+        self, indices: torch.Tensor, num_qps: int = 0, use_tma_aligned_col_major_sf: bool = False
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor | None]]:
+        """Fetches entries of any rank; local. indices: int32 [T, n].
+
+        The returned function waits and returns (data [T, n * H], scales [T, n * packs] or None).
+        """
+        self._open("engram_fetch")
+        expect(
+            num_qps <= self.num_allocated_qps,
+            f"engram_fetch: num_qps is {num_qps} of {self.num_allocated_qps}",
+        )
+        with profiled("engram_fetch_impl"):
+            wait = self._engram.fetch(indices, use_tma_aligned_col_major_sf)
+
+        def profiled_wait() -> tuple[torch.Tensor, torch.Tensor | None]:
+            with profiled("engram_fetch_wait_impl"):
+                return wait()
+
+        return profiled_wait
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: dist.ProcessGroup,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """``num_bytes`` for dispatch and combine. Collective. num_topk 0 stands for 32."""
+        return sizes.buffer_size(
+            get_physical_domain_size(group),
+            num_max_tokens_per_rank,
+            hidden,
+            num_topk,
+            use_fp8_dispatch,
+            allow_hybrid_mode,
+            allow_multiple_reduction,
+        )
+
+    @staticmethod
+    def get_engram_storage_size_hint(
+        num_entries: int,
+        hidden: int,
+        num_max_tokens_per_rank: int,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> tuple[int, int]:
+        """(bytes of fetched entries, bytes of the storage) for engram calls."""
+        return sizes.engram_storage_size(num_entries, hidden, num_max_tokens_per_rank, dtype)
+
+    @staticmethod
+    def get_pp_buffer_size_hint(num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> int:
+        """``num_bytes`` for pp_send and pp_recv."""
+        return sizes.ring_buffer_size(num_max_tensor_bytes, num_max_inflight_tensors)
+
+    @staticmethod
+    def get_agrs_num_max_session_bytes(
+        group: dist.ProcessGroup, shapes: Sequence[Sequence[int]], dtype: torch.dtype
+    ) -> int:
+        """Bytes of a session that gathers tensors of these shapes."""
+        return sizes.gather_session_bytes(dist.get_world_size(group), shapes, dtype)
+
+    @staticmethod
+    def get_agrs_buffer_size_hint(group: dist.ProcessGroup, num_max_session_bytes: int) -> int:
+        """``num_bytes`` for gather sessions."""
+        return sizes.align(num_max_session_bytes, sizes.PAGE)
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """(nodes, ranks per node)."""
+        return self.num_rdma_ranks, self.num_nvlink_ranks
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """(scale-out ranks, scale-up ranks)."""
+        return self.num_scaleout_ranks, self.num_scaleup_ranks
+
+    @weak_lru(maxsize=None)
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
+        """SMs that keep the slower link busy. Link speeds of 0 are looked up."""
+        return sizes.theoretical_num_sms(
+            num_experts,
+            num_topk,
+            num_scaleout_topk,
+            rdma_gbs,
+            nvlink_gbs,
+            sm_read_gbs,
+            sm_write_gbs,
+            num_scaleout_ranks=self.num_scaleout_ranks,
+            num_scaleup_ranks=self.num_scaleup_ranks,
+            num_nvlink_ranks=self.num_nvlink_ranks,
+            prefer_overlap_with_compute=self.prefer_overlap_with_compute,
+        )
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Queue pairs for ``num_sms``."""
+        return config.get_theoretical_num_qps(
+            num_sms,
+            num_scaleout_ranks=self.num_scaleout_ranks,
+            num_allocated_qps=self.num_allocated_qps,
+        )
+
+    @staticmethod
+    def _unpack_handle(handle: EPHandle | None) -> tuple[Any, ...]:
+        """The entries of a handle in DeepEP's order; None for each without a handle."""
+        names = (
+            "topk_idx",
+            "num_recv_tokens",
+            "num_expanded_tokens",
+            "num_recv_tokens_per_expert_list",
+            "psum_num_recv_tokens_per_scaleup_rank",
+            "psum_num_recv_tokens_per_expert",
+            "recv_src_metadata",
+            "dst_buffer_slot_idx",
+            "token_metadata_at_forward",
+            "channel_linked_list",
+        )
+        return tuple(None if handle is None else getattr(handle, name) for name in names)
+
+    @staticmethod
+    def _unpack_bias(
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, ...]:
+        biases = bias if isinstance(bias, tuple) else (bias,)
+        native_assert(
+            len(biases) <= 2, f"combine: bias has {len(biases)} tensors; at most 2 are allowed"
+        )
+        return tuple(one for one in biases if one is not None)
+
+    def _open(self, call: str) -> Runtime:
+        if self.runtime is None:
+            native_fail(f"{call}: this buffer has been destroyed")
+        return self.runtime
+
+    def _operation(
+        self, call: str, previous: Any, before_epilogue: Any, asynchronous: bool
+    ) -> Operation:
+        operation = self.runtime.operation(call, previous, asynchronous)
+        operation.also_wait(before_epilogue)
+        return operation
+
+    def _launch(self, operation: Operation, num_sms: int) -> dict[str, int]:
+        return {**operation.launch, "sms": num_sms} if operation.launch else {}
+
+    def _check_call(
+        self, call: str, num_qps: int, previous_event: Any, allocate_on_comm_stream: bool
+    ) -> None:
+        expect(
+            num_qps <= self.num_allocated_qps,
+            f"{call}: num_qps is {num_qps}; {self.num_allocated_qps} are allocated",
+        )
+        expect(
+            previous_event is None or allocate_on_comm_stream,
+            f"{call}: previous_event needs allocate_on_comm_stream=True",
+        )

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Combiner``: the part of ``ElasticBuffer`` behind its combine.
+
+Expert-major rows of a rank are summed before they are sent (allow_multiple_reduction), or sent one
+by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...utils.semantic import native_assert
+from ..checks import require_tensor
+from ..runtime import Operation, Runtime
+from . import layout
+from .handle import EPHandle
+
+_CALL = "combine"
+
+
+class Combiner:
+    """Combines of one elastic buffer."""
+
+    def __init__(self, runtime: Runtime, allow_multiple_reduction: bool):
+        self._runtime = runtime
+        self._allow_multiple_reduction = allow_multiple_reduction
+
+    def sends_every_slot(self, handle: EPHandle) -> bool:
+        """Whether each top-k slot is sent as a row of its own."""
+        return handle.do_expand and not self._allow_multiple_reduction
+
+    def check(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None,
+        biases: tuple[torch.Tensor, ...],
+    ) -> None:
+        device, shape = self._runtime.device, handle.shoal.group.shape
+        rows = handle.num_expanded_tokens if handle.do_expand else handle.num_recv_tokens
+        require_tensor(_CALL, "x", x, (torch.bfloat16,), (rows, shape.hidden), device)
+        for bias in biases:
+            extents = (handle.topk_idx.shape[0], shape.hidden)
+            require_tensor(_CALL, "bias", bias, (torch.bfloat16,), extents, device)
+        if topk_weights is not None:
+            native_assert(
+                not self.sends_every_slot(handle),
+                f"{_CALL}: topk_weights with do_expand need allow_multiple_reduction",
+            )
+            extents = (rows,) if handle.do_expand else (rows, shape.top_k)
+            require_tensor(_CALL, "topk_weights", topk_weights, (torch.float32,), extents, device)
+
+    def prepare(
+        self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The rows and weights to send."""
+        known: layout.ShoalLayout = handle.shoal
+        y, weights = x.detach(), None if topk_weights is None else topk_weights.detach()
+        if handle.do_expand and self._allow_multiple_reduction:
+            y = layout.sum_topk_slots(y, known.slot_rows)
+            if weights is not None:
+                weights = layout.weights_by_topk_slot(weights, known.slot_rows)
+        elif weights is not None:
+            weights = weights.masked_fill(known.topk_idx < 0, 0)
+        return y, weights
+
+    def target(self, handle: EPHandle, operation: Operation) -> Any:
+        """Shoal's handle of the layout in which rows are sent."""
+        if not self.sends_every_slot(handle):
+            return handle.shoal.handle
+        return self._expert_major_handle(handle, operation)
+
+    def _expert_major_handle(self, handle: EPHandle, operation: Operation) -> Any:
+        """The handle of the layout in Shoal's expert-major form.
+
+        The first combine creates it by a dispatch of rows of 16 bytes.
+        """
+        known: layout.ShoalLayout = handle.shoal
+        if known.expert_major_handle:
+            return known.expert_major_handle[0]
+        captured = self._runtime.capturing()
+        tokens, device = handle.topk_idx.shape[0], handle.topk_idx.device
+        created = known.group.dispatch(
+            torch.zeros((tokens, 16), dtype=torch.int8, device=device),
+            known.routing,
+            captured=captured,
+            expert_alignment=handle.expert_alignment,
+            expert_major=True,
+            worst_case_rows=handle.num_expanded_tokens if known.worst_rows else 0,
+            **operation.launch,
+        )
+        if not captured:  # a captured dispatch fills its handle at each replay
+            known.expert_major_handle.append(created.handle)
+        return created.handle

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gather sessions: each rank puts its tensors to the same offset of every rank's buffer.
+
+A session allocates from the start of the buffer. A signal per call and source carries the number
+of the session, so signals are never reset. A session starts when all ranks have ended the previous
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import shoal
+
+from ...utils.math import align
+from ...utils.semantic import native_assert
+from ..checks import describe
+from ..groups import to_torch
+from ..runtime import Runtime
+
+
+class GatherSessions:
+    """The gather buffer of one rank, which its sessions share."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+        self._bytes = self._calls = 0
+        self._active = False
+
+    def configure(self, max_bytes: int, max_calls: int) -> None:
+        """Allocates the buffer and frees that of an earlier configuration. Collective."""
+        native_assert(
+            max_bytes > 0,
+            f"agrs_set_config: num_max_session_bytes is {max_bytes}; at least 1 is allowed",
+        )
+        native_assert(
+            1 <= max_calls <= 32,
+            f"agrs_set_config: num_max_all_gathers_per_session is {max_calls}; allowed: 1 to 32",
+        )
+        native_assert(not self._active, "agrs_set_config: a session is active")
+        world = self._runtime.world
+        if self._bytes:
+            self._data.free()
+            self._arrived.free()
+        self._bytes, self._calls, self._session = max_bytes, max_calls, 0
+        self._data = world.zeros((align(max_bytes, 32),), "uint8")
+        self._arrived = world.zeros((max_calls * self._runtime.num_ranks,), "int64")
+        self._local = to_torch(self._data.local)
+
+    def begin(self) -> None:
+        native_assert(self._bytes > 0, "create_agrs_session: agrs_set_config has not been called")
+        native_assert(not self._active, "create_agrs_session: a session is active")
+        self._runtime.synchronize_stream()
+        shoal.barrier(self._runtime.team)
+        self._session += 1
+        self._active, self._used, self._call = True, 0, 0
+
+    def end(self) -> None:
+        native_assert(self._active, "destroy_agrs_session: no session is active")
+        self._active = False
+
+    def inplace(self, shapes: Any, dtype: torch.dtype) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        single = isinstance(shapes, torch.Size) or not isinstance(shapes[0], Sequence)
+        wanted = [torch.Size(shape) for shape in ([shapes] if single else shapes)]
+        places, _ = self._places("agrs_get_inplace_tensor", [(shape, dtype) for shape in wanted])
+        mine = tuple(place[self._runtime.rank] for place in places)
+        return mine[0] if single else mine
+
+    def all_gather(self, tensors: torch.Tensor | Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        call = "all_gather"
+        parts = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        for part in parts:
+            native_assert(
+                part.is_contiguous() and part.numel() > 0,
+                f"{call}: {describe(part)} is empty or not contiguous",
+            )
+        places, end = self._places(call, [(part.shape, part.dtype) for part in parts])
+        native_assert(
+            self._call < self._calls,
+            f"{call}: call {self._call + 1} of a session; agrs_set_config allows {self._calls}",
+        )
+        runtime, slot, session = self._runtime, self._call, self._session
+        for part, place in zip(parts, places):
+            mine = place[runtime.rank]
+            if mine.data_ptr() != part.data_ptr():
+                mine.copy_(part.detach())
+        self._runtime.synchronize_stream()
+        for step in range(1, runtime.num_ranks):
+            peer = (runtime.rank + step) % runtime.num_ranks
+            for place in places:
+                source = place[runtime.rank].view(-1).view(torch.uint8)
+                start = source.storage_offset()
+                runtime.world.put(self._data.on(peer)[start : start + source.numel()], source)
+            runtime.world.fence()
+            runtime.world.signal(
+                self._arrived.on(peer)[slot * runtime.num_ranks + runtime.rank], session
+            )
+        self._used, self._call = end, self._call + 1
+        return *places, self._waiter(slot, session)
+
+    def _waiter(self, slot: int, session: int) -> Callable[[], None]:
+        runtime = self._runtime
+
+        def wait() -> None:
+            native_assert(
+                self._active and self._session == session,
+                "all_gather: call the handle before its session ends",
+            )
+            for peer in range(runtime.num_ranks):
+                if peer != runtime.rank:
+                    runtime.world.wait_until(
+                        self._arrived, ">=", session, index=slot * runtime.num_ranks + peer
+                    )
+
+        return wait
+
+    def _places(
+        self, call: str, parts: list[tuple[torch.Size, torch.dtype]]
+    ) -> tuple[list[torch.Tensor], int]:
+        """A tensor [R, *shape] in the buffer for each of ``parts``, and the offset of their end."""
+        native_assert(self._active, f"{call}: no session is active")
+        places, at = [], self._used
+        for shape, dtype in parts:
+            size = self._runtime.num_ranks * shape.numel() * dtype.itemsize
+            native_assert(
+                at + size <= self._bytes,
+                f"{call}: the session needs {at + size} bytes; "
+                f"agrs_set_config allows {self._bytes}",
+            )
+            places.append(
+                self._local[at : at + size].view(dtype).view(self._runtime.num_ranks, *shape)
+            )
+            at += align(size, 32)
+        return places, at

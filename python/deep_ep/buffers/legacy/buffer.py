@@ -1,0 +1,587 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Buffer``: dispatch and combine in normal and low-latency mode (the V1 interface)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal._core.ep import HookedDispatch
+
+from ... import config as sizes
+from ...config import Config, topk_idx_t
+from ...utils.envs import check_nvlink_connections, check_torch_deterministic
+from ...utils.event import EventHandle, EventOverlap
+from ...utils.semantic import native_assert, native_fail
+from ..checks import expect, require_tensor
+from ..runtime import Operation, Runtime, empty_strided
+from .handles import LowLatencyHandle
+from .layout import count_tokens
+from .low_latency import LowLatencyMode
+from .normal import NormalMode
+
+# Half the time of torch.are_deterministic_algorithms_enabled, which returns the same.
+_deterministic = torch._C._get_deterministic_algorithms
+
+
+class Buffer:
+    """Dispatch and combine of expert-parallel tokens among the ranks of a group.
+
+        buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes) per_rank, per_node, per_expert,
+        in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts) recv_x, recv_idx,
+        recv_weights, counts, handle, _ = buffer.dispatch(
+            x, None, per_rank, per_node, in_rank, per_expert, topk_idx, topk_weights
+        )
+        combined_x, _, _ = buffer.combine(expert_output, handle)
+
+    Tensors lie on the GPU, or on the CPU where there is no GPU or SHOAL_HEAP=host; results are the
+    same. All calls that communicate are collective. ``num_nvl_bytes`` and ``num_rdma_bytes`` are
+    the values of the size hints; memory is taken when calls need it.
+
+    Attributes: rank, group, group_size, num_nvl_bytes, num_rdma_bytes, low_latency_mode,
+    explicitly_destroy, enable_shrink, runtime.
+    """
+
+    num_sms: int = sizes.NUM_DEFAULT_SMS
+
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+    ) -> None:
+        """group: a torch.distributed group of any backend, or None with ``comm``, an mpi4py
+        communicator. Collective.
+
+        low_latency_mode: allows low-latency calls. explicitly_destroy: the program calls
+        ``destroy``. enable_shrink: low-latency calls continue without ranks that time out.
+        num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted without effect;
+        Shoal selects its transports.
+
+        Raises ValueError without group and comm, RuntimeError for sizes that are not multiples of
+        128.
+        """
+        if group is None and comm is None:
+            raise ValueError(
+                "deep_ep.Buffer: either group= (torch.distributed) or comm= (mpi4py) is needed"
+            )
+        for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
+            native_assert(
+                value >= 0 and value % 128 == 0, f"{name} is {value}; allowed: multiples of 128"
+            )
+        expect(
+            num_qps_per_rank > 0, f"num_qps_per_rank is {num_qps_per_rank}; at least 1 is allowed"
+        )
+        if group is not None and torch.cuda.is_available():
+            check_nvlink_connections(group)
+        self.group = group
+        self.num_nvl_bytes = num_nvl_bytes
+        self.num_rdma_bytes = num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
+        self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
+        self.runtime: Runtime | None = None
+        self.runtime = Runtime(group, comm, num_nvl_bytes + num_rdma_bytes)
+        self.rank, self.group_size = self.runtime.rank, self.runtime.num_ranks
+        self._normal = NormalMode(self.runtime)
+        self._low_latency = LowLatencyMode(
+            self.runtime, num_rdma_bytes, low_latency_mode, enable_shrink
+        )
+        self._hooked_paths = self._low_latency.hooked_paths
+        self._empty_strided = empty_strided(self.runtime.device)
+        self._local: dict[bool, torch.Tensor] = {}
+
+    def __del__(self) -> None:
+        if getattr(self, "runtime", None) is not None and self.explicitly_destroy:
+            print(
+                "WARNING: deep_ep.Buffer was created with explicitly_destroy=True "
+                "and released without destroy()",
+                flush=True,
+            )
+
+    def destroy(self) -> None:
+        """Closes the buffer. Collective; later calls do nothing.
+
+        Raises AssertionError without explicitly_destroy.
+        """
+        expect(
+            self.explicitly_destroy,
+            "destroy: this buffer was created without explicitly_destroy=True",
+        )
+        if self.runtime is not None:
+            self.runtime.close()
+            self.runtime = None
+            self._hooked_paths.clear()
+            del self._normal, self._low_latency
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether FP8 and low-latency calls exist; always True."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Sets the SMs of normal calls without ``config``; without effect on the CPU.
+
+        Raises AssertionError for odd numbers.
+        """
+        expect(
+            new_num_sms % 2 == 0,
+            f"set_num_sms: got {new_num_sms}; the number of SMs has to be even",
+        )
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event after all work on the current stream, for ``previous_event``."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """``num_rdma_bytes`` for low-latency calls of these sizes."""
+        return sizes.get_low_latency_rdma_size_hint(
+            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
+        )
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """The recommended tuning. Raises AssertionError for numbers of ranks without one."""
+        return sizes.get_dispatch_config(num_ranks, Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """The recommended tuning. Raises AssertionError for numbers of ranks without one."""
+        return sizes.get_combine_config(num_ranks, Buffer.num_sms)
+
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        """The stream of the operations; on the CPU a ``torch.Stream`` without effect."""
+        runtime = self._open("get_comm_stream")
+        return torch.Stream(device="cpu") if runtime.comm_stream is None else runtime.comm_stream
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: torch.dtype,
+        size: torch.Size | None = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> torch.Tensor:
+        """Memory of ``num_nvl_bytes`` or ``num_rdma_bytes``, without the first ``offset`` bytes.
+
+        Returns one dimension, or the first elements in shape ``size``. The first call allocates the
+        memory, later calls return the same. Shoal's own traffic does not use it.
+        """
+        runtime = self._open("get_local_buffer_tensor")
+        total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        native_assert(
+            0 <= offset <= total and offset % dtype.itemsize == 0,
+            f"get_local_buffer_tensor: offset is {offset}; "
+            f"allowed: multiples of {dtype.itemsize} up to {total}",
+        )
+        if use_rdma_buffer not in self._local:
+            self._local[use_rdma_buffer] = torch.zeros(
+                total, dtype=torch.uint8, device=runtime.device
+            )
+        end = total - (total - offset) % dtype.itemsize
+        flat = self._local[use_rdma_buffer][offset:end].view(dtype)
+        if size is None:
+            return flat
+        numel = torch.Size(size).numel()
+        expect(
+            flat.numel() >= numel,
+            f"get_local_buffer_tensor: {list(size)} of {dtype} in {flat.numel()} elements",
+        )
+        return flat[:numel].view(size)
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
+        """Counts the tokens for each target; local. topk_idx: ``topk_idx_t`` [T, K], -1: no expert.
+
+        Returns tokens per rank (int32 [R]), per node of eight ranks (int32 [R / 8]; None inside one
+        node), and per expert (int32 [E]), whether a token goes to a rank (bool [T, R]), and the
+        event.
+        """
+        call = "get_dispatch_layout"
+        runtime = self._open(call)
+        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, None), runtime.device)
+        with runtime.operation(
+            call, previous_event, async_finish, allocate_on_comm_stream
+        ) as operation:
+            layout = count_tokens(
+                topk_idx, num_experts, self.group_size, runtime.get_num_rdma_ranks()
+            )
+        return *layout, operation.overlap((topk_idx,), layout)
+
+    def dispatch(
+        self,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        handle: tuple | None = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[
+        Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple, EventOverlap
+    ]:
+        """Sends each token once to each rank that holds one of its experts. Collective.
+
+        x: bfloat16 [T, H], or (float8_e4m3fn [T, H], float32 or int32 scales [T, n] of any
+        strides). The layout is that of get_dispatch_layout, or that of ``handle``; with a handle
+        (cached), no topk tensors are passed and no counts are exchanged. topk_weights: float32 [T,
+        K]. num_worst_tokens: the number of rows to return; no size reaches the host then.
+
+        Returns (recv_x in the form of x, recv_topk_idx, recv_topk_weights, tokens per local expert
+        rounded up to expert_alignment, handle, event). Rows are ordered by source rank, then token;
+        indices are local, -1 for experts elsewhere. Cached: (recv_x, None, None, None, None,
+        event).
+        """
+        call = "dispatch"
+        runtime = self._open(call)
+        check_torch_deterministic()
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        self._normal.check_rows(call, rows, scales)
+        with runtime.operation(
+            call, previous_event, async_finish, allocate_on_comm_stream
+        ) as operation:
+            launch = self._launch(operation, config)
+            if handle is not None:
+                expect(
+                    topk_idx is None and topk_weights is None,
+                    f"{call}: a cached dispatch takes no topk_idx",
+                )
+                self._normal.check_handle(call, handle)
+                received = handle.group.dispatch(
+                    rows,
+                    handle.shoal,
+                    scales=scales,
+                    worst_case_rows=handle.worst_rows,
+                    captured=runtime.capturing(),
+                    **launch,
+                )
+                result = (None, None, None, None)
+            else:
+                layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+                expect(
+                    all(tensor is not None for tensor in layout),
+                    f"{call}: without handle num_tokens_per_rank, is_token_in_rank, "
+                    "num_tokens_per_expert are needed",
+                )
+                expect(
+                    (topk_idx is None) == (topk_weights is None),
+                    f"{call}: topk_idx and topk_weights come together",
+                )
+                expect(
+                    num_worst_tokens == 0 or topk_idx is not None,
+                    f"{call}: num_worst_tokens needs topk_idx",
+                )
+                received, *result = self._normal.dispatch_new(
+                    rows,
+                    scales,
+                    layout,
+                    topk_idx,
+                    topk_weights,
+                    expert_alignment,
+                    num_worst_tokens,
+                    launch,
+                )
+        recv_x = received.x if scales is None else (received.x, received.scales)
+        inputs = (rows, scales, topk_idx, topk_weights, is_token_in_rank)
+        overlap = operation.overlap(inputs, (*received, *(result[3] or ())))
+        return recv_x, *result, overlap
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: tuple,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Sums expert output at the sources of the tokens. Collective.
+
+        Sums are unweighted, in float32, and rounded once. x: bfloat16 [rows received, H], one row
+        of expert output per received row. topk_weights: float32 [rows, K], summed in the same way.
+        bias: one or two bfloat16 [T, H], added first. Returns (bfloat16 [T, H], float32 [T, K] or
+        None, event).
+        """
+        call = "combine"
+        runtime = self._open(call)
+        check_torch_deterministic()
+        self._normal.check_handle(call, handle)
+        biases = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
+        self._normal.check_combine(x, handle, topk_weights, biases)
+        with runtime.operation(
+            call, previous_event, async_finish, allocate_on_comm_stream
+        ) as operation:
+            sums, weights = handle.group.combine(
+                x,
+                handle.shoal,
+                handle.num_tokens,
+                weights=None if topk_weights is None else topk_weights.detach(),
+                bias=tuple(one.detach() for one in biases if one is not None),
+                **self._launch(operation, config),
+            )
+        return sums, weights, operation.overlap((x, topk_weights, *biases), (sums, weights))
+
+    def internode_dispatch(
+        self,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        handle: tuple | None = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[
+        Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple, EventOverlap
+    ]:
+        """``dispatch`` with a required ``config``."""
+        expect(config is not None, "internode_dispatch: config is needed")
+        return self.dispatch(
+            x,
+            handle,
+            num_tokens_per_rank,
+            num_tokens_per_rdma_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            0,
+            config,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
+        )
+
+    def internode_combine(
+        self,
+        x: torch.Tensor,
+        handle: tuple,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """``combine`` with a required ``config``."""
+        expect(config is not None, "internode_combine: config is needed")
+        return self.combine(
+            x,
+            handle,
+            topk_weights,
+            bias,
+            config,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
+        )
+
+    def clean_low_latency_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> None:
+        """Checks the sizes. Nothing needs cleaning: the modes share no memory, and signals carry
+        epochs."""
+        call = "clean_low_latency_buffer"
+        self._open(call)
+        self._low_latency.check_sizes(call, num_max_dispatch_tokens_per_rank, hidden, num_experts)
+
+    def low_latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        dispatch_wait_recv_cost_stats: torch.Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], None] | None]:
+        """Sends tokens to fixed slots. Collective.
+
+        N is num_max_dispatch_tokens_per_rank, the same on all ranks. x: bfloat16 [T, H], T <= N, H
+        a multiple of 128. topk_idx: ``topk_idx_t`` [T, K]. use_fp8: rows travel as float8 with a
+        scale per 128 channels. round_scale: scales are powers of two. use_ue8m0: scales are packed
+        as bytes; needs round_scale. cumulative_local_expert_recv_stats: int32 [E / R]; the call
+        adds the rows received. dispatch_wait_recv_cost_stats: int64 [R]; the call adds the
+        nanoseconds waited for each rank.
+
+        Returns (recv_x, count, handle, event, hook). recv_x: bfloat16 [E / R, R * N, H], or
+        (float8_e4m3fn of that shape, scales float32 [.., .., H / 128] or int32 [.., .., H / 512],
+        column-major). Rows 0 to count[e] - 1 of expert e are valid: after hook() with
+        return_recv_hook, and until two more dispatches have been received.
+        """
+        if _deterministic():
+            check_torch_deterministic()
+        form = (num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0)
+        if not async_finish and (path := self._hooked_paths.get(form)) is not None:
+            # The fast path: one binding call. It returns None and has no effect where an argument
+            # is not what earlier calls had.
+            group = path.group
+            half = group.sent & 1
+            sent = path.calls.dispatch(
+                x,
+                topk_idx,
+                half,
+                cumulative_local_expert_recv_stats,
+                dispatch_wait_recv_cost_stats,
+                return_recv_hook,
+            )
+            if sent is not None:
+                group.sent += 1
+                rows, counts, entries = path.results[half]
+                handle = LowLatencyHandle(entries)
+                handle.group, handle.sent = group, sent
+                if not return_recv_hook:
+                    sent()
+                return rows, counts, handle, EventOverlap(), sent if return_recv_hook else None
+        self._open("low_latency_dispatch")
+        return self._low_latency.dispatch(
+            x,
+            topk_idx,
+            form,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            async_finish,
+            return_recv_hook,
+        )
+
+    def low_latency_combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: tuple,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: torch.Tensor | None = None,
+        combine_wait_recv_cost_stats: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
+        """Sums expert output, weighted, at the sources of the tokens. Collective.
+
+        x: bfloat16 [E / R, R * N, H], the expert output. topk_idx: as passed to the dispatch.
+        topk_weights: float32 [T, K]. use_logfmt: rows travel with 10 bits per channel. zero_copy:
+        the expert output lies in get_next_low_latency_combine_buffer(handle).
+
+        Returns (bfloat16 [T, H], which is ``out`` where given; event; hook), valid after hook()
+        with return_recv_hook.
+        """
+        if _deterministic():
+            check_torch_deterministic()
+        if not (async_finish or zero_copy) and type(handle) is LowLatencyHandle and self.runtime:
+            # The fast path; without effect where it returns None.
+            group, sent = handle.group, handle.sent
+            if type(sent) is HookedDispatch:
+                sums = out
+                if sums is None:
+                    sums = self._empty_strided(
+                        (sent.tokens, group.shape.hidden), group.sums_strides, torch.bfloat16
+                    )
+                hook = group.hooked_combine(
+                    x,
+                    topk_idx,
+                    topk_weights,
+                    sent,
+                    sums,
+                    combine_wait_recv_cost_stats,
+                    use_logfmt,
+                    return_recv_hook,
+                )
+                if hook is not None:
+                    group.combine_buffer = None
+                    if not return_recv_hook:
+                        hook()
+                    return sums, EventOverlap(), hook if return_recv_hook else None
+        self._open("low_latency_combine")
+        return self._low_latency.combine(
+            x,
+            topk_idx,
+            topk_weights,
+            handle,
+            use_logfmt,
+            zero_copy,
+            async_finish,
+            return_recv_hook,
+            out,
+            combine_wait_recv_cost_stats,
+        )
+
+    def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:
+        """The memory for the x of the next low_latency_combine with zero_copy.
+
+        bfloat16 [E / R, R * N, H] with strided rows. Waits until the other ranks have read the
+        previous content.
+        """
+        call = "get_next_low_latency_combine_buffer"
+        self._open(call)
+        return self._low_latency.group_of(call, handle).next_combine_buffer()
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Masks a rank in low-latency calls, or unmasks it. Local; all other ranks do the same."""
+        self._open("low_latency_update_mask_buffer")
+        self._low_latency.update_mask(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Writes 1 for masked ranks and 0 for the others to ``mask_status``, int32 [R]."""
+        self._open("low_latency_query_mask_buffer")
+        self._low_latency.query_mask(mask_status)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Unmasks all ranks."""
+        self._open("low_latency_clean_mask_buffer")
+        self._low_latency.clean_masks()
+
+    def _open(self, call: str) -> Runtime:
+        if self.runtime is None:
+            native_fail(f"{call}: this buffer has been destroyed")
+        return self.runtime
+
+    def _launch(self, operation: Operation, config: Config | None) -> dict[str, int]:
+        native_assert(
+            config is None or isinstance(config, Config),
+            f"config is a {type(config).__name__}; allowed: Config",
+        )
+        if not operation.launch:
+            return {}
+        return {**operation.launch, "sms": Buffer.num_sms if config is None else config._num_sms}

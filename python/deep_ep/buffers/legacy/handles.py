@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handles of ``Buffer``: tuples of DeepEP's shape that also carry Shoal's own handle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..groups import NormalGroup, Received
+
+_NODE = 8
+
+
+class NormalHandle(tuple):
+    """The handle of ``Buffer.dispatch``, for its combine and for cached dispatches.
+
+    A tuple of the arity and shapes of DeepEP: 6 tensors inside a node, 10 between nodes of eight
+    ranks. Shoal has no channels, so C = 1: each prefix over channels is the total, and each channel
+    starts at 0. Entries that describe the queues of DeepEP are -1.
+
+    Attributes: ``group`` (the NormalGroup), ``shoal`` (Shoal's handle), ``num_tokens`` sent,
+    ``rows`` received including padding, ``worst_rows`` as requested (0: sizes are exchanged).
+    """
+
+    group: NormalGroup
+    shoal: Any
+    num_tokens: int
+    rows: int
+    worst_rows: int
+
+    @classmethod
+    def make(
+        cls,
+        group: NormalGroup,
+        received: Received,
+        is_token_in_rank: torch.Tensor,
+        rank: int,
+        num_nodes: int,
+        worst_rows: int,
+    ) -> NormalHandle:
+        """The handle of a dispatch. ``rows_per_source`` is empty where no size reaches the host."""
+        describe = _between_nodes if num_nodes > 1 else _inside_node
+        handle = cls(describe(received, is_token_in_rank, rank, num_nodes))
+        handle.group, handle.shoal, handle.worst_rows = group, received.handle, worst_rows
+        handle.num_tokens, handle.rows = is_token_in_rank.shape[0], received.x.shape[0]
+        return handle
+
+
+def _source_prefix(received: Received, ranks: int, device: torch.device) -> torch.Tensor:
+    """int32 [R]: rows from ranks 0 to i; -1 where the host does not know them."""
+    if not received.rows_per_source:
+        return torch.full((ranks,), -1, dtype=torch.int32, device=device)
+    return (
+        torch.tensor(received.rows_per_source, dtype=torch.int32)
+        .cumsum(0, dtype=torch.int32)
+        .to(device)
+    )
+
+
+def _sent_rows(is_token_in: torch.Tensor) -> torch.Tensor:
+    """int32 [T, n]: index of a token's row among the rows sent to a target; -1: not sent."""
+    numbers = is_token_in.cumsum(0, dtype=torch.int32) - 1
+    return numbers.masked_fill_(~is_token_in, -1)
+
+
+def _inside_node(
+    received: Received, is_token_in_rank: torch.Tensor, rank: int, num_nodes: int
+) -> tuple[torch.Tensor, ...]:
+    ranks, device = is_token_in_rank.shape[1], is_token_in_rank.device
+    # The columns of other ranks are unknown here.
+    rank_prefix = torch.full((ranks, ranks), -1, dtype=torch.int32, device=device)
+    rank_prefix[:, rank] = _source_prefix(received, ranks, device)
+    sent = is_token_in_rank.sum(0, dtype=torch.int32)[:, None]
+    return (
+        rank_prefix,
+        sent,
+        torch.zeros_like(sent),
+        received.source_token,
+        is_token_in_rank,
+        _sent_rows(is_token_in_rank),
+    )
+
+
+def _between_nodes(
+    received: Received, is_token_in_rank: torch.Tensor, rank: int, num_nodes: int
+) -> tuple[torch.Tensor, ...]:
+    tokens, ranks = is_token_in_rank.shape
+    device = is_token_in_rank.device
+    is_token_in_node = is_token_in_rank.view(tokens, num_nodes, _NODE).any(-1)
+    sent_to_rank = is_token_in_rank.sum(0, dtype=torch.int32)[:, None]
+    sent_to_node = is_token_in_node.sum(0, dtype=torch.int32)[:, None]
+    prefix = _source_prefix(received, ranks, device)
+    source_rank = torch.bucketize(
+        torch.arange(received.x.shape[0], dtype=torch.int32, device=device), prefix, right=True
+    ).clamp_(max=ranks - 1)
+    source_meta = torch.stack(
+        (source_rank // _NODE, torch.ones_like(source_rank) << (rank % _NODE)), dim=1
+    )
+    return (
+        is_token_in_rank,
+        sent_to_node,
+        sent_to_rank,
+        torch.zeros_like(sent_to_node),
+        prefix[_NODE - 1 :: _NODE].contiguous(),
+        torch.zeros_like(sent_to_rank),
+        prefix,
+        source_meta.to(torch.int32).contiguous().view(torch.uint8),
+        _sent_rows(is_token_in_node),
+        torch.full((received.x.shape[0], _NODE), -1, dtype=torch.int32, device=device),
+    )
+
+
+class LowLatencyHandle(tuple):
+    """``(src_info, layout_range, max tokens per rank, hidden, experts)`` of a low-latency dispatch.
+
+    Attributes: ``group`` (the LowLatencyGroup), ``sent`` (Shoal's pending dispatch) and ``shoal``
+    (Shoal's handle; None until the rows are received, which the hook does).
+    """
+
+    group: Any = None
+    sent: Any = None
+
+    @property
+    def shoal(self) -> Any:
+        return None if self.sent is None else self.sent.handle

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``LowLatencyMode``: the part of ``Buffer`` behind its low-latency calls.
+
+Calls whose arguments repeat take the fast path in ``Buffer`` itself (``HookedPath``). This file has
+the general path, which checks arguments and explains errors, and the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import config as sizes
+from ...config import topk_idx_t
+from ...utils.event import EventOverlap
+from ...utils.semantic import native_assert, native_fail
+from ..checks import describe, require_tensor
+from ..runtime import Runtime
+from .handles import LowLatencyHandle
+from .low_latency_group import HookedPath, LowLatencyGroup, LowLatencyPool
+
+# Arguments that repeat: tokens per rank, experts, use_fp8, round_scale, use_ue8m0.
+Form = tuple[int, int, bool, bool, bool]
+
+
+class LowLatencyMode:
+    """Calls with fixed shapes and without an exchange of sizes.
+
+    Attributes: ``hooked_paths``, the fast paths of dispatches seen so far.
+    """
+
+    def __init__(self, runtime: Runtime, num_rdma_bytes: int, enabled: bool, enable_shrink: bool):
+        self._runtime = runtime
+        self._num_rdma_bytes, self._enabled, self._enable_shrink = (
+            num_rdma_bytes,
+            enabled,
+            enable_shrink,
+        )
+        self._pool = LowLatencyPool(runtime.team, runtime.device, enable_shrink)
+        self._checked: set[tuple[int, int, int]] = set()  # sizes of earlier calls
+        self.hooked_paths: dict[Form, HookedPath] = {}
+
+    def dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        form: Form,
+        counts: torch.Tensor | None,
+        waits: torch.Tensor | None,
+        async_finish: bool,
+        return_recv_hook: bool,
+    ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], None] | None]:
+        """``Buffer.low_latency_dispatch`` on the general path."""
+        runtime = self._runtime
+        n, num_experts, *_ = form
+        self._check_dispatch(x, topk_idx, form, async_finish and return_recv_hook)
+        options: dict[str, Any] = {"defer_receive": return_recv_hook}
+        if counts is not None or waits is not None:
+            self._check_stats("low_latency_dispatch", counts, num_experts, waits)
+            options["expert_counts"] = counts
+            options["wait_ns"] = waits
+        quantize = _quantize(form)
+        group = self._pool.get(x.shape[1], topk_idx.shape[1], num_experts, n)
+        if not async_finish and topk_idx_t is torch.int64:  # the fast path takes no other indices
+            self.hooked_paths[form] = HookedPath(group, quantize)
+        if return_recv_hook:
+            options["stream"] = runtime.current_stream()
+            arrays, handle, hook = group.dispatch(x, topk_idx, quantize, options)
+            return arrays.rows, arrays.counts, handle, EventOverlap(), hook
+        with runtime.operation("low_latency_dispatch", None, async_finish) as operation:
+            options.update(operation.launch)
+            arrays, handle, receive = group.dispatch(x, topk_idx, quantize, options)
+            receive()
+        return arrays.rows, arrays.counts, handle, operation.overlap((x, topk_idx), ()), None
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: tuple,
+        use_logfmt: bool,
+        zero_copy: bool,
+        async_finish: bool,
+        return_recv_hook: bool,
+        out: torch.Tensor | None,
+        waits: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
+        """``Buffer.low_latency_combine`` on the general path."""
+        call, runtime = "low_latency_combine", self._runtime
+        device = runtime.device
+        group = self.group_of(call, handle)
+        if handle.shoal is None:
+            native_fail(f"{call}: the hook of this handle's dispatch has not been called")
+        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, group.shape.top_k), device)
+        require_tensor(call, "topk_weights", topk_weights, (torch.float32,), topk_idx.shape, device)
+        if zero_copy and use_logfmt:
+            native_fail(f"{call}: zero_copy and use_logfmt exclude each other")
+        if async_finish and return_recv_hook:
+            native_fail(f"{call}: async_finish and return_recv_hook exclude each other")
+        options = {"log_fmt": use_logfmt, "zero_copy": zero_copy, "defer_receive": return_recv_hook}
+        if waits is not None:
+            self._check_stats(call, None, 0, waits)
+            options["wait_ns"] = waits
+        y = self._expert_output(call, x, group, zero_copy)
+        sums = (topk_idx.shape[0], group.shape.hidden)
+        if out is None:
+            out = torch.empty(sums, dtype=torch.bfloat16, device=device)
+        else:
+            require_tensor(call, "out", out, (torch.bfloat16,), sums, device)
+        if return_recv_hook:
+            options["stream"] = runtime.current_stream()
+            return (
+                out,
+                EventOverlap(),
+                group.combine(y, topk_idx, topk_weights, handle, out, options),
+            )
+        with runtime.operation(call, None, async_finish) as operation:
+            options.update(operation.launch)
+            group.combine(y, topk_idx, topk_weights, handle, out, options)()
+        return out, operation.overlap((y, topk_idx, topk_weights, out), ()), None
+
+    def group_of(self, call: str, handle: Any) -> LowLatencyGroup:
+        """The group that issued a handle."""
+        if not isinstance(handle, LowLatencyHandle) or handle.group is None:
+            native_fail(
+                f"{call}: handle is a {type(handle).__name__}; "
+                "allowed: the handle that low_latency_dispatch returned, unchanged"
+            )
+        return handle.group
+
+    def check_sizes(self, call: str, max_tokens: int, hidden: int, num_experts: int) -> None:
+        ranks = self._runtime.num_ranks
+        native_assert(
+            self._enabled, f"{call}: this buffer was created without low_latency_mode=True"
+        )
+        native_assert(
+            max_tokens > 0,
+            f"{call}: num_max_dispatch_tokens_per_rank is {max_tokens}; at least 1 is allowed",
+        )
+        native_assert(
+            hidden > 0 and hidden % 128 == 0,
+            f"{call}: hidden is {hidden}; allowed: multiples of 128",
+        )
+        native_assert(
+            num_experts > 0 and num_experts % ranks == 0,
+            f"{call}: num_experts is {num_experts}; "
+            f"allowed: positive multiples of the {ranks} ranks",
+        )
+        needed = sizes.get_low_latency_rdma_size_hint(max_tokens, hidden, ranks, num_experts)
+        native_assert(
+            self._num_rdma_bytes >= needed,
+            f"{call}: num_rdma_bytes is {self._num_rdma_bytes}; "
+            f"these sizes need {needed} (see the size hint)",
+        )
+        self._checked.add((max_tokens, hidden, num_experts))
+
+    def update_mask(self, rank: int, masked: bool) -> None:
+        self._check_shrink()
+        ranks = self._runtime.num_ranks
+        native_assert(
+            0 <= rank < ranks,
+            f"low_latency_update_mask_buffer: rank {rank}; allowed: 0 to {ranks - 1}",
+        )
+        self._pool.set_mask(rank, masked)
+
+    def query_mask(self, status: torch.Tensor) -> None:
+        self._check_shrink()
+        ranks, device = self._runtime.num_ranks, self._runtime.device
+        call = "low_latency_query_mask_buffer"
+        require_tensor(call, "mask_status", status, (torch.int32,), (ranks,), device)
+        masked = self._pool.masked()
+        status.copy_(torch.tensor([rank in masked for rank in range(ranks)], dtype=torch.int32))
+
+    def clean_masks(self) -> None:
+        self._check_shrink()
+        self._pool.clear_masks()
+
+    def _check_dispatch(self, x: Any, topk_idx: Any, form: Form, event_and_hook: bool) -> None:
+        call, device = "low_latency_dispatch", self._runtime.device
+        n, num_experts, _, round_scale, use_ue8m0 = form
+        require_tensor(call, "x", x, (torch.bfloat16,), (None, None), device)
+        tokens, hidden = x.shape
+        if (n, hidden, num_experts) not in self._checked:
+            self.check_sizes(call, n, hidden, num_experts)
+        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (tokens, None), device)
+        if tokens > n:
+            native_fail(f"{call}: {tokens} tokens; at most num_max_dispatch_tokens_per_rank = {n}")
+        if use_ue8m0 and not round_scale:
+            native_fail(f"{call}: use_ue8m0=True needs round_scale=True")
+        if event_and_hook:
+            native_fail(f"{call}: async_finish and return_recv_hook exclude each other")
+
+    def _check_stats(self, call: str, counts: Any, num_experts: int, waits: Any) -> None:
+        device, ranks = self._runtime.device, self._runtime.num_ranks
+        if counts is not None:
+            name, shape = "cumulative_local_expert_recv_stats", (num_experts // ranks,)
+            require_tensor(call, name, counts, (torch.int32,), shape, device)
+        if waits is not None:
+            require_tensor(call, "wait_recv_cost_stats", waits, (torch.int64,), (ranks,), device)
+
+    def _expert_output(
+        self, call: str, x: torch.Tensor, group: LowLatencyGroup, zero_copy: bool
+    ) -> torch.Tensor:
+        """The tensor to send: ``x``, or the combine buffer of the group with ``zero_copy``."""
+        if not zero_copy:
+            device = self._runtime.device
+            require_tensor(call, "x", x, (torch.bfloat16,), group.result_shape, device)
+            return x
+        if group.combine_buffer is None:
+            native_fail(
+                f"{call}: zero_copy=True without a get_next_low_latency_combine_buffer before it"
+            )
+        if tuple(x.shape) != group.result_shape:
+            native_fail(f"{call}: x is {describe(x)}; allowed: {list(group.result_shape)}")
+        return group.combine_buffer
+
+    def _check_shrink(self) -> None:
+        native_assert(
+            self._enable_shrink,
+            "Shrink mode must be enabled: create the buffer with enable_shrink=True",
+        )
+
+
+def _quantize(form: Form) -> str:
+    _, _, use_fp8, round_scale, use_ue8m0 = form
+    if not use_fp8:
+        return "none"
+    if use_ue8m0:
+        return "fp8_ue8m0"
+    return "fp8_power_of_two" if round_scale else "fp8"

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``NormalMode``: the part of ``Buffer`` behind dispatch and combine in normal mode."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+
+from ...config import topk_idx_t
+from ...utils.semantic import native_assert
+from ..checks import describe, require_rows, require_tensor
+from ..groups import GroupShape, NormalGroup, Received
+from ..runtime import Runtime
+from .handles import NormalHandle
+from .layout import ranks_as_experts
+
+_EXCHANGE_BYTES = 512  # the most that Team.exchange takes
+
+# (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+CallerLayout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# (received, recv_topk_idx, recv_topk_weights, tokens per local expert, handle)
+NewDispatch = tuple[Received, torch.Tensor | None, torch.Tensor | None, list[int], NormalHandle]
+
+
+class NormalMode:
+    """Checks arguments and runs dispatches that have no handle yet."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+
+    def check_rows(self, call: str, x: Any, scales: Any) -> None:
+        require_rows(call, x, scales is not None, self._runtime.device)
+        native_assert(
+            scales is None
+            or (
+                scales.dim() == 2
+                and scales.shape[0] == x.shape[0]
+                and scales.dtype in (torch.float32, torch.int32)
+            ),
+            f"{call}: scales are {describe(scales)}; allowed: float32 or int32 [{x.shape[0]}, *]",
+        )
+
+    @staticmethod
+    def check_handle(call: str, handle: Any) -> None:
+        native_assert(
+            isinstance(handle, NormalHandle),
+            f"{call}: handle is a {type(handle).__name__}; "
+            "allowed: the handle that dispatch returned, unchanged",
+        )
+
+    def check_combine(
+        self,
+        x: torch.Tensor,
+        handle: NormalHandle,
+        topk_weights: torch.Tensor | None,
+        biases: tuple,
+    ) -> None:
+        call, device, shape = "combine", self._runtime.device, handle.group.shape
+        require_tensor(call, "x", x, (torch.bfloat16,), (handle.rows, shape.hidden), device)
+        if topk_weights is not None:
+            extents = (handle.rows, shape.top_k)
+            require_tensor(call, "topk_weights", topk_weights, (torch.float32,), extents, device)
+        native_assert(
+            len(biases) <= 2, f"{call}: bias has {len(biases)} tensors; at most 2 are allowed"
+        )
+        for one in biases:
+            if one is not None:
+                require_tensor(
+                    call, "bias", one, (x.dtype,), (handle.num_tokens, shape.hidden), device
+                )
+
+    def dispatch_new(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        layout: CallerLayout,
+        topk_idx: torch.Tensor | None,
+        topk_weights: torch.Tensor | None,
+        expert_alignment: int,
+        worst_rows: int,
+        launch: dict[str, int],
+    ) -> NewDispatch:
+        """Routes and sends. Without ``topk_idx``, tokens go to the ranks of
+        ``is_token_in_rank``."""
+        runtime = self._runtime
+        per_rank, in_rank, per_expert = layout
+        self._check_layout(rows.shape[0], layout, expert_alignment, worst_rows)
+        by_rank = topk_idx is None
+        if by_rank:
+            topk_idx = ranks_as_experts(in_rank)
+            experts = runtime.num_ranks
+        else:
+            self._check_topk(rows.shape[0], topk_idx, topk_weights)
+            experts = per_expert.numel()
+        shape = GroupShape(rows.shape[1], topk_idx.shape[1], experts)
+        num_scales = 0 if scales is None else scales.shape[1]
+        group = self._group(shape, rows.shape[0], num_scales, worst_rows)
+        route_launch = {key: value for key, value in launch.items() if key == "stream"}
+        routing = group.group.route(topk_idx, **route_launch)
+        if routing.tokens_per_rank:
+            native_assert(
+                list(routing.tokens_per_rank) == per_rank.tolist(),
+                f"dispatch: num_tokens_per_rank is {per_rank.tolist()}, "
+                f"by topk_idx {list(routing.tokens_per_rank)}",
+            )
+        received = group.dispatch(
+            rows,
+            routing,
+            weights=None if by_rank else topk_weights.detach(),
+            scales=scales,
+            expert_alignment=expert_alignment,
+            worst_case_rows=worst_rows,
+            captured=runtime.capturing(),
+            **launch,
+        )
+        handle = NormalHandle.make(
+            group, received, in_rank, runtime.rank, runtime.get_num_rdma_ranks(), worst_rows
+        )
+        if by_rank:
+            return received, None, None, self._expert_totals(per_expert, expert_alignment), handle
+        per_local_expert = [] if worst_rows > 0 else received.tokens_per_expert
+        idx = received.topk_idx.to(topk_idx_t)
+        return received, idx, received.topk_weights, per_local_expert, handle
+
+    def _check_layout(
+        self, tokens: int, layout: CallerLayout, alignment: int, worst_rows: int
+    ) -> None:
+        call, device, ranks = "dispatch", self._runtime.device, self._runtime.num_ranks
+        per_rank, in_rank, per_expert = layout
+        require_tensor(call, "num_tokens_per_rank", per_rank, (torch.int32,), (ranks,), device)
+        require_tensor(call, "is_token_in_rank", in_rank, (torch.bool,), (tokens, ranks), device)
+        require_tensor(call, "num_tokens_per_expert", per_expert, (torch.int32,), (None,), device)
+        native_assert(
+            alignment >= 1, f"{call}: expert_alignment is {alignment}; at least 1 is allowed"
+        )
+        native_assert(
+            worst_rows >= 0, f"{call}: num_worst_tokens is {worst_rows}; at least 0 is allowed"
+        )
+
+    def _check_topk(self, tokens: int, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> None:
+        call, device = "dispatch", self._runtime.device
+        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (tokens, None), device)
+        extents = tuple(topk_idx.shape)
+        require_tensor(call, "topk_weights", topk_weights, (torch.float32,), extents, device)
+
+    def _group(self, shape: GroupShape, tokens: int, scales: int, worst_rows: int) -> NormalGroup:
+        """A group with room for the call, on whose size all ranks agree. Collective."""
+        runtime = self._runtime
+        pool = runtime.groups
+        room = max(tokens, -(-worst_rows // runtime.num_ranks))
+        if not runtime.capturing():
+            return pool.get(shape, *pool.agree(shape, room, scales))
+        group = pool.existing(shape)
+        native_assert(
+            group is not None and group.max_tokens >= room and group.max_scales >= scales,
+            f"dispatch: a CUDA graph cannot capture the first call of {shape} with {room} tokens; "
+            "run it once before",
+        )
+        return group
+
+    def _expert_totals(self, per_expert: torch.Tensor, alignment: int) -> list[int]:
+        """Tokens of all ranks for each local expert, rounded up to ``alignment``. Collective."""
+        runtime, counts = self._runtime, per_expert.tolist()
+        totals = [0] * len(counts)
+        step = _EXCHANGE_BYTES // 4
+        for first in range(0, len(counts), step):
+            part = counts[first : first + step]
+            form = struct.Struct(f"<{len(part)}i")
+            for block in runtime.team.exchange(form.pack(*part)):
+                for i, count in enumerate(form.unpack(block)):
+                    totals[first + i] += count
+        local = len(counts) // runtime.num_ranks
+        here = totals[runtime.rank * local : (runtime.rank + 1) * local]
+        return [-(-count // alignment) * alignment for count in here]

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls of this PE: startup, requests, transfers, waits, completion. receive.cpp has the side of
+// the target.
+#include "transport/message/engine.hpp"
+
+#include <algorithm>
+#include <mutex>
+
+#include "base/backoff.hpp"
+#include "base/check.hpp"
+#include "base/deadline.hpp"
+#include "base/log.hpp"
+#include "transport/message/handshake.hpp"
+#include "transport/scoped_timeout.hpp"
+
+namespace shoal::transport::message {
+namespace {
+
+/// Interval at which a waiting call asks the world and the network whether its peer is alive.
+constexpr std::chrono::milliseconds kProbeInterval{20};
+/// For completing what is in flight when a PE closes its world.
+constexpr std::chrono::milliseconds kLeaveTimeout{1000};
+
+/// In front of the network's own address.
+struct AddressHeader {
+  std::uint64_t segment_bytes = 0;
+  std::uint64_t window = 0;
+};
+
+std::string describe(const Operation& operation) {
+  if (operation.bytes == 0) return operation.name;
+  return fmt::format("{} of {} bytes", operation.name, operation.bytes);
+}
+
+}  // namespace
+
+Engine::Engine(const Context& context, std::size_t rails)
+    : my_pe_(context.my_pe),
+      settings_(*context.settings),
+      segment_(context.segment),
+      failure_(context.failure),
+      depth_(static_cast<std::uint32_t>(context.settings->network_depth)),
+      scratch_rails_(rails),
+      scratch_(scratch_bytes(context.n_pes, rails)),
+      peers_(static_cast<std::size_t>(context.n_pes)) {
+  std::memcpy(&world_, context.world.data(), sizeof world_);
+  for (Pe pe = 0; pe < context.n_pes; ++pe) peer(pe).pe = pe;
+  answering_.reserve(peers_.size());
+  failed_.reserve(peers_.size());
+  ended_.reserve(peers_.size());
+}
+
+Engine::~Engine() {
+  if (network_ != nullptr) network_->close();
+}
+
+std::vector<std::byte> Engine::address() {
+  const AddressHeader header{segment_->size(), network_->traits().window};
+  const std::vector<std::byte> network = network_->address();
+  std::vector<std::byte> bytes(sizeof header + network.size());
+  std::memcpy(bytes.data(), &header, sizeof header);
+  std::copy(network.begin(), network.end(), bytes.begin() + sizeof header);
+  return bytes;
+}
+
+void Engine::add_peer(Pe pe, std::span<const std::byte> bytes) {
+  AddressHeader header;
+  require(bytes.size() >= sizeof header, Code::mismatch,
+          "its address has {} bytes, expected at least {}", bytes.size(), sizeof header);
+  std::memcpy(&header, bytes.data(), sizeof header);
+  require(header.segment_bytes == segment_->size(), Code::mismatch,
+          "its segment has {} bytes, expected {}", header.segment_bytes, segment_->size());
+  require(header.window >= 1, Code::mismatch, "it grants a window of no messages");
+  Peer& added = peer(pe);
+  network_->open(added, bytes.subspan(sizeof header));
+  added.window = static_cast<std::uint32_t>(std::min<std::uint64_t>(header.window, depth_));
+  added.expected.resize(added.window);
+  added.known = true;
+}
+
+void Engine::listen() {
+  network_->listen(peers_);
+}
+
+bool Engine::poll() {
+  const bool any = network_->poll();
+  for (std::size_t i = 0; i < answering_.size();) {
+    Peer& peer = this->peer(answering_[i]);
+    if (!send_answers(peer)) {
+      ++i;  // the network is busy
+      continue;
+    }
+    peer.listed = false;
+    answering_[i] = answering_.back();
+    answering_.pop_back();
+  }
+  return any;
+}
+
+bool Engine::progress() noexcept {
+  caller_polls_.fetch_add(1, std::memory_order_relaxed);
+  if (!lock_.try_lock()) return false;  // the thread that has it polls
+  const std::lock_guard guard(lock_, std::adopt_lock);
+  return poll();
+}
+
+/// Polls until `ready()`, which is called with the lock held and may throw. Throws Error{timeout}.
+/// `pe`: the PE that is waited for; negative: all.
+template <typename Ready>
+void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
+  {
+    const std::lock_guard guard(lock_);
+    if (ready()) return;
+  }
+  const Clock::time_point start = Clock::now();
+  Clock::time_point next_probe = start + kProbeInterval;
+  Deadline deadline(wait_deadline(settings_.timeout), start);
+  Backoff backoff;
+  for (;;) {
+    bool any = false;
+    caller_polls_.fetch_add(1, std::memory_order_relaxed);
+    const Clock::time_point now = Clock::now();
+    {
+      const std::lock_guard guard(lock_);
+      any = poll();
+      if (ready()) return;
+      if (deadline.passed(now)) throw_timeout(operation, pe);
+    }
+    if (now >= next_probe) {
+      check_alive(pe);
+      next_probe = Clock::now() + kProbeInterval;
+    }
+    if (any) {
+      backoff.reset();
+    } else {
+      backoff();
+    }
+  }
+}
+
+/// A network may not notice the end of a peer: asks the world, and sends a probe.
+void Engine::check_alive(Pe pe) {
+  for (Peer& peer : peers_) {
+    if (!peer.connected || (pe >= 0 && peer.pe != pe)) continue;
+    std::string failure = failure_ ? failure_(peer.pe) : std::string();
+    const std::lock_guard guard(lock_);
+    if (!failure.empty()) fail_peer(peer, std::move(failure));
+    if (!network_->traits().probes || !peer.failure.empty() || peer.probing) continue;
+    if (pe < 0 && !is_busy(peer)) continue;
+    Message probe;
+    probe.kind = Kind::probe;
+    peer.probing = network_->send(peer, probe, {}, After::nothing);
+  }
+}
+
+void Engine::request(const Operation& operation, Pe pe, const Request& request) {
+  Peer& peer = this->peer(pe);
+  wait(operation, pe, [&] {
+    check_peer(peer, operation);
+    if (try_request(peer, request)) return true;
+    check_peer(peer, operation);
+    return false;
+  });
+}
+
+/// False: poll and try again, or the peer has failed.
+bool Engine::try_request(Peer& peer, const Request& request) {
+  if (peer.sent - peer.acknowledged >= peer.window) return false;
+  const std::uint32_t sequence = peer.sent + 1;
+  Expected& expected = peer.expected[sequence % peer.window];
+  if (expected.waiting) return false;  // a reply that an acknowledgement has overtaken
+  Message message = request.message;
+  message.sequence = sequence;
+  const bool on_its_way = !not_before(peer.acknowledged, peer.asked);
+  const std::uint32_t unasked = sequence - (on_its_way ? peer.asked : peer.acknowledged);
+  if ((request.ask == Ask::now && !on_its_way) || unasked >= (peer.window + 1) / 2)
+    message.flags |= flag::acknowledge;
+  const After after = peer.fenced ? After::writes : request.after;
+  if (!network_->send(peer, message, request.payload, after)) return false;
+  if (!peer.failure.empty()) return false;
+  peer.sent = sequence;
+  count_in_flight(peer.sent - peer.acknowledged);
+  const bool reply = has_reply(message.kind);
+  if (reply) {
+    expected = request.reply;
+    expected.waiting = true;
+    expected.sequence = sequence;
+    ++peer.replies_awaited;
+    if (expected.batch != nullptr) ++expected.batch->pending;
+  }
+  if (reply || (message.flags & flag::acknowledge) != 0) peer.asked = sequence;
+  return true;
+}
+
+/// Sends a request that only asks for its acknowledgement.
+bool Engine::try_ask(Peer& peer) {
+  Request request;
+  request.message.flags = flag::acknowledge;
+  return try_request(peer, request);
+}
+
+void Engine::transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
+                      std::byte* local, std::size_t bytes, Batch* batch, Ask ask) {
+  Peer& peer = this->peer(pe);
+  const std::size_t length = network_->request_bytes(peer, local, bytes);
+  Mark mark;
+  wait(operation, pe, [&] {
+    while (bytes != 0) {
+      check_peer(peer, operation);
+      if (direction == Direction::write && peer.fenced) {
+        if (!is_done(peer, mark)) return false;
+        peer.fenced = false;
+      }
+      if (peer.writes + peer.reads >= depth_) return false;
+      const std::size_t now = std::min(length, bytes);
+      if (!network_->transfer(peer, {.direction = direction,
+                                     .offset = offset,
+                                     .local = local,
+                                     .bytes = now,
+                                     .batch = batch})) {
+        check_peer(peer, operation);
+        return false;
+      }
+      count_in_flight(peer.writes + peer.reads);
+      offset += now;
+      local += now;
+      bytes -= now;
+    }
+    if (ask == Ask::now && network_->needs_acknowledgement(peer) &&
+        not_before(peer.acknowledged, peer.asked))
+      try_ask(peer);  // where it fails, quiet asks
+    return true;
+  });
+}
+
+void Engine::finish(const Operation& operation, Pe pe, Batch& batch) {
+  const Peer& peer = this->peer(pe);
+  wait(operation, pe, [&] {
+    check_peer(peer, operation);
+    return batch.pending == 0;
+  });
+}
+
+void Engine::abandon(Batch& batch) noexcept {
+  const std::lock_guard guard(lock_);
+  if (batch.pending == 0) return;
+  network_->abandon(batch);
+  for (Peer& peer : peers_)
+    for (Expected& expected : peer.expected)
+      if (expected.batch == &batch) {
+        expected.batch = nullptr;
+        expected.target = nullptr;
+      }
+}
+
+/// Whether all that was sent and written before the first call with this mark is complete at its
+/// target.
+bool Engine::is_done(Peer& peer, Mark& mark) {
+  if (!mark.set) {
+    const bool asked = peer.sent == peer.acknowledged || peer.asked == peer.sent;
+    if ((!asked || network_->needs_acknowledgement(peer)) && !try_ask(peer)) return false;
+    mark = {true, peer.sent, network_->newest(peer)};
+  }
+  const bool written = network_->is_complete(peer, mark.transfer);
+  if (!written || !not_before(peer.acknowledged, mark.request)) return false;
+  return peer.replies_awaited == 0 ||
+         std::none_of(peer.expected.begin(), peer.expected.end(), [&](const Expected& expected) {
+           return expected.waiting && not_before(mark.request, expected.sequence);
+         });
+}
+
+bool Engine::is_busy(const Peer& peer) const noexcept {
+  return peer.sent != peer.acknowledged || peer.replies_awaited != 0 || peer.writes != 0 ||
+         peer.reads != 0 || network_->writing(peer);
+}
+
+void Engine::fence(Pe pe) {
+  const std::lock_guard guard(lock_);
+  Peer& peer = this->peer(pe);
+  if (network_->writing(peer) || peer.sent != peer.acknowledged) peer.fenced = true;
+}
+
+void Engine::quiet() {
+  const Operation operation{"quiet"};
+  std::vector<Mark> marks(peers_.size());
+  wait(operation, -1, [&] {
+    bool all = true;
+    for (Peer& peer : peers_) {
+      if (!peer.failure.empty() || !is_busy(peer)) continue;
+      const bool done = is_done(peer, marks[static_cast<std::size_t>(peer.pe)]);
+      if (!done || peer.reads != 0) all = false;
+    }
+    return all;
+  });
+  // A lost peer is reported once, after the operations on the others are complete.
+  const std::lock_guard guard(lock_);
+  for (Peer& peer : peers_) {
+    if (!peer.lost) continue;
+    peer.lost = false;
+    throw_lost(peer, operation);
+  }
+}
+
+void Engine::leave() noexcept {
+  if (!network_->traits().says_goodbye) return;
+  try {
+    const ScopedTimeout limit(kLeaveTimeout);
+    quiet();
+  } catch (const std::exception& error) {
+    log::debug("PE {}: leaves with operations in flight: {}", my_pe_, error.what());
+  }
+  const std::lock_guard guard(lock_);
+  Message goodbye;
+  goodbye.kind = Kind::goodbye;
+  for (Peer& peer : peers_)
+    if (peer.connected && peer.failure.empty()) network_->send(peer, goodbye, {}, After::nothing);
+}
+
+void Engine::count_in_flight(std::uint32_t now) noexcept {
+  if (now > most_in_flight_.load(std::memory_order_relaxed))
+    most_in_flight_.store(now, std::memory_order_relaxed);
+}
+
+void Engine::fail_peer(Peer& peer, std::string reason) {
+  if (!peer.failure.empty()) return;
+  peer.lost = peer.connected && is_busy(peer);
+  peer.failure = std::move(reason);
+  peer.unsent.clear();
+  peer.early.clear();
+  peer.acknowledgement_due = false;
+  for (Expected& expected : peer.expected) {
+    if (expected.batch != nullptr) --expected.batch->pending;
+    expected = {};
+  }
+  peer.replies_awaited = 0;
+  network_->drop(peer);
+  log::debug("PE {}: transport {}: connection to PE {} lost: {}", my_pe_, network_->traits().name,
+             peer.pe, peer.failure);
+  if (!peer.connected) return;  // reach() has the reason
+  failed_.push_back({peer.pe, fmt::format("its connection ({}) ended: {}", network_->traits().name,
+                                          peer.failure)});
+  n_failed_.store(failed_.size(), std::memory_order_release);
+}
+
+std::span<const Transport::Ended> Engine::ended() noexcept {
+  if (n_failed_.load(std::memory_order_acquire) == ended_.size()) return ended_;
+  const std::lock_guard guard(lock_);
+  while (ended_.size() < failed_.size())
+    ended_.push_back(failed_[ended_.size()]);  // room was reserved
+  return ended_;
+}
+
+void Engine::check_peer(const Peer& peer, const Operation& operation) const {
+  if (!peer.failure.empty()) [[unlikely]]
+    throw_lost(peer, operation);
+}
+
+void Engine::throw_lost(const Peer& peer, const Operation& operation) const {
+  fail(Code::peer_failed, "{} failed on PE {}: transport {} has lost PE {}: {}",
+       describe(operation), my_pe_, network_->traits().name, peer.pe, peer.failure);
+}
+
+void Engine::throw_timeout(const Operation& operation, Pe pe) const {
+  std::string state;
+  for (const Peer& peer : peers_) {
+    if (pe >= 0 ? peer.pe != pe : !is_busy(peer) || !peer.failure.empty()) continue;
+    if (!state.empty()) state += "; ";
+    state +=
+        fmt::format("to PE {} ({}) {} messages, {} writes and {} reads are in flight", peer.pe,
+                    network_->route(peer), peer.sent - peer.acknowledged, peer.writes, peer.reads);
+  }
+  fail(Code::timeout,
+       "{} timed out after {} ms on PE {}: transport {}, {}: {}. Setting: SHOAL_TIMEOUT_MS",
+       describe(operation), settings_.timeout.count(), my_pe_, network_->traits().name,
+       network_->description(), state);
+}
+
+}  // namespace shoal::transport::message

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/message/progress_thread.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "base/backoff.hpp"
+#include "base/log.hpp"
+#include "transport/message/signals_blocked.hpp"
+
+namespace shoal::transport::message {
+namespace {
+
+constexpr int kPollsBeforeSleep = 64;
+constexpr std::chrono::nanoseconds kSleepStep{1'000}, kLongestSleep{50'000};
+/// While callers poll.
+constexpr std::chrono::nanoseconds kShortRest{20'000}, kLongRest{160'000};
+/// The default of 50 us would double the sleeps.
+constexpr unsigned long kTimerSlackNs = 1'000;
+
+/// Makes the thread wait for a free core when it wakes, rather than preempt a PE.
+void schedule_as_batch() {
+  const sched_param none{};
+  pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
+}
+
+}  // namespace
+
+ProgressThread::Policy ProgressThread::policy_of(const std::string& setting) {
+  if (setting == "spin") return Policy::spin;
+  if (setting == "sleep") return Policy::sleep;
+  return Policy::yield;
+}
+
+ProgressThread::ProgressThread(Engine& engine, const std::string& name, std::int64_t core)
+    : engine_(engine), policy_(policy_of(engine.settings().progress_wait)) {
+  const SignalsBlocked blocked;  // the thread never runs the program's signal handlers
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), name.c_str());
+  if (core >= 0) bind(core);
+}
+
+ProgressThread::~ProgressThread() {
+  stop_.store(true, std::memory_order_release);
+  thread_.join();
+}
+
+void ProgressThread::bind(std::int64_t core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (core < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(core), &set);
+  const int error = pthread_setaffinity_np(thread_.native_handle(), sizeof set, &set);
+  if (error != 0)
+    log::warn("PE {}: cannot bind the progress thread to core {}: {}. Setting: SHOAL_PROGRESS_CORE",
+              engine_.my_pe(), core, std::strerror(error));
+}
+
+void ProgressThread::run() {
+  if (policy_ != Policy::spin) schedule_as_batch();
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
+  std::chrono::nanoseconds rest = kShortRest;
+  std::uint32_t caller_polls = engine_.caller_polls();
+  Backoff backoff;
+  for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
+    // A caller that polls, holds the lock or waits for it makes better use of the core.
+    if (const std::uint32_t now = engine_.caller_polls();
+        policy_ != Policy::spin && (now != caller_polls || engine_.lock().busy())) {
+      caller_polls = now;
+      std::this_thread::sleep_for(rest);
+      rest = std::min(2 * rest, kLongRest);
+      continue;
+    }
+    rest = kShortRest;
+    if (engine_.lock().busy()) {
+      pause_core();
+      continue;
+    }
+    bool any = false;
+    if (engine_.lock().try_lock()) {
+      const std::lock_guard guard(engine_.lock(), std::adopt_lock);
+      any = engine_.poll();
+    }
+    idle = any ? 0 : idle + 1;
+    if (any) {
+      backoff.reset();
+    } else if (policy_ == Policy::spin) {
+      pause_core();
+    } else if (policy_ == Policy::yield || idle < kPollsBeforeSleep) {
+      backoff();
+    } else {
+      std::this_thread::sleep_for(std::min(kLongestSleep, kSleepStep * (idle - kPollsBeforeSleep)));
+    }
+  }
+}
+
+}  // namespace shoal::transport::message

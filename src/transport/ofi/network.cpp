@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/ofi/network.hpp"
+
+#include <rdma/fi_errno.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "transport/ofi/pieces.hpp"
+
+namespace shoal::transport::ofi {
+namespace {
+
+constexpr std::size_t kPayloadBytes = 192;
+constexpr std::size_t kMessageBytes = sizeof(Message) + kPayloadBytes;
+constexpr std::size_t kBounceBytes = std::size_t{64} << 10;
+constexpr std::size_t kBounces = 32;  ///< per rail
+constexpr std::size_t kSenders = 64;  ///< per rail
+constexpr int kPollRounds = 4;        ///< bounds how long one poll holds the lock
+constexpr int kPollEntries = 32;
+
+}  // namespace
+
+Network::Network(message::Engine& engine, const Context& context)
+    : engine_(engine), links_(static_cast<std::size_t>(context.n_pes)) {
+  open_rails(context);
+  make_pools();
+}
+
+void Network::open_rails(const Context& context) {
+  Provider provider = choose_provider(context);
+  provider_ = provider.name;
+  const auto depth = static_cast<std::size_t>(context.settings->network_depth);
+  const auto n_peers =
+      static_cast<std::size_t>(std::count(context.wanted.begin(), context.wanted.end(), true));
+  if (provider.rails.size() > kMaxRails) provider.rails.resize(kMaxRails);
+  std::size_t receive_size = SIZE_MAX, requests = 0;
+  for (const Info& info : provider.rails) {
+    receive_size = std::min(receive_size, info->rx_attr->size);
+    requests += info->tx_attr->size;
+  }
+  const std::size_t window = window_of(receive_size, n_peers, depth, kSpareMessages);
+  traits_ = {.name = kName,
+             .rails = provider.rails.size(),
+             .payload_bytes = kPayloadBytes,
+             .put_bytes = kPayloadBytes,
+             .window = static_cast<std::uint32_t>(window),
+             .probes = true};
+  requests = std::clamp<std::size_t>(depth * n_peers, 16, std::max<std::size_t>(requests, 16));
+  requests_.resize(requests);
+  for (Request& request : requests_) free_.give(&request);
+  const std::size_t receives = n_peers * (window + depth + kSpareMessages);
+  ordered_ = true;
+  for (Info& info : provider.rails) {
+    Line line;
+    line.rail = std::make_unique<Rail>(std::move(info), requests + receives + kSenders);
+    ordered_ = ordered_ && line.rail->messages_after_writes();
+    local_registration_ = local_registration_ || line.rail->local_registration();
+    line.segment = line.rail->register_memory(engine_.segment().base(), engine_.segment().size(),
+                                              Peers::access);
+    line.scratch = line.rail->register_memory(engine_.scratch().data(), engine_.scratch().size(),
+                                              Peers::access);
+    lines_.push_back(std::move(line));
+  }
+  delivery_ = !ordered_ || lines_.size() > 1;
+}
+
+void Network::make_pools() {
+  for (std::size_t r = 0; r < lines_.size(); ++r) {
+    Line& line = lines_[r];
+    const auto pool = [&](std::vector<Request>& requests, std::vector<std::byte>& memory,
+                          Registered& region, std::size_t count, std::size_t bytes,
+                          FreeList& list) {
+      memory.resize(count * bytes);
+      requests.resize(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        requests[i].buffer = memory.data() + i * bytes;
+        requests[i].rail = static_cast<std::uint8_t>(r);
+        list.give(&requests[i]);
+      }
+      if (local_registration_)
+        region = line.rail->register_memory(memory.data(), memory.size(), Peers::no_access);
+    };
+    pool(line.sending, line.outgoing, line.outgoing_region, kSenders, kMessageBytes, line.senders);
+    if (local_registration_)
+      pool(line.bouncing, line.bounces, line.bounces_region, kBounces, kBounceBytes, line.bouncers);
+  }
+}
+
+Network::~Network() {
+  // Regions before endpoints, endpoints before the memory that they receive into.
+  for (Line& line : lines_) {
+    for (Registered* const region : {&line.segment, &line.scratch, &line.messages_region,
+                                     &line.outgoing_region, &line.bounces_region})
+      region->region.reset();
+    line.rail.reset();
+  }
+}
+
+std::vector<std::byte> Network::address() {
+  AddressHeader header;
+  header.rails = lines_.size();
+  std::strncpy(header.provider, provider_.c_str(), sizeof header.provider - 1);
+  std::vector<std::byte> bytes(sizeof header + lines_.size() * sizeof(RailAddress));
+  std::memcpy(bytes.data(), &header, sizeof header);
+  for (std::size_t r = 0; r < lines_.size(); ++r) {
+    RailAddress address;
+    address.segment = lines_[r].segment.remote;
+    address.scratch = lines_[r].scratch.remote;
+    lines_[r].rail->name(address);
+    std::memcpy(bytes.data() + sizeof header + r * sizeof address, &address, sizeof address);
+  }
+  return bytes;
+}
+
+void Network::open(Peer& peer, std::span<const std::byte> bytes) {
+  AddressHeader header;
+  require(bytes.size() >= sizeof header, Code::mismatch,
+          "its address has {} bytes, expected at least {}", bytes.size(), sizeof header);
+  std::memcpy(&header, bytes.data(), sizeof header);
+  header.provider[sizeof header.provider - 1] = '\0';
+  require(header.rails >= 1 && header.rails <= kMaxRails &&
+              bytes.size() == sizeof header + header.rails * sizeof(RailAddress),
+          Code::mismatch, "its address has {} bytes for {} rails", bytes.size(), header.rails);
+  require(header.provider == provider_, Code::mismatch, "it uses provider {}, this PE {}",
+          header.provider, provider_);
+  Link& link = this->link(peer);
+  peer.rails = std::min<std::size_t>(header.rails, lines_.size());
+  for (std::size_t r = 0; r < peer.rails; ++r) {
+    RailAddress address;
+    std::memcpy(&address, bytes.data() + sizeof header + r * sizeof address, sizeof address);
+    link.rails.push_back({lines_[r].rail->insert(address), address.segment, address.scratch, 0});
+  }
+  link.home = home_rail(static_cast<std::size_t>(engine_.my_pe()),
+                        static_cast<std::size_t>(peer.pe), peer.rails);
+  link.next = link.home;
+}
+
+void Network::listen(std::span<const Peer> peers) {
+  for (std::size_t r = 0; r < lines_.size(); ++r) {
+    Line& line = lines_[r];
+    std::size_t count = 0;
+    for (const Peer& peer : peers)
+      if (peer.known)
+        count += kSpareMessages + (link(peer).home == r ? traits_.window + peer.window : 0);
+    line.messages.resize(count * kMessageBytes);
+    line.receiving.resize(count);
+    if (local_registration_ && count != 0)
+      line.messages_region =
+          line.rail->register_memory(line.messages.data(), line.messages.size(), Peers::no_access);
+    for (std::size_t i = 0; i < count; ++i) {
+      Request& request = line.receiving[i];
+      request = Request{};
+      request.use = Request::Use::receive;
+      request.rail = static_cast<std::uint8_t>(r);
+      request.buffer = line.messages.data() + i * kMessageBytes;
+      post_receive(line, request);
+    }
+  }
+}
+
+void Network::post_receive(Line& line, Request& request) {
+  const ssize_t code = line.rail->receive(request.buffer, kMessageBytes,
+                                          line.messages_region.descriptor, &request.context);
+  if (code == 0) return;
+  line.unposted.push_back(&request);
+  if (code != -FI_EAGAIN)
+    log::warn("PE {}: transport ofi: fi_recv on {} failed: {}", engine_.my_pe(),
+              line.rail->domain(), error_text(code));
+}
+
+bool Network::poll() {
+  bool any = false;
+  for (std::size_t r = 0; r < lines_.size(); ++r) {
+    Line& line = lines_[r];
+    for (int round = 0; round < kPollRounds; ++round) {
+      fi_cq_msg_entry entries[kPollEntries];
+      const ssize_t count = line.rail->poll(entries);
+      for (ssize_t i = 0; i < count; ++i) handle(line, entries[i]);
+      if (count == -FI_EAVAIL) handle_fault(r);
+      any = any || count != 0;
+      if (count < kPollEntries && count != -FI_EAVAIL) break;
+    }
+    if (!line.unposted.empty()) {
+      std::vector<Request*> again;
+      again.swap(line.unposted);
+      for (Request* const request : again) post_receive(line, *request);
+    }
+  }
+  return any;
+}
+
+void Network::handle(Line& line, const fi_cq_msg_entry& entry) {
+  Request& request = *static_cast<Request*>(entry.op_context);
+  if (request.use != Request::Use::receive) return complete(request);
+  engine_.receive(request.buffer, entry.len);
+  post_receive(line, request);
+}
+
+void Network::handle_fault(std::size_t rail) {
+  Line& line = lines_[rail];
+  const Rail::Fault fault = line.rail->fault();
+  if (fault.code == 0) return;
+  const std::string text = fmt::format("{} on rail {} ({}) of provider {}", fault.text, rail,
+                                       line.rail->domain(), provider_);
+  auto* const request = static_cast<Request*>(fault.context);
+  if (request == nullptr) return log::warn("PE {}: transport ofi: {}", engine_.my_pe(), text);
+  if (request->use == Request::Use::receive) {
+    log::warn("PE {}: transport ofi: could not receive a message: {}", engine_.my_pe(), text);
+    return post_receive(line, *request);
+  }
+  engine_.fail_peer(engine_.peer(request->pe), text);
+  request->target = nullptr;  // nothing was read
+  complete(*request);
+}
+
+void Network::complete(Request& request) {
+  Peer& peer = engine_.peer(request.pe);
+  Line& line = lines_[request.rail];
+  if (request.use == Request::Use::send) {
+    if (request.probe) peer.probing = false;
+    return line.senders.give(&request);
+  }
+  const bool write = request.use == Request::Use::write;
+  peer.finish(write ? Direction::write : Direction::read, request.batch);
+  if (write) --link(peer).rails[request.rail].writes;
+  if (request.bounce != nullptr) {
+    if (request.target != nullptr) std::memcpy(request.target, request.buffer, request.bytes);
+    line.bouncers.give(request.bounce);
+  }
+  free_.give(&request);
+}
+
+void Network::fail(Peer& peer, long code, std::size_t rail) {
+  engine_.fail_peer(peer, fmt::format("{} on rail {} ({}) of provider {}", error_text(code), rail,
+                                      lines_[rail].rail->domain(), provider_));
+}
+
+bool Network::send(Peer& peer, const Message& message, const Payload& payload, After after) {
+  Link& link = this->link(peer);
+  const bool handshake = message.kind == Kind::hello || message.kind == Kind::welcome;
+  if (after == After::writes && !handshake && !follows_writes(peer)) return false;
+  const std::size_t rail = handshake ? message.offset : link.home;
+  Line& line = lines_[rail];
+  const fi_addr_t to = link.rails[rail].address;
+  const std::size_t length = sizeof message + payload.bytes();
+  const bool probe = message.kind == Kind::probe;  // its completion says whether the peer lives
+  const bool inject = length <= line.rail->inject_limit() && !probe;
+  Request* const request = inject ? nullptr : line.senders.take();
+  if (!inject && request == nullptr) return false;
+  std::byte injected[kMessageBytes];
+  std::byte* const buffer = inject ? injected : request->buffer;
+  Message stamped = message;
+  engine_.stamp(peer, stamped);
+  std::memcpy(buffer, &stamped, sizeof stamped);
+  payload.pack(buffer + sizeof stamped);
+  ssize_t code = 0;
+  if (inject) {
+    code = line.rail->inject(to, buffer, length);
+  } else {
+    request->use = Request::Use::send;
+    request->probe = probe;
+    request->pe = peer.pe;
+    code = line.rail->send(to, buffer, length, line.outgoing_region.descriptor, &request->context);
+    if (code != 0) line.senders.give(request);
+  }
+  if (code != 0) {
+    if (code != -FI_EAGAIN) fail(peer, code, rail);
+    return false;
+  }
+  engine_.told(peer, stamped);
+  if (message::is_request(message.kind)) link.written = false;  // covered by its acknowledgement
+  return true;
+}
+
+/// Whether a message on the home rail arrives after all writes that are in flight.
+bool Network::follows_writes(const Peer& peer) const noexcept {
+  if (!delivery_ || peer.writes == 0) return true;
+  const Link& link = this->link(peer);
+  return ordered_ && peer.writes == link.rails[link.home].writes;
+}
+
+bool Network::writing(const Peer& peer) const noexcept {
+  return peer.writes != 0 || link(peer).written;
+}
+
+bool Network::needs_acknowledgement(const Peer& peer) const noexcept {
+  return link(peer).written;
+}
+
+bool Network::is_registered(const std::byte* local, std::size_t bytes) const noexcept {
+  if (!local_registration_) return true;
+  const memory::Segment& segment = engine_.segment();
+  return local >= segment.base() && local + bytes <= segment.base() + segment.size();
+}
+
+std::size_t Network::request_bytes(const Peer& peer, const std::byte* local,
+                                   std::size_t bytes) const {
+  std::size_t longest = engine_.settings().network_chunk;
+  for (const Line& line : lines_) longest = std::min(longest, line.rail->longest());
+  if (!is_registered(local, bytes)) longest = std::min(longest, kBounceBytes);
+  return piece_bytes(bytes, peer.rails, longest);
+}
+
+std::size_t Network::rail_of(const Link& link, const Transfer& transfer) const noexcept {
+  if (transfer.rail != Transfer::kAnyRail) return static_cast<std::size_t>(transfer.rail);
+  if (transfer.bytes < kSpreadBytes) return link.home;
+  return (link.next + 1) % link.rails.size();
+}
+
+bool Network::transfer(Peer& peer, const Transfer& transfer) {
+  Link& link = this->link(peer);
+  const std::size_t rail = rail_of(link, transfer);
+  Line& line = lines_[rail];
+  const bool write = transfer.direction == Direction::write;
+  const bool scratch = transfer.region == message::Region::scratch;
+  const bool bounced = !scratch && !is_registered(transfer.local, transfer.bytes);
+  if (free_.empty() || (bounced && line.bouncers.empty())) return false;
+  Request& request = *free_.take();
+  request.use = write ? Request::Use::write : Request::Use::read;
+  request.probe = false;
+  request.rail = static_cast<std::uint8_t>(rail);
+  request.pe = peer.pe;
+  request.bounce = bounced ? line.bouncers.take() : nullptr;
+  request.buffer = bounced ? request.bounce->buffer : nullptr;
+  request.target = write ? nullptr : transfer.local;
+  request.bytes = transfer.bytes;
+  // A write from a bounce buffer does not use the caller's memory any more.
+  request.batch = write && bounced ? nullptr : transfer.batch;
+  if (write && bounced) std::memcpy(request.buffer, transfer.local, transfer.bytes);
+  std::byte* const memory = bounced ? request.buffer : transfer.local;
+  const Registered& region = bounced ? line.bounces_region : scratch ? line.scratch : line.segment;
+  Link::OnRail& on = link.rails[rail];
+  const RemoteMemory remote = scratch ? on.scratch : on.segment;
+  const ssize_t code =
+      write ? line.rail->write(on.address, remote, transfer.offset, memory, transfer.bytes,
+                               region.descriptor, delivery_, &request.context)
+            : line.rail->read(on.address, remote, transfer.offset, memory, transfer.bytes,
+                              region.descriptor, &request.context);
+  if (code != 0) {
+    if (bounced) line.bouncers.give(request.bounce);
+    free_.give(&request);
+    if (code != -FI_EAGAIN) fail(peer, code, rail);
+    return false;
+  }
+  peer.start(transfer.direction, request.batch);
+  if (write) {
+    ++on.writes;
+    link.written = !delivery_;
+  }
+  if (transfer.rail == Transfer::kAnyRail && transfer.bytes >= kSpreadBytes) link.next = rail;
+  return true;
+}
+
+void Network::abandon(Batch& batch) noexcept {
+  for (Request& request : requests_)
+    if (request.batch == &batch) {
+      request.batch = nullptr;
+      request.target = nullptr;
+    }
+}
+
+std::string Network::route(const Peer& peer) const {
+  const std::size_t home = link(peer).home;
+  return fmt::format("rail {}, {}", home, lines_[home].rail->domain());
+}
+
+}  // namespace shoal::transport::ofi
