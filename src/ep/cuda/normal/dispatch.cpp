@@ -132,19 +132,20 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   return received;
 }
 
-/// Waits for the message that the kernel's first block writes when it has the counts of all ranks. The
-/// rows can still be on their way.
+/// Waits for the message that the kernel's first block writes when it has the counts of all ranks.
+/// The rows can still be on their way.
 void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert) {
   const auto& message = *static_cast<const SizesMessage*>(sizes_memory_.get());
-  // A report of bad indices comes from an earlier call. It does not end the wait, and is thrown when
-  // this dispatch is queued on all ranks.
+  // A report of bad indices comes from an earlier call. It does not end the wait, and is thrown
+  // when this dispatch is queued on all ranks.
   const auto refused = [&] {
     const auto fault = static_cast<Fault>(group_.report->fault);
     return fault != Fault::none && fault != Fault::bad_index && fault != Fault::two_experts;
   };
   const auto ready = [&] { return message.sequence == sequence_ || refused(); };
-  // The kernel keeps the deadline of the operation. This longer one is for a kernel that never starts;
-  // earlier low-latency calls can take several timeouts where they mask ranks (ExtendedDeadline).
+  // The kernel keeps the deadline of the operation. This longer one is for a kernel that never
+  // starts; earlier low-latency calls can take several timeouts where they mask ranks
+  // (ExtendedDeadline).
   const std::int32_t waits = state_.options.mask_failed ? std::max(2, state_.shape.ranks) : 2;
   const auto deadline =
       shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);
