@@ -21,7 +21,7 @@ double seconds_since(Clock::time_point start) {
 
 ep::GroupOptions staged_options(const Options& options) {
   ep::GroupOptions group = normal_options(options, options.shape.tokens);
-  group.combine_staging = true;  // answers lie in GPU memory, which nobody else reaches
+  group.combine_staging = true;  // expert outputs are in GPU memory, out of reach of other nodes
   return group;
 }
 

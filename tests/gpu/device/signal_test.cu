@@ -297,7 +297,7 @@ TEST(DeviceWaits, ComparesSignedAndUnsignedSmall) {
 
 // Barriers.
 
-/// Everybody writes to all ranks, with a barrier before and after. `table` [n_pes].
+/// Every PE writes to all PEs, with a barrier before and after. `table` [n_pes].
 template <typename S>
 __global__ void cross(const __grid_constant__ device::World world,
                       const __grid_constant__ device::Team team, std::uint64_t* table,

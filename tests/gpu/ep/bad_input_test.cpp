@@ -259,7 +259,7 @@ TEST(EpGpuBadInput, SmallADispatchRightBehindABadIndexTellsItOnce) {
     const Tensor topk = g.tensors.upload(TensorView(lanes.data(), DataType::int64, {3, c.top_k}));
     const Tensor x = g.tensors.empty(DataType::bfloat16, {3, c.hidden});
     for (int i = 0; i < 5; ++i) {
-      // The operation takes place on all ranks, the index counts as none; who gave it is told.
+      // The operation takes place on all ranks; the index counts as none and is reported.
       std::int64_t rows = -1;
       const auto dispatch = [&] {
         rows = g.group.dispatch(x, g.group.route(topk)).rows;

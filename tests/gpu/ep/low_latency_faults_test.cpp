@@ -80,7 +80,7 @@ TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
     if (group.me == 0) {
       EXPECT_GT(got_waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 came 30 ms late";
       EXPECT_LT(got_waited.as<std::int64_t>()[1], 20'000'000'000);
-      EXPECT_EQ(got_waited.as<std::int64_t>()[0], 0) << "nobody waits for itself";
+      EXPECT_EQ(got_waited.as<std::int64_t>()[0], 0) << "no rank waits for itself";
       if (answers) EXPECT_LT(got_back.as<std::int64_t>()[1], 20'000'000'000);
     }
     sync(group.world.team());

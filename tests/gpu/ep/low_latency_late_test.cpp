@@ -82,7 +82,7 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
         sync(world.team());  // the late expert outputs are written
         fifth.check(answers.receive());
         group.group.synchronize();
-        EXPECT_EQ(group.group.masked(), mask) << "nobody else was taken for missing";
+        EXPECT_EQ(group.group.masked(), mask) << "no other rank was masked";
         sync(world.team());
       },
       [](ep::GroupOptions& options) {

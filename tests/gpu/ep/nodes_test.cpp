@@ -37,7 +37,7 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
   if (c.nodes == 1) settings.transport_inside = "staged";
   run_threads(c.ranks, settings, [&](World& world) {
     if (c.nodes == 1)
-      EXPECT_EQ(world.shared_team().size(), 1) << "nobody is reached by load and store";
+      EXPECT_EQ(world.shared_team().size(), 1) << "no other PE is reached by load and store";
     ep::GroupOptions options = options_for(c);
     options.dtype = widest;
     GpuGroup owner(world, options);

@@ -41,8 +41,8 @@ CUresult error_name(CUresult result, const char** name) {
   return CUDA_SUCCESS;
 }
 CUresult error_text(CUresult result, const char** text) {
-  *text = result == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory"
-                                             : "something the fake driver was told to say";
+  *text =
+      result == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "a failure that the test asked for";
   return CUDA_SUCCESS;
 }
 CUresult device_count(int* count) {

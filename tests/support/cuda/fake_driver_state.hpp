@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fake_driver_state.hpp: what the fake CUDA driver keeps (allocations, mappings, streams), and checks that
-// its functions share. Internal to fake_cuda.cpp.
+// fake_driver_state.hpp: what the fake CUDA driver keeps (allocations, mappings, streams), and the
+// checks that its functions share. Internal to fake_cuda.cpp.
 #pragma once
 
 #include <cuda.h>
