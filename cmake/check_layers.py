@@ -26,8 +26,9 @@ LAYERS = [
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of
 # it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
-# The message core, which the network transports share.
-SHARED_TRANSPORT_CODE = "message"
+# The message core, and the transports on top of it.
+MESSAGE_CORE = "message"
+NETWORK_TRANSPORTS = {"ofi", "ucx", "verbs"}
 MAX_LINES = 600
 SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench", "python"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
@@ -36,7 +37,7 @@ SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 PUBLIC_ONLY = ("python/", "tools/", "bench/")
 INTERNALS = {
     # Formats the message of a public Error; header-only.
-    ("python/", "tools/", "bench/"): ("base/check.hpp",),
+    ("tools/", "bench/"): ("base/check.hpp",),
     # shoal-run writes its own messages to the log.
     ("tools/run/main.cpp",): ("base/log.hpp",),
     # shoal-info reports the parts of a build, of a machine and of a world that programs never see.
@@ -57,6 +58,8 @@ INTERNALS = {
     ),
     # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
     ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
+    # The memory map that tools/figures draws is that of the layout code.
+    ("tools/figures/",): ("ep/cuda/layout.hpp", "ep/host/layout.hpp"),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 # Kernels receive their world as a parameter: a process holds several worlds, and several libraries
@@ -82,10 +85,9 @@ def layer_of(path):
 
 
 def transport_of(path):
-    """x for a path transport/x/..., or None for code that all transports share."""
+    """x for a path transport/x/..., or None."""
     parts = path.split("/")
-    transport = parts[1] if len(parts) > 2 and parts[0] == "transport" else None
-    return None if transport == SHARED_TRANSPORT_CODE else transport
+    return parts[1] if len(parts) > 2 and parts[0] == "transport" else None
 
 
 def resolve(root, file, target):
@@ -129,9 +131,11 @@ def include_fault(root, file, target):
     if own and other and LAYERS.index(other) > LAYERS.index(own):
         return f'layer {own} includes "{target}" of layer {other}; allowed: {", ".join(LAYERS[: LAYERS.index(own) + 1])}'
     transport = transport_of(included)
+    includer = transport_of(name.removeprefix("src/"))
     if (
         transport
-        and transport != transport_of(name.removeprefix("src/"))
+        and transport != includer
+        and not (transport == MESSAGE_CORE and includer in NETWORK_TRANSPORTS)
         and name != TRANSPORT_REGISTRY
     ):
         return (

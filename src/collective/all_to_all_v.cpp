@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The all-to-all with a size per pair. Members tell each other the whole matrix of sizes first, so
-// that all of them see a disagreement of any pair and nobody is left waiting.
+// The all-to-all with a size per pair. The PEs first exchange the whole matrix of sizes, so that
+// all of them see a disagreement of any pair and none is left waiting.
 #include <algorithm>
 #include <vector>
 
@@ -17,36 +17,35 @@ using collective::Puller;
 
 namespace {
 
-/// What one member says about another.
+/// The arguments of one PE for another PE.
 struct Pair {
   std::uint64_t send_bytes = 0;
-  std::uint64_t send_offset = 0;  ///< in the heap of the member that says it
+  std::uint64_t send_offset = 0;  ///< in the heap of the sender
   std::uint64_t receive_bytes = 0;
 };
-/// As many as one exchange carries.
+/// The pairs that one exchange carries.
 struct PairGroup {
   static constexpr std::size_t kPairs = detail::WorldState::kExchangeBytes / sizeof(Pair);
   Pair pairs[kPairs];
 };
 
-/// Element (i, j) is what member i says about member j.
+/// Element (i, j) holds the arguments of PE i for PE j.
 class PairMatrix {
  public:
-  explicit PairMatrix(std::size_t members) : members_(members), pairs_(members * members) {}
-  Pair& operator()(std::size_t i, std::size_t j) { return pairs_[i * members_ + j]; }
-  const Pair& operator()(std::size_t i, std::size_t j) const { return pairs_[i * members_ + j]; }
+  explicit PairMatrix(std::size_t n_pes) : n_pes_(n_pes), pairs_(n_pes * n_pes) {}
+  Pair& operator()(std::size_t i, std::size_t j) { return pairs_[i * n_pes_ + j]; }
+  const Pair& operator()(std::size_t i, std::size_t j) const { return pairs_[i * n_pes_ + j]; }
 
  private:
-  std::size_t members_;
+  std::size_t n_pes_;
   std::vector<Pair> pairs_;
 };
 
 void check_lengths(const Call& call,
                    std::initializer_list<std::pair<const char*, std::size_t>> spans) {
   for (const auto& [what, size] : spans)
-    require(size == call.members(), Code::invalid_argument,
-            "all_to_all_v: {} has {} elements; allowed: {}, one per member", what, size,
-            call.members());
+    require(size == call.n_pes(), Code::invalid_argument,
+            "all_to_all_v: {} has {} elements; allowed: {}, one per PE", what, size, call.n_pes());
 }
 
 /// The heap offset of each block; 0 for empty ones.
@@ -57,17 +56,16 @@ std::vector<std::size_t> checked_offsets(const Call& call, const char* what, con
   const std::size_t heap_size = call.world().heap().size();
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     if (bytes[i] == 0) continue;
-    require(
-        base != nullptr && offsets[i] <= heap_size, Code::invalid_argument,
-        "all_to_all_v: {} is {} with offset {} for member {}; it must lie in this PE's symmetric heap of {} bytes "
-        "(SHOAL_SYMMETRIC_SIZE)",
-        what, base, offsets[i], i, heap_size);
+    require(base != nullptr && offsets[i] <= heap_size, Code::invalid_argument,
+            "all_to_all_v: {} is {} with offset {} for PE {} of the team; it must lie in this PE's "
+            "symmetric heap of {} bytes (SHOAL_SYMMETRIC_SIZE)",
+            what, base, offsets[i], i, heap_size);
     out[i] = call.checked_offset(what, static_cast<const std::byte*>(base) + offsets[i], bytes[i]);
   }
   return out;
 }
 
-/// What arrives must share no bytes with what is sent, nor with what arrives from another member.
+/// A received block must not overlap a sent block, nor a block from another PE.
 void check_disjoint(std::span<const std::size_t> receive_offsets,
                     std::span<const std::size_t> receive_bytes,
                     std::span<const std::size_t> send_offsets,
@@ -90,8 +88,8 @@ void check_disjoint(std::span<const std::size_t> receive_offsets,
     require(
         block.begin >= (block.received ? std::max(sent_end, received_end) : received_end),
         Code::invalid_argument,
-        "all_to_all_v: {} block at heap offset {} ({} bytes) overlaps another one; allowed: blocks to receive "
-        "apart from all others",
+        "all_to_all_v: {} block at heap offset {} ({} bytes) overlaps another one; allowed: receive "
+        "blocks apart from all others",
         block.received ? "the receive" : "the send", block.begin, block.end - block.begin);
     std::size_t& end = block.received ? received_end : sent_end;
     end = std::max(end, block.end);
@@ -99,7 +97,7 @@ void check_disjoint(std::span<const std::size_t> receive_offsets,
 }
 
 PairMatrix exchange_pairs(Call& call, const std::vector<Pair>& mine) {
-  const std::size_t n = call.members();
+  const std::size_t n = call.n_pes();
   PairMatrix matrix(n);
   for (std::size_t first = 0; first < n; first += PairGroup::kPairs) {
     const std::size_t count = std::min(PairGroup::kPairs, n - first);
@@ -116,11 +114,12 @@ void check_pairs(const Call& call, const PairMatrix& matrix) {
   constexpr int kListed = 8;
   std::string disagreements;
   int found = 0;
-  for (std::size_t i = 0; i < call.members(); ++i) {
-    for (std::size_t j = 0; j < call.members(); ++j) {
+  for (std::size_t i = 0; i < call.n_pes(); ++i) {
+    for (std::size_t j = 0; j < call.n_pes(); ++j) {
       if (matrix(i, j).send_bytes == matrix(j, i).receive_bytes || ++found > kListed) continue;
-      disagreements += fmt::format("; member {} sends {} bytes to member {}, which expects {}", i,
-                                   matrix(i, j).send_bytes, j, matrix(j, i).receive_bytes);
+      disagreements +=
+          fmt::format("; PE {} sends {} bytes to PE {}, which expects {}", call.team().pes[i],
+                      matrix(i, j).send_bytes, call.team().pes[j], matrix(j, i).receive_bytes);
     }
   }
   require(found == 0, Code::mismatch, "all_to_all_v: {} pairs of team {} disagree{}{}", found,
@@ -143,7 +142,7 @@ void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> r
   check_disjoint(to, receive_bytes, from, send_bytes);
 
   call.agree({.operation = Operation::all_to_all_v});
-  const std::size_t n = call.members();
+  const std::size_t n = call.n_pes();
   std::vector<Pair> mine(n);
   for (std::size_t i = 0; i < n; ++i) mine[i] = {send_bytes[i], from[i], receive_bytes[i]};
   const PairMatrix matrix = exchange_pairs(call, mine);
@@ -152,9 +151,8 @@ void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> r
   Puller puller(call.team());
   std::byte* base = call.world().heap().base();
   for (std::size_t i = 1; i <= n; ++i) {
-    const std::size_t member = (call.me() + i) % n;
-    puller.pull(base + to[member], member, matrix(member, call.me()).send_offset,
-                receive_bytes[member]);
+    const std::size_t pe = (call.me() + i) % n;
+    puller.pull(base + to[pe], pe, matrix(pe, call.me()).send_offset, receive_bytes[pe]);
   }
   puller.finish();
   call.wait_for_all("moved");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barrier, sync and exchange: collectives that need no heap memory.
+// Barrier, sync and exchange_bytes: collectives that use no heap memory.
 #include "base/check.hpp"
 #include "shoal/collective.hpp"
 #include "world/state.hpp"

@@ -6,6 +6,7 @@
 
 #include "base/check.hpp"
 #include "collective/reduce_kernel.hpp"
+#include "world/startup/agreement.hpp"
 
 namespace shoal::collective {
 namespace {
@@ -24,18 +25,11 @@ std::string describe(const Arguments& arguments) {
                             arguments.source_offset);
 }
 
-/// "member 0, 2, 3: all_gather(...); member 1: broadcast(...)": each distinct value once, with
-/// those that passed it.
-std::string describe_all(std::span<const Arguments> all) {
-  std::string text;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (std::find(all.begin(), all.begin() + i, all[i]) != all.begin() + i) continue;
-    text += fmt::format("{}member {}", text.empty() ? "" : "; ", i);
-    for (std::size_t j = i + 1; j < all.size(); ++j)
-      if (all[j] == all[i]) text += fmt::format(", {}", j);
-    text += ": " + describe(all[i]);
-  }
-  return text;
+/// "PE 0, 2, 3: all_gather(...); PE 1: broadcast(...)", with the numbers of the world.
+std::string describe_all(std::span<const Arguments> all, std::span<const Pe> pes) {
+  std::vector<std::string> texts;
+  for (const Arguments& arguments : all) texts.push_back(describe(arguments));
+  return detail::group_by_text(texts, pes);
 }
 
 }  // namespace
@@ -68,7 +62,8 @@ std::size_t Call::checked_offset(const char* what, const void* address, std::siz
   require(
       bytes <= heap.size() / blocks && heap.contains(address, bytes * blocks),
       Code::invalid_argument,
-      "{}: {} is {} with {} x {} bytes; it must lie in this PE's symmetric heap, {} bytes at {} (SHOAL_SYMMETRIC_SIZE)",
+      "{}: {} is {} with {} x {} bytes; it must lie in this PE's symmetric heap, {} bytes at {} "
+      "(SHOAL_SYMMETRIC_SIZE)",
       name(), what, address, blocks, bytes, heap.size(), static_cast<const void*>(heap.base()));
   require(reinterpret_cast<std::uintptr_t>(address) % alignment == 0, Code::invalid_argument,
           "{}: {} is {}; it must be a multiple of the element size, {} bytes", name(), what,
@@ -80,13 +75,13 @@ void Call::check_overlap(std::size_t target_offset, std::size_t target_bytes,
                          std::size_t source_offset, std::size_t source_bytes, bool in_place) const {
   if (target_bytes == 0 || source_bytes == 0 || (in_place && target_offset == source_offset))
     return;
-  require(
-      target_offset + target_bytes <= source_offset ||
-          source_offset + source_bytes <= target_offset,
-      Code::invalid_argument,
-      "{}: target (heap offset {}, {} bytes) and source (heap offset {}, {} bytes) overlap; allowed: {}",
-      name(), target_offset, target_bytes, source_offset, source_bytes,
-      in_place ? "apart, or starting at the same address" : "apart");
+  require(target_offset + target_bytes <= source_offset ||
+              source_offset + source_bytes <= target_offset,
+          Code::invalid_argument,
+          "{}: target (heap offset {}, {} bytes) and source (heap offset {}, {} bytes) overlap; "
+          "allowed: {}",
+          name(), target_offset, target_bytes, source_offset, source_bytes,
+          in_place ? "apart, or starting at the same address" : "apart");
 }
 
 void Call::agree(const Arguments& mine) {
@@ -94,8 +89,8 @@ void Call::agree(const Arguments& mine) {
   const std::vector<Arguments> all = exchange(mine);
   for (const Arguments& other : all)
     if (other != mine)
-      fail(Code::mismatch, "{}: the members of team {} disagree: {}", name(), team_.index,
-           describe_all(all));
+      fail(Code::mismatch, "{}: the PEs of team {} disagree: {}", name(), team_.index,
+           describe_all(all, team_.pes));
 }
 
 void Call::wait_for_all(const char* phase) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // call.hpp: one collective operation on one PE: its arguments, their checks, and the agreement of
-// all members on them.
+// all PEs of the team on them.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ enum class Operation : std::uint32_t {
 
 const char* name_of(Operation operation) noexcept;
 
-/// What every member must pass alike. Fields that an operation does not have keep their defaults.
-/// No padding: it is compared and sent as bytes.
+/// The arguments that must be equal on all PEs. Fields that an operation does not use keep their
+/// defaults. No padding: the struct is compared and sent as bytes.
 struct Arguments {
   Operation operation = Operation::broadcast;
   std::int32_t root = -1;
@@ -40,7 +40,7 @@ struct Arguments {
 };
 static_assert(sizeof(Arguments) == 40 && sizeof(Arguments) <= detail::WorldState::kExchangeBytes);
 
-/// An operation under way on `team`. Publishes what this PE is doing while it lives.
+/// An operation in progress on a team. Publishes the phase of this PE.
 class Call {
  public:
   /// Throws as Team::state for an invalid, destroyed or closed team.
@@ -50,32 +50,32 @@ class Call {
 
   detail::TeamState& team() const noexcept { return team_; }
   detail::WorldState& world() const noexcept { return *team_.world; }
-  std::size_t members() const noexcept { return team_.members.size(); }
-  std::size_t me() const noexcept { return static_cast<std::size_t>(team_.my_pe); }
+  /// Number of PEs, and index of this PE, in the team.
+  std::size_t n_pes() const noexcept { return team_.size(); }
+  std::size_t me() const noexcept { return team_.me(); }
   const char* name() const noexcept { return name_of(operation_); }
 
-  /// The heap offset of `address`, which must have `blocks` blocks of `bytes` bytes behind it in
-  /// this PE's heap and be a multiple of `alignment`; 0, whatever the address, when there are no
-  /// bytes. `what` names the argument. Throws Error{invalid_argument}.
+  /// The heap offset of `address`. `blocks` blocks of `bytes` bytes must fit into this PE's heap
+  /// from there, and the address must be a multiple of `alignment`. Returns 0 for any address where
+  /// there are no bytes. `what` names the argument. Throws Error{invalid_argument}.
   std::size_t checked_offset(const char* what, const void* address, std::size_t bytes,
                              std::size_t blocks = 1, std::size_t alignment = 1) const;
-  /// Throws Error{invalid_argument} when the two ranges share bytes, unless they start at the same
-  /// one and `in_place` is allowed.
+  /// Throws Error{invalid_argument} where the two ranges share bytes, unless they start at the same
+  /// byte and `in_place` is allowed.
   void check_overlap(std::size_t target_offset, std::size_t target_bytes, std::size_t source_offset,
                      std::size_t source_bytes, bool in_place) const;
 
-  /// Tells all members this PE's arguments and waits for theirs: on return all of them have entered
-  /// the operation and their sources are ready. Throws Error{mismatch} on every member, stating who
-  /// passed what, when they are not the same.
+  /// Exchanges the arguments with all PEs. On return all PEs have entered the operation and their
+  /// sources are ready. Throws Error{mismatch} on every PE where the arguments differ, stating
+  /// which PE passed what.
   void agree(const Arguments& mine);
-  /// All-gather of one T per member, in member order.
+  /// All-gather of one T per PE, indexed by PE.
   template <typename T>
   std::vector<T> exchange(const T& mine);
-  /// Waits until every member has come as far. `phase` (at most 15 characters) is what this PE did
-  /// before.
+  /// Waits until every PE has reached this point. `phase` (at most 15 characters) names what this
+  /// PE has done.
   void wait_for_all(const char* phase);
-  /// Marks the operation as completed on this PE; without it, others read that it was left in its
-  /// last phase.
+  /// Publishes that the operation is complete on this PE.
   void complete() noexcept;
 
  private:
@@ -90,7 +90,7 @@ template <typename T>
 std::vector<T> Call::exchange(const T& mine) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= detail::WorldState::kExchangeBytes);
   const std::vector<std::byte> blobs = world().exchange(team_, &mine, sizeof mine, name());
-  std::vector<T> all(members());
+  std::vector<T> all(n_pes());
   std::memcpy(all.data(), blobs.data(), blobs.size());
   return all;
 }

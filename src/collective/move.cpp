@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives that move whole blocks. Members start with their right-hand neighbour, so that
-// they do not all read from the same one at the same time.
+// The collectives that move whole blocks. Each PE starts with its right-hand neighbour, so that the
+// PEs do not all read from the same one at the same time.
 #include "shoal/collective.hpp"
 
 #include "base/check.hpp"
@@ -15,9 +15,8 @@ using collective::Puller;
 
 void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root) {
   Call call(team, Operation::broadcast);
-  require(root >= 0 && static_cast<std::size_t>(root) < call.members(), Code::invalid_argument,
-          "broadcast: root is {}; allowed: 0 to {}, the members of the team", root,
-          call.members() - 1);
+  require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
+          "broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root, call.n_pes() - 1);
   const std::size_t target_offset = call.checked_offset("target", target, bytes);
   const std::size_t source_offset = call.checked_offset("source", source, bytes);
   call.check_overlap(target_offset, bytes, source_offset, bytes, true);
@@ -36,7 +35,7 @@ void broadcast(const Team& team, void* target, const void* source, std::size_t b
 
 void all_gather(const Team& team, void* target, const void* source, std::size_t bytes) {
   Call call(team, Operation::all_gather);
-  const std::size_t n = call.members();
+  const std::size_t n = call.n_pes();
   const std::size_t target_offset = call.checked_offset("target", target, bytes, n);
   const std::size_t source_offset = call.checked_offset("source", source, bytes);
   call.check_overlap(target_offset, bytes * n, source_offset, bytes, false);
@@ -47,8 +46,8 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
               .source_offset = source_offset});
   Puller puller(call.team());
   for (std::size_t i = 1; i <= n; ++i) {
-    const std::size_t member = (call.me() + i) % n;
-    puller.pull(static_cast<std::byte*>(target) + member * bytes, member, source_offset, bytes);
+    const std::size_t pe = (call.me() + i) % n;
+    puller.pull(static_cast<std::byte*>(target) + pe * bytes, pe, source_offset, bytes);
   }
   puller.finish();
   call.wait_for_all("moved");
@@ -57,7 +56,7 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
 
 void all_to_all(const Team& team, void* target, const void* source, std::size_t bytes) {
   Call call(team, Operation::all_to_all);
-  const std::size_t n = call.members();
+  const std::size_t n = call.n_pes();
   const std::size_t target_offset = call.checked_offset("target", target, bytes, n);
   const std::size_t source_offset = call.checked_offset("source", source, bytes, n);
   call.check_overlap(target_offset, bytes * n, source_offset, bytes * n, false);
@@ -68,9 +67,9 @@ void all_to_all(const Team& team, void* target, const void* source, std::size_t 
               .source_offset = source_offset});
   Puller puller(call.team());
   for (std::size_t i = 1; i <= n; ++i) {
-    const std::size_t member = (call.me() + i) % n;
-    puller.pull(static_cast<std::byte*>(target) + member * bytes, member,
-                source_offset + call.me() * bytes, bytes);
+    const std::size_t pe = (call.me() + i) % n;
+    puller.pull(static_cast<std::byte*>(target) + pe * bytes, pe, source_offset + call.me() * bytes,
+                bytes);
   }
   puller.finish();
   call.wait_for_all("moved");

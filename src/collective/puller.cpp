@@ -14,15 +14,15 @@ std::byte* Puller::scratch(std::size_t bytes) {
   return scratch_->data();
 }
 
-void Puller::pull(void* target, std::size_t member, std::size_t offset, std::size_t bytes) {
-  const void* source = view(member, offset, bytes, target);
+void Puller::pull(void* target, std::size_t pe, std::size_t offset, std::size_t bytes) {
+  const void* source = view(pe, offset, bytes, target);
   if (source != target && bytes != 0) std::memcpy(target, source, bytes);
 }
 
-const void* Puller::view(std::size_t member, std::size_t offset, std::size_t bytes, void* scratch) {
-  if (const std::byte* reached = base(member)) return reached + offset;
+const void* Puller::view(std::size_t pe, std::size_t offset, std::size_t bytes, void* scratch) {
+  if (const std::byte* reached = base(pe)) return reached + offset;
   if (bytes == 0) return scratch;
-  team_.world->get_nbi(scratch, {team_.members[member], offset}, bytes);
+  team_.world->get_nbi(scratch, {team_.pes[pe], offset}, bytes);
   pending_ = true;
   return scratch;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// puller.hpp: reads from the heaps of a team's members, by the best means that each of them allows.
+// puller.hpp: reads from the heaps of the PEs of a team.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace shoal::collective {
 
-/// Members whose heap loads and stores reach are read directly; the others by non-blocking gets,
-/// which finish() completes. Heaps in GPU memory are never read directly: the host cannot.
+/// Reads a heap directly where loads and stores reach it, else by non-blocking gets, which finish()
+/// completes. The host cannot read heaps in GPU memory directly. `pe` is the index in the team.
 class Puller {
  public:
   explicit Puller(detail::TeamState& team) : team_(team) {}
@@ -19,22 +19,22 @@ class Puller {
   Puller(const Puller&) = delete;
   Puller& operator=(const Puller&) = delete;
 
-  /// Copies `bytes` bytes at `offset` of `member`'s heap to `target`, complete after finish().
-  /// Copying a place onto itself is allowed.
-  void pull(void* target, std::size_t member, std::size_t offset, std::size_t bytes);
-  /// Where those bytes can be read here after finish(): in place, or in `scratch`, which has room
-  /// for them.
-  const void* view(std::size_t member, std::size_t offset, std::size_t bytes, void* scratch);
-  /// Room for view(), as long as this object exists. Where gets could not be completed they may
-  /// still write to it: then the world keeps it until it ends.
+  /// Copies `bytes` bytes at `offset` of the heap of `pe` to `target`; complete after finish(). The
+  /// source may be the target.
+  void pull(void* target, std::size_t pe, std::size_t offset, std::size_t bytes);
+  /// The address at which those bytes can be read after finish(): in place, or `scratch`, which
+  /// must have room for them.
+  const void* view(std::size_t pe, std::size_t offset, std::size_t bytes, void* scratch);
+  /// Memory for view(), valid as long as this object. Gets that were not completed may still write
+  /// to it: the world then keeps it until it ends.
   std::byte* scratch(std::size_t bytes);
-  bool reaches(std::size_t member) const { return base(member) != nullptr; }
-  /// Completes the gets under way.
+  bool reaches(std::size_t pe) const { return base(pe) != nullptr; }
+  /// Completes the gets in flight.
   void finish();
 
  private:
-  const std::byte* base(std::size_t member) const {
-    return team_.world->cuda() == nullptr ? team_.world->peer_base(team_.members[member]) : nullptr;
+  const std::byte* base(std::size_t pe) const {
+    return team_.world->cuda() == nullptr ? team_.world->peer_base(team_.pes[pe]) : nullptr;
   }
 
   detail::TeamState& team_;

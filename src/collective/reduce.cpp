@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions. Every element is reduced by one member, or by each member for itself, always from
-// member 0 upwards, so that all members get the same bits.
+// Reductions. One PE reduces an element for all, or each PE reduces it for itself; always from PE 0
+// upwards, so that all PEs get the same bits.
 #include <vector>
 
 #include "base/check.hpp"
@@ -19,8 +19,7 @@ using collective::Range;
 
 namespace {
 
-// What is fetched at a time from each member that loads do not reach: enough to hide the latency of
-// a get.
+// Bytes per get from a PE whose heap loads do not reach: enough to hide the latency of a get.
 constexpr std::size_t kStagedBytes = 64 << 10;
 
 /// A reduction whose arguments have been checked.
@@ -35,11 +34,10 @@ struct Reduction {
 
 Reduction check(const Call& call, DataType dtype, ReduceOp op, const void* target,
                 std::size_t target_count, const void* source, std::size_t source_count) {
-  require(
-      collective::supports(dtype, op), Code::invalid_argument,
-      "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, bfloat16, float16; "
-      "bit_and, bit_or, bit_xor of int32, int64",
-      call.name(), collective::name_of(op), name_of(dtype));
+  require(collective::supports(dtype, op), Code::invalid_argument,
+          "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, "
+          "bfloat16, float16; bit_and, bit_or, bit_xor of int32, int64",
+          call.name(), collective::name_of(op), name_of(dtype));
   Reduction out{.dtype = dtype, .op = op, .element = size_of(dtype)};
   out.target_offset = call.checked_offset("target", target, out.element, target_count, out.element);
   out.source_offset = call.checked_offset("source", source, out.element, source_count, out.element);
@@ -58,26 +56,25 @@ void agree(Call& call, Operation operation, const Reduction& reduction, std::siz
               .source_offset = reduction.source_offset});
 }
 
-/// Reduces elements `range` of all members' sources to `target`, which may be this PE's own part of
-/// them.
+/// Reduces the elements `range` of the sources of all PEs to `target`, which may be this PE's
+/// source.
 void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, Range range,
                   std::byte* target) {
   std::size_t unreached = 0;
-  for (std::size_t member = 0; member < call.members(); ++member)
-    unreached += !puller.reaches(member);
+  for (std::size_t pe = 0; pe < call.n_pes(); ++pe) unreached += puller.reaches(pe) ? 0 : 1;
   const std::size_t step =
       unreached == 0 ? range.count : std::min(range.count, kStagedBytes / reduction.element);
   const std::size_t step_bytes = step * reduction.element;
   std::byte* const staging = puller.scratch(unreached * step_bytes);
-  std::vector<const void*> sources(call.members());
+  std::vector<const void*> sources(call.n_pes());
 
   for (std::size_t done = 0; done < range.count; done += step) {
     const std::size_t count = std::min(step, range.count - done);
     const std::size_t offset = reduction.source_offset + (range.begin + done) * reduction.element;
     std::byte* scratch = staging;
-    for (std::size_t member = 0; member < call.members(); ++member) {
-      sources[member] = puller.view(member, offset, count * reduction.element, scratch);
-      if (!puller.reaches(member)) scratch += step_bytes;
+    for (std::size_t pe = 0; pe < call.n_pes(); ++pe) {
+      sources[pe] = puller.view(pe, offset, count * reduction.element, scratch);
+      if (!puller.reaches(pe)) scratch += step_bytes;
     }
     puller.finish();
     collective::reduce_elements(reduction.dtype, reduction.op, target + done * reduction.element,
@@ -85,9 +82,9 @@ void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, 
   }
 }
 
-/// Reduces `range` for this PE alone and waits until nobody reads sources any more. In place, the
-/// result must wait as long; so it does where the target is in GPU memory, which the host writes
-/// all at once.
+/// Reduces `range` for this PE alone and waits until all PEs have read the sources. In place, the
+/// result is held back until then; also where the target is in GPU memory, which the host writes in
+/// one piece.
 void reduce_undivided(Call& call, const Reduction& reduction, Range range, void* target) {
   Puller puller(call.team());
   const bool holds = reduction.in_place || call.world().cuda() != nullptr;
@@ -99,21 +96,21 @@ void reduce_undivided(Call& call, const Reduction& reduction, Range range, void*
     call.world().put({call.world().my_pe(), reduction.target_offset}, held.data(), held.size());
 }
 
-/// Each member reduces its block, in place if asked: nobody else reads that block. Then it collects
-/// the blocks of the others.
+/// Each PE reduces its block, in place if asked, since no other PE reads that block. Then it
+/// collects the blocks of the other PEs.
 void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, std::byte* target) {
   Puller puller(call.team());
-  const auto block_of = [&](std::size_t member) {
-    return collective::reduction_block(count, reduction.element, call.members(), member);
+  const auto block_of = [&](std::size_t pe) {
+    return collective::reduction_block(count, reduction.element, call.n_pes(), pe);
   };
   const Range mine = block_of(call.me());
   reduce_range(call, puller, reduction, mine, target + mine.begin * reduction.element);
   call.wait_for_all("reduced");
-  for (std::size_t i = 1; i < call.members(); ++i) {
-    const std::size_t member = (call.me() + i) % call.members();
-    const Range block = block_of(member);
+  for (std::size_t i = 1; i < call.n_pes(); ++i) {
+    const std::size_t pe = (call.me() + i) % call.n_pes();
+    const Range block = block_of(pe);
     const std::size_t begin = block.begin * reduction.element;
-    puller.pull(target + begin, member, reduction.target_offset + begin,
+    puller.pull(target + begin, pe, reduction.target_offset + begin,
                 block.count * reduction.element);
   }
   puller.finish();
@@ -128,7 +125,7 @@ void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const v
   const Reduction reduction = check(call, dtype, op, target, count, source, count);
   agree(call, Operation::reduce, reduction, count);
   if (call.world().cuda() == nullptr &&
-      collective::divides_reduction(count, reduction.element, call.members())) {
+      collective::divides_reduction(count, reduction.element, call.n_pes())) {
     reduce_divided(call, reduction, count, static_cast<std::byte*>(target));
   } else {
     reduce_undivided(call, reduction, {0, count}, target);
@@ -139,11 +136,11 @@ void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const v
 void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
                     std::size_t count) {
   Call call(team, Operation::reduce_scatter);
-  const std::size_t n = call.members();
+  const std::size_t n = call.n_pes();
   require(
       count <= call.world().heap().size() / n, Code::invalid_argument,
-      "reduce_scatter: count is {}; allowed: what fits {} times into the symmetric heap of {} bytes "
-      "(SHOAL_SYMMETRIC_SIZE)",
+      "reduce_scatter: count is {}; allowed: counts that fit {} times into the symmetric heap of {} "
+      "bytes (SHOAL_SYMMETRIC_SIZE)",
       count, n, call.world().heap().size());
   const Reduction reduction = check(call, dtype, op, target, count, source, count * n);
   agree(call, Operation::reduce_scatter, reduction, count);

@@ -11,12 +11,12 @@
 namespace shoal::collective {
 namespace {
 
-// Accumulators of a chunk live on the stack (8 KiB at most) and stay in the first-level cache while
-// every source is added.
+// The accumulators of a chunk are on the stack (8 KiB at most) and stay in the first-level cache
+// while all sources are added.
 constexpr std::size_t kChunk = 1024;
 
-// Each element type: how it lies in memory, in what it is accumulated, and the conversions.
-// Integers are accumulated unsigned, where overflow is defined.
+// Each element type: its form in memory, the type that accumulates it, and the conversions.
+// Integers are accumulated as unsigned values, whose overflow is defined.
 template <typename T>
 struct Plain {
   using Stored = T;
@@ -59,7 +59,7 @@ struct Prod {
     return wrapping(a, b, [](auto x, auto y) { return x * y; });
   }
 };
-// `b != b` passes a NaN on: it wins against any number, and no comparison takes it back.
+// `b != b` holds for a NaN, which then stays the result, since all comparisons with it are false.
 struct Min {
   template <typename T>
   T operator()(T a, T b) const {

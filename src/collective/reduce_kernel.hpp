@@ -17,9 +17,9 @@ std::string_view name_of(ReduceOp op) noexcept;
 bool supports(DataType dtype, ReduceOp op) noexcept;
 
 /// target[i] = sources[0][i] op sources[1][i] op ..., from left to right, for i < count. All arrays
-/// are aligned to the element size; `target` may be one of the sources. Integers wrap around;
-/// bfloat16 and float16 are accumulated in float and rounded once; min and max of floating point
-/// are NaN when an operand is. Needs supports(dtype, op) and at least one source.
+/// are aligned to the element size; `target` may be one of the sources. Integers wrap around.
+/// bfloat16 and float16 are accumulated in float32 and rounded once. Floating-point min and max are
+/// NaN where an operand is. Requires supports(dtype, op) and at least one source.
 void reduce_elements(DataType dtype, ReduceOp op, void* target,
                      std::span<const void* const> sources, std::size_t count);
 

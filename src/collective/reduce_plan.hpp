@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// reduce_plan.hpp: how a reduction is divided among the members. Pure functions of its shape, the
-// same on every member.
+// reduce_plan.hpp: the division of a reduction among the PEs of a team. Pure functions of its
+// shape, the same on every PE.
 #pragma once
 
 #include <algorithm>
@@ -16,25 +16,24 @@ struct Range {
   std::size_t count = 0;
 };
 
-/// Up to this many bytes read per member, every member reduces everything: reading n times as much
-/// costs less than the second round of waiting that dividing the work needs.
+/// Up to this many bytes read per PE, every PE reduces all elements: reading n times as much costs
+/// less than the second round of waiting that a division needs.
 inline constexpr std::size_t kUndividedBytes = 32 << 10;
 
-/// Whether each member reduces a block of its own, which the others then collect.
-constexpr bool divides_reduction(std::size_t count, std::size_t element_bytes,
-                                 std::size_t members) {
-  return members > 1 && count > kUndividedBytes / element_bytes / members;
+/// Whether each PE reduces its own block, which the other PEs then collect.
+constexpr bool divides_reduction(std::size_t count, std::size_t element_bytes, std::size_t n_pes) {
+  return n_pes > 1 && count > kUndividedBytes / element_bytes / n_pes;
 }
 
-/// The block of `count` elements that `member` reduces. Blocks are equal and a multiple of 64
-/// bytes, so that no two members write to the same cache line of an aligned target; the last ones
-/// may be shorter or empty.
-constexpr Range reduction_block(std::size_t count, std::size_t element_bytes, std::size_t members,
-                                std::size_t member) {
+/// The block of `count` elements that `pe` reduces. Blocks are equal and a multiple of 64 bytes, so
+/// that no two PEs write to the same cache line of an aligned target; the last ones may be shorter
+/// or empty.
+constexpr Range reduction_block(std::size_t count, std::size_t element_bytes, std::size_t n_pes,
+                                std::size_t pe) {
   const std::size_t line = 64 / element_bytes;
-  const std::size_t share = count / members + (count % members != 0);
+  const std::size_t share = count / n_pes + (count % n_pes != 0);
   const std::size_t block = align_up(share, line);
-  const std::size_t begin = std::min(count, member * block);
+  const std::size_t begin = std::min(count, pe * block);
   return {begin, std::min(block, count - begin)};
 }
 

@@ -7,8 +7,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/host/backend.hpp"
-#include "world/fabric/connectivity.hpp"
-#include "world/parts.hpp"
+#include "world/fabric/fabric.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/backend.hpp"
 #endif
@@ -51,19 +50,15 @@ Nodes one_node(const Team& team) {
 /// while its rows pass through the host.
 std::int32_t threads_when_staged(const GroupState& group) {
   constexpr std::int64_t kMost = 8;  // saturates memory bandwidth
-  const auto& hosts = group.world->parts().placement.host_of;
-  const std::int64_t here =
-      std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(group.world->my_pe())]);
+  const std::int64_t here = group.world->placement().pes_on_host();
   return static_cast<std::int32_t>(
       std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
 }
 
 /// Whether the PE is on this node and the settings allow its GPU to be reached.
-bool should_reach(const shoal::detail::WorldParts& world, Pe pe) {
-  const auto& node_of = world.placement.node_of;
-  if (node_of[static_cast<std::size_t>(pe)] != node_of[static_cast<std::size_t>(world.my_pe)])
-    return false;
-  const auto& allowed = shoal::detail::order_of(world.heap_connectivity, world.my_pe, pe);
+bool should_reach(const shoal::detail::WorldState& world, Pe pe) {
+  if (!world.placement().same_node(pe)) return false;
+  const auto& allowed = shoal::detail::order_of(world.fabric().gpu_map(), world.my_pe(), pe);
   return std::find(allowed.begin(), allowed.end(), "cuda_p2p") != allowed.end();
 }
 
@@ -76,7 +71,7 @@ void report_staging(const Team& team) {
   for (std::int32_t rank = 0; rank < team.size() && !surprising; ++rank) {
     const Pe pe = team.world_pe(rank);
     if (world.peer_base(pe) != nullptr) continue;
-    surprising = should_reach(world.parts(), pe);
+    surprising = should_reach(world, pe);
     if (surprising || !named) named = pe;
   }
   if (!named) return;  // PEs that do not reach each other report it

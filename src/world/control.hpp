@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// control.hpp: the control block: what a PE's segment holds in front of the heap.
+// control.hpp: the control block, which lies in front of the heap in each PE's segment.
 //
-// Other PEs write into it through whatever transport reaches here, and its owner polls it. Nothing
-// in it is ever cleared: every word either only grows or carries the epoch of the operation that
-// wrote it. Offsets count from the start of the segment.
+// Other PEs write into it through any transport, and its owner polls it. No word is ever cleared:
+// each one either only grows or carries the epoch of the operation that wrote it. Offsets count
+// from the start of the segment.
 #pragma once
 
 #include <cstddef>
@@ -13,39 +13,57 @@
 
 namespace shoal::detail {
 
-/// Changes whenever PEs of different builds would misread each other.
-inline constexpr std::uint64_t kProtocolVersion = 3;
+/// Increases with every change after which PEs of different builds would misread each other.
+inline constexpr std::uint64_t kProtocolVersion = 4;
 
-/// What a PE says about itself to all others.
+/// The state of a PE as it announces it to all others.
 enum class PeerStatus : std::uint64_t { running = 0, closed, failed, left };
 
-/// Written by its owner alone, read by others for their error messages.
+/// Written by its owner, read by other PEs for their error messages.
 struct ProgressRecord {
   std::uint64_t activity;
   std::uint64_t epoch;
   std::uint64_t phase[2];  ///< text, at most 15 characters
-  std::uint64_t awaited;   ///< the PE that it waits for, counted from 1; 0: none in particular
+  std::uint64_t awaited;   ///< the PE that it waits for, plus 1; 0: no single PE
 };
 
-/// How the PE with this index in the board has fared; written by that PE.
+/// The status of one PE, written by that PE.
 struct StatusEntry {
   static constexpr std::size_t kMessageBytes = 504;
   std::uint64_t status;  ///< a PeerStatus
   char message[kMessageBytes];
 };
 
-/// One blob of an exchange with what is needed to see that all members are in the same one.
+/// Why a PE gives something up, written by that PE. Two entries per PE alternate, so that a reader
+/// never sees an entry that is being written.
+struct CauseEntry {
+  static constexpr std::size_t kReasonBytes = 504;
+  std::uint64_t cause;  ///< word(); 0: none yet
+  char reason[kReasonBytes];
+
+  /// `sequence` counts the entries of the writer from 1. A negative `pe` is an unknown PE.
+  static std::uint64_t word(std::uint64_t sequence, Pe pe) noexcept {
+    return sequence << 32 | static_cast<std::uint32_t>(pe + 1);
+  }
+  static std::uint64_t sequence_of(std::uint64_t word) noexcept { return word >> 32; }
+  static Pe pe_of(std::uint64_t word) noexcept {
+    return static_cast<Pe>(static_cast<std::uint32_t>(word)) - 1;
+  }
+};
+
+/// One PE's part of an exchange. `epoch`, `bytes` and `what` show whether all PEs are in the same
+/// exchange.
 struct ExchangeEntry {
   static constexpr std::size_t kBlobBytes = 512;
+  static constexpr std::size_t kWhatBytes = 48;
   std::uint64_t epoch;
   std::uint64_t bytes;
-  char what[48];  ///< name of the operation, for messages
+  char what[kWhatBytes];  ///< name of the operation, for messages
   std::byte blob[kBlobBytes];
 };
 
-/// A record of the join board; written by one joining PE, polled by the owner of the board. The
-/// words of the set of free team indices follow it. `version` is odd while the record is being
-/// written.
+/// A record of the join board, written by one joining PE and polled by the owner of the board. The
+/// bit set of free team indices follows it. `version` is odd while the record is being written.
 struct JoinRecord {
   std::uint64_t version;
   std::uint64_t id;
@@ -54,45 +72,50 @@ struct JoinRecord {
   std::uint64_t generation;
 };
 
-/// Where everything lies: a pure function of the number of PEs and SHOAL_MAX_TEAMS, so it is the
-/// same on every PE.
+/// The offsets in the control block: a pure function of the number of PEs and SHOAL_MAX_TEAMS,
+/// hence the same on every PE.
 class ControlLayout {
  public:
   ControlLayout(Pe n_pes, std::int64_t max_teams);
 
-  /// Bytes of the control block, a multiple of memory::Segment::kAlignment: the heap starts there.
+  /// Bytes of the control block, a multiple of memory::Segment::kAlignment. The heap or staging
+  /// starts there.
   std::size_t bytes() const noexcept { return bytes_; }
 
   std::size_t progress() const noexcept { return 0; }
-  /// Counts the status changes that other PEs wrote here; the only word that a healthy wait looks
-  /// at.
+  /// Counts the entries that other PEs wrote to the board; the only word that a healthy wait reads.
   std::size_t alerts() const noexcept { return kLine; }
   std::size_t status(Pe from) const noexcept { return status_ + at(from) * sizeof(StatusEntry); }
+
+  /// One of the two cause entries of `from`.
+  std::size_t cause(Pe from, std::uint64_t parity) const noexcept {
+    return causes_ + (2 * at(from) + parity) * sizeof(CauseEntry);
+  }
 
   std::size_t join_record(Pe from) const noexcept { return join_ + at(from) * join_stride_; }
   std::size_t join_free_word(Pe from, std::size_t word) const noexcept {
     return join_record(from) + sizeof(JoinRecord) + word * sizeof(std::uint64_t);
   }
-  /// The last join of this PE that `from` has read.
+  /// The version of the last join record of this PE that `from` has read.
   std::size_t join_acknowledged(Pe from) const noexcept { return acknowledged_ + at(from) * kLine; }
 
-  /// The flag and the blob of member `member` of the team with this index, for operations of this
-  /// parity.
-  std::size_t flag(std::int32_t team, std::uint64_t parity, std::size_t member) const noexcept {
-    return teams_ + at(team) * team_stride_ + (parity * n_pes_ + member) * kLine;
+  /// The flag and the exchange entry of the PE with index `pe` in the team with index `team`, for
+  /// operations whose epoch has this parity.
+  std::size_t flag(std::int32_t team, std::uint64_t parity, std::size_t pe) const noexcept {
+    return teams_ + at(team) * team_stride_ + (parity * n_pes_ + pe) * kLine;
   }
-  std::size_t entry(std::int32_t team, std::uint64_t parity, std::size_t member) const noexcept {
+  std::size_t entry(std::int32_t team, std::uint64_t parity, std::size_t pe) const noexcept {
     return teams_ + at(team) * team_stride_ + 2 * n_pes_ * kLine +
-           (parity * n_pes_ + member) * sizeof(ExchangeEntry);
+           (parity * n_pes_ + pe) * sizeof(ExchangeEntry);
   }
 
  private:
-  static constexpr std::size_t kLine =
-      64;  // bytes of a cache line: flags of different writers do not share one
+  /// Bytes of a cache line. Flags of different writers do not share one.
+  static constexpr std::size_t kLine = 64;
   static std::size_t at(std::int32_t index) noexcept { return static_cast<std::size_t>(index); }
 
   std::size_t n_pes_;
-  std::size_t status_, join_, join_stride_, acknowledged_, teams_, team_stride_, bytes_;
+  std::size_t status_, causes_, join_, join_stride_, acknowledged_, teams_, team_stride_, bytes_;
 };
 
 }  // namespace shoal::detail

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of the device side needs no CUDA: teams and failure reports as the host sees them.
+// The parts of the device side that need no CUDA: teams, and the text of failure reports.
 #include "world/device_side.hpp"
 
 #include <atomic>
 #include <bit>
 
 #include "base/check.hpp"
-#include "world/parts.hpp"
+#include "world/placement.hpp"
+#include "world/teams/team_state.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "world/cuda/make_device_side.hpp"
 #endif
@@ -41,7 +42,7 @@ const char* symbol_of(Compare compare) {
   return i < std::size(symbols) ? symbols[i] : "?";
 }
 
-/// A word as a number of its own type.
+/// A word as a number of its type.
 std::string number(std::uint64_t bits, const FailureReport& report) {
   if (report.width == 4) bits &= 0xffffffffU;
   if (report.is_signed == 0) return fmt::format("{}", bits);
@@ -60,11 +61,11 @@ std::uint64_t epoch_of(std::uint64_t word) {
 
 }  // namespace
 
-std::shared_ptr<DeviceSide> make_device_side(WorldParts& world) {
+std::shared_ptr<DeviceSide> make_device_side(const DeviceSideContext& context) {
 #ifdef SHOAL_WITH_CUDA
-  return make_cuda_device_side(world);
+  return make_cuda_device_side(context);
 #else
-  fail(Code::unsupported, "PE {}: this build of Shoal has no GPU backend", world.my_pe);
+  fail(Code::unsupported, "PE {}: this build of Shoal has no GPU backend", context.placement.my_pe);
 #endif
 }
 
@@ -77,7 +78,7 @@ device::Team describe_team(const DeviceSide& side, const TeamState& team) {
   result.arrived = side.team_words(team.index);
   result.epoch = result.arrived + n_pes;
   result.generation = team.generation;
-  for (const Pe pe : team.members) result.members[pe / 64] |= std::uint64_t{1} << (pe % 64);
+  for (const Pe pe : team.pes) result.members[pe / 64] |= std::uint64_t{1} << (pe % 64);
   return result;
 }
 

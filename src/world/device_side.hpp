@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// device_side.hpp: what a world with its heap in GPU memory can do on streams and in kernels, for
-// code that knows no CUDA header. The public calls (stream_operations.cpp) check arguments, the
-// implementation (cuda/) starts work.
+// device_side.hpp: operations of a world with its heap in GPU memory on streams and in kernels, for
+// code that includes no CUDA header. The public calls (rma/stream_operations.cpp) check arguments,
+// the implementation (cuda/) starts the work.
 //
-// Every call starts work on a stream and returns; none allocates or waits for the GPU, so that
-// streams can be captured. Addresses are those of this process: peers' heaps as mapped here. All
-// throw Error{system} with CUDA's reason when work cannot be started.
+// Every call starts work on a stream and returns. None allocates or waits for the GPU, so streams
+// can be captured. Addresses are those of this process, where the heaps of other PEs are mapped.
+// All calls throw Error{system} with CUDA's reason where the work cannot start.
 #pragma once
 
 #include <chrono>
@@ -20,9 +20,21 @@
 
 namespace shoal::detail {
 
-struct WorldParts;
+class Memory;
+class Fabric;
+class WorldState;
+struct Placement;
+struct TeamState;
 
-/// A variable of this PE's heap and what it is waited or tested for.
+/// The parts of a world that its device side is made from.
+struct DeviceSideContext {
+  const Settings& settings;
+  const Placement& placement;
+  Memory& memory;
+  const Fabric& fabric;
+};
+
+/// A wait or test: a variable of this PE's heap and the value to compare it with.
 struct Condition {
   const void* variable = nullptr;
   Compare compare{};
@@ -76,17 +88,17 @@ class DeviceSide {
   std::uint64_t* team_words_ = nullptr;  ///< per team: arrived, by PE, then epoch
 };
 
-/// The device side of a world whose heap is in GPU memory, before its final barrier: takes the
+/// The device side of a world whose heap is in GPU memory. Called while the world opens. Takes the
 /// start of the heap's free memory, the same on every PE. Not collective. Throws Error{unsupported}
 /// in a build without CUDA.
-std::shared_ptr<DeviceSide> make_device_side(WorldParts& world);
+std::shared_ptr<DeviceSide> make_device_side(const DeviceSideContext& context);
 
-/// A team as its members' kernels see it. Throws Error{unsupported} for worlds of too many PEs.
+/// A team for kernels. Throws Error{unsupported} for worlds of more than device::Team::kMaxPes PEs.
 device::Team describe_team(const DeviceSide& side, const TeamState& team);
 
-/// Takes a complete report, so that the next one can be written; nullopt when there is none.
+/// Takes a complete report, so that the next one can be written; nullopt where there is none.
 std::optional<device::FailureReport> take_report(device::FailureReport& report);
-/// The error that a report stands for, on PE `my_pe` of `n_pes`.
+/// The error of a report, on PE `my_pe` of `n_pes`.
 Error describe_report(const device::FailureReport& report, Pe my_pe, Pe n_pes);
 
 }  // namespace shoal::detail

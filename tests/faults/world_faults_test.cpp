@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the others are told when a PE of a world is killed, stopped, or cannot start.
+// Errors of the other PEs when a PE of a world is killed, is stopped, or cannot start.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -30,7 +30,7 @@ Environment environment() {
           {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}};
 }
 
-/// Runs `call`, which must throw, and prints what it says for the test to read.
+/// Runs `call`, which must throw, and prints the error for the test to read.
 template <typename Call>
 void print_error(Call&& call) {
   try {
@@ -41,7 +41,7 @@ void print_error(Call&& call) {
   }
 }
 
-// PE 1 never comes; the others wait for it in the way that the argument says.
+// PE 1 never comes; the other PEs wait for it in the call that the argument names.
 SHOAL_PE_BODY(wait_for_pe_1) {
   World world = World::open({pe.settings, nullptr});
   const auto flag = world.heap().allocate<std::uint64_t>(1);
@@ -57,7 +57,7 @@ SHOAL_PE_BODY(wait_for_pe_1) {
   });
 }
 
-// PE 2 may not make anything as large as a heap.
+// A limit keeps PE 2 from creating a file as large as a heap.
 SHOAL_PE_BODY(fail_in_heap) {
   if (pe.settings.pe == 2) {
     signal(SIGXFSZ, SIG_IGN);
@@ -69,7 +69,7 @@ SHOAL_PE_BODY(fail_in_heap) {
 
 class KilledPe : public testing::TestWithParam<std::string> {};
 
-// D9, A10: a PE that is killed is reported at once, not after the timeout.
+// A killed PE is reported at once, not after the timeout.
 TEST_P(KilledPe, IsReportedByAll) {
   PeGroup group = start_pes(3, "wait_for_pe_1", {.env = environment(), .argument = GetParam()});
   for (const Process& process : group.pes)
@@ -91,7 +91,7 @@ TEST_P(KilledPe, IsReportedByAll) {
 INSTANTIATE_TEST_SUITE_P(InEveryWait, KilledPe, testing::Values("sync", "wait", "malloc", "close"),
                          [](const auto& instance) { return instance.param; });
 
-// D9: a PE whose heap cannot be made fails the start of all, with its message.
+// A PE that cannot create its heap fails the start of all PEs, with its message.
 TEST(WorldOpenFault, OneWithoutHeapFailsAll) {
   const auto results = run_pes(3, "fail_in_heap", {.env = environment()});
   expect_success(results);
@@ -121,8 +121,7 @@ std::int64_t shared_memory_bytes() {
   return 0;
 }
 
-/// By how much the machine's shared memory grew while a job ran, and by how much after one of its
-/// PEs was killed.
+/// Growth of the machine's shared memory while a job ran, and after one of its PEs was killed.
 struct Growth {
   std::int64_t during = 0, after = 0;
 };
@@ -151,9 +150,9 @@ Growth kill_one_that_touched_memory() {
   return growth;
 }
 
-// Heaps have no names, so a kill cannot leave them behind. The kernel counts for the whole machine:
-// what other programs do meanwhile can spoil a look, hence the tolerance, and more than one look. A
-// leak shows in all of them.
+// Heaps have no names, so they disappear with a killed process. The kernel counts shared memory for
+// the whole machine, including other programs, hence the tolerance and several attempts. A leak
+// shows in all of them.
 TEST(WorldFault, AKilledPeLeavesNoSharedMemory) {
   constexpr std::int64_t kTouchedByAll = kMemoryPes * kTouchedBytes;
   Growth growth;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A PE that is killed, or whose control plane aborts, in any phase of
-// World::open: the others are told by name, and soon (requirement D9).
+// A PE that is killed, or whose control plane aborts, in any phase of World::open. The other PEs
+// soon fail and name it.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -24,8 +24,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using When = StepBootstrap::When;
 
-/// The all-gathers of World::open, and the middle of the phases in which PEs
-/// wait for each other elsewhere: inside the transports' connect.
+/// The all-gathers of World::open, and the middle of the phases in which PEs wait for each other
+/// outside an all-gather: in the connect of a transport.
 constexpr const char* kSteps[] = {"bootstrap",    "identity", "heap",         "transports",
                                   "connectivity", "teams",    "final barrier"};
 constexpr const char* kNetworkSteps[] = {"NIC choice", "network",
@@ -56,15 +56,13 @@ Environment environment(const std::string& place) {
       environment.insert(
           {{"SHOAL_TRANSPORT_INSIDE", "ofi"}, {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}});
 #ifdef __SANITIZE_ADDRESS__
-  // Now and then libfabric 1.17 forgets a connection that is being made when its endpoint is
-  // closed.
+  // libfabric 1.17 sometimes leaks a pending connection when its endpoint is closed.
   if (place == "after network") environment.insert({"ASAN_OPTIONS", "detect_leaks=0"});
 #endif
   return environment;
 }
 
-/// The settings' bootstrap; on PE 1 that does `what` at the place that the
-/// argument names.
+/// The bootstrap of the settings. On PE 1 it does `what` at the place that the argument names.
 std::shared_ptr<Bootstrap> bootstrap_of(const PeContext& pe,
                                         const std::function<void(Bootstrap&)>& what) {
   std::shared_ptr<Bootstrap> plain = make_bootstrap(pe.settings);
@@ -106,8 +104,8 @@ SHOAL_PE_BODY(throw_while_opening) {
 }
 
 class KilledWhileOpening : public testing::TestWithParam<std::string> {};
-/// With the body that the PEs run: a bootstrap that tells the others itself,
-/// and one that leaves that to World::open.
+/// By the body that the PEs run: a bootstrap that reports the failure itself, and one that leaves
+/// it to World::open.
 class FailsWhileOpening : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(KilledWhileOpening, IsNamedByAll) {

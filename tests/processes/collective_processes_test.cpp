@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives among processes, on one node and on emulated nodes (requirement D6).
+// Collectives among processes, on one node and on emulated nodes.
 #include <gtest/gtest.h>
 
 #include "checks/collective/reference.hpp"

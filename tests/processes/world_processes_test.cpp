@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds whose PEs are processes: the same checks as with threads, over passed descriptors.
+// Worlds whose PEs are processes: the same checks as with threads, over passed file descriptors.
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ SHOAL_PE_BODY(open_and_close) {
   world.close();
 }
 
-// Threads and processes in one world: PEs 0, 1 and 2, 3 share a process each.
+// Threads and processes in one world: PEs 0 and 1 share a process, and so do PEs 2 and 3.
 SHOAL_PE_BODY(two_threads_each) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 2; ++i)
@@ -57,12 +57,12 @@ TEST(WorldOfProcesses, DoesEverythingWithoutLoadStore) {
   expect_success(run_pes(2, "everything", {.env = environment("1")}));
 }
 
-// More PEs than a socket queue holds datagrams.
+// More PEs than the number of datagrams in a socket queue.
 TEST(WorldOfProcesses, OpensWithMorePesThanASocketQueues) {
   expect_success(run_pes(16, "open_and_close", {.env = environment("0")}));
 }
 
-/// What a program does that knows nothing of the tests: the options from the environment alone.
+/// An independent program: it takes its options from the environment alone.
 SHOAL_PE_BODY(open_from_environment) {
   const auto start = std::chrono::steady_clock::now();
   World world = World::open(WorldOptions::from_environment());
@@ -71,7 +71,7 @@ SHOAL_PE_BODY(open_from_environment) {
   EXPECT_EQ(world.n_pes(), 3);
   EXPECT_EQ(world.heap().size(), std::size_t{8} << 20);
   EXPECT_EQ(world.settings().max_teams, 40);
-  // D9: the phases are what the time went to.
+  // The phases account for the time.
   std::chrono::nanoseconds sum{};
   for (const InitPhase& phase : world.init_phases()) sum += phase.duration;
   EXPECT_GT(sum.count(), 0);
@@ -84,7 +84,7 @@ TEST(WorldOfProcesses, TakesItsOptionsFromTheEnvironment) {
   expect_success(run_pes(3, "open_from_environment", {.env = environment("0")}));
 }
 
-// D1: PEs may be processes, threads, and both at once.
+// PEs may be processes, threads, or both in one world.
 TEST(WorldOfProcesses, MixesThreadsAndProcesses) {
   PeOptions options{.env = environment("0")};
   const UniqueId id = [&] {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "info/world.hpp"
 
-#include "world/parts.hpp"
+#include "shoal/bootstrap.hpp"
 #include "world/startup/blob.hpp"
+#include "world/state.hpp"
 
 namespace shoal::info {
 namespace {
@@ -16,7 +17,7 @@ std::vector<PeTimeline> gather_timelines(World& world) {
     mine.value<std::int64_t>(phase.waited.count());
   }
   std::vector<PeTimeline> timelines;
-  for (const auto& blob : world.state().parts().bootstrap->all_gather(mine.take(), "timelines")) {
+  for (const auto& blob : world.state().bootstrap().all_gather(mine.take(), "timelines")) {
     detail::BlobReader reader(blob);
     PeTimeline& timeline = timelines.emplace_back();
     for (auto left = reader.value<std::uint64_t>(); left > 0; --left) {

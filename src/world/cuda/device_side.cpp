@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaDeviceSide: memory and streams through the driver's table, kernels through the CUDA runtime,
+// CudaDeviceSide: memory and streams through the driver API, kernels through the CUDA runtime,
 // which shares the primary context.
 #include <cuda_runtime_api.h>
 
@@ -12,7 +12,8 @@
 #include "memory/cuda/stream_pool.hpp"
 #include "world/cuda/make_device_side.hpp"
 #include "world/cuda/stream_kernels.hpp"
-#include "world/parts.hpp"
+#include "world/fabric/fabric.hpp"
+#include "world/memory/memory.hpp"
 
 namespace shoal::detail {
 namespace {
@@ -21,15 +22,15 @@ using cuda::Stream;
 using device::FailureReport;
 using memory::cuda::address;
 
-/// From here on the copy engines are used. Below, a kernel is done before an engine has started;
-/// the exact place is not measured.
+/// Copies of at least this size use a copy engine. A kernel finishes smaller ones before an engine
+/// has started. The exact limit is not measured.
 constexpr std::size_t kCopyEngineBytes = std::size_t{256} << 10;
-/// What one block moves within the time of a second launch.
+/// Bytes that one block moves in the time of a second launch.
 constexpr std::size_t kFusedSignalBytes = std::size_t{32} << 10;
 
 class CudaDeviceSide final : public DeviceSide {
  public:
-  explicit CudaDeviceSide(WorldParts& world);
+  explicit CudaDeviceSide(const DeviceSideContext& context);
   ~CudaDeviceSide() override;
 
   void check_local(const char* what, const void* memory, std::size_t bytes) const override;
@@ -55,10 +56,11 @@ class CudaDeviceSide final : public DeviceSide {
   }
   void copy_signal(Stream stream, void* target, const void* source, std::size_t bytes,
                    std::uint64_t* word, SignalOp op, std::uint64_t value) const override {
-    if (bytes != 0 && bytes <= kFusedSignalBytes)
-      return start("put_signal", [&] {
-        return kernels::copy_signal(stream, target, source, bytes, word, op, value);
-      });
+    if (bytes != 0 && bytes <= kFusedSignalBytes) {
+      start("put_signal",
+            [&] { return kernels::copy_signal(stream, target, source, bytes, word, op, value); });
+      return;
+    }
     if (bytes != 0) copy(stream, target, source, bytes);
     signal(stream, word, op, value);
   }
@@ -74,7 +76,7 @@ class CudaDeviceSide final : public DeviceSide {
   void order(Stream before, Stream after) const override;
 
  private:
-  void lay_out_heap(WorldParts& world);
+  void lay_out_heap(const DeviceSideContext& context);
   void check_runtime(cudaError_t result, const char* what) const {
     require(result == cudaSuccess, Code::system, "{} failed on GPU {}: {}: {}", what,
             launch_.device, cudaGetErrorName(result), cudaGetErrorString(result));
@@ -89,28 +91,27 @@ class CudaDeviceSide final : public DeviceSide {
 
   const memory::cuda::Driver& driver_;
   std::shared_ptr<memory::Device> device_;
-  std::shared_ptr<CUstream_st> launch_stream_;  // what launch_.priority is
-  const char* unusable_ = nullptr;              // why kernels could not be loaded
-  mutable cudaEvent_t ordering_ = nullptr;      // made at its first use
+  std::shared_ptr<CUstream_st> launch_stream_;  ///< owns launch_.priority
+  const char* unusable_ = nullptr;              ///< why the kernels could not be loaded
+  mutable cudaEvent_t ordering_ = nullptr;      ///< created at its first use
 };
 
-CudaDeviceSide::CudaDeviceSide(WorldParts& world)
-    : driver_(memory::cuda::driver()), device_(world.device) {
+CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
+    : driver_(memory::cuda::driver()), device_(context.memory.device()) {
   device_->activate();
   launch_.device = device_->device;
   const auto here = device_->description().uuid;
-  launch_.pes_on_device =
-      static_cast<int>(std::count_if(world.devices.begin(), world.devices.end(),
-                                     [&](const auto& other) { return other.uuid == here; }));
-  world_.my_pe = world.my_pe;
-  world_.n_pes = world.n_pes;
-  world_.heap = world.heap_base();
-  world_.heap_bytes = world.heap_size();
+  const auto& devices = context.memory.devices();
+  launch_.pes_on_device = static_cast<int>(std::count_if(
+      devices.begin(), devices.end(), [&](const auto& other) { return other.uuid == here; }));
+  world_.my_pe = context.placement.my_pe;
+  world_.n_pes = context.placement.n_pes;
+  world_.heap = context.memory.heap_base();
+  world_.heap_bytes = context.memory.heap_size();
   world_.timeout_ns =
-      static_cast<std::uint64_t>(std::chrono::nanoseconds(world.settings.timeout).count());
-  lay_out_heap(world);
-  // Kernels that cannot be loaded are the failure of who starts one: the heap can be used without
-  // them.
+      static_cast<std::uint64_t>(std::chrono::nanoseconds(context.settings.timeout).count());
+  lay_out_heap(context);
+  // Not an error here: the heap can be used without kernels. Calls that start one throw.
   unusable_ = kernels::load();
 
   launch_stream_ = memory::cuda::take_stream(*device_, memory::cuda::StreamPriority::highest);
@@ -127,23 +128,24 @@ CudaDeviceSide::~CudaDeviceSide() {
   driver_.host_free(world_.failure);
 }
 
-/// Takes memory for the words of all teams and, where heaps do not lie at equal distances, the
-/// table of heaps.
-void CudaDeviceSide::lay_out_heap(WorldParts& world) {
-  const auto n_pes = static_cast<std::size_t>(world.n_pes);
-  const auto teams = static_cast<std::size_t>(world.settings.max_teams);
-  const std::size_t words = teams * team_stride(world.n_pes) + n_pes;
+/// Allocates the words of all teams and, where the heaps do not lie at equal distances, the table
+/// of heaps.
+void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
+  Memory& memory = context.memory;
+  const auto n_pes = static_cast<std::size_t>(context.placement.n_pes);
+  const auto teams = static_cast<std::size_t>(context.settings.max_teams);
+  const std::size_t team_words = teams * team_stride(context.placement.n_pes);
+  const std::size_t words = team_words + n_pes;
   const std::size_t bytes = words * sizeof(std::uint64_t);
-  const auto offset = world.allocator.allocate(bytes, alignof(std::uint64_t));
-  require(
-      offset && *offset + bytes <= world.heap_mapped(), Code::exhausted,
-      "the signals of {} teams of {} PEs take {} bytes of the symmetric heap, whose first step has {}; settings: "
-      "SHOAL_MAX_TEAMS, SHOAL_SYMMETRIC_SIZE",
-      teams, n_pes, bytes, world.heap_mapped());
+  const auto offset = memory.heap().allocate(bytes, alignof(std::uint64_t));
+  require(offset && *offset + bytes <= memory.heap_mapped(), Code::exhausted,
+          "the signals of {} teams of {} PEs take {} bytes of the symmetric heap, whose first step "
+          "has {}; settings: SHOAL_MAX_TEAMS, SHOAL_SYMMETRIC_SIZE",
+          teams, n_pes, bytes, memory.heap_mapped());
   team_words_ = reinterpret_cast<std::uint64_t*>(world_.heap + *offset);
   device_->zero(team_words_, bytes);
 
-  const std::vector<std::byte*>& bases = world.peer_base;
+  const std::vector<std::byte*>& bases = context.fabric.peer_bases();
   const std::ptrdiff_t stride = n_pes == 1 ? 0 : bases[1] - bases[0];
   bool window = true;
   for (std::size_t pe = 0; pe < n_pes; ++pe)
@@ -152,7 +154,7 @@ void CudaDeviceSide::lay_out_heap(WorldParts& world) {
   world_.window = bases[0];
   world_.stride = static_cast<std::size_t>(stride);
   if (!window) {
-    auto* const table = team_words_ + teams * team_stride(world.n_pes);
+    auto* const table = team_words_ + team_words;
     world_.bases = reinterpret_cast<std::byte* const*>(table);
     check(driver_,
           driver_.copy(address(table), address(static_cast<const void*>(bases.data())),
@@ -171,16 +173,18 @@ void CudaDeviceSide::check_local(const char* what, const void* memory, std::size
         driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(byte));
     require(
         result == CUDA_SUCCESS, Code::invalid_argument,
-        "{}: the local buffer of {} bytes at {} is not memory that GPU {} can use; allowed: GPU memory, the "
-        "symmetric heap, pinned host memory",
+        "{}: the local buffer of {} bytes at {} is not memory that GPU {} can use; allowed: GPU "
+        "memory, the symmetric heap, pinned host memory",
         what, bytes, memory, launch_.device);
   }
 }
 
 void CudaDeviceSide::copy(Stream stream, void* target, const void* source,
                           std::size_t bytes) const {
-  if (bytes < kCopyEngineBytes)
-    return start("copy", [&] { return kernels::copy(stream, target, source, bytes); });
+  if (bytes < kCopyEngineBytes) {
+    start("copy", [&] { return kernels::copy(stream, target, source, bytes); });
+    return;
+  }
   device_->activate();
   check(driver_, driver_.copy(address(target), address(source), bytes, stream),
         fmt::format("a copy of {} bytes did not start on GPU {}", bytes, launch_.device));
@@ -197,8 +201,8 @@ void CudaDeviceSide::order(Stream before, Stream after) const {
 
 }  // namespace
 
-std::shared_ptr<DeviceSide> make_cuda_device_side(WorldParts& world) {
-  return std::make_shared<CudaDeviceSide>(world);
+std::shared_ptr<DeviceSide> make_cuda_device_side(const DeviceSideContext& context) {
+  return std::make_shared<CudaDeviceSide>(context);
 }
 
 }  // namespace shoal::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// make_device_side.hpp: the device side as CUDA implements it.
+// make_device_side.hpp: creates the CUDA implementation of DeviceSide.
 #pragma once
 
 #include <memory>
@@ -8,6 +8,6 @@
 
 namespace shoal::detail {
 
-std::shared_ptr<DeviceSide> make_cuda_device_side(WorldParts& world);
+std::shared_ptr<DeviceSide> make_cuda_device_side(const DeviceSideContext& context);
 
 }  // namespace shoal::detail

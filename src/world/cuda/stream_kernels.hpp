@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// stream_kernels.hpp: starts the kernels of operations on streams, on the device that is current.
-// Each returns CUDA's reason when its kernel did not start, else nullptr. Nothing here waits.
+// stream_kernels.hpp: starts the kernels of operations on streams, on the current device. Each
+// function returns nullptr, or CUDA's reason where the kernel did not start. None waits.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace shoal::detail::kernels {
 
-/// Loads all kernels, so that no later launch waits for kernels that run (CUDA programming guide,
-/// "Lazy Loading").
+/// Loads all kernels. A kernel that is loaded at its first launch waits for running kernels (CUDA
+/// programming guide, "Lazy Loading").
 const char* load();
 
-/// For sizes that a copy engine takes longer to start than to move.
+/// For sizes below the start-up cost of a copy engine.
 const char* copy(cuda::Stream stream, void* target, const void* source, std::size_t bytes);
 const char* copy_strided(cuda::Stream stream, void* target, std::size_t target_stride,
                          const void* source, std::size_t source_stride, std::size_t element,
@@ -23,7 +23,7 @@ const char* store(cuda::Stream stream, void* target, std::uint64_t value, std::s
 const char* atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t operand,
                    std::uint64_t compare, std::size_t width, void* result);
 const char* signal(cuda::Stream stream, std::uint64_t* word, SignalOp op, std::uint64_t value);
-/// One block; for few bytes.
+/// Runs in one block; for few bytes.
 const char* copy_signal(cuda::Stream stream, void* target, const void* source, std::size_t bytes,
                         std::uint64_t* word, SignalOp op, std::uint64_t value);
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition);

@@ -19,8 +19,8 @@ bool same_node(const Connectivity& map, Pe a, Pe b) {
          map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
 }
 
-/// The transports that a pair may use, in order, as names. "self" is for a PE alone and always
-/// allowed.
+/// The names of the transports that a pair may use, in order. "self" serves a PE alone and is
+/// always allowed.
 const std::vector<std::string>& order(const Connectivity& map, Pe a, Pe b) {
   const auto& wanted = same_node(map, a, b) ? map.inside : map.between;
   return wanted.empty() || a == b ? map.names : wanted;
@@ -32,7 +32,7 @@ std::optional<std::size_t> index_of(const Connectivity& map, std::string_view na
   return static_cast<std::size_t>(at - map.names.begin());
 }
 
-/// The first transport in the order of the pair of which `good` says that it will do.
+/// The first transport in the order of the pair whose capabilities `good` accepts.
 template <typename Good>
 std::optional<std::size_t> first(const Connectivity& map, Pe a, Pe b, Good&& good) {
   for (const std::string& name : order(map, a, b)) {
@@ -55,7 +55,7 @@ std::optional<std::size_t> choose_any(const Connectivity& map, Pe a, Pe b) {
   return first(map, a, b, [](Capabilities both) { return both != 0; });
 }
 
-/// Those names of "shm,libfabric" that are of `kind`; all of that kind where there is none.
+/// The names of `kind` in a list such as "shm,libfabric"; all of that kind where it has none.
 std::vector<std::string> parse_order(std::string_view setting, std::string_view text,
                                      std::span<const std::string_view> kind) {
   const auto is_of = [](std::span<const std::string_view> names, std::string_view name) {
@@ -119,8 +119,8 @@ bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name) 
 
 std::string_view next_network(const Connectivity& connectivity,
                               std::span<const std::string_view> networks) {
-  // In the order in which pairs would like to have them; between nodes first, which is what
-  // networks are for.
+  // In the order of preference of the pairs; pairs between nodes first, since networks are for
+  // them.
   std::vector<std::string> order = connectivity.between;
   order.insert(order.end(), connectivity.inside.begin(), connectivity.inside.end());
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);
@@ -176,7 +176,7 @@ void choose_transports(Connectivity& connectivity, Pe my_pe) {
   connectivity.transport_of.clear();
   connectivity.capabilities.clear();
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);
-  // This PE's own pairs first: their message has the reasons.
+  // The pairs of this PE first: their message has the reasons.
   for (Pe pe = 0; pe < n_pes; ++pe) {
     const auto chosen = choose(connectivity, my_pe, pe);
     require(chosen.has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}",

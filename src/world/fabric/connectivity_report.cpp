@@ -5,8 +5,11 @@
 
 #include <algorithm>
 
-#include "world/parts.hpp"
+#include "shoal/bootstrap.hpp"
+#include "world/fabric/fabric.hpp"
+#include "world/memory/memory.hpp"
 #include "world/startup/blob.hpp"
+#include "world/state.hpp"
 
 namespace shoal::detail {
 namespace {
@@ -19,8 +22,8 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// What the two PEs of a pair say against a transport: one sentence where they agree or only one
-/// has something to say.
+/// The objections of the two PEs of a pair to a transport: one sentence where they agree or only
+/// one objects.
 std::string objections(Reasons reasons, Pe a, Pe b, std::size_t transport) {
   const std::string& first =
       reasons[static_cast<std::size_t>(a)][static_cast<std::size_t>(b)][transport];
@@ -31,7 +34,7 @@ std::string objections(Reasons reasons, Pe a, Pe b, std::size_t transport) {
   return fmt::format("PE {}: {}; PE {}: {}", a, first, b, second);
 }
 
-/// What the verdicts on one pair have in common.
+/// One pair of PEs, with the inputs of its verdicts.
 struct Pair {
   const Connectivity& map;
   Reasons reasons;
@@ -62,7 +65,7 @@ TransportVerdict Pair::of_map(std::size_t t) const {
                                     : fmt::format("the first of {} that does everything, both ways",
                                                   fmt::join(order, ", "));
   } else if (verdict.chosen) {
-    verdict.why = fmt::format("nothing does more; {}", against);
+    verdict.why = fmt::format("no other does more; {}", against);
   } else if (!map.dropped.empty() && !map.dropped[t].empty()) {
     verdict.why = map.dropped[t];
   } else if (!does_everything) {
@@ -79,7 +82,7 @@ TransportVerdict Pair::of_map(std::size_t t) const {
   return verdict;
 }
 
-/// A network that is not in the map: nobody wanted it.
+/// A network that is not in the map, because no pair wanted it.
 TransportVerdict Pair::of_network(std::string_view name) const {
   TransportVerdict verdict{std::string(name), 0, false, ""};
   if (a == b)
@@ -112,18 +115,18 @@ std::vector<PairReport> explain(const Connectivity& map, Reasons reasons,
 }
 
 ConnectivityReport report_connectivity(WorldState& state) {
-  WorldParts& parts = state.parts();
-  const Connectivity* const maps[] = {&parts.connectivity, &parts.heap_connectivity};
+  const Fabric& fabric = state.fabric();
+  const Connectivity* const maps[] = {&fabric.host_map(), &fabric.gpu_map()};
   BlobWriter mine;
-  mine.text(topology::read_host_identity(parts.settings.host_id).name);
-  mine.value<std::uint8_t>(parts.nics.has_value());
-  const std::vector<std::string> nics = parts.nics.value_or(std::vector<std::string>());
+  mine.text(topology::read_host_identity(state.settings().host_id).name);
+  mine.value<std::uint8_t>(fabric.nics().has_value());
+  const std::vector<std::string> nics = fabric.nics().value_or(std::vector<std::string>());
   mine.value<std::uint64_t>(nics.size());
   for (const std::string& nic : nics) mine.text(nic);
   for (const Connectivity* map : maps)
     for (const auto& of_pe : map->reasons)
       for (const std::string& reason : of_pe) mine.text(reason);
-  const auto blobs = parts.bootstrap->all_gather(mine.take(), "connectivity report");
+  const auto blobs = state.bootstrap().all_gather(mine.take(), "connectivity report");
 
   ConnectivityReport report;
   std::vector<std::vector<std::vector<std::string>>> reasons[2];
@@ -140,11 +143,11 @@ ConnectivityReport report_connectivity(WorldState& state) {
         for (std::size_t t = 0; t < maps[i]->names.size(); ++t) row.push_back(reader.text());
     }
   }
-  report.host_of = parts.placement.host_of;
-  report.node_of = parts.placement.node_of;
-  report.pairs = explain(parts.connectivity, reasons[0], transport::network_names(), chosen_for);
-  if (parts.device_heap)
-    report.heap = explain(parts.heap_connectivity, reasons[1], {}, chosen_for_heap);
+  report.host_of = state.placement().host_of;
+  report.node_of = state.placement().node_of;
+  report.pairs = explain(*maps[0], reasons[0], transport::network_names(), chosen_for);
+  if (state.memory().heap_on_gpu())
+    report.heap = explain(*maps[1], reasons[1], {}, chosen_for_heap);
   return report;
 }
 

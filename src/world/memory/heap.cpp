@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The symmetric heap: every PE keeps an allocator of its own, and all of them do the same.
+// The symmetric heap. Every PE keeps its own allocator, and all PEs make the same calls, so that an
+// allocation has the same offset on every PE.
 #include "shoal/heap.hpp"
 
 #include <algorithm>
@@ -10,9 +11,11 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "world/parts.hpp"
+#include "world/fabric/fabric.hpp"
+#include "world/memory/memory.hpp"
+#include "world/outcome.hpp"
 #include "world/startup/agreement.hpp"
-#include "world/startup/outcome.hpp"
+#include "world/state.hpp"
 
 namespace shoal {
 namespace detail {
@@ -24,18 +27,17 @@ constexpr std::size_t kMaximumAlignment = memory::Segment::kAlignment;
 
 enum class HeapCall : std::uint64_t { allocate = 1, release };
 
-/// What every PE passes to a heap call, and where its own allocator puts it.
+/// The arguments of one PE's heap call and the place that its own allocator chose.
 struct HeapRequest {
   HeapCall call;
   std::uint64_t bytes;
-  std::uint64_t alignment;
-  std::uint64_t offset;  ///< kNone: no room, or not the address of an allocation
+  std::uint64_t alignment;  ///< of an allocation; else 0
+  std::uint64_t offset;     ///< kNone: no room
 };
 
 std::string describe(const HeapRequest& request) {
   if (request.call == HeapCall::release)
-    return request.offset == kNone ? "free of an address that was not allocated"
-                                   : fmt::format("free at offset {}", request.offset);
+    return fmt::format("free of {} bytes at offset {}", request.bytes, request.offset);
   std::string text = request.bytes == kTooMuch ? "malloc of more bytes than can be counted"
                                                : fmt::format("malloc of {} bytes", request.bytes);
   if (request.alignment > memory::Allocator::kMinimumAlignment)
@@ -43,134 +45,146 @@ std::string describe(const HeapRequest& request) {
   return text + (request.offset == kNone ? "" : fmt::format(" at offset {}", request.offset));
 }
 
-/// Returns when all PEs are in this call with the same arguments and the same outcome; throws
-/// Error{mismatch} on all PEs otherwise.
-void agree(WorldState& state, const HeapRequest& mine) {
-  TeamState& team = state.parts().world_team();
+/// Returns when all PEs made this call with the same arguments and their allocators chose the same
+/// place. Throws on all PEs otherwise: Error{mismatch}, or `failure` of the PE that has one.
+void agree(WorldState& state, const HeapRequest& mine,
+           const std::optional<Error>& failure = std::nullopt) {
+  TeamState& team = state.world_team();
   state.set_progress(Activity::allocating, team.epoch + 1,
                      mine.call == HeapCall::allocate ? "malloc" : "free");
-  const auto blobs =
-      state.exchange(team, &mine, sizeof mine, mine.call == HeapCall::allocate ? "malloc" : "free");
-  std::vector<HeapRequest> all(team.members.size());
-  std::memcpy(all.data(), blobs.data(), blobs.size());
+  const auto all = exchange_or_throw(state, mine, failure, describe(mine).c_str());
   std::vector<std::string> texts;
   for (const HeapRequest& request : all) texts.push_back(describe(request));
   const bool equal = std::all_of(texts.begin(), texts.end(),
                                  [&](const auto& text) { return text == texts.front(); });
-  require(
-      equal, Code::mismatch,
-      "PEs make different calls on the symmetric heap: {}; all must make the same, in the same order",
-      group_by_text(texts, team.members));
+  require(equal, Code::mismatch,
+          "PEs make different calls on the symmetric heap: {}; all must make the same calls in the "
+          "same order",
+          group_by_text(texts, team.pes));
   state.set_progress(Activity::idle, team.epoch, "heap call");
 }
 
-WorldParts& open_parts(WorldState& state, const char* what) {
+Memory& open_memory(const WorldState& state, const char* what) {
   require(state.is_open(), Code::closed, "{}: the world is closed", what);
-  return state.parts();
+  return state.memory();
 }
 
 std::size_t product(std::size_t count, std::size_t size) {
   return size != 0 && count > kTooMuch / size ? kTooMuch : count * size;
 }
 
-/// Puts memory behind the first `bytes` bytes of the heap of every PE. Collective. Throws on all
-/// PEs or on none, and changes nothing when it throws.
+/// Backs the first `bytes` bytes of the heap of every PE with memory. Collective. Throws on all PEs
+/// or on none, and changes nothing when it throws.
 void grow(WorldState& state, std::size_t bytes) {
-  WorldParts& world = state.parts();
-  memory::DeviceHeap& heap = *world.device_heap;
-  TeamState& team = world.world_team();
-  state.set_progress(Activity::allocating, team.epoch + 1, "grow");
+  constexpr const char* kGrow = "heap growth";
+  const Placement& placement = state.placement();
+  Memory& memory = state.memory();
+  memory::DeviceHeap& heap = *memory.device_heap();
+  state.set_progress(Activity::allocating, state.world_team().epoch + 1, "grow");
   std::vector<std::byte> mine;
   const auto added = attempt([&] {
-    world.device->activate();
+    memory.device()->activate();
     mine = heap.add(heap.step(bytes));
   });
   try {
-    agree_on_outcome(state, added, "heap growth");
-    const auto all = state.exchange(team, mine.data(), mine.size(), "heap growth");
+    agree_on_outcome(state, added, kGrow);
+    const auto all = state.exchange(state.world_team(), mine.data(), mine.size(), kGrow);
     std::vector<std::vector<std::byte>> blobs;
     for (auto at = all.begin(); at != all.end(); at += static_cast<std::ptrdiff_t>(mine.size()))
       blobs.emplace_back(at, at + static_cast<std::ptrdiff_t>(mine.size()));
     const auto check = [&] {
       if (const auto failure = state.failure()) fail(Code::peer_failed, "{}", *failure);
     };
-    const auto connected = attempt(
-        [&] { heap.connect(blobs, {world.token, world.my_pe, world.settings.timeout, check}); });
-    agree_on_outcome(state, connected, "heap growth");
+    const auto connected = attempt([&] {
+      heap.connect(blobs, {placement.token, placement.my_pe, state.settings().timeout, check});
+    });
+    agree_on_outcome(state, connected, kGrow);
   } catch (...) {
     heap.roll_back();
     throw;
   }
   heap.commit();
-  state.set_progress(Activity::idle, team.epoch, "heap call");
+  state.set_progress(Activity::idle, state.world_team().epoch, "heap call");
 }
 
-/// Starts and completes setting newly allocated memory of this PE to zero.
-void clear(WorldState& state, std::size_t offset, std::size_t bytes) {
-  WorldParts& world = state.parts();
+/// Sets newly allocated memory of this PE to zero.
+void clear(const Memory& memory, std::size_t offset, std::size_t bytes) {
   if (bytes == 0) return;
-  if (!world.device) {
-    std::memset(world.heap_base() + offset, 0, bytes);
+  std::byte* const start = memory.heap_base() + offset;
+  if (!memory.heap_on_gpu()) {
+    std::memset(start, 0, bytes);
     return;
   }
-  world.device->activate();
-  world.device->zero(world.heap_base() + offset, bytes);
-  world.device->synchronize("calloc");
+  memory.device()->activate();
+  memory.device()->zero(start, bytes);
+  memory.device()->synchronize("calloc");
+}
+
+/// Bytes of a new block that may hold old data. New pages of the host are zero; new memory of a GPU
+/// need not be. `touched`: end of the heap that was ever in use.
+std::size_t bytes_to_clear(const Memory& memory, std::size_t offset, std::size_t bytes,
+                           std::size_t touched) {
+  if (memory.heap_on_gpu()) return bytes;
+  return offset >= touched ? 0 : std::min(bytes, touched - offset);
 }
 
 void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool zero) {
-  WorldParts& world = open_parts(state, "malloc");
+  Memory& memory = open_memory(state, "malloc");
   require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
           Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
           alignment, kMaximumAlignment);
-  memory::Allocator& allocator = world.allocator;
+  memory::Allocator& allocator = memory.heap();
   const std::size_t touched = allocator.high_water();
   const auto offset = allocator.allocate(bytes, alignment);
-  // New pages of the host are zero, new memory of a GPU need not be.
-  const bool grows = offset && *offset + bytes > world.heap_mapped();
-  const std::size_t to_clear = !offset || !zero     ? 0
-                               : world.device       ? bytes
-                               : *offset >= touched ? 0
-                                                    : std::min(bytes, touched - *offset);
+  const bool grows = offset && *offset + bytes > memory.heap_mapped();
+  const std::size_t to_clear = offset && zero ? bytes_to_clear(memory, *offset, bytes, touched) : 0;
   try {
-    // Zeroed before the others know of it: afterwards they may write there.
-    if (!grows) clear(state, offset.value_or(0), to_clear);
-    agree(state, {HeapCall::allocate, bytes, alignment, offset ? *offset : kNone});
+    // Cleared before the other PEs know of the block: afterwards they may write there.
+    const auto cleared = attempt([&] {
+      if (!grows) clear(memory, offset.value_or(0), to_clear);
+    });
+    agree(state, {HeapCall::allocate, bytes, alignment, offset ? *offset : kNone}, cleared);
     if (grows) {
       grow(state, *offset + bytes);
-      clear(state, *offset, to_clear);
-      state.sync(world.world_team(), "malloc");
+      clear(memory, *offset, to_clear);
+      state.sync(state.world_team(), "malloc");
     }
   } catch (...) {
     if (offset) allocator.release(*offset);
     throw;
   }
-  if (offset) return state.heap().base() + *offset;
+  if (offset) return memory.heap_base() + *offset;
   if (bytes == 0) return nullptr;
-  fail(
-      Code::exhausted,
-      "the symmetric heap has no room for {} bytes aligned to {}: {} of {} bytes are free, the largest block has {}; "
-      "SHOAL_SYMMETRIC_SIZE sets the size",
-      bytes, std::max(alignment, memory::Allocator::kMinimumAlignment), allocator.free(),
-      allocator.size(), allocator.largest_free());
+  fail(Code::exhausted,
+       "the symmetric heap has no room for {} bytes aligned to {}: {} of {} bytes are free, the "
+       "largest block has {}; SHOAL_SYMMETRIC_SIZE sets the size",
+       bytes, std::max(alignment, memory::Allocator::kMinimumAlignment), allocator.free(),
+       allocator.size(), allocator.largest_free());
 }
 
+/// Checks the pointer before the collective part: a PE with a wrong pointer throws alone, and the
+/// PEs stay in step. A failure to complete earlier operations is thrown on all PEs.
 void release(WorldState& state, const void* pointer) {
-  WorldParts& world = open_parts(state, "free");
-  const auto offset =
-      static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - state.heap().base());
-  const bool known = state.heap().contains(pointer) && world.allocator.size_of(offset) != 0;
-  for (const auto& transport : world.transports) transport->quiet();
-  agree(state, {HeapCall::release, 0, 0, known ? offset : kNone});
-  require(known, Code::invalid_argument,
-          "free of {}, which malloc, calloc and align did not return or which is free already",
-          pointer);
-  world.allocator.release(offset);
+  Memory& memory = open_memory(state, "free");
+  const SymmetricHeap& heap = state.heap();
+  require(heap.contains(pointer), Code::invalid_argument,
+          "free of {}, which malloc, calloc and align did not return: it is not in this PE's "
+          "symmetric heap of {} bytes at {}",
+          pointer, heap.size(), static_cast<const void*>(heap.base()));
+  const std::size_t offset = heap.offset_of(pointer);
+  const std::size_t bytes = memory.heap().size_of(offset);
+  require(bytes != 0, Code::invalid_argument,
+          "free of {} at heap offset {}, which malloc, calloc and align did not return or which is "
+          "free already",
+          pointer, offset);
+  const auto completed = attempt([&] { state.fabric().quiet_segments(); });
+  agree(state, {HeapCall::release, bytes, 0, offset}, completed);
+  memory.heap().release(offset);
 }
 
-/// What a SymmetricArray does when it goes. While an exception is on its way the other PEs do not
-/// come to the collective call: the memory stays allocated then, and the next heap call sees that
-/// the PEs differ.
+/// Releases the memory of a SymmetricArray that is destroyed. During an exception or after a
+/// failure the other PEs do not make the collective call: then the memory stays allocated, and the
+/// next heap call reports that the PEs differ.
 void release_quietly(const std::weak_ptr<WorldState>& weak, void* pointer) noexcept {
   const auto state = weak.lock();
   if (!state || !state->is_open() || std::uncaught_exceptions() > 0 || state->failure()) return;
@@ -210,17 +224,17 @@ void SymmetricHeap::free(void* pointer) {
 }
 
 void SymmetricHeap::register_buffer(void* pointer, std::size_t bytes) {
-  auto& world = detail::open_parts(*state_, "register_buffer");
+  detail::Memory& memory = detail::open_memory(*state_, "register_buffer");
   const auto* const start = static_cast<const std::byte*>(pointer);
-  require(
-      start + bytes <= base() || start >= base() + size(), Code::invalid_argument,
-      "register_buffer of {} bytes at {}: this lies in the symmetric heap, which needs no registration",
-      bytes, pointer);
-  world.registered.add(pointer, bytes);
+  require(start + bytes <= base() || start >= base() + size(), Code::invalid_argument,
+          "register_buffer of {} bytes at {}: this lies in the symmetric heap, which needs no "
+          "registration",
+          bytes, pointer);
+  memory.registered_buffers().add(pointer, bytes);
 }
 
 void SymmetricHeap::unregister_buffer(void* pointer) {
-  detail::open_parts(*state_, "unregister_buffer").registered.remove(pointer);
+  detail::open_memory(*state_, "unregister_buffer").registered_buffers().remove(pointer);
 }
 
 void* SymmetricHeap::peer_pointer(const void* local, Pe pe) const {
@@ -232,7 +246,7 @@ void* SymmetricHeap::peer_pointer(const void* local, Pe pe) const {
 }
 
 std::size_t SymmetricHeap::offset_of(const void* local) const {
-  detail::open_parts(*state_, "offset_of");
+  detail::open_memory(*state_, "offset_of");
   require(contains(local), Code::invalid_argument,
           "{} is not in this PE's symmetric heap of {} bytes at {}", local, size(),
           static_cast<const void*>(base()));
@@ -243,8 +257,7 @@ bool SymmetricHeap::contains(const void* local, std::size_t bytes) const noexcep
   if (!state_->is_open()) return false;
   const auto start = reinterpret_cast<std::uintptr_t>(base());
   const auto address = reinterpret_cast<std::uintptr_t>(local);
-  return address >= start && address - start <= size() && bytes <= size() - (address - start) &&
-         address - start < size();
+  return address >= start && address - start < size() && bytes <= size() - (address - start);
 }
 
 Device SymmetricHeap::device() const noexcept {
@@ -258,22 +271,21 @@ std::shared_ptr<void> SymmetricHeap::memory_owner() const {
     std::shared_ptr<memory::Segment> segment;
     std::shared_ptr<memory::DeviceHeap> heap;
   };
-  const detail::WorldParts& parts = state_->parts();
-  return std::make_shared<Owner>(Owner{parts.device, parts.segment, parts.device_heap});
+  const detail::Memory& memory = state_->memory();
+  return std::make_shared<Owner>(Owner{memory.device(), memory.segment(), memory.device_heap()});
 }
 
 std::byte* SymmetricHeap::base() const noexcept {
-  return state_->is_open() ? state_->parts().heap_base() : nullptr;
+  return state_->is_open() ? state_->memory().heap_base() : nullptr;
 }
-
 std::size_t SymmetricHeap::size() const noexcept {
-  return state_->is_open() ? state_->parts().heap_size() : 0;
+  return state_->is_open() ? state_->memory().heap_size() : 0;
 }
 std::size_t SymmetricHeap::used() const {
-  return detail::open_parts(*state_, "used").allocator.used();
+  return detail::open_memory(*state_, "used").heap().used();
 }
 std::size_t SymmetricHeap::largest_free() const {
-  return detail::open_parts(*state_, "largest_free").allocator.largest_free();
+  return detail::open_memory(*state_, "largest_free").heap().largest_free();
 }
 
 }  // namespace shoal

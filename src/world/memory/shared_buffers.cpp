@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sharing buffers of the program. One exchange says who offers what; ranges that were shared before
-// are known by number, and nothing more happens. New ranges are passed piece by piece, in rounds
-// that all PEs take part in.
+// Sharing buffers of the program. One exchange carries the offers of all PEs. A range that was
+// shared before is known by its number, and the exchange is all that happens. New ranges are passed
+// piece by piece, in rounds that all PEs take part in.
 #include "world/memory/shared_buffers.hpp"
 
 #include <algorithm>
@@ -9,16 +9,15 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "world/parts.hpp"
-#include "world/startup/outcome.hpp"
+#include "world/memory/memory.hpp"
+#include "world/outcome.hpp"
+#include "world/state.hpp"
 
 namespace shoal {
 namespace detail {
 
-// What the layers above ask for.
-
 const SharedRanges& shared_ranges(const WorldState& state) noexcept {
-  return state.parts().shared_ranges;
+  return state.memory().shared_ranges();
 }
 
 SharedRanges::Place SharedRanges::find(const void* pointer, std::size_t bytes) const {
@@ -75,9 +74,8 @@ constexpr const char* kCall = "share_buffer";
 
 /// What a PE shares in one call; travels as bytes.
 struct Offer {
-  FailureRecord failure;
   std::uint64_t id = 0;       ///< of the range; 0: nothing, or the symmetric heap
-  std::uint64_t is_new = 0;   ///< the others do not have it yet
+  std::uint64_t is_new = 0;   ///< the other PEs do not have it yet
   std::uint64_t in_heap = 0;  ///< offset counts from the start of the heap
   std::uint64_t dropped = 0;  ///< a range of this PE that no longer exists; 0: none
   std::uint64_t base = 0;     ///< of the range, in its own process
@@ -88,28 +86,23 @@ struct Offer {
   std::uint64_t socket_name_length = 0;
   char socket_name[108] = {};
 };
-static_assert(sizeof(Offer) <= WorldState::kExchangeBytes);
 
-/// One round: a piece of each PE that has one left.
-struct Round {
-  FailureRecord failure;
-  memory::ExportedPiece piece;
-};
-static_assert(sizeof(Round) <= WorldState::kExchangeBytes);
+using Pieces = std::vector<memory::ExportedPiece>;  // by PE
 
-template <typename T>
-std::vector<T> exchange_values(WorldState& state, const T& mine) {
-  const auto blobs = state.exchange(state.world_team(), &mine, sizeof mine, kCall);
-  std::vector<T> all(blobs.size() / sizeof mine);
-  std::memcpy(all.data(), blobs.data(), blobs.size());
-  return all;
+/// Removes a range of `pe` that no longer exists.
+void drop_range(Memory& memory, Pe pe, std::uint64_t id) noexcept {
+  memory.shared_ranges().remove(pe, id);
+  memory.shared_buffers().mappings->drop(pe, id);
 }
 
 /// One collective call on one PE.
 class Sharing {
  public:
   explicit Sharing(WorldState& state)
-      : state_(state), world_(state.parts()), table_(*world_.shared_buffers) {}
+      : state_(state),
+        placement_(state.placement()),
+        memory_(state.memory()),
+        table_(memory_.shared_buffers()) {}
 
   void run(const void* pointer, std::size_t bytes);
   std::byte* address(Pe pe) const;
@@ -117,36 +110,36 @@ class Sharing {
 
  private:
   void fill_offer(Offer& offer, const void* pointer, std::size_t bytes);
-  bool same_process(Pe pe) const { return device(pe).process == device(world_.my_pe).process; }
+  const memory::DeviceDescription& device(Pe pe) const { return memory_.device_of(pe); }
+  bool same_process(Pe pe) const { return device(pe).process == device(placement_.my_pe).process; }
+  /// Whether a file descriptor can be passed to `pe`.
   bool passes_fds(Pe pe) const {
-    const auto& host = world_.placement.host_of;
-    return !same_process(pe) &&
-           host[static_cast<std::size_t>(pe)] == host[static_cast<std::size_t>(world_.my_pe)] &&
-           device(pe).network_namespace == device(world_.my_pe).network_namespace;
+    return !same_process(pe) && placement_.same_host(pe) &&
+           device(pe).network_namespace == device(placement_.my_pe).network_namespace;
   }
-  /// Whether every PE that maps this one's heap can be given a descriptor, or needs none.
+  bool reached(Pe pe) const { return memory_.device_heap()->obstacle(pe).empty(); }
+  /// Whether every PE that maps this PE's heap can receive a descriptor, or needs none.
   bool fds_reach_all() const {
-    for (Pe pe = 0; pe < world_.n_pes; ++pe)
+    for (Pe pe = 0; pe < placement_.n_pes; ++pe)
       if (reached(pe) && !same_process(pe) && !passes_fds(pe)) return false;
     return true;
   }
-  bool reached(Pe pe) const { return world_.device_heap->obstacle(pe).empty(); }
-  const memory::DeviceDescription& device(Pe pe) const {
-    return world_.devices[static_cast<std::size_t>(pe)];
-  }
+  /// Whether there is something new of `pe` that this PE has to map.
+  bool maps(Pe pe) const { return pe != placement_.my_pe && reached(pe) && offer(pe).is_new != 0; }
   void pass_pieces();
   std::vector<memory::ReceivedFd> pass_fds(const memory::FileDescriptor& mine) const;
-  void import_round(std::uint64_t round, const std::vector<Round>& all,
-                    const std::vector<memory::ReceivedFd>& fds);
+  void import_pieces(std::uint64_t round, const Pieces& pieces,
+                     const std::vector<memory::ReceivedFd>& fds);
   void adopt_threads();
   void publish_ranges();
   void roll_back() noexcept;
 
   WorldState& state_;
-  WorldParts& world_;
+  const Placement& placement_;
+  Memory& memory_;
   SharedBufferTable& table_;
-  std::vector<Offer> offers_;
-  std::optional<Error> failure_;  // of this PE; told to the others at the end
+  std::vector<Offer> offers_;     // by PE
+  std::optional<Error> failure_;  // of this PE; the other PEs learn of it at the end
 };
 
 void Sharing::fill_offer(Offer& offer, const void* pointer, std::size_t bytes) {
@@ -194,16 +187,12 @@ void Sharing::run(const void* pointer, std::size_t bytes) {
       std::memcpy(mine.socket_name, name.data(), name.size());
     }
   });
-  mine.failure = FailureRecord(failure_);
-  offers_ = exchange_values(state_, mine);
+  const auto outcomes = exchange_outcomes(state_, mine, failure_, kCall);
+  for (const Outcome<Offer>& outcome : outcomes) offers_.push_back(outcome.value);
   try {
-    for (Pe pe = 0; pe < world_.n_pes; ++pe) {
-      if (offer(pe).dropped != 0) {
-        world_.shared_ranges.remove(pe, offer(pe).dropped);
-        table_.mappings->drop(pe, offer(pe).dropped);
-      }
-      offer(pe).failure.rethrow(pe, failure_);
-    }
+    for (Pe pe = 0; pe < placement_.n_pes; ++pe)
+      if (offer(pe).dropped != 0) drop_range(memory_, pe, offer(pe).dropped);
+    rethrow_first(outcomes, failure_);
     const bool any_new = std::any_of(offers_.begin(), offers_.end(),
                                      [](const Offer& one) { return one.is_new != 0; });
     if (!any_new) return;
@@ -218,66 +207,62 @@ void Sharing::run(const void* pointer, std::size_t bytes) {
 }
 
 void Sharing::pass_pieces() {
-  Pe pe = 0;
-  while (pe < world_.n_pes && device(pe).process == device(0).process) ++pe;
-  if (pe == world_.n_pes) return;  // threads of one process pass nothing
+  const auto& devices = memory_.devices();
+  const bool one_process = std::all_of(devices.begin(), devices.end(), [&](const auto& one) {
+    return one.process == devices.front().process;
+  });
+  if (one_process) return;  // threads use the addresses as they are
   std::uint64_t rounds = 0;
   for (const Offer& one : offers_)
     if (one.is_new != 0) rounds = std::max(rounds, one.pieces);
-  const Offer& mine = offer(world_.my_pe);
+  const Offer& mine = offer(placement_.my_pe);
   for (std::uint64_t round = 0; round < rounds; ++round) {
-    Round out;
+    memory::ExportedPiece piece;
     memory::FileDescriptor fd;
     const auto exported = attempt([&] {
       if (mine.is_new != 0 && round < mine.pieces)
-        out.piece = table_.mappings->export_piece(table_.own.at(mine.id).range, round, fd);
-      if (out.piece.kind == memory::PieceKind::fd && !fds_reach_all())
+        piece = table_.mappings->export_piece(table_.own.at(mine.id).range, round, fd);
+      if (piece.kind == memory::PieceKind::fd && !fds_reach_all())
         table_.own.at(mine.id).everywhere = false;
     });
-    out.failure = FailureRecord(exported);
-    const auto all = exchange_values(state_, out);
-    for (Pe other = 0; other < world_.n_pes; ++other)
-      all[static_cast<std::size_t>(other)].failure.rethrow(other, exported);
-    const bool any_fd = std::any_of(all.begin(), all.end(), [](const Round& one) {
-      return one.piece.kind == memory::PieceKind::fd;
+    const Pieces all = exchange_or_throw(state_, piece, exported, kCall);
+    const bool any_fd = std::any_of(all.begin(), all.end(), [](const memory::ExportedPiece& one) {
+      return one.kind == memory::PieceKind::fd;
     });
-    // Everybody takes part in passing descriptors as soon as anybody does: the sockets queue one
-    // call at a time.
-    import_round(round, all, any_fd ? pass_fds(fd) : std::vector<memory::ReceivedFd>());
+    // All PEs pass descriptors as soon as one does: the sockets queue one call at a time.
+    import_pieces(round, all, any_fd ? pass_fds(fd) : std::vector<memory::ReceivedFd>());
   }
 }
 
 std::vector<memory::ReceivedFd> Sharing::pass_fds(const memory::FileDescriptor& mine) const {
   if (!table_.socket) return {};
   std::vector<memory::FdPeer> peers;
-  for (Pe pe = 0; pe < world_.n_pes; ++pe)
-    if (passes_fds(pe)) {
-      const Offer& theirs = offer(pe);
-      const std::size_t length =
-          std::min<std::size_t>(theirs.socket_name_length, sizeof theirs.socket_name);
-      peers.push_back({pe, std::string(theirs.socket_name, length)});
-    }
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
+    if (!passes_fds(pe)) continue;
+    const Offer& theirs = offer(pe);
+    const std::size_t length =
+        std::min<std::size_t>(theirs.socket_name_length, sizeof theirs.socket_name);
+    peers.push_back({pe, std::string(theirs.socket_name, length)});
+  }
   const auto check = [&] {
     if (const auto reason = state_.failure()) fail(Code::peer_failed, "{}", *reason);
   };
-  // Who has nothing to pass sends its socket, which nobody imports.
-  return memory::exchange_fds(*table_.socket, mine ? mine.get() : table_.socket->get(), peers,
-                              {world_.token, world_.my_pe, world_.settings.timeout, check});
+  // A PE without a piece sends its socket, which no PE imports.
+  return memory::exchange_fds(
+      *table_.socket, mine ? mine.get() : table_.socket->get(), peers,
+      {placement_.token, placement_.my_pe, state_.settings().timeout, check});
 }
 
-void Sharing::import_round(std::uint64_t round, const std::vector<Round>& all,
-                           const std::vector<memory::ReceivedFd>& fds) {
+void Sharing::import_pieces(std::uint64_t round, const Pieces& pieces,
+                            const std::vector<memory::ReceivedFd>& fds) {
   static const memory::FileDescriptor kNoDescriptor;
-  for (Pe pe = 0; pe < world_.n_pes; ++pe) {
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
     const Offer& theirs = offer(pe);
-    if (pe == world_.my_pe || same_process(pe) || !reached(pe) || theirs.is_new == 0 ||
-        round >= theirs.pieces)
-      continue;
-    const memory::ExportedPiece& piece = all[static_cast<std::size_t>(pe)].piece;
+    if (!maps(pe) || same_process(pe) || round >= theirs.pieces) continue;
+    const memory::ExportedPiece& piece = pieces[static_cast<std::size_t>(pe)];
     const auto fd =
         std::find_if(fds.begin(), fds.end(), [&](const auto& one) { return one.pe == pe; });
-    if (piece.kind == memory::PieceKind::fd && fd == fds.end())
-      continue;  // from another host: out of reach
+    if (piece.kind == memory::PieceKind::fd && fd == fds.end()) continue;  // of another host
     const auto failed = attempt([&] {
       table_.mappings->import_piece(pe, theirs.id, piece, fd == fds.end() ? kNoDescriptor : fd->fd);
     });
@@ -286,9 +271,9 @@ void Sharing::import_round(std::uint64_t round, const std::vector<Round>& all,
 }
 
 void Sharing::adopt_threads() {
-  for (Pe pe = 0; pe < world_.n_pes; ++pe) {
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
     const Offer& theirs = offer(pe);
-    if (pe == world_.my_pe || !same_process(pe) || !reached(pe) || theirs.is_new == 0) continue;
+    if (!maps(pe) || !same_process(pe)) continue;
     const auto failed = attempt([&] {
       table_.mappings->adopt(pe, theirs.id, reinterpret_cast<std::byte*>(theirs.base),
                              theirs.range_bytes);
@@ -298,20 +283,21 @@ void Sharing::adopt_threads() {
 }
 
 void Sharing::publish_ranges() {
-  for (Pe pe = 0; pe < world_.n_pes; ++pe) {
+  SharedRanges& ranges = memory_.shared_ranges();
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
     const std::uint64_t id = offer(pe).id;
     if (offer(pe).is_new == 0) continue;
-    if (pe == world_.my_pe)
-      world_.shared_ranges.add_own(pe, id, table_.own.at(id), *table_.mappings);
+    if (pe == placement_.my_pe)
+      ranges.add_own(pe, id, table_.own.at(id), *table_.mappings);
     else
-      world_.shared_ranges.add(pe, id, table_.mappings->base(pe, id));
+      ranges.add(pe, id, table_.mappings->base(pe, id));
   }
 }
 
 void Sharing::roll_back() noexcept {
-  for (Pe pe = 0; pe < world_.n_pes; ++pe)
-    if (pe != world_.my_pe && offer(pe).is_new != 0) table_.mappings->drop(pe, offer(pe).id);
-  const Offer& mine = offer(world_.my_pe);
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe)
+    if (pe != placement_.my_pe && offer(pe).is_new != 0) table_.mappings->drop(pe, offer(pe).id);
+  const Offer& mine = offer(placement_.my_pe);
   const auto own = table_.own.find(mine.id);
   if (own != table_.own.end() && --own->second.uses == 0) table_.own.erase(own);
 }
@@ -322,7 +308,7 @@ std::byte* Sharing::address(Pe pe) const {
   std::byte* base = nullptr;
   if (theirs.in_heap != 0) {
     base = state_.peer_base(pe);
-  } else if (pe == world_.my_pe) {
+  } else if (pe == placement_.my_pe) {
     base = table_.own.at(theirs.id).range.base;
   } else {
     base = table_.mappings->base(pe, theirs.id);
@@ -330,24 +316,16 @@ std::byte* Sharing::address(Pe pe) const {
   return base == nullptr ? nullptr : base + theirs.offset;
 }
 
-/// The world's table, made at the first call.
-SharedBufferTable& open_table(WorldState& state) {
+/// The world's table, with the GPU's context current.
+SharedBufferTable& open_table(const WorldState& state) {
   require(state.is_open(), Code::closed, "share_buffer: the world is closed");
-  WorldParts& world = state.parts();
-  require(
-      world.device_heap != nullptr, Code::unsupported,
-      "share_buffer: the symmetric heap is on the host; buffers are shared between GPUs, where SHOAL_HEAP is cuda");
-  if (!world.shared_buffers) {
-    auto table = std::make_shared<SharedBufferTable>();
-    table->mappings = memory::make_shared_buffers(world.device);
-    for (const memory::DeviceDescription& one : world.devices)
-      if (!(one.process == world.devices[static_cast<std::size_t>(world.my_pe)].process) &&
-          !table->socket)
-        table->socket.emplace();
-    world.shared_buffers = std::move(table);
-  }
-  world.device->activate();
-  return *world.shared_buffers;
+  Memory& memory = state.memory();
+  require(memory.heap_on_gpu(), Code::unsupported,
+          "share_buffer: the symmetric heap is on the host; buffers are shared between GPUs, where "
+          "SHOAL_HEAP is cuda");
+  SharedBufferTable& table = memory.shared_buffers();
+  memory.device()->activate();
+  return table;
 }
 
 }  // namespace
@@ -370,26 +348,17 @@ void SymmetricHeap::unshare_buffer(const SharedBuffer& buffer) {
   detail::SharedBufferTable& table = detail::open_table(*state_);
   const auto own = table.own.find(buffer.id_);
   const bool known = buffer.id_ == 0 || own != table.own.end();
-  struct Request {
-    detail::FailureRecord failure;
-    std::uint64_t dropped = 0;
-  } mine;
   const auto failure = detail::attempt([&] {
     require(known, Code::invalid_argument,
             "unshare_buffer of a buffer that is not shared, or no longer");
   });
-  mine.failure = detail::FailureRecord(failure);
-  if (known && buffer.id_ != 0 && own->second.uses == 1) mine.dropped = buffer.id_;
-  const auto all = detail::exchange_values(*state_, mine);
-  for (std::size_t pe = 0; pe < all.size(); ++pe)
-    all[pe].failure.rethrow(static_cast<Pe>(pe), failure);
-  for (std::size_t pe = 0; pe < all.size(); ++pe)
-    if (all[pe].dropped != 0) {
-      state_->parts().shared_ranges.remove(static_cast<Pe>(pe), all[pe].dropped);
-      table.mappings->drop(static_cast<Pe>(pe), all[pe].dropped);
-    }
+  const bool last = known && buffer.id_ != 0 && own->second.uses == 1;
+  const std::uint64_t mine = last ? buffer.id_ : 0;
+  const auto dropped = detail::exchange_or_throw(*state_, mine, failure, "unshare_buffer");
+  for (std::size_t pe = 0; pe < dropped.size(); ++pe)
+    if (dropped[pe] != 0) detail::drop_range(state_->memory(), static_cast<Pe>(pe), dropped[pe]);
   if (buffer.id_ != 0 && --own->second.uses == 0) table.own.erase(own);
-  // Who returns may free its memory: nobody maps it any more.
+  // After this call a PE may free its memory, so all PEs must have unmapped it.
   state_->sync(state_->world_team(), "unshare_buffer");
 }
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public calls of shoal/cuda.hpp: arguments are checked here, work is started by the world's
-// device side.
+// The public calls of shoal/cuda.hpp. Each checks its arguments; the device side of the world
+// starts the work.
 #include <cstring>
 #include <utility>
 
 #include "base/check.hpp"
 #include "shoal/cuda.hpp"
 #include "world/device_side.hpp"
-#include "world/parts.hpp"
+#include "world/fabric/fabric.hpp"
 #include "world/rma/address_checks.hpp"
+#include "world/state.hpp"
 
 namespace shoal::cuda {
 namespace {
@@ -19,33 +20,32 @@ using detail::checked_signal;
 using detail::checked_word;
 using detail::DeviceSide;
 using detail::extent;
-using detail::WorldParts;
 using detail::WorldState;
 
 /// What CUDA calls cudaStreamLegacy.
 auto* const kLegacyStream = reinterpret_cast<Stream>(std::uintptr_t{1});
 
-DeviceSide& side_of(WorldState& state) {
+DeviceSide& side_of(const WorldState& state) {
   require(
-      state.parts().device_side != nullptr, Code::unsupported,
-      "the symmetric heap of this world is on the host: nothing of it can be used on a GPU; SHOAL_HEAP=cuda puts it "
-      "into GPU memory");
-  return *state.parts().device_side;
+      state.device_side() != nullptr, Code::unsupported,
+      "the symmetric heap of this world is on the host, so a GPU cannot use it; SHOAL_HEAP=cuda "
+      "puts it into GPU memory");
+  return *state.device_side();
 }
 
-/// The address of byte `offset` of the heap of `pe` as this PE's GPU reaches it.
-std::byte* reached(const WorldParts& world, const char* what, Pe pe, std::size_t offset,
+/// The address of byte `offset` of the heap of `pe` for this PE's GPU.
+std::byte* reached(const WorldState& world, const char* what, Pe pe, std::size_t offset,
                    transport::Capabilities needed) {
-  world.heap_route(pe, needed);  // throws where the pair of PEs cannot do it
-  std::byte* const base = world.peer_base[static_cast<std::size_t>(pe)];
-  require(
-      base != nullptr, Code::unsupported,
-      "{}: PE {} reaches the heap of PE {} by messages only; operations on streams need loads and stores",
-      what, world.my_pe, pe);
+  world.fabric().heap_route(pe, needed);  // throws where the pair of PEs lacks a capability
+  std::byte* const base = world.peer_base(pe);
+  require(base != nullptr, Code::unsupported,
+          "{}: PE {} reaches the heap of PE {} by messages only; operations on streams need loads "
+          "and stores",
+          what, world.my_pe(), pe);
   return base + offset;
 }
 
-/// A variable of this PE's heap.
+/// A condition on a variable of this PE's heap.
 detail::Condition checked_condition(WorldState& state, const char* what, const void* variable,
                                     Compare compare, std::uint64_t value, std::size_t width,
                                     bool is_signed) {
@@ -100,8 +100,8 @@ StreamOperations::StreamOperations(shoal::World world, Stream stream)
   const int sharing = side().launch().pes_on_device;
   require(
       (stream != nullptr && stream != kLegacyStream) || sharing == 1, Code::invalid_argument,
-      "StreamOperations: the legacy default stream waits for all other streams of the process, and {} PEs share this "
-      "GPU; use a stream made with cudaStreamNonBlocking",
+      "StreamOperations: the legacy default stream waits for all other streams of the process, and "
+      "{} PEs share this GPU; use a stream made with cudaStreamNonBlocking",
       sharing);
 }
 
@@ -110,24 +110,18 @@ DeviceSide& StreamOperations::side() const {
 }
 
 void StreamOperations::check_counts(std::size_t target, std::size_t source) {
-  require(target == source, Code::invalid_argument,
-          "source has {} elements, target {}; they must be equal", source, target);
+  detail::check_equal_counts(target, source);
 }
 
 void StreamOperations::check_strided(std::size_t available, std::ptrdiff_t remote_stride,
                                      std::ptrdiff_t local_stride, std::size_t count) {
-  require(remote_stride >= 1 && local_stride >= 1, Code::invalid_argument,
-          "strides of {} elements (remote) and {} (local); both must be at least 1", remote_stride,
-          local_stride);
-  require(extent(1, static_cast<std::size_t>(remote_stride), count) <= available,
-          Code::invalid_argument, "{} elements {} apart leave the remote span of {} elements",
-          count, remote_stride, available);
+  detail::check_strides(available, remote_stride, local_stride, count);
 }
 
 void StreamOperations::put_bytes(RemoteAddress target, const void* source,
                                  std::size_t bytes) const {
   const DeviceSide& device = side();
-  const WorldParts& world = world_.state().parts();
+  const WorldState& world = world_.state();
   const std::size_t offset = checked(world, "put", target, bytes);
   check_local(device, "put", source, bytes);
   std::byte* const to = reached(world, "put", target.pe, offset, capability::put);
@@ -136,7 +130,7 @@ void StreamOperations::put_bytes(RemoteAddress target, const void* source,
 
 void StreamOperations::get_bytes(void* target, RemoteAddress source, std::size_t bytes) const {
   const DeviceSide& device = side();
-  const WorldParts& world = world_.state().parts();
+  const WorldState& world = world_.state();
   const std::size_t offset = checked(world, "get", source, bytes);
   check_local(device, "get", target, bytes);
   const std::byte* const from = reached(world, "get", source.pe, offset, capability::get);
@@ -146,7 +140,7 @@ void StreamOperations::get_bytes(void* target, RemoteAddress source, std::size_t
 void StreamOperations::put_small(RemoteAddress target, const void* value, std::size_t bytes,
                                  std::size_t count) const {
   const DeviceSide& device = side();
-  const WorldParts& world = world_.state().parts();
+  const WorldState& world = world_.state();
   require(count >= 1, Code::invalid_argument, "put_value: an empty span as target");
   const std::size_t offset = checked(world, "put_value", target, bytes);
   require(offset % bytes == 0, Code::invalid_argument,
@@ -162,7 +156,7 @@ void StreamOperations::put_strided_bytes(RemoteAddress target, std::size_t targe
                                          const void* source, std::size_t source_stride,
                                          std::size_t element, std::size_t count) const {
   const DeviceSide& device = side();
-  const WorldParts& world = world_.state().parts();
+  const WorldState& world = world_.state();
   const std::size_t offset =
       checked(world, "put_strided", target, extent(element, target_stride, count));
   check_local(device, "put_strided", source, extent(element, source_stride, count));
@@ -175,7 +169,7 @@ void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride
                                          RemoteAddress source, std::size_t source_stride,
                                          std::size_t element, std::size_t count) const {
   const DeviceSide& device = side();
-  const WorldParts& world = world_.state().parts();
+  const WorldState& world = world_.state();
   const std::size_t offset =
       checked(world, "get_strided", source, extent(element, source_stride, count));
   check_local(device, "get_strided", target, extent(element, target_stride, count));
@@ -187,7 +181,7 @@ void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride
 void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
                                    std::uint64_t compare, std::size_t width, void* result) const {
   const DeviceSide& device = side();
-  const WorldParts& world = world_.state().parts();
+  const WorldState& world = world_.state();
   const std::size_t offset = checked_word(world, "atomic", target, width);
   if (result != nullptr) device.check_local("atomic", result, width);
   device.atomic(stream_, op, reached(world, "atomic", target.pe, offset, capability::atomics),
@@ -197,7 +191,7 @@ void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint6
 void StreamOperations::signal(RemoteSpan<std::uint64_t> target, SignalOp op,
                               std::uint64_t value) const {
   const DeviceSide& device = side();
-  const WorldParts& world = world_.state().parts();
+  const WorldState& world = world_.state();
   const std::size_t offset = checked_signal(world, "signal", target);
   std::byte* const word = reached(world, "signal", target.address.pe, offset, capability::signals);
   device.signal(stream_, reinterpret_cast<std::uint64_t*>(word), op, value);
@@ -207,12 +201,10 @@ void StreamOperations::put_signal_bytes(RemoteAddress target, const void* source
                                         RemoteSpan<std::uint64_t> flag, SignalOp op,
                                         std::uint64_t value) const {
   const DeviceSide& device = side();
-  const WorldParts& world = world_.state().parts();
+  const WorldState& world = world_.state();
   const std::size_t offset = checked(world, "put_signal", target, bytes);
   const std::size_t flag_offset = checked_signal(world, "put_signal", flag);
-  require(flag.address.pe == target.pe, Code::invalid_argument,
-          "put_signal: data for PE {}, but a signal of PE {}; they must be one PE", target.pe,
-          flag.address.pe);
+  detail::check_same_pe(target, flag);
   check_local(device, "put_signal", source, bytes);
   std::byte* const base =
       reached(world, "put_signal", target.pe, 0, capability::put | capability::signals);
@@ -236,6 +228,7 @@ void StreamOperations::test_word(const void* variable, Compare compare, std::uin
   device.test(stream_, condition, result);
 }
 
+// A stream completes its operations in order, so fence and quiet only check the world.
 void StreamOperations::fence() const {
   side();
 }
@@ -248,8 +241,8 @@ void StreamOperations::barrier(const Team& team) const {
   const detail::TeamState& state = team.state();
   require(state.world.get() == &world_.state(), Code::invalid_argument,
           "barrier: a team of another world");
-  const WorldParts& world = world_.state().parts();
-  for (const Pe pe : state.members) reached(world, "barrier", pe, 0, capability::signals);
+  const WorldState& world = world_.state();
+  for (const Pe pe : state.pes) reached(world, "barrier", pe, 0, capability::signals);
   device.barrier(stream_, detail::describe_team(device, state));
 }
 

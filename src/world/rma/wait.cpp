@@ -3,7 +3,8 @@
 #include <atomic>
 
 #include "base/check.hpp"
-#include "world/parts.hpp"
+#include "world/fabric/fabric.hpp"
+#include "world/state.hpp"
 
 namespace shoal {
 namespace {
@@ -27,7 +28,7 @@ bool holds(T seen, Compare compare, T value) {
   return false;
 }
 
-/// The variables as the host can read them: those in GPU memory are fetched, all at once.
+/// The variables where the host can read them. Those in GPU memory are fetched together.
 class Snapshot {
  public:
   Snapshot(detail::WorldState& world, const void* variables, std::size_t bytes)
@@ -35,7 +36,7 @@ class Snapshot {
     if (world.cuda() == nullptr) return;
     fetched_.resize((bytes + sizeof fetched_[0] - 1) / sizeof fetched_[0]);
     const Pe me = world.my_pe();
-    const detail::HeapRoute route = world.parts().heap_route(me, transport::capability::get);
+    const detail::HeapRoute route = world.fabric().heap_route(me, transport::capability::get);
     route.transport.get(fetched_.data(), me, route.start + world.heap().offset_of(variables),
                         bytes);
     variables_ = fetched_.data();
@@ -49,8 +50,8 @@ class Snapshot {
 
 template <typename T>
 T load(const void* variables, std::size_t index) {
-  auto* const variable = const_cast<T*>(static_cast<const T*>(variables)) +
-                         index;  // atomic_ref takes no const in C++20
+  // atomic_ref takes no const in C++20.
+  auto* const variable = const_cast<T*>(static_cast<const T*>(variables)) + index;
   return std::atomic_ref<T>(*variable).load(std::memory_order_acquire);
 }
 
@@ -80,8 +81,8 @@ World::WaitResult World::test_words(const Words& words, Compare compare, Quorum 
       world.heap().contains(words.variables, words.count * words.width) &&
           reinterpret_cast<std::uintptr_t>(words.variables) % words.width == 0,
       Code::invalid_argument,
-      "wait or test: {} variables of {} bytes at {} are not aligned words of this PE's symmetric heap of {} bytes "
-      "at {}",
+      "wait or test: {} variables of {} bytes at {} are not aligned words of this PE's symmetric "
+      "heap of {} bytes at {}",
       words.count, words.width, words.variables, world.heap().size(),
       static_cast<const void*>(world.heap().base()));
 
@@ -97,7 +98,7 @@ World::WaitResult World::test_words(const Words& words, Compare compare, Quorum 
   };
   WaitResult result;
   std::size_t considered = 0;
-  const std::size_t first = quorum == Quorum::any ? world.parts().rotation % words.count : 0;
+  const std::size_t first = quorum == Quorum::any ? world.wait_rotation % words.count : 0;
   for (std::size_t step = 0; step < words.count; ++step) {
     const std::size_t i = (first + step) % words.count;
     if (!words.skip.empty() && words.skip[i] != 0) continue;
@@ -108,7 +109,7 @@ World::WaitResult World::test_words(const Words& words, Compare compare, Quorum 
     }
     if (quorum != Quorum::all) result.indices.push_back(i);
     if (quorum == Quorum::any) {
-      ++world.parts().rotation;
+      ++world.wait_rotation;
       break;
     }
   }
@@ -120,13 +121,13 @@ World::WaitResult World::wait_words(const Words& words, Compare compare, Quorum 
   detail::WorldState& world = state();
   WaitResult result = test_words(words, compare, quorum);
   if (result.satisfied || words.count == 0) return result;
-  world.set_progress(detail::Activity::waiting, world.parts().world_team().epoch, "wait_until");
+  world.set_progress(detail::Activity::waiting, world.world_team().epoch, "wait_until");
   const auto ready = [&] {
     result = test_words(words, compare, quorum);
     return result.satisfied;
   };
   const auto outcome = world.poll(ready, world.deadline());
-  world.set_progress(detail::Activity::idle, world.parts().world_team().epoch, "wait_until");
+  world.set_progress(detail::Activity::idle, world.world_team().epoch, "wait_until");
   if (outcome == detail::WaitOutcome::ready) return result;
   const Snapshot last(world, words.variables, words.width);
   const auto seen =
@@ -144,7 +145,8 @@ World::WaitResult World::wait_words(const Words& words, Compare compare, Quorum 
 std::uint64_t World::signal_fetch(const std::uint64_t* flag) const {
   require(state().heap().contains(flag, sizeof *flag) &&
               reinterpret_cast<std::uintptr_t>(flag) % sizeof *flag == 0,
-          Code::invalid_argument, "signal_fetch: {} is no aligned word of this PE's symmetric heap",
+          Code::invalid_argument,
+          "signal_fetch: {} is not an aligned word of this PE's symmetric heap",
           static_cast<const void*>(flag));
   return load<std::uint64_t>(Snapshot(state(), flag, sizeof *flag).data(), 0);
 }

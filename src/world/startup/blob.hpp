@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// blob.hpp: values and texts packed into bytes for an all-gather, and unpacked again.
+// blob.hpp: packs values and texts into bytes for an all-gather, and unpacks them.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ class BlobWriter {
   std::vector<std::byte> data_;
 };
 
-/// Reads in the order of writing. Throws Error{mismatch} when the blob is shorter than what is
-/// read: another build wrote it.
+/// Reads in the order of writing. Throws Error{mismatch} at the end of the blob, which another
+/// build then wrote.
 class BlobReader {
  public:
   // NOLINTNEXTLINE(google-explicit-constructor): a reader is a view of its blob

@@ -10,7 +10,7 @@
 namespace shoal {
 namespace {
 
-/// What the PEs threw, of which one is the cause of the others.
+/// The exceptions of the PEs. Keeps the one that caused the others.
 class Failures {
  public:
   void add(std::exception_ptr exception, int rank) {
@@ -29,7 +29,7 @@ class Failures {
   int rank_ = 0;
 };
 
-/// Later in this order: more likely to be a consequence of what another PE threw.
+/// Higher ranks are more likely to be consequences of another PE's exception.
 int rank_of(const Error& error) {
   if (error.code() == Code::peer_failed) return 2;
   return error.code() == Code::timeout ? 1 : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slots.hpp: which team indices are free on this PE.
+// slots.hpp: the free team indices of this PE.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class TeamSlots {
   }
 
   std::int64_t count() const noexcept { return count_; }
-  /// A bit per index, set where it is free.
+  /// One bit per index, set where it is free.
   std::span<const std::uint64_t> free_words() const noexcept { return free_; }
   std::int64_t used() const noexcept {
     std::int64_t free = 0;
@@ -29,7 +29,7 @@ class TeamSlots {
   void take(std::int32_t index) noexcept { free_[at(index)] &= ~bit(index); }
   void release(std::int32_t index) noexcept { free_[at(index)] |= bit(index); }
 
-  /// Lowest index whose bit is set, plus `first`; nullopt when none is.
+  /// Lowest index whose bit is set; nullopt when none is. `words` start at word `first_word`.
   static std::optional<std::int32_t> lowest(std::span<const std::uint64_t> words,
                                             std::size_t first_word = 0) noexcept {
     for (std::size_t i = 0; i < words.size(); ++i)
@@ -38,8 +38,9 @@ class TeamSlots {
     return std::nullopt;
   }
 
-  /// Number of the next team that this PE will be a member of; members agree on the highest.
-  std::uint64_t next_generation = 2;  // predefined teams are generation 1
+  /// Generation of the next team that this PE will be in; the PEs of a team take the highest.
+  /// Predefined teams are generation 1.
+  std::uint64_t next_generation = 2;
 
  private:
   static std::size_t at(std::int32_t index) noexcept {

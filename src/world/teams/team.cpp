@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "world/teams/team.hpp"
+// The public Team: queries, splits, destroy.
+#include "shoal/team.hpp"
 
 #include <algorithm>
 #include <array>
@@ -7,39 +8,26 @@
 #include <functional>
 
 #include "base/check.hpp"
-#include "world/parts.hpp"
 #include "world/startup/agreement.hpp"
+#include "world/state.hpp"
+#include "world/teams/teams.hpp"
 
 namespace shoal {
 namespace detail {
-
-std::shared_ptr<TeamState> new_team(WorldState& state, std::int32_t index, std::uint64_t generation,
-                                    std::vector<Pe> members) {
-  auto team = std::make_shared<TeamState>();
-  team->world = state.shared_from_this();
-  team->index = index;
-  team->generation = generation;
-  team->members = std::move(members);
-  team->my_pe = static_cast<Pe>(
-      std::find(team->members.begin(), team->members.end(), state.my_pe()) - team->members.begin());
-  state.parts().slots.take(index);
-  state.parts().slots.next_generation = generation + 1;
-  return team;
-}
-
 namespace {
 
-using Groups = std::vector<std::vector<Pe>>;  // of members of the parent, disjoint
+/// Disjoint sets of PEs of the parent team, by their index there.
+using Parts = std::vector<std::vector<Pe>>;
 
 enum class SplitKind : std::uint32_t { strided = 1, rows, columns };
 
-/// What every member of the parent passes alike, and what it contributes.
+/// One PE's arguments, which must be equal on all PEs of the parent, and its free team indices.
 struct SplitRequest {
   static constexpr std::size_t kWords = 32;
   SplitKind kind;
   std::array<Pe, 3> arguments;
   std::uint64_t generation;
-  std::array<std::uint64_t, kWords> free;  // a part of the set of free indices
+  std::array<std::uint64_t, kWords> free;  ///< a section of the bit set of free indices
 };
 static_assert(sizeof(SplitRequest) <= WorldState::kExchangeBytes);
 
@@ -52,7 +40,7 @@ std::string describe(const SplitRequest& request) {
 
 std::vector<SplitRequest> exchange_requests(TeamState& parent, const SplitRequest& mine) {
   const auto blobs = parent.world->exchange(parent, &mine, sizeof mine, "team split");
-  std::vector<SplitRequest> all(parent.members.size());
+  std::vector<SplitRequest> all(parent.size());
   std::memcpy(all.data(), blobs.data(), blobs.size());
   return all;
 }
@@ -62,74 +50,82 @@ void check_agreement(const TeamState& parent, const std::vector<SplitRequest>& a
   for (const SplitRequest& request : all) texts.push_back(describe(request));
   const bool equal = std::all_of(texts.begin(), texts.end(),
                                  [&](const auto& text) { return text == texts.front(); });
-  require(equal, Code::mismatch, "members of team {} split it differently: {}", parent.index,
-          group_by_text(texts, parent.members));
+  require(equal, Code::mismatch, "the PEs of team {} split it differently: {}", parent.index,
+          group_by_text(texts, parent.pes));
 }
 
-/// The lowest index that is free on all members of a group, among those of this part.
+/// The lowest index in this section that is free on all PEs of a part.
 std::optional<std::int32_t> common_index(const std::vector<SplitRequest>& all,
-                                         const std::vector<Pe>& group, std::size_t first_word) {
+                                         const std::vector<Pe>& part, std::size_t first_word) {
   std::array<std::uint64_t, SplitRequest::kWords> common =
-      all[static_cast<std::size_t>(group.front())].free;
-  for (const Pe member : group)
+      all[static_cast<std::size_t>(part.front())].free;
+  for (const Pe pe : part)
     for (std::size_t i = 0; i < common.size(); ++i)
-      common[i] &= all[static_cast<std::size_t>(member)].free[i];
+      common[i] &= all[static_cast<std::size_t>(pe)].free[i];
   return TeamSlots::lowest(common, first_word);
 }
 
-/// Splits `parent` into the groups that `divide` forms once all members agree on the arguments.
-/// Every member learns every group's index, so that all throw when one group gets none. Returns the
-/// team of this PE's group; nothing where it is in none.
-std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<Pe, 3> arguments,
-                                 const std::function<Groups()>& divide) {
-  WorldState& state = *parent.world;
-  TeamSlots& slots = state.parts().slots;
-  state.set_progress(Activity::team, parent.epoch + 1, "split");
+/// The parts of a split with the index and the generations that the PEs agreed on.
+struct Split {
+  Parts parts;
+  std::vector<std::optional<std::int32_t>> indices;  ///< by part; nullopt: none is free
+  std::vector<std::uint64_t> generations;            ///< by PE of the parent
+};
+
+/// Exchanges requests until every part has an index or no free index is left. Every PE learns the
+/// indices of all parts, so that all throw when one part gets none.
+Split agree_on_split(TeamState& parent, SplitKind kind, std::array<Pe, 3> arguments,
+                     const std::function<Parts()>& divide) {
+  const TeamSlots& slots = parent.world->teams().slots();
   const auto words = slots.free_words();
-  Groups groups;
-  std::vector<std::optional<std::int32_t>> indices;
-  std::vector<std::uint64_t> generations;
+  Split split;
   for (std::size_t first = 0; first < words.size(); first += SplitRequest::kWords) {
     SplitRequest mine{kind, arguments, slots.next_generation, {}};
-    const auto part = words.subspan(first, std::min(SplitRequest::kWords, words.size() - first));
-    std::copy(part.begin(), part.end(), mine.free.begin());
+    const auto section = words.subspan(first, std::min(SplitRequest::kWords, words.size() - first));
+    std::copy(section.begin(), section.end(), mine.free.begin());
     const std::vector<SplitRequest> all = exchange_requests(parent, mine);
     if (first == 0) {
       check_agreement(parent, all);
-      groups = divide();
-      indices.resize(groups.size());
-      for (const SplitRequest& request : all) generations.push_back(request.generation);
+      split.parts = divide();
+      split.indices.resize(split.parts.size());
+      for (const SplitRequest& request : all) split.generations.push_back(request.generation);
     }
-    for (std::size_t g = 0; g < groups.size(); ++g)
-      if (!indices[g]) indices[g] = common_index(all, groups[g], first);
-    if (std::all_of(indices.begin(), indices.end(),
+    for (std::size_t i = 0; i < split.parts.size(); ++i)
+      if (!split.indices[i]) split.indices[i] = common_index(all, split.parts[i], first);
+    if (std::all_of(split.indices.begin(), split.indices.end(),
                     [](const auto& index) { return index.has_value(); }))
       break;
   }
-  state.set_progress(Activity::idle, parent.epoch, "team split");
-
-  std::shared_ptr<TeamState> mine;
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    require(
-        indices[g].has_value(), Code::exhausted,
-        "{}: no team index is free on all {} members of a new team; SHOAL_MAX_TEAMS is {}",
-        [&] { return describe({kind, arguments, 0, {}}); }, groups[g].size(), slots.count());
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    if (std::find(groups[g].begin(), groups[g].end(), parent.my_pe) == groups[g].end()) continue;
-    std::vector<Pe> members;
-    std::uint64_t generation = 0;
-    for (const Pe member : groups[g]) {
-      members.push_back(parent.members[static_cast<std::size_t>(member)]);
-      generation = std::max(generation, generations[static_cast<std::size_t>(member)]);
-    }
-    mine = new_team(state, *indices[g], generation, std::move(members));
-  }
-  return mine;
+  return split;
 }
 
-void release_team(TeamState& team) {
-  team.world->parts().slots.release(team.index);
-  team.destroyed = true;
+/// Splits `parent` into the parts that `divide` forms once all PEs agree on the arguments. Returns
+/// the team of this PE's part; nullptr where it is in none.
+std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<Pe, 3> arguments,
+                                 const std::function<Parts()>& divide) {
+  WorldState& state = *parent.world;
+  state.set_progress(Activity::team, parent.epoch + 1, "split");
+  const Split agreed = agree_on_split(parent, kind, arguments, divide);
+  state.set_progress(Activity::idle, parent.epoch, "team split");
+
+  for (std::size_t i = 0; i < agreed.parts.size(); ++i)
+    require(
+        agreed.indices[i].has_value(), Code::exhausted,
+        "{}: no team index is free on all {} PEs of a new team; SHOAL_MAX_TEAMS is {}",
+        [&] { return describe({kind, arguments, 0, {}}); }, agreed.parts[i].size(),
+        state.teams().slots().count());
+  for (std::size_t i = 0; i < agreed.parts.size(); ++i) {
+    const std::vector<Pe>& part = agreed.parts[i];
+    if (std::find(part.begin(), part.end(), parent.my_pe) == part.end()) continue;
+    std::vector<Pe> pes;
+    std::uint64_t generation = 0;
+    for (const Pe pe : part) {
+      pes.push_back(parent.pes[static_cast<std::size_t>(pe)]);
+      generation = std::max(generation, agreed.generations[static_cast<std::size_t>(pe)]);
+    }
+    return state.teams().create(state, *agreed.indices[i], generation, std::move(pes));
+  }
+  return nullptr;
 }
 
 Team handle(std::shared_ptr<TeamState> state) {
@@ -137,39 +133,6 @@ Team handle(std::shared_ptr<TeamState> state) {
 }
 
 }  // namespace
-
-void make_predefined_teams(WorldState& state) {
-  WorldParts& world = state.parts();
-  const auto& placement = world.placement;
-  const auto me = static_cast<std::size_t>(world.my_pe);
-  std::vector<Pe> everybody;
-  std::vector<Pe> same_index;
-  for (Pe pe = 0; pe < world.n_pes; ++pe) everybody.push_back(pe);
-  for (const auto& node : placement.nodes)
-    same_index.push_back(node[static_cast<std::size_t>(placement.index_on_node[me])]);
-
-  const std::vector<Pe> members[] = {
-      everybody,
-      placement.nodes[static_cast<std::size_t>(placement.node_of[me])],
-      load_store_peers(world.device_heap ? world.heap_connectivity : world.connectivity,
-                       world.my_pe),
-      same_index,
-      {world.my_pe}};
-  static_assert(std::size(members) == static_cast<std::size_t>(PredefinedTeam::count));
-  world.slots = TeamSlots(world.settings.max_teams);
-  for (std::size_t i = 0; i < std::size(members); ++i) {
-    auto team = std::make_shared<TeamState>();
-    team->world = std::shared_ptr<WorldState>(std::shared_ptr<void>(),
-                                              &state);  // no owner: the world owns the team
-    team->index = static_cast<std::int32_t>(i);
-    team->members = members[i];
-    team->my_pe = static_cast<Pe>(std::find(members[i].begin(), members[i].end(), world.my_pe) -
-                                  members[i].begin());
-    team->predefined = true;
-    world.slots.take(team->index);
-    world.predefined.push_back(std::move(team));
-  }
-}
 
 }  // namespace detail
 
@@ -179,15 +142,14 @@ Pe Team::my_pe() const noexcept {
   return state_ ? state_->my_pe : -1;
 }
 Pe Team::size() const noexcept {
-  return state_ ? static_cast<Pe>(state_->members.size()) : 0;
+  return state_ ? static_cast<Pe>(state_->size()) : 0;
 }
 std::int32_t Team::index() const noexcept {
   return state_ ? state_->index : -1;
 }
 
 TeamState& Team::state() const {
-  require(state_ != nullptr, Code::invalid_argument,
-          "this team is invalid: this PE is no member of it");
+  require(state_ != nullptr, Code::invalid_argument, "this team is invalid: this PE is not in it");
   require(!state_->destroyed, Code::closed, "team {} was destroyed", state_->index);
   require(state_->world->is_open(), Code::closed, "team {} belongs to a world that is closed",
           state_->index);
@@ -206,7 +168,7 @@ Pe Team::world_pe(Pe pe) const {
   const TeamState& team = state();
   require(pe >= 0 && pe < size(), Code::invalid_argument, "PE {} of team {}; it has PEs 0 to {}",
           pe, team.index, size() - 1);
-  return team.members[static_cast<std::size_t>(pe)];
+  return team.pes[static_cast<std::size_t>(pe)];
 }
 
 std::optional<Pe> Team::translate(Pe pe, const Team& other) const {
@@ -214,9 +176,9 @@ std::optional<Pe> Team::translate(Pe pe, const Team& other) const {
   const TeamState& there = other.state();
   require(there.world.get() == state_->world.get(), Code::invalid_argument,
           "translate: teams {} and {} belong to different worlds", state_->index, there.index);
-  const auto found = std::find(there.members.begin(), there.members.end(), wanted);
-  if (found == there.members.end()) return std::nullopt;
-  return static_cast<Pe>(found - there.members.begin());
+  const auto found = std::find(there.pes.begin(), there.pes.end(), wanted);
+  if (found == there.pes.end()) return std::nullopt;
+  return static_cast<Pe>(found - there.pes.begin());
 }
 
 Team Team::split_strided(Pe start, Pe stride, Pe count) const {
@@ -229,9 +191,9 @@ Team Team::split_strided(Pe start, Pe stride, Pe count) const {
             "split_strided(start {}, stride {}, count {}) of a team of {} PEs; count must be at least 1, stride not 0, "
             "and all of start, start + stride, ... must lie in 0 to {}",
             start, stride, count, size(), size() - 1);
-        std::vector<Pe> members;
-        for (Pe i = 0; i < count; ++i) members.push_back(start + i * stride);
-        return detail::Groups{std::move(members)};
+        std::vector<Pe> pes;
+        for (Pe i = 0; i < count; ++i) pes.push_back(start + i * stride);
+        return detail::Parts{std::move(pes)};
       }));
 }
 
@@ -243,7 +205,7 @@ std::pair<Team, Team> Team::split_2d(Pe x_range) const {
   };
   auto row = detail::split(state(), detail::SplitKind::rows, {x_range, 0, 0}, [&] {
     const Pe width = check();
-    detail::Groups rows;
+    detail::Parts rows;
     for (Pe pe = 0; pe < size(); ++pe) {
       if (pe % width == 0) rows.emplace_back();
       rows.back().push_back(pe);
@@ -253,14 +215,14 @@ std::pair<Team, Team> Team::split_2d(Pe x_range) const {
   try {
     auto column = detail::split(state(), detail::SplitKind::columns, {x_range, 0, 0}, [&] {
       const Pe width = check();
-      detail::Groups columns(static_cast<std::size_t>(width));
+      detail::Parts columns(static_cast<std::size_t>(width));
       for (Pe pe = 0; pe < size(); ++pe)
         columns[static_cast<std::size_t>(pe % width)].push_back(pe);
       return columns;
     });
     return {Team(std::move(row)), Team(std::move(column))};
   } catch (const Error&) {
-    detail::release_team(*row);
+    if (row) state().world->teams().release(*row);
     throw;
   }
 }
@@ -270,10 +232,10 @@ void Team::destroy() {
   require(!team.predefined, Code::invalid_argument,
           "team {} is predefined; it lives as long as its world", team.index);
   const auto keep = state_;
-  // Released whatever the others do: a member that failed must not cost this PE its slot.
+  // Released even when the sync fails: the failure of another PE must not cost this PE its slot.
   struct Release {
     TeamState& team;
-    ~Release() { detail::release_team(team); }
+    ~Release() { team.world->teams().release(team); }
   } const release{team};
   team.world->set_progress(detail::Activity::team, team.epoch + 1, "destroy");
   team.world->sync(team, "Team::destroy");

@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::byte kUntouched{0xa5};
 
-std::uint64_t member_seed(std::uint64_t seed, std::size_t member) {
-  return seed * 1000 + member;
+std::uint64_t pe_seed(std::uint64_t seed, std::size_t pe) {
+  return seed * 1000 + pe;
 }
 
 template <typename T>
@@ -68,8 +68,7 @@ T combine_floats(ReduceOp op, T a, T b) {
 /// Reduces element `i`, read with `load` into an accumulator and combined with `combine`.
 auto fold(const std::vector<Bytes>& sources, std::size_t i, auto load, auto combine) {
   auto value = load(sources[0], i);
-  for (std::size_t member = 1; member < sources.size(); ++member)
-    value = combine(value, load(sources[member], i));
+  for (std::size_t pe = 1; pe < sources.size(); ++pe) value = combine(value, load(sources[pe], i));
   return value;
 }
 
@@ -177,7 +176,7 @@ void CollectiveCheck::expect_target(const Bytes& expected, const std::byte* wher
 void CollectiveCheck::broadcast(const Team& team, std::size_t bytes, Pe root, std::uint64_t seed,
                                 bool in_place) {
   const auto contents = [&](Pe pe) {
-    return random_bytes(bytes, member_seed(seed, static_cast<std::size_t>(pe)));
+    return random_bytes(bytes, pe_seed(seed, static_cast<std::size_t>(pe)));
   };
   clear_target();
   std::byte* from = in_place ? target() : source();
@@ -188,11 +187,11 @@ void CollectiveCheck::broadcast(const Team& team, std::size_t bytes, Pe root, st
 
 void CollectiveCheck::all_gather(const Team& team, std::size_t bytes, std::uint64_t seed) {
   clear_target();
-  load(source(), random_bytes(bytes, member_seed(seed, static_cast<std::size_t>(team.my_pe()))));
+  load(source(), random_bytes(bytes, pe_seed(seed, static_cast<std::size_t>(team.my_pe()))));
   shoal::all_gather(team, target(), source(), bytes);
   Bytes expected;
-  for (std::size_t member = 0; member < static_cast<std::size_t>(team.size()); ++member) {
-    const Bytes block = random_bytes(bytes, member_seed(seed, member));
+  for (std::size_t pe = 0; pe < static_cast<std::size_t>(team.size()); ++pe) {
+    const Bytes block = random_bytes(bytes, pe_seed(seed, pe));
     expected.insert(expected.end(), block.begin(), block.end());
   }
   expect_target(expected, target(), "all_gather");
@@ -201,11 +200,11 @@ void CollectiveCheck::all_gather(const Team& team, std::size_t bytes, std::uint6
 void CollectiveCheck::all_to_all(const Team& team, std::size_t bytes, std::uint64_t seed) {
   const auto n = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.my_pe());
   clear_target();
-  load(source(), random_bytes(bytes * n, member_seed(seed, me)));
+  load(source(), random_bytes(bytes * n, pe_seed(seed, me)));
   shoal::all_to_all(team, target(), source(), bytes);
   Bytes expected;
-  for (std::size_t member = 0; member < n; ++member) {
-    const Bytes sent = random_bytes(bytes * n, member_seed(seed, member));
+  for (std::size_t pe = 0; pe < n; ++pe) {
+    const Bytes sent = random_bytes(bytes * n, pe_seed(seed, pe));
     expected.insert(expected.end(), sent.begin() + static_cast<std::ptrdiff_t>(me * bytes),
                     sent.begin() + static_cast<std::ptrdiff_t>((me + 1) * bytes));
   }
@@ -215,7 +214,7 @@ void CollectiveCheck::all_to_all(const Team& team, std::size_t bytes, std::uint6
 void CollectiveCheck::all_to_all_v(const Team& team, std::size_t max_bytes, std::uint64_t seed) {
   const auto n = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.my_pe());
   const auto pair_seed = [&](std::size_t from, std::size_t to) {
-    return member_seed(seed, from) * 1000 + to;
+    return pe_seed(seed, from) * 1000 + to;
   };
   const auto size = [&](std::size_t from, std::size_t to) {
     return std::mt19937_64(pair_seed(from, to))() % 4 == 0
@@ -243,8 +242,8 @@ void CollectiveCheck::all_to_all_v(const Team& team, std::size_t max_bytes, std:
 void CollectiveCheck::reduce(const Team& team, DataType dtype, ReduceOp op, std::size_t count,
                              std::uint64_t seed, bool in_place) {
   std::vector<Bytes> sources;
-  for (std::size_t member = 0; member < static_cast<std::size_t>(team.size()); ++member)
-    sources.push_back(random_elements(dtype, count, member_seed(seed, member)));
+  for (std::size_t pe = 0; pe < static_cast<std::size_t>(team.size()); ++pe)
+    sources.push_back(random_elements(dtype, count, pe_seed(seed, pe)));
   clear_target();
   std::byte* from = in_place ? target() : source();
   load(from, sources[static_cast<std::size_t>(team.my_pe())]);
@@ -257,8 +256,8 @@ void CollectiveCheck::reduce_scatter(const Team& team, DataType dtype, ReduceOp 
   const auto n = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.my_pe());
   const std::size_t block = count * size_of(dtype);
   std::vector<Bytes> sources;
-  for (std::size_t member = 0; member < n; ++member)
-    sources.push_back(random_elements(dtype, count * n, member_seed(seed, member)));
+  for (std::size_t pe = 0; pe < n; ++pe)
+    sources.push_back(random_elements(dtype, count * n, pe_seed(seed, pe)));
   clear_target();
   load(source(), sources[me]);
   std::byte* to = in_place ? source() : target();
@@ -271,8 +270,7 @@ void CollectiveCheck::reduce_scatter(const Team& team, DataType dtype, ReduceOp 
 
 namespace {
 
-/// The world, its parts, and strided teams that overlap each other; invalid where this PE is no
-/// member.
+/// The world, its parts, and overlapping strided teams; invalid where this PE is not in the team.
 std::vector<Team> random_teams(World& world, std::mt19937_64& random) {
   std::vector<Team> teams = {world.team(), world.node_team(), world.self_team(),
                              world.same_index_team()};
@@ -287,7 +285,7 @@ std::vector<Team> random_teams(World& world, std::mt19937_64& random) {
   return teams;
 }
 
-/// Sizes of every magnitude, with 0 and 1 often among them.
+/// Sizes of every magnitude, often 0 and 1.
 std::size_t random_size(std::mt19937_64& random, std::size_t limit) {
   const std::size_t magnitude = std::size_t{1} << random() % 20;
   return std::min(limit, random() % magnitude);

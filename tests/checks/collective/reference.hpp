@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reference.hpp: collectives compared with naive references. Contents follow from a seed and the
-// member's number, so that every PE computes what all members sent, and with that what it must
-// receive, without communication.
+// index of the PE, so every PE computes without communication what all PEs sent, and hence what it
+// must receive.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +26,14 @@ bool is_bit_operation(ReduceOp op);
 using Bytes = std::vector<std::byte>;
 
 Bytes random_bytes(std::size_t count, std::uint64_t seed);
-/// Finite values, of which sums and products round often.
+/// Finite values whose sums and products often round.
 Bytes random_elements(DataType dtype, std::size_t count, std::uint64_t seed);
 /// Element by element, from source 0 upwards; bfloat16 and float16 in float, rounded once.
 Bytes reduce_naively(DataType dtype, ReduceOp op, const std::vector<Bytes>& sources);
 
-/// Two areas of the symmetric heap and one call per collective, which runs it and compares every
-/// byte of the target, and some before and behind it that must not change. Making one is collective
-/// over the world; the calls are collective over the team.
+/// Two areas of the symmetric heap, and one call per collective, which runs it and compares every
+/// byte of the target and some bytes around it that must not change. The constructor is collective
+/// over the world, the calls over the team.
 class CollectiveCheck {
  public:
   /// `capacity`: the most bytes that a source or target may have.
@@ -65,9 +65,9 @@ class CollectiveCheck {
   SymmetricArray<std::byte> source_;
 };
 
-/// Runs `count` operations of random kind, shape and team, the same ones on every PE, and checks
-/// each. Before some of them a PE sleeps, each at its own times, so that PEs enter and leave
-/// operations skewed. Collective over the world.
+/// Runs `count` operations of random kind, shape and team, the same on every PE, and checks each.
+/// PEs sleep at different times, so that they enter and leave operations skewed. Collective over
+/// the world.
 void run_random_collectives(World& world, std::size_t count, std::uint64_t seed);
 
 }  // namespace shoal::test

@@ -217,7 +217,7 @@ void check_signals(World& world) {
   const auto flags = world.heap().allocate<std::uint64_t>(2);
   sync(world);
   std::vector<std::uint64_t> out(64);
-  // A token goes around the ring; whoever has it sees the data that came with it.
+  // A token goes around the ring; its holder sees the data that came with it.
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     if (world.my_pe() != 0) {
       EXPECT_EQ(world.signal_wait_until(flags.data(), Compare::greater_equal, round), round);
@@ -252,7 +252,7 @@ void check_waits(World& world) {
   EXPECT_FALSE(world.test_all(std::span<const std::int64_t>(words.span()), Compare::less, zero));
   EXPECT_EQ(world.test_any(std::span<const std::int64_t>(words.span()), Compare::greater, zero),
             World::no_index);
-  // wait_any starts elsewhere each time: over all variables that are ready, it returns each.
+  // wait_any starts at another variable each time: it returns each of those that are ready.
   std::vector<std::size_t> seen;
   for (std::size_t i = 0; i < n; ++i)
     seen.push_back(
@@ -337,7 +337,7 @@ void check_heap(World& world) {
   EXPECT_EQ(heap.malloc(0), nullptr);
   heap.free(nullptr);
 
-  // Memory used before is zeroed by calloc, on every PE before anybody writes there.
+  // calloc zeroes memory that was used before, on every PE, before any PE writes there.
   const RemoteAddress there{world.my_pe(), heap.offset_of(first)};
   std::vector<unsigned char> bytes(1000, 0xff);
   world.put_bytes(there, bytes.data(), bytes.size());
@@ -383,13 +383,13 @@ void check_exchange(World& world) {
   detail::TeamState& all = world.team().state();
   detail::TeamState& node = world.node_team().state();
   for (std::uint64_t round = 0; round < 100; ++round) {
-    // Of different lengths, with syncs and operations of an overlapping team in between, and nobody
-    // waits for the slowest.
+    // Blobs of different lengths, with syncs and operations of an overlapping team in between, and
+    // without waiting for the slowest PE.
     std::vector<std::uint64_t> mine(1 + round % 64,
                                     round * 1000 + static_cast<std::uint64_t>(world.my_pe()));
     const auto blobs = state.exchange(all, mine.data(), mine.size() * sizeof mine[0], "test");
-    ASSERT_EQ(blobs.size(), all.members.size() * mine.size() * sizeof mine[0]);
-    for (std::size_t pe = 0; pe < all.members.size(); ++pe) {
+    ASSERT_EQ(blobs.size(), all.size() * mine.size() * sizeof mine[0]);
+    for (std::size_t pe = 0; pe < all.size(); ++pe) {
       std::uint64_t last = 0;
       std::memcpy(&last, blobs.data() + ((pe + 1) * mine.size() - 1) * sizeof last, sizeof last);
       ASSERT_EQ(last, round * 1000 + pe);
@@ -400,7 +400,7 @@ void check_exchange(World& world) {
     EXPECT_TRUE(!now || state.exchange(node, nullptr, 0, "test").empty());
   }
   if (world.n_pes() == 1) return;
-  expect_error(Code::mismatch, "differs among its members",
+  expect_error(Code::mismatch, "differs among its PEs",
                [&] { state.exchange(all, "abcdefgh", world.my_pe() == 0 ? 4 : 8, "test"); });
 }
 
@@ -428,7 +428,7 @@ void check_teams(World& world) {
     EXPECT_EQ(column.size(), (n - all.my_pe() % width + width - 1) / width);
     EXPECT_EQ(row.world_pe(0), all.my_pe() / width * width);
     EXPECT_EQ(column.world_pe(0), all.my_pe() % width);
-    // Teams that overlap, in use at the same time.
+    // Overlapping teams in use at the same time.
     for (int i = 0; i < 20; ++i) {
       world.state().sync(row.state(), "row");
       const Pe mine = all.my_pe();
@@ -445,7 +445,7 @@ void check_teams(World& world) {
   }
   expect_error(Code::invalid_argument, "x_range is 0", [&] { all.split_2d(0); });
 
-  // Exhaustion is agreed by all, and nothing is lost by it.
+  // All PEs agree on exhaustion, and nothing is lost.
   std::vector<Team> teams;
   const auto fill = [&] {
     for (;;) teams.push_back(all.split_strided(0, 1, n));
@@ -469,13 +469,13 @@ void check_make_team(World& world) {
   const Pe n = world.n_pes();
   const std::vector<std::uint64_t> id = local(world, shared);
   for (int round = 0; round < 20; ++round) {
-    // In reverse order, with the same id every time.
+    // In reverse order, with the same id each time.
     Team team = world.make_team(id[0], n, n - 1 - world.my_pe());
     EXPECT_EQ(team.my_pe(), n - 1 - world.my_pe());
     EXPECT_EQ(team.world_pe(0), n - 1);
     world.state().sync(team.state(), "test");
     team.destroy();
-    // Only some take part, the others are ahead in the next round.
+    // Only some PEs take part; the others are ahead in the next round.
     if (world.my_pe() % 2 == 0) {
       Team even = world.make_team(id[1], (n + 1) / 2, world.my_pe() / 2);
       EXPECT_EQ(even.size(), (n + 1) / 2);

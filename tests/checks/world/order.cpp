@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of worlds.hpp that concern the order of operations, and memory reached in other ways
-// than by put and get.
+// Checks of the order of operations, and of memory that is reached other than by put and get.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -30,7 +29,7 @@ void check_unsigned_atomics(World& world) {
   const auto words = world.heap().allocate<T>(4);
   const RemoteSpan<T> there = words.on(right(world));
   barrier(world.team());
-  // Each PE has its right neighbour's words for itself.
+  // Each PE alone uses the words of its right neighbour.
   world.atomic_set(there[0], kMax);
   EXPECT_EQ(world.atomic_fetch(there[0]), kMax);
   EXPECT_EQ(world.atomic_fetch_add(there[0], T{3}), kMax);
@@ -46,11 +45,11 @@ void check_unsigned_atomics(World& world) {
   EXPECT_EQ(world.get_value(there[0]), kMax / 2 - 1);
   EXPECT_EQ(world.get_value(there[1]), T{0}) << "the word next to it is untouched";
   barrier(world.team());
-  // Unsigned variables compare unsigned: the largest is not below 0.
+  // Unsigned variables compare as unsigned: the largest is not below 0.
   set_local(world, words, 2, kMax);
   EXPECT_TRUE(world.test(words.data() + 2, Compare::greater, T{1}));
   EXPECT_FALSE(world.test(words.data() + 2, Compare::less, T{1}));
-  // All PEs together go around once and end at the sum modulo the width.
+  // All PEs together wrap around once and end at the sum modulo the width.
   constexpr T kStep = kMax / 4 + 7;
   for (int i = 0; i < 8; ++i) world.atomic_fetch_add(words.on(0)[3], kStep);
   barrier(world.team());
@@ -98,8 +97,7 @@ void check_put_signal_add(World& world) {
   const auto arrived = world.heap().allocate<std::uint64_t>(1);
   barrier(world.team());
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
-    // Everybody writes a row at everybody and adds to the same signal: its value says how many rows
-    // have come.
+    // Each PE writes a row to every PE and adds to the same signal, which counts the rows received.
     const std::vector<std::uint64_t> row(16, round * 1000 + me);
     for (Pe pe = 0; pe < world.n_pes(); ++pe)
       world.put_signal(rows.on(pe).subspan(me * 16, 16), row, arrived.on(pe), SignalOp::add, 1);

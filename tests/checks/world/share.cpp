@@ -77,7 +77,7 @@ namespace {
 
 constexpr std::size_t kBytes = std::size_t{3} << 20;
 
-/// Writes what tells PE `pe` and byte `at` apart.
+/// Writes bytes that identify PE `pe` and offset `at`.
 std::uint64_t mark(Pe pe, std::size_t at) {
   return static_cast<std::uint64_t>(pe) << 40 | at;
 }
@@ -108,12 +108,12 @@ void check_kind(World& world, ForeignMemory::Kind kind) {
       expect_mark(world, shared.on(pe), pe, 0);
       expect_mark(world, shared.on(pe), pe, last);
     }
-    // A part of it, at a place of each PE's own: nothing is mapped anew.
+    // A part of it, at a different place on each PE: nothing new is mapped.
     const std::size_t offset = 64 * static_cast<std::size_t>(world.my_pe() + 1);
     const SharedBuffer part = heap.share_buffer(mine.data() + offset, 128);
     for (Pe pe = 0; pe < world.n_pes(); ++pe)
       EXPECT_EQ(part.on(pe), shared.on(pe) + 64 * static_cast<std::size_t>(pe + 1));
-    // Peers write where it lies.
+    // Other PEs write in place.
     const Pe right = (world.my_pe() + 1) % world.n_pes();
     barrier(world.team());
     set_mark(world, part.on(right), right, 8);
@@ -125,8 +125,8 @@ void check_kind(World& world, ForeignMemory::Kind kind) {
     heap.unshare_buffer(part);
     expect_error(Code::invalid_argument, "not shared", [&] { heap.unshare_buffer(part); });
   }
-  // Other memory at the same address, as an allocator gives it: what was mapped before must not
-  // come back.
+  // Other memory at the same address, as an allocator may return it: the old mapping must not be
+  // used.
   const ForeignMemory again(world, kBytes, kind);
   set_mark(world, again.data(), world.my_pe(), 16);
   const SharedBuffer shared = heap.share_buffer(again.data(), kBytes);
@@ -142,7 +142,7 @@ void check_sharing(World& world) {
                           ForeignMemory::Kind::mapped_in_two_pieces})
     check_kind(world, kind);
 
-  // Some share nothing, some a part of the heap, some memory of their own, in one call.
+  // In one call, some PEs share nothing, some a part of the heap, some other memory.
   const auto box = heap.allocate<std::uint64_t>(8);
   const ForeignMemory mine(world, kBytes, ForeignMemory::Kind::malloc);
   const int what = world.my_pe() % 3;
@@ -161,7 +161,7 @@ void check_sharing(World& world) {
   barrier(world.team());
   heap.unshare_buffer(mixed);
 
-  // A PE with a bad argument fails all, and nothing is left over.
+  // A PE with a bad argument fails all PEs, and nothing is left behind.
   std::byte on_stack{};
   for (const Pe bad : {Pe{0}, static_cast<Pe>(world.n_pes() - 1)}) {
     const void* const pointer = world.my_pe() == bad ? &on_stack : mine.data();

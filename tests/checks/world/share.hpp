@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// share.hpp: checks of share_buffer that run on every PE of a world with its heap in GPU memory, on
-// a real driver or a fake one. Only in builds with CUDA.
+// share.hpp: checks of share_buffer for worlds with their heap in GPU memory, on a real driver or a
+// fake one. Every PE calls. Only in builds with CUDA.
 #pragma once
 #ifdef SHOAL_WITH_CUDA
 
@@ -33,8 +33,8 @@ class ForeignMemory {
 /// Copies between host and any GPU address that this PE reaches.
 void copy_bytes(const World& world, void* target, const void* source, std::size_t bytes);
 
-/// Every PE reads and writes every other's buffer of each kind; sharing again, parts, the heap,
-/// none, different sizes.
+/// Every PE reads and writes the buffers of all other PEs, of each kind. Also shares again, and
+/// shares parts, the heap, nothing, and different sizes.
 void check_sharing(World& world);
 
 }  // namespace shoal::test

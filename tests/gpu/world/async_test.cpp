@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start in the background on a GPU (requirement B6): worlds open and groups warm up on other
-// threads while one thread, which started all of them, goes on with work of its own on the GPU.
+// Start in the background on a GPU: worlds open and groups warm up on other threads, while the
+// thread that started all of them continues to use the GPU.
 #include <future>
 #include <memory>
 #include <vector>
@@ -11,7 +11,7 @@
 namespace shoal::test {
 namespace {
 
-/// What a program does while Shoal starts: copies to a GPU and back on a stream of its own.
+/// The work of a program while Shoal starts: copies to a GPU and back on its own stream.
 class Loading {
  public:
   explicit Loading(int device) : device_(device) {
@@ -29,7 +29,7 @@ class Loading {
   Loading(const Loading&) = delete;
   Loading& operator=(const Loading&) = delete;
 
-  /// A block there and back.
+  /// Copies a block to the GPU and back.
   void step() {
     activate();
     auto* const words = static_cast<int*>(host_);
@@ -91,7 +91,7 @@ TEST(StartInTheBackground, OfWorldsAndGroupsWhileTheProgramGoesOn) {
   std::vector<std::unique_ptr<GpuGroup>> groups = load_until_ready(loading, making);
   EXPECT_GE(loading.steps(), 2);
 
-  // Each PE on a thread that has made neither.
+  // Each PE runs on a thread that has made neither.
   std::vector<std::future<void>> running;
   for (std::unique_ptr<GpuGroup>& group : groups)
     running.push_back(std::async(std::launch::async, [&] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heap in GPU memory: growth, zeroed memory, a byte has one address in a process, worlds one
-// after another (requirements D2, D8).
+// The heap in GPU memory: growth, zeroed memory, one address per byte in a process, successive
+// worlds.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ class HeapOnGpu : public testing::Test {
   }
 };
 
-// Memory is mapped step by step: a world of 8 PEs may name more heap than the GPU has memory.
+// Memory is mapped in steps: the heaps of 8 PEs together may be larger than the GPU's memory.
 TEST_F(HeapOnGpu, GrowsWhenItIsNeeded) {
   run_threads(8, gpu_world_settings(32768 * kMiB), [](World& world) {
     const Pe right = (world.my_pe() + 1) % world.n_pes();
@@ -36,7 +36,7 @@ TEST_F(HeapOnGpu, GrowsWhenItIsNeeded) {
       const auto& box = held.back();
       EXPECT_EQ(world.get_value(box.on(right)[box.size() - 1]), 0U);
       barrier(world.team());
-      // A copy that crosses the border between two steps.
+      // A copy across the boundary between two steps.
       std::vector<std::uint64_t> out(6 * kMiB), in(6 * kMiB);
       std::iota(out.begin(), out.end(), round + 1000 * static_cast<std::uint64_t>(world.my_pe()));
       world.put(box.on(right), out);

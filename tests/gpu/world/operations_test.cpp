@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every operation of a world whose heap lies in GPU memory, PEs as threads: 8 on one GPU, or spread
-// over those that are there (requirements D1, D2, D15).
+// Every operation of a world whose heap is in GPU memory, with 8 PEs as threads on one GPU or on
+// all GPUs of the machine.
 
 #include <gtest/gtest.h>
 

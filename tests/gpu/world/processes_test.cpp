@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Worlds whose PEs are processes with heaps in GPU memory: handles by file descriptor, fabric and
-// CUDA IPC (requirements D1, D2).
+// CUDA IPC.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace shoal::test {
 namespace {
 
-// Processes on one GPU take turns, a millisecond each.
+// Processes on one GPU are time-sliced, about a millisecond each.
 constexpr Milliseconds kLimit{240'000};
 
 Environment environment(const std::string& handle, const std::string& size = "8M") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of the host go on while kernels of other PEs on the same GPU wait for what they bring:
-// nothing that a call does may synchronise the whole GPU.
+// Operations of the host progress while kernels of other PEs on the same GPU wait for their
+// results: no call may synchronize the whole GPU.
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 namespace shoal::test {
 namespace {
 
-/// Waits until `*flag` is `value`, for at most ten seconds; `*waited` becomes 1 when it came, 2
-/// when it did not.
+/// Waits until `*flag` is `value`, for at most ten seconds. Sets `*waited` to 1 on success, else to
+/// 2.
 __global__ void wait_for(const std::uint64_t* flag, std::uint64_t value, int* waited) {
   std::uint64_t start = 0, now = 0, seen = 0;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));

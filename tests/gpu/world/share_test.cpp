@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffers of any allocator that PEs map from each other, on real GPUs: cudaMalloc's and mapped
-// ones, PEs as threads and as processes (requirement D2).
+// Shared buffers of any allocator on real GPUs: memory of cudaMalloc and mapped memory, with PEs as
+// threads and as processes.
 
 #include <gtest/gtest.h>
 

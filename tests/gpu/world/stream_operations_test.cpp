@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on CUDA streams (requirement D15): values, order on the stream, deadlines, graphs,
-// several PEs on one GPU.
+// Operations on CUDA streams: values, order on the stream, deadlines, graphs, several PEs on one
+// GPU.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -107,8 +107,8 @@ TEST(StreamOperations, ValuesStridesAndAtomicsSmall) {
   });
 }
 
-/// Every operation, alone on a word of the neighbour and by all PEs on words of PE 0. Values use
-/// all bits of the type.
+/// Every operation, by one PE on a word of its neighbour and by all PEs on words of PE 0. Values
+/// use all bits of the type.
 template <typename T>
 void check_stream_atomics(World& world, const TestStream& stream) {
   struct Step {
@@ -173,9 +173,9 @@ TYPED_TEST(StreamAtomics, AmongEightPes) {
   run_gpu_pes(8, check_stream_atomics<TypeParam>);
 }
 
-/// Rounds of a ring on streams alone: the host looks at the end only. Each round's row is checked
-/// by where it ends: the receiver copies it into its own log. `send(on, row, inbox, flag, round)`
-/// moves a row and sets its flag to the round, `answer(on, flag, round)` says that it was copied.
+/// Rounds of a ring on streams alone; the host checks only the end. The receiver copies each row
+/// into its own log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the
+/// round, `answer(on, flag, round)` acknowledges the copy.
 template <typename Send, typename Answer>
 void run_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds,
               const Send& send, const Answer& answer) {
@@ -226,7 +226,7 @@ TEST(StreamOperations, SignalsCarryTheDataBeforeThem) {
   });
 }
 
-/// Flags are values, behind a fence in odd rounds and behind a quiet in even ones.
+/// Flags are values, after a fence in odd rounds and after a quiet in even ones.
 void check_order(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds) {
   const auto raise = [](const auto& on, auto flag, std::uint64_t round) {
     round % 2 == 1 ? on.fence() : on.quiet();
@@ -300,7 +300,7 @@ TEST(StreamOperations, TestsAndDeadlinesSmall) {
       settings);
 }
 
-/// A captured ring with barriers, replayed: signals count up, so a replay waits for its own.
+/// A captured ring with barriers, replayed. Signals count up, so each replay waits for its own.
 TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(8, [](World& world, const TestStream& stream) {
@@ -358,7 +358,7 @@ TEST(StreamOperationsAmongProcesses, ByTheUsualHandle) {
   SHOAL_NEEDS_GPU();
   run_gpu_processes("streams", "automatic");
 }
-TEST(StreamOperationsAmongProcesses, ByCudaIpc) {  // D2
+TEST(StreamOperationsAmongProcesses, ByCudaIpc) {
   SHOAL_NEEDS_GPU();
   run_gpu_processes("streams", "ipc");
 }
@@ -386,7 +386,7 @@ TEST(StreamOperations, GuideExampleSmall) {
   });
 }
 
-// Shoal's own streams stay: those that come and go come to share hardware queues (docs/guide/device.md).
+// Shoal keeps its streams: new streams would come to share hardware queues (docs/guide/device.md).
 TEST(StreamOperations, FindTheSameStreamsInEveryWorld) {
   SHOAL_NEEDS_GPU();
   constexpr int kWorlds = 20;

@@ -67,7 +67,7 @@ def test_kineto_refuses_ambiguous_names():
 
 @on_host
 def test_kineto_counts_the_two_kernels_of_a_call_as_one():
-    fn = Named("ns::dispatch_send_impl", "ns::dispatch_receive_impl<1>", "ns::combine_impl")
+    fn = Named("ns::dispatch_send_kernel", "ns::dispatch_receive_kernel<1>", "ns::combine_impl")
     dispatch, combine = testing.bench_kineto(fn, ("dispatch", "combine"), num_tests=4)
     assert 0.006 <= dispatch < 0.03 and 0.006 <= combine < 0.03  # 2 ms and 4 ms; 6 ms
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// world_errors.hpp: what PEs that are threads throw, each for itself.
+// world_errors.hpp: the errors of PEs that are threads.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace shoal::test {
 
-/// Runs `body` as PE i of n on threads of its own; what each threw, by PE.
+/// Runs `body` as PE i of n, each on its own thread. Returns the error of each PE; empty: none.
 inline std::vector<std::string> errors_of(
     Pe n_pes, const Settings& common,
     const std::function<void(Pe, std::shared_ptr<Bootstrap>)>& body) {

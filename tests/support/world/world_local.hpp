@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// world_local.hpp: a PE's own part of the heap as the host can read and write it, wherever the heap
-// lies.
+// world_local.hpp: reads and writes of this PE's part of the heap by the host, on the host or in
+// GPU memory.
 #pragma once
 
 #include <cstring>

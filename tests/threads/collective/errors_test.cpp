@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What collectives refuse, and what a member that disagrees or does not come leads to (requirement
-// D6).
+// Arguments that collectives reject, and PEs that disagree or do not come.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -114,10 +113,10 @@ TEST(CollectiveErrors, EveryMemberLearnsOfADisagreement) {
       expect_error(Code::mismatch, text, call);
       check.all_gather(team, 100, 1);
     };
-    disagree("member 0, 2: all_gather(8 bytes",
+    disagree("PE 0, 2: all_gather(8 bytes",
              [&] { all_gather(team, target, source, odd ? 16 : 8); });
     disagree("root 2", [&] { broadcast(team, target, source, 8, odd ? 2 : 0); });
-    disagree("member 1: broadcast(8 bytes", [&] {
+    disagree("PE 1: broadcast(8 bytes", [&] {
       odd ? broadcast(team, target, source, 8, 0) : all_gather(team, target, source, 8);
     });
     disagree("max of 4 int32", [&] {
@@ -135,7 +134,7 @@ TEST(CollectiveErrors, AllToAllVNamesThePairThatDisagrees) {
     test::CollectiveCheck check(world, 4096);
     std::vector<std::size_t> receive(kPes, 16), send(kPes, 16), offsets = {0, 16, 32};
     if (world.my_pe() == 2) send[0] = 8;
-    expect_error(Code::mismatch, "member 2 sends 8 bytes to member 0, which expects 16", [&] {
+    expect_error(Code::mismatch, "PE 2 sends 8 bytes to PE 0, which expects 16", [&] {
       all_to_all_v(world.team(), check.target(), receive, offsets, check.source(), send, offsets);
     });
     check.all_to_all_v(world.team(), 100, 1);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every collective against a naive reference, among threads, on one node and on emulated nodes
-// (requirement D6).
+// Every collective against a naive reference, among threads, on one node and on emulated nodes.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -122,8 +121,7 @@ TEST_P(Collective, BarrierCompletesPutsAndSyncWaitsForAll) {
   EXPECT_EQ(arrived, GetParam().n_pes * 50);
 }
 
-// More members than one exchange of all_to_all_v describes, and than tell each other things in a
-// single hop.
+// More PEs than one exchange of all_to_all_v describes, and than exchange in a single hop.
 TEST(CollectiveOfMany, ThirtyFourPes) {
   Settings settings;
   settings.symmetric_size = 1 << 20;

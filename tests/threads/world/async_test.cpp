@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds that open in the background (requirement B6), with heaps on the host and in GPU memory.
+// Worlds that open in the background, with heaps on the host and in GPU memory.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 void open_and_run(const Settings& settings, void (*body)(World&)) {
   constexpr Pe kPes = 3;
   auto bootstraps = thread_bootstraps(kPes, settings);
-  // One thread starts them all: none of them waits for the others here.
+  // One thread starts all of them; no start waits for another one.
   std::vector<std::future<World>> opening;
   for (auto& bootstrap : bootstraps)
     opening.push_back(
@@ -40,8 +40,8 @@ TEST(WorldInTheBackground, BelongsToWhoTakesIt) {
 }
 
 #ifdef SHOAL_WITH_CUDA
-// With heaps in GPU memory, on a driver without a GPU: who takes the world has no context of the
-// GPU yet.
+// With heaps in GPU memory, on a driver without a GPU: the thread that takes the world has no GPU
+// context yet.
 TEST(WorldInTheBackground, HasItsHeapInGpuMemory) {
   for (const char* const handle : {"automatic", "ipc"}) {
     const FakeCuda fake({.gpus = 2});

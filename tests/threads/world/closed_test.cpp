@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every call on a world that is closed, or on what belonged to it, throws Error{closed}
-// (shoal/world.hpp).
+// Every call on a closed world, its teams or its heap throws Error{closed} (shoal/world.hpp).
 
 #include <gtest/gtest.h>
 
@@ -22,7 +21,7 @@ struct Named {
   std::function<void()> call;
 };
 
-/// What the calls are made with, taken from the world before it was closed.
+/// Arguments of the calls, taken from the world before it was closed.
 struct Remains {
   World world;
   SymmetricHeap* heap;
@@ -86,7 +85,7 @@ std::vector<Named> one_sided(const Remains& r) {
   };
 }
 
-/// The memory that they name is gone: they must not look at it.
+/// Their memory is unmapped: the calls must not access it.
 std::vector<Named> waits(const Remains& r) {
   const World& w = r.world;
   const std::span<const std::int64_t> words(r.words, 4), none;
@@ -168,7 +167,7 @@ void expect_closed(const std::vector<Named>& calls) {
 
 class ClosedWorld : public testing::TestWithParam<std::int64_t> {};
 
-// Without load-store reach (SHOAL_NODE_SIZE 1) the calls take other ways; the answer is the same.
+// Without load-store reach (SHOAL_NODE_SIZE 1) the calls take other paths, with the same result.
 TEST_P(ClosedWorld, RefusesEveryCall) {
   Settings settings = world_settings();
   settings.node_size = GetParam();
@@ -195,7 +194,7 @@ TEST_P(ClosedWorld, RefusesEveryCall) {
 INSTANTIATE_TEST_SUITE_P(NodeSizes, ClosedWorld, testing::Values(0, 1),
                          testing::PrintToStringParamName());
 
-// A handle that never was opened is closed as well.
+// A handle that was never opened is closed as well.
 TEST(ClosedWorldHandle, ThatIsEmptyRefuses) {
   const World world;
   EXPECT_FALSE(world.is_open());

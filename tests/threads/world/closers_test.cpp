@@ -95,7 +95,7 @@ TEST(WorldClosers, AFailedBodyEndsWorkAsFailed) {
   }
 }
 
-/// Notes in which order objects are closed.
+/// Records the order in which objects are closed.
 class Noted final : public Closable {
  public:
   Noted(std::string& order, char name) : order_(order), name_(name) {}

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connectivity map with everybody's reasons, gathered from all PEs of a world (requirements A1,
-// D12).
+// The connectivity map with the reasons of all PEs, gathered from a world.
 #include "world/fabric/connectivity_report.hpp"
 
 #include <gtest/gtest.h>
@@ -52,7 +51,7 @@ TEST(ConnectivityReport, IsTheSameOnAllPes) {
   });
 }
 
-// It is collective like everything else of the bootstrap, and may be asked for again.
+// The report is collective and may be made repeatedly.
 TEST(ConnectivityReport, MayBeAskedForAgain) {
   run_threads(2, settings_of_nodes(0), [](World& world) {
     for (int i = 0; i < 3; ++i)

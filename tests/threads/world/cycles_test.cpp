@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is made and ended over and over leaves nothing behind (requirement D3).
+// Objects that are created and destroyed repeatedly leave nothing behind.
 
 #include <dirent.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace shoal::test {
 namespace {
 
-/// What a process holds of the things that a world is made of.
+/// The resources of a world that a process holds.
 struct Held {
   std::size_t descriptors = 0, heaps = 0, threads = 0;
   friend bool operator==(const Held&, const Held&) = default;
@@ -41,7 +41,7 @@ Held held_now() {
   return held;
 }
 
-/// As held_now; PE 0 alone looks, because looking opens files. Collective.
+/// As held_now, which opens files: only PE 0 calls it. Collective.
 std::optional<Held> held_by_process(const World& world) {
   barrier(world.team());
   std::optional<Held> held;
@@ -50,7 +50,8 @@ std::optional<Held> held_by_process(const World& world) {
   return held;
 }
 
-/// Runs `cycle` once, then `times` times more, and compares what this PE and its process hold.
+/// Runs `cycle` once, then `times` times more, and compares the resources of this PE and its
+/// process.
 template <typename Cycle>
 void expect_nothing_kept(World& world, int times, Cycle&& cycle) {
   cycle();
@@ -76,7 +77,7 @@ TEST(Cycles, SplitsKeepNothing) {
 
 TEST(Cycles, TeamsMadeByIdKeepNothing) {
   run_threads(3, world_settings(), [](World& world) {
-    // The slots are reused only on the PEs that were members: PE 2 makes no team with the others.
+    // The slots are reused only on the PEs of the team: PE 2 makes no team with the others.
     constexpr std::uint64_t kId = 0x5eed;
     expect_nothing_kept(world, 300, [&] {
       if (world.my_pe() == 2) return;

@@ -33,7 +33,7 @@ std::size_t heap_mappings() {
   return count;
 }
 
-// Beyond 32 members, sync and exchange take rounds instead of one hop.
+// Beyond 32 PEs, sync and exchange take rounds instead of one hop.
 TEST(WorldOfManyThreads, ExchangesInRounds) {
   Settings settings = world_settings();
   settings.max_teams = 8;
@@ -65,7 +65,6 @@ TEST(World, ArraysMayOutliveIt) {
   });  // `array` is released after its world: that must do nothing
 }
 
-// D9
 TEST(World, TimesThePhasesOfItsStart) {
   const auto errors = errors_of(2, world_settings(), [](Pe, auto bootstrap) {
     const auto start = std::chrono::steady_clock::now();
@@ -80,7 +79,7 @@ TEST(World, TimesThePhasesOfItsStart) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-// D1, D8: worlds are objects.
+// Worlds are objects.
 TEST(World, SeveralAtOnceInOneProcess) {
   std::vector<std::thread> worlds;
   for (int i = 0; i < 3; ++i)
@@ -105,7 +104,7 @@ TEST(World, LeaksNothing) {
   EXPECT_EQ(heap_mappings(), 0u);
 }
 
-// D3: resources come back on destroy.
+// destroy returns the resources of a team.
 TEST(World, TeamsComeBack) {
   run_threads(3, world_settings(), [](World& world) {
     std::int32_t index = -1;
@@ -121,7 +120,7 @@ TEST(World, TeamsComeBack) {
   });
 }
 
-// The set of free indices is larger than what one exchange carries.
+// The set of free indices is larger than one exchange.
 TEST(World, HasAsManyTeamsAsItIsTold) {
   Settings settings = world_settings();
   settings.max_teams = 2100;
@@ -146,7 +145,7 @@ TEST(World, TouchesNoPageBeforeUse) {
   });
 }
 
-// D9: what one PE cannot do, all PEs report, with that PE's message.
+// All PEs report the failure of one PE, with that PE's message.
 TEST(WorldOpen, OneBadSettingFailsAll) {
   const auto errors = errors_of(3, world_settings(), [](Pe pe, auto bootstrap) {
     Settings settings = world_settings();
@@ -173,7 +172,7 @@ TEST(WorldOpen, OneWithoutMemoryFailsAll) {
   EXPECT_EQ(heap_mappings(), 0u);
 }
 
-// A2, A7, A10: what must be equal is compared, and named.
+// Settings that must be equal are compared, and the message names them.
 TEST(WorldOpen, ComparesWhatMustBeEqual) {
   const struct {
     void (*change)(Settings&);
@@ -223,7 +222,7 @@ TEST(WorldOpen, RefusesUnequalHosts) {
     EXPECT_TRUE(contains(error, "every host must have the same number")) << error;
 }
 
-// D12: a pair that nothing connects is named at start, with the reason of every transport.
+// The start names a pair that no transport connects, with the reason of every transport.
 TEST(WorldOpen, NamesThePairThatNothingConnects) {
   const auto errors = errors_of(2, world_settings(), [](Pe pe, auto bootstrap) {
     Settings settings = world_settings();
@@ -261,7 +260,7 @@ TEST(RunThreads, RethrowsTheCause) {
   EXPECT_EQ(others, 3);
 }
 
-// A call that is merely wrong fails for its caller alone.
+// A call with a wrong argument fails for its caller alone.
 TEST(RunThreads, OneBadArgumentPoisonsNothing) {
   run_threads(3, world_settings(), [](World& world) {
     if (world.my_pe() == 1) EXPECT_THROW(world.put_value(RemoteSpan<int>{{99, 0}, 1}, 1), Error);
@@ -309,7 +308,7 @@ TEST(WorldWait, HearsOfThoseWhoLeft) {
   EXPECT_EQ(errors[1], "");
 }
 
-// Only those who wait for a PE care that it left.
+// A PE that left fails only the waits for it.
 TEST(WorldWait, GoesOnAmongThoseWhoStay) {
   std::atomic<bool> gone = false;
   const auto errors = errors_of(3, world_settings(), [&](Pe pe, auto bootstrap) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a world chooses NICs when it starts, on described machines (D5, D9, D13).
+// The NICs that a world chooses at its start, on described machines.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -12,7 +12,7 @@
 namespace shoal::test {
 namespace {
 
-/// In the place of this machine one that has GPUs and NICs, for hwloc, as long as this lives.
+/// Shows hwloc a described machine with GPUs and NICs in place of this one, during its lifetime.
 struct DescribedMachine {
   explicit DescribedMachine(const std::string& name) {
     setenv("HWLOC_XMLFILE", (SHOAL_SOURCE_DIR "/tests/data/machines/" + name + ".xml").c_str(), 1);
@@ -31,8 +31,8 @@ std::vector<std::string> errors_with_nics(const char* first, const char* second)
   });
 }
 
-// D13: NICs that cannot reach each other are an error that names the rail, before a network waits
-// for answers.
+// NICs that cannot reach each other are an error that names the rail, before a network waits for
+// replies.
 TEST(WorldOpen, NamesTheRailThatIsCut) {
   const DescribedMachine machine("two_planes");
   for (const std::string& error : errors_with_nics("mlx5_0", "mlx5_1")) {
@@ -43,12 +43,12 @@ TEST(WorldOpen, NamesTheRailThatIsCut) {
     EXPECT_TRUE(contains(error, "has mlx5_1:1 on [plane 1], which do not reach each other"))
         << error;
   }
-  // On one plane the start goes on, to a network that is not there.
+  // With NICs on one plane the start continues, to a network that does not exist.
   for (const std::string& error : errors_with_nics("mlx5_0", "mlx5_2"))
     EXPECT_TRUE(contains(error, "/nowhere/libshoal_transport_ofi.so")) << error;
 }
 
-// D5, D9: what one PE says of its NICs, all say.
+// All PEs report the failure of one PE's NIC choice.
 TEST(WorldOpen, OneWrongNicListFailsAll) {
   const DescribedMachine machine("two_planes");
   const auto errors = errors_with_nics("mlx5_0", "mlx5_O");

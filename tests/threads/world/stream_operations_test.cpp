@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operations on streams ask of the GPU, and which arguments they refuse (requirement D15),
-// without a GPU: the device side is one that does at once, with the processor, what it is asked
-// for. Also the texts of failure reports.
+// Operations on streams without a GPU: the work that they start, and the arguments that they
+// reject. The device side of these tests runs the work at once on the CPU. Also the texts of
+// failure reports.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "shoal/cuda.hpp"
 #include "support/expect_error.hpp"
 #include "world/device_side.hpp"
-#include "world/parts.hpp"
+#include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 using cuda::Stream;
 using cuda::StreamOperations;
 
-/// Memory that "the GPU cannot use".
+/// Memory that this device side treats as unusable by the GPU.
 int forbidden[4];
 
 class HostDeviceSide final : public detail::DeviceSide {
@@ -97,11 +97,11 @@ class HostDeviceSide final : public detail::DeviceSide {
 
 const Stream kStream = reinterpret_cast<Stream>(std::uintptr_t{4096});
 
-/// Runs `body` on two PEs, of which PE 0 has a device side that nobody else uses.
+/// Runs `body` on PE 0 of two PEs, with a device side of its own.
 void run(const std::function<void(World&, HostDeviceSide&, const StreamOperations&)>& body) {
   run_threads(2, world_settings(), [&](World& world) {
     const auto side = std::make_shared<HostDeviceSide>(world, 2);
-    world.state().parts().device_side = side;
+    world.state().set_device_side(side);
     const StreamOperations on(world, kStream);
     if (world.my_pe() == 0) body(world, *side, on);
     barrier(world.team());
@@ -113,7 +113,7 @@ TEST(StreamOperations, GoToTheRightAddresses) {
     const auto words = world.heap().allocate<std::uint32_t>(64);
     const auto flags = world.heap().allocate<std::uint64_t>(4);
     const auto side = std::make_shared<HostDeviceSide>(world, 1);
-    world.state().parts().device_side = side;
+    world.state().set_device_side(side);
     if (world.my_pe() == 0) {
       const StreamOperations on(world, kStream);
       const std::vector<std::uint32_t> values{1, 2, 3, 4, 5, 6, 7, 8};
@@ -244,7 +244,7 @@ TEST(StreamOperations, NeedAHeapInGpuMemory) {
 TEST(StreamOperations, DescribeTeamsByTheirMembers) {
   run_threads(3, world_settings(), [](World& world) {
     const auto side = std::make_shared<HostDeviceSide>(world, 1);
-    world.state().parts().device_side = side;
+    world.state().set_device_side(side);
     Team outer = world.team().split_strided(0, 2, 2);
     if (outer.valid()) {
       StreamOperations(world, kStream).barrier(outer);

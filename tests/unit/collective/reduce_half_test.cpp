@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bfloat16 and float16 conversions (requirement D6: accumulated in float32, rounded once) against
-// arithmetic in double.
+// bfloat16 and float16 conversions, which reductions use to accumulate in float32 and round once,
+// against arithmetic in double.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,8 +13,8 @@
 namespace shoal {
 namespace {
 
-/// What a binary format with `mantissa_bits` stored bits and smallest exponent `min_exponent`
-/// rounds `value` to.
+/// `value` rounded to a binary format with `mantissa_bits` stored bits and smallest exponent
+/// `min_exponent`.
 double round_to_format(double value, int mantissa_bits, int min_exponent, double overflow) {
   if (value == 0 || !std::isfinite(value)) return value;
   const double unit = std::ldexp(1.0, std::max(std::ilogb(value), min_exponent) - mantissa_bits);
@@ -30,8 +30,8 @@ double round_to_bfloat16(double value) {
   return round_to_format(value, 7, -126, 0x1p128);
 }
 
-/// Each number of a 16-bit format, the middle between it and the next, the floats beside both, and
-/// random ones.
+/// Each number of a 16-bit format, the midpoint to the next number, the floats next to both, and
+/// random floats.
 std::vector<float> interesting_floats(float (*decode)(std::uint16_t)) {
   std::vector<float> values = {0.0f, std::numeric_limits<float>::infinity(),
                                std::numeric_limits<float>::max(),

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of reductions and their division among members (requirement D6), without
-// communication.
+// The arithmetic of reductions and their division among PEs, without communication.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,7 +37,7 @@ TEST(ReduceKernel, AgreesWithTheNaiveOneForEveryTypeAndOperation) {
             sources.push_back(test::random_elements(dtype, count, i + 1));
           EXPECT_EQ(reduce(dtype, op, sources), test::reduce_naively(dtype, op, sources))
               << name_of(op) << " of " << shoal::name_of(dtype) << ", " << count << " elements, "
-              << n << " members";
+              << n << " PEs";
         }
       }
     }
@@ -102,17 +101,17 @@ TEST(ReduceKernel, PassesNanOnThroughMinAndMax) {
 
 TEST(ReducePlan, BlocksCoverEveryElementOnceAndStartOnCacheLines) {
   for (std::size_t element : {2, 4, 8}) {
-    for (std::size_t members : {1, 2, 3, 5, 8, 64}) {
+    for (std::size_t n_pes : {1, 2, 3, 5, 8, 64}) {
       for (std::size_t count : {0, 1, 31, 32, 33, 1000, 4096, 100'003}) {
         std::size_t next = 0;
-        for (std::size_t member = 0; member < members; ++member) {
-          const Range block = reduction_block(count, element, members, member);
+        for (std::size_t pe = 0; pe < n_pes; ++pe) {
+          const Range block = reduction_block(count, element, n_pes, pe);
           if (block.count == 0) continue;
           EXPECT_EQ(block.begin, next);
           EXPECT_EQ(block.begin * element % 64, 0u);
           next = block.begin + block.count;
         }
-        EXPECT_EQ(next, count) << element << " bytes, " << members << " members";
+        EXPECT_EQ(next, count) << element << " bytes, " << n_pes << " PEs";
       }
     }
   }
@@ -123,7 +122,7 @@ TEST(ReducePlan, DividesLargeReductionsOnly) {
   EXPECT_FALSE(divides_reduction(kUndividedBytes / 4 / 8, 4, 8));
   EXPECT_TRUE(divides_reduction(kUndividedBytes / 4 / 8 + 1, 4, 8));
   EXPECT_FALSE(divides_reduction(std::size_t{1} << 30, 4, 1))
-      << "a single member has nobody to share with";
+      << "a single PE has no other PE to share with";
 }
 
 }  // namespace

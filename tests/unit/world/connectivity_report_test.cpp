@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shoal-info says of every pair of PEs: the transport and why none of the others (requirements
-// A1, D12).
+// The connectivity report of shoal-info: for every pair of PEs the transport, and why none of the
+// others.
 #include "world/fabric/connectivity_report.hpp"
 
 #include <gtest/gtest.h>
@@ -98,15 +98,15 @@ TEST(ConnectivityReport, SaysWhyOthersAreNot) {
             "not loaded: shm comes first and does everything");
   EXPECT_EQ(verdict(made.explain(), 2, 2, "ucx").why,
             "not loaded: a PE needs no network to reach itself");
-  // The two PEs of a pair have reasons of their own.
+  // The two PEs of a pair give different reasons.
   made.reasons[2][0][1] = "in another namespace";
   EXPECT_EQ(verdict(made.explain(), 0, 2, "shm").why,
             "PE 0: on another host; PE 2: in another namespace");
-  // One that does only a part.
+  // A transport that lacks capabilities.
   made.map.map[made.at(0, 2, 1)] = made.map.map[made.at(2, 0, 1)] = capability::put;
   made.reasons[0][2][1] = made.reasons[2][0][1] = "no atomics here";
   EXPECT_EQ(verdict(made.explain(), 0, 2, "shm").why, "does only put: no atomics here");
-  // One that would do, but comes later.
+  // A transport with all capabilities that comes later in the order.
   made.map.map[made.at(0, 1, 2)] = made.map.map[made.at(1, 0, 2)] = kAll;
   EXPECT_EQ(verdict(made.explain(), 0, 1, "ofi").why, "does everything, but shm comes first");
 }

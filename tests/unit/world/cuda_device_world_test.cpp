@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The world as kernels get it, on a driver without a GPU (requirement D15): where each heap lies,
-// who shares a GPU, and that kernels which cannot be loaded are the failure of who starts one.
+// The world that kernels receive, on a driver without a GPU: the address of each heap, the PEs that
+// share a GPU, and kernels that cannot be loaded, which fail only the calls that start one.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -33,7 +33,7 @@ void check_bases(World& world) {
     EXPECT_EQ(base_of(view, pe), world.heap().peer_pointer(world.heap().base(), pe)) << "PE " << pe;
   EXPECT_EQ(view.failure->state, device::FailureReport::empty);
   EXPECT_FALSE(cuda::take_failure(world).has_value());
-  // The words of teams are Shoal's own: no allocation lies on them, and they start at zero.
+  // Shoal owns the words of teams: no allocation overlaps them, and they start at zero.
   const device::Team team = cuda::device_team(world.team());
   const auto array = world.heap().allocate<std::uint64_t>(1000);
   EXPECT_GE(array.data(), team.epoch + 1);
@@ -99,7 +99,7 @@ TEST(DeviceWorld, CannotHoldMoreTeamsThanItsFirstMemory) {
 }
 
 TEST(DeviceWorld, GivesEverythingBackWhenItsStartFails) {
-  // The last stream and the last pinned memory that a world takes are the device side's.
+  // The device side takes the last stream and the last pinned memory of a world.
   for (const char* const function : {"stream_create", "host_alloc"}) {
     int calls = 0;
     {

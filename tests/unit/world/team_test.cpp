@@ -24,7 +24,7 @@ std::vector<HostIdentity> hosts(std::string_view letters) {
   return result;
 }
 
-// D9: block, round-robin or neither.
+// Block, round-robin or neither.
 TEST(Placement, FollowsTheHostsInAnyOrder) {
   const Placement block = topology::place(hosts("aabb"), 0);
   EXPECT_EQ(block.pes_per_node, 2);
@@ -82,7 +82,7 @@ TEST(TeamSlots, HandsOutTheLowestThatIsFree) {
   }
 }
 
-// A7: nothing in the control block overlaps, for any size of world.
+// No two areas of the control block overlap, for any size of world.
 TEST(ControlLayout, KeepsEverythingApart) {
   for (const Pe n : {1, 2, 7, 40}) {
     for (const std::int64_t teams : {8, 65, 128}) {

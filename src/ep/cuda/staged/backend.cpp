@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// backend.cpp: expert parallelism on tensors in GPU memory where NVLink does not join all ranks: rows
+// pass through host memory and the host backend, which knows nodes.
+//
+// Copies per operation: every input once to the host, every output once to the GPU; expert outputs go
+// directly to where the host backend fetches them. Calls wait, because between nodes a host has to
+// progress the network anyway. They keep the order of streams: inputs are read behind the work on the
+// call's stream, and outputs are on that stream when the call returns.
+#include "ep/cuda/backend.hpp"
+#include "base/check.hpp"
+#include "ep/cuda/group.hpp"
+#include "ep/cuda/staged/call.hpp"
+#include "ep/host/layout.hpp"
+#include "ep/pending.hpp"
+#include "ep/plan/routing.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+using detail::HandleState;
+using detail::PendingCombineState;
+using detail::PendingDispatchState;
+
+struct StagedPendingDispatch final : PendingDispatchState {
+  static constexpr auto kBackend = detail::BackendKind::staged;
+  StagedPendingDispatch() { backend = kBackend; }
+
+  std::shared_ptr<PendingDispatchState> host;
+  Tensor expert_counts, wait_ns;  ///< host copies of those in LowLatencyDispatchOptions
+};
+struct StagedPendingCombine final : PendingCombineState {
+  static constexpr auto kBackend = detail::BackendKind::staged;
+  StagedPendingCombine() { backend = kBackend; }
+
+  std::shared_ptr<PendingCombineState> host;
+  Tensor sums, wait_ns;
+};
+
+/// The arrays of a low-latency dispatch. There are two sets, used in turn, as on every backend.
+struct ResultArrays {
+  Tensor x;  ///< has room for bfloat16 rows in every form
+  Tensor scales, counts, source_token, layout;
+};
+
+class StagedBackend final : public detail::Backend {
+ public:
+  StagedBackend(GroupState& group, std::unique_ptr<detail::Backend> host)
+      : group_(group),
+        host_(std::move(host)),
+        layout_(group.shape, group.world->settings()),
+        staging_{.gpu = std::make_shared<GroupResources>(*group.world->cuda()),
+                 .pool = std::make_shared<PinnedPool>(),
+                 .block = {}} {
+    detail::report_staging(group.team);
+  }
+
+  detail::BackendKind kind() const override { return detail::BackendKind::staged; }
+  detail::BlockPlan block_plan() const override {
+    detail::BlockPlan plan = host_->block_plan();
+    plan.staging = true;
+    return plan;
+  }
+  void open() override {
+    host_->open();
+    staging_.block.emplace(group_.block, layout_.total);
+  }
+  std::optional<std::int32_t> failed_rank() const override { return host_->failed_rank(); }
+  std::int32_t cause_of(std::int32_t failed) const override { return host_->cause_of(failed); }
+
+  Routing route(const TensorView& topk_idx, const Launch& launch) override;
+  Dispatched dispatch(const detail::DispatchCall& given) override;
+  Combined combine(const TensorView& y, const HandleState& handle,
+                   const CombineOptions& given) override;
+
+  std::shared_ptr<PendingDispatchState> low_latency_dispatch(
+      const TensorView& x, const TensorView& topk_idx,
+      const LowLatencyDispatchOptions& given) override;
+  bool ready(const PendingDispatchState& pending) override {
+    return host_->ready(
+        *detail::of_backend<StagedPendingDispatch>(pending, "low_latency_dispatch").host);
+  }
+  LowLatencyReceived receive(PendingDispatchState& state) override;
+  std::shared_ptr<PendingCombineState> low_latency_combine(
+      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
+      const LowLatencyCombineOptions& given) override;
+  bool ready(const PendingCombineState& pending) override {
+    return host_->ready(
+        *detail::of_backend<StagedPendingCombine>(pending, "low_latency_combine").host);
+  }
+  Tensor receive(PendingCombineState& state) override;
+  TensorView next_combine_buffer() override;
+
+  std::vector<int> masked() const override { return host_->masked(); }
+  void set_mask(std::int32_t rank, bool masked) override { host_->set_mask(rank, masked); }
+  void clear_masks() override { host_->clear_masks(); }
+  void warmup(Group& group) override;
+  void* stream() const override { return staging_.gpu->stream; }
+  void synchronize() override {
+    group_.world->cuda()->activate();
+    check(cudaStreamSynchronize(staging_.gpu->stream), "the group's stream");
+  }
+  void drain() override {
+    synchronize();
+    if (staging_.block) staging_.block->unpin();  // the memory can be released next
+  }
+
+ private:
+  StagedCall begin(const Launch& launch) { return {group_, staging_, launch}; }
+  Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from);
+
+  GroupState& group_;
+  std::unique_ptr<detail::Backend> host_;
+  const host::GroupLayout layout_;  // of the host backend
+  Staging staging_;
+  ResultArrays results_[2];    // by parity of the dispatch's epoch
+  Tensor combine_buffers_[2];  // of next_combine_buffer, used in turn
+};
+
+Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
+  const StagedCall call = begin(launch);
+  const Tensor indices = call.fetch(topk_idx);
+  call.fetched();
+  Routing routing = host_->route(indices, launch);
+  routing.topk_idx = call.give(routing.topk_idx);
+  const auto counts = [&](const std::vector<std::int32_t>& values) {
+    return call.give(
+        TensorView(values.data(), DataType::int32, {static_cast<std::int64_t>(values.size())}));
+  };
+  routing.rank_counts = counts(routing.state->tokens_per_rank);
+  routing.expert_counts = counts(routing.state->tokens_per_expert);
+  routing.tokens_per_rank.clear();  // as with all GPU tensors, counts are in device memory
+  routing.tokens_per_expert.clear();
+  call.finish();
+  return routing;
+}
+
+Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
+  const StagedCall call = begin(given.options.launch);
+  const Tensor x = call.fetch(given.x), weights = call.fetch(given.options.weights),
+               scales = call.fetch(given.options.scales);
+  call.fetched();
+  DispatchOptions options = given.options;
+  options.weights = weights;
+  options.scales = scales;
+  Dispatched received = host_->dispatch({x, options, given.routing, given.cached});
+  const Dispatched on_host = received;  // keeps the memory until the copies have ended
+  for (Tensor* const tensor :
+       {&received.x, &received.scales, &received.topk_idx, &received.topk_weights,
+        &received.source_token, &received.expert_first_row})
+    *tensor = call.give(*tensor);
+  const auto count = static_cast<std::int32_t>(received.rows);
+  received.row_count = call.give(TensorView(&count, DataType::int32, {1}));
+  const auto& tokens = received.handle.state()->tokens_per_expert;
+  received.expert_counts = call.give(
+      TensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
+  call.finish();
+  if (given.options.worst_case_rows > 0) {  // as with all GPU tensors, no size reaches the caller
+    received.rows_per_source.clear();
+    received.rows = -1;
+  }
+  return received;
+}
+
+Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
+                                const CombineOptions& given) {
+  const StagedCall call = begin(given.launch);
+  const host::GroupLayout& layout = layout_;
+  const std::size_t bytes = y.bytes();
+  require(
+      bytes <= layout.staging_weights - layout.staging, Code::invalid_argument,
+      "combine: y is {}, {} bytes; there is room for {} on their way through the host. Raise "
+      "GroupOptions.max_tokens (now {}), and set combine_staging",
+      [&] { return y.describe(); }, bytes, layout.staging_weights - layout.staging,
+      group_.shape.max_tokens);
+  TensorView outputs(group_.block + layout.staging, y.dtype, {y.shape[0], y.shape[1]});
+  call.fetch(outputs.data, y);  // where the ranks of this node fetch it
+  const Tensor weights = call.fetch(given.weights);
+  std::vector<Tensor> biases;
+  for (const TensorView& bias : given.bias) biases.push_back(call.fetch(bias));
+  call.fetched();
+  CombineOptions options = given;
+  options.weights = weights;
+  options.bias.assign(biases.begin(), biases.end());
+  const Tensor sums = call.on_host(y.dtype, {handle.routing->tokens, y.shape[1]});
+  options.out = sums;
+  const Combined on_host = host_->combine(outputs, handle, options);
+  Combined combined;
+  combined.topk_weights = call.give(on_host.topk_weights);
+  combined.x = given.out.defined() ? Tensor(given.out, nullptr) : call.make(on_host.x);
+  call.give(combined.x.data, on_host.x.data, on_host.x.bytes());
+  call.finish();
+  return combined;
+}
+
+std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
+    const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& given) {
+  const StagedCall call = begin(given.launch);
+  auto pending = std::make_shared<StagedPendingDispatch>();
+  pending->group = group_.shared_from_this();
+  pending->options = given;
+  const Tensor rows = call.fetch(x), indices = call.fetch(topk_idx),
+               weights = call.fetch(given.weights);
+  pending->expert_counts = call.place_for(given.expert_counts);
+  pending->wait_ns = call.place_for(given.wait_ns);
+  call.fetched();
+  LowLatencyDispatchOptions options = given;
+  options.weights = weights;
+  options.expert_counts = pending->expert_counts;
+  options.wait_ns = pending->wait_ns;
+  pending->host = host_->low_latency_dispatch(rows, indices, options);
+  pending->handle = pending->host->handle;
+  if (given.launch.done != nullptr) call.finish();
+  return pending;
+}
+
+LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
+  auto& pending = detail::of_backend<StagedPendingDispatch>(state, "low_latency_dispatch");
+  const Launch launch{
+      .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
+  const StagedCall call = begin(launch);
+  call.fetch(pending.expert_counts.data, pending.options.expert_counts);
+  call.fetch(pending.wait_ns.data, pending.options.wait_ns);
+  call.fetched();
+  const LowLatencyReceived on_host = host_->receive(*pending.host);
+  const std::int64_t rows = on_host.x.shape[1], hidden = on_host.x.shape[2];
+  const std::size_t most_rows = group_.shape.local_experts * rows;
+  ResultArrays& arrays = results_[on_host.handle.state()->epoch & 1];
+  LowLatencyReceived received;
+  received.handle = on_host.handle;
+  received.x = call.keep(arrays.x, on_host.x, most_rows * hidden * size_of(DataType::bfloat16));
+  received.scales =
+      call.keep(arrays.scales, on_host.scales,
+                most_rows * detail::scale_groups(hidden) * size_of(DataType::float32));
+  received.counts = call.give_kept(arrays.counts, on_host.counts);
+  received.source_token = call.give_kept(arrays.source_token, on_host.source_token);
+  received.layout = call.give_kept(arrays.layout, on_host.layout);
+  const std::size_t row_bytes = hidden * size_of(on_host.x.dtype);
+  const auto& counts = on_host.handle.state()->counts;
+  for (std::int64_t expert = 0; expert < group_.shape.local_experts; ++expert) {
+    const std::size_t at = expert * rows * row_bytes;
+    call.give(received.x.as<std::byte>() + at, on_host.x.as<std::byte>() + at,
+              counts[expert] * row_bytes);
+    if (!on_host.scales.defined()) continue;
+    const std::int64_t groups = on_host.scales.shape[2];  // rows run fastest
+    const std::size_t first = expert * groups * rows * 4;
+    call.give_rows(received.scales.as<std::byte>() + first, rows * 4,
+                   on_host.scales.as<std::byte>() + first, rows * 4, counts[expert] * 4, groups);
+  }
+  for (const auto& [to, from] : {std::pair{&pending.options.expert_counts, &pending.expert_counts},
+                                 std::pair{&pending.options.wait_ns, &pending.wait_ns}})
+    if (to->defined()) call.give(to->data, from->data, from->bytes());
+  call.finish();
+  return received;
+}
+
+TensorView StagedBackend::next_combine_buffer() {
+  host_->next_combine_buffer();  // throws where the buffer is still in use
+  Tensor& buffer = combine_buffers_[(group_.low_latency_combine_epoch + 1) & 1];
+  if (!buffer.defined()) {
+    const auto& shape = group_.shape;
+    const StagedCall call = begin({});
+    buffer = call.make(TensorView(nullptr, DataType::bfloat16,
+                                  {shape.local_experts, shape.low_latency_rows(), shape.hidden}));
+    call.finish();
+  }
+  return buffer;
+}
+
+std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
+    const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+    const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
+    const LowLatencyCombineOptions& given) {
+  const StagedCall call = begin(given.launch);
+  const auto& shape = group_.shape;
+  auto pending = std::make_shared<StagedPendingCombine>();
+  pending->group = group_.shared_from_this();
+  pending->options = given;
+  pending->handle = handle;
+  const Tensor host_weights = call.fetch(weights);
+  pending->wait_ns = call.place_for(given.wait_ns);
+  // Expert outputs go directly to where other ranks fetch them. LogFMT rows are encoded on the way
+  // there, so they go to other memory first.
+  Tensor plain;
+  TensorView outputs;
+  if (given.log_fmt)
+    outputs = plain = call.on_host(DataType::bfloat16,
+                                   {shape.local_experts, shape.low_latency_rows(), shape.hidden});
+  else
+    outputs = host_->next_combine_buffer();
+  for (std::int64_t expert = 0; expert < shape.local_experts; ++expert) {
+    TensorView from(y.as<std::byte>() + expert * y.strides[0] * 2, DataType::bfloat16,
+                    {handle->counts[expert], shape.hidden});
+    from.strides[0] = y.strides[1];
+    call.fetch_rows({outputs.as<std::byte>() + expert * outputs.strides[0] * 2,
+                     static_cast<std::size_t>(outputs.strides[1]) * 2},
+                    {from.as<std::byte>(), static_cast<std::size_t>(from.strides[0]) * 2},
+                    shape.hidden * 2, from.shape[0]);
+  }
+  call.fetched();
+  LowLatencyCombineOptions options = given;
+  options.zero_copy = !given.log_fmt;
+  const Tensor sums = call.on_host(DataType::bfloat16, {handle->routing->tokens, shape.hidden});
+  options.out = pending->sums = sums;
+  options.wait_ns = pending->wait_ns;
+  pending->host = host_->low_latency_combine(outputs, topk_idx, host_weights, handle, options);
+  pending->epoch = pending->host->epoch;
+  if (given.launch.done != nullptr) call.finish();
+  return pending;
+}
+
+Tensor StagedBackend::receive(PendingCombineState& state) {
+  auto& pending = detail::of_backend<StagedPendingCombine>(state, "low_latency_combine");
+  const Launch launch{
+      .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
+  const StagedCall call = begin(launch);
+  call.fetch(pending.wait_ns.data, pending.options.wait_ns);
+  call.fetched();
+  const Tensor on_host = host_->receive(*pending.host);
+  const TensorView& given = pending.options.out;
+  Tensor out = given.defined() ? Tensor(given, nullptr) : call.make(on_host);
+  call.give(out.data, on_host.data, on_host.bytes());
+  if (pending.options.wait_ns.defined())
+    call.give(pending.options.wait_ns.data, pending.wait_ns.data, pending.wait_ns.bytes());
+  call.finish();
+  return out;
+}
+
+Tensor StagedBackend::on_device(DataType dtype, std::initializer_list<std::int64_t> extents,
+                                const Tensor* from) {
+  const StagedCall call = begin({});
+  Tensor out = call.make(TensorView(nullptr, dtype, extents));
+  if (from != nullptr)
+    call.give(out.data, from->data, from->bytes());
+  else if (out.bytes() > 0)
+    check(cudaMemsetAsync(out.data, 0, out.bytes(), call.stream()), "warm-up");
+  call.finish();
+  return out;
+}
+
+void StagedBackend::warmup(Group& group) {
+  const GroupOptions& options = group_.options;
+  const auto topk = [&](std::int64_t tokens) {
+    const Tensor even = detail::even_topk(tokens, options.top_k, options.experts);
+    return on_device(DataType::int64, {tokens, options.top_k}, &even);
+  };
+  if (const std::int64_t tokens = options.max_tokens; tokens > 0) {
+    const Tensor x = on_device(options.dtype, {tokens, options.hidden}, nullptr);
+    const Dispatched received = group.dispatch(x, group.route(topk(tokens)));
+    const DataType output_dtype =
+        options.dtype == DataType::float8_e4m3 ? DataType::bfloat16 : options.dtype;
+    if (options.combine_staging)
+      group.combine(on_device(output_dtype, {received.x.shape[0], options.hidden}, nullptr),
+                    received.handle);
+  }
+  if (const std::int64_t tokens = options.low_latency_max_tokens; tokens > 0) {
+    const Tensor x = on_device(DataType::bfloat16, {tokens, options.hidden}, nullptr);
+    const Tensor weights = on_device(DataType::float32, {tokens, options.top_k}, nullptr),
+                 indices = topk(tokens);
+    for (int half = 0; half < 2; ++half) {
+      const LowLatencyReceived received =
+          group.low_latency_dispatch(x, indices, {.quantize = Quantize::none}).receive();
+      group
+          .low_latency_combine(group.next_combine_buffer(), indices, weights, received.handle,
+                               {.zero_copy = true})
+          .receive();
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<detail::Backend> make_staged_backend(GroupState& state,
+                                                     std::unique_ptr<detail::Backend> host) {
+  return std::make_unique<StagedBackend>(state, std::move(host));
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// fabric.hpp: the transports of this PE, and which of them reaches which PE.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shoal/settings.hpp"
+#include "transport/transport.hpp"
+#include "world/fabric/connectivity.hpp"
+#include "world/memory/memory.hpp"
+#include "world/placement.hpp"
+
+namespace shoal::detail {
+
+class BlobWriter;
+
+/// The way to the heap of one PE: `start` is the offset of the heap as `transport` counts.
+struct HeapRoute {
+  transport::Transport& transport;
+  std::size_t start;
+};
+
+/// Two sets of transports: those that reach the segments (host memory), and, where the heap is in
+/// GPU memory, those that reach the heaps. One transport of each set serves a pair of PEs.
+class Fabric {
+ public:
+  using Blobs = std::vector<std::vector<std::byte>>;
+
+  Fabric(const Placement& placement, const Memory& memory)
+      : placement_(placement), memory_(memory) {}
+
+  // Startup. A method that takes a BlobWriter writes this PE's contribution to an all-gather; the
+  // method after it uses the contributions of all PEs. Implemented in start.cpp and nics.cpp.
+  void start_transports(const transport::Context& context, BlobWriter& mine);
+  void connect_transports(const Blobs& all);
+  /// Capabilities of every transport towards every PE.
+  void describe_connections(const Settings& settings, BlobWriter& mine);
+  void choose_connections(const Blobs& all);
+  /// The network that the next round of startup has to try; empty: none, all pairs are served.
+  const std::string& network() const noexcept { return network_; }
+  /// The NICs of this PE by the NIC plan of its host, which all jobs on the host share.
+  void choose_nics(const Settings& settings, BlobWriter& mine);
+  /// Throws Error{unsupported} where the NICs of a rail cannot reach each other.
+  void check_nics(const Blobs& all);
+  void start_network(transport::Context context, BlobWriter& mine);
+  void connect_network(const Blobs& all);
+  /// Releases the transports.
+  void release() noexcept;
+
+  /// The transport to the segment of `pe`.
+  transport::Transport& route(Pe pe) const noexcept {
+    return *transports_[host_map_.transport_of[static_cast<std::size_t>(pe)]];
+  }
+  /// The transport to the heap of `pe`. Makes the GPU's context current where the heap is in GPU
+  /// memory. Throws Error{unsupported} where no transport has the capabilities `needed`.
+  HeapRoute heap_route(Pe pe, transport::Capabilities needed) const;
+  /// Start of the heap of `pe` where loads and stores reach it, else nullptr.
+  std::byte* peer_base(Pe pe) const noexcept {
+    const auto i = static_cast<std::size_t>(pe);
+    return i < peer_bases_.size() ? peer_bases_[i] : nullptr;
+  }
+  const std::vector<std::byte*>& peer_bases() const noexcept { return peer_bases_; }
+
+  /// Returns when all earlier operations are complete at their targets.
+  void quiet();
+  /// The same for the transports to segments.
+  void quiet_segments();
+  /// Orders earlier puts and atomics to each PE before later ones.
+  void fence() const;
+  /// Whether a network transport is in use, which needs progress() while this PE waits.
+  bool uses_network() const noexcept;
+  /// Advances the networks. Never waits. Returns whether anything advanced.
+  bool progress() noexcept;
+  /// Keeps memory that a network may still access, until the transports are gone.
+  void keep(std::shared_ptr<const void> memory) noexcept { kept_.push_back(std::move(memory)); }
+
+  std::span<const std::unique_ptr<transport::Transport>> transports() const noexcept {
+    return transports_;
+  }
+  /// The choice for segments.
+  const Connectivity& host_map() const noexcept { return host_map_; }
+  /// The choice for heaps: host_map() where they are on the host.
+  const Connectivity& heap_map() const noexcept {
+    return memory_.heap_on_gpu() ? gpu_map_ : host_map_;
+  }
+  /// The choice for heaps in GPU memory; empty where they are on the host.
+  const Connectivity& gpu_map() const noexcept { return gpu_map_; }
+  /// The NICs of this PE; nullopt where no pair of PEs needs a network.
+  const std::optional<std::vector<std::string>>& nics() const noexcept { return nics_; }
+
+ private:
+  void use_connections();
+  std::byte* find_peer_base(Pe pe) const;
+
+  const Placement& placement_;
+  const Memory& memory_;
+  std::string network_;
+  std::optional<std::vector<std::string>> nics_;
+  // Declared before the transports, hence destroyed after them.
+  std::vector<std::shared_ptr<const void>> kept_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
+  Connectivity host_map_;
+  std::vector<std::unique_ptr<transport::Transport>> gpu_transports_;
+  Connectivity gpu_map_;
+  std::vector<std::byte*> peer_bases_;
+};
+
+}  // namespace shoal::detail

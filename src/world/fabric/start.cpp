@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// The start of a Fabric: creates transports, connects them, and chooses one per pair of PEs.
+//
+// The transports inside a host come first. As long as some pair is not served as the settings ask,
+// a network is started and the choice is made again. All PEs choose from the same map, so they
+// choose alike.
+#include "base/log.hpp"
+#include "world/fabric/fabric.hpp"
+#include "world/startup/blob.hpp"
+
+namespace shoal::detail {
+
+void Fabric::start_transports(const transport::Context& context, BlobWriter& mine) {
+  for (const transport::Factory make : transport::factories()) {
+    transports_.push_back(make(context));
+    mine.bytes(transports_.back()->address());
+  }
+  if (!memory_.heap_on_gpu()) return;
+  for (const transport::Factory make : transport::heap_factories()) {
+    gpu_transports_.push_back(make(context));
+    mine.bytes(gpu_transports_.back()->address());
+  }
+}
+
+void Fabric::connect_transports(const Blobs& all) {
+  std::vector<BlobReader> readers(all.begin(), all.end());
+  for (auto* const transports : {&transports_, &gpu_transports_}) {
+    for (const auto& transport : *transports) {
+      Blobs addresses;
+      for (BlobReader& reader : readers) addresses.push_back(reader.bytes());
+      transport->connect(addresses);
+    }
+  }
+}
+
+void Fabric::describe_connections(const Settings& settings, BlobWriter& mine) {
+  const auto describe = [&](Connectivity& map, const auto& transports) {
+    map.n_pes = static_cast<std::size_t>(placement_.n_pes);
+    map.node_of = placement_.node_of;
+    map.names.clear();
+    map.reasons.clear();
+    for (const auto& transport : transports) map.names.emplace_back(transport->name());
+    for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
+      map.reasons.emplace_back();
+      for (const auto& transport : transports)
+        map.reasons.back().push_back(transport->reach(pe).reason);
+    }
+    for (const transport::Capabilities capabilities :
+         connectivity_row(transports, placement_.n_pes))
+      mine.value(capabilities);
+  };
+  describe(host_map_, transports_);
+  describe(gpu_map_, gpu_transports_);
+  read_preferences(host_map_, settings, kHostTransports);
+  read_preferences(gpu_map_, settings, kHeapTransports);
+}
+
+void Fabric::choose_connections(const Blobs& all) {
+  host_map_.map.clear();
+  gpu_map_.map.clear();
+  for (const auto& blob : all) {
+    BlobReader reader(blob);
+    for (auto* const map : {&host_map_, &gpu_map_})
+      for (std::size_t i = 0; i < map->names.size() * map->n_pes; ++i)
+        map->map.push_back(reader.value<transport::Capabilities>());
+  }
+  if (!network_.empty()) {
+    drop_where_broken(host_map_, network_);
+    const std::string& dropped = host_map_.dropped.back();
+    if (!dropped.empty())
+      log::info("PE {}: transport {} is {}", placement_.my_pe, network_, dropped);
+  }
+  network_ = next_network(host_map_, transport::network_names());
+  if (network_.empty()) use_connections();
+}
+
+void Fabric::start_network(transport::Context context, BlobWriter& mine) {
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe)
+    context.wanted.push_back(wants(host_map_, placement_.my_pe, pe, network_));
+  context.nics = nics_.value_or(std::vector<std::string>());
+  transports_.push_back(transport::make_network(network_, context));
+  mine.bytes(transports_.back()->address());
+}
+
+void Fabric::connect_network(const Blobs& all) {
+  Blobs addresses;
+  for (const auto& blob : all) addresses.push_back(BlobReader(blob).bytes());
+  try {
+    transports_.back()->connect(addresses);
+  } catch (const std::exception& error) {
+    transports_.back() = transport::make_unavailable(network_, error.what());
+  }
+}
+
+void Fabric::use_connections() {
+  choose_transports(host_map_, placement_.my_pe);
+  // Replaces dropped networks: their threads would poll in vain, and the end of their connections
+  // means nothing.
+  for (std::size_t t = 0; t < host_map_.dropped.size(); ++t)
+    if (const std::string& why = host_map_.dropped[t]; !why.empty())
+      transports_[t] = transport::make_unavailable(host_map_.names[t], why);
+  choose_heap_transports(gpu_map_, placement_.my_pe);
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) peer_bases_.push_back(find_peer_base(pe));
+  for (std::size_t t = 0; t < gpu_transports_.size(); ++t) {
+    std::vector<Pe> carried;
+    for (Pe pe = 0; pe < placement_.n_pes; ++pe)
+      if (gpu_map_.transport_of[static_cast<std::size_t>(pe)] == t) carried.push_back(pe);
+    gpu_transports_[t]->carry(carried);
+  }
+}
+
+std::byte* Fabric::find_peer_base(Pe pe) const {
+  if (!memory_.heap_on_gpu()) {
+    std::byte* const base = route(pe).base(pe);
+    return base == nullptr ? nullptr : base + memory_.layout().bytes();
+  }
+  const auto i = static_cast<std::size_t>(pe);
+  if ((gpu_map_.capabilities[i] & transport::capability::load_store) == 0) return nullptr;
+  return gpu_transports_[gpu_map_.transport_of[i]]->base(pe);
+}
+
+}  // namespace shoal::detail

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/health/progress.hpp"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "shoal/error.hpp"
+#include "transport/scoped_timeout.hpp"
+#include "world/control.hpp"
+#include "world/fabric/fabric.hpp"
+#include "world/memory/memory.hpp"
+#include "world/placement.hpp"
+
+namespace shoal::detail {
+namespace {
+
+constexpr std::size_t kWord = sizeof(std::uint64_t);
+constexpr std::size_t kPhaseWords = sizeof(ProgressRecord::phase) / kWord;
+
+const char* name_of(Activity activity) noexcept {
+  switch (activity) {
+    case Activity::idle:
+      return "idle";
+    case Activity::opening:
+      return "opening";
+    case Activity::closing:
+      return "closing";
+    case Activity::allocating:
+      return "allocating";
+    case Activity::team:
+      return "team";
+    case Activity::barrier:
+      return "barrier";
+    case Activity::collective:
+      return "collective";
+    case Activity::waiting:
+      return "waiting";
+    case Activity::dispatch:
+      return "dispatch";
+    case Activity::combine:
+      return "combine";
+    case Activity::low_latency_dispatch:
+      return "low_latency_dispatch";
+    case Activity::low_latency_combine:
+      return "low_latency_combine";
+  }
+  return "unknown";
+}
+
+void store(std::uint64_t& word, std::uint64_t value) noexcept {
+  std::atomic_ref(word).store(value, std::memory_order_relaxed);
+}
+
+ProgressRecord& own_record(const Memory& memory) noexcept {
+  return *reinterpret_cast<ProgressRecord*>(memory.control(memory.layout().progress()));
+}
+
+}  // namespace
+
+void ProgressBoard::set(Activity activity, std::uint64_t epoch, const char* phase) const noexcept {
+  std::uint64_t text[kPhaseWords] = {};
+  std::memcpy(text, phase, strnlen(phase, sizeof text - 1));
+  ProgressRecord& record = own_record(memory_);
+  store(record.activity, static_cast<std::uint64_t>(activity));
+  store(record.epoch, epoch);
+  for (std::size_t i = 0; i < kPhaseWords; ++i) store(record.phase[i], text[i]);
+  store(record.awaited, 0);
+}
+
+void ProgressBoard::set_awaited(Pe pe) const noexcept {
+  store(own_record(memory_).awaited, static_cast<std::uint64_t>(pe) + 1);
+}
+
+std::string ProgressBoard::describe(Pe pe) const {
+  const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
+  try {
+    return read(pe);
+  } catch (const Error&) {
+    return fmt::format("PE {} does not answer", pe);
+  }
+}
+
+Awaited ProgressBoard::awaited_by(Pe pe) const {
+  const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
+  try {
+    const std::size_t word = memory_.layout().progress() + offsetof(ProgressRecord, awaited);
+    const std::uint64_t awaited = fabric_.route(pe).atomic(pe, AtomicOp::fetch, word, 0, 0, kWord);
+    const bool exists = awaited <= static_cast<std::uint64_t>(placement_.n_pes);
+    return {true, exists ? static_cast<Pe>(awaited) - 1 : -1};
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+std::string ProgressBoard::read(Pe pe) const {
+  const std::size_t record = memory_.layout().progress();
+  const auto fetch = [&](std::size_t offset) {
+    return fabric_.route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
+  };
+  const auto activity = static_cast<Activity>(fetch(offsetof(ProgressRecord, activity)));
+  const std::uint64_t epoch = fetch(offsetof(ProgressRecord, epoch));
+  std::uint64_t text[kPhaseWords];
+  for (std::size_t i = 0; i < kPhaseWords; ++i)
+    text[i] = fetch(offsetof(ProgressRecord, phase) + i * kWord);
+  char phase[sizeof text + 1] = {};
+  std::memcpy(phase, text, sizeof text);
+  if (activity == Activity::idle && phase[0] == '\0')
+    return fmt::format("PE {} reported nothing yet", pe);
+  if (activity == Activity::idle)
+    return fmt::format("PE {} last reported {} {} as complete", pe, phase, epoch);
+  const std::uint64_t awaited = fetch(offsetof(ProgressRecord, awaited));
+  return fmt::format("PE {} last reported {} {}, phase {}{}", pe, name_of(activity), epoch, phase,
+                     awaited == 0 ? "" : fmt::format(", waiting for PE {}", awaited - 1));
+}
+
+}  // namespace shoal::detail

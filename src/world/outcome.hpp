@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// outcome.hpp: steps of a collective call that may fail on some PEs and must then fail on all.
+//
+// Each PE runs its step, and all PEs exchange the outcomes:
+//
+//   Piece mine;
+//   const auto failure = attempt([&] { mine = export_piece(); });
+//   const std::vector<Piece> all = exchange_or_throw(state, mine, failure, "share_buffer");
+#pragma once
+
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <vector>
+
+#include "shoal/error.hpp"
+#include "world/state.hpp"
+
+namespace shoal::detail {
+
+/// Runs `step` and returns what it throws.
+template <typename Step>
+std::optional<Error> attempt(Step&& step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return Error(Code::system, error.what());
+  }
+  return std::nullopt;
+}
+
+/// A failure as bytes for an exchange.
+struct FailureRecord {
+  static constexpr std::size_t kMessageBytes = 240;
+  std::uint64_t failed = 0;
+  Code code = Code::system;  ///< only where `failed`
+  char message[kMessageBytes] = {};
+
+  FailureRecord() = default;
+  explicit FailureRecord(const std::optional<Error>& failure);
+};
+
+/// The outcome of one PE's step.
+template <typename T>
+struct Outcome {
+  FailureRecord failure;
+  T value{};
+};
+
+/// Exchanges the outcomes of all PEs of the world; the result is indexed by PE. Does not throw for
+/// a failed step: rethrow_first does. `what` names the call in messages.
+template <typename T>
+std::vector<Outcome<T>> exchange_outcomes(WorldState& state, const T& value,
+                                          const std::optional<Error>& failure, const char* what) {
+  static_assert(sizeof(Outcome<T>) <= WorldState::kExchangeBytes);
+  const Outcome<T> mine{FailureRecord(failure), value};
+  const auto blobs = state.exchange(state.world_team(), &mine, sizeof mine, what);
+  std::vector<Outcome<T>> all(blobs.size() / sizeof mine);
+  std::memcpy(static_cast<void*>(all.data()), blobs.data(), blobs.size());
+  return all;
+}
+
+/// Throws the failure of PE `pe` where `record` holds one: `own`, this PE's failure, where there is
+/// one, else the text of the record with the number of that PE.
+void rethrow(const FailureRecord& record, Pe pe, const std::optional<Error>& own);
+
+template <typename T>
+void rethrow_first(const std::vector<Outcome<T>>& all, const std::optional<Error>& own) {
+  for (std::size_t pe = 0; pe < all.size(); ++pe)
+    rethrow(all[pe].failure, static_cast<Pe>(pe), own);
+}
+
+/// The values of all PEs, by PE. Throws on all PEs when a step failed on any.
+template <typename T>
+std::vector<T> exchange_or_throw(WorldState& state, const T& value,
+                                 const std::optional<Error>& failure, const char* what) {
+  const auto all = exchange_outcomes(state, value, failure, what);
+  rethrow_first(all, failure);
+  std::vector<T> values;
+  for (const Outcome<T>& outcome : all) values.push_back(outcome.value);
+  return values;
+}
+
+/// Returns when the step has succeeded on all PEs; throws on all PEs otherwise.
+void agree_on_outcome(WorldState& state, const std::optional<Error>& failure, const char* what);
+
+}  // namespace shoal::detail

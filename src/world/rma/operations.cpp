@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one-sided operations of World: each checks its arguments and passes them to the transport of
+// the target PE.
+#include <cstdint>
+
+#include "base/check.hpp"
+#include "shoal/world.hpp"
+#include "world/fabric/fabric.hpp"
+#include "world/rma/address_checks.hpp"
+#include "world/state.hpp"
+
+namespace shoal {
+
+namespace capability = transport::capability;
+using detail::check_local;
+using detail::checked;
+using detail::checked_signal;
+using detail::checked_word;
+using detail::extent;
+using detail::HeapRoute;
+using detail::WorldState;
+
+void World::check_counts(std::size_t target, std::size_t source) {
+  detail::check_equal_counts(target, source);
+}
+
+void World::check_strided(std::size_t available, std::ptrdiff_t remote_stride,
+                          std::ptrdiff_t local_stride, std::size_t count) {
+  detail::check_strides(available, remote_stride, local_stride, count);
+}
+
+void World::put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const {
+  const WorldState& world = state();
+  const std::size_t offset = checked(world, "put", target, bytes);
+  check_local("put", source, bytes);
+  const HeapRoute route = world.fabric().heap_route(target.pe, capability::put);
+  route.transport.put(target.pe, route.start + offset, source, bytes);
+}
+
+void World::get_bytes(void* target, RemoteAddress source, std::size_t bytes) const {
+  const WorldState& world = state();
+  const std::size_t offset = checked(world, "get", source, bytes);
+  check_local("get", target, bytes);
+  const HeapRoute route = world.fabric().heap_route(source.pe, capability::get);
+  route.transport.get(target, source.pe, route.start + offset, bytes);
+}
+
+void World::put_bytes_nbi(RemoteAddress target, const void* source, std::size_t bytes) const {
+  const WorldState& world = state();
+  const std::size_t offset = checked(world, "put_nbi", target, bytes);
+  check_local("put_nbi", source, bytes);
+  const HeapRoute route = world.fabric().heap_route(target.pe, capability::put);
+  route.transport.put_nbi(target.pe, route.start + offset, source, bytes);
+}
+
+void World::get_bytes_nbi(void* target, RemoteAddress source, std::size_t bytes) const {
+  const WorldState& world = state();
+  const std::size_t offset = checked(world, "get_nbi", source, bytes);
+  check_local("get_nbi", target, bytes);
+  const HeapRoute route = world.fabric().heap_route(source.pe, capability::get);
+  route.transport.get_nbi(target, source.pe, route.start + offset, bytes);
+}
+
+void World::put_strided_bytes(RemoteAddress target, std::size_t target_stride, const void* source,
+                              std::size_t source_stride, std::size_t element,
+                              std::size_t count) const {
+  const WorldState& world = state();
+  const std::size_t offset =
+      checked(world, "put_strided", target, extent(element, target_stride, count));
+  check_local("put_strided", source, count);
+  const HeapRoute route = world.fabric().heap_route(target.pe, capability::put);
+  route.transport.put_strided(target.pe, route.start + offset, target_stride, source, source_stride,
+                              element, count);
+}
+
+void World::get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source,
+                              std::size_t source_stride, std::size_t element,
+                              std::size_t count) const {
+  const WorldState& world = state();
+  const std::size_t offset =
+      checked(world, "get_strided", source, extent(element, source_stride, count));
+  check_local("get_strided", target, count);
+  const HeapRoute route = world.fabric().heap_route(source.pe, capability::get);
+  route.transport.get_strided(target, target_stride, source.pe, route.start + offset, source_stride,
+                              element, count);
+}
+
+std::uint64_t World::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
+                                 std::uint64_t compare, std::size_t width) const {
+  const WorldState& world = state();
+  const std::size_t offset = checked_word(world, "atomic", target, width);
+  const HeapRoute route = world.fabric().heap_route(target.pe, capability::atomics);
+  return route.transport.atomic(target.pe, op, route.start + offset, operand, compare, width);
+}
+
+void World::signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const {
+  const WorldState& world = state();
+  const std::size_t offset = checked_signal(world, "signal", target);
+  const HeapRoute route = world.fabric().heap_route(target.address.pe, capability::signals);
+  route.transport.signal(target.address.pe, route.start + offset, op, value);
+}
+
+void World::put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
+                             RemoteSpan<std::uint64_t> flag, SignalOp op,
+                             std::uint64_t value) const {
+  const WorldState& world = state();
+  const std::size_t offset = checked(world, "put_signal", target, bytes);
+  const std::size_t flag_offset = checked_signal(world, "put_signal", flag);
+  detail::check_same_pe(target, flag);
+  check_local("put_signal", source, bytes);
+  const HeapRoute route =
+      world.fabric().heap_route(target.pe, capability::put | capability::signals);
+  route.transport.put_signal(target.pe, route.start + offset, source, bytes,
+                             route.start + flag_offset, op, value);
+}
+
+void World::fence() const {
+  state().fabric().fence();
+}
+
+void World::quiet() const {
+  state().quiet();
+}
+
+}  // namespace shoal

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exchange and sync: the two operations that all collectives consist of. Small teams write to all
+// PEs directly, in one hop. Larger teams take ceil(log2 n) rounds (dissemination; for blobs, the
+// all-gather of Bruck).
+//
+// Flags carry the number of the operation, (generation, epoch), and are never reset. A PE may be
+// one operation ahead of another, so the areas alternate by parity: a PE that starts operation
+// e + 2 has seen all PEs enter e + 1, hence leave e.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "world/fabric/fabric.hpp"
+#include "world/health/health.hpp"
+#include "world/memory/memory.hpp"
+#include "world/startup/agreement.hpp"
+#include "world/state.hpp"
+
+namespace shoal::detail {
+namespace {
+
+constexpr std::size_t kDirectPes = 32;
+constexpr int kEpochBits = 40;  // 10^12 operations of a team, 1.6 * 10^7 teams of a PE
+
+std::uint64_t wire_epoch(const TeamState& team) {
+  return (team.generation << kEpochBits) | team.epoch;
+}
+
+/// The epoch in a flag; 0 where an earlier team wrote it.
+std::uint64_t seen_epoch(const TeamState& team, std::uint64_t flag) {
+  return flag >> kEpochBits == team.generation ? flag & ((std::uint64_t{1} << kEpochBits) - 1) : 0;
+}
+
+/// The PEs of a team as a ring, by distance from this PE.
+struct Ring {
+  std::size_t size;
+  std::size_t me;
+  explicit Ring(const TeamState& team) : size(team.size()), me(team.me()) {}
+  std::size_t ahead(std::size_t distance) const { return (me + distance) % size; }
+  std::size_t behind(std::size_t distance) const { return (me + size - distance) % size; }
+};
+
+ExchangeEntry make_entry(std::uint64_t epoch, const void* mine, std::size_t bytes,
+                         const char* what) {
+  ExchangeEntry entry{};
+  entry.epoch = epoch;
+  entry.bytes = bytes;
+  std::memcpy(entry.what, what, strnlen(what, sizeof entry.what - 1));
+  if (bytes != 0) std::memcpy(entry.blob, mine, bytes);
+  return entry;
+}
+
+/// Throws Error{mismatch} where PE `from` of the team made another call. The sizes of the blobs are
+/// those of Shoal's records, so they are named only where two PEs made the same call with blobs of
+/// their own.
+void check_entry(const TeamState& team, const ExchangeEntry& theirs, const ExchangeEntry& mine,
+                 std::size_t from) {
+  if (theirs.epoch == mine.epoch && theirs.bytes == mine.bytes) return;
+  const bool same_call = std::strncmp(theirs.what, mine.what, sizeof mine.what) == 0;
+  const auto call = [&](const ExchangeEntry& entry) {
+    if (entry.epoch != mine.epoch) return std::string("a call without data, such as sync");
+    return same_call ? fmt::format("{} with {} bytes", entry.what, entry.bytes)
+                     : std::string(entry.what);
+  };
+  fail(Code::mismatch,
+       "{}: operation {} of team {} differs among its PEs: PE {} made {}, PE {} made {}", mine.what,
+       team.epoch, team.index, team.pes[team.me()], call(mine), team.pes[from], call(theirs));
+}
+
+}  // namespace
+
+/// Numbers the operation and runs it. A failed wait leaves the team broken: this PE no longer knows
+/// which of its flags and entries the other PEs have read, so it writes none again.
+template <typename Operation>
+void WorldState::run_operation(TeamState& team, const char* what, Operation&& operation) {
+  require(open_, Code::closed, "{}: the world is closed", what);
+  if (team.broken)
+    fail(team.broken->code(), "{}: an earlier operation of team {} failed on this PE: {}", what,
+         team.index, reason_of(*team.broken));
+  ++team.epoch;
+  try {
+    operation(wire_epoch(team), team.epoch % 2);
+  } catch (const Error& error) {
+    if (error.code() != Code::mismatch) team.broken = error;
+    throw;
+  }
+}
+
+void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value,
+                           std::size_t from, const char* what) {
+  const Pe pe = team.pes[from];
+  const auto outcome = poll([&] { return memory_->load(flag) >= value; }, deadline(), pe);
+  if (outcome == WaitOutcome::ready) return;
+  const std::string call =
+      fmt::format("{} (operation {} of team {})", what, team.epoch, team.index);
+  std::string detail =
+      fmt::format("waiting for PE {}, expected operation {}, seen {}; {}", pe, team.epoch,
+                  seen_epoch(team, memory_->load(flag)), describe_progress(pe));
+  FailureCause cause{pe, fmt::format("late for {}", call)};
+  if (outcome == WaitOutcome::peer_failed) {
+    cause = parse_cause(health_->failure(pe).value_or(cause.text()));
+  } else if (const auto earlier = published_cause(pe)) {
+    detail += fmt::format("; PE {} {}", pe, describe_consequence(*earlier));
+    cause = *earlier;
+  }
+  publish_cause(cause);
+  throw_wait_failed(outcome, call, detail, pe);
+}
+
+std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, std::size_t bytes,
+                                            const char* what) {
+  require(bytes <= kExchangeBytes, Code::invalid_argument,
+          "{}: a blob of {} bytes; at most {} are exchanged", what, bytes, kExchangeBytes);
+  const Ring ring(team);
+  std::vector<std::byte> result(ring.size * bytes);
+  run_operation(team, what, [&](std::uint64_t epoch, std::uint64_t parity) {
+    const ControlLayout& layout = memory_->layout();
+    const ExchangeEntry entry = make_entry(epoch, mine, bytes, what);
+    const auto put = [&](std::size_t to, std::size_t target, const void* source, std::size_t length,
+                         std::size_t flag) {
+      const Pe pe = team.pes[to];
+      fabric_->route(pe).put_signal(pe, target, source, length, flag, SignalOp::set, epoch);
+    };
+    const auto take = [&](std::size_t from, const ExchangeEntry& theirs) {
+      check_entry(team, theirs, entry, from);
+      if (bytes != 0) std::memcpy(result.data() + from * bytes, theirs.blob, bytes);
+    };
+    const auto entry_at = [&](std::size_t offset) -> ExchangeEntry& {
+      return *reinterpret_cast<ExchangeEntry*>(memory_->control(offset));
+    };
+
+    if (ring.size <= kDirectPes) {
+      const std::size_t used = offsetof(ExchangeEntry, blob) + bytes;
+      for (std::size_t d = 1; d < ring.size; ++d)
+        put(ring.ahead(d), layout.entry(team.index, parity, ring.me), &entry, used,
+            layout.flag(team.index, parity, ring.me));
+      for (std::size_t d = 1; d < ring.size; ++d)
+        wait_flag(team, layout.flag(team.index, parity, ring.behind(d)), epoch, ring.behind(d),
+                  what);
+      take(ring.me, entry);
+      for (std::size_t d = 1; d < ring.size; ++d)
+        take(ring.ahead(d), entry_at(layout.entry(team.index, parity, ring.ahead(d))));
+      return;
+    }
+    // Position p holds the entry of PE me + p. Before the round of distance d, positions 0 .. d - 1
+    // are filled.
+    entry_at(layout.entry(team.index, parity, 0)) = entry;
+    std::size_t round = 0;
+    for (std::size_t d = 1; d < ring.size; d *= 2, ++round) {
+      const std::size_t count = std::min(d, ring.size - d);
+      const std::size_t flag = layout.flag(team.index, parity, round);
+      put(ring.behind(d), layout.entry(team.index, parity, d),
+          &entry_at(layout.entry(team.index, parity, 0)), count * sizeof(ExchangeEntry), flag);
+      wait_flag(team, flag, epoch, ring.ahead(d), what);
+    }
+    for (std::size_t p = 0; p < ring.size; ++p)
+      take(ring.ahead(p), entry_at(layout.entry(team.index, parity, p)));
+  });
+  return result;
+}
+
+void WorldState::sync(TeamState& team, const char* what) {
+  const Ring ring(team);
+  run_operation(team, what, [&](std::uint64_t epoch, std::uint64_t parity) {
+    const ControlLayout& layout = memory_->layout();
+    const auto raise = [&](std::size_t to, std::size_t flag) {
+      const Pe pe = team.pes[to];
+      fabric_->route(pe).signal(pe, flag, SignalOp::set, epoch);
+    };
+    if (ring.size <= kDirectPes) {
+      for (std::size_t d = 1; d < ring.size; ++d)
+        raise(ring.ahead(d), layout.flag(team.index, parity, ring.me));
+      for (std::size_t d = 1; d < ring.size; ++d)
+        wait_flag(team, layout.flag(team.index, parity, ring.behind(d)), epoch, ring.behind(d),
+                  what);
+      return;
+    }
+    std::size_t round = 0;
+    for (std::size_t d = 1; d < ring.size; d *= 2, ++round) {
+      const std::size_t flag = layout.flag(team.index, parity, round);
+      raise(ring.ahead(d), flag);
+      wait_flag(team, flag, epoch, ring.behind(d), what);
+    }
+  });
+}
+
+}  // namespace shoal::detail

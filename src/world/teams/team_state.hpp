@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// team_state.hpp: the state behind a Team handle.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "shoal/error.hpp"
+#include "shoal/heap.hpp"
+
+namespace shoal::detail {
+
+class WorldState;
+
+/// The PEs of a team, and the number of its last operation. The team owns signals with its index in
+/// the control block of each of its PEs.
+struct TeamState {
+  /// Keeps the world alive, except in predefined teams: the world owns those, and their handles
+  /// keep it alive.
+  std::shared_ptr<WorldState> world;
+  std::int32_t index = 0;
+  Pe my_pe = 0;         ///< index of this PE in the team
+  std::vector<Pe> pes;  ///< by index in the team: the number in the world
+  bool predefined = false;
+  bool destroyed = false;
+  /// Number of the last collective operation of this team on this PE; only grows.
+  std::uint64_t epoch = 0;
+  /// Number of the team among all teams that its PEs ever made. Signals of an earlier team with the
+  /// same index are older than any signal of this one.
+  std::uint64_t generation = 1;
+  /// Why an operation of this team failed on this PE. The PEs may then disagree about the number of
+  /// the next operation, so later operations throw this.
+  std::optional<Error> broken;
+
+  std::size_t size() const noexcept { return pes.size(); }
+  std::size_t me() const noexcept { return static_cast<std::size_t>(my_pe); }
+};
+
+}  // namespace shoal::detail

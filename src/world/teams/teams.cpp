@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/teams/teams.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+#include "world/state.hpp"
+
+namespace shoal::detail {
+namespace {
+
+std::shared_ptr<TeamState> make_state(std::int32_t index, std::vector<Pe> pes, Pe my_world_pe) {
+  auto team = std::make_shared<TeamState>();
+  team->index = index;
+  team->my_pe = static_cast<Pe>(std::find(pes.begin(), pes.end(), my_world_pe) - pes.begin());
+  team->pes = std::move(pes);
+  return team;
+}
+
+}  // namespace
+
+void Teams::create_predefined(WorldState& world, const Placement& placement, std::vector<Pe> shared,
+                              std::int64_t max_teams) {
+  std::vector<Pe> all;
+  for (Pe pe = 0; pe < placement.n_pes; ++pe) all.push_back(pe);
+  const auto index_on_node = static_cast<std::size_t>(placement.index_on_node[placement.me()]);
+  std::vector<Pe> same_index;
+  for (const auto& node : placement.nodes) same_index.push_back(node[index_on_node]);
+  const auto node = static_cast<std::size_t>(placement.node_of[placement.me()]);
+
+  std::vector<Pe> pes[] = {std::move(all),
+                           placement.nodes[node],
+                           std::move(shared),
+                           std::move(same_index),
+                           {placement.my_pe}};
+  static_assert(std::size(pes) == static_cast<std::size_t>(PredefinedTeam::count));
+  slots_ = TeamSlots(max_teams);
+  joins_read.resize(static_cast<std::size_t>(placement.n_pes));
+  for (std::size_t i = 0; i < std::size(pes); ++i) {
+    auto team = make_state(static_cast<std::int32_t>(i), std::move(pes[i]), placement.my_pe);
+    team->world = std::shared_ptr<WorldState>(std::shared_ptr<void>(), &world);  // not an owner
+    team->predefined = true;
+    slots_.take(team->index);
+    predefined_.push_back(std::move(team));
+  }
+}
+
+std::shared_ptr<TeamState> Teams::create(WorldState& world, std::int32_t index,
+                                         std::uint64_t generation, std::vector<Pe> pes) {
+  auto team = make_state(index, std::move(pes), world.my_pe());
+  team->world = world.shared_from_this();
+  team->generation = generation;
+  slots_.take(index);
+  slots_.next_generation = generation + 1;
+  return team;
+}
+
+void Teams::release(TeamState& team) noexcept {
+  slots_.release(team.index);
+  team.destroyed = true;
+}
+
+}  // namespace shoal::detail
