@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 bench.hpp: the parts of shoal-bench-gpu: options, what each
-// PE holds, timing of chains, results.
+// SPDX-License-Identifier: Apache-2.0
+// bench.hpp: the parts of shoal-bench-gpu: options, what each PE holds, timing of chains, results.
 //
 // PEs are threads of one process, or processes under shoal-run, assigned to the GPUs in turn. A
 // chain is a sequence of operations that are enqueued without waiting on the host. Times are GPU

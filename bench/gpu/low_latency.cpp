@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 low_latency.cpp: low-latency mode: FP8 and BF16 dispatch,
-// BF16 combine, by number of tokens.
+// SPDX-License-Identifier: Apache-2.0
+// low_latency.cpp: low-latency mode: FP8 and BF16 dispatch, BF16 combine, by number of tokens.
 //
 // Times per point: free-running chains of pairs and of dispatches alone, plain and as replayed
 // graphs; pairs with an event after each operation; pairs with separate phases (the receive hook)

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 nodes.cpp: GPUs on several (emulated) nodes, which do not
-// reach each other's memory: groups that pass rows through the host, and put, get and atomics on
-// heaps through transport "staged".
+// SPDX-License-Identifier: Apache-2.0
+// nodes.cpp: GPUs on several (emulated) nodes, which do not reach each other's memory: groups that
+// pass rows through the host, and put, get and atomics on heaps through transport "staged".
 //
 // Calls wait for the network, so times are the host's, between barriers. "copies" is the lower
 // bound of any path through the host: the rows of the pair once to pinned host memory and once

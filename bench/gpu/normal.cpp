@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 normal.cpp: normal mode by number of SMs and tokens: FP8 and
-// BF16 dispatch, BF16 combine.
+// SPDX-License-Identifier: Apache-2.0
+// normal.cpp: normal mode by number of SMs and tokens: FP8 and BF16 dispatch, BF16 combine.
 //
 // Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely.
 // Times per point: chains of pairs (route, dispatch, combine), the same with an event between

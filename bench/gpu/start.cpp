@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 start.cpp: what the first call of a group costs, by cause.
+// SPDX-License-Identifier: Apache-2.0
+// start.cpp: what the first call of a group costs, by cause.
 //
 // Resources: opening the world, by phase, and creating a group. Code loading: the first call of the
 // process minus the median of the first calls of later groups of the same kind, which find the code

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 driver.hpp: the CUDA driver library as a table of functions,
-// opened at run time.
+// SPDX-License-Identifier: Apache-2.0
+// driver.hpp: the CUDA driver library as a table of functions, opened at run time.
 //
 // Nothing links against libcuda, so one binary serves machines with and without a GPU. Tests
 // replace the table to make functions fail.

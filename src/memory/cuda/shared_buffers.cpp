@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Maps memory of other allocators: virtual memory by the
-// handles of its pieces, cudaMalloc by CUDA IPC, memory of PEs in this process by its address.
+// SPDX-License-Identifier: Apache-2.0
+// Maps memory of other allocators: virtual memory by the handles of its pieces, cudaMalloc by CUDA
+// IPC, memory of PEs in this process by its address.
 #include <algorithm>
 #include <cstring>
 #include <map>

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 stream_pool.hpp: the streams of this process, created once
-// and reused.
+// SPDX-License-Identifier: Apache-2.0
+// stream_pool.hpp: the streams of this process, created once and reused.
 //
 // A driver maps streams to a few hardware queues. When streams have been destroyed and created, two
 // of them can share a queue although there are enough for all. A kernel that waits for a peer then

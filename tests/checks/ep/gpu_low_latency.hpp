@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 gpu_low_latency.hpp: runs low-latency mode of a group in GPU
-// memory on a case and checks it on the host against the references of ep_case.hpp. Every
-// difference throws.
+// SPDX-License-Identifier: Apache-2.0
+// gpu_low_latency.hpp: runs low-latency mode of a group in GPU memory on a case and checks it on
+// the host against the references of ep_case.hpp. Every difference throws.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 gpu_normal.hpp: runs normal mode of a group in GPU memory on
-// a case, with rows of any kind, and checks it on the host against the references of ep_case.hpp.
-// Every difference throws.
+// SPDX-License-Identifier: Apache-2.0
+// gpu_normal.hpp: runs normal mode of a group in GPU memory on a case, with rows of any kind, and
+// checks it on the host against the references of ep_case.hpp. Every difference throws.
 #pragma once
 
 #include <optional>

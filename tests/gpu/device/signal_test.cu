@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Atomics, signals, waits and barriers in kernels: values,
-// order of data and signal, deadlines and their reports. Heaps are found through one window, or
-// through a table: when some are out of reach, and with CUDA IPC.
+// SPDX-License-Identifier: Apache-2.0
+// Atomics, signals, waits and barriers in kernels: values, order of data and signal, deadlines and
+// their reports. Heaps are found through one window, or through a table: when some are out of
+// reach, and with CUDA IPC.
 #include <gtest/gtest.h>
 
 #include <string>

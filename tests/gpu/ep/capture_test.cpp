@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Operations of both modes captured in CUDA graphs. The graph
-// is replayed with other tokens in the same buffers, and each replay is checked like a call.
-// low_latency_order_test.cpp has more graphs of low-latency mode.
+// SPDX-License-Identifier: Apache-2.0
+// Operations of both modes captured in CUDA graphs. The graph is replayed with other tokens in the
+// same buffers, and each replay is checked like a call. low_latency_order_test.cpp has more graphs
+// of low-latency mode.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The expert-major layout of normal mode
-// (DispatchOptions.expert_major) on GPUs, bit by bit against the naive reference, alternating with
-// rank-major calls.
+// SPDX-License-Identifier: Apache-2.0
+// The expert-major layout of normal mode (DispatchOptions.expert_major) on GPUs, bit by bit against
+// the naive reference, alternating with rank-major calls.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 The host backend against the GPU backend: the same inputs of
-// random shapes yield the same bits. Other tests compare each backend with a reference that shares
-// its arithmetic with neither. Shapes of any size are drawn in checks/ep/draws.cpp;
-// tests/property/ep_draws_test.cpp shows what the draws cover.
+// SPDX-License-Identifier: Apache-2.0
+// The host backend against the GPU backend: the same inputs of random shapes yield the same bits.
+// Other tests compare each backend with a reference that shares its arithmetic with neither. Shapes
+// of any size are drawn in checks/ep/draws.cpp; tests/property/ep_draws_test.cpp shows what the
+// draws cover.
 #include <gtest/gtest.h>
 
 #include <algorithm>

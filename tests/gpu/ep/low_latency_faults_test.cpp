@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Low-latency mode on GPUs: statistics, masked ranks, timeouts,
-// bad arguments, disagreement, warm-up.
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on GPUs: statistics, masked ranks, timeouts, bad arguments, disagreement,
+// warm-up.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

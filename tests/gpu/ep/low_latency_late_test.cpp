@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Low-latency mode on GPUs when something is late or missing:
-// combine rows of a rank that is masked, that come later than those of others, or never; memory for
-// a result; tensors without elements.
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on GPUs when something is late or missing: combine rows of a rank that is
+// masked, that come later than those of others, or never; memory for a result; tensors without
+// elements.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

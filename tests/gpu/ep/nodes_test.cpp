@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Groups of tensors in GPU memory whose ranks are on several
-// (emulated) nodes, or on one with NVLink turned off: rows pass through the host. PEs are threads
-// that share the available GPUs.
+// SPDX-License-Identifier: Apache-2.0
+// Groups of tensors in GPU memory whose ranks are on several (emulated) nodes, or on one with
+// NVLink turned off: rows pass through the host. PEs are threads that share the available GPUs.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Values of normal mode on GPUs: PEs are threads on the
-// available GPUs, and each result is compared bit by bit with the naive reference. Every result is
-// poisoned before the next one takes its place.
+// SPDX-License-Identifier: Apache-2.0
+// Values of normal mode on GPUs: PEs are threads on the available GPUs, and each result is compared
+// bit by bit with the naive reference. Every result is poisoned before the next one takes its
+// place.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The rounds of the other tests with ranks that are processes,
-// each with a GPU or several with one. compute-sanitizer runs the kernels of one process one after
-// another, so it can check ranks that wait for each other only here.
+// SPDX-License-Identifier: Apache-2.0
+// The rounds of the other tests with ranks that are processes, each with a GPU or several with one.
+// compute-sanitizer runs the kernels of one process one after another, so it can check ranks that
+// wait for each other only here.
 #include <gtest/gtest.h>
 
 #include <iostream>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 combine on GPUs of a y outside the heap: memory of any
-// allocator that share_buffer has mapped, fetched in place. The groups have no room for a copy, so
-// none can be made.
+// SPDX-License-Identifier: Apache-2.0
+// combine on GPUs of a y outside the heap: memory of any allocator that share_buffer has mapped,
+// fetched in place. The groups have no room for a copy, so none can be made.
 #include <gtest/gtest.h>
 
 #include <exception>

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Ten thousand operations of a group on GPUs in random order,
-// with random delays on every PE, each checked: dispatches of all kinds and layouts, combines in
-// any order, low-latency sends and receives of every encoding in between. The order is the same on
-// all ranks, the delays differ.
+// SPDX-License-Identifier: Apache-2.0
+// Ten thousand operations of a group on GPUs in random order, with random delays on every PE, each
+// checked: dispatches of all kinds and layouts, combines in any order, low-latency sends and
+// receives of every encoding in between. The order is the same on all ranks, the delays differ.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 fake_cuda.hpp: a CUDA driver without a GPU: its memory is
-// host memory, and its copies are memcpy.
+// SPDX-License-Identifier: Apache-2.0
+// fake_cuda.hpp: a CUDA driver without a GPU: its memory is host memory, and its copies are memcpy.
 //
 // It runs all host code of GPU heaps on machines without a GPU, and makes any function fail at any
 // call. It refuses what the driver would refuse: access that was not granted, calls without a

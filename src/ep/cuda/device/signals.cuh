@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 signals.cuh: words by which ranks tell each other that an
-// operation has come so far, and waits for them with a deadline.
+// SPDX-License-Identifier: Apache-2.0
+// signals.cuh: words by which ranks tell each other that an operation has come so far, and waits
+// for them with a deadline.
 //
 // A signal is a word in the block of the rank that waits, on a line for each rank that raises it.
 // It holds the epoch of the last operation for which that rank has reached the point; epochs only

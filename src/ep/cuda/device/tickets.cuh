@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 tickets.cuh: how the blocks of a launch share its work and
-// find out which of them ends last.
+// SPDX-License-Identifier: Apache-2.0
+// tickets.cuh: how the blocks of a launch share its work and find out which of them ends last.
 //
 // Blocks wait for other ranks, but never for a block of their own launch that may not be resident
 // yet: tickets number the blocks in the order in which they start, and only the block that ends

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 tma.cuh: bulk copies between global and shared memory (TMA),
-// sm_90 and later.
+// SPDX-License-Identifier: Apache-2.0
+// tma.cuh: bulk copies between global and shared memory (TMA), sm_90 and later.
 //
 // A load counts its bytes on a barrier in shared memory: barrier_init, barriers_ready, then for
 // each load barrier_expect, bulk_load, barrier_wait. Stores are counted by the thread that starts

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 vectors.cuh: sixteen bytes of elements as float32 values, and
-// back.
+// SPDX-License-Identifier: Apache-2.0
+// vectors.cuh: sixteen bytes of elements as float32 values, and back.
 //
 // narrow() rounds once, to nearest, ties to even. It takes results of arithmetic, whose NaNs all
 // have one pattern on GPUs (PTX: 0x7fffffff), and returns the bits that numeric/float16.hpp

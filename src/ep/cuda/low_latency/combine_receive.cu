@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 combine_receive.cu: the receive of a low-latency combine. It
-// adds up the combine rows of each token in float32 and rounds once.
+// SPDX-License-Identifier: Apache-2.0
+// combine_receive.cu: the receive of a low-latency combine. It adds up the combine rows of each
+// token in float32 and rounds once.
 //
 // Order of the sum, the same on every backend, so that results agree bit by bit; sums start at +0:
 //   sums           the ranks' rows in the order of their last top-k slots

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 combine_send.cu: the send of a low-latency combine. The
-// outputs of this rank's experts go to the ranks that sent the tokens.
+// SPDX-License-Identifier: Apache-2.0
+// combine_send.cu: the send of a low-latency combine. The outputs of this rank's experts go to the
+// ranks that sent the tokens.
 //
 // Moves from y, where the experts left it (2 B a channel and expert output), to combine rows at the
 // source of the token, by form:

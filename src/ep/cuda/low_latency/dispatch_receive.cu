@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 dispatch_receive.cu: the receive of a low-latency dispatch.
-// It copies rows from the slots of all sources to the rows of each local expert, ordered by source,
-// then token.
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_receive.cu: the receive of a low-latency dispatch. It copies rows from the slots of all
+// sources to the rows of each local expert, ordered by source, then token.
 //
 // Moves within this GPU's memory: each slot is read once and written once for each of its experts
 // here. A warp takes a piece of a row. The header says the number of the row among those of its

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 dispatch_send.cu: the send of a low-latency dispatch. Each
-// token goes once to every rank that has one of its experts, into a slot fixed by (source, token);
-// the receiver copies it for each expert.
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_send.cu: the send of a low-latency dispatch. Each token goes once to every rank that has
+// one of its experts, into a slot fixed by (source, token); the receiver copies it for each expert.
 //
 // Moves, for each copy of a token, from x to the slot at the receiving rank: the row (2 B a
 // channel, or 1 B and 4 B of scale for each 128 channels), and 4 B a top-k slot of weights where

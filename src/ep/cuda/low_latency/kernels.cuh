@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 kernels.cuh: the kernels of low-latency mode: their
-// parameters, what they leave in device memory for each other, and the words by which ranks agree.
+// SPDX-License-Identifier: Apache-2.0
+// kernels.cuh: the kernels of low-latency mode: their parameters, what they leave in device memory
+// for each other, and the words by which ranks agree.
 //
 //   dispatch_send | dispatch_receive        combine_send | combine_receive        probe
 //

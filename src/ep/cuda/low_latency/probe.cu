@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 probe.cu: whether a low-latency receive would wait. One block
-// looks once at the signals of the receive and replies to the host.
+// SPDX-License-Identifier: Apache-2.0
+// probe.cu: whether a low-latency receive would wait. One block looks once at the signals of the
+// receive and replies to the host.
 //
 // Moves nothing; the reply is one word in host memory. Waits for nothing. Memory order: relaxed
 // loads suffice, because the receive itself acquires.

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 combine.cu: the sum of a token's rows, fetched from the ranks
-// that hold them.
+// SPDX-License-Identifier: Apache-2.0
+// combine.cu: the sum of a token's rows, fetched from the ranks that hold them.
 //
 // Moves, for each token: a row from each of its ranks, once (expert-major: from each of its
 // experts), to shared memory; the sum is written to `out` once. A warp takes a segment of a token

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 dispatch.cu: every token row goes from x to its final row at
-// every rank that needs it. Expert-major (kExpertMajor) it goes to one row for each of its experts:
-// lane k stores for top-k slot k.
+// SPDX-License-Identifier: Apache-2.0
+// dispatch.cu: every token row goes from x to its final row at every rank that needs it.
+// Expert-major (kExpertMajor) it goes to one row for each of its experts: lane k stores for top-k
+// slot k.
 //
 // Moves, for each copy: the row, and a side record of scales, indices (8 B a top-k slot), weights
 // (4 B a top-k slot) and the token's number. A row is loaded once, however many ranks need it. One

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 dispatch_targets.cuh: from the counts of all ranks to the
-// places of this rank's rows, and the sizes of the result for handle and host.
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_targets.cuh: from the counts of all ranks to the places of this rank's rows, and the
+// sizes of the result for handle and host.
 #pragma once
 
 #include "ep/cuda/normal/notices.cuh"

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 kernels.cuh: the kernels of normal mode and their parameters.
+// SPDX-License-Identifier: Apache-2.0
+// kernels.cuh: the kernels of normal mode and their parameters.
 //
 //   route               top-k indices -> which token goes to which rank; once per routing
 //   number_topk_slots   -> index of each top-k slot among the tokens of its expert; once per

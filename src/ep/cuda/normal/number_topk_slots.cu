@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 number_topk_slots.cu: for each top-k slot, the index of its
-// token among the tokens of its expert. Once per routing, before its first expert-major dispatch.
+// SPDX-License-Identifier: Apache-2.0
+// number_topk_slots.cu: for each top-k slot, the index of its token among the tokens of its expert.
+// Once per routing, before its first expert-major dispatch.
 //
 // Moves: every block reads all indices twice (tokens * top_k * 8 B, from the second-level cache)
 // and writes 4 B for each slot of its experts. A block takes kExpertsNumbered experts; each warp

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 route.cu: from top-k indices to the copies of each token.
+// SPDX-License-Identifier: Apache-2.0
+// route.cu: from top-k indices to the copies of each token.
 //
 // Moves: reads all indices (tokens * top_k * 8 B), once for each rank and once for every 16
 // experts, from the second-level cache; writes the checked indices, the copies and the counts.

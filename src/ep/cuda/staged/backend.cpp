@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 backend.cpp: expert parallelism on tensors in GPU memory
-// where NVLink does not join all ranks: rows pass through host memory and the host backend, which
-// knows nodes.
+// SPDX-License-Identifier: Apache-2.0
+// backend.cpp: expert parallelism on tensors in GPU memory where NVLink does not join all ranks:
+// rows pass through host memory and the host backend, which knows nodes.
 //
 // Copies per operation: every input once to the host, every output once to the GPU; expert outputs
 // go directly to where the host backend fetches them. Calls wait, because between nodes a host has

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 host_memory.hpp: pinned host memory, for groups whose rows
-// pass through the host. The driver copies pageable memory through a buffer of its own, at a tenth
-// of the speed.
+// SPDX-License-Identifier: Apache-2.0
+// host_memory.hpp: pinned host memory, for groups whose rows pass through the host. The driver
+// copies pageable memory through a buffer of its own, at a tenth of the speed.
 #pragma once
 
 #include <cuda_runtime.h>
