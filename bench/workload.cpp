@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ep/host/rows/row_ops.hpp"
-#include "ep/numeric/numeric.hpp"
+#include "shoal/numeric.hpp"
 
 namespace shoal::bench {
 
@@ -85,7 +84,7 @@ void fill_rows(Batch& batch, const Shape& shape, Random& random) {
 }
 
 float widen(std::uint16_t value) {
-  return ep::numeric::to_float(ep::numeric::Bf16{value});
+  return float_from_bfloat16(value);
 }
 
 }  // namespace
@@ -192,14 +191,14 @@ void apply_experts(std::uint16_t* target, const std::uint16_t* x, const std::int
   for (std::int64_t k = 0; k < shape.top_k; ++k)
     if (topk_idx[k] >= 0) factor += weights[k] * expert_factor(first_expert + topk_idx[k]);
   for (std::int64_t i = 0; i < shape.hidden; ++i)
-    target[i] = ep::numeric::to_bf16(widen(x[i]) * factor).bits;
+    target[i] = bfloat16_from_float(widen(x[i]) * factor);
 }
 
 void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t expert,
                   const Shape& shape) {
   const float factor = expert_factor(expert);
   for (std::int64_t i = 0; i < shape.hidden; ++i)
-    target[i] = ep::numeric::to_bf16(widen(x[i]) * factor).bits;
+    target[i] = bfloat16_from_float(widen(x[i]) * factor);
 }
 
 void check_output(const Batch& batch, const std::uint16_t* output, const Shape& shape,

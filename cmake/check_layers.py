@@ -26,11 +26,41 @@ LAYERS = [
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of
 # it.
 TRANSPORT_REGISTRY = "src/transport/factories.cpp"
-# The message core, which the network transports share.
-SHARED_TRANSPORT_CODE = "message"
+# The message core, and the transports on top of it.
+MESSAGE_CORE = "message"
+NETWORK_TRANSPORTS = {"ofi", "ucx", "verbs"}
 MAX_LINES = 600
-SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench"]
+SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench", "python"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
+# Bindings, tools and benchmarks use the public headers, and of src/ only what is listed here: a
+# header, or a folder with a slash at its end, for the files whose names begin so.
+PUBLIC_ONLY = ("python/", "tools/", "bench/")
+INTERNALS = {
+    # Formats the message of a public Error; header-only.
+    ("tools/", "bench/"): ("base/check.hpp",),
+    # shoal-run writes its own messages to the log.
+    ("tools/run/main.cpp",): ("base/log.hpp",),
+    # shoal-info reports the parts of a build, of a machine and of a world that programs never see.
+    ("tools/info/",): (
+        "base/plugin.hpp",
+        "bootstrap/launcher/",
+        "memory/device.hpp",
+        "topology/",
+        "transport/module.hpp",
+        "world/",
+    ),
+    # shoal-moe computes the sums and roundings of its reference as the library does, bit by bit.
+    ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),
+    # The baselines over MPI move rows with the library's own row operations; one benchmark measures
+    # these operations, and the report names their instruction set.
+    ("bench/ep_bench.cpp", "bench/report.cpp", "bench/row_ops_bench.cpp", "bench/shoal_bench_mpi.cpp"): (
+        "ep/host/rows/row_ops.hpp",
+    ),
+    # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
+    ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
+    # The memory map that tools/figures draws is that of the layout code.
+    ("tools/figures/",): ("ep/cuda/layout.hpp", "ep/host/layout.hpp"),
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 # Kernels receive their world as a parameter: a process holds several worlds, and several libraries
 # that contain Shoal's kernels. They would share a variable of device code, or need device linking.
@@ -42,7 +72,7 @@ NO_END = re.compile(
     r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+"
 )
 DEVICE_VARIABLE = re.compile(r"\b(?:__constant__|__managed__|__device__(?=[^;{}()=]*[;{=]))")
-CMAKE_FOLDERS = [*SOURCE_FOLDERS, "cmake", "examples", "python"]
+CMAKE_FOLDERS = [*SOURCE_FOLDERS, "cmake", "examples"]
 DEVICE_LINKING = re.compile(
     r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b"
 )
@@ -55,10 +85,9 @@ def layer_of(path):
 
 
 def transport_of(path):
-    """x for a path transport/x/..., or None for code that all transports share."""
+    """x for a path transport/x/..., or None."""
     parts = path.split("/")
-    transport = parts[1] if len(parts) > 2 and parts[0] == "transport" else None
-    return None if transport == SHARED_TRANSPORT_CODE else transport
+    return parts[1] if len(parts) > 2 and parts[0] == "transport" else None
 
 
 def resolve(root, file, target):
@@ -68,7 +97,20 @@ def resolve(root, file, target):
         candidate = (base / target).resolve()
         if candidate.is_file() and candidate.is_relative_to(root / "src"):
             return candidate.relative_to(root / "src").as_posix()
+    # Bindings and programs have folders named as layers: their own headers are none of src/.
+    if any((folder / target).is_file() for folder in file.parents if root in folder.parents):
+        return None
     return target if layer_of(target) else None
+
+
+def is_allowed_internal(name, included):
+    """Whether a file of PUBLIC_ONLY may include a header of src/."""
+    for files, headers in INTERNALS.items():
+        if name.startswith(files):
+            for header in headers:
+                if included == header or (header.endswith("/") and included.startswith(header)):
+                    return True
+    return False
 
 
 def include_fault(root, file, target):
@@ -79,15 +121,21 @@ def include_fault(root, file, target):
         return None
     if name.startswith("include/"):
         return f'public header includes the internal "{target}"'
+    if name.startswith(PUBLIC_ONLY):
+        if is_allowed_internal(name, included):
+            return None
+        return f'"{target}" is internal; {name.split("/")[0]}/ uses public headers (INTERNALS lists the exceptions)'
     if not name.startswith("src/"):
         return None
     own, other = layer_of(name.removeprefix("src/")), layer_of(included)
     if own and other and LAYERS.index(other) > LAYERS.index(own):
         return f'layer {own} includes "{target}" of layer {other}; allowed: {", ".join(LAYERS[: LAYERS.index(own) + 1])}'
     transport = transport_of(included)
+    includer = transport_of(name.removeprefix("src/"))
     if (
         transport
-        and transport != transport_of(name.removeprefix("src/"))
+        and transport != includer
+        and not (transport == MESSAGE_CORE and includer in NETWORK_TRANSPORTS)
         and name != TRANSPORT_REGISTRY
     ):
         return (

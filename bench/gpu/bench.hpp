@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench.hpp: the parts of shoal-bench-gpu: options, what each PE holds, timing of chains, results.
 //
-// PEs are threads of one process or processes under shoal-run, dealt over the GPUs. A chain is a
-// sequence of operations enqueued without waiting on the host; times are of the GPU, between events
-// of the stream.
+// PEs are threads of one process, or processes under shoal-run, assigned to the GPUs in turn. A chain
+// is a sequence of operations that are enqueued without waiting on the host. Times are GPU times,
+// between events of the stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,19 +25,19 @@ namespace shoal::bench::gpu {
 
 struct Options {
   Shape shape{
-      .tokens = 4096, .iterations = 128, .dropped = 16};  ///< tokens: where SM counts are swept
-  std::int32_t pes = 1;                                   ///< as threads; under shoal-run it says
+      .tokens = 4096, .iterations = 128, .dropped = 16};  ///< `tokens` when SM counts are swept
+  std::int32_t pes = 1;                                   ///< threads; ignored under shoal-run
   std::vector<std::int64_t> tokens{8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
   std::vector<std::int32_t> sms{4, 8, 12, 16, 24, 32, 48, 64};
-  std::int32_t main_sms = 16;  ///< where token counts are swept
-  bool cross = false;          ///< every SM count with every token count
+  std::int32_t main_sms = 16;  ///< SMs when token counts are swept
+  bool cross = false;          ///< measures every SM count with every token count
   bool warmup =
       true;  ///< start: call warmup before the first operation; false: preinitialize is so, too
   bool preinitialize = true;  ///< start: GroupOptions.preinitialize
   std::string json_path;
 };
 
-/// The control plane of the benchmark: the bootstrap's, which works whatever the heap is.
+/// The control plane of the benchmark: the bootstrap, which works with every kind of heap.
 class Peers {
  public:
   explicit Peers(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
@@ -57,13 +57,13 @@ Tensor upload(const TensorView& host);
 /// The first `tokens` rows of a tensor.
 TensorView first_rows(const TensorView& tensor, std::int64_t rows);
 
-/// The inputs of one operation in device memory, and what its output has to be.
+/// The inputs of one operation in device memory, and its expected output.
 struct DeviceBatch {
   Tensor x, quantized, scales, topk_idx, weights;
-  Tensor factor, size;  ///< float32 [tokens]: the output is x * factor, its terms add up to size
-  Tensor ranks;         ///< float32 [tokens]: on how many members the token's experts live
+  Tensor factor, size;  ///< float32 [tokens]: the output is x * factor, the sum of terms of `size`
+  Tensor ranks;         ///< float32 [tokens]: number of ranks of the token's experts
 };
-/// One set of inputs of this PE; hidden rows of bfloat16 and the same in FP8.
+/// One set of inputs of this PE, in bfloat16 and in FP8.
 DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers,
                               std::int32_t set, cudaStream_t stream);
 inline constexpr std::int32_t kSets = 4;
@@ -106,7 +106,7 @@ struct Timing {
 /// Enqueues the operations of a chain: `operation(i)` for i = 0, 1, ...; the first `dropped` are
 /// not timed.
 using Operation = std::function<void(std::int64_t)>;
-/// Waits for the GPU and throws what went wrong there.
+/// Waits for the GPU and throws its errors.
 using Finish = std::function<void()>;
 Timing time_chain(Peers& peers, cudaStream_t stream, const Shape& shape, const Operation& operation,
                   const Finish& finish);
@@ -126,7 +126,7 @@ class Results {
   void add(const Labels& labels, const Timing& timing, double bytes);
   /// Collective: seconds of one step, such as creating a group.
   void add_step(const std::string& name, double seconds);
-  /// PE 0's say.
+  /// A message of PE 0.
   void note(const std::string& name, const nlohmann::ordered_json& value);
 
  private:
@@ -149,8 +149,8 @@ Tensor expert_factors(std::int64_t first, std::int64_t count);
 Settings gpu_settings(std::size_t heap_bytes);
 ep::GroupOptions normal_options(const Options& options, std::int64_t max_tokens);
 ep::GroupOptions low_latency_options(const Options& options, std::int64_t max_tokens);
-/// Low-latency groups are made for one of a few sizes, the smallest that fits: slots lie apart by a
-/// group's size.
+/// The size of the low-latency group for so many tokens: the smallest of a few sizes that fits, because
+/// the distance between slots depends on it.
 std::int64_t low_latency_group_size(std::int64_t tokens);
 /// Bytes of the symmetric heap that a part needs.
 std::size_t heap_bytes(const Options& options, const std::string& part, std::int32_t pes);

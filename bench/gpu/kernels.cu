@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the GPU benchmark that are not timed: plain loops, a block a row.
+// The kernels of kernels.hpp. They are not timed, so they are plain loops with a block for each row.
 #include <cuda_runtime.h>
 
 #include "ep/numeric/numeric.hpp"
@@ -69,11 +69,11 @@ Rows rows_of(const TensorView& x, const TensorView& scales) {
 }
 
 struct NormalLayout {
-  std::int64_t hidden, top_k, x_stride, scale_row, topk_stride, weight_stride, answer_stride;
+  std::int64_t hidden, top_k, x_stride, scale_row, topk_stride, weight_stride, output_stride;
 };
 
 __global__ void normal_kernel(Rows x, const std::int64_t* topk_idx, const float* weights,
-                              const int* row_count, const float* factors, std::uint16_t* answers,
+                              const int* row_count, const float* factors, std::uint16_t* outputs,
                               NormalLayout layout) {
   for (std::int64_t row = blockIdx.x; row < *row_count; row += gridDim.x) {
     float factor = 0;
@@ -82,24 +82,24 @@ __global__ void normal_kernel(Rows x, const std::int64_t* topk_idx, const float*
       if (expert >= 0) factor += weights[row * layout.weight_stride + k] * factors[expert];
     }
     for (std::int64_t i = threadIdx.x; i < layout.hidden; i += blockDim.x)
-      answers[row * layout.answer_stride + i] =
+      outputs[row * layout.output_stride + i] =
           numeric::to_bf16(x.at(row * layout.x_stride + i, row * layout.scale_row, i) * factor)
               .bits;
   }
 }
 
 struct LowLatencyLayout {
-  std::int64_t hidden, x_expert, x_row, scale_expert, scale_row, answer_expert, answer_row;
+  std::int64_t hidden, x_expert, x_row, scale_expert, scale_row, output_expert, output_row;
 };
 
 __global__ void low_latency_kernel(Rows x, const int* counts, const float* factors,
-                                   std::uint16_t* answers, LowLatencyLayout layout) {
+                                   std::uint16_t* outputs, LowLatencyLayout layout) {
   const std::int64_t expert = blockIdx.y;
   for (std::int64_t row = blockIdx.x; row < counts[expert]; row += gridDim.x)
     for (std::int64_t i = threadIdx.x; i < layout.hidden; i += blockDim.x) {
       const float value = x.at(expert * layout.x_expert + row * layout.x_row + i,
                                expert * layout.scale_expert + row * layout.scale_row, i);
-      answers[expert * layout.answer_expert + row * layout.answer_row + i] =
+      outputs[expert * layout.output_expert + row * layout.output_row + i] =
           numeric::to_bf16(value * factors[expert]).bits;
     }
 }
@@ -140,29 +140,29 @@ void quantize(cudaStream_t stream, const TensorView& x, const TensorView& quanti
   check(cudaGetLastError(), "quantising the inputs");
 }
 
-void answer(cudaStream_t stream, const NormalAnswer& a) {
+void run_experts(cudaStream_t stream, const NormalExperts& a) {
   const NormalLayout layout{a.x.shape[1],          a.topk_idx.shape[1],
                             a.x.strides[0],        a.scales.defined() ? a.scales.strides[0] : 0,
                             a.topk_idx.strides[0], a.weights.strides[0],
-                            a.answers.strides[0]};
+                            a.outputs.strides[0]};
   normal_kernel<<<1024, kThreads, 0, stream>>>(
       rows_of(a.x, a.scales), a.topk_idx.as<std::int64_t>(), a.weights.as<float>(),
-      a.row_count.as<int>(), a.factors.as<float>(), a.answers.as<std::uint16_t>(), layout);
+      a.row_count.as<int>(), a.factors.as<float>(), a.outputs.as<std::uint16_t>(), layout);
   check(cudaGetLastError(), "the experts of normal mode");
 }
 
-void answer(cudaStream_t stream, const LowLatencyAnswer& a) {
+void run_experts(cudaStream_t stream, const LowLatencyExperts& a) {
   const bool scaled = a.scales.defined();
   const LowLatencyLayout layout{a.x.shape[2],
                                 a.x.strides[0],
                                 a.x.strides[1],
                                 scaled ? a.scales.strides[0] : 0,
                                 scaled ? a.scales.strides[1] : 0,
-                                a.answers.strides[0],
-                                a.answers.strides[1]};
+                                a.outputs.strides[0],
+                                a.outputs.strides[1]};
   low_latency_kernel<<<dim3(32, blocks(a.counts.shape[0])), kThreads, 0, stream>>>(
       rows_of(a.x, a.scales), a.counts.as<int>(), a.factors.as<float>(),
-      a.answers.as<std::uint16_t>(), layout);
+      a.outputs.as<std::uint16_t>(), layout);
   check(cudaGetLastError(), "the experts of low-latency mode");
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kernels.hpp: what the GPU benchmark does on the GPU besides Shoal's operations: making inputs,
-// experts, checks.
+// kernels.hpp: GPU work of the benchmark beside Shoal's operations: inputs, experts, checks.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +10,7 @@
 
 namespace shoal::bench::gpu {
 
-/// Throws Error{system} with CUDA's name and text of the error and what was being done.
+/// Throws Error{system} with the name and text of a CUDA error, and what failed.
 void check(cudaError_t status, const char* what);
 
 /// x: bfloat16 [tokens, hidden] to quantized: float8_e4m3 [tokens, hidden] with scales: float32
@@ -19,29 +18,30 @@ void check(cudaError_t status, const char* what);
 void quantize(cudaStream_t stream, const TensorView& x, const TensorView& quantized,
               const TensorView& scales);
 
-/// Normal mode: answers[row] = the row times the sum of weight * factor over its experts here. x:
+/// Normal mode: outputs[row] = the row times the sum of weight * factor over its experts here. x:
 /// bfloat16 or float8_e4m3 [rows, hidden] with scales; topk_idx and weights as dispatch returns
-/// them; row_count: int32 [1]; factors: float32 [local experts]. answers may be x itself.
-struct NormalAnswer {
-  TensorView x, scales, topk_idx, weights, row_count, factors, answers;
+/// them; row_count: int32 [1]; factors: float32 [local experts]. outputs may be x itself.
+struct NormalExperts {
+  TensorView x, scales, topk_idx, weights, row_count, factors, outputs;
 };
-void answer(cudaStream_t stream, const NormalAnswer& arguments);
+void run_experts(cudaStream_t stream, const NormalExperts& arguments);
 
-/// Low latency: answers[e, row] = x[e, row] * factors[e] for the counts[e] rows of each local
+/// Low latency: outputs[e, row] = x[e, row] * factors[e] for the counts[e] rows of each local
 /// expert.
-struct LowLatencyAnswer {
-  TensorView x, scales, counts, factors, answers;
+struct LowLatencyExperts {
+  TensorView x, scales, counts, factors, outputs;
 };
-void answer(cudaStream_t stream, const LowLatencyAnswer& arguments);
+void run_experts(cudaStream_t stream, const LowLatencyExperts& arguments);
 
-/// Looks for an element of out that is not x * factor[token] up to tolerance * size[token] * |x|.
+/// Finds an element of out that differs from x * factor[token] by more than tolerance * size[token] *
+/// |x|.
 /// x, out: bfloat16 [tokens, hidden]; factor, size: float32 [tokens]. Lowers *first_bad (uint64 in
 /// device memory) to its index.
 void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
              const TensorView& factor, const TensorView& size, float tolerance,
              std::uint64_t* first_bad);
 
-/// Holds one thread block for so long: a gap between the two phases of an operation.
+/// Occupies one thread block for a time: a gap between the two phases of an operation.
 void pause(cudaStream_t stream, std::int64_t nanoseconds);
 
 }  // namespace shoal::bench::gpu

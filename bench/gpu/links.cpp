@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVML is loaded at run time, and what is used of its binary interface is declared here: toolkits
-// come without it.
+// Toolkits come without NVML. It is loaded at run time, and the part of its binary interface in use is
+// declared here.
 #include "gpu/links.hpp"
 
 #include <cuda_runtime_api.h>
@@ -31,8 +31,7 @@ constexpr unsigned kDataSent = 138, kDataReceived = 139, kRawSent = 140, kRawRec
 class Nvml {
  public:
   Nvml() {
-    void* const library =
-        dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed: one a process
+    void* const library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // stays open
     if (library == nullptr) return;
     int (*start)() = nullptr;
     if (find(library, "nvmlInit_v2", start) &&

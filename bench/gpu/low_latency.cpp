@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency.cpp: low-latency mode on GPUs: FP8 and BF16 dispatch, BF16 combine, by number of
-// tokens.
+// low_latency.cpp: low-latency mode: FP8 and BF16 dispatch, BF16 combine, by number of tokens.
 //
-// Timed per point: free-running chains of pairs and of dispatches alone, plain and as replayed
-// graphs; pairs with an event after each operation; pairs whose two phases are apart (the receive
-// hook), with a pause between them in which the rows arrive, so that the receive phase is timed
-// without waiting. The experts write into next_combine_buffer, so nothing is staged; the weights
-// come with the combine. --load-of: two GPUs carry what each of a larger group would.
+// Times per point: free-running chains of pairs and of dispatches alone, plain and as replayed graphs;
+// pairs with an event after each operation; pairs with separate phases (the receive hook) and a pause
+// between them in which the rows arrive, so that the receive phase is timed without waiting. Experts
+// write to next_combine_buffer, so nothing is staged; weights come with the combine. With --load-of,
+// two GPUs carry what each GPU of a larger group would.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,8 +17,7 @@ namespace shoal::bench::gpu {
 
 namespace {
 
-/// Longer than any exchange at these sizes: rows of all members are there when the receive phase
-/// starts.
+/// Longer than any exchange at these sizes, so that all rows have arrived when the receive phase starts.
 constexpr std::int64_t kGapNanoseconds = 300'000;
 
 class LowLatencyBench {
@@ -44,7 +42,7 @@ class LowLatencyBench {
     check_experts("before the chains");
     time_chains();
     time_marked_pairs();
-    deferred_ = true;  // phases of their own are what a deferred receive has
+    deferred_ = true;  // only a deferred receive has a phase of its own
     time_phases();
     deferred_ = false;
     check_experts("after the chains");
@@ -71,13 +69,13 @@ class LowLatencyBench {
                                        first_rows(batch(i).topk_idx, tokens_), options);
   }
   ep::PendingCombine send_combine(std::int64_t i, const ep::LowLatencyReceived& received,
-                                  const TensorView& answers) {
+                                  const TensorView& outputs) {
     ep::LowLatencyCombineOptions options;
     options.zero_copy = true;
     options.out = output();
     options.defer_receive = deferred_;
     options.launch = launch();
-    return group_.low_latency_combine(answers, first_rows(batch(i).topk_idx, tokens_),
+    return group_.low_latency_combine(outputs, first_rows(batch(i).topk_idx, tokens_),
                                       first_rows(batch(i).weights, tokens_), received.handle,
                                       options);
   }
@@ -157,8 +155,8 @@ class LowLatencyBench {
                  pause(stream_.get(), kGapNanoseconds);
                  const ep::LowLatencyReceived received =
                      timed([&] { return dispatched.receive(); });
-                 const TensorView answers = group_.next_combine_buffer();
-                 auto combined = timed([&] { return send_combine(i, received, answers); });
+                 const TensorView outputs = group_.next_combine_buffer();
+                 auto combined = timed([&] { return send_combine(i, received, outputs); });
                  pause(stream_.get(), kGapNanoseconds);
                  timed([&] { return combined.receive(); });
                });
@@ -192,15 +190,15 @@ class LowLatencyBench {
   void check_experts(const char* when) {
     for (std::int32_t set = 0; set < kSets; ++set) {
       const ep::LowLatencyReceived received = send_dispatch(set).receive();
-      const TensorView answers = group_.next_combine_buffer();
-      LowLatencyAnswer experts;
+      const TensorView outputs = group_.next_combine_buffer();
+      LowLatencyExperts experts;
       experts.x = received.x;
       experts.scales = received.scales;
       experts.counts = received.counts;
       experts.factors = factors_;
-      experts.answers = answers;
-      answer(stream_.get(), experts);
-      send_combine(set, received, answers).receive();
+      experts.outputs = outputs;
+      run_experts(stream_.get(), experts);
+      send_combine(set, received, outputs).receive();
       finish();
       const float tolerance = shape_.load_of > 0 ? kFewTermsTolerance : kTolerance;
       check_output(batch(set), output(), batch(set).factor, batch(set).size,

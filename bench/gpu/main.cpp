@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-bench-gpu: how fast Shoal is on the GPUs of this machine. PEs are threads (--pes) or, under
+// shoal-bench-gpu: measures Shoal on the GPUs of this machine. PEs are threads (--pes) or, under
 // shoal-run, processes.
 #include "gpu/bench.hpp"
 
@@ -30,7 +30,7 @@ ep::GroupOptions normal_options(const Options& options, std::int64_t max_tokens)
   group.top_k = static_cast<std::int32_t>(options.shape.top_k);
   group.experts = static_cast<std::int32_t>(options.shape.experts);
   group.preinitialize = true;
-  group.combine_staging = false;  // answers lie in the heap
+  group.combine_staging = false;  // expert outputs are in the heap
   return group;
 }
 
@@ -84,7 +84,7 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
   world.close();
 }
 
-/// A PE a thread; the first failure ends them all and is thrown.
+/// Runs each PE as a thread. The first failure ends all of them and is thrown.
 void run_pes_as_threads(const Options& options, const std::string& part) {
   std::mutex mutex;
   std::exception_ptr failure;
@@ -136,7 +136,7 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   add_tokens(low_latency);
   low_latency->add_option(
       "--load-of", options.shape.load_of,
-      "members of a group whose load, for so many experts and tokens, the PEs carry");
+      "ranks of a larger group whose load the PEs carry, for its experts and tokens");
   CLI::App* const nodes =
       command("nodes", "two nodes, through host memory: pairs, put and get on heaps in GPU memory");
   nodes->add_option("--main-tokens", options.shape.tokens, "tokens per PE")->capture_default_str();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// movement.cpp: push against pull. The rows of a dispatch, random top-k, from their sources to
-// their final places: pushed by the sources, which load a row once and store it to every member
-// that gets it, or pulled by the members, which load it from its source and store it here. The same
-// rows, addresses, kernel and number of SMs; no protocol.
+// movement.cpp: push against pull. The rows of a dispatch with random top-k go from their sources to
+// their final places: pushed by the sources, which load a row once and store it to every rank that gets
+// it, or pulled by the ranks, which load it from its source and store it locally. Both use the same
+// rows, addresses, kernel and number of SMs, and no protocol.
 #include <algorithm>
 #include <random>
 #include <vector>
@@ -16,15 +16,14 @@ namespace {
 
 constexpr std::int64_t kTagBytes = sizeof(std::uint64_t);
 
-/// By token, the members that get it, as bits.
-std::vector<std::uint32_t> members_of_tokens(const Shape& shape, std::int32_t pe,
-                                             std::int32_t pes) {
+/// For each token, the ranks that get it, a bit each.
+std::vector<std::uint32_t> ranks_of_tokens(const Shape& shape, std::int32_t pe, std::int32_t pes) {
   const Batch batch = make_routing(shape, shape.tokens, pe, 0);
-  std::vector<std::uint32_t> members(static_cast<std::size_t>(shape.tokens));
+  std::vector<std::uint32_t> ranks(static_cast<std::size_t>(shape.tokens));
   for (std::int64_t i = 0; i < batch.topk_idx.size(); ++i)
-    members[static_cast<std::size_t>(i / shape.top_k)] |=
+    ranks[static_cast<std::size_t>(i / shape.top_k)] |=
         1U << (batch.topk_idx.as<std::int64_t>()[i] * pes / shape.experts);
-  return members;
+  return ranks;
 }
 
 /// The lists of one PE and one size of rows.
@@ -42,15 +41,15 @@ class Lists {
     std::vector<RowMove> push, pull;
     std::vector<std::byte*> push_to, pull_to;
     std::vector<std::int64_t> rows(static_cast<std::size_t>(pes),
-                                   0);  // filled so far at each member
+                                   0);  // rows so far at each rank
     for (Pe from = 0; from < pes; ++from) {
-      const auto members = members_of_tokens(shape, from, pes);
+      const auto ranks = ranks_of_tokens(shape, from, pes);
       for (std::int64_t token = 0; token < shape.tokens; ++token) {
         if (from == me)
           push.push_back(
               {source + token * row_bytes, static_cast<std::uint32_t>(push_to.size()), 0});
         for (Pe to = 0; to < pes; ++to) {
-          if ((members[static_cast<std::size_t>(token)] >> to & 1) == 0) continue;
+          if ((ranks[static_cast<std::size_t>(token)] >> to & 1) == 0) continue;
           const std::int64_t row = rows[static_cast<std::size_t>(to)]++;
           if (from == me) {
             push_to.push_back(at(target, to, row));
@@ -64,7 +63,8 @@ class Lists {
       }
     }
     std::shuffle(pull.begin(), pull.end(),
-                 std::mt19937_64(static_cast<std::uint64_t>(me)));  // else all ask one source
+                 std::mt19937_64(static_cast<std::uint64_t>(
+                     me)));  // otherwise all ranks pull from one source first
     keep(push, push_to, push_, row_bytes);
     keep(pull, pull_to, pull_, row_bytes);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// movement.hpp: rows moved between PEs by lists of addresses, and nothing else.
+// movement.hpp: moves rows between PEs by lists of addresses, without a protocol.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of gpu_movement.cpp: a warp takes every n-th row of a list, brings it into shared
-// memory and stores it to its targets, with bulk copies (TMA), several rows of a warp under way.
-// What a kernel of normal mode does without anything around it.
+// The kernel of movement.hpp: the bare data path of a normal-mode kernel. A warp takes every n-th row of
+// a list, loads it into shared memory and stores it to its targets with bulk copies (TMA), several rows
+// in flight.
 #include <algorithm>
 
-#include "ep/cuda/device/device.cuh"
+#include "ep/cuda/device/tma.cuh"
 #include "gpu/kernels.hpp"
 #include "gpu/movement.hpp"
 
@@ -44,7 +44,7 @@ __global__ void move_rows_kernel([[maybe_unused]] Movement movement,
       ep::cuda::bulk_store(movement.targets[move.first + lane],
                            rows + std::size_t{n % stages} * movement.row_bytes, movement.row_bytes);
     ep::cuda::bulk_commit();
-    ep::cuda::bulk_wait_read<1>();  // the stage of the row before this one is free then
+    ep::cuda::bulk_wait_read<1>();  // frees the stage of the previous row
     __syncwarp();
     load(n + stages - 1);
   }

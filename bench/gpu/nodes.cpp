@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// nodes.cpp: GPUs on several (emulated) nodes, whose memory does not reach each other: groups that
-// pass rows through the host, and put, get and atomics on heaps through transport "staged".
+// nodes.cpp: GPUs on several (emulated) nodes, which do not reach each other's memory: groups that pass
+// rows through the host, and put, get and atomics on heaps through transport "staged".
 //
-// Calls wait for the network here, so times are of the host's clock, between barriers. "copies" is
-// what any way through the host has to pay at least: the rows of the pair once to pinned host
-// memory and once back, alone.
+// Calls wait for the network, so times are the host's, between barriers. "copies" is the lower bound of
+// any path through the host: the rows of the pair once to pinned host memory and once back.
 #include <chrono>
 
 #include "base/check.hpp"
@@ -46,7 +45,7 @@ class NodesBench {
       options.launch = launch();
       const ep::Dispatched received = group_.dispatch(batch_.x, routing, options);
       rows = static_cast<double>(received.rows);
-      answer(received);
+      run_experts(received);
       ep::CombineOptions back;
       back.out = output_;
       back.launch = launch();
@@ -71,15 +70,15 @@ class NodesBench {
   }
 
   /// What the experts here say to each row, in place.
-  void answer(const ep::Dispatched& received) const {
-    NormalAnswer experts;
+  void run_experts(const ep::Dispatched& received) const {
+    NormalExperts experts;
     experts.x = received.x;
     experts.topk_idx = received.topk_idx;
     experts.weights = received.topk_weights;
     experts.row_count = received.row_count;
     experts.factors = factors_;
-    experts.answers = received.x;
-    gpu::answer(stream_.get(), experts);
+    experts.outputs = received.x;
+    gpu::run_experts(stream_.get(), experts);
   }
 
   template <typename Body>

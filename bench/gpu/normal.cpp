@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// normal.cpp: normal mode on GPUs: SM counts and token counts, FP8 and BF16 dispatch, BF16 combine.
+// normal.cpp: normal mode by number of SMs and tokens: FP8 and BF16 dispatch, BF16 combine.
 //
-// Every dispatch has worst_case_rows, so that no size reaches the host and a chain runs freely.
-// Timed per point: chains of pairs (route, dispatch, combine), the same with an event between the
-// operations, and chains of one operation alone: route, dispatch, dispatch with a cached handle,
-// combine. Results are checked before and after with experts that apply a function of their own id,
-// and the last output of the free-running chain is checked as well.
+// Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely. Times
+// per point: chains of pairs (route, dispatch, combine), the same with an event between operations, and
+// chains of one operation: route, dispatch, dispatch with a cached handle, combine. Results are checked
+// before and after with experts that apply a function of their own id; so is the last output of the
+// free-running chain.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -130,7 +130,7 @@ class NormalBench {
 
   /// What the experts answer into: bfloat16 rows in place; FP8 rows into memory of the heap,
   /// another part each time.
-  TensorView answers(const ep::Dispatched& received, std::int64_t i) const {
+  TensorView outputs(const ep::Dispatched& received, std::int64_t i) const {
     if (!fp8()) return received.x;
     const std::int64_t rows = worst_case(), parts = max_tokens_ * peers_.count() / rows;
     std::uint16_t* const data = answers_.data() + i % parts * rows * shape_.hidden;
@@ -151,7 +151,7 @@ class NormalBench {
     ep::CombineOptions options;
     options.out = output();
     options.launch = launch();
-    group_.combine(answers(received, i), received.handle, options);
+    group_.combine(outputs(received, i), received.handle, options);
   }
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i % kSets); }
 
@@ -235,15 +235,15 @@ class NormalBench {
     for (std::size_t set = 0; set < batches_.size(); ++set) {
       const DeviceBatch& batch = batches_[set];
       const ep::Dispatched received = dispatch(static_cast<std::int64_t>(set));
-      NormalAnswer experts;
+      NormalExperts experts;
       experts.x = received.x;
       experts.scales = received.scales;
       experts.topk_idx = received.topk_idx;
       experts.weights = received.topk_weights;
       experts.row_count = received.row_count;
       experts.factors = factors_;
-      experts.answers = answers(received, static_cast<std::int64_t>(set));
-      answer(stream_.get(), experts);
+      experts.outputs = outputs(received, static_cast<std::int64_t>(set));
+      run_experts(stream_.get(), experts);
       combine(received, static_cast<std::int64_t>(set));
       finish();
       check_output(batch, output(), batch.factor, batch.size,

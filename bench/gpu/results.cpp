@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One line per result for people, one JSON file for programs.
+// Prints one line per result and writes one JSON file.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// start.cpp: where the first call's time goes.
+// start.cpp: what the first call of a group costs, by cause.
 //
-// Resources: opening the world, by phase, and making a group. Code loading: the first call of the
-// process less the first calls of later groups of the same kind (their median), which find the code
-// loaded. Handshake and first touch: what is left of those over a steady call. Times are by the
-// host's clock from a call to the end of its work on the GPU, the slowest PE's counting; all PEs
-// start each call together. Without --no-warmup groups are made with preinitialize (or warmed up by
-// a call), and first / steady is what that leaves over. Inputs and output are there before the
-// group is, as a model's are; the warm-up does not know them. The first pair comes at once behind
-// the warm-up; steady pairs behind a pause say what it would cost later.
+// Resources: opening the world, by phase, and creating a group. Code loading: the first call of the
+// process minus the median of the first calls of later groups of the same kind, which find the code
+// loaded. Handshake and first touch: the rest over a steady call. Times are the host's, from a call to
+// the end of its work on the GPU, of the slowest PE; all PEs start each call together. Without
+// --no-warmup, groups are created with preinitialize or warmed up by a call; first / steady then shows
+// what remains. Inputs and outputs exist before the group, as those of a model do; the warm-up does not
+// use them. The first pair directly follows the warm-up; steady pairs behind a pause show what a later
+// first pair would cost.
 #include <fmt/format.h>
 
 #include <algorithm>

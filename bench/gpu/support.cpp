@@ -62,18 +62,18 @@ DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Pee
   const std::int64_t local_experts = shape.experts / peers.count();
   for (std::int64_t token = 0; token < tokens; ++token) {
     float sum = 0, magnitude = 0;
-    std::set<std::int64_t> members;
+    std::set<std::int64_t> ranks_of_token;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
       const std::int64_t expert = host.topk_idx.as<std::int64_t>()[token * shape.top_k + k];
       if (expert < 0) continue;
       const float term = host.weights.as<float>()[token * shape.top_k + k] * expert_factor(expert);
       sum += term;
       magnitude += std::abs(term);
-      members.insert(expert / local_experts);
+      ranks_of_token.insert(expert / local_experts);
     }
     factor.as<float>()[token] = sum;
     size.as<float>()[token] = magnitude;
-    ranks.as<float>()[token] = static_cast<float>(members.size());
+    ranks.as<float>()[token] = static_cast<float>(ranks_of_token.size());
   }
   DeviceBatch batch;
   batch.x = upload(host.x);

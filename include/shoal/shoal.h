@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/shoal.h: Shoal for C (C11), and for every language that calls C. Guide: docs/guide/c.md.
+// shoal/shoal.h: Shoal for C11 and every language that calls C. Guide: docs/guide/c.md.
 //
 //   shoal_world* world = NULL;
 //   if (shoal_world_open(NULL, &world) != SHOAL_OK) {

@@ -64,7 +64,7 @@ struct TensorView {
 
   TensorView() = default;
   /// A contiguous, row-major view on the host. Throws Error{invalid_argument} for more than
-  /// kMaxRank dimensions or a negative one.
+  /// kMaxRank dimensions, for a negative one, and for more than 2^63 - 1 bytes.
   TensorView(const void* data, DataType dtype, std::initializer_list<std::int64_t> shape);
 
   bool defined() const noexcept { return dtype != DataType::none; }

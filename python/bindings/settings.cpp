@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "check.hpp"
+#include "base/check.hpp"
 
 namespace shoal::python {
 namespace {

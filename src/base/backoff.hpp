@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backoff.hpp: what a thread does between two looks at something that another thread or PE has to
-// bring about.
+// backoff.hpp: what a polling thread does between two polls.
 #pragma once
 
 #include <sched.h>
@@ -11,11 +10,12 @@
 
 namespace shoal {
 
-/// Yields the core; when nothing has come for kPatience it sleeps for moments instead. Yielding
-/// alone is not enough: on Linux 6.18 two threads that waited and did nothing but yield were seen
-/// to keep all others from both cores of a machine, those included that they waited for, until
-/// their deadlines 20 s later. While it sleeps, the thread's timer slack is small: with the usual
-/// 50 us the moments would last ten times as long.
+/// Yields the core; after kYieldTime without reset it sleeps for kSleep instead.
+///
+/// Yielding alone is not enough: on Linux 6.18, two threads that only yielded kept all others off
+/// both cores of a machine until their deadlines 20 s later, including the threads that they waited
+/// for. While it sleeps, the thread has a small timer slack: with the default of 50 us each sleep
+/// would last ten times as long.
 class Backoff {
  public:
   Backoff() = default;
@@ -26,7 +26,7 @@ class Backoff {
   void operator()() noexcept {
     if (slack_ >= 0) return std::this_thread::sleep_for(kSleep);
     const Clock::time_point now = Clock::now();
-    if (end_ == Clock::time_point{}) end_ = now + kPatience;
+    if (end_ == Clock::time_point{}) end_ = now + kYieldTime;
     if (now < end_) {
       sched_yield();
       return;
@@ -34,7 +34,7 @@ class Backoff {
     slack_ = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, kSlackNs);
   }
-  /// Something came: patience begins anew.
+  /// Progress was made: yields again.
   void reset() noexcept {
     end_ = {};
     if (slack_ < 0) return;
@@ -44,10 +44,10 @@ class Backoff {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::microseconds kPatience{500}, kSleep{5};
+  static constexpr std::chrono::microseconds kYieldTime{500}, kSleep{5};
   static constexpr unsigned long kSlackNs = 1000;
   Clock::time_point end_{};
-  int slack_ = -1;  ///< of the thread outside, while it is changed
+  int slack_ = -1;  ///< the thread's own timer slack while it is changed; -1: it is not
 };
 
 }  // namespace shoal

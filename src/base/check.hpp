@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check.hpp: throwing Error with a formatted message, in one line.
+// check.hpp: throws Error with a formatted message.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,8 +19,8 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// The argument itself, or what it returns where it is a function: texts that have to be made are
-/// given as functions, so that only an error makes them.
+/// The argument itself or, for a function, its result. Texts that are expensive to make are passed
+/// as functions, so that they are made only for an error.
 template <typename Arg>
 auto made(const Arg& arg) {
   if constexpr (std::is_invocable_v<const Arg&>)

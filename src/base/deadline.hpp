@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// deadline.hpp: when a wait that polls has lasted long enough.
+// deadline.hpp: the end of a wait that polls.
 #pragma once
 
 #include <algorithm>
@@ -7,10 +7,12 @@
 
 namespace shoal {
 
-/// The end of a wait by a thread that looks again and again. Time in which the thread did not run
-/// at all does not count: the machine was suspended, its virtual machine paused, the process
-/// stopped in a debugger. What is waited for may have stood still as well, or may be there by now
-/// unseen. At most as much again as the wait was to last, so that every wait ends.
+/// The end of a wait by a thread that polls.
+///
+/// Time in which the thread did not run does not count: the machine was suspended, its virtual
+/// machine paused, or the process stopped in a debugger. What the thread waits for may have been
+/// stopped too, or may have happened unseen. The extension is at most the original duration, so
+/// that every wait ends.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -18,7 +20,7 @@ class Deadline {
   explicit Deadline(Clock::time_point end, Clock::time_point now = Clock::now()) noexcept
       : end_(end), last_(now), grace_(std::max(end - now, Clock::duration::zero())) {}
 
-  /// To be called far more often than every kPause.
+  /// Whether the deadline has passed at `now`. Call it far more often than every kPause.
   bool passed(Clock::time_point now) noexcept {
     const Clock::duration gap = now - last_;
     last_ = now;
@@ -30,7 +32,8 @@ class Deadline {
     return now >= end_;
   }
 
-  /// Longer than a thread waits for a core on a busy machine.
+  /// A longer gap between two calls means that the thread did not run: it exceeds the time that a
+  /// thread waits for a core on a busy machine.
   static constexpr std::chrono::milliseconds kPause{500};
 
  private:

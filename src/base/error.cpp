@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// error.cpp: names of codes.
 #include "shoal/error.hpp"
 
 namespace shoal {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// plugin.cpp: dlopen and the folders that are searched.
 #include "base/plugin.hpp"
 
 #include <dlfcn.h>
@@ -88,8 +89,8 @@ Plugin load_plugin_file(const std::string& file, const char* symbol) {
 std::vector<std::string> plugin_folders(const Settings& settings) {
   if (!settings.plugin_dir.empty()) return {settings.plugin_dir};
   const auto own = own_folder();
-  return {own / "shoal", own,
-          own / ".." / "lib" / "shoal"};  // the last: of a program that has Shoal linked in
+  // The last is for programs that Shoal is linked into statically.
+  return {own / "shoal", own, own / ".." / "lib" / "shoal"};
 }
 
 Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol) {

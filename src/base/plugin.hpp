@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// plugin.hpp: shared libraries that are loaded when they are needed, such as network transports and
-// bootstraps: each brings a library of its own along, whose absence is a sentence and not a failure
-// of everything else.
+// plugin.hpp: shared libraries that are loaded when they are needed: network transports and
+// bootstraps. Each depends on a library of its own; when that is missing, only the plug-in is.
 #pragma once
 
 #include <string>
@@ -12,23 +11,23 @@
 
 namespace shoal {
 
-/// What a symbol of a plug-in turned out to be. Plug-ins stay loaded until the process ends: code
-/// of them may be on the stack of any thread.
+/// A symbol of a plug-in, or why there is none. Plug-ins stay loaded until the process ends: their
+/// code may be on the stack of any thread.
 struct Plugin {
   void* symbol = nullptr;
-  std::string file;    ///< that was loaded, or the last one that was tried
-  std::string reason;  ///< why there is no symbol; empty where there is one
+  std::string file;    ///< the file that was loaded, or the last one that was tried
+  std::string reason;  ///< why there is no symbol; empty when there is one
 };
 
-/// The folders that load_plugin looks through, in order.
+/// The folders that load_plugin searches, in order.
 std::vector<std::string> plugin_folders(const Settings& settings);
 
-/// Symbol `symbol` of "libshoal_<name>.so", looked for in SHOAL_PLUGIN_DIR where that is set, else
-/// in the folder "shoal" beside libshoal, then beside libshoal itself.
+/// Loads `symbol` of "libshoal_<name>.so" from SHOAL_PLUGIN_DIR when that is set, else from the
+/// folder "shoal" beside libshoal, else from the folder of libshoal.
 Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol);
 
-/// Symbol `symbol` of a file that the user names; a name without a slash is searched for as the
-/// dynamic linker does.
+/// Loads `symbol` of a file that the user names. The dynamic linker searches for a name without a
+/// slash.
 Plugin load_plugin_file(const std::string& file, const char* symbol);
 
 }  // namespace shoal

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+// tensor.cpp: sizes, names and texts of tensors; host memory for them.
 #include "shoal/tensor.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/check.hpp"
@@ -68,6 +70,11 @@ TensorView::TensorView(const void* data_in, DataType dtype_in,
             "dimension {} of a tensor is {}; it must not be negative", i, extent);
     shape[i++] = extent;
   }
+  auto total = static_cast<std::int64_t>(size_of(dtype));
+  bool fits = true;  // an extent of 0 counts as 1: strides are products of some extents
+  for (const std::int64_t extent : shape_in)
+    fits = fits && !__builtin_mul_overflow(total, std::max<std::int64_t>(extent, 1), &total);
+  require(fits, Code::invalid_argument, "the tensor {} has more than 2^63 - 1 bytes", describe());
   std::int64_t stride = 1;
   for (i = rank - 1; i >= 0; --i) {
     strides[i] = stride;

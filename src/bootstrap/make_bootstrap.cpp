@@ -35,11 +35,10 @@ std::unique_ptr<Bootstrap> make(const std::string& name, const bootstrap::Choice
   // With a library that does not belong to the launcher, every process is a job of its own, and
   // each PE would silently get a world of one PE.
   const bootstrap::Launcher launcher = bootstrap::detect_launcher(settings.launcher);
-  require(
-      launcher.n_pes <= 1, Code::mismatch,
-      "bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to another launcher. Setting: "
-      "SHOAL_BOOTSTRAP",
-      name, launcher.name, launcher.n_pes, launcher.why);
+  require(launcher.n_pes <= 1, Code::mismatch,
+          "bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to another "
+          "launcher. Setting: SHOAL_BOOTSTRAP",
+          name, launcher.name, launcher.n_pes, launcher.why);
   return made;
 }
 

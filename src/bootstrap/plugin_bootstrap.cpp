@@ -75,11 +75,10 @@ int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const S
     thread.detach();
     job->given_up = true;
     GivenUp::add(job->plugin.table);
-    fail(
-        Code::timeout,
-        "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in it. Setting: "
-        "SHOAL_BOOTSTRAP_TIMEOUT_MS",
-        job->plugin.file, call, limit.count());
+    fail(Code::timeout,
+         "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in "
+         "it. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+         job->plugin.file, call, limit.count());
   }
   thread.join();
   return result.get();
@@ -93,8 +92,8 @@ int run_and_watch(const std::shared_ptr<Job>& job, const char* call, const Step&
   std::thread watch([&job, call, limit, over = done.get_future()] {
     if (over.wait_for(limit + kMargin) == std::future_status::ready) return;
     log::warn(
-        "bootstrap plug-in {}: {} has not returned within {} ms and cannot be interrupted; most likely some PE "
-        "has not called it",
+        "bootstrap plug-in {}: {} has not returned within {} ms and cannot be interrupted; most "
+        "likely some PE has not called it",
         job->plugin.file, call, limit.count());
   });
   const int status = step(*job);
@@ -142,11 +141,10 @@ LoadedPlugin load_bootstrap_plugin(std::string_view name, const Settings& settin
   require(plugin.symbol != nullptr, Code::unsupported, "bootstrap {}: {}. Setting: SHOAL_BOOTSTRAP",
           name, plugin.reason);
   const auto& table = *static_cast<const shoal_bootstrap_plugin*>(plugin.symbol);
-  require(
-      table.version == SHOAL_BOOTSTRAP_PLUGIN_VERSION, Code::unsupported,
-      "bootstrap plug-in {} has version {} of the table; this Shoal takes version {}: build it with this Shoal's "
-      "shoal/bootstrap_plugin.h",
-      plugin.file, table.version, SHOAL_BOOTSTRAP_PLUGIN_VERSION);
+  require(table.version == SHOAL_BOOTSTRAP_PLUGIN_VERSION, Code::unsupported,
+          "bootstrap plug-in {} has version {} of the table; this Shoal takes version {}: build it "
+          "with this Shoal's shoal/bootstrap_plugin.h",
+          plugin.file, table.version, SHOAL_BOOTSTRAP_PLUGIN_VERSION);
   require(table.size >= sizeof table && table.name != nullptr && table.open != nullptr &&
               table.broadcast != nullptr && table.close != nullptr,
           Code::unsupported,
@@ -161,8 +159,8 @@ std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings&
   job->plugin = load_bootstrap_plugin(name, settings);
   require(
       !GivenUp::contains(job->plugin.table), Code::timeout,
-      "bootstrap plug-in {}: a call for an earlier world has not returned, so that this process cannot open another "
-      "one by it",
+      "bootstrap plug-in {}: a call for an earlier world has not returned, so that this process "
+      "cannot open another one by it",
       job->plugin.file);
   job->variables = settings.launcher.empty() ? Settings::launcher_environment() : settings.launcher;
   job->context.size = sizeof job->context;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over teams.
+// collective.cpp: collectives over teams.
 #include "shoal/collective.hpp"
 
 #include "capi/objects.hpp"
@@ -11,8 +11,8 @@ const Team& team_of(const shoal_team* team, const char* call) {
   return required(team, call, "team").value;
 }
 
-std::span<const std::size_t> per_member(const Team& team, const size_t* numbers, const char* call,
-                                        const char* name) {
+std::span<const std::size_t> per_pe(const Team& team, const size_t* numbers, const char* call,
+                                    const char* name) {
   return {&required(numbers, call, name), static_cast<std::size_t>(team.size())};
 }
 
@@ -30,7 +30,7 @@ ReduceOp op_of(std::int32_t op, const char* call) {
 using shoal::capi::dtype_of;
 using shoal::capi::guarded;
 using shoal::capi::op_of;
-using shoal::capi::per_member;
+using shoal::capi::per_pe;
 using shoal::capi::team_of;
 
 shoal_status shoal_barrier(const shoal_team* team) {
@@ -65,10 +65,10 @@ shoal_status shoal_all_to_all_v(const shoal_team* team, void* target, const size
   const char* call = "shoal_all_to_all_v";
   return guarded([&] {
     const shoal::Team& members = team_of(team, call);
-    shoal::all_to_all_v(members, target, per_member(members, receive_bytes, call, "receive_bytes"),
-                        per_member(members, receive_offsets, call, "receive_offsets"), source,
-                        per_member(members, send_bytes, call, "send_bytes"),
-                        per_member(members, send_offsets, call, "send_offsets"));
+    shoal::all_to_all_v(members, target, per_pe(members, receive_bytes, call, "receive_bytes"),
+                        per_pe(members, receive_offsets, call, "receive_offsets"), source,
+                        per_pe(members, send_bytes, call, "send_bytes"),
+                        per_pe(members, send_offsets, call, "send_offsets"));
   });
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers of the header are part of the ABI; here they are held to those of C++.
+// constants.cpp: compile-time checks that the constants of the C header, which are part of the ABI,
+// equal the C++ enumerations.
 #include <string_view>
 
 #include "shoal/collective.hpp"

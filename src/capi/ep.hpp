@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ep.hpp: what the files of expert parallelism share: launches, and results with their owners.
+// ep.hpp: shared by the files of expert parallelism: launches, and results with their owners.
 #pragma once
 
 #include <chrono>
@@ -20,10 +20,10 @@ const ep::Group& group_of(const shoal_ep_group* group, const char* call);
 /// NULL: the defaults.
 ep::Launch launch_of(const shoal_ep_launch* given);
 
-/// Members that are there to fill gaps: they may mean something in a later version.
+/// Throws Error{invalid_argument} unless `value` is 0: a later version may use the member.
 void check_reserved(const char* name, std::int32_t value);
 
-/// Keeps a result of C++, and the handle in it, for as long as the struct of C points into it.
+/// Owns a C++ result, and its handle, while a C struct points into it.
 template <typename Result, typename Handle = std::monostate>
 struct Owned final : shoal_owner {
   explicit Owned(Result&& result, Handle&& held = {})
@@ -32,7 +32,7 @@ struct Owned final : shoal_owner {
   Handle handle;
 };
 
-/// The C++ result behind a struct; throws Error{invalid_argument} where it holds none.
+/// The C++ result behind a struct. Throws Error{invalid_argument} when it holds none.
 template <typename Owner>
 const Owner& owner_of(const shoal_owner* owner, const char* call, const char* name) {
   const auto* typed = dynamic_cast<const Owner*>(owner);
@@ -40,7 +40,7 @@ const Owner& owner_of(const shoal_owner* owner, const char* call, const char* na
   return *typed;
 }
 
-/// Gives the memory of a result back and empties its struct.
+/// Releases the memory of a result and empties its struct.
 template <typename T>
 shoal_status release(const char* call, const char* name, T* result, const T& empty) {
   return guarded([&] {
@@ -50,7 +50,7 @@ shoal_status release(const char* call, const char* name, T* result, const T& emp
   });
 }
 
-/// What C++ leaves to the sizes of its vectors.
+/// Sizes of a group that results state in C; in C++ they are the sizes of vectors.
 struct Counts {
   explicit Counts(const ep::Group& group)
       : ranks(group.team().size()), local_experts(group.local_experts()) {}
@@ -59,7 +59,7 @@ struct Counts {
 
 }  // namespace shoal::capi
 
-/// An operation on the group's own thread.
+/// An operation on the group's own thread. One of the futures is valid.
 struct shoal_ep_future {
   explicit shoal_ep_future(const shoal::ep::Group& group) : counts(group) {}
   const shoal::capi::Counts counts;

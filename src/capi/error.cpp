@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// error.cpp: exceptions become a status and the message of shoal_last_error.
 #include <exception>
 #include <new>
 #include <string>
@@ -10,7 +11,7 @@ namespace {
 
 struct LastError {
   std::string text;
-  const char* message = "";  ///< of `text`, or of a literal where there was no memory for a text
+  const char* message = "";  ///< text.c_str(), or a literal when there was no memory for the text
 };
 thread_local LastError last_error;
 
@@ -19,7 +20,7 @@ shoal_status keep(shoal_status status, const char* message) noexcept {
     last_error.text = message;
     last_error.message = last_error.text.c_str();
   } catch (...) {
-    last_error.message = "shoal: out of memory while a message was kept";
+    last_error.message = "shoal: out of memory while the message was stored";
   }
   return status;
 }
@@ -36,7 +37,7 @@ shoal_status record_failure() noexcept {
   } catch (const std::exception& error) {
     return keep(SHOAL_INTERNAL, error.what());
   } catch (...) {
-    return keep(SHOAL_INTERNAL, "shoal: an exception that is no std::exception");
+    return keep(SHOAL_INTERNAL, "shoal: an exception that is not a std::exception");
   }
 }
 
@@ -50,8 +51,7 @@ const char* shoal_status_name(shoal_status status) {
   if (status == SHOAL_OK) return "ok";
   if (status == SHOAL_INTERNAL) return "internal";
   if (status < SHOAL_OK || status > SHOAL_INTERNAL) return "unknown";
-  return shoal::name_of(static_cast<shoal::Code>(status))
-      .data();  // of a literal: it ends with a zero
+  return shoal::name_of(static_cast<shoal::Code>(status)).data();  // a literal, zero-terminated
 }
 
 shoal_status shoal_version(int32_t* major, int32_t* minor, int32_t* patch) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate: from router logits to experts and weights.
+// gate.cpp: the routing gate.
 #include "shoal/ep/gate.hpp"
 
 #include "capi/ep.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups: making, ending, asking. Launches and other things that both modes use.
+// group.cpp: groups and their queries; options that both modes share.
 #include <limits>
 
 #include "capi/ep.hpp"
@@ -10,10 +10,11 @@ namespace {
 ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* call) {
   const shoal_ep_group_options defaults = SHOAL_EP_GROUP_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_group_options", &required(given, call, "options"), defaults);
-  constexpr std::int64_t kMostMs =
-      std::numeric_limits<std::int64_t>::max() / 1'000'000;  // C++ counts nanoseconds
+  // In nanoseconds, as C++ counts, it must fit std::int64_t.
+  constexpr std::int64_t kMostMs = std::numeric_limits<std::int64_t>::max() / 1'000'000;
   require(c.timeout_ms <= kMostMs && c.timeout_ms >= -kMostMs, Code::invalid_argument,
-          "{}: shoal_ep_group_options.timeout_ms is {}; too many", call, c.timeout_ms);
+          "{}: shoal_ep_group_options.timeout_ms is {}; allowed: up to {}", call, c.timeout_ms,
+          kMostMs);
   return {
       .max_tokens = c.max_tokens,
       .hidden = c.hidden,

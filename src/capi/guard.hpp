@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// guard.hpp: where exceptions end: each exported function is one call of guarded.
+// guard.hpp: no exception leaves the library: the body of each exported function runs in guarded.
 #pragma once
 
 #include "base/check.hpp"
@@ -7,10 +7,10 @@
 
 namespace shoal::capi {
 
-/// Keeps the message of the exception that is being handled for shoal_last_error; returns its
-/// status.
+/// Stores the message of the current exception for shoal_last_error. Returns its status.
 shoal_status record_failure() noexcept;
 
+/// Runs `body`. Returns SHOAL_OK, or the status of the exception that it threw.
 template <typename Body>
 shoal_status guarded(Body&& body) noexcept {
   try {
@@ -21,14 +21,15 @@ shoal_status guarded(Body&& body) noexcept {
   }
 }
 
-/// *pointer; throws Error{invalid_argument} for NULL, naming the call and the argument.
+/// *pointer. Throws Error{invalid_argument} for NULL, naming the call and the argument.
 template <typename T>
 T& required(T* pointer, const char* call, const char* name) {
   require(pointer != nullptr, Code::invalid_argument, "{}: {} is NULL", call, name);
   return *pointer;
 }
 
-/// `value` as an enumeration whose values are 0 to `last`.
+/// `value` as an enumeration with the values 0 to `last`. Throws Error{invalid_argument} for
+/// others.
 template <typename Enum>
 Enum enumeration(std::int32_t value, Enum last, const char* call, const char* name) {
   const auto most = static_cast<std::int32_t>(last);

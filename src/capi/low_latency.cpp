@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode: sends and their receives.
+// low_latency.cpp: low-latency mode: sends and their receives.
 #include "capi/ep.hpp"
 
 namespace shoal::capi {
 namespace {
 
 using ReceivedOwner = Owned<ep::LowLatencyReceived, shoal_ep_low_latency_handle>;
-using AnswerOwner = Owned<Tensor>;
+using LowLatencyCombinedOwner = Owned<Tensor>;
 
 ep::LowLatencyDispatchOptions low_latency_dispatch_options(
     const shoal_ep_low_latency_dispatch_options* given, const char* call) {
@@ -137,7 +137,7 @@ shoal_status shoal_ep_pending_combine_receive(shoal_ep_pending_combine* pending,
   const char* call = "shoal_ep_pending_combine_receive";
   return guarded([&] {
     check_fillable(call, "shoal_ep_combined", combined);
-    auto owner = std::make_unique<shoal::capi::AnswerOwner>(
+    auto owner = std::make_unique<shoal::capi::LowLatencyCombinedOwner>(
         required(pending, call, "pending").value.receive());
     shoal_ep_combined c = SHOAL_EP_COMBINED_INIT;
     c.x = shoal::capi::tensor_of(owner->value);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The symmetric heap, and one-sided operations named by an address of this PE and a PE, as in
+// memory.cpp: the symmetric heap, and one-sided operations on an address of this PE and a PE, as in
 // OpenSHMEM.
 #include "capi/objects.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode: route, dispatch, combine.
+// normal.cpp: normal mode: route, dispatch, combine.
 #include "capi/ep.hpp"
 
 namespace shoal::capi {
@@ -97,7 +97,7 @@ const ep::Routing& routing_in(const shoal_ep_routing* routing, const char* call)
   return owner_of<RoutingOwner>(required(routing, call, "routing").owner, call, "routing").value;
 }
 
-/// Both forms of dispatch; `layout` is a routing or a handle.
+/// Both forms of dispatch. `layout`: a routing or a handle.
 template <typename Layout>
 void dispatch(const char* call, shoal_ep_group* handle, const shoal_tensor* x, const Layout& layout,
               const shoal_ep_dispatch_options* options, shoal_ep_dispatched* out) {
@@ -199,7 +199,7 @@ shoal_status shoal_ep_handle_destroy(shoal_ep_handle* handle) {
   return shoal::capi::destroy(handle);
 }
 
-// On the group's own thread.
+// Operations on the group's own thread.
 
 namespace shoal::capi {
 namespace {

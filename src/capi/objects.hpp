@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// objects.hpp: what stands behind the opaque pointers of the header.
+// objects.hpp: the objects behind the opaque pointers of the C header.
 #pragma once
 
 #include <string>
@@ -43,7 +43,7 @@ struct shoal_ep_pending_combine {
   shoal::ep::PendingCombine value;
 };
 
-/// The memory of one result.
+/// Owns the memory of one result.
 struct shoal_owner {
   shoal_owner() = default;
   virtual ~shoal_owner() = default;
@@ -53,7 +53,7 @@ struct shoal_owner {
 
 namespace shoal::capi {
 
-/// Destroying never throws: what can fail has a call of its own.
+/// Never throws: what can fail has a call of its own, such as shoal_world_close.
 template <typename T>
 shoal_status destroy(T* object) {
   delete object;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// settings.cpp: settings by name.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -15,7 +16,7 @@ const SettingInfo& setting_named(std::string_view name) {
   fail(Code::invalid_argument, "there is no setting {}; shoal-info --settings lists them", name);
 }
 
-/// Parsed and checked as the environment is.
+/// Parses and checks `text` as from_environment does.
 void assign(Settings& settings, const std::string& name, const std::string& text) {
   const SettingInfo& info = setting_named(name);
   const Settings parsed = Settings::from(

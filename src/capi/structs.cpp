@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+// structs.cpp: checks of the sizes of structs from headers of other versions.
 #include "capi/structs.hpp"
 
 namespace shoal::capi {
 
 void check_size(const char* name, std::size_t size, std::size_t least) {
-  constexpr std::size_t kMost = 4096;  // far above all; what is larger was never set
+  constexpr std::size_t kMost = 4096;  // far above every struct: larger means not initialized
   require(size >= least && size <= kMost && size % 8 == 0, Code::invalid_argument,
           "{}.size is {}; it must be the size of the struct: start with its _INIT", name, size);
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// structs.hpp: structs that start with their size: read and written as far as both sides know them.
+// structs.hpp: reads and writes structs that start with their size, as far as both sides know them.
 //
-// A header of another version has a prefix of our struct, or more than it. Members have no padding
-// between or behind them and come in units of 8 bytes, so every size that a header ever had is a
-// multiple of 8.
+// A header of another version has a prefix of this library's struct, or an extension of it. Structs
+// have no padding and grow in units of 8 bytes, so every valid size is a multiple of 8.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +14,14 @@
 
 namespace shoal::capi {
 
-/// Throws Error{invalid_argument} naming the struct unless `size` can be the size of some version
-/// of it.
+/// Throws Error{invalid_argument}, naming the struct, unless `size` can be the size of a version of
+/// it.
 void check_size(const char* name, std::size_t size, std::size_t least);
 /// Throws Error{invalid_argument} unless the bytes [known, size) of the struct are zero.
 void check_unknown(const char* name, const void* given, std::size_t known, std::size_t size);
 
-/// Options as this library knows them; what `given` lacks, or all where it is NULL, is as in
-/// `defaults`.
+/// Options in this library's version of the struct. Members that `given` lacks are those of
+/// `defaults`; all of them when `given` is NULL.
 template <typename T>
 T read_struct(const char* name, const T* given, const T& defaults) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
@@ -34,7 +33,7 @@ T read_struct(const char* name, const T* given, const T& defaults) {
   return known;
 }
 
-/// What every version of a struct has: its size, and for results the owner.
+/// The size of the smallest version of a struct: its size member and, in results, the owner.
 template <typename T>
 constexpr std::size_t least_size() {
   if constexpr (requires(T result) { result.owner; })
@@ -42,18 +41,18 @@ constexpr std::size_t least_size() {
   return sizeof(std::size_t);
 }
 
-/// Checks a struct to be filled, before the work starts whose result it gets.
+/// Checks a struct that will receive a result, before the work starts.
 template <typename T>
 void check_fillable(const char* call, const char* name, const T* out) {
   check_size(name, required(out, call, name).size, least_size<T>());
   if constexpr (requires { out->owner; })
     require(
         out->owner == nullptr, Code::invalid_argument,
-        "{}: the {} still holds a result, or was not initialised; release it first, or start with its _INIT",
+        "{}: the {} still holds a result, or was not initialized; release it first, or start with its _INIT",
         call, name);
 }
 
-/// Fills as much of `out` as it has; what only a newer header knows becomes zero.
+/// Fills the members that `out` has. Members that only a newer header knows become zero.
 template <typename T>
 void fill_struct(T* out, const T& value) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// team.cpp: handles of teams.
 #include "capi/objects.hpp"
 
 namespace shoal::capi {
@@ -23,7 +24,7 @@ Team predefined_team(const World& world, std::int32_t which) {
   }
 }
 
-/// Returns the slot; where the world is closed it has gone with it.
+/// Returns the slot. A closed world has returned it already.
 void return_slot(Team& team) {
   try {
     team.destroy();

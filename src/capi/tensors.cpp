@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// tensors.cpp: shoal_tensor to TensorView and back.
 #include "capi/tensors.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ std::int64_t checked_bytes(const shoal_tensor& given, const char* call, const ch
     require(given.shape[i] >= 0, Code::invalid_argument,
             "{}: {}.shape[{}] is {}; it must not be negative", call, name, i, given.shape[i]);
     empty = empty || given.shape[i] == 0;
-    // An extent of 0 counts as 1: strides are products of the others.
+    // An extent of 0 counts as 1: strides are products of some extents.
     fits =
         fits && !__builtin_mul_overflow(bytes, std::max<std::int64_t>(given.shape[i], 1), &bytes);
   }
@@ -83,7 +84,7 @@ shoal_status shoal_tensor_init(shoal_tensor* tensor, void* data, int32_t dtype, 
     std::int64_t stride = 1;
     for (int i = rank - 1; i >= 0; --i) {
       made.strides[i] = stride;
-      stride *= std::max<std::int64_t>(made.shape[i], 1);
+      stride *= made.shape[i];
     }
     required(tensor, call, "tensor") = made;
   });

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// world.cpp: worlds, unique ids, and PEs as threads.
 #include <string>
 
 #include "capi/objects.hpp"
@@ -6,7 +7,7 @@
 namespace shoal::capi {
 namespace {
 
-/// One PE of shoal_run_threads: a failure of `body` becomes an exception with the same code and
+/// Runs the body of one PE of shoal_run_threads. Throws its failure, with the same code and
 /// message.
 void run_body(World& world, shoal_body body, void* context) {
   shoal_world handle{world};

@@ -43,9 +43,10 @@ class Backend {
   virtual BlockPlan block_plan() const = 0;
   /// Called once the group has its memory, before any other rank proceeds.
   virtual void open() = 0;
-  /// The rank whose failure made another rank give up the group, if this is known without effort.
-  /// Asked at every call.
+  /// A rank that has given up the group, if this is known without effort. Asked at every call.
   virtual std::optional<std::int32_t> failed_rank() const = 0;
+  /// The rank that made `failed` give up the group: `failed` itself, or one that it waited for.
+  virtual std::int32_t cause_of(std::int32_t failed) const { return failed; }
   /// The same with all effort. Asked at the end.
   virtual std::optional<std::int32_t> ask_failed_rank() { return failed_rank(); }
 

@@ -24,10 +24,15 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
   group.team.state();  // throws where the world is closed
   require(group.failure.empty(), Code::closed, "{}: the group failed before: {}", call,
           group.failure);
-  if (const auto rank = group.backend->failed_rank(); rank && !group.options.mask_failed)
-    fail(Code::closed, "{}: PE {} has given this group up: its own message says why", call,
-         group.world_pe(*rank));
-  return group;
+  const auto failed = group.options.mask_failed ? std::nullopt : group.backend->failed_rank();
+  if (!failed) return group;
+  const std::int32_t cause = group.backend->cause_of(*failed);
+  require(cause != *failed, Code::closed,
+          "{}: PE {} has given this group up: its own message says why", call,
+          group.world_pe(*failed));
+  fail(Code::closed,
+       "{}: PE {} has given this group up because of PE {}, which failed first or did not come",
+       call, group.world_pe(*failed), group.world_pe(cause));
 }
 
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call) {

@@ -3,7 +3,10 @@
 //
 // Receives are made in the order of the sends, of which at most two are open: the buffers exist
 // twice.
+#include <algorithm>
+
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "ep/backend.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
@@ -26,6 +29,76 @@ void require_half(const char* call, std::uint64_t sent, std::uint64_t received) 
           "{}: two are sent and not received; receive number {} first", call, received + 1);
 }
 
+std::uint64_t epoch_of(const PendingDispatchState& pending) {
+  return pending.handle->epoch;
+}
+std::uint64_t epoch_of(const PendingCombineState& pending) {
+  return pending.epoch;
+}
+
+void forget_memory(LowLatencyDispatchOptions& options) {
+  options.expert_counts = options.wait_ns = options.weights = {};
+  options.launch = {};
+}
+void forget_memory(LowLatencyCombineOptions& options) {
+  options.out = options.wait_ns = {};
+  options.launch = {};
+}
+
+/// `pending` as its caller holds it. When the caller drops it before its receive, the group takes
+/// it over: other ranks wait until its rows are read. The caller's memory and stream may be gone by
+/// then.
+template <typename Pending>
+std::shared_ptr<Pending> owned_by_caller(
+    std::shared_ptr<Pending> pending, std::vector<std::shared_ptr<Pending>> GroupState::* dropped) {
+  Pending* const raw = pending.get();
+  const auto take_over = [pending = std::move(pending), dropped](Pending*) {
+    const auto group = pending->group.lock();
+    if (pending->received || group == nullptr || group->closed) return;
+    pending->dropped = true;
+    forget_memory(pending->options);
+    const std::lock_guard lock(group->dropped_mutex);
+    ((*group).*dropped).push_back(pending);
+  };
+  return {raw, take_over};
+}
+
+/// Receives dropped operations as long as the next one to be received is among them. Discards the
+/// results, and errors after which the group works.
+template <typename Pending>
+void receive_dropped(GroupState& group, std::vector<std::shared_ptr<Pending>> GroupState::* dropped,
+                     std::uint64_t GroupState::* received) {
+  const auto take_next = [&]() -> std::shared_ptr<Pending> {
+    const std::lock_guard lock(group.dropped_mutex);
+    auto& all = group.*dropped;
+    const auto next = std::find_if(all.begin(), all.end(), [&](const auto& pending) {
+      return epoch_of(*pending) == group.*received + 1;
+    });
+    if (next == all.end()) return nullptr;
+    auto pending = std::move(*next);
+    all.erase(next);
+    return pending;
+  };
+  while (const auto pending = take_next()) {
+    pending->received = true;
+    ++(group.*received);
+    try {
+      group.backend->receive(*pending);
+    } catch (const Error& error) {
+      if (!group.failure.empty()) throw;
+      log::debug("a low-latency operation that was dropped: {}", error.what());
+    }
+  }
+}
+
+void receive_dropped_dispatches(GroupState& group) {
+  receive_dropped(group, &GroupState::dropped_dispatches,
+                  &GroupState::low_latency_dispatch_received);
+}
+void receive_dropped_combines(GroupState& group) {
+  receive_dropped(group, &GroupState::dropped_combines, &GroupState::low_latency_combine_received);
+}
+
 /// The group of an operation that is to be received.
 template <typename Pending>
 GroupState& group_of(const std::shared_ptr<Pending>& pending, const char* call, const char* what) {
@@ -42,9 +115,15 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
   const char* call = "low_latency_dispatch";
   detail::GroupState& group = detail::idle_group(state_, call);
   detail::check_low_latency_dispatch(group, x, topk_idx, options);
-  detail::require_half(call, group.low_latency_dispatch_epoch, group.low_latency_dispatch_received);
   const detail::Timer timer(group.statistics.low_latency_dispatch_time);
-  return PendingDispatch(group.backend->low_latency_dispatch(x, topk_idx, options));
+  // Otherwise later, so that a send waits for no other rank.
+  if (!options.defer_receive ||
+      group.low_latency_dispatch_epoch == group.low_latency_dispatch_received + 2)
+    detail::receive_dropped_dispatches(group);
+  detail::require_half(call, group.low_latency_dispatch_epoch, group.low_latency_dispatch_received);
+  return PendingDispatch(
+      detail::owned_by_caller(group.backend->low_latency_dispatch(x, topk_idx, options),
+                              &detail::GroupState::dropped_dispatches));
 }
 
 bool PendingDispatch::ready() const {
@@ -53,6 +132,7 @@ bool PendingDispatch::ready() const {
 
 LowLatencyReceived PendingDispatch::receive() {
   detail::GroupState& group = detail::group_of(state_, "receive", "low-latency dispatch");
+  detail::receive_dropped_dispatches(group);
   detail::require_next("low_latency_dispatch", state_->handle->epoch,
                        group.low_latency_dispatch_received);
   const detail::Timer timer(group.statistics.low_latency_dispatch_time);
@@ -67,10 +147,14 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
   const char* call = "low_latency_combine";
   detail::GroupState& group = detail::idle_group(state_, call);
   detail::check_low_latency_combine(group, y, topk_idx, weights, handle.state().get(), options);
-  detail::require_half(call, group.low_latency_combine_epoch, group.low_latency_combine_received);
   const detail::Timer timer(group.statistics.low_latency_combine_time);
-  PendingCombine pending(
-      group.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options));
+  if (!options.defer_receive ||
+      group.low_latency_combine_epoch == group.low_latency_combine_received + 2)
+    detail::receive_dropped_combines(group);
+  detail::require_half(call, group.low_latency_combine_epoch, group.low_latency_combine_received);
+  PendingCombine pending(detail::owned_by_caller(
+      group.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options),
+      &detail::GroupState::dropped_combines));
   group.combine_buffer = {};  // the next combine uses the other half
   return pending;
 }
@@ -81,6 +165,7 @@ bool PendingCombine::ready() const {
 
 Tensor PendingCombine::receive() {
   detail::GroupState& group = detail::group_of(state_, "receive", "low-latency combine");
+  detail::receive_dropped_combines(group);
   detail::require_next("low_latency_combine", state_->epoch, group.low_latency_combine_received);
   const detail::Timer timer(group.statistics.low_latency_combine_time);
   state_->received = true;

@@ -20,6 +20,7 @@ struct PendingDispatchState {
   LowLatencyDispatchOptions options;
   std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
   bool received = false;
+  bool dropped = false;  ///< by the caller; its options name no memory and no stream then
 };
 
 struct PendingCombineState {
@@ -31,6 +32,7 @@ struct PendingCombineState {
   std::uint64_t epoch = 0;
   std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
   bool received = false;
+  bool dropped = false;  ///< by the caller; its options name no memory and no stream then
 };
 
 }  // namespace shoal::ep::detail

@@ -26,6 +26,8 @@
 namespace shoal::ep::detail {
 
 class Backend;
+struct PendingCombineState;
+struct PendingDispatchState;
 
 /// The memory of a group, which its backend asks for; equal on all ranks.
 struct BlockPlan {
@@ -69,6 +71,11 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   std::uint64_t low_latency_combine_epoch = 0;
   std::uint64_t low_latency_dispatch_received = 0;  ///< receives are in order
   std::uint64_t low_latency_combine_received = 0;
+
+  /// Low-latency operations that were dropped before their receive, which the group makes itself.
+  std::mutex dropped_mutex;
+  std::vector<std::shared_ptr<PendingDispatchState>> dropped_dispatches;
+  std::vector<std::shared_ptr<PendingCombineState>> dropped_combines;
 
   TensorView combine_buffer;  ///< the last result of next_combine_buffer
   std::string failure;        ///< why the group is unusable; empty while it is usable

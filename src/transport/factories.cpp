@@ -11,7 +11,7 @@ namespace shoal::transport {
 #ifdef SHOAL_WITH_CUDA
 namespace {
 
-std::unique_ptr<Transport> make_staged_over_p2p(const Context& context) {
+std::unique_ptr<Transport> make_staged_on_cuda_p2p(const Context& context) {
   return make_staged(context, make_cuda_p2p_for_another_thread(context));
 }
 
@@ -25,7 +25,7 @@ std::span<const Factory> factories() {
 
 std::span<const Factory> heap_factories() {
 #ifdef SHOAL_WITH_CUDA
-  static constexpr Factory list[] = {make_cuda_p2p, make_staged_over_p2p};
+  static constexpr Factory list[] = {make_cuda_p2p, make_staged_on_cuda_p2p};
   return list;
 #else
   return {};

@@ -12,7 +12,8 @@ thread_local Clock::time_point scope_deadline = Clock::time_point::max();
 
 }  // namespace
 
-ScopedTimeout::ScopedTimeout(std::chrono::milliseconds limit) noexcept : outer_deadline_(scope_deadline) {
+ScopedTimeout::ScopedTimeout(std::chrono::milliseconds limit) noexcept
+    : outer_deadline_(scope_deadline) {
   scope_deadline = std::min(outer_deadline_, Clock::now() + limit);
 }
 

@@ -10,8 +10,8 @@
 namespace shoal::transport {
 
 /// While an instance lives, all network waits of this thread together end `limit` after its
-/// construction. They then throw Error{timeout}, as after SHOAL_TIMEOUT_MS. An inner instance cannot
-/// prolong an outer one.
+/// construction. They then throw Error{timeout}, as after SHOAL_TIMEOUT_MS. An inner instance
+/// cannot prolong an outer one.
 class ScopedTimeout {
  public:
   explicit ScopedTimeout(std::chrono::milliseconds limit) noexcept;

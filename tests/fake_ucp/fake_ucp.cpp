@@ -45,8 +45,8 @@ struct Operation {
   std::byte* local = nullptr;
   std::byte* remote = nullptr;
   std::size_t bytes = 0;
-  bool taken = false;  // the local buffer of a put has been read: the request has completed, the
-                       // target has nothing yet
+  bool taken = false;  // a put whose local buffer has been read: its request is complete, its data
+                       // are not at the target
   Bytes data = {};
 };
 
@@ -110,7 +110,7 @@ ucs_status_ptr_t add(Endpoint& endpoint, Operation operation, const ucp_request_
   return request;
 }
 
-/// What one step of progress has found to do, for when the lock is let go of.
+/// What one step of progress has found to do, after the lock is released.
 struct Found {
   Request* completed = nullptr;
   Worker::Delivery delivery;
@@ -125,7 +125,7 @@ void apply(const Operation& operation) {
   }
 }
 
-/// Takes one operation of the endpoint a step further; false: there is nothing that could be.
+/// Advances one operation of the endpoint by one step; false: there is none.
 bool step(Endpoint& endpoint, Found& found) {
   using Kind = Operation::Kind;
   auto& all = endpoint.operations;
@@ -151,7 +151,7 @@ bool step(Endpoint& endpoint, Found& found) {
     if (at->kind == Kind::put && !at->taken) at->data.assign(at->local, at->local + at->bytes);
     apply(*at);
   } else {
-    if (!one_in(64)) return true;  // RMA is in no hurry
+    if (!one_in(64)) return true;  // RMA is slow
     apply(*at);
   }
   found.completed = at->request;
@@ -264,8 +264,8 @@ unsigned ucp_worker_progress(ucp_worker_h handle) {
   bool any = false;
   {
     const std::lock_guard lock(mutex);
-    // A message that is alone is mostly held back until there is one that it can be overtaken by,
-    // however slowly that comes on a busy machine.
+    // Mostly holds back a single message until another one can overtake it, which may take long on
+    // a busy machine.
     if (!worker.inbox.empty() && one_in(worker.inbox.size() > 1 ? 2 : 64)) {
       const auto at =
           worker.inbox.begin() + static_cast<std::ptrdiff_t>(dice() % worker.inbox.size());

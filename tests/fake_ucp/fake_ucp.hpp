@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// fake_ucp.hpp: UCP among the threads of one process, as adverse as its documentation allows, for
-// tests that link the sources of transport/ucx with it in the place of the library.
+// fake_ucp.hpp: UCP among the threads of one process, as adverse as its documentation allows. Tests
+// link the sources of transport/ucx with it in place of the library.
 //
-// Active messages overtake each other; RMA lies about unapplied long after its request has
-// completed, until a flush has to complete; local buffers are read at the last moment. TCP, which
-// is what tests have otherwise, does none of it.
+// Active messages overtake each other. RMA stays unapplied long after its request has completed,
+// until a flush must complete. Local buffers are read at the last moment. TCP, which the other
+// tests use, does none of this.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct FakeUcpCounts {
   std::size_t most_transfers = 0;  ///< requests of puts and gets of one endpoint under way at once
   std::size_t most_messages = 0;   ///< active messages of one endpoint not yet delivered at once
   std::size_t most_flushes = 0;    ///< the same for flushes
-  std::size_t requests_left = 0;   ///< requests that nobody has freed
+  std::size_t requests_left = 0;   ///< requests that were not freed
 };
 
 /// Since the last reset.

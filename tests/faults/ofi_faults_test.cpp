@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a PE is told when one that it reaches through libfabric dies or stops (D9, A10).
+// Errors of a PE whose peer over libfabric dies or stops.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Operations, OfiPeer,
                          testing::Values("put", "get", "atomic", "signal", "quiet", "wait"),
                          [](const auto& parameter) { return std::string(parameter.param); });
 
-// A PE that is stopped, not dead: the deadline passes, and the message says what was waited for.
+// A stopped PE is not dead: the deadline passes, and the message names the network.
 TEST(OfiStoppedPeer, TimesOut) {
   SHOAL_SKIP_WITHOUT_OFI();
   PeGroup group =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ucx transport (D4) says, and how soon, when a PE dies, stops, or never connects. The
-// transport stands alone here, without a world: nothing else notices the end of a process.
+// Errors of the ucx transport, and their delay, when a PE dies, stops, or never connects. These
+// tests use no world, so that only the transport can notice the end of a process.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ namespace capability = transport::capability;
 
 constexpr std::size_t kSegmentBytes = std::size_t{4} << 20;
 
-/// One PE's transport, of which all PEs want all others.
+/// One PE's transport, connected to all other PEs.
 struct Rig {
   explicit Rig(const PeContext& pe) : settings(pe.settings), bootstrap(make_bootstrap(settings)) {
     const auto n = static_cast<std::size_t>(bootstrap->n_pes());
@@ -42,7 +42,7 @@ struct Rig {
     context.settings = &settings;
     context.wanted.assign(n, true);
     context.wanted[static_cast<std::size_t>(bootstrap->pe())] = false;
-    context.timeout = std::chrono::seconds(2);
+    context.timeout = std::chrono::seconds(4);  // the handshake takes half of it
     context.check = [] {};
     transport = transport::make_network("ucx", context);
     const auto addresses = bootstrap->all_gather(transport->address(), "address");
@@ -70,7 +70,7 @@ void print_error(const char* what, Call&& call) {
   }
 }
 
-/// The operations go on among the others.
+/// Operations between the remaining PEs still work.
 void expect_alive(Rig& rig, Pe pe) {
   EXPECT_EQ(rig.transport->reach(pe).capabilities, capability::all_operations)
       << rig.transport->reach(pe).reason;
@@ -102,7 +102,7 @@ SHOAL_PE_BODY(lose_pe_1) {
     for (;;) pause();
   const Pe other = 2 - rig.bootstrap->pe();
   if (pe.argument == "busy") {
-    // Data and signals are under way all the time.
+    // Data and signals are in flight all the time.
     const std::vector<std::byte> out(300'000, std::byte{1});
     print_error("stream", [&] {
       for (;;) {
@@ -201,13 +201,13 @@ void expect_text(const ProcessResult& result, const std::string& text) {
                                                       << result.describe();
 }
 
-/// UCX would print on standard output what Shoal has told already.
+/// UCX does not print what Shoal reports as errors.
 void expect_ucx_silent(const ProcessResult& result) {
   EXPECT_EQ(result.err, "");
   EXPECT_EQ(result.out.find(" UCX "), std::string::npos) << result.out;
 }
 
-// A10: a dead PE is reported by its connection, at once, and the others go on.
+// The connection reports a dead PE at once; the other PEs go on.
 TEST_F(UcxFault, ADeadPeIsReported) {
   for (const ProcessResult& result : run("lose_pe_1", "", SIGKILL, "30000")) {
     expect_text(result, "ended: its connection (ucx) ended: ");
@@ -226,7 +226,7 @@ TEST_F(UcxFault, ADeadPeEndsOperationsUnderWay) {
   }
 }
 
-// Every wait has a deadline, which its message names.
+// Every wait has a deadline; its message names the setting.
 TEST_F(UcxFault, AStoppedPeRunsIntoTheTimeout) {
   for (const ProcessResult& result : run("wait_for_stopped_pe_1", "", SIGSTOP, "1000")) {
     for (const char* operation : {"atomic", "signals", "puts", "quiet"})

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # check.sh BUILD: installs a build into a temporary folder and builds programs against it: with
 # find_package(shoal) the README's example, the example in C and one that links shoal::shoal alone;
-# the same with pkg-config; and kernels with plain nvcc where that is installed (docs/guide/device.md:
-# they need the headers and nothing to link on the device). Also checks that every C++ header names
-# the standard it needs, that every header compiles alone, and that no Python package is installed.
+# the same with pkg-config; and kernels with plain nvcc where that is installed
+# (docs/guide/device.md: they need the headers and nothing to link on the device). Also checks that
+# every C++ header names the standard it needs, that every header compiles alone, and that no Python
+# package is installed.
 set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
@@ -72,16 +73,18 @@ PKG_CONFIG_PATH="$work/moved/lib/pkgconfig" pkg-config --cflags shoal | grep -q 
 mv "$work/moved" "$work/prefix"
 
 # Headers: each names the standard it needs, and compiles alone.
+include=(-I "$work/prefix/include")
+strict=(-Wall -Wextra -Werror -fsyntax-only "${include[@]}")
 while read -r header; do
   name=${header#"$work/prefix/include/"}
   case $name in *.hpp | *.cuh)
-    ! c++ -std=c++17 -x c++ -fsyntax-only -I "$work/prefix/include" "$header" >"$work/messages" 2>&1
+    ! c++ -std=c++17 -x c++ -fsyntax-only "${include[@]}" "$header" >"$work/messages" 2>&1
     grep -q 'Shoal needs C++20' "$work/messages" || { echo "$name does not ask for C++20" >&2; exit 1; }
   esac
   case $name in
     shoal/mpi.hpp | *.cuh) ;;  # need MPI's header or a CUDA compiler
-    *.hpp) echo "#include <$name>" | c++ -std=c++20 -Wall -Wextra -Werror -x c++ -fsyntax-only -I "$work/prefix/include" - ;;
-    *.h) echo "#include <$name>" | cc -std=c11 -Wall -Wextra -Werror -x c -fsyntax-only -I "$work/prefix/include" - ;;
+    *.hpp) echo "#include <$name>" | c++ -std=c++20 -x c++ "${strict[@]}" - ;;
+    *.h) echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - ;;
   esac
 done < <(find "$work/prefix/include" -type f)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the Python packages share."""
+"""Fixtures of the tests of the Python packages."""
 
 import pytest
 

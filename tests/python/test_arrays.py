@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays cross between shoal and other libraries without copies, with their element types, and live long enough."""
+"""Arrays pass between shoal and other libraries without copies, with their element types and
+lifetimes."""
 
 import gc
 
@@ -8,7 +9,17 @@ import pytest
 
 import shoal
 
-TYPES = ["float32", "float16", "bfloat16", "float8_e4m3", "int8", "uint8", "int32", "int64", "float64"]
+TYPES = [
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "float64",
+]
 NUMPY = {"bfloat16": "uint16", "float8_e4m3": "uint8"}
 
 
@@ -21,7 +32,11 @@ def test_numpy_sees_the_same_memory(dtype, settings):
     array = zeros((3, 5), dtype, settings)
     view = array.numpy()
     assert (array.shape, array.strides, array.dtype, array.device) == ((3, 5), (5, 1), dtype, "cpu")
-    assert view.dtype == np.dtype(NUMPY.get(dtype, dtype)) and view.shape == (3, 5) and array.nbytes == view.nbytes
+    assert (
+        view.dtype == np.dtype(NUMPY.get(dtype, dtype))
+        and view.shape == (3, 5)
+        and array.nbytes == view.nbytes
+    )
     view[2, 4] = 7
     assert array.numpy()[2, 4] == 7 and array.numpy().sum() == 7
 
@@ -37,7 +52,7 @@ def test_torch_sees_the_same_memory(dtype, settings):
 
 
 def test_memory_outlives_the_world_and_the_array(settings):
-    array = zeros((1000,), "int64", settings)  # its world is closed by now
+    array = zeros((1000,), "int64", settings)  # its world is closed
     view = array.numpy()
     view[:] = np.arange(1000)
     del array
@@ -46,7 +61,7 @@ def test_memory_outlives_the_world_and_the_array(settings):
 
 
 class OnlyDLPack:
-    """An array as CuPy's are: with the two methods of DLPack as they first were, and nothing else."""
+    """An array like those of CuPy: the first two methods of DLPack, and nothing else."""
 
     def __init__(self, array):
         self._array = array
@@ -59,7 +74,7 @@ class OnlyDLPack:
 
 
 def maker_of(kind):
-    """What makes an array of this kind of a NumPy view."""
+    """A function that makes an array of this kind from a NumPy view."""
     if kind == "numpy":
         return lambda x: x
     if kind == "dlpack":
@@ -72,31 +87,40 @@ def maker_of(kind):
 
 @pytest.mark.parametrize("kind", ["numpy", "dlpack", "torch", "jax", "shoal"])
 def test_offsets_and_strides_are_kept(kind, settings):
-    """torch hands out views by DLPack's C table, others by a capsule, shoal.Array by itself; JAX copies views."""
+    """torch exports views by DLPack's C table, others by a capsule, shoal.Array directly; JAX
+    copies views."""
     make = maker_of(kind) if kind != "shoal" else None
 
     def body(world):
-        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4, dtype="float32", max_scales=4)
+        group = shoal.ep.Group(
+            world.team, hidden=16, top_k=1, experts=1, max_tokens=4, dtype="float32", max_scales=4
+        )
         scales = np.arange(60, dtype=np.float32).reshape(5, 12)[1:4, 1:9:2]
         rows = np.arange(80, dtype=np.float32).reshape(5, 16)[2:5]
         if kind == "shoal":
             array = world.zeros((3, 16), "float32")
             array.local.numpy()[:] = rows
-            got = group.dispatch(array.local, group.route(np.zeros((3, 1), np.int64)), scales=scales)
+            got = group.dispatch(
+                array.local, group.route(np.zeros((3, 1), np.int64)), scales=scales
+            )
         else:
-            got = group.dispatch(make(rows), group.route(make(np.zeros((3, 1), np.int32))), scales=make(scales))
+            got = group.dispatch(
+                make(rows), group.route(make(np.zeros((3, 1), np.int32))), scales=make(scales)
+            )
         return np.array_equal(got.x.numpy(), rows), np.array_equal(got.scales.numpy(), scales)
 
     assert shoal.run_threads(1, body, settings) == [(True, True)]
 
 
 def test_jax_sees_the_same_memory(settings):
-    """Results of the core as JAX's arrays and back, bfloat16 among them, without copies where JAX takes the memory."""
+    """Results as JAX arrays and back, also bfloat16, without copies where JAX can use the
+    memory."""
     jax = pytest.importorskip("jax")
 
     def body(world):
         group = shoal.ep.Group(world.team, hidden=64, top_k=1, experts=1, max_tokens=8)
-        x = jax.numpy.arange(6 * 64, dtype=jax.numpy.bfloat16).reshape(6, 64)[1:5]  # an array of its own
+        # A copy, not a view.
+        x = jax.numpy.arange(6 * 64, dtype=jax.numpy.bfloat16).reshape(6, 64)[1:5]
         received = group.dispatch(x, group.route(jax.numpy.zeros((4, 1), jax.numpy.int32)))
         rows = jax.dlpack.from_dlpack(received.x)
         assert rows.dtype == jax.numpy.bfloat16 and bool((rows == x).all())
@@ -114,7 +138,9 @@ def test_tensors_that_need_gradients_are_read_as_they_are(settings):
     def body(world):
         array = world.zeros((4,), "float32")
         world.put(array.on(0), torch.full((4,), 3.0, requires_grad=True))
-        return float(array.local.numpy().sum()), array.local.data_ptr == array.local.numpy().ctypes.data
+        return float(
+            array.local.numpy().sum()
+        ), array.local.data_ptr == array.local.numpy().ctypes.data
 
     assert shoal.run_threads(1, body, settings) == [(12.0, True)]
 
@@ -146,7 +172,8 @@ def test_what_is_no_array_is_named(value, message, settings):
         routing = group.route(np.zeros((2, 1), np.int64))
         with pytest.raises(shoal.InvalidArgumentError, match=message):
             group.dispatch(value, routing)
-        return group.dispatch(np.ones((2, 16), np.uint16), routing, dtype="bfloat16").rows  # the group stays usable
+        # The group stays usable.
+        return group.dispatch(np.ones((2, 16), np.uint16), routing, dtype="bfloat16").rows
 
     assert shoal.run_threads(1, body, settings) == [2]
 
@@ -155,7 +182,9 @@ def test_arrays_without_elements_may_have_any_strides(settings):
     def body(world):
         group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4)
         nothing = np.zeros((0, 32), np.uint16)[:, :16]
-        return group.dispatch(nothing, group.route(np.zeros((0, 1), np.int64)), dtype="bfloat16").x.shape
+        return group.dispatch(
+            nothing, group.route(np.zeros((0, 1), np.int64)), dtype="bfloat16"
+        ).x.shape
 
     assert shoal.run_threads(1, body, settings) == [(0, 16)]
 
@@ -163,7 +192,9 @@ def test_arrays_without_elements_may_have_any_strides(settings):
 def test_a_dtype_of_another_size_is_refused(settings):
     def body(world):
         group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4)
-        group.dispatch(np.ones((2, 16), np.uint8), group.route(np.zeros((2, 1), np.int64)), dtype="bfloat16")
+        group.dispatch(
+            np.ones((2, 16), np.uint8), group.route(np.zeros((2, 1), np.int64)), dtype="bfloat16"
+        )
 
     with pytest.raises(ValueError, match="has 16 bits, the array has 8"):
         shoal.run_threads(1, body, settings)

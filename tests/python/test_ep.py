@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ep.Group of Python against plain NumPy: dispatch and combine, their options, and what they refuse (E1 to E4)."""
+"""ep.Group in Python against NumPy: dispatch and combine, their options, and their errors."""
 
 import gc
 import signal
@@ -14,7 +14,8 @@ PES, EXPERTS, TOP_K, HIDDEN, TOKENS = 4, 8, 3, 64, 20
 
 
 def tokens_of(pe):
-    """float32 rows of small integers, so that every sum is exact; indices, of which some are -1; weights."""
+    """float32 rows of small integers, so that every sum is exact; indices, some of them -1;
+    weights."""
     random = np.random.default_rng(pe)
     count = TOKENS - 3 * pe
     rows = random.integers(-8, 8, (count, HIDDEN)).astype(np.float32)
@@ -24,14 +25,29 @@ def tokens_of(pe):
 
 
 def received_by(pe):
-    """(source, token) of the rows of one member, by source, then token."""
+    """(source, token) of the rows of one rank, by source, then token."""
     local = range(pe * EXPERTS // PES, (pe + 1) * EXPERTS // PES)
-    return [(s, t) for s in range(PES) for t, row in enumerate(tokens_of(s)[1]) if any(e in local for e in row)]
+    return [
+        (s, t)
+        for s in range(PES)
+        for t, row in enumerate(tokens_of(s)[1])
+        if any(e in local for e in row)
+    ]
 
 
 def with_group(body, settings, **options):
     def pe(world):
-        group = shoal.ep.Group(world.team, **{"hidden": HIDDEN, "top_k": TOP_K, "experts": EXPERTS, "max_tokens": TOKENS, "dtype": "float32", **options})
+        group = shoal.ep.Group(
+            world.team,
+            **{
+                "hidden": HIDDEN,
+                "top_k": TOP_K,
+                "experts": EXPERTS,
+                "max_tokens": TOKENS,
+                "dtype": "float32",
+                **options,
+            },
+        )
         try:
             return body(group, world.my_pe)
         finally:
@@ -56,23 +72,37 @@ def test_dispatch_and_combine(settings):
         rows, indices, weights = tokens_of(pe)
         routing = group.route(indices)
         received = group.dispatch(rows, routing, weights=weights)
-        for got, wanted in zip((received.x, received.topk_idx, received.topk_weights, received.source_token), expected_dispatch(pe)):
+        for got, wanted in zip(
+            (received.x, received.topk_idx, received.topk_weights, received.source_token),
+            expected_dispatch(pe),
+        ):
             assert np.array_equal(got.numpy(), wanted)
-        assert received.rows == sum(received.rows_per_source) == received.handle.received_rows == len(received_by(pe))
+        assert (
+            received.rows
+            == sum(received.rows_per_source)
+            == received.handle.received_rows
+            == len(received_by(pe))
+        )
         counts = [int((received.topk_idx.numpy() == e).sum()) for e in range(group.local_experts)]
         assert received.tokens_per_expert == counts
         bias = np.full_like(rows, 3)
-        combined = group.combine(received.x, received.handle, weights=received.topk_weights, bias=(bias, rows))
-        members = np.array([sum(routing.is_token_in_rank(t, r) for r in range(PES)) for t in range(len(rows))])
-        assert np.array_equal(combined.x.numpy(), rows * members[:, None] + 3 + rows)
+        combined = group.combine(
+            received.x, received.handle, weights=received.topk_weights, bias=(bias, rows)
+        )
+        ranks = np.array(
+            [sum(routing.is_token_in_rank(t, r) for r in range(PES)) for t in range(len(rows))]
+        )
+        assert np.array_equal(combined.x.numpy(), rows * ranks[:, None] + 3 + rows)
         assert np.array_equal(combined.topk_weights.numpy(), np.where(indices >= 0, weights, 0))
-        assert routing.tokens_per_rank == [int(sum(routing.is_token_in_rank(t, r) for t in range(len(rows)))) for r in range(PES)]
+        assert routing.tokens_per_rank == [
+            int(sum(routing.is_token_in_rank(t, r) for t in range(len(rows)))) for r in range(PES)
+        ]
 
         again = group.dispatch(2 * rows, received.handle)  # the same layout, new rows
         assert np.array_equal(again.x.numpy(), 2 * received.x.numpy()) and again.topk_idx is None
         out = np.empty_like(rows)
         assert group.combine(again.x.numpy().copy(), again.handle, out=out).x is out
-        assert np.array_equal(out, 2 * rows * members[:, None])
+        assert np.array_equal(out, 2 * rows * ranks[:, None])
         return group.statistics()["combines"]
 
     assert with_group(body, settings) == [2] * PES
@@ -81,7 +111,9 @@ def test_dispatch_and_combine(settings):
 def test_worst_case_rows_alignment_and_copy_out(settings):
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
-        received = group.dispatch(rows, group.route(indices), worst_case_rows=PES * TOKENS, copy_out=True)
+        received = group.dispatch(
+            rows, group.route(indices), worst_case_rows=PES * TOKENS, copy_out=True
+        )
         assert received.x.shape == (PES * TOKENS, HIDDEN) and received.tokens_per_expert == []
         wanted = expected_dispatch(pe)
         assert np.array_equal(received.x.numpy()[: received.rows], wanted[0])
@@ -96,7 +128,9 @@ def test_worst_case_rows_alignment_and_copy_out(settings):
 def test_expanded_layout_is_grouped_by_expert(settings):
     def body(group, pe):
         rows, indices, weights = tokens_of(pe)
-        received = group.dispatch(rows, group.route(indices), weights=weights, expert_major=True, expert_alignment=4)
+        received = group.dispatch(
+            rows, group.route(indices), weights=weights, expert_major=True, expert_alignment=4
+        )
         first = received.expert_first_row.numpy()
         for expert in range(group.local_experts):
             block = received.topk_idx.numpy()[first[expert] : first[expert + 1], 0]
@@ -136,23 +170,38 @@ def test_low_latency(quantize, reduction, settings):
         received = pending.receive()
         y = torch.from_dlpack(received.x)
         if quantize == "fp8_ue8m0":
-            exponents = torch.from_numpy(np.ascontiguousarray(received.scales.numpy()).view(np.uint8)).int()
+            exponents = torch.from_numpy(
+                np.ascontiguousarray(received.scales.numpy()).view(np.uint8)
+            ).int()
             scales = (exponents << 23).view(torch.float32)[..., : hidden // 128]
         elif quantize != "none":
             scales = torch.from_dlpack(received.scales)
         if quantize != "none":
-            y = (y.float().unflatten(-1, (-1, 128)) * scales[..., None]).flatten(-2).to(torch.bfloat16)
+            y = (
+                (y.float().unflatten(-1, (-1, 128)) * scales[..., None])
+                .flatten(-2)
+                .to(torch.bfloat16)
+            )
         valid = received.counts.numpy()
         assert np.array_equal(valid, counts)
-        y = torch.where(torch.arange(y.shape[1])[None, :, None] < torch.from_numpy(valid)[:, None, None], y, 0)
-        sent = group.low_latency_combine(y.contiguous(), indices, weights, received.handle, reduction=reduction)
+        y = torch.where(
+            torch.arange(y.shape[1])[None, :, None] < torch.from_numpy(valid)[:, None, None], y, 0
+        )
+        sent = group.low_latency_combine(
+            y.contiguous(), indices, weights, received.handle, reduction=reduction
+        )
         combined = torch.from_dlpack(sent.receive()).float()
         wanted = x.float() * torch.from_numpy(np.where(indices >= 0, weights, 0).sum(1)[:, None])
         error = (combined - wanted).abs().max().item()
         assert error <= (0.01 if quantize == "none" else 0.07) * wanted.abs().max().item(), error
         return True
 
-    sizes = {"low_latency_max_tokens": TOKENS, "hidden": hidden, "dtype": "bfloat16", "max_tokens": 0}
+    sizes = {
+        "low_latency_max_tokens": TOKENS,
+        "hidden": hidden,
+        "dtype": "bfloat16",
+        "max_tokens": 0,
+    }
     assert all(with_group(body, settings, **sizes))
 
 
@@ -166,12 +215,16 @@ def test_zero_copy_combine(settings):
         buffer = torch.from_dlpack(group.next_combine_buffer())
         buffer.copy_(torch.from_dlpack(received.x))
         out = torch.empty_like(x)
-        result = group.low_latency_combine(buffer, indices, weights, received.handle, zero_copy=True, out=out).receive()
+        result = group.low_latency_combine(
+            buffer, indices, weights, received.handle, zero_copy=True, out=out
+        ).receive()
         assert result is out
         wanted = x.float() * torch.from_numpy(np.where(indices >= 0, weights, 0).sum(1)[:, None])
         return torch.allclose(out.float(), wanted, rtol=0.02, atol=0.5)
 
-    assert all(with_group(body, settings, low_latency_max_tokens=TOKENS, dtype="bfloat16", max_tokens=0))
+    assert all(
+        with_group(body, settings, low_latency_max_tokens=TOKENS, dtype="bfloat16", max_tokens=0)
+    )
 
 
 def test_bad_arguments_leave_the_group_usable(settings):
@@ -179,10 +232,16 @@ def test_bad_arguments_leave_the_group_usable(settings):
         rows, indices, _ = tokens_of(pe)
         received = group.dispatch(rows, group.route(indices))
         cases = [
-            (lambda: group.route(np.full((2, TOP_K), EXPERTS)), r"topk_idx\[0, 0\] is 8; allowed: 0 to 7"),
+            (
+                lambda: group.route(np.full((2, TOP_K), EXPERTS)),
+                r"topk_idx\[0, 0\] is 8; allowed: 0 to 7",
+            ),
             (lambda: group.route(np.zeros((2, TOP_K), np.int64)), "twice"),
             (lambda: group.dispatch(rows[:, :32].copy(), group.route(indices)), "32"),
-            (lambda: group.dispatch(rows, "everywhere"), "a Routing or the Handle of an earlier dispatch, got a str"),
+            (
+                lambda: group.dispatch(rows, "everywhere"),
+                "a Routing or the Handle of an earlier dispatch, got a str",
+            ),
             (lambda: group.combine(received.x, received.handle, bias=(rows,) * 3), "bias"),
             (lambda: group.low_latency_dispatch(rows, indices), "low_latency_max_tokens"),
         ]
@@ -199,7 +258,7 @@ def test_bad_arguments_leave_the_group_usable(settings):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"experts": 7}, ValueError, "divisible by the 4 members"),
+        ({"experts": 7}, ValueError, "divisible by the 4 ranks"),
         ({"hiden": 64}, TypeError, 'no option "hiden"; there are hidden, top_k'),
         ({"top_k": "three"}, ValueError, "top_k='three' has the wrong type"),
         ({"max_tokens": 1 << 22}, shoal.ExhaustedError, "SHOAL_SYMMETRIC_SIZE"),
@@ -260,13 +319,17 @@ def test_waiting_for_a_result_can_be_interrupted(settings):
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with shoal.World.from_unique_id(str(shoal.UniqueId.create()), 0, 1, settings) as world:
-            group = shoal.ep.Group(world.team, hidden=HIDDEN, top_k=1, experts=1, max_tokens=2, dtype="float32")
+            group = shoal.ep.Group(
+                world.team, hidden=HIDDEN, top_k=1, experts=1, max_tokens=2, dtype="float32"
+            )
             rows, event = np.ones((2, HIDDEN), np.float32), shoal.ep.HostEvent()
-            future = group.dispatch_async(rows, group.route(np.zeros((2, 1), np.int64)), after=event)
+            future = group.dispatch_async(
+                rows, group.route(np.zeros((2, 1), np.int64)), after=event
+            )
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(KeyboardInterrupt):
                 future.result()
-            event.set()  # the operation is still there
+            event.set()  # the operation still exists
             received = future.result()
             assert np.array_equal(received.x.numpy(), rows)
             del received, future
@@ -277,7 +340,8 @@ def test_waiting_for_a_result_can_be_interrupted(settings):
 
 
 def test_groups_that_are_prepared(settings):
-    """preinitialize, warmup, threads and sms change no result; ready() says when receive would not wait."""
+    """preinitialize, warmup, threads and sms change no result. ready() reports whether receive
+    waits."""
     torch = pytest.importorskip("torch")
 
     def body(group, pe):
@@ -287,17 +351,26 @@ def test_groups_that_are_prepared(settings):
         assert np.array_equal(received.x.numpy(), expected_dispatch(pe)[0])
         assert group.options["preinitialize"] and group.options["threads"] == 2
         for defer in (True, False):
-            pending = group.low_latency_dispatch(torch.from_numpy(rows).bfloat16(), indices, quantize="none", defer_receive=defer)
+            pending = group.low_latency_dispatch(
+                torch.from_numpy(rows).bfloat16(), indices, quantize="none", defer_receive=defer
+            )
             deadline = time.monotonic() + 20
             while not pending.ready():
                 assert time.monotonic() < deadline
             got = pending.receive()
             y = group.next_combine_buffer()
-            answered = group.low_latency_combine(y, indices, weights, got.handle, zero_copy=True, defer_receive=defer)
-            assert torch.from_dlpack(answered.receive()).shape == rows.shape
+            combined = group.low_latency_combine(
+                y, indices, weights, got.handle, zero_copy=True, defer_receive=defer
+            )
+            assert torch.from_dlpack(combined.receive()).shape == rows.shape
         return True
 
-    options = {"preinitialize": True, "threads": 2, "low_latency_max_tokens": TOKENS, "hidden": HIDDEN}
+    options = {
+        "preinitialize": True,
+        "threads": 2,
+        "low_latency_max_tokens": TOKENS,
+        "hidden": HIDDEN,
+    }
     assert with_group(body, settings, **options) == [True] * PES
 
 
@@ -310,14 +383,20 @@ def test_size_hints_of_several_nodes():
 def test_size_hints_add_up():
     options = {"hidden": 7168, "top_k": 8, "experts": 256, "max_tokens": 4096}
     hint = shoal.ep.size_hint(8, **options)
-    assert hint["total"] == hint["control"] + hint["normal"] + hint["low_latency"] and hint["low_latency"] == 0
+    assert (
+        hint["total"] == hint["control"] + hint["normal"] + hint["low_latency"]
+        and hint["low_latency"] == 0
+    )
     assert shoal.ep.size_hint(8, heap="cuda", combine_staging=False, **options)["total"] < 1.2e9
     assert shoal.ep.low_latency_size_hint(128, 7168, 8, 256) > 2 * 128 * 7168 * 8
 
 
 def test_gate_chooses_as_numpy_does():
     random = np.random.default_rng(1)
-    logits, bias = random.normal(size=(50, 16)).astype(np.float32), random.normal(size=16).astype(np.float32)
+    logits, bias = (
+        random.normal(size=(50, 16)).astype(np.float32),
+        random.normal(size=16).astype(np.float32),
+    )
     chosen, weights = (array.numpy() for array in shoal.ep.gate(logits, bias, top_k=4))
     scores = 1 / (1 + np.exp(-logits))
     wanted = np.argsort(-(scores + bias), axis=1, kind="stable")[:, :4]
@@ -327,7 +406,8 @@ def test_gate_chooses_as_numpy_does():
 
 
 def test_a_handle_does_not_keep_the_rows(settings):
-    """Autograd and cached routings hold handles for long; the receive area is free again all the same."""
+    """Handles may live long, as in autograd and cached routings; they do not hold the receive
+    area."""
 
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
@@ -340,18 +420,23 @@ def test_a_handle_does_not_keep_the_rows(settings):
 
 
 def test_a_group_that_nobody_closes_ends_with_its_world(settings):
-    """Releasing is collective, and the garbage collectors of PEs do not work in step."""
+    """Freeing is collective, and the garbage collectors of PEs run at different times."""
 
     def body(world):
-        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=PES, max_tokens=4, dtype="float32")
-        received = group.dispatch(np.ones((4, 16), np.float32), group.route(np.full((4, 1), world.my_pe)))
+        group = shoal.ep.Group(
+            world.team, hidden=16, top_k=1, experts=PES, max_tokens=4, dtype="float32"
+        )
+        received = group.dispatch(
+            np.ones((4, 16), np.float32), group.route(np.full((4, 1), world.my_pe))
+        )
         return received.x  # outlives the group and the world
 
     assert [x.numpy().sum() for x in shoal.run_threads(PES, body, settings)] == [64] * PES
 
 
 def test_queries_of_a_group_let_other_threads_run(settings):
-    """statistics() waits for asynchronous operations, hence for other PEs: here other threads, which need the GIL."""
+    """statistics() waits for asynchronous operations and so for other PEs, which are threads
+    that need the GIL."""
 
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
@@ -379,8 +464,12 @@ def test_outputs_have_to_be_writable(settings):
 
 def test_a_future_can_be_taken_after_its_group_is_closed(settings):
     def body(world):
-        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=PES, max_tokens=4, dtype="float32")
-        received = group.dispatch(np.ones((4, 16), np.float32), group.route(np.full((4, 1), world.my_pe)))
+        group = shoal.ep.Group(
+            world.team, hidden=16, top_k=1, experts=PES, max_tokens=4, dtype="float32"
+        )
+        received = group.dispatch(
+            np.ones((4, 16), np.float32), group.route(np.full((4, 1), world.my_pe))
+        )
         future = group.combine_async(received.x.numpy().copy(), received.handle)
         while not future.done():
             time.sleep(0.001)

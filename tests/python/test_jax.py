@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shoal.jax under jit and grad, on four processes, against the same layer in NumPy and on one process."""
+"""shoal.jax under jit and grad on four processes, against the same layer in NumPy and on one
+process."""
 
 import multiprocessing
 import traceback
@@ -20,7 +21,8 @@ DEADLINE_S = 90
 
 
 def inputs(rank):
-    """x, topk_idx, topk_weights: a different number of tokens on each rank; some lanes have no expert."""
+    """x, topk_idx, topk_weights, with a different number of tokens on each rank and some top-k
+    slots without an expert."""
     random = np.random.default_rng(rank)
     count = (9, 12, 1, 5)[rank]
     idx = np.argsort(random.random((count, EXPERTS)), axis=1)[:, :TOP_K].astype(np.int32)
@@ -33,21 +35,26 @@ def matrices():
     return np.random.default_rng(99).standard_normal((EXPERTS, HIDDEN, HIDDEN), np.float32) / 4
 
 
-def answers(x, idx, weights, experts):
-    share = (jax.nn.one_hot(idx, len(experts)) * weights[..., None]).sum(axis=1)  # one_hot of -1 is 0
+def expert_output(x, idx, weights, experts):
+    # one_hot of -1 is 0.
+    share = (jax.nn.one_hot(idx, len(experts)) * weights[..., None]).sum(axis=1)
     return jnp.einsum("re,rh,ehk->rk", share, jnp.tanh(x), experts)
 
 
 def two_layers(group, x, idx, weights, experts):
     for _ in range(2):
         received = shoal.jax.dispatch(group, x, idx, weights)
-        x = shoal.jax.combine(group, answers(received.x, received.topk_idx, received.topk_weights, experts), received)
+        x = shoal.jax.combine(
+            group,
+            expert_output(received.x, received.topk_idx, received.topk_weights, experts),
+            received,
+        )
     return x
 
 
 def reference(x, idx, weights, experts):
     for _ in range(2):
-        x = answers(x, idx, weights, experts)
+        x = expert_output(x, idx, weights, experts)
     return x
 
 
@@ -74,27 +81,38 @@ def check_layer_under_jit(group, rank, ranks):
 
 
 def check_gradient_that_is_a_constant(group, rank, ranks):
-    """Nothing of the forward values is in the gradient of a sum, and still it comes after them on all ranks."""
+    """The gradient of a sum does not use forward values, and still follows them on all ranks."""
     x, idx, weights = inputs(rank)
 
     def total(x):
         received = shoal.jax.dispatch(group, x, idx, weights)
         return shoal.jax.combine(group, received.x, received).sum()
 
-    copies = sum((idx // group.local_experts == r).any(axis=1, where=idx >= 0) for r in range(ranks))
+    copies = sum(
+        (idx // group.local_experts == r).any(axis=1, where=idx >= 0) for r in range(ranks)
+    )
     gradient = jax.jit(jax.grad(total))(x)
     np.testing.assert_array_equal(gradient, np.broadcast_to(copies[:, None], x.shape))
 
 
 def check_received(group, rank, ranks):
     x, idx, weights = inputs(rank)
-    received = jax.jit(lambda x: shoal.jax.dispatch(group, x, idx, weights, rows=ranks * MAX_TOKENS - 1))(x)
+    received = jax.jit(
+        lambda x: shoal.jax.dispatch(group, x, idx, weights, rows=ranks * MAX_TOKENS - 1)
+    )(x)
     first = rank * group.local_experts
     rows = []
     for x, idx, weights in (inputs(other) for other in range(ranks)):
         here = (idx >= first) & (idx < first + group.local_experts)
         token = np.flatnonzero(here.any(axis=1))
-        rows.append((x[token], np.where(here, idx - first, -1)[token], np.where(here, weights, 0)[token], token))
+        rows.append(
+            (
+                x[token],
+                np.where(here, idx - first, -1)[token],
+                np.where(here, weights, 0)[token],
+                token,
+            )
+        )
     for actual, parts, unused in zip(received[:4], zip(*rows), (0, -1, 0, 0)):
         wanted = np.concatenate(parts)
         assert int(received.count) == len(wanted)
@@ -106,14 +124,18 @@ def check_bfloat16(group, rank, ranks):
     x, idx, weights = inputs(rank)
     received = shoal.jax.dispatch(group, jnp.asarray(x, jnp.bfloat16), idx, weights)
     out = shoal.jax.combine(group, received.x, received)
-    copies = sum((idx // group.local_experts == r).any(axis=1, where=idx >= 0) for r in range(ranks))
-    expected = jnp.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32) * copies[:, None], jnp.bfloat16)
+    copies = sum(
+        (idx // group.local_experts == r).any(axis=1, where=idx >= 0) for r in range(ranks)
+    )
+    expected = jnp.asarray(
+        jnp.asarray(x, jnp.bfloat16).astype(jnp.float32) * copies[:, None], jnp.bfloat16
+    )
     assert out.dtype == jnp.bfloat16
     np.testing.assert_array_equal(out.astype(jnp.float32), expected.astype(jnp.float32))
 
 
 def check_errors(group, rank, ranks):
-    """Shoal's messages come out of XLA, before anything is sent; the group stays usable."""
+    """XLA's errors contain Shoal's messages, before anything is sent. The group stays usable."""
     x, idx, weights = inputs(0)
     with pytest.raises(ValueError, match=f"rows is 0; allowed: 1 to ranks .* {ranks * MAX_TOKENS}"):
         shoal.jax.dispatch(group, x, idx, weights, rows=0)
@@ -132,7 +154,9 @@ def check_layouts_kept(group, rank, ranks):
     x, idx, weights = inputs(0)
     shoal.jax.keep_layouts(2)
     try:
-        old, *_, new = [shoal.jax.dispatch(group, x, idx, weights, rows=ranks * MAX_TOKENS) for _ in range(3)]
+        old, *_, new = [
+            shoal.jax.dispatch(group, x, idx, weights, rows=ranks * MAX_TOKENS) for _ in range(3)
+        ]
         shoal.jax.combine(group, new.x, new).block_until_ready()
         with pytest.raises(jax.errors.JaxRuntimeError, match="2 are kept"):
             shoal.jax.combine(group, old.x, old).block_until_ready()
@@ -159,12 +183,17 @@ CHECKS = [name for name in globals() if name.startswith("check_")]
 
 
 def rank_main(unique_id, rank, ranks, pipe):
-    """Runs all checks; sends their failures by name."""
+    """Runs all checks and sends their failures by name."""
     failures, name = dict.fromkeys(CHECKS, "not run: an earlier check failed"), CHECKS[0]
     try:
         settings = {"symmetric_size": "64M", "timeout": 20000}
         with shoal.World.from_unique_id(unique_id, rank, ranks, settings) as world:
-            options = {"hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K, "max_tokens": MAX_TOKENS}
+            options = {
+                "hidden": HIDDEN,
+                "experts": EXPERTS,
+                "top_k": TOP_K,
+                "max_tokens": MAX_TOKENS,
+            }
             group = shoal.ep.Group(world.team, dtype="float32", **options)
             for name in CHECKS:
                 globals()[name](group, rank, ranks)
@@ -177,11 +206,14 @@ def rank_main(unique_id, rank, ranks, pipe):
 
 @pytest.fixture(scope="module", params=[4])
 def results(request):
-    context = multiprocessing.get_context("spawn")  # JAX has threads of its own, which a fork would lose
+    # JAX has threads, which a fork would lose.
+    context = multiprocessing.get_context("spawn")
     unique_id, ranks = shoal.UniqueId.create(), []
     for rank in range(request.param):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=rank_main, args=(str(unique_id), rank, request.param, theirs))
+        process = context.Process(
+            target=rank_main, args=(str(unique_id), rank, request.param, theirs)
+        )
         process.start()
         theirs.close()
         ranks.append((process, ours))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds and deep_ep's buffer over communicators of mpi4py, with real processes of mpirun (D7)."""
+"""Worlds and the buffer of deep_ep over communicators of mpi4py, with processes of mpirun."""
 
 import importlib.util
 import os
@@ -41,7 +41,9 @@ BUFFER = textwrap.dedent(
     x = torch.randn((5 + comm.rank, 64), generator=generator).bfloat16()
     weights, topk_idx = torch.rand((len(x), experts), generator=generator).topk(2, dim=1)
     per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, experts)
-    recv_x, *_, handle, _ = buffer.dispatch(x, None, per_rank, per_node, in_rank, per_expert, topk_idx, weights)
+    recv_x, *_, handle, _ = buffer.dispatch(
+        x, None, per_rank, per_node, in_rank, per_expert, topk_idx, weights
+    )
     sums, *_ = buffer.combine(recv_x, handle)
     right = torch.equal(sums, (x.float() * in_rank.sum(1, keepdim=True)).bfloat16())
     sent = sum(counts[comm.rank] for counts in comm.allgather(per_rank.tolist()))
@@ -60,8 +62,17 @@ pytestmark = [
 
 
 def lines_of(program):
-    """What four processes print; all of them end well."""
-    command = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-n", "4", sys.executable, "-c", program]
+    """The output of four processes, which all succeed."""
+    command = [
+        "mpirun",
+        "--oversubscribe",
+        "--allow-run-as-root",
+        "-n",
+        "4",
+        sys.executable,
+        "-c",
+        program,
+    ]
     environment = {**os.environ, "OMPI_MCA_btl": "self,vader"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stubs that editors and type checkers read: every name in them is known, and what callers use has a type."""
+"""The stubs for editors and type checkers: every name in them exists, and public results have
+types."""
 
 import ast
 import builtins
@@ -37,7 +38,9 @@ def test_there_are_stubs():
 def test_names_are_known(path):
     tree = ast.parse(path.read_text())
     names = known_names(tree)
-    unknown = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id not in names}
+    unknown = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id not in names
+    }
     assert not unknown
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shoal.torch.dispatch and combine: what they deliver and their gradients, among 4 ranks and among pairs of them.
+"""Results and gradients of shoal.torch.dispatch and combine, among 4 ranks and among pairs of them.
 
-The reference is the same mixture of experts in float64 on one process, which has the tokens of all members.
+The reference is the same mixture of experts in float64 on one process, which has the tokens of
+all ranks.
 """
 
 import functools
@@ -11,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
-from torch_ranks import all_members, each_group, names_of_checks, run_checks, seeded
+from torch_ranks import all_ranks, each_group, names_of_checks, run_checks, seeded
 
 import shoal
 import shoal.ep
@@ -19,11 +20,12 @@ import shoal.torch
 from shoal.torch import ops
 
 HIDDEN, EXPERTS, TOP_K, MAX_TOKENS = 16, 8, 3, 12
-TOKENS = (12, 5, 0, 9)  # by member: one has none
+TOKENS = (12, 5, 0, 9)  # by rank; one has none
 
 
 def on_groups(**options):
-    """Makes check(world) of check(group): it runs on a group of all ranks and on one of each pair."""
+    """Turns check(group) into check(world), which runs it on a group of all ranks and on one of
+    each pair."""
     options = {
         "hidden": HIDDEN,
         "experts": EXPERTS,
@@ -45,7 +47,8 @@ def on_groups(**options):
 
 
 def tokens_of(group):
-    """x, topk_idx and topk_weights of this member; some lanes and some tokens have no expert."""
+    """x, topk_idx and topk_weights of this rank; some top-k slots and some tokens have no
+    expert."""
     count = TOKENS[group.team.world_pe(group.team.my_pe)]
     idx = torch.rand(count, EXPERTS).argsort(dim=1)[:, :TOP_K]
     idx[torch.rand(count, TOP_K) < 0.2] = -1
@@ -55,8 +58,8 @@ def tokens_of(group):
     return x, idx, weights
 
 
-def answers(x, idx, weights, matrices):
-    """Each row's experts in `matrices` [experts, hidden, hidden], weighted and summed."""
+def expert_output(x, idx, weights, matrices):
+    """The weighted sum of each row's experts in `matrices` [experts, hidden, hidden]."""
     share = (F.one_hot(idx + 1, len(matrices) + 1)[..., 1:] * weights.unsqueeze(-1)).sum(dim=1)
     return torch.einsum("re,rh,ehk->rk", share.to(x.dtype), x.tanh(), matrices)
 
@@ -74,17 +77,17 @@ def loss_of(out):
 
 
 class Reference:
-    """The layer in float64 over the tokens of all members; the losses of the members are added."""
+    """The layer in float64 over the tokens of all ranks, with their losses added."""
 
     def __init__(self, group, x, idx, weights):
-        parts = all_members(group.team, (x.detach(), idx, weights.detach()))
+        parts = all_ranks(group.team, (x.detach(), idx, weights.detach()))
         self.me, self.counts = group.team.my_pe, [len(part[0]) for part in parts]
-        self.members = group.team.size
+        self.ranks = group.team.size
         self.x = torch.cat([part[0] for part in parts]).double().requires_grad_()
         self.idx = torch.cat([part[1] for part in parts])
         self.weights = torch.cat([part[2] for part in parts]).double().requires_grad_()
         self.matrices = all_matrices().double().requires_grad_()
-        self.out = answers(self.x, self.idx, self.weights, self.matrices)
+        self.out = expert_output(self.x, self.idx, self.weights, self.matrices)
 
     def mine(self, rows):
         return rows.split(self.counts)[self.me]
@@ -92,7 +95,7 @@ class Reference:
     def verify_gradients(self, x, weights, matrices):
         close(x.grad, self.mine(self.x.grad))
         close(weights.grad, self.mine(self.weights.grad))
-        close(matrices.grad, self.matrices.grad.chunk(self.members)[self.me])
+        close(matrices.grad, self.matrices.grad.chunk(self.ranks)[self.me])
 
 
 def close(actual, expected):
@@ -101,22 +104,32 @@ def close(actual, expected):
 
 def moe(group, x, idx, weights, matrices, **options):
     received = shoal.torch.dispatch(group, x, idx, weights, **options)
-    return shoal.torch.combine(group, answers(received.x, received.topk_idx, received.topk_weights, matrices), received)
+    return shoal.torch.combine(
+        group,
+        expert_output(received.x, received.topk_idx, received.topk_weights, matrices),
+        received,
+    )
 
 
 @on_groups()
 def check_received_rows(group):
-    """Rows, experts, weights and origins are those of the tokens that have an expert here, by member, then token."""
+    """Rows, experts, weights and origins are those of the tokens with a local expert, by rank,
+    then token."""
     x, idx, weights = tokens_of(group)
     received = shoal.torch.dispatch(group, x, idx.int(), weights)
     first = group.team.my_pe * group.local_experts
     rows = []
-    everything = all_members(group.team, (x.detach(), idx, weights.detach()))
+    everything = all_ranks(group.team, (x.detach(), idx, weights.detach()))
     for x, idx, weights in everything:
         here = (idx >= first) & (idx < first + group.local_experts)
         token = here.any(dim=1).nonzero().flatten()
         rows.append(
-            (x[token], torch.where(here, idx - first, -1)[token], torch.where(here, weights, 0)[token], token.int())
+            (
+                x[token],
+                torch.where(here, idx - first, -1)[token],
+                torch.where(here, weights, 0)[token],
+                token.int(),
+            )
         )
     for actual, expected in zip(received, (torch.cat(parts) for parts in zip(*rows))):
         assert torch.equal(actual, expected)
@@ -124,7 +137,7 @@ def check_received_rows(group):
 
 @on_groups()
 def check_layer(group):
-    """The result and all gradients of the layer, with the loss of every member."""
+    """The result and all gradients of the layer, with the loss of every rank."""
     x, idx, weights = tokens_of(group)
     matrices = local_matrices(group)
     reference = Reference(group, x, idx, weights)
@@ -137,8 +150,10 @@ def check_layer(group):
 
 @on_groups()
 def check_layer_with_fixed_size(group):
-    """worst_case_rows changes the shape of what is received, and no bit of results and gradients (of experts on a GPU it
-    changes which kernel multiplies their matrices, and so the order of sums)."""
+    """worst_case_rows changes the number of received rows, and no bit of results and gradients.
+    On a GPU it selects another kernel for the experts' matrices, and so changes the order of
+    sums.
+    """
     x, idx, weights = tokens_of(group)
     results = []
     for options in ({}, {"worst_case_rows": group.team.size * MAX_TOKENS}, {"copy_out": True}):
@@ -169,19 +184,20 @@ def check_unused_rows_are_zero(group):
 
 
 @on_groups()
-def check_gradient_of_rows_is_the_sum_over_members(group):
+def check_gradient_of_rows_is_the_sum_over_ranks(group):
     x, idx, weights = tokens_of(group)
     received = shoal.torch.dispatch(group, x, idx, weights)
     (received.x * (1 + group.team.my_pe)).sum().backward()
-    member = torch.where(idx < 0, -1, idx // group.local_experts)
-    expected = sum((1 + m) * (member == m).any(dim=1) for m in range(group.team.size))
+    rank_of = torch.where(idx < 0, -1, idx // group.local_experts)
+    expected = sum((1 + m) * (rank_of == m).any(dim=1) for m in range(group.team.size))
     assert torch.equal(x.grad, expected.float().unsqueeze(1).expand_as(x))
     assert torch.equal(weights.grad, torch.zeros_like(weights))
 
 
 @on_groups()
-def check_lanes_of_other_members_get_no_gradient(group):
-    """exp has slope 1 at the 0 of a lane whose expert is elsewhere: it must not come back."""
+def check_slots_of_other_ranks_get_no_gradient(group):
+    """exp has slope 1 at the 0 of a top-k slot whose expert is elsewhere; that slope must not
+    return."""
     x, idx, weights = tokens_of(group)
     received = shoal.torch.dispatch(group, x, idx, weights)
     received.topk_weights.exp().sum().backward()
@@ -196,7 +212,10 @@ def check_gradient_of_the_gradient(group):
     reference = Reference(group, x, idx, weights)
 
     def penalty(out, *inputs):
-        return sum(grad.square().sum() for grad in torch.autograd.grad(loss_of(out), inputs, create_graph=True))
+        return sum(
+            grad.square().sum()
+            for grad in torch.autograd.grad(loss_of(out), inputs, create_graph=True)
+        )
 
     penalty(moe(group, x, idx, weights, matrices), x, weights, matrices).backward()
     penalty(reference.out, reference.x, reference.weights, reference.matrices).backward()
@@ -204,19 +223,25 @@ def check_gradient_of_the_gradient(group):
     scale = reference.x.grad.abs().max()
     for leaf, rows in ((x, reference.x), (weights, reference.weights)):
         close(leaf.grad / scale, reference.mine(rows.grad) / scale)
-    close(matrices.grad / scale, reference.matrices.grad.chunk(group.team.size)[group.team.my_pe] / scale)
+    close(
+        matrices.grad / scale,
+        reference.matrices.grad.chunk(group.team.size)[group.team.my_pe] / scale,
+    )
 
 
 @on_groups()
 def check_two_layers_and_inputs_without_gradient(group):
-    """Backward runs in the reverse order on all members; what needs no gradient gets none."""
+    """Backward runs in reverse order on all ranks, and tensors without requires_grad get no
+    gradient."""
     x, idx, weights = tokens_of(group)
     x, weights = x.detach(), weights.detach()
     matrices = local_matrices(group)
     reference = Reference(group, x, idx, weights)
     hidden = moe(group, x, idx, weights, matrices)
     loss_of(moe(group, hidden, idx, weights, matrices)).backward()
-    loss_of(answers(reference.out, reference.idx, reference.weights, reference.matrices)).backward()
+    loss_of(
+        expert_output(reference.out, reference.idx, reference.weights, reference.matrices)
+    ).backward()
     expected = reference.matrices.grad.chunk(group.team.size)[group.team.my_pe]
     close(matrices.grad / expected.abs().max(), expected / expected.abs().max())
     assert x.grad is None and weights.grad is None
@@ -228,15 +253,16 @@ def check_bfloat16_rows(group):
     rows = x.detach().bfloat16().requires_grad_()
     received = shoal.torch.dispatch(group, rows, idx, weights)
     shoal.torch.combine(group, received.x, received).sum().backward()
-    member = torch.where(idx < 0, -1, idx // group.local_experts)
-    copies = sum((member == m).any(dim=1) for m in range(group.team.size))
+    rank_of = torch.where(idx < 0, -1, idx // group.local_experts)
+    copies = sum((rank_of == m).any(dim=1) for m in range(group.team.size))
     assert rows.grad.dtype == torch.bfloat16
     assert torch.equal(rows.grad, copies.bfloat16().unsqueeze(1).expand_as(rows))
 
 
 @on_groups(live_results=1)
 def check_rows_kept_until_backward(group):
-    """The group's memory holds few results: more are an error on all members, unless they are copied out."""
+    """The group's memory holds few results. More of them are an error on all ranks, unless they
+    are copied out."""
     x, idx, weights = tokens_of(group)
     for copy_out in (True, False):
         kept = []
@@ -267,14 +293,17 @@ def check_layouts_live_as_long_as_handles(group):
 
 @on_groups()
 def check_bad_arguments(group):
-    """A bad argument is an error on the member that gives it, before anything is sent; the group stays usable."""
+    """A bad argument is an error on the rank that passes it, before anything is sent. The group
+    stays usable."""
     x, idx, weights = tokens_of(group)
     with pytest.raises(shoal.InvalidArgumentError, match="float64"):
         shoal.torch.dispatch(group, x.double(), idx, weights)
     with pytest.raises(shoal.InvalidArgumentError, match="weights"):
         shoal.torch.dispatch(group, x, idx, weights[:, :1])
     with pytest.raises(shoal.InvalidArgumentError, match="worst_case_rows"):
-        shoal.torch.dispatch(group, x, idx, weights, worst_case_rows=group.team.size * MAX_TOKENS + 1)
+        shoal.torch.dispatch(
+            group, x, idx, weights, worst_case_rows=group.team.size * MAX_TOKENS + 1
+        )
     wrong = torch.full((1, TOP_K), EXPERTS)
     with pytest.raises(shoal.InvalidArgumentError, match=str(EXPERTS)):
         shoal.torch.dispatch(group, torch.zeros(1, HIDDEN), wrong, torch.zeros(1, TOP_K))
@@ -284,7 +313,7 @@ def check_bad_arguments(group):
     assert shoal.torch.combine(group, received.x, received).shape == x.shape
 
 
-def check_gradcheck_on_one_member(world):
+def check_gradcheck_on_one_rank(world):
     """Finite differences, forward and twice backward, on a team of this rank alone."""
     options = {"hidden": 4, "experts": 3, "top_k": 2, "max_tokens": 4, "dtype": "float32"}
     group = shoal.ep.Group(world.self_team, **options)
@@ -294,7 +323,9 @@ def check_gradcheck_on_one_member(world):
 
     def layer(x, weights):
         received = shoal.torch.dispatch(group, x, idx, weights, copy_out=True)
-        return shoal.torch.combine(group, received.x * received.topk_weights.sum(dim=1, keepdim=True), received)
+        return shoal.torch.combine(
+            group, received.x * received.topk_weights.sum(dim=1, keepdim=True), received
+        )
 
     # The function is bilinear: a step may be large, and float32 is enough.
     torch.autograd.gradcheck(layer, (x, weights), eps=0.25, atol=1e-4, rtol=1e-4)

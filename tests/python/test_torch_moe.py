@@ -5,18 +5,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_ranks import all_members, each_group, names_of_checks, run_checks
+from torch_ranks import all_ranks, each_group, names_of_checks, run_checks
 
 import shoal
 import shoal.ep
 import shoal.torch
 
 HIDDEN, INNER, EXPERTS, TOP_K, MAX_TOKENS = 16, 8, 8, 2, 24
-OPTIONS = {"hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K, "max_tokens": MAX_TOKENS, "dtype": "float32"}
+OPTIONS = {
+    "hidden": HIDDEN,
+    "experts": EXPERTS,
+    "top_k": TOP_K,
+    "max_tokens": MAX_TOKENS,
+    "dtype": "float32",
+}
 
 
 def layers(group, **options):
-    """The layer over a group, and the same one without, which has all experts."""
+    """The layer over a group, and the same layer without a group, with all experts."""
     torch.manual_seed(3)
     alone = shoal.torch.MoE(HIDDEN, INNER, EXPERTS, TOP_K, **{**options, "worst_case_rows": 0})
     spread = shoal.torch.MoE(HIDDEN, INNER, EXPERTS, TOP_K, group=group, **options)
@@ -36,22 +42,22 @@ def close(actual, expected):
 
 
 def compare(group, **options):
-    """Results and gradients, of a loss that is the sum of the members' losses."""
+    """Results and gradients of the sum of the losses of all ranks."""
     spread, alone = layers(group, **options)
     x = torch.randn(2, 5 + group.team.my_pe, HIDDEN, requires_grad=True)
     out = spread(x)
     assert out.shape == x.shape
     out.square().sum().backward()
-    everybody = [part.requires_grad_() for part in all_members(group.team, x.detach())]
-    expected = [alone(part) for part in everybody]
+    parts = [part.requires_grad_() for part in all_ranks(group.team, x.detach())]
+    expected = [alone(part) for part in parts]
     sum(part.square().sum() for part in expected).backward()
     me = group.team.my_pe
     close(out, expected[me])
-    close(x.grad, everybody[me].grad)
+    close(x.grad, parts[me].grad)
     for name, parameter in spread.named_parameters():
         gradient = parameter.grad
-        if name == "router.weight":  # replicated: each member has the part of its own tokens
-            gradient = sum(all_members(group.team, gradient))
+        if name == "router.weight":  # replicated: each rank has the part of its own tokens
+            gradient = sum(all_ranks(group.team, gradient))
         close(gradient, part_of(group, name, alone.get_parameter(name).grad))
 
 
@@ -70,8 +76,8 @@ def check_fixed_size(world):
         compare(group, worst_case_rows=group.team.size * MAX_TOKENS)
 
 
-def check_member_without_tokens(world):
-    """It takes part all the same: its experts answer, and get gradients."""
+def check_rank_without_tokens(world):
+    """It takes part: its experts receive rows and get gradients."""
     for group in each_group(world, OPTIONS):
         spread, _ = layers(group)
         x = torch.randn(0 if group.team.my_pe == 0 else MAX_TOKENS, HIDDEN)
@@ -80,7 +86,7 @@ def check_member_without_tokens(world):
 
 
 def check_training_lowers_the_loss(world):
-    """The layer learns its own input when all members follow the same gradients."""
+    """The layer learns its own input when all ranks follow the same gradients."""
     for group in each_group(world, OPTIONS):
         spread, _ = layers(group)
         x = torch.randn(MAX_TOKENS, HIDDEN)
@@ -96,7 +102,7 @@ def check_training_lowers_the_loss(world):
 
 
 def check_more_layers_than_results_fit(world):
-    """What backward needs of a layer does not keep its received rows in the group's memory."""
+    """The tensors that backward saves do not hold received rows in the group's memory."""
     for group in each_group(world, {**OPTIONS, "live_results": 1}):
         stack = [shoal.torch.MoE(HIDDEN, INNER, EXPERTS, TOP_K, group=group) for _ in range(16)]
         out = torch.randn(MAX_TOKENS, HIDDEN)
@@ -109,7 +115,9 @@ def check_more_layers_than_results_fit(world):
 
 def check_group_for_something_else(world):
     for group in each_group(world, OPTIONS):
-        with pytest.raises(ValueError, match=f"hidden is 32, but the group was created with {HIDDEN}"):
+        with pytest.raises(
+            ValueError, match=f"hidden is 32, but the group was created with {HIDDEN}"
+        ):
             shoal.torch.MoE(32, INNER, EXPERTS, TOP_K, group=group)
 
 
@@ -146,8 +154,8 @@ def test_layer_alone_is_its_definition():
         best = scores[token].argsort(descending=True)[:2]
         for expert in best.tolist():
             gate, up = (x[token] @ layer.w_in[expert]).chunk(2)
-            answer = (gate * gate.sigmoid() * up) @ layer.w_out[expert]
-            expected[token] += scores[token, expert] / scores[token, best].sum() * answer
+            y = (gate * gate.sigmoid() * up) @ layer.w_out[expert]
+            expected[token] += scores[token, expert] / scores[token, best].sum() * y
     torch.testing.assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -161,7 +169,13 @@ def test_grouped_linear(ends):
         expert = int((ends <= row).sum())
         expected = x[row] @ weight[expert] if expert < 3 else torch.zeros(4, dtype=torch.float64)
         torch.testing.assert_close(result[row], expected)
-    assert torch.autograd.gradcheck(lambda x, weight: shoal.torch.grouped_linear(x, weight, ends), (x, weight))
-    assert torch.autograd.gradgradcheck(lambda x, weight: shoal.torch.grouped_linear(x, weight, ends), (x, weight))
+    assert torch.autograd.gradcheck(
+        lambda x, weight: shoal.torch.grouped_linear(x, weight, ends), (x, weight)
+    )
+    assert torch.autograd.gradgradcheck(
+        lambda x, weight: shoal.torch.grouped_linear(x, weight, ends), (x, weight)
+    )
     torch.library.opcheck(torch.ops.shoal.grouped_linear.default, (x, weight, ends))
-    torch.library.opcheck(torch.ops.shoal.grouped_outer.default, (x, result.detach().requires_grad_(), ends))
+    torch.library.opcheck(
+        torch.ops.shoal.grouped_outer.default, (x, result.detach().requires_grad_(), ends)
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/train_moe.py: the same losses on four ranks, two and one as in one process without Shoal."""
+"""examples/train_moe.py: the losses on four, two and one rank equal those of one process without
+Shoal."""
 
 import json
 import os
@@ -17,7 +18,11 @@ EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples/train_moe.py"
 def run(*arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, EXAMPLE, *map(str, arguments)], capture_output=True, text=True, timeout=120, env=environment
+        [sys.executable, EXAMPLE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
     )
 
 
@@ -37,12 +42,14 @@ def test_loss_is_that_of_one_process(ranks, tmp_path):
     assert steps == 12
     assert last < 0.9 * first, "it learns"
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("largest difference")]
-    # So early, rounding has not grown yet.
+    # Rounding has not accumulated yet.
     assert float(line.split(":")[1].split(",")[0]) < 2e-4
     if ranks == 4:
         assert plot.read_bytes().startswith(b"\x89PNG")
         curves = json.loads(losses.read_text())
-        assert list(curves) == ["4 ranks", "one process"] and {len(curve) for curve in curves.values()} == {12}
+        assert list(curves) == ["4 ranks", "one process"] and {
+            len(curve) for curve in curves.values()
+        } == {12}
         assert f"{curves['4 ranks'][-1]:.4f}" == f"{last:.4f}"
     assert "12/12" in result.stderr, "a progress bar"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds, teams, one-sided operations and collectives of shoal in Python (D1, D6, D7, D15)."""
+"""Worlds, teams, one-sided operations and collectives of shoal in Python."""
 
 import multiprocessing
 import subprocess
@@ -34,10 +34,16 @@ def test_signals_follow_their_data(settings):
     def body(world):
         data, flag = world.zeros((100,), "float32"), world.zeros((1,), "int64")
         right = (world.my_pe + 1) % world.n_pes
-        world.put_signal(data.on(right), np.full(100, world.my_pe, np.float32), flag.on(right)[0], 5)
+        world.put_signal(
+            data.on(right), np.full(100, world.my_pe, np.float32), flag.on(right)[0], 5
+        )
         seen = world.wait_until(flag, ">=", 5)
         left = (world.my_pe - 1) % world.n_pes
-        assert (data.local.numpy() == left).all() and world.test(flag, ">=", 5) and not world.test(flag, ">", 7)
+        assert (
+            (data.local.numpy() == left).all()
+            and world.test(flag, ">=", 5)
+            and not world.test(flag, ">", 7)
+        )
         world.signal(flag.on(right)[0], 2, op="add")
         return seen in (5, 7), world.wait_until(flag, "==", 7)
 
@@ -56,7 +62,9 @@ def test_atomics_count(settings):
 
     results = shoal.run_threads(4, body, settings)
     assert sorted(sum((before for before, _, _ in results), [])) == list(range(200))
-    assert [total for _, total, _ in results] == [200] * 4 and sum(won for _, _, won in results) == 1
+    assert [total for _, total, _ in results] == [200] * 4 and sum(
+        won for _, _, won in results
+    ) == 1
 
 
 def test_non_blocking_operations_end_with_quiet(settings):
@@ -79,7 +87,11 @@ def test_non_blocking_operations_end_with_quiet(settings):
 def test_collectives(settings):
     def body(world):
         team, me, n = world.team, world.my_pe, world.n_pes
-        one, all_, back = world.zeros((4,), "float32"), world.zeros((4 * n,), "float32"), world.zeros((4 * n,), "float32")
+        one, all_, back = (
+            world.zeros((4,), "float32"),
+            world.zeros((4 * n,), "float32"),
+            world.zeros((4 * n,), "float32"),
+        )
         one.local.numpy()[:] = me + np.arange(4)
         shoal.all_gather(team, all_, one)
         gathered = all_.local.numpy().copy()
@@ -91,13 +103,23 @@ def test_collectives(settings):
         shoal.broadcast(team, one, one, root=n - 1)
         with pytest.raises(shoal.InvalidArgumentError, match="must have 3 times the elements"):
             shoal.all_gather(team, one, one)
-        return gathered, back.local.numpy().copy(), summed, part.local.numpy().copy(), team.exchange(bytes([me, 7]))
+        return (
+            gathered,
+            back.local.numpy().copy(),
+            summed,
+            part.local.numpy().copy(),
+            team.exchange(bytes([me, 7])),
+        )
 
     expected = np.concatenate([pe + np.arange(4) for pe in range(3)]).astype(np.float32)
-    for me, (gathered, back, summed, part, blobs) in enumerate(shoal.run_threads(3, body, settings)):
+    for me, (gathered, back, summed, part, blobs) in enumerate(
+        shoal.run_threads(3, body, settings)
+    ):
         assert np.array_equal(gathered, expected)
         assert np.array_equal(back, np.tile(me + np.arange(4), 3))
-        assert np.array_equal(summed, 3 + 3 * np.arange(4)) and np.array_equal(part, me + np.arange(4))
+        assert np.array_equal(summed, 3 + 3 * np.arange(4)) and np.array_equal(
+            part, me + np.arange(4)
+        )
         assert blobs == [bytes([0, 7]), bytes([1, 7]), bytes([2, 7])]
 
 
@@ -105,13 +127,23 @@ def test_teams_split(settings):
     def body(world):
         even = world.team.split_strided(0, 2, 2)
         row, column = world.team.split_2d(2)
-        result = (even is not None and even.size, row.my_pe, column.my_pe, world.team.translate(3, row))
+        result = (
+            even is not None and even.size,
+            row.my_pe,
+            column.my_pe,
+            world.team.translate(3, row),
+        )
         shoal.barrier(row)
         if even is not None:
             even.destroy()
         return result
 
-    assert shoal.run_threads(4, body, settings) == [(2, 0, 0, None), (False, 1, 0, None), (2, 0, 1, 1), (False, 1, 1, 1)]
+    assert shoal.run_threads(4, body, settings) == [
+        (2, 0, 0, None),
+        (False, 1, 0, None),
+        (2, 0, 1, 1),
+        (False, 1, 1, 1),
+    ]
 
 
 def test_an_exception_of_one_pe_ends_all_and_comes_out_as_it_was(settings):
@@ -130,7 +162,7 @@ def test_an_exception_of_one_pe_ends_all_and_comes_out_as_it_was(settings):
 
 
 def test_leaving_a_with_block_by_an_exception_tells_the_others(settings):
-    """Also by one without a message, such as that of an assert."""
+    """Also with an exception without a message, such as that of an assert."""
     heard = {}
 
     def body(world):
@@ -152,15 +184,19 @@ def test_leaving_a_with_block_by_an_exception_tells_the_others(settings):
 def test_a_wait_that_nobody_ends_times_out_and_says_so():
     def body(world):
         flag = world.zeros((1,), "int64")
-        with pytest.raises(TimeoutError) as raised:  # shoal.TimeoutError is one of Python's too
+        with pytest.raises(
+            TimeoutError
+        ) as raised:  # shoal.TimeoutError is also a TimeoutError of Python
             world.wait_until(flag, "==", 1)
         return raised.value.code, isinstance(raised.value, shoal.TimeoutError)
 
-    assert shoal.run_threads(1, body, {"symmetric_size": "64M", "timeout": 200}) == [("timeout", True)]
+    assert shoal.run_threads(1, body, {"symmetric_size": "64M", "timeout": 200}) == [
+        ("timeout", True)
+    ]
 
 
 def test_waiting_lets_other_threads_run(settings):
-    """The GIL is released: with it, the first PE would wait for ever for the second."""
+    """Calls release the GIL; otherwise the first PE would wait forever for the second."""
 
     def body(world):
         flag = world.zeros((1,), "int64")
@@ -176,16 +212,28 @@ def test_waiting_lets_other_threads_run(settings):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda world, array: world.put(array.on(0), np.zeros(3, np.float32)), "has 12 bytes, the elements on PE 0 have 16"),
+        (
+            lambda world, array: world.put(array.on(0), np.zeros(3, np.float32)),
+            "has 12 bytes, the elements on PE 0 have 16",
+        ),
         (lambda world, array: array.on(1), "PE 1; the world has PEs 0 to 0"),
         (lambda world, array: array.on(0)[::2], "sliced with step 1"),
         (lambda world, array: world.wait_until(array, "==", 0), "waits are for int64 arrays"),
-        (lambda world, array: world.wait_until(world.zeros((1,), "int64"), "=", 0), 'compare "="; allowed: "=="'),
-        (lambda world, array: world.atomic("nand", world.zeros((1,), "int64").on(0)[0]), 'op "nand"; allowed: "fetch"'),
+        (
+            lambda world, array: world.wait_until(world.zeros((1,), "int64"), "=", 0),
+            'compare "="; allowed: "=="',
+        ),
+        (
+            lambda world, array: world.atomic("nand", world.zeros((1,), "int64").on(0)[0]),
+            'op "nand"; allowed: "fetch"',
+        ),
         (lambda world, array: world.zeros((1,), "float31"), 'dtype "float31"; allowed: float32'),
         (lambda world, array: world.zeros((-1,), "int64"), "an extent of -1"),
         (lambda world, array: world.team.exchange(bytes(513)), "allowed: up to 512"),
-        (lambda world, array: shoal.World.open({"symetric_size": "1G"}), 'no setting "symetric_size"; there are bootstrap'),
+        (
+            lambda world, array: shoal.World.open({"symetric_size": "1G"}),
+            'no setting "symetric_size"; there are bootstrap',
+        ),
         (lambda world, array: world.zeros((1 << 40,), "int64"), "SHOAL_SYMMETRIC_SIZE"),
     ],
 )
@@ -204,7 +252,11 @@ def test_a_freed_array_and_a_closed_world_say_so(settings):
     def body(world):
         array = world.zeros((4,), "float32")
         array.free()
-        for call in (lambda: array.on(0), lambda: array.local, lambda: shoal.reduce(world.team, array, array)):
+        for call in (
+            lambda: array.on(0),
+            lambda: array.local,
+            lambda: shoal.reduce(world.team, array, array),
+        ):
             with pytest.raises(shoal.ClosedError, match="the array is freed"):
                 call()
         world.close()
@@ -220,17 +272,29 @@ def _process(pe, unique_id, results):
         total = world.zeros((1,), "int64")
         total.local.numpy()[:] = pe + 1
         shoal.reduce(world.team, total, total)
-        results.put((pe, int(total.local.numpy()[0]), world.pes_per_node, world.describe_transport(1 - pe).split(":")[0]))
+        results.put(
+            (
+                pe,
+                int(total.local.numpy()[0]),
+                world.pes_per_node,
+                world.describe_transport(1 - pe).split(":")[0],
+            )
+        )
 
 
 def test_processes_meet_by_a_unique_id():
     context = multiprocessing.get_context("spawn")
     unique_id, results = shoal.UniqueId.create(), context.Queue()
-    processes = [context.Process(target=_process, args=(pe, str(unique_id), results)) for pe in range(2)]
+    processes = [
+        context.Process(target=_process, args=(pe, str(unique_id), results)) for pe in range(2)
+    ]
     for process in processes:
         process.start()
     try:
-        assert sorted(results.get(timeout=60) for _ in range(2)) == [(0, 3, 2, "shm"), (1, 3, 2, "shm")]
+        assert sorted(results.get(timeout=60) for _ in range(2)) == [
+            (0, 3, 2, "shm"),
+            (1, 3, 2, "shm"),
+        ]
     finally:
         for process in processes:
             process.join(timeout=30)
@@ -242,15 +306,21 @@ def test_importing_does_nothing():
     """No thread, no environment, no output, and no torch."""
     script = (
         "import os, sys, threading; before = dict(os.environ); import shoal; "
-        "print(threading.active_count(), before == dict(os.environ), 'torch' in sys.modules, len(os.listdir('/proc/self/task')))"
+        "print(threading.active_count(), before == dict(os.environ), 'torch' in sys.modules, "
+        "len(os.listdir('/proc/self/task')))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout.split(), done.stderr) == (["1", "True", "False", "1"], "")
 
 
-@pytest.mark.parametrize("module, needs", [("deep_ep", "torch"), ("shoal.torch", "torch"), ("shoal.jax", "jax")])
+@pytest.mark.parametrize(
+    "module, needs", [("deep_ep", "torch"), ("shoal.torch", "torch"), ("shoal.jax", "jax")]
+)
 def test_importing_does_nothing_beside_what_it_needs(module, needs):
-    """No thread, no environment, no output, no file, and CUDA as it was; deep_ep's original does some of these."""
+    """No thread, no environment, no output, no file, and no change to CUDA, unlike the original
+    of deep_ep."""
     pytest.importorskip(needs)
     script = f"""
         import os, sys, threading, {needs}
@@ -278,14 +348,18 @@ def test_everything_public_is_documented():
                 for member, value in vars(thing).items():
                     if not member.startswith("_"):
                         text = (value.__doc__ or "").splitlines()
-                        signature = bool(text) and text[0].startswith(member + "(")  # the first line of bound functions
+                        # The first line of bound functions.
+                        signature = bool(text) and text[0].startswith(member + "(")
                         assert "".join(text[1:] if signature else text).strip(), f"{name}.{member}"
 
 
 def test_teams_and_facts_of_a_world(settings):
     def body(world):
         assert world.node_team.size == world.shared_team.size == world.pes_per_node == 4
-        assert world.same_index_team.size == 1 and world.self_team.world_pe(0) == world.my_pe == world.my_pe_on_node
+        assert (
+            world.same_index_team.size == 1
+            and world.self_team.world_pe(0) == world.my_pe == world.my_pe_on_node
+        )
         ids = world.zeros((1,), "int64")
         if world.my_pe == 0:
             number = np.array([world.make_team_id()], np.uint64).view(np.int64)

@@ -19,7 +19,7 @@ import traceback
 
 import pytest
 
-# A rank that hangs is a failure of the test, not of the test run.
+# A hanging rank fails its test, not the test run.
 DEADLINE_S = 120
 NOT_RUN = "not run: an earlier check failed"
 
@@ -29,27 +29,39 @@ def names_of_checks(namespace):
 
 
 class Results:
-    """By rank and check: empty, or why it failed."""
+    """Failures by rank and check; empty: passed."""
 
     def __init__(self, ranks):
         self.ranks = ranks
 
     def verify(self, name):
-        failed = [f"rank {rank}: {result[name]}" for rank, result in enumerate(self.ranks) if result[name]]
+        failed = [
+            f"rank {rank}: {result[name]}" for rank, result in enumerate(self.ranks) if result[name]
+        ]
         if failed:
             pytest.fail("\n".join(failed), pytrace=False)
 
 
 def run_checks(n_ranks, module, device="cpu"):
-    """Runs all checks of the module on each of `n_ranks` processes, in the order in which they are written. device:
-    torch's default there; "cuda" deals the ranks over the GPUs."""
+    """Runs all checks of the module on each of `n_ranks` processes, in their order in the file.
+    device: torch's default there; "cuda" distributes the ranks over the GPUs."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])  # imported once, not once a rank
+    context.set_forkserver_preload(
+        ["torch", "torch.distributed"]
+    )  # imported once, not by every rank
     results, ranks = [], []
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(n_ranks):
             ours, theirs = context.Pipe(duplex=False)
-            arguments = (rank, n_ranks, module, device, os.path.join(folder, "store"), theirs, dict(os.environ))
+            arguments = (
+                rank,
+                n_ranks,
+                module,
+                device,
+                os.path.join(folder, "store"),
+                theirs,
+                dict(os.environ),
+            )
             process = context.Process(target=_rank, args=arguments)
             process.start()
             theirs.close()
@@ -70,7 +82,7 @@ def run_checks(n_ranks, module, device="cpu"):
 
 
 def _rank(rank, n_ranks, module, device, store, pipe, environment):
-    os.environ.clear()  # a forkserver's children inherit that of its own start
+    os.environ.clear()  # children of a forkserver inherit it from its start
     os.environ.update(environment)
     import torch
     import torch.distributed as dist
@@ -82,33 +94,41 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks, timeout=timeout)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks, timeout=timeout
+    )
     namespace = vars(importlib.import_module(module))
     names = names_of_checks(namespace)
     result = dict.fromkeys(names, NOT_RUN)
     name = names[0]
-    settings = {"heap": "cuda" if device == "cuda" else "host", "symmetric_size": "64M", "timeout": 20000}
+    settings = {
+        "heap": "cuda" if device == "cuda" else "host",
+        "symmetric_size": "64M",
+        "timeout": 20000,
+    }
     try:
-        # An exception leaves the world at once, which tells the other ranks; so no rank waits for one that has failed.
+        # An exception fails the world at once, so that no rank waits for the failed one.
         with shoal.World.from_torch(settings=settings) as world:
             for name in names:
                 torch.manual_seed(rank)
                 namespace[name](world)
                 result[name] = ""
-    except BaseException:  # pytest's own among them
+    except BaseException:  # also those of pytest
         result[name] = traceback.format_exc()
     pipe.send(result)
     dist.destroy_process_group()
 
 
-def all_members(team, value):
-    """Every member's `value`, an object that can be pickled, by member. Works for all teams of the world."""
+def all_ranks(team, value):
+    """The `value` of every rank, an object that can be pickled. Works for all teams of the
+    world."""
     everybody = of_all_ranks(value)
     return [everybody[team.world_pe(member)] for member in range(team.size)]
 
 
 def of_all_ranks(value):
-    """Every rank's `value`, an object that can be pickled; its tensors come to the default device."""
+    """The `value` of every rank, an object that can be pickled, with its tensors on the default
+    device."""
     import torch
     import torch.distributed as dist
 
@@ -121,14 +141,15 @@ def of_all_ranks(value):
 
 
 def seeded(seed):
-    """A generator of random numbers on the default device."""
+    """A random number generator on the default device."""
     import torch
 
     return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 def each_group(world, options):
-    """A group of all ranks, then one of each pair of them; closed when the next is asked for, results gone by then."""
+    """A group of all ranks, then one of each pair. A group is closed when the next one is
+    requested; its results must be released by then."""
     import shoal.ep
 
     if world not in _pairs:

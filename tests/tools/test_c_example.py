@@ -123,8 +123,15 @@ def test_page_shows_the_example_that_is_built():
         assert block in example, block
 
 
-def test_reference_lists_every_function():
+def test_reference_lists_every_function_with_its_header():
     page = (ROOT / "docs/reference/c-api.md").read_text()
-    declared = set(re.findall(r"SHOAL_API [^;(]*?\*?(shoal_\w+)\(", HEADER.read_text()))
-    listed = re.findall(r"`(shoal_\w+)`", page[page.index("| group |") :])
+    rows = re.findall(r"^\| [^|]+ \| (`shoal_.*`) \| (.*?) \|", page, re.MULTILINE)
+    listed = []
+    for functions, headers in rows:
+        names = re.findall(r"\[(\w+\.h)\]", headers)
+        text = "\n".join((ROOT / "include/shoal/c" / name).read_text() for name in names)
+        for function in re.findall(r"`(shoal_\w+)`", functions):
+            assert f"{function}(" in text, f"{function} is not declared in {headers}"
+            listed.append(function)
+    declared = re.findall(r"SHOAL_API [^;(]*?\*?(shoal_\w+)\(", header_text())
     assert sorted(listed) == sorted(declared)

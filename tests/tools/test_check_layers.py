@@ -29,6 +29,8 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         "src/transport/transport.hpp": "",
         "src/transport/factories.cpp": '#include "transport/shm/shm.hpp"\n#include "transport/transport.hpp"\n',
         "src/transport/shm/shm.hpp": "",
+        "src/transport/message/engine.hpp": "",
+        "src/transport/ofi/network.cpp": '#include "transport/message/engine.hpp"\n',
         "src/transport/shm/shm.cpp": '#include "transport/shm/shm.hpp"\n#include "shm.hpp"\n#include "transport/transport.hpp"\n',
         "src/ep/host/send.cpp": '#include "ep/plan/shape.hpp"\n#include "world/state.hpp"\n',
         "tests/unit/x_test.cpp": '#include "ep/plan/shape.hpp"\n#include "transport/shm/shm.hpp"\n',
@@ -44,6 +46,8 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         ("src/collective/reduce.cpp", "ep/numeric/bf16.hpp"),
         ("src/world/rma.cpp", "transport/shm/shm.hpp"),
         ("src/transport/self/self.cpp", "transport/shm/shm.hpp"),
+        ("src/transport/shm/shm.cpp", "transport/message/engine.hpp"),
+        ("src/transport/message/engine.cpp", "transport/ofi/network.hpp"),
         ("include/shoal/world.hpp", "world/state.hpp"),
     ],
 )
@@ -51,6 +55,31 @@ def test_reports_a_forbidden_include_with_its_line(tmp_path, file, include):
     status, lines = check(tmp_path, {file: f'#pragma once\n#include "{include}"\n'})
     assert status == 1
     assert len(lines) == 1 and lines[0].startswith(f"{file}:2: ") and include in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "include"),
+    [
+        ("python/bindings/world.cpp", "world/parts.hpp"),
+        ("tools/moe/layer.cpp", "world/state.hpp"),
+        ("tools/run/job.cpp", "base/log.hpp"),
+        ("bench/rma_bench.cpp", "ep/host/rows/row_ops.hpp"),
+    ],
+)
+def test_bindings_tools_and_benchmarks_use_public_headers(tmp_path, file, include):
+    allowed = '#include "shoal/world.hpp"\n#include "shoal/error.hpp"\n'
+    assert check(tmp_path, {file: allowed}) == (0, [])
+    status, lines = check(tmp_path, {file: f'{allowed}#include "{include}"\n'})
+    assert status == 1 and lines[0].startswith(f'{file}:3: "{include}" is internal')
+
+
+def test_exceptions_are_for_the_files_that_are_listed(tmp_path):
+    files = {
+        "tools/info/world.cpp": '#include "world/parts.hpp"\n',
+        "tools/run/main.cpp": '#include "base/log.hpp"\n',
+        "bench/row_ops_bench.cpp": '#include "ep/host/rows/row_ops.hpp"\n',
+    }
+    assert check(tmp_path, files) == (0, [])
 
 
 def test_sees_through_relative_includes(tmp_path):

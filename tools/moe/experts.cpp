@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moe/experts.hpp"
 
-#include "ep/numeric/float16.hpp"
 #include "moe/random.hpp"
+#include "shoal/numeric.hpp"
 
 namespace shoal::moe {
 
 void ExpertWeights::round() {
   for (std::vector<float>* matrix : {&gate, &up, &down})
-    for (float& value : *matrix) value = ep::numeric::to_float(ep::numeric::to_bf16(value));
+    for (float& value : *matrix) value = float_from_bfloat16(bfloat16_from_float(value));
 }
 
 WeightSource::WeightSource(const Options& options, const Shape& shape)

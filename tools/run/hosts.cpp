@@ -34,10 +34,10 @@ HostSlots parse_host(std::string_view item, std::string_view all) {
         std::from_chars(number.data(), number.data() + number.size(), host.slots);
     good = good && error == std::errc{} && end == number.data() + number.size();
   }
-  require(
-      good && host.slots >= 1 && host.slots <= kMaxSlots, Code::invalid_argument,
-      "--hosts is \"{}\"; allowed: a comma list of host or host:n, n PEs from 1 to {}, such as node1:2,node2:2",
-      all, kMaxSlots);
+  require(good && host.slots >= 1 && host.slots <= kMaxSlots, Code::invalid_argument,
+          "--hosts is \"{}\"; allowed: a comma list of host or host:n, n PEs from 1 to {}, such as "
+          "node1:2,node2:2",
+          all, kMaxSlots);
   return host;
 }
 
@@ -162,11 +162,10 @@ Launcher::Kind kind_of_version(const std::string& program, std::string_view text
   if (says("Open MPI") || says("OpenRTE")) return Launcher::Kind::open_mpi;
   if (says("HYDRA") || says("Intel(R) MPI")) return Launcher::Kind::hydra;
   if (text.starts_with("slurm")) return Launcher::Kind::srun;
-  fail(
-      Code::unsupported,
-      "--launcher {} is of no known kind (\"{} --version\" says \"{}\"); known: mpirun of Open MPI, mpirun or mpiexec "
-      "of Hydra (MPICH, Intel MPI), srun",
-      program, program, text.substr(0, text.find('\n')));
+  fail(Code::unsupported,
+       "--launcher {} is of no known kind (\"{} --version\" says \"{}\"); known: mpirun of Open "
+       "MPI, mpirun or mpiexec of Hydra (MPICH, Intel MPI), srun",
+       program, program, text.substr(0, text.find('\n')));
 }
 
 Launcher Launcher::find(const std::string& asked, bool in_slurm_job) {
@@ -178,8 +177,8 @@ Launcher Launcher::find(const std::string& asked, bool in_slurm_job) {
     const auto found = std::ranges::find_if(order, installed);
     require(
         found != order.end(), Code::unsupported,
-        "--hosts starts PEs through a launcher, and neither mpirun nor srun is installed: install Open MPI or MPICH, "
-        "run inside Slurm, or name one with --launcher");
+        "--hosts starts PEs through a launcher, and neither mpirun nor srun is installed: install "
+        "Open MPI or MPICH, run inside Slurm, or name one with --launcher");
     program = *found;
   }
   require(installed(program), Code::unsupported, "--launcher {} is not installed, or not in PATH",

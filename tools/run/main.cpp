@@ -23,18 +23,18 @@ namespace {
 constexpr const char* kAbout =
     "Runs a program as the PEs of one Shoal world.\n"
     "  shoal-run -n N [options] program [args...]         N processes on this machine\n"
-    "  shoal-run --hosts a:2,b:2 [options] program ...    on several hosts, through mpirun or srun\n"
+    "  shoal-run --hosts a:2,b:2 [options] program ...    several hosts, by mpirun or srun\n"
     "\n"
     "Each PE gets the environment of shoal-run and the variables SHOAL_PE, SHOAL_N_PES and\n"
     "SHOAL_UNIQUE_ID. Its standard input is empty. shoal-run forwards SIGINT, SIGTERM, SIGHUP,\n"
     "SIGUSR1 and SIGUSR2 to all PEs.\n"
-    "When a PE fails, the other PEs have the grace period to end. Then they receive SIGTERM and,\n"
-    "after another grace period, SIGKILL. Children of a PE end with it. All PEs and their children\n"
-    "end when shoal-run is killed; only a process that calls setsid leaves the job.";
+    "When a PE fails, the other PEs have the grace period to end. Then they receive SIGTERM\n"
+    "and, after another grace period, SIGKILL. Children of a PE end with it. All PEs and their\n"
+    "children end if shoal-run is killed; only a process that calls setsid leaves the job.";
 constexpr const char* kStatuses =
-    "Exit status: 0 if all PEs succeeded, else the status of the first PE that failed (128 + signal\n"
-    "if a signal killed it); 124 after --timeout; 125 if shoal-run itself failed or could not write\n"
-    "the PEs' output; 126 if the program could not be executed, 127 if it was not found.\n"
+    "Exit status: 0 if all PEs succeeded, else the status of the first PE that failed (128 +\n"
+    "signal if a signal killed it); 124 after --timeout; 125 if shoal-run itself failed or could\n"
+    "not write the PEs' output; 126 if the program could not be executed, 127 if not found.\n"
     "Example: shoal-run -n 8 --nodes 2 ./program --option-of-program";
 
 struct CommandLine {

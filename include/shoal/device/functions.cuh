@@ -146,8 +146,8 @@ __device__ bool test_all(S scope, const T* variables, std::size_t count, Compare
                          std::type_identity_t<T> value, const int* skip = nullptr);
 
 /// Waits until one of `count` variables compares as asked. Returns the lowest index that does.
-/// Returns kNoIndex when the deadline passed, and at once when every variable is left out. Leave out
-/// variables that have been handled: a lower index wins every time.
+/// Returns kNoIndex when the deadline passed, and at once when every variable is left out. Leave
+/// out variables that have been handled: a lower index wins every time.
 template <Scope S, Word T>
 __device__ std::size_t wait_until_any(S scope, const World& world, const T* variables,
                                       std::size_t count, Compare compare,

@@ -6,8 +6,8 @@
 
 #include <array>
 
-#include "../check.hpp"
 #include "../docs.hpp"
+#include "base/check.hpp"
 #include "exchange.hpp"
 #include "streams.hpp"
 
@@ -104,9 +104,10 @@ TensorView to_view(const nb::dlpack::dltensor& from, const char* what,
   require(from.ndim <= TensorView::kMaxRank, Code::invalid_argument,
           "{} has {} dimensions; allowed: up to {}", what, from.ndim, TensorView::kMaxRank);
   const auto known = dtype ? named_type(what, *dtype, from.dtype.bits) : from_dlpack(from.dtype);
-  require(known.has_value(), Code::invalid_argument,
-          "{} has elements of {}, which Shoal does not have; see dtype=", what,
-          [&] { return describe(from.dtype); });
+  if (!known)
+    fail(Code::invalid_argument,
+         "{} has elements of {}, which Shoal does not have; see dtype=", what,
+         describe(from.dtype));
   TensorView view;
   view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
   view.dtype = *known;

@@ -8,7 +8,7 @@
 #include <functional>
 #include <map>
 
-#include "../check.hpp"
+#include "base/check.hpp"
 #include "group.hpp"
 
 namespace shoal::python {

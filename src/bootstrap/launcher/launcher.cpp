@@ -32,8 +32,8 @@ std::int64_t number(const Variables& variables, const std::string& name, std::in
   require(
       error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
       Code::invalid_argument,
-      "{} is \"{}\"; allowed: an integer from 0 to {}. A launcher sets it; SHOAL_BOOTSTRAP=single or uid does not "
-      "look at launchers",
+      "{} is \"{}\"; allowed: an integer from 0 to {}. A launcher sets it; SHOAL_BOOTSTRAP=single "
+      "or uid does not look at launchers",
       name, text, most);
   return value;
 }
@@ -95,13 +95,12 @@ Launcher detect_launcher(const Variables& variables) {
             {"pmix"}};
   if (slurm) return ranked(variables, "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"pmi"});
   if (torch_variables(variables)) return torch_launcher(variables);
-  return {
-      {},
-      "no variables of Open MPI, Hydra, PMIx, Slurm's srun, or torchrun (RANK, WORLD_SIZE, MASTER_ADDR, "
-      "MASTER_PORT)",
-      0,
-      1,
-      {"single"}};
+  return {{},
+          "no variables of Open MPI, Hydra, PMIx, Slurm's srun, or torchrun (RANK, WORLD_SIZE, "
+          "MASTER_ADDR, MASTER_PORT)",
+          0,
+          1,
+          {"single"}};
 }
 
 std::string torch_session(const Variables& variables, std::uint64_t count) {
@@ -110,8 +109,8 @@ std::string torch_session(const Variables& variables, std::uint64_t count) {
   };
   require(
       torch_variables(variables), Code::invalid_argument,
-      "SHOAL_BOOTSTRAP is torch but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: start the program "
-      "with torchrun, or set them on all PEs");
+      "SHOAL_BOOTSTRAP is torch but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: "
+      "start the program with torchrun, or set them on all PEs");
   std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
   for (const char c :
        fmt::format("{}:{}:{}:{}:{}", value("MASTER_ADDR"), value("MASTER_PORT"),
@@ -150,19 +149,19 @@ Choice by_settings(const Settings& settings) {
     }
   }
   if (pe == -1 && n_pes == 1) pe = 0;
-  require(
-      n_pes != -1, Code::invalid_argument,
-      "{} but SHOAL_N_PES is not set: start the program with shoal-run, or set SHOAL_PE and SHOAL_N_PES",
-      settings.bootstrap == "uid" ? "SHOAL_BOOTSTRAP is uid"
-                                  : "SHOAL_UNIQUE_ID or SHOAL_SESSION_ID is set");
+  require(n_pes != -1, Code::invalid_argument,
+          "{} but SHOAL_N_PES is not set: start the program with shoal-run, or set SHOAL_PE and "
+          "SHOAL_N_PES",
+          settings.bootstrap == "uid" ? "SHOAL_BOOTSTRAP is uid"
+                                      : "SHOAL_UNIQUE_ID or SHOAL_SESSION_ID is set");
   require(pe >= 0 && pe < n_pes, Code::invalid_argument,
           "SHOAL_PE is {} with SHOAL_N_PES {}; allowed: 0 to {}",
           pe == -1 ? "not set" : std::to_string(pe), n_pes, n_pes - 1);
   if (n_pes == 1 && !named(settings)) return single(why);
   require(
       named(settings), Code::invalid_argument,
-      "SHOAL_N_PES is {} but neither SHOAL_UNIQUE_ID nor SHOAL_SESSION_ID is set, so PE {} cannot find the others: "
-      "start the program with shoal-run, or set one of the two on all PEs",
+      "SHOAL_N_PES is {} but neither SHOAL_UNIQUE_ID nor SHOAL_SESSION_ID is set, so PE {} cannot "
+      "find the others: start the program with shoal-run, or set one of the two on all PEs",
       n_pes, pe);
   return {{settings.unique_id.empty() ? "session" : "uid"}, pe, n_pes, why};
 }
@@ -175,11 +174,10 @@ Choice plugin_of(const Settings& settings) {
           Code::invalid_argument,
           "SHOAL_BOOTSTRAP is \"{}\"; allowed: automatic, uid, single, torch, plugin:FILE, {}",
           settings.bootstrap, fmt::join(kNames, ", "));
-  require(
-      settings.n_pes == -1 && settings.pe == -1, Code::invalid_argument,
-      "SHOAL_BOOTSTRAP is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set too: unset them, or "
-      "use SHOAL_BOOTSTRAP=automatic",
-      settings.bootstrap);
+  require(settings.n_pes == -1 && settings.pe == -1, Code::invalid_argument,
+          "SHOAL_BOOTSTRAP is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set "
+          "too: unset them, or use SHOAL_BOOTSTRAP=automatic",
+          settings.bootstrap);
   std::string name = settings.bootstrap;
   if (name == "plugin") {
     require(!settings.bootstrap_plugin.empty(), Code::invalid_argument,
@@ -196,11 +194,10 @@ Choice choose_bootstrap(const Settings& settings) {
   const std::int64_t pe = settings.pe, n_pes = settings.n_pes;
   require(n_pes == -1 || (n_pes >= 1 && n_pes <= kMaxPes), Code::invalid_argument,
           "SHOAL_N_PES is {}; allowed: 1 to {}", n_pes, kMaxPes);
-  require(
-      n_pes != -1 || pe <= 0 || asked != "automatic" || named(settings), Code::invalid_argument,
-      "SHOAL_PE is {} but SHOAL_N_PES is not set: start the program with shoal-run, or set SHOAL_N_PES to the "
-      "number of PEs",
-      pe);
+  require(n_pes != -1 || pe <= 0 || asked != "automatic" || named(settings), Code::invalid_argument,
+          "SHOAL_PE is {} but SHOAL_N_PES is not set: start the program with shoal-run, or set "
+          "SHOAL_N_PES to the number of PEs",
+          pe);
   if (asked == "single") {
     require(n_pes <= 1, Code::invalid_argument,
             "SHOAL_BOOTSTRAP is single but SHOAL_N_PES is {}; allowed: 1, or unset", n_pes);

@@ -243,8 +243,8 @@ std::unique_ptr<Pmi> start(const shoal_bootstrap_context* context) {
     if (mpi_runs())
       throw Failure(
           SHOAL_BOOTSTRAP_FAILED,
-          "MPI runs in this process and speaks over the launcher's connection (PMI_FD) already: open the world "
-          "with connect_mpi of shoal/mpi.hpp, or World.from_mpi4py");
+          "MPI runs in this process and speaks over the launcher's connection (PMI_FD) already: "
+          "open the world with connect_mpi of shoal/mpi.hpp, or World.from_mpi4py");
     return std::make_unique<Wire>(
         to_int(fd, "PMI_FD"), to_int(variable(context, "PMI_RANK"), "PMI_RANK"),
         to_int(variable(context, "PMI_SIZE"), "PMI_SIZE"), deadline_of(context));
@@ -252,8 +252,9 @@ std::unique_ptr<Pmi> start(const shoal_bootstrap_context* context) {
   if (variable(context, "SLURM_STEP_ID").empty())
     throw Failure(
         SHOAL_BOOTSTRAP_ABSENT,
-        "no launcher speaks PMI-1 to this process (neither PMI_FD nor SLURM_STEP_ID is set): start it with Hydra's "
-        "mpiexec or with srun. SHOAL_BOOTSTRAP=pmi2 and pmix are the newer protocols");
+        "no launcher speaks PMI-1 to this process (neither PMI_FD nor SLURM_STEP_ID is set): start "
+        "it with Hydra's mpiexec or with srun. SHOAL_BOOTSTRAP=pmi2 and pmix are the newer "
+        "protocols");
   return std::make_unique<SlurmLibrary>();
 }
 

@@ -66,8 +66,8 @@ int start(shoal_bootstrap_context* context, Process& own) {
   if (variable(context, "PMI_FD").empty())
     return report(
         context, SHOAL_BOOTSTRAP_ABSENT,
-        "no launcher speaks PMI-2 to this process (PMI_FD is not set): start it with srun --mpi=pmi2 or Hydra's "
-        "mpiexec");
+        "no launcher speaks PMI-2 to this process (PMI_FD is not set): start it with srun "
+        "--mpi=pmi2 or Hydra's mpiexec");
   std::string reason;
   if (!load(own.library, reason)) return report(context, SHOAL_BOOTSTRAP_ABSENT, reason);
   int spawned = 0, app = 0;

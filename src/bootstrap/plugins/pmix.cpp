@@ -64,8 +64,8 @@ int start(shoal_bootstrap_context* context, Process& own) {
   if (variable(context, "PMIX_NAMESPACE").empty())
     return report(
         context, SHOAL_BOOTSTRAP_ABSENT,
-        "no PMIx server has started this process (PMIX_NAMESPACE is not set): start it with Open MPI's mpirun, "
-        "srun --mpi=pmix, or prun");
+        "no PMIx server has started this process (PMIX_NAMESPACE is not set): start it with Open "
+        "MPI's mpirun, srun --mpi=pmix, or prun");
   pmix_status_t status = PMIx_Init(&own.self, nullptr, 0);
   if (status != PMIX_SUCCESS)
     return report(context, status == PMIX_ERR_UNREACH ? SHOAL_BOOTSTRAP_ABSENT : code_of(status),

@@ -75,8 +75,8 @@ InterfacePattern parse_interface_pattern(std::string_view text) {
     if (exact) item = trim(item.substr(1));
     require(
         !item.empty() && item.find_first_of("^=") == std::string_view::npos, Code::invalid_argument,
-        "SHOAL_SOCKET_INTERFACE is \"{}\"; allowed: a comma list of name prefixes, =name for an exact name, a "
-        "leading ^ to exclude the whole list, such as \"eth,=ib0\" or \"^docker,lo\"",
+        "SHOAL_SOCKET_INTERFACE is \"{}\"; allowed: a comma list of name prefixes, =name for an "
+        "exact name, a leading ^ to exclude the whole list, such as \"eth,=ib0\" or \"^docker,lo\"",
         text);
     pattern.items.push_back({std::string(item), exact});
     if (comma == std::string_view::npos) return pattern;
@@ -102,11 +102,10 @@ const Interface& choose_interface(std::span<const Interface> interfaces, std::st
       best_score = score;
     }
   }
-  require(
-      best != nullptr, Code::unsupported,
-      "no network interface fits \"{}\" with address family {}; there are: {}. Settings: SHOAL_SOCKET_INTERFACE, "
-      "SHOAL_SOCKET_FAMILY",
-      pattern, family, list_of(interfaces));
+  require(best != nullptr, Code::unsupported,
+          "no network interface fits \"{}\" with address family {}; there are: {}. Settings: "
+          "SHOAL_SOCKET_INTERFACE, SHOAL_SOCKET_FAMILY",
+          pattern, family, list_of(interfaces));
   return *best;
 }
 

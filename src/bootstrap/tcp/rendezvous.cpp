@@ -35,9 +35,9 @@ std::optional<Failure> Rendezvous::check(Pe pe, const Hello& hello) {
         members_, [](const Member& member) { return member.presence != Presence::absent; });
     return Failure{
         Code::mismatch, pe,
-        fmt::format(
-            "PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. Setting: SHOAL_N_PES",
-            first - members_.begin(), n_pes_, pe, hello.n_pes)};
+        fmt::format("PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. Setting: "
+                    "SHOAL_N_PES",
+                    first - members_.begin(), n_pes_, pe, hello.n_pes)};
   }
   if (n_pes_ > 0 && members_[static_cast<std::size_t>(pe)].presence != Presence::absent)
     return Failure{Code::invalid_argument, pe,

@@ -23,10 +23,10 @@ bootstrap::Fd listen_at_one(const std::vector<bootstrap::Address>& addresses,
       reasons += "; " + reason_of(error);
     }
   }
-  fail(
-      Code::system,
-      "this PE is to listen at SHOAL_SESSION_ID {} and cannot{}. Settings: SHOAL_SESSION_ID, SHOAL_SESSION_ROOT",
-      session, reasons);
+  fail(Code::system,
+       "this PE is to listen at SHOAL_SESSION_ID {} and cannot{}. Settings: SHOAL_SESSION_ID, "
+       "SHOAL_SESSION_ROOT",
+       session, reasons);
 }
 
 }  // namespace

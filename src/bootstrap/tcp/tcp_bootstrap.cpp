@@ -82,11 +82,10 @@ void TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
   send(MessageType::hello, 0, encode(hello), deadline);
 
   const auto answer = receive(deadline + kVerdict);
-  require(
-      answer || !failed_, Code::mismatch,
-      "PE {} of {} was not let in by {}: the key differs (another world listens there), or the process that holds "
-      "it ended. {}",
-      pe_, n_pes_, describe_root(), where.hint);
+  require(answer || !failed_, Code::mismatch,
+          "PE {} of {} was not let in by {}: the key differs (another world listens there), or the "
+          "process that holds it ended. {}",
+          pe_, n_pes_, describe_root(), where.hint);
   require(answer.has_value(), Code::timeout,
           "PE {} of {} got no verdict from {} within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
           pe_, n_pes_, describe_root(), limit_.count());
@@ -128,10 +127,10 @@ Bytes TcpBootstrap::collective(const Call& call) {
     const auto frame = receive(deadline);
     if (frame) keep_failure(*frame);
     throw_if_failed();
-    require(
-        frame.has_value(), Code::timeout,
-        "\"{}\" timed out after {} ms on PE {} of {}: no answer from {}. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-        call.step, limit_.count(), pe_, n_pes_, describe_root());
+    require(frame.has_value(), Code::timeout,
+            "\"{}\" timed out after {} ms on PE {} of {}: no answer from {}. Setting: "
+            "SHOAL_BOOTSTRAP_TIMEOUT_MS",
+            call.step, limit_.count(), pe_, n_pes_, describe_root());
     const auto type = frame->header.type;
     require((type == MessageType::part || type == MessageType::done) &&
                 frame->header.sequence == sequence,

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// backend.hpp: expert parallelism on GPUs: of one NVLink domain, and staged through the host
-// beyond.
+// backend.hpp: expert parallelism on tensors in GPU memory.
 #pragma once
 
 #include "ep/backend.hpp"
 
 namespace shoal::ep::cuda {
 
+/// For groups whose ranks one NVLink domain joins.
 std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state);
-/// Tensors in GPU memory over a group whose memory is on the host (BackendKind::staged), with `host`
-/// for its backend.
+/// For groups whose memory is on the host (BackendKind::staged); `host` is the host backend.
 std::unique_ptr<detail::Backend> make_staged_backend(detail::GroupState& state,
                                                      std::unique_ptr<detail::Backend> host);
 

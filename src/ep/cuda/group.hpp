@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// group.hpp: what the CUDA backend keeps for a group, and how its calls are put on streams.
+// group.hpp: what the CUDA backend keeps for a group, and how its calls are ordered on streams.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,56 +10,15 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ep/cuda/device/device.cuh"
+#include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/resources.hpp"
 #include "ep/state.hpp"
 
 namespace shoal::ep::cuda {
 
 using detail::GroupState;
 
-/// Throws Error{system} naming the call unless `status` is success.
-void check(cudaError_t status, const char* what);
-
-/// A stream of high priority that does not synchronise with the null stream, and the group's own
-/// pool of device memory; the group has them as long as there is memory of the pool. Nothing here
-/// ever synchronises the device: other PEs on this GPU may be waiting for this one.
-///
-/// The pool is the group's own because its memory is used on the streams of calls, which are
-/// ordered one behind the other (CudaGroup::begin), whatever stream it is freed on.
-struct Resources {
-  std::shared_ptr<CUstream_st> taken_stream;
-  cudaStream_t stream;  ///< the same
-  cudaMemPool_t pool = nullptr;
-  explicit Resources(const memory::Device& gpu);
-  ~Resources();
-  Resources(const Resources&) = delete;
-  Resources& operator=(const Resources&) = delete;
-
-  std::shared_ptr<void> allocate(std::size_t bytes, cudaStream_t on,
-                                 const std::shared_ptr<Resources>& self) const;
-};
-
-/// Equal blocks of device memory for the small arrays of routings and handles. A block returns with
-/// the last tensor that looks into it; work that uses it is ordered before the group's next call
-/// (shoal/ep/group.hpp, Launch).
-class BlockPool {
- public:
-  BlockPool(std::size_t bytes, std::shared_ptr<Resources> resources);
-  /// Allocates where no block is free: not while a stream is captured, before which reserve is
-  /// called.
-  std::shared_ptr<void> take();
-  void reserve(std::size_t blocks);
-  std::size_t block_bytes() const noexcept { return bytes_; }
-
- private:
-  struct Blocks;
-  std::size_t bytes_;
-  std::shared_ptr<Blocks> blocks_;
-};
-
-/// Host memory that the GPU reads and writes; kept for the next user in place of being freed.
-std::shared_ptr<void> take_pinned(std::size_t bytes);
-
+/// A group on its GPU: kernel parameter, report, stream, memory. One call at a time.
 struct CudaGroup {
   explicit CudaGroup(GroupState& owner);
   ~CudaGroup();
@@ -70,63 +29,62 @@ struct CudaGroup {
   DeviceGroup device{};  ///< complete once the group has its memory (open)
   cudaStream_t stream = nullptr;
   std::shared_ptr<void> report_memory, device_memory;
-  Report* report = nullptr;  ///< host memory
+  FaultReport* report = nullptr;  ///< host memory
   int multiprocessors = 0;
-  int members_on_gpu = 1;  ///< of the group, this one included: they share its SMs
-  std::shared_ptr<Resources> resources;
-  cudaStream_t last_stream = nullptr;  ///< of the last call: calls of a group run one after another
+  int ranks_on_gpu = 1;  ///< ranks of the group on this GPU, which share its SMs
+  std::shared_ptr<GroupResources> resources;
+  cudaStream_t last_stream = nullptr;  ///< of the last call; calls of a group run one after another
 
-  /// Makes the GPU current on this thread, and the stream of a call wait for Launch::after. To be
-  /// called first by every call.
+  /// Starts a call: makes the GPU current on this thread, and orders the call's stream after earlier
+  /// calls and after Launch::after. Returns the stream.
   cudaStream_t begin(const Launch& launch);
-  /// Records Launch::done. To be called last. The caller may destroy its stream from now on.
+  /// Ends a call: reports launch errors, records Launch::done, and orders later calls. The caller may
+  /// destroy its stream from now on.
   void end(const Launch& launch, cudaStream_t on);
-  /// In a call that may still throw: later calls come behind what it has queued so far, whatever
-  /// becomes of it.
+  /// Orders later calls after the work queued so far, even if this call throws.
   void record(cudaStream_t on) const;
-  /// After the first of two kernels of a call: nothing may stand between them.
+  /// Reports errors of the first of two launches of a call. It records nothing, because no other work
+  /// may come between the two kernels.
   void end_first() { check(cudaGetLastError(), "launch of a kernel"); }
   bool capturing(cudaStream_t on) const;
   /// Whether the last call was captured, and its stream still is.
   bool last_call_captures() const { return begun_.captured && capturing(begun_.on); }
-  /// Throws where the GPU has reported that the group is beyond use. Other reports are for calls
-  /// that wait: a call that threw them before its kernel is queued would get this member out of
-  /// step.
+  /// Throws where the GPU has reported a fatal fault. Other reports are thrown by calls that wait: a
+  /// call that threw them before it queues its kernel would leave this rank out of step.
   void throw_failed();
-  /// Throws what the GPU has reported, if anything.
+  /// Throws what the GPU has reported, if anything (fault_messages.cpp).
   void throw_reported();
-  /// A member that has given its group up, as the GPU knows.
+  /// A rank that has given the group up, read from GPU memory.
   std::optional<std::int32_t> ask_failed_rank();
-  /// Device memory of this GPU that lives as long as the returned pointer, in stream order behind
-  /// the last call; contents undefined.
+  /// Device memory in stream order behind the last call; contents undefined.
   std::shared_ptr<void> allocate(std::size_t bytes) const;
   /// A tensor in `memory`.
   Tensor tensor(const std::shared_ptr<void>& memory, std::size_t offset, DataType dtype,
                 std::initializer_list<std::int64_t> shape) const;
-  /// The elements of an optional tensor; nullptr where there is none. Kernels tell by it whether
-  /// the call has one, so that of a member without tokens, whose tensor may have no memory, is some
-  /// other address.
+  /// The elements of an optional tensor; nullptr where it is undefined. A tensor without tokens can
+  /// have no memory; it yields another address, because kernels recognise by nullptr that the call has
+  /// no such tensor.
   template <typename T>
   const T* elements(const TensorView& tensor) const {
     if (!tensor.defined() || tensor.data != nullptr)
       return tensor.defined() ? tensor.as<T>() : nullptr;
     return reinterpret_cast<const T*>(device.memory);
   }
-  /// Zeroes the control part of the block and points `device` at every member's block.
+  /// Initialises this rank's block and completes `device`.
   void open();
-  /// Waits for all calls; throws where the group is beyond use.
+  /// Waits for all calls; throws a fatal fault.
   void drain();
-  /// As drain, and throws what was reported.
+  /// Waits for all calls; throws any fault.
   void synchronize();
 
  private:
   cudaEvent_t between_ = nullptr;  // recorded behind each call on a stream of the caller
-  bool under_way_ = true;  // calls, as far as is known: another stream would have to wait for them
+  bool under_way_ = true;          // calls may be in progress: another stream has to wait for them
+  /// The call that began last, so that the driver is asked only once whether its stream is captured.
   struct {
     cudaStream_t on = nullptr;
     bool captured = false;
-  } begun_;  // the call that began last: the driver is asked once for whether its stream is
-             // captured
+  } begun_;
 };
 
 }  // namespace shoal::ep::cuda

@@ -11,26 +11,31 @@ namespace {
 
 constexpr std::size_t kPage = kPageBytes;
 
+template <typename... Factors>
+std::size_t product(Factors... factors) {
+  return checked_mul(Cursor::kOption, factors...);
+}
+
 }  // namespace
 
 DeviceLayout::DeviceLayout(const Shape& shape) {
   const std::size_t ranks = shape.ranks, tokens = shape.low_latency_max_tokens, top_k = shape.top_k;
   Cursor cursor;
-  for (std::size_t* signal : {&entered, &finished, &slots_read, &answers_read, &failed})
+  for (std::size_t* signal : {&entered, &finished, &dispatch_read, &combine_read, &failed})
     *signal = cursor.take(ranks * kLine);
   notice_bytes =
       align_up(sizeof(DeviceNotice) + (ranks + shape.experts) * sizeof(std::int32_t), kLine);
-  notices = cursor.take(2 * ranks * notice_bytes);
-  slot_notices = cursor.take(2 * ranks * kLine);
-  packets = (top_k + kLanesPerPacket - 1) / kLanesPerPacket;
-  slot_headers = cursor.take(2 * ranks * tokens * packets * kPacketBytes);
+  notices = cursor.take(product(2, ranks, notice_bytes));
+  low_latency_notices = cursor.take(product(2, ranks, kLine));
+  packets = (top_k + kTopkSlotsPerPacket - 1) / kTopkSlotsPerPacket;
+  slot_headers = cursor.take(product(2, ranks, tokens, packets, kPacketBytes));
   slot_counts =
-      cursor.take(tokens > 0 ? 2 * ranks * shape.local_experts * sizeof(std::uint64_t) : 0);
-  slot_ready = cursor.take(2 * ranks * tokens * sizeof(std::uint64_t));
-  member_answers = shape.mask_failed ? std::min(shape.top_k, shape.local_experts) : 0;
-  token_answers = shape.mask_failed ? ranks * member_answers : top_k;
-  answer_flags = cursor.take(2 * tokens * token_answers * sizeof(std::uint64_t));
-  control_end = align_up(cursor.at, kPage);
+      cursor.take(tokens > 0 ? product(2, ranks, shape.local_experts, sizeof(std::uint64_t)) : 0);
+  slot_ready = cursor.take(product(2, ranks, tokens, sizeof(std::uint64_t)));
+  rank_combine_rows = shape.mask_failed ? std::min(shape.top_k, shape.local_experts) : 0;
+  token_combine_rows = shape.mask_failed ? ranks * rank_combine_rows : top_k;
+  combine_flags = cursor.take(product(2, tokens, token_combine_rows, sizeof(std::uint64_t)));
+  control_end = cursor.aligned(kPage);
 
   cursor.at = control_end;
   arena_bytes = largest_result = 0;
@@ -41,21 +46,21 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   }
   arena = cursor.take(arena_bytes, kPage);
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
-  staging = cursor.take(staged * shape.max_combine_row_bytes, kPage);
-  staging_weights = cursor.take(staged * top_k * sizeof(float), kPage);
-  normal_end = align_up(cursor.at, kPage);
+  staging = cursor.take(product(staged, shape.max_combine_row_bytes), kPage);
+  staging_weights = cursor.take(product(staged, top_k, sizeof(float)), kPage);
+  normal_end = cursor.aligned(kPage);
 
   cursor.at = normal_end;
-  slot_weights = cursor.take(2 * ranks * tokens * top_k * sizeof(float));
+  slot_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(float)));
   slot_scales = align_up(shape.hidden, 16);
   slot_bytes = align_up(
       std::max<std::size_t>(shape.hidden * 2, slot_scales + scale_groups(shape.hidden) * 4), 128);
-  slots = cursor.take(2 * ranks * tokens * slot_bytes);
-  combine_weights = cursor.take(2 * ranks * tokens * top_k * sizeof(std::uint64_t));
-  answer_bytes = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4,
-                          128);  // LogFMT has its ranges before it
-  answers = cursor.take(2 * tokens * token_answers * answer_bytes);
-  total = align_up(cursor.at, kPage);
+  slots = cursor.take(product(2, ranks, tokens, slot_bytes));
+  combine_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(std::uint64_t)));
+  // A LogFMT-10 row has its scales in front of it.
+  combine_row_bytes = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 128);
+  combine_rows = cursor.take(product(2, tokens, token_combine_rows, combine_row_bytes));
+  total = cursor.aligned(kPage);
 }
 
 }  // namespace shoal::ep::detail

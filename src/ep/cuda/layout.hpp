@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// layout.hpp: where every byte of a group in GPU memory lies in the symmetric heap, as a pure
-// function of its options; on every member alike.
+// layout.hpp: where every byte of a group in GPU memory lies in its block of the symmetric heap, as a
+// pure function of its options; the same on every rank.
 //
-// Normal mode has the same receive area as on the host (Arena); a region holds x, then a side
-// record a row: what travels beside the row lies together, so that it is one small write.
-// Low-latency mode has fixed slots by (source, token), and answers by (token, lane or member). A
-// member that was masked may write its answers late, when the half has been granted again: with
-// mask_failed it has places that are no other member's.
+// Normal mode has the same receive area as on the host (Arena). A region of it holds x, then a side
+// record for each row: what travels beside a row is contiguous, so that it is one small write.
+//
+// Low-latency mode has fixed slots by (source, token), and combine rows by (token, top-k slot or
+// rank). A masked rank may write its combine rows late, when the half has been granted again; with
+// mask_failed every rank therefore has places of its own.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +19,14 @@
 
 namespace shoal::ep::detail {
 
-/// Members of a group in GPU memory at most: one NVLink domain (B3).
+/// Ranks of a group in GPU memory, at most: one NVLink domain.
 inline constexpr std::int32_t kMaxDeviceRanks = 128;
 
-/// Low latency: what a packet of a slot's header holds.
-inline constexpr std::size_t kPacketBytes = 16, kLanesPerPacket = 2;
+/// Low latency: bytes and top-k slots of a packet of a slot's header.
+inline constexpr std::size_t kPacketBytes = 16, kTopkSlotsPerPacket = 2;
 
-/// What travels beside a row: scales, int64 experts and float32 weights of the receiving member
-/// (`top_k` of them; one in the expert-major layout), int32 source token. A multiple of 16 bytes.
+/// What travels beside a row: scales, int64 experts and float32 weights at the receiving rank (`top_k`
+/// of each; one in an expert-major layout), int32 source token. A multiple of 16 bytes.
 struct SideRecord {
   std::uint32_t topk_idx, weights, source_token, bytes;
 
@@ -36,7 +37,7 @@ struct SideRecord {
         bytes(source_token + 16) {}
 };
 
-/// A region with room for `rows` rows: x at 0, side records behind it.
+/// A region with room for `rows` rows: x at offset 0, side records behind it.
 struct RegionLayout {
   std::uint64_t records, total;
 
@@ -46,14 +47,14 @@ struct RegionLayout {
         total(align_up(records + rows * record_bytes, kPageBytes)) {}
 };
 
-/// What members tell each other at the start of a normal operation; followed by int32 rows per
-/// member [ranks] and int32 tokens per expert of the member that is told [local_experts];
-/// expert-major: of all members [experts].
+/// What a rank tells every other at the start of a normal operation. For a dispatch followed by int32
+/// rows for each rank [ranks], and int32 tokens for each expert of the receiving rank [local_experts],
+/// expert-major for all experts [experts].
 struct DeviceNotice {
-  std::uint64_t region;   ///< dispatch: of the granted region; combine: of y; bytes from the start
-                          ///< of the block
-  std::uint64_t weights;  ///< combine: likewise, of the weights; kNoRoom: none
-  std::uint64_t handle_epoch;  ///< of the dispatch that made the layout; 0: this one
+  /// Offset in the block. Dispatch: the granted region, or kNoRoom; combine: y.
+  std::uint64_t region;
+  std::uint64_t weights;       ///< combine: offset of the weights; kNoRoom: none
+  std::uint64_t handle_epoch;  ///< epoch of the dispatch that made the layout; 0: this one
   std::int64_t rows;           ///< dispatch: room of the region; combine: rows of the result
   std::uint32_t operation;     ///< Operation
   std::uint32_t dtype;
@@ -62,54 +63,59 @@ struct DeviceNotice {
   std::uint32_t has_weights;
   std::uint32_t weight_stride;     ///< combine: bytes between the weights of two rows
   std::uint32_t blocks;            ///< of the launch: each of them counts in `finished`
-  std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: flat
-  /// combine: the member's number of the shared range that y lies in, whose start `region` then
-  /// counts from; 0: none
+  std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: rank-major
+  /// combine: the rank's number of the shared range that holds y, whose start `region` then counts
+  /// from; 0: none.
   std::uint64_t share;
 };
 
-/// Offsets within the group's block of the heap.
+/// Offsets in the group's block of the heap. The layout of an entry is in brackets; [2] is the parity
+/// of the epoch.
 struct DeviceLayout {
-  // Signals: a line per member, holding the epoch of the last operation for which that member did
-  // so. Only `finished` counts the blocks of that member that have written or fetched their rows,
-  // over all operations.
-  std::size_t entered, finished;  ///< normal mode
-  /// Low latency: half granted again. A second word on the line holds the epoch of the last send
-  /// that has begun.
-  std::size_t slots_read, answers_read;
-  /// Not 0 once the group of that member has failed. Low latency, mask_failed: a second word on the
-  /// line changes while that member waits for another than this one.
+  // Control part, which is zeroed when the group starts. Signals have a line for each rank
+  // (cuda/device/signals.cuh).
+
+  /// Normal mode. `finished` counts the blocks of a rank that have written or fetched their rows, over
+  /// all operations.
+  std::size_t entered, finished;
+  /// Low latency: grants of halves. The second word of a line holds the epoch of the last send that
+  /// has begun.
+  std::size_t dispatch_read, combine_read;
+  /// Not 0 when the group of that rank has failed. Low latency, mask_failed: the second word of a line
+  /// changes while that rank waits for a third one.
   std::size_t failed;
   std::size_t notices, notice_bytes;  ///< [2][ranks] DeviceNotice records
-  /// [2][ranks] lines: a word of the low-latency dispatch of that parity, a word of the combine;
-  /// see cuda/low_latency/kernels.cuh.
-  std::size_t slot_notices;
-  /// [2][ranks][tokens][packets] of 16 bytes that are written and read whole: SlotPacket.
-  std::size_t slot_headers, packets;
-  std::size_t slot_counts;  ///< [2][ranks][local_experts] words: epoch (low 32 bits), rows of a
-                            ///< source for an expert
-  /// [2][ranks][tokens] words: epoch of the row, where the token has an expert here and its row
-  /// does not tell of itself.
+  /// [2][ranks] lines of two words: DispatchNoticeWord, CombineNoticeWord
+  /// (cuda/low_latency/kernels.cuh).
+  std::size_t low_latency_notices;
+  std::size_t slot_headers, packets;  ///< [2][ranks][tokens][packets] SlotPacket
+  /// [2][ranks][local_experts] words: epoch (low 32 bits), rows of a source for an expert.
+  std::size_t slot_counts;
+  /// [2][ranks][tokens] words: epoch of the row, for rows with flags.
   std::size_t slot_ready;
-  /// Answers of a token, and how many of them each member has to itself; 0: they are packed
-  /// (mask_failed is false).
-  std::size_t token_answers, member_answers;
-  std::size_t answer_flags;  ///< [2][tokens][token_answers] words: AnswerNotice, where the answer
-                             ///< does not tell of itself
+  /// Combine rows of a token, and how many of them belong to each rank; 0: places are not tied to
+  /// ranks (mask_failed is false).
+  std::size_t token_combine_rows, rank_combine_rows;
+  /// [2][tokens][token_combine_rows] CombineNoticeWord, for rows with flags.
+  std::size_t combine_flags;
   std::size_t control_end;
+
   // Normal mode.
+
   std::size_t arena, arena_bytes;
-  std::size_t largest_result;  ///< bytes that a result can always have while fewer than
-                               ///< live_results are held
+  /// Bytes that a result can always have while fewer than live_results are held.
+  std::size_t largest_result;
   std::size_t staging, staging_weights;
   std::size_t normal_end;
-  // Low-latency mode.
+
+  // Low-latency mode, which is filled with sentinels when the group starts.
+
   std::size_t slot_weights;       ///< [2][ranks][tokens][top_k] float32
-  std::size_t slots, slot_bytes;  ///< [2][ranks][tokens]: a row as it travels
+  std::size_t slots, slot_bytes;  ///< [2][ranks][tokens] rows as they travel
   std::size_t slot_scales;        ///< offset of the float32 scales in a slot
-  std::size_t
-      combine_weights;  ///< [2][ranks][tokens][top_k] words: epoch (low 32 bits), float32 weight
-  std::size_t answers, answer_bytes;  ///< [2][tokens][token_answers] rows
+  /// [2][ranks][tokens][top_k] words: epoch (low 32 bits), float32 weight.
+  std::size_t combine_weights;
+  std::size_t combine_rows, combine_row_bytes;  ///< [2][tokens][token_combine_rows] rows
   std::size_t total;
 
   DeviceLayout() = default;

@@ -18,7 +18,7 @@ Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::in
   const TensorView extents(nullptr, dtype, shape);
   Tensor out = group.tensor(group.allocate(extents.bytes()), 0, dtype, shape);
   if (extents.bytes() == 0) return out;
-  cudaStream_t on = group.last_stream;  // the memory's
+  cudaStream_t on = group.last_stream;  // on which the memory was allocated
   if (from != nullptr)
     check(cudaMemcpyAsync(out.data, from->data, extents.bytes(), cudaMemcpyHostToDevice, on),
           "warm-up");
@@ -28,7 +28,8 @@ Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::in
   return out;
 }
 
-/// Twice: the second result lies where the first one does not, if there is room for two.
+/// Runs normal mode twice. The first result is kept, so that the second one uses other memory where the
+/// arena has room for two.
 void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
   const GroupOptions& options = device.state.options;
   const Tensor host_topk = detail::even_topk(options.max_tokens, options.top_k, options.experts);
@@ -37,23 +38,24 @@ void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
   const Tensor x = on_device(device, options.dtype, {options.max_tokens, options.hidden}, nullptr);
   const bool quantized = options.dtype == DataType::float8_e4m3;
   Dispatched kept;
-  std::vector<Combined> sums;  // like all memory here, until the stream is done with it
-  std::vector<Tensor> answers;
+  std::vector<Combined> sums;  // live until the stream has ended, like all memory here
+  std::vector<Tensor> outputs;
   for (int round = 0; round < 2; ++round) {
     Dispatched received = group.dispatch(x, group.route(topk, launch), {.launch = launch});
     if (!quantized) {
       sums.push_back(group.combine(received.x, received.handle, {.launch = launch}));
     } else if (options.combine_staging) {
-      answers.push_back(
+      outputs.push_back(
           on_device(device, DataType::bfloat16, {received.x.shape[0], options.hidden}, nullptr));
-      sums.push_back(group.combine(answers.back(), received.handle, {.launch = launch}));
+      sums.push_back(group.combine(outputs.back(), received.handle, {.launch = launch}));
     }
     if (options.live_results > 1 && device.state.arena.regions() == 1) kept = std::move(received);
   }
   device.synchronize();
 }
 
-/// Each form in both halves of the buffers, with weights early and late.
+/// Runs each form in both halves of the buffers: weights travel with the dispatch in one half and with
+/// the combine in the other.
 void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency,
                       const Launch& launch) {
   const GroupOptions& options = device.state.options;
@@ -63,7 +65,7 @@ void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency,
   const Tensor x = on_device(device, DataType::bfloat16, {tokens, options.hidden}, nullptr);
   const Tensor weights = on_device(device, DataType::float32, {tokens, options.top_k}, nullptr);
   low_latency.preload();
-  std::vector<Tensor> sums;  // until the stream is done with them
+  std::vector<Tensor> sums;  // live until the stream has ended
   for (const Quantize quantize : {Quantize::none, Quantize::fp8})
     for (int half = 0; half < 2; ++half) {
       if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
@@ -84,7 +86,7 @@ void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency,
 void warm_up(Group& group, CudaGroup& device, LowLatency& low_latency) {
   const GroupOptions& options = device.state.options;
   device.begin({});
-  // As calls come: on a stream of the caller's.
+  // The calls of users come on streams of their own.
   const auto callers =
       memory::cuda::take_stream(*device.state.world->cuda(), memory::cuda::StreamPriority::highest);
   const Launch launch{.stream = callers.get(), .after = nullptr, .done = nullptr, .sms = 0};

@@ -23,6 +23,9 @@ class HostBackend final : public detail::Backend {
   // never be used.
   void open() override { std::memset(group_.state.block, 0, group_.layout.control_end); }
   std::optional<std::int32_t> failed_rank() const override { return host::failed_rank(group_); }
+  std::int32_t cause_of(std::int32_t failed) const override {
+    return host::cause_of(group_, failed);
+  }
 
   Routing route(const TensorView& topk_idx, const Launch&) override;
   Dispatched dispatch(const detail::DispatchCall& call) override;

@@ -25,8 +25,8 @@ class CudaP2pTransport final : public Transport {
         device_(heap_->device()),
         stream_(for_another_thread ? nullptr : device_.stream),
         my_pe_(context.my_pe) {
-    // What is mapped is reached, also on another host of an NVLink domain; only nodes that a host
-    // is split into for tests are kept apart.
+    // Every mapped heap is reached, also on another host of an NVLink domain. Only the nodes that
+    // a host is split into for tests are kept apart.
     const auto me = static_cast<std::size_t>(my_pe_);
     for (std::size_t pe = 0; pe < context.node_of.size(); ++pe)
       split_off_.push_back(context.host_of[pe] == context.host_of[me] &&
@@ -95,14 +95,11 @@ class CudaP2pTransport final : public Transport {
     wait("put_signal");
   }
 
-  void fence(Pe) override {}  // a stream does one thing after the other
+  void fence(Pe) override {}  // a stream keeps order
   void quiet() override {
     device_.activate();
     wait("quiet");
   }
-  std::span<const Ended> ended() noexcept override {
-    return {};
-  }  // the control block's transports see that
 
  private:
   std::byte* at(Pe pe, std::size_t offset) const { return heap_->base(pe) + offset; }
@@ -120,7 +117,7 @@ class CudaP2pTransport final : public Transport {
     auto* const word = reinterpret_cast<std::uint64_t*>(at(pe, offset));
     started(kernels_.signal(stream(), word, op, value), "signal");
   }
-  /// Whether the host can read what lies at `pointer` directly.
+  /// Whether the host can read memory at `pointer` directly.
   bool on_host(const void* pointer) const {
     CUmemorytype type = CU_MEMORYTYPE_HOST;
     const CUresult result = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -137,8 +134,7 @@ class CudaP2pTransport final : public Transport {
   const WordKernels& kernels_;
   std::shared_ptr<memory::DeviceHeap> heap_;
   const memory::Device& device_;
-  CUstream
-      stream_;  ///< the device's, or its own, taken when it is needed, for a thread beside the PE's
+  CUstream stream_;  ///< the device's; of another thread: its own, taken when first needed
   std::shared_ptr<CUstream_st> own_stream_;
   Pe my_pe_;
   std::vector<bool> split_off_;  // by PE: on this host, but not on this node
@@ -155,7 +151,7 @@ Reach CudaP2pTransport::reach(Pe pe) const {
 
 void CudaP2pTransport::put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
   std::byte* const target = at(pe, offset);
-  // A copy may arrive in pieces; a waiter must never see half a word.
+  // A copy may arrive in pieces, but a polling reader must never see half a word.
   if ((bytes == 4 || bytes == 8) && offset % bytes == 0 && on_host(source)) {
     std::uint64_t value = 0;
     std::memcpy(&value, source, bytes);
@@ -179,7 +175,7 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
   if (element == 0 || count == 0) return;
   constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;
   if (target_stride < element || source_stride < element || target_stride > kLargestPitch ||
-      source_stride > kLargestPitch) {  // nothing that a copy in two dimensions can express
+      source_stride > kLargestPitch) {  // beyond what a two-dimensional copy can express
     for (std::size_t i = 0; i < count; ++i)
       copy(static_cast<std::byte*>(target) + i * target_stride,
            static_cast<const std::byte*>(source) + i * source_stride, element, what, pe);

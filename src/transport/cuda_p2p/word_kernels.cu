@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single words of GPU memory, own or a peer's: one thread a launch. A signal is a release at system
-// scope; copies before it on the stream are complete when the kernel starts. The result of an
-// atomic goes to pinned host memory, which the caller reads after it has waited for the stream.
+// Single words of GPU memory, local or a peer's: one thread per launch. A signal is a release at
+// system scope; earlier copies on the stream are complete when the kernel starts. The result of an
+// atomic goes to pinned host memory; the caller reads it after it has synchronized with the stream.
 #include <atomic>
 #include <cuda/atomic>
 

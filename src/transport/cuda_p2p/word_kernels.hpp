@@ -11,26 +11,24 @@ struct CUstream_st;
 
 namespace shoal::transport {
 
-/// The launchers, as a table so that tests without a GPU can run the transport. Each starts its
-/// work on `stream`, in the current context, and returns nullptr or the text of what failed.
+/// The launchers, as a table that tests without a GPU replace. Each starts its work on `stream`, in
+/// the current context, and returns nullptr or the text of the failure.
 struct WordKernels {
-  /// Loads the kernels: a first launch may otherwise wait for other kernels of the context to end,
-  /// which may be waiting for this PE.
+  /// Loads the kernels. Otherwise a first launch may wait for other kernels of the context, which
+  /// may be waiting for this PE.
   const char* (*load)();
   /// Atomic at system scope on a word of 4 or 8 bytes; `*before` (memory that host and GPU see)
   /// becomes the value before.
   const char* (*atomic)(CUstream_st* stream, void* word, AtomicOp op, std::uint64_t operand,
                         std::uint64_t compare, std::size_t width, std::uint64_t* before);
-  /// Updates the word after everything before it on the stream, for whoever acquires it at system
-  /// scope.
+  /// Updates the word, as a release at system scope, after all earlier work on the stream.
   const char* (*signal)(CUstream_st* stream, std::uint64_t* word, SignalOp op, std::uint64_t value);
   /// Stores a word of 4 or 8 bytes whole.
   const char* (*store)(CUstream_st* stream, void* word, std::uint64_t value, std::size_t width);
 };
 
 const WordKernels& word_kernels();
-/// Puts `table` in the place of the GPU's kernels, nullptr: those again. For tests, while no world
-/// is open.
+/// Replaces the GPU's kernels by `table`; nullptr restores them. For tests, while no world is open.
 void replace_word_kernels(const WordKernels* table);
 
 }  // namespace shoal::transport

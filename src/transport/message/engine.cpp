@@ -365,9 +365,9 @@ void Engine::throw_timeout(const Operation& operation, Pe pe) const {
   for (const Peer& peer : peers_) {
     if (pe >= 0 ? peer.pe != pe : !is_busy(peer) || !peer.failure.empty()) continue;
     if (!state.empty()) state += "; ";
-    state += fmt::format("to PE {} ({}) {} messages, {} writes and {} reads are in flight", peer.pe,
-                         network_->route(peer), peer.sent - peer.acknowledged, peer.writes,
-                         peer.reads);
+    state +=
+        fmt::format("to PE {} ({}) {} messages, {} writes and {} reads are in flight", peer.pe,
+                    network_->route(peer), peer.sent - peer.acknowledged, peer.writes, peer.reads);
   }
   fail(Code::timeout,
        "{} timed out after {} ms on PE {}: transport {}, {}: {}. Setting: SHOAL_TIMEOUT_MS",

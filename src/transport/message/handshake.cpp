@@ -150,15 +150,14 @@ void Handshake::step(Track& track) {
 /// Starts a transfer between this peer's scratch memory and `local`; false: later.
 bool Handshake::transfer(Track& track, Direction direction, Region region, std::size_t offset,
                          Slot local) {
-  return engine_.network_->transfer(track.peer, {.direction = direction,
-                                                 .region = region,
-                                                 .rail = static_cast<int>(track.rail),
-                                                 .offset = offset,
-                                                 .local = slot(track, local),
-                                                 .bytes = region == Region::segment
-                                                              ? sizeof(std::uint64_t)
-                                                              : kPatternBytes,
-                                                 .batch = &track.batch});
+  return engine_.network_->transfer(
+      track.peer, {.direction = direction,
+                   .region = region,
+                   .rail = static_cast<int>(track.rail),
+                   .offset = offset,
+                   .local = slot(track, local),
+                   .bytes = region == Region::segment ? sizeof(std::uint64_t) : kPatternBytes,
+                   .batch = &track.batch});
 }
 
 }  // namespace shoal::transport::message

@@ -43,7 +43,16 @@ class Handshake {
   const std::string& reason(Pe pe) const { return reasons_[static_cast<std::size_t>(pe)]; }
 
  private:
-  enum class Stage : std::uint8_t { write, hello, welcome, read_word, read_back, reading, done, failed };
+  enum class Stage : std::uint8_t {
+    write,
+    hello,
+    welcome,
+    read_word,
+    read_back,
+    reading,
+    done,
+    failed
+  };
   struct Track {
     Peer& peer;
     std::size_t rail;

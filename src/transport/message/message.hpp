@@ -78,9 +78,7 @@ struct Message {
   std::uint64_t signal_offset = 0;
   std::uint64_t signal_value = 0;
 
-  bool has_signal() const noexcept {
-    return (flags & (flag::signal_set | flag::signal_add)) != 0;
-  }
+  bool has_signal() const noexcept { return (flags & (flag::signal_set | flag::signal_add)) != 0; }
   void set_signal(std::uint64_t at, SignalOp operation, std::uint64_t value) noexcept {
     flags |= operation == SignalOp::set ? flag::signal_set : flag::signal_add;
     signal_offset = at;

@@ -38,11 +38,11 @@ struct Peer {
   bool lost = false;       ///< failed while operations were in flight; the next quiet reports it
 
   // Requests to it.
-  std::uint32_t window = 1;         ///< most without acknowledgement
-  std::uint32_t sent = 0;           ///< number of the newest
-  std::uint32_t acknowledged = 0;   ///< all up to this one have been applied
-  std::uint32_t asked = 0;          ///< the newest whose acknowledgement is on its way
-  std::vector<Expected> expected;   ///< replies, by number modulo window
+  std::uint32_t window = 1;        ///< most without acknowledgement
+  std::uint32_t sent = 0;          ///< number of the newest
+  std::uint32_t acknowledged = 0;  ///< all up to this one have been applied
+  std::uint32_t asked = 0;         ///< the newest whose acknowledgement is on its way
+  std::vector<Expected> expected;  ///< replies, by number modulo window
   std::uint32_t replies_awaited = 0;
 
   // RMA to it.
@@ -51,12 +51,12 @@ struct Peer {
   bool fenced = false;  ///< the next write waits until all earlier operations are complete
 
   // Requests from it.
-  std::uint32_t received = 0;       ///< number of the newest; all up to it have been applied
-  std::uint32_t told = 0;           ///< the newest that it knows to be applied
+  std::uint32_t received = 0;  ///< number of the newest; all up to it have been applied
+  std::uint32_t told = 0;      ///< the newest that it knows to be applied
   bool acknowledgement_due = false;
-  std::deque<Message> unsent;       ///< replies and welcomes that the network has not taken yet
-  bool listed = false;              ///< in Engine::answering_
-  bool probing = false;             ///< a probe has neither arrived nor failed
+  std::deque<Message> unsent;  ///< replies and welcomes that the network has not taken yet
+  bool listed = false;         ///< in Engine::answering_
+  bool probing = false;        ///< a probe has neither arrived nor failed
   std::map<std::uint32_t, std::vector<std::byte>> early;  ///< requests that overtook others
 
   // Handshake, as bits by rail.

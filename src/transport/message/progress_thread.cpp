@@ -93,8 +93,7 @@ void ProgressThread::run() {
     } else if (policy_ == Policy::yield || idle < kPollsBeforeSleep) {
       backoff();
     } else {
-      std::this_thread::sleep_for(
-          std::min(kLongestSleep, kSleepStep * (idle - kPollsBeforeSleep)));
+      std::this_thread::sleep_for(std::min(kLongestSleep, kSleepStep * (idle - kPollsBeforeSleep)));
     }
   }
 }

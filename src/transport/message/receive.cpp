@@ -35,8 +35,7 @@ void Engine::receive(const std::byte* data, std::size_t bytes) {
   const std::byte* const payload = data + sizeof message;
   const std::size_t payload_bytes = bytes - sizeof message;
   if (message.kind == Kind::reply) receive_reply(peer, message, payload, payload_bytes);
-  if (not_before(message.acknowledged, peer.acknowledged))
-    peer.acknowledged = message.acknowledged;
+  if (not_before(message.acknowledged, peer.acknowledged)) peer.acknowledged = message.acknowledged;
   switch (message.kind) {
     case Kind::acknowledge:
     case Kind::reply:
@@ -85,8 +84,8 @@ void Engine::receive_request(Peer& peer, const Message& message, const std::byte
 void Engine::apply_request(Peer& peer, const Message& message, const std::byte* payload,
                            std::size_t bytes) {
   if (!is_valid(message, bytes, segment_->size(), network_->traits().payload_bytes))
-    return fail_peer(peer, fmt::format("its message {} at offset {} is not valid",
-                                       message.sequence, message.offset));
+    return fail_peer(peer, fmt::format("its message {} at offset {} is not valid", message.sequence,
+                                       message.offset));
   const std::uint64_t before = apply(message, payload, segment_->base());
   ++peer.received;
   if ((message.flags & flag::acknowledge) != 0) peer.acknowledgement_due = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// choice.hpp: which of the endpoints that libfabric offers become the rails of a PE. Pure.
+// choice.hpp: which of libfabric's endpoints become the rails of a PE. Pure functions.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,11 +12,11 @@
 
 namespace shoal::transport::ofi {
 
-/// What fi_getinfo offers, as far as the choice needs it. Order: the provider's.
+/// One endpoint that fi_getinfo offers, in the provider's order.
 struct Candidate {
   std::string domain{};  ///< "eth0", "mlx5_0", "rdmap0s6-rdm"
   std::string device{};  ///< of the NIC, "mlx5_0"; may be empty
-  bool ip = false;       ///< its address is one of IP
+  bool ip = false;       ///< its address is an IP address
   bool v6 = false;
   bool link_local = false;
   bool loopback = false;
@@ -24,7 +24,7 @@ struct Candidate {
 
 struct Choice {
   std::vector<std::size_t> rails;  ///< indices of candidates
-  std::string reason;              ///< why there are none
+  std::string reason;              ///< where there are none
 };
 
 /// "mlx5_0" for "mlx5_0:1".
@@ -32,8 +32,8 @@ inline std::string_view device_of(std::string_view label) {
   return label.substr(0, label.rfind(':'));
 }
 
-/// Is it an endpoint on the NIC of this name? Domains are named after the device or the interface,
-/// some with a suffix.
+/// Whether the endpoint is on the NIC of this name. Domains have the name of the device or the
+/// interface, some with a suffix.
 inline bool is_on(const Candidate& candidate, std::string_view label) {
   const std::string_view name = device_of(label);
   return candidate.device == name || candidate.domain == name ||
@@ -41,16 +41,15 @@ inline bool is_on(const Candidate& candidate, std::string_view label) {
 }
 
 namespace detail {
-/// IPv4 before IPv6, and link-local addresses last, which need a scope that other hosts do not
+/// IPv4 before IPv6. Link-local addresses come last: they need a scope that other hosts do not
 /// share.
 inline int rank(const Candidate& candidate) {
   return (candidate.v6 ? 1 : 0) + (candidate.link_local ? 2 : 0);
 }
 }  // namespace detail
 
-/// One rail for each of `nics`, in their order. Without NICs the first candidate that is not
-/// loopback, or else loopback. `loopback`: all peers are on this host, and loopback is better where
-/// the provider has it.
+/// One rail for each of `nics`, in their order. Without NICs: the first candidate that is not
+/// loopback, else loopback. `loopback`: prefer loopback, because all peers are on this host.
 inline Choice choose_rails(const std::vector<Candidate>& candidates,
                            const std::vector<std::string>& nics, bool loopback) {
   const auto best = [&](auto&& fits) {
@@ -78,7 +77,7 @@ inline Choice choose_rails(const std::vector<Candidate>& candidates,
       choice.rails.push_back(found);
   }
   if (!choice.rails.empty()) return choice;
-  // A provider without NICs of its own, such as shm, serves any.
+  // A provider without NICs of its own, such as shm, is suitable for any NIC.
   if (std::none_of(candidates.begin(), candidates.end(),
                    [](const Candidate& c) { return c.ip || !c.device.empty(); }) &&
       !candidates.empty())

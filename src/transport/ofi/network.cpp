@@ -58,8 +58,8 @@ void Network::open_rails(const Context& context) {
     line.rail = std::make_unique<Rail>(std::move(info), requests + receives + kSenders);
     ordered_ = ordered_ && line.rail->messages_after_writes();
     local_registration_ = local_registration_ || line.rail->local_registration();
-    line.segment =
-        line.rail->register_memory(engine_.segment().base(), engine_.segment().size(), Peers::access);
+    line.segment = line.rail->register_memory(engine_.segment().base(), engine_.segment().size(),
+                                              Peers::access);
     line.scratch = line.rail->register_memory(engine_.scratch().data(), engine_.scratch().size(),
                                               Peers::access);
     lines_.push_back(std::move(line));
@@ -148,8 +148,8 @@ void Network::listen(std::span<const Peer> peers) {
     line.messages.resize(count * kMessageBytes);
     line.receiving.resize(count);
     if (local_registration_ && count != 0)
-      line.messages_region = line.rail->register_memory(line.messages.data(), line.messages.size(),
-                                                        Peers::no_access);
+      line.messages_region =
+          line.rail->register_memory(line.messages.data(), line.messages.size(), Peers::no_access);
     for (std::size_t i = 0; i < count; ++i) {
       Request& request = line.receiving[i];
       request = Request{};
@@ -331,9 +331,7 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   request.batch = write && bounced ? nullptr : transfer.batch;
   if (write && bounced) std::memcpy(request.buffer, transfer.local, transfer.bytes);
   std::byte* const memory = bounced ? request.buffer : transfer.local;
-  const Registered& region = bounced   ? line.bounces_region
-                             : scratch ? line.scratch
-                                       : line.segment;
+  const Registered& region = bounced ? line.bounces_region : scratch ? line.scratch : line.segment;
   Link::OnRail& on = link.rails[rail];
   const RemoteMemory remote = scratch ? on.scratch : on.segment;
   const ssize_t code =

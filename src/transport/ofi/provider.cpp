@@ -18,10 +18,10 @@
 namespace shoal::transport::ofi {
 namespace {
 
-/// What `automatic` tries, best first.
+/// Candidates of `automatic`, the preferred one first.
 constexpr const char* kProviders[] = {"efa", "cxi", "verbs;ofi_rxm", "tcp;ofi_rxm"};
 
-/// Requirements of this transport. `order`: what fi_getinfo must promise of messages.
+/// Requirements of this transport. `order`: the message order that fi_getinfo must promise.
 Info make_hints(const std::string& provider, std::uint64_t order) {
   Info hints(fi_allocinfo());
   require(hints != nullptr, Code::system, "transport ofi: no memory for fi_allocinfo");
@@ -31,7 +31,7 @@ Info make_hints(const std::string& provider, std::uint64_t order) {
   hints->tx_attr->msg_order = order;
   hints->rx_attr->msg_order = order;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
-                                FI_MR_ENDPOINT;      // what rail.cpp honours
+                                FI_MR_ENDPOINT;      // modes that rail.cpp supports
   hints->domain_attr->threading = FI_THREAD_DOMAIN;  // all calls are made under the engine's lock
   if (!provider.empty()) {
     hints->fabric_attr->prov_name = strdup(provider.c_str());
@@ -47,7 +47,7 @@ struct Offer {
 };
 
 Offer ask(const std::string& provider) {
-  // The stronger promise first: with it a signal can follow data at once.
+  // The stronger order first: it lets a signal follow data at once.
   Offer offer;
   for (const std::uint64_t order :
        {std::uint64_t{FI_ORDER_SAS | FI_ORDER_SAW}, std::uint64_t{FI_ORDER_SAS}}) {
@@ -80,7 +80,7 @@ Candidate describe(const fi_info& info) {
   return candidate;
 }
 
-/// Names of all providers that offer what is needed, for the message about one that does not.
+/// Names of all suitable providers, for error messages.
 std::string offered() {
   const Offer all = ask("");
   std::vector<std::string> names;
@@ -92,7 +92,7 @@ std::string offered() {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// All peers that this PE wants are on its host, and the user named no NIC.
+/// Whether all wanted peers are on this PE's host and the user named no NIC.
 bool only_this_host(const Context& context) {
   if (!context.settings->nic_list.empty() || !context.settings->nic_mapping.empty()) return false;
   const std::int32_t mine = context.host_of[static_cast<std::size_t>(context.my_pe)];
@@ -101,7 +101,7 @@ bool only_this_host(const Context& context) {
   return true;
 }
 
-/// The provider's endpoints for this PE, or why there are none.
+/// Finds the provider's endpoints for this PE. Returns the reason where there are none, else "".
 std::string try_provider(const std::string& name, const Context& context, Provider& provider) {
   const Offer offer = ask(name);
   if (offer.status != 0)
@@ -110,8 +110,8 @@ std::string try_provider(const std::string& name, const Context& context, Provid
   std::vector<Candidate> candidates;
   std::vector<const fi_info*> infos;
   for (const fi_info* info = offer.list.get(); info != nullptr; info = info->next) {
-    // A request for "tcp" is answered by "tcp;ofi_rxm", maybe among others: those of the first kind
-    // only.
+    // libfabric offers "tcp;ofi_rxm" for "tcp", maybe among others: use only the provider of the
+    // first offer.
     if (std::strcmp(info->fabric_attr->prov_name, offer.list->fabric_attr->prov_name) != 0)
       continue;
     candidates.push_back(describe(*info));
@@ -143,14 +143,14 @@ Provider choose_provider(const Context& context) {
     reasons.push_back(try_provider(wanted, context, provider));
     if (reasons.back().empty()) return provider;
     fail(Code::unsupported,
-         "libfabric's provider {}; providers that do here: {}. Setting: SHOAL_OFI_PROVIDER",
+         "libfabric's provider {}; suitable providers: {}. Setting: SHOAL_OFI_PROVIDER",
          reasons.back(), offered());
   }
   for (const char* name : kProviders) {
     reasons.push_back(try_provider(name, context, provider));
     if (reasons.back().empty()) return provider;
   }
-  fail(Code::unsupported, "no provider of libfabric will do: {}. Setting: SHOAL_OFI_PROVIDER",
+  fail(Code::unsupported, "no provider of libfabric is suitable: {}. Setting: SHOAL_OFI_PROVIDER",
        fmt::join(reasons, "; "));
 }
 

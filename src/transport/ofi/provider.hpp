@@ -17,16 +17,16 @@ struct FreeInfo {
 };
 using Info = std::unique_ptr<fi_info, FreeInfo>;
 
-/// The API that this transport is written to; a newer library keeps to it.
+/// The API version that this transport uses; newer libraries support it.
 inline constexpr std::uint32_t kApiVersion = FI_VERSION(1, 14);
 
 struct Provider {
   std::string name;         ///< "tcp;ofi_rxm"
-  std::vector<Info> rails;  ///< one an endpoint to open, by the NIC plan; at least one
+  std::vector<Info> rails;  ///< endpoints to open, by the NIC plan; at least one
 };
 
-/// The provider and the endpoints for this PE. Throws Error{unsupported} stating what was asked
-/// for, what there is and the setting.
+/// The provider and the endpoints for this PE. Throws Error{unsupported} with the requested
+/// provider, the available ones and the setting.
 Provider choose_provider(const Context& context);
 
 /// "No data available" for -61.

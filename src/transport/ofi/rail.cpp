@@ -76,7 +76,7 @@ Registered Rail::register_memory(void* memory, std::size_t bytes, Peers peers) {
       fail(Code::system,
            "transport ofi: fi_mr_reg of {} bytes on {} of provider {} failed: {}. Settings: "
            "SHOAL_SYMMETRIC_SIZE, SHOAL_OFI_PROVIDER; limit: ulimit -l",
-          bytes, domain_name_, info_->fabric_attr->prov_name, error_text(code));
+           bytes, domain_name_, info_->fabric_attr->prov_name, error_text(code));
     registered.region.reset(region);
     break;
   }

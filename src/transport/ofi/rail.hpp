@@ -13,8 +13,8 @@
 #include <span>
 #include <string>
 
-#include "transport/ofi/provider.hpp"
 #include "transport/ofi/address.hpp"
+#include "transport/ofi/provider.hpp"
 
 namespace shoal::transport::ofi {
 

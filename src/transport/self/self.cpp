@@ -21,7 +21,6 @@ class SelfTransport final : public MappedTransport {
     return {capability::load_store | capability::all_operations, ""};
   }
   std::byte* base(Pe pe) const noexcept override { return mapping(pe); }
-  std::span<const Ended> ended() noexcept override { return {}; }
 
  private:
   Pe my_pe_;

@@ -22,12 +22,12 @@ using memory::ProcessId;
 using memory::Segment;
 using memory::Token;
 
-/// What another PE must know to reach this one; travels through the bootstrap as bytes.
+/// What another PE needs to map this PE's segment. Travels through the bootstrap as bytes.
 struct Address {
   ProcessId process;
   Token segment{};
   std::uint64_t segment_bytes = 0;
-  std::uint64_t network_namespace = 0;  // abstract socket names are visible inside it only
+  std::uint64_t network_namespace = 0;  // abstract socket names are visible only inside
   std::uint64_t socket_name_length = 0;
   char socket_name[104] = {};
 };
@@ -51,7 +51,7 @@ class ShmTransport final : public MappedTransport {
   std::span<const Ended> ended() noexcept override;
 
  private:
-  /// A process that a PE lives in, watched through its pidfd.
+  /// The process of a PE, watched through its pidfd.
   struct Watched {
     Pe pe;
     pid_t pid;
@@ -144,9 +144,8 @@ void ShmTransport::map_processes(std::span<const Address> addresses, std::span<c
                 Segment::map(from.fd, addresses[static_cast<std::size_t>(from.pe)].segment_bytes));
     if (from.pid <= 0) continue;
     FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, from.pid, 0)));
-    if (!pidfd)
-      continue;  // a kernel without pidfd, or a process that ended already: the bootstrap notices
-                 // then
+    // A kernel without pidfd, or a process that has ended: the bootstrap notices it.
+    if (!pidfd) continue;
     polled_.push_back({pidfd.get(), POLLIN, 0});
     watched_.push_back({from.pe, from.pid, std::move(pidfd)});
   }
@@ -156,7 +155,7 @@ std::span<const Transport::Ended> ShmTransport::ended() noexcept {
   if (polled_.empty() || poll(polled_.data(), polled_.size(), 0) <= 0) return ended_;
   for (std::size_t i = 0; i < polled_.size(); ++i) {
     if (polled_[i].revents == 0) continue;
-    polled_[i].fd = -1;  // poll skips it from now on
+    polled_[i].fd = -1;  // poll skips it
     polled_[i].revents = 0;
     ended_.push_back({watched_[i].pe, "pid " + std::to_string(watched_[i].pid) + " ended"});
   }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shm.hpp: PEs of one host that map each other's segments: threads share one mapping, processes
-// pass descriptors.
+// shm.hpp: PEs of one host. Processes map each other's segments, threads share one mapping.
 #pragma once
 
 #include "transport/transport.hpp"

@@ -9,22 +9,22 @@
 #include "base/backoff.hpp"
 #include "base/log.hpp"
 #include "memory/device_heap.hpp"
+#include "transport/words.hpp"
 
 namespace shoal::transport::staged {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A PE that has asked asks again soon, most likely: until then a sleep would be most of what it
-/// waits for.
-constexpr std::chrono::milliseconds kAttentive{2};
+/// After a request the next one is likely to follow soon, and a sleep would dominate its latency.
+constexpr std::chrono::milliseconds kAwakeAfterRequest{2};
 constexpr std::chrono::microseconds kSleep{50};
 
-/// Whether its data are in a chunk, so that it may be worked on together with others.
+/// Whether the data are in a chunk. Such requests can be served together.
 bool moves_chunk(const Request& request) {
   switch (request.kind) {
     case Kind::put:
-      return request.in_payload == 0;
+      return request.data_in == DataIn::chunk;
     case Kind::put_strided:
     case Kind::get:
     case Kind::get_strided:
@@ -85,7 +85,7 @@ void Agent::run() {
     if (served) {
       last = now;
       backoff.reset();
-    } else if (now - last < kAttentive) {
+    } else if (now - last < kAwakeAfterRequest) {
       backoff();
     } else {
       std::this_thread::sleep_for(kSleep);
@@ -93,30 +93,31 @@ void Agent::run() {
   }
 }
 
-const Request& Agent::request(Pe from, std::uint64_t number) const noexcept {
-  return *reinterpret_cast<const Request*>(segment_->base() + area_ +
-                                           layout_.request(from, number));
+bool Agent::read_request(Pe from, std::uint64_t number, Request& request) const noexcept {
+  const std::byte* const place = segment_->base() + area_ + layout_.request(from, number);
+  load_word<std::uint64_t>(&request.number, place);
+  if (request.number != number) return false;
+  constexpr std::size_t kNumber = sizeof request.number;
+  std::memcpy(bytes_of(request) + kNumber, place + kNumber, sizeof request - kNumber);
+  return true;
 }
 
 bool Agent::serve(Peer& peer) {
   if (peer.lost) return false;
   Requests together;
-  while (together.size() < layout_.depth()) {
-    const std::uint64_t number = peer.done + together.size() + 1;
-    const Request& next = request(peer.pe, number);
-    if (std::atomic_ref(const_cast<std::uint64_t&>(next.number)).load(std::memory_order_acquire) !=
-        number)
+  Request next;
+  while (together.size() < layout_.depth() &&
+         read_request(peer.pe, peer.done + together.size() + 1, next)) {
+    if (!together.empty() && (!moves_chunk(next) || is_get(next) != is_get(together.front())))
       break;
-    if (!together.empty() && (!moves_chunk(next) || is_get(next) != is_get(*together.front())))
-      break;
-    together.push_back(&next);
+    together.push_back(next);
     if (!moves_chunk(next)) break;
   }
   if (together.empty()) return false;
   const std::uint64_t last = peer.done + together.size();
   std::string failure;
   try {
-    carry_out(peer, together);
+    apply(peer, together);
   } catch (const std::exception& error) {
     failure = error.what();
   }
@@ -124,16 +125,15 @@ bool Agent::serve(Peer& peer) {
     if (!failure.empty()) refuse(peer, peer.done + 1, failure);
     complete(peer, last);
   } catch (const std::exception& error) {
-    log::debug("PE {}: PE {} gets no answer of transport staged: {}", my_pe_, peer.pe,
-               error.what());
-    peer.lost = true;  // it has ended, or finds out by its deadline
+    log::debug("PE {}: transport staged cannot reply to PE {}: {}", my_pe_, peer.pe, error.what());
+    peer.lost = true;  // it has ended, or its deadline will pass
   }
   peer.done = last;
   return true;
 }
 
-void Agent::carry_out(Peer& peer, const Requests& requests) {
-  const Request& first = *requests.front();
+void Agent::apply(Peer& peer, const Requests& requests) {
+  const Request& first = requests.front();
   switch (first.kind) {
     case Kind::put:
     case Kind::put_strided:
@@ -157,10 +157,10 @@ void Agent::fetch_and_store(const Peer& peer, const Requests& puts) {
   Transport& route = host_route_(peer.pe);
   std::byte* const base = segment_->base();
   for (std::size_t i = 0; i < puts.size(); ++i)
-    route.get_nbi(base + chunk(i), peer.pe, puts[i]->chunk, size_of(*puts[i]));
+    route.get_nbi(base + chunk(i), peer.pe, puts[i].chunk, size_of(puts[i]));
   route.quiet();
   for (std::size_t i = 0; i < puts.size(); ++i) {
-    const Request& put = *puts[i];
+    const Request& put = puts[i];
     if (is_strided(put)) {
       own_.put_strided(my_pe_, put.offset, put.stride, base + chunk(i), put.bytes, put.bytes,
                        put.count);
@@ -175,7 +175,7 @@ void Agent::load_and_send(const Peer& peer, const Requests& gets) {
   Transport& route = host_route_(peer.pe);
   std::byte* const base = segment_->base();
   for (std::size_t i = 0; i < gets.size(); ++i) {
-    const Request& get = *gets[i];
+    const Request& get = gets[i];
     if (is_strided(get)) {
       own_.get_strided(base + chunk(i), get.bytes, my_pe_, get.offset, get.stride, get.bytes,
                        get.count);
@@ -185,7 +185,7 @@ void Agent::load_and_send(const Peer& peer, const Requests& gets) {
   }
   own_.quiet();
   for (std::size_t i = 0; i < gets.size(); ++i)
-    route.put_nbi(peer.pe, gets[i]->chunk, base + chunk(i), size_of(*gets[i]));
+    route.put_nbi(peer.pe, gets[i].chunk, base + chunk(i), size_of(gets[i]));
   route.quiet();
 }
 
@@ -196,13 +196,12 @@ void Agent::complete(const Peer& peer, std::uint64_t number) {
 
 void Agent::refuse(const Peer& peer, std::uint64_t number, const std::string& reason) {
   log::warn("PE {}: an operation of PE {} on this heap failed: {}", my_pe_, peer.pe, reason);
-  Reply answer{};
-  answer.failed = number;
-  std::memcpy(answer.reason, reason.data(), std::min(reason.size(), Reply::kReason - 1));
+  Reply reply{};
+  reply.failed = number;
+  std::memcpy(reply.reason, reason.data(), std::min(reason.size(), Reply::kReason - 1));
   constexpr std::size_t start = offsetof(Reply, failed);
-  host_route_(peer.pe).put(peer.pe, area_ + layout_.reply(my_pe_) + start,
-                           reinterpret_cast<const std::byte*>(&answer) + start,
-                           sizeof answer - start);
+  host_route_(peer.pe).put(peer.pe, area_ + layout_.reply(my_pe_) + start, bytes_of(reply) + start,
+                           sizeof reply - start);
 }
 
 }  // namespace shoal::transport::staged

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// agent.hpp: the side of a PE that carries out what others ask for on its heap: a thread that looks
-// for requests.
+// agent.hpp: the serving side of a PE: a thread that applies requests of other PEs to its heap.
 #pragma once
 
 #include <atomic>
@@ -17,7 +16,7 @@ namespace shoal::transport::staged {
 
 class Agent {
  public:
-  /// Serves these PEs until it is destroyed. `own` is used by nobody else.
+  /// Serves these PEs until it is destroyed. `own` is used only by this thread.
   Agent(const Context& context, const Layout& layout, Transport& own, std::span<const Pe> peers);
   ~Agent();
   Agent(const Agent&) = delete;
@@ -27,19 +26,20 @@ class Agent {
   struct Peer {
     Pe pe;
     std::uint64_t done = 0;
-    std::uint64_t value = 0;  ///< what the last atomic found
-    bool lost = false;        ///< it cannot be answered any more
+    std::uint64_t value = 0;  ///< before the last atomic
+    bool lost = false;        ///< replies do not reach it any more
   };
-  using Requests = std::vector<const Request*>;
+  using Requests = std::vector<Request>;
 
   void run();
   bool serve(Peer& peer);
-  void carry_out(Peer& peer, const Requests& requests);
+  void apply(Peer& peer, const Requests& requests);
   void fetch_and_store(const Peer& peer, const Requests& puts);
   void load_and_send(const Peer& peer, const Requests& gets);
   void complete(const Peer& peer, std::uint64_t number);
   void refuse(const Peer& peer, std::uint64_t number, const std::string& reason);
-  const Request& request(Pe from, std::uint64_t number) const noexcept;
+  /// Reads request `number` of `from`; false: it has not arrived yet.
+  bool read_request(Pe from, std::uint64_t number, Request& request) const noexcept;
   std::size_t chunk(std::size_t i) const noexcept { return area_ + layout_.served_chunk(i); }
 
   const Layout layout_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// copies.hpp: between chunks in host memory and wherever a caller's buffer lies.
+// copies.hpp: copies between chunks in host memory and a caller's buffer, on the host or a GPU.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace shoal::transport::staged {
 
-/// `count` elements of `element` bytes, apart by this pitch.
+/// `count` elements of `element` bytes, `pitch` bytes apart.
 struct Elements {
   std::byte* start;
   std::size_t element, count, pitch;
@@ -20,11 +20,12 @@ class Copies {
   explicit Copies(const memory::Device& device)
       : driver_(memory::cuda::driver()), device_(device) {}
 
-  // Complete when they return. Throw Error{system, timeout}.
+  // Both are complete when they return. Throw Error{system} and Error{timeout}.
   void to_chunk(std::byte* chunk, const Elements& source) const;
   void from_chunk(const Elements& target, const std::byte* chunk) const;
 
-  /// Pins the memory, so that copies need no second one. Failing is no error: slower copies.
+  /// Pins the memory, so that copies with the GPU need no intermediate buffer. Where that fails,
+  /// copies are slower.
   void pin(void* memory, std::size_t bytes);
   void unpin() noexcept;
 

@@ -9,16 +9,13 @@
 #include "base/check.hpp"
 #include "base/deadline.hpp"
 #include "transport/scoped_timeout.hpp"
+#include "transport/words.hpp"
 
 namespace shoal::transport::staged {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kPollsBetweenChecks = 64;
-
-std::uint64_t load(const std::uint64_t& word) {
-  return std::atomic_ref(const_cast<std::uint64_t&>(word)).load(std::memory_order_acquire);
-}
 
 }  // namespace
 
@@ -31,15 +28,24 @@ Requester::Requester(const Context& context, const Layout& layout, Copies& copie
       timeout_(context.settings->timeout),
       host_route_(context.host_route),
       failure_(context.failure),
-      asked_(static_cast<std::size_t>(context.n_pes)),
+      sent_(static_cast<std::size_t>(context.n_pes)),
       uses_(layout.depth()) {}
 
-const Reply& Requester::reply(Pe pe) const noexcept {
-  return *reinterpret_cast<const Reply*>(at(layout_.reply(pe)));
+std::uint64_t Requester::reply_word(Pe pe, std::size_t member) const noexcept {
+  std::uint64_t word = 0;
+  load_word<std::uint64_t>(&word, at(layout_.reply(pe)) + member);
+  return word;
 }
 
-/// Calls `each` for every piece of `local` that one chunk holds, with a request that says where it
-/// lies in the heap.
+std::string Requester::reply_reason(Pe pe) const {
+  Reply reply;
+  std::memcpy(reply.reason, at(layout_.reply(pe)) + offsetof(Reply, reason), Reply::kReason);
+  reply.reason[Reply::kReason - 1] = '\0';
+  return reply.reason;
+}
+
+/// Calls `each` for every piece of `local` that fits into a chunk, with a request for its place in
+/// the heap.
 template <typename Each>
 void Requester::cut(Pe pe, const char* what, Kind kind, std::size_t offset, const Elements& local,
                     std::size_t stride, Each&& each) {
@@ -75,22 +81,22 @@ void Requester::put(Pe pe, std::size_t offset, const Elements& source, std::size
   cut(pe, "put", Kind::put, offset, source, stride,
       [&](Pe to, const char* what, Request& request, const Elements& piece) {
         if (request.kind == Kind::put && request.bytes <= Request::kPayload) {
-          request.in_payload = 1;
+          request.data_in = DataIn::payload;
           copies_.to_chunk(request.payload, piece);
-          return ask(to, what, request);
+          return send(to, what, request);
         }
         const std::size_t chunk = take_chunk();
-        request.in_payload = 0;
+        request.data_in = DataIn::chunk;
         request.chunk = area_ + layout_.own_chunk(chunk);
         copies_.to_chunk(at(layout_.own_chunk(chunk)), piece);
-        ask(to, what, request);
-        uses_[chunk] = {to, asked_[static_cast<std::size_t>(to)], {}};
+        send(to, what, request);
+        uses_[chunk] = {to, sent_[static_cast<std::size_t>(to)], {}};
       });
 }
 
 void Requester::finish(Pe pe) {
   const std::lock_guard guard(mutex_);
-  await(pe, "operation", asked_[static_cast<std::size_t>(pe)]);
+  await(pe, "operation", sent_[static_cast<std::size_t>(pe)]);
 }
 
 void Requester::start_get(Pe pe, std::size_t offset, const Elements& target, std::size_t stride) {
@@ -99,8 +105,8 @@ void Requester::start_get(Pe pe, std::size_t offset, const Elements& target, std
       [&](Pe from, const char* what, Request& request, const Elements& piece) {
         const std::size_t chunk = take_chunk();
         request.chunk = area_ + layout_.own_chunk(chunk);
-        ask(from, what, request);
-        uses_[chunk] = {from, asked_[static_cast<std::size_t>(from)], piece};
+        send(from, what, request);
+        uses_[chunk] = {from, sent_[static_cast<std::size_t>(from)], piece};
       });
 }
 
@@ -120,9 +126,9 @@ std::uint64_t Requester::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uin
   request.offset = offset;
   request.operand = operand;
   request.compare = compare;
-  ask(pe, "atomic", request);
-  await(pe, "atomic", asked_[static_cast<std::size_t>(pe)]);
-  return load(reply(pe).value);
+  send(pe, "atomic", request);
+  await(pe, "atomic", sent_[static_cast<std::size_t>(pe)]);
+  return reply_word(pe, offsetof(Reply, value));
 }
 
 void Requester::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
@@ -132,18 +138,18 @@ void Requester::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t val
   request.op = static_cast<std::uint32_t>(op);
   request.offset = offset;
   request.operand = value;
-  ask(pe, "signal", request);
+  send(pe, "signal", request);
 }
 
 void Requester::quiet() {
   const std::lock_guard guard(mutex_);
   finish_gets();
-  for (std::size_t pe = 0; pe < asked_.size(); ++pe)
-    if (asked_[pe] > 0) await(static_cast<Pe>(pe), "quiet", asked_[pe]);
+  for (std::size_t pe = 0; pe < sent_.size(); ++pe)
+    if (sent_[pe] > 0) await(static_cast<Pe>(pe), "quiet", sent_[pe]);
 }
 
-/// A chunk that no request uses any more, in turn, so that the one which has been in use for
-/// longest is waited for.
+/// A chunk that no request uses any more. Takes them in turn, so that it waits for the request that
+/// is in flight for longest.
 std::size_t Requester::take_chunk() {
   const std::size_t chunk = next_chunk_;
   next_chunk_ = (next_chunk_ + 1) % uses_.size();
@@ -155,56 +161,51 @@ void Requester::finish_chunk(Use& use, std::size_t chunk) {
   if (use.pe < 0) return;
   const Use ended = use;
   await(ended.pe, ended.target.start == nullptr ? "put" : "get", ended.number);
-  use = {};  // where the wait failed, the other PE may still use the chunk
+  use = {};  // not where the wait throws: the other PE may still use the chunk
   if (ended.target.start != nullptr) copies_.from_chunk(ended.target, at(layout_.own_chunk(chunk)));
 }
 
 void Requester::finish_gets() {
   for (std::size_t i = 0; i < uses_.size(); ++i) {
-    const std::size_t chunk =
-        (next_chunk_ + i) % uses_.size();  // in the order in which they were asked for
+    const std::size_t chunk = (next_chunk_ + i) % uses_.size();  // in the order of the requests
     if (uses_[chunk].target.start != nullptr) finish_chunk(uses_[chunk], chunk);
   }
 }
 
-void Requester::ask(Pe pe, const char* what, Request request) {
-  const std::uint64_t number = asked_[static_cast<std::size_t>(pe)] + 1;
+void Requester::send(Pe pe, const char* what, Request request) {
+  const std::uint64_t number = sent_[static_cast<std::size_t>(pe)] + 1;
   if (number > layout_.depth()) await(pe, what, number - layout_.depth());
   const std::size_t place = area_ + layout_.request(my_pe_, number);
-  constexpr std::size_t kBehindNumber = sizeof request.number;
-  const std::size_t bytes = request.kind == Kind::put && request.in_payload != 0
-                                ? offsetof(Request, payload) + request.bytes
-                                : offsetof(Request, payload);
-  host_route_(pe).put_signal(pe, place + kBehindNumber,
-                             reinterpret_cast<std::byte*>(&request) + kBehindNumber,
-                             bytes - kBehindNumber, place, SignalOp::set, number);
-  asked_[static_cast<std::size_t>(pe)] = number;
+  constexpr std::size_t kNumber = sizeof request.number;
+  const bool in_payload = request.kind == Kind::put && request.data_in == DataIn::payload;
+  const std::size_t bytes = offsetof(Request, payload) + (in_payload ? request.bytes : 0);
+  host_route_(pe).put_signal(pe, place + kNumber, bytes_of(request) + kNumber, bytes - kNumber,
+                             place, SignalOp::set, number);
+  sent_[static_cast<std::size_t>(pe)] = number;
 }
 
-/// Until request `number` of `pe` is done. Throws Error{timeout, peer_failed}, and what the other
-/// PE says of a request that it could not carry out.
+/// Waits until request `number` to `pe` is complete. Throws Error{timeout}, Error{peer_failed}, and
+/// Error{system} with the reason of the other PE where a request failed there.
 void Requester::await(Pe pe, const char* what, std::uint64_t number) {
-  const Reply& answer = reply(pe);
+  const auto completed = [&] { return reply_word(pe, offsetof(Reply, completed)); };
   Transport& route = host_route_(pe);
   Deadline deadline(wait_deadline(timeout_));
   Backoff backoff;
-  for (int polls = 1; load(answer.completed) < number; ++polls) {
+  for (int polls = 1; completed() < number; ++polls) {
     if (route.progress()) backoff.reset();
     backoff();
     if (polls % kPollsBetweenChecks != 0) continue;
     const std::string failure = failure_ ? failure_(pe) : "";
     require(failure.empty(), Code::peer_failed,
             "{} of PE {} on the heap of PE {} in GPU memory: {}", what, my_pe_, pe, failure);
-    require(
-        !deadline.passed(Clock::now()), Code::timeout,
-        "{} timed out after {} ms on PE {}: transport staged: PE {} has done {} of the {} requests. Setting: "
-        "SHOAL_TIMEOUT_MS",
-        what, timeout_.count(), my_pe_, pe, load(answer.completed),
-        asked_[static_cast<std::size_t>(pe)]);
+    require(!deadline.passed(Clock::now()), Code::timeout,
+            "{} timed out after {} ms on PE {}: transport staged: PE {} has completed {} of {} "
+            "requests. Setting: SHOAL_TIMEOUT_MS",
+            what, timeout_.count(), my_pe_, pe, completed(), sent_[static_cast<std::size_t>(pe)]);
   }
-  require(load(answer.failed) == 0, Code::system,
+  require(reply_word(pe, offsetof(Reply, failed)) == 0, Code::system,
           "{} of PE {} on the heap of PE {} in GPU memory failed there: {}", what, my_pe_, pe,
-          answer.reason);
+          [&] { return reply_reason(pe); });
 }
 
 }  // namespace shoal::transport::staged

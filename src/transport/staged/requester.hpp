@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// requester.hpp: the side of a PE that asks others to work on their heaps. Calls come from several
-// threads and take turns.
+// requester.hpp: the requesting side of a PE. Calls of several threads take turns.
 #pragma once
 
 #include <mutex>
@@ -16,11 +15,11 @@ class Requester {
  public:
   Requester(const Context& context, const Layout& layout, Copies& copies);
 
-  // As the operations of Transport. put and signal leave the source free, and are complete after
-  // finish or quiet; get has filled the target when it returns, start_get when quiet does.
+  // As the operations of Transport. The source of put is free when it returns. put and signal are
+  // complete after finish or quiet, start_get after quiet.
   void put(Pe pe, std::size_t offset, const Elements& source, std::size_t stride);
-  /// All earlier requests to `pe`. Control words go another way than heaps: who was told of a put
-  /// by those finds it done.
+  /// Waits for all earlier requests to `pe`. Control words travel by another transport than heaps:
+  /// a PE that learns of a put from a control word must find it complete.
   void finish(Pe pe);
   void get(Pe pe, std::size_t offset, const Elements& target, std::size_t stride);
   void start_get(Pe pe, std::size_t offset, const Elements& target, std::size_t stride);
@@ -30,7 +29,7 @@ class Requester {
   void quiet();
 
  private:
-  /// What one of this PE's chunks is in use for.
+  /// The request that uses one of this PE's chunks.
   struct Use {
     Pe pe = -1;  ///< negative: free
     std::uint64_t number = 0;
@@ -40,12 +39,14 @@ class Requester {
   std::size_t take_chunk();
   void finish_chunk(Use& use, std::size_t chunk);
   void finish_gets();
-  void ask(Pe pe, const char* what, Request request);
+  void send(Pe pe, const char* what, Request request);
   void await(Pe pe, const char* what, std::uint64_t number);
   template <typename Each>
   void cut(Pe pe, const char* what, Kind kind, std::size_t offset, const Elements& local,
            std::size_t stride, Each&& each);
-  const Reply& reply(Pe pe) const noexcept;
+  /// A word of the reply area of `pe`, which that PE writes.
+  std::uint64_t reply_word(Pe pe, std::size_t member) const noexcept;
+  std::string reply_reason(Pe pe) const;
   std::byte* at(std::size_t offset) const noexcept { return segment_->base() + area_ + offset; }
 
   const Layout layout_;
@@ -58,8 +59,8 @@ class Requester {
   const std::function<std::string(Pe)> failure_;
 
   std::mutex mutex_;
-  std::vector<std::uint64_t> asked_;  ///< by PE: number of the last request
-  std::vector<Use> uses_;             ///< by chunk
+  std::vector<std::uint64_t> sent_;  ///< by PE: number of the last request
+  std::vector<Use> uses_;            ///< by chunk
   std::size_t next_chunk_ = 0;
 };
 

@@ -11,8 +11,6 @@
 namespace shoal::transport {
 namespace {
 
-using staged::Elements;
-
 std::byte* bytes_of(const void* memory) {
   return static_cast<std::byte*>(const_cast<void*>(memory));
 }
@@ -37,9 +35,9 @@ class StagedTransport final : public Transport {
     own_->connect(addresses);
   }
   Reach reach(Pe pe) const override {
-    if (pe == context_.my_pe) return {0, "for other PEs"};
+    if (pe == context_.my_pe) return {0, "the PE itself"};
     if (heap_->obstacle(pe).empty() && !heap_->atomics(pe))
-      return {0, "the GPUs reach each other, but for atomics"};
+      return {0, "the GPUs reach each other, except for atomics"};
     return {capability::all_operations, ""};
   }
   void carry(std::span<const Pe> pes) override {
@@ -48,7 +46,6 @@ class StagedTransport final : public Transport {
                 layout_.bytes() - layout_.chunks());
     agent_.emplace(context_, layout_, *own_, pes);
   }
-  std::byte* base(Pe) const noexcept override { return nullptr; }
 
   void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override {
     put_nbi(pe, offset, source, bytes);
@@ -87,11 +84,8 @@ class StagedTransport final : public Transport {
     signal(pe, signal_offset, op, value);
   }
 
-  void fence(Pe) override {}  // the other PE does one thing after the other
+  void fence(Pe) override {}  // the other PE serves requests in order
   void quiet() override { requester_.quiet(); }
-  std::span<const Ended> ended() noexcept override {
-    return {};
-  }  // the control block's transports see that
 
  private:
   const Context context_;
@@ -100,7 +94,7 @@ class StagedTransport final : public Transport {
   staged::Copies copies_;
   const std::unique_ptr<Transport> own_;
   staged::Requester requester_;
-  std::optional<staged::Agent> agent_;  ///< while some PE's heap is reached this way
+  std::optional<staged::Agent> agent_;  ///< after carry() with PEs
 };
 
 }  // namespace

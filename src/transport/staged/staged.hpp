@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// staged.hpp: heaps in GPU memory that this PE's GPU does not reach: each operation is a request
-// that the other PE carries out on its own heap, and data go through chunks of pinned host memory.
+// staged.hpp: device heaps that this PE's GPU does not reach. Each operation is a request that the
+// other PE applies to its own heap; data pass through chunks of pinned host memory.
 #pragma once
 
 #include "transport/transport.hpp"
 
 namespace shoal::transport {
 
-/// Host memory of each PE that the transport takes, at Context::staging.
+/// Bytes that the transport needs in every segment, at Context::staging.
 std::size_t staged_bytes(Pe n_pes, const Settings& settings);
 
-/// `own` carries out operations on this PE's own heap, for other PEs.
+/// `own` applies requests of other PEs to this PE's heap.
 std::unique_ptr<Transport> make_staged(const Context& context, std::unique_ptr<Transport> own);
 
 }  // namespace shoal::transport

@@ -25,8 +25,8 @@ bool same_library(const void* address, const void* other) {
   return dladdr(address, &one) != 0 && dladdr(other, &two) != 0 && one.dli_fbase == two.dli_fbase;
 }
 
-/// When it is loaded, UCX installs handlers for faults (they print backtraces) and for a signal that
-/// stops the process. Restores the previous handlers, unless the program has set its own since.
+/// When it is loaded, UCX installs handlers for faults (they print backtraces) and for a signal
+/// that stops the process. Restores the previous handlers, unless the program has set its own.
 void give_back_signals() noexcept {
   const auto give_back = [](int number) {
     struct sigaction now{};
@@ -170,10 +170,10 @@ Memory::Memory(const Library& library, void* start, std::size_t bytes) : library
   params.length = bytes;
   params.memory_type = UCS_MEMORY_TYPE_HOST;
   const ucs_status_t status = ucp_mem_map(library.context(), &params, &handle_);
-  require(
-      status == UCS_OK, Code::unsupported,
-      "UCX cannot register {} bytes: {}. Settings: SHOAL_SYMMETRIC_SIZE, and the limit of locked memory (ulimit -l)",
-      bytes, text_of(status));
+  require(status == UCS_OK, Code::unsupported,
+          "UCX cannot register {} bytes: {}. Setting: SHOAL_SYMMETRIC_SIZE; limit: locked memory "
+          "(ulimit -l)",
+          bytes, text_of(status));
 }
 
 Memory::~Memory() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// library.hpp: UCX's context, worker and memory handles as objects. Limits UCX's side effects on the
-// process. Only this folder includes UCX.
+// library.hpp: UCX's context, worker and memory handles as objects. Limits UCX's side effects on
+// the process. Only this folder includes UCX.
 #pragma once
 
 #include <ucp/api/ucp.h>

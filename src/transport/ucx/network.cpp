@@ -101,7 +101,7 @@ struct Network::Callbacks {
     Link& link = *rma.link;
     link.peer.finish(rma.direction, rma.batch);
     link.network.free_rma_.push_back(&rma);
-    if (status != UCS_OK) link.network.fail(link, "a transfer", status);
+    if (status != UCS_OK) link.network.fail(link, "RMA", status);
   }
 
   static void on_flushed(void* request, ucs_status_t status, void* user_data) {
@@ -324,7 +324,7 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
     return true;
   }
   free_rma_.push_back(&rma);
-  if (UCS_PTR_IS_ERR(status)) fail(link, "a transfer", UCS_PTR_STATUS(status));
+  if (UCS_PTR_IS_ERR(status)) fail(link, "RMA", UCS_PTR_STATUS(status));
   return peer.failure.empty();
 }
 

@@ -122,7 +122,7 @@ TEST(EpGpuFaults, AMemberThatDoesNotDispatchWithoutExactSizesIsNamed) {
 TEST(EpGpuFaults, AMemberThatDoesNotCombineIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_timeout(
-      "notify", "its answers",
+      "notify", "its expert outputs",
       [](GpuRound& round, const ep::Dispatched& got) { round.combine(got); }, true);
 }
 
@@ -378,7 +378,7 @@ TEST_P(EpGpuLowLatencyDeath, IsReportedWithoutMasks) {
     expect_parts(
         results[pe].out,
         {"code=timeout", operation + " (epoch " + epoch + ") timed out after 3000 ms",
-         std::string("waiting for ") + (death.owes_rows ? "rows" : "its answers") + " from PE 2",
+         std::string("waiting for ") + (death.owes_rows ? "rows" : "its expert outputs") + " from PE 2",
          "expected epoch " + epoch, "phase receive", "GroupOptions.timeout"});
   }
 }

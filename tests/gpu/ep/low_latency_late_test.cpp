@@ -313,11 +313,11 @@ void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool 
 
 TEST_P(EpGpuLowLatencyWaits, ForAnswersThatNeverComeAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
-  expect_silence_is_reported({Reduction::per_rank, false}, true, GetParam(), "its answers",
+  expect_silence_is_reported({Reduction::per_rank, false}, true, GetParam(), "its expert outputs",
                              "receive");
-  expect_silence_is_reported({Reduction::exact, false}, false, GetParam(), "its answers",
+  expect_silence_is_reported({Reduction::exact, false}, false, GetParam(), "its expert outputs",
                              "receive");
-  expect_silence_is_reported({Reduction::per_rank, true}, false, GetParam(), "its answers",
+  expect_silence_is_reported({Reduction::per_rank, true}, false, GetParam(), "its expert outputs",
                              "receive");
 }
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffer in low-latency mode on four ranks of a gloo group, against plain torch on gathered inputs."""
+"""Buffer in low-latency mode on four ranks of a gloo group, against plain torch on gathered
+inputs."""
 
 import os
 
@@ -16,7 +17,9 @@ H, K, E, N = 1024, 3, 8, 12
 
 def make_buffer(**options):
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(N, H, dist.get_world_size(), E)
-    return deep_ep.Buffer(dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options)
+    return deep_ep.Buffer(
+        dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options
+    )
 
 
 _shared = []
@@ -38,7 +41,8 @@ def make_inputs(seed=0, tokens=None):
 
 
 def expected_rows(x, topk_idx):
-    """By local expert: (rows bfloat16 [n, H], source tokens [n], rows of each rank [R]), by source rank, then token."""
+    """For each local expert (rows bfloat16 [n, H], source tokens [n], rows of each rank [R]),
+    ordered by source rank, then token."""
     local, everybody = E // dist.get_world_size(), of_all_ranks((x, topk_idx))
     result = []
     for expert in range(dist.get_rank() * local, (dist.get_rank() + 1) * local):
@@ -56,7 +60,9 @@ def verify_received(recv, count, handle, want, dequantize):
         assert torch.equal(dequantize(recv, e, len(rows)), rows), e
         assert torch.equal(src_info[e, : len(rows)].long(), tokens)
         assert [int(v) & 0xFFFFFFFF for v in layout_range[e]] == per_rank
-        assert [int(v) >> 32 for v in layout_range[e]] == [sum(per_rank[:r]) for r in range(len(per_rank))]
+        assert [int(v) >> 32 for v in layout_range[e]] == [
+            sum(per_rank[:r]) for r in range(len(per_rank))
+        ]
 
 
 def as_received(recv, e, count):
@@ -64,7 +70,7 @@ def as_received(recv, e, count):
 
 
 def weighted(x, topk_idx, weights):
-    """The combine of answers that are the rows themselves."""
+    """The combine of the received rows as expert output."""
     return x.float() * weights.masked_fill(topk_idx < 0, 0).sum(1, keepdim=True)
 
 
@@ -73,7 +79,7 @@ def close(got, want):
 
 
 def waited(times):
-    """On a GPU the rank that comes last finds everything there, and waits for nobody."""
+    """On a GPU the last rank finds all rows and does not wait."""
     return bool((times >= 0).all()) and (times.is_cuda or bool(times.sum() > 0))
 
 
@@ -81,8 +87,15 @@ def check_bfloat16(_):
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(1)
     stats, waits = torch.full((E // 4,), 5, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
-    recv, count, handle, event, hook = buffer.low_latency_dispatch(x, topk_idx, N, E, stats, waits, use_fp8=False)
-    assert recv.shape == (E // 4, 4 * N, H) and recv.dtype == torch.bfloat16 and hook is None and event.event is None
+    recv, count, handle, event, hook = buffer.low_latency_dispatch(
+        x, topk_idx, N, E, stats, waits, use_fp8=False
+    )
+    assert (
+        recv.shape == (E // 4, 4 * N, H)
+        and recv.dtype == torch.bfloat16
+        and hook is None
+        and event.event is None
+    )
     verify_received(recv, count, handle, expected_rows(x, topk_idx), as_received)
     assert torch.equal(stats, 5 + count) and waited(waits)
     waits.zero_()
@@ -94,12 +107,14 @@ def check_bfloat16(_):
 
 
 def check_fp8(_):
-    """Rows and scales are those of the documented quantisation, in column-major scales."""
+    """Rows and column-major scales follow the documented quantization."""
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(2)
     want = expected_rows(x, topk_idx)
     for round_scale in (False, True):
-        (recv, scales), count, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, round_scale=round_scale)
+        (recv, scales), count, handle, *_ = buffer.low_latency_dispatch(
+            x, topk_idx, N, E, round_scale=round_scale
+        )
         assert recv.dtype == torch.float8_e4m3fn and scales.dtype == torch.float32
         assert scales.shape == (E // 4, 4 * N, H // 128) and scales.stride()[1:] == (1, 4 * N)
         assert count.tolist() == [len(rows) for rows, _, _ in want]
@@ -107,32 +122,44 @@ def check_fp8(_):
             back = per_token_cast_back(recv[e, : len(rows)], scales[e, : len(rows)])
             assert close(back, rows) or calc_diff(back, rows) < 1e-3
             if round_scale:
-                assert torch.equal(torch.frexp(scales[e, : len(rows)]).mantissa, torch.full((len(rows), H // 128), 0.5))
+                assert torch.equal(
+                    torch.frexp(scales[e, : len(rows)]).mantissa,
+                    torch.full((len(rows), H // 128), 0.5),
+                )
             else:
                 data, factors = per_token_cast_to_fp8(rows)
                 assert torch.allclose(scales[e, : len(rows)], factors, rtol=1e-6)
                 assert (
                     recv[e, : len(rows)].view(torch.uint8) == data.view(torch.uint8)
                 ).float().mean() > 0.99 or not len(rows)
-        answers = torch.stack([per_token_cast_back(recv[e], scales[e]) for e in range(E // 4)])
-        sums, *_ = buffer.low_latency_combine(answers, topk_idx, weights, handle)
+        expert_output = torch.stack(
+            [per_token_cast_back(recv[e], scales[e]) for e in range(E // 4)]
+        )
+        sums, *_ = buffer.low_latency_combine(expert_output, topk_idx, weights, handle)
         assert x.shape[0] == 0 or calc_diff(sums, weighted(x, topk_idx, weights)) < 1e-3
 
 
 def check_ue8m0(_):
     buffer = the_buffer()
     x, topk_idx, _ = make_inputs(3)
-    (recv, packed), count, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, round_scale=True, use_ue8m0=True)
+    (recv, packed), count, *_ = buffer.low_latency_dispatch(
+        x, topk_idx, N, E, round_scale=True, use_ue8m0=True
+    )
     assert packed.dtype == torch.int32 and packed.shape == (E // 4, 4 * N, H // 512)
     for e, (rows, _, _) in enumerate(expected_rows(x, topk_idx)):
         if len(rows):
             assert (
-                calc_diff(per_token_cast_back(recv[e, : len(rows)], packed[e, : len(rows)].contiguous()), rows) < 1e-3
+                calc_diff(
+                    per_token_cast_back(recv[e, : len(rows)], packed[e, : len(rows)].contiguous()),
+                    rows,
+                )
+                < 1e-3
             )
 
 
 def check_hooks(_):
-    """The tensors are known with the send and filled by the hook; two calls may be open, as with two micro-batches."""
+    """The send returns the tensors and the hook fills them. Two calls may be open, as with two
+    micro-batches."""
     buffer = the_buffer()
     inputs = [make_inputs(4), make_inputs(5)]
     opened = [
@@ -148,14 +175,16 @@ def check_hooks(_):
         verify_received(recv, count, handle, expected_rows(x, topk_idx), as_received)
     closing = []
     for (recv, _, handle, _, _), (x, topk_idx, weights) in zip(opened, inputs):
-        closing.append(buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=True))
+        closing.append(
+            buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=True)
+        )
     for (sums, _, hook), given in zip(closing, inputs):
         hook()
         assert close(sums, weighted(*given))
 
 
 def check_kinds_in_turn(_):
-    """Results keep their places whatever forms the calls before had."""
+    """Results keep their addresses, whatever the forms of earlier calls."""
     buffer = the_buffer()
     for seed, use_fp8 in enumerate((True, False, False, True, True, False, True)):
         x, topk_idx, weights = make_inputs(20 + seed)
@@ -171,7 +200,11 @@ def check_kinds_in_turn(_):
                 if use_fp8
                 else recv[e, : len(rows)]
             )
-            assert torch.equal(got, rows) if not use_fp8 else len(rows) == 0 or calc_diff(got, rows) < 1e-3
+            assert (
+                torch.equal(got, rows)
+                if not use_fp8
+                else len(rows) == 0 or calc_diff(got, rows) < 1e-3
+            )
 
 
 def check_zero_copy_and_logfmt(_):
@@ -182,7 +215,9 @@ def check_zero_copy_and_logfmt(_):
         target = buffer.get_next_low_latency_combine_buffer(handle)
         assert target.shape == recv.shape and target.dtype == torch.bfloat16
         target[:] = recv
-        sums, *_ = buffer.low_latency_combine((target, recv)[turn % 2], topk_idx, weights, handle, zero_copy=True)
+        sums, *_ = buffer.low_latency_combine(
+            (target, recv)[turn % 2], topk_idx, weights, handle, zero_copy=True
+        )
         assert close(sums, weighted(x, topk_idx, weights))
     recv, _, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
     sums, *_ = buffer.low_latency_combine(recv, topk_idx, weights, handle, use_logfmt=True)
@@ -190,7 +225,7 @@ def check_zero_copy_and_logfmt(_):
 
 
 def check_masks(_):
-    """Ranks 0 to 2 leave rank 3 out, as it does itself by sending nothing; then all come back."""
+    """Ranks 0 to 2 mask rank 3, which sends nothing; then all ranks are unmasked."""
     buffer = the_buffer()
     status = torch.full((4,), 9, dtype=torch.int32)
     buffer.low_latency_query_mask_buffer(status)
@@ -210,7 +245,7 @@ def check_masks(_):
 
 
 def check_rank_that_does_not_answer(_):
-    """The others go on without it, and say so."""
+    """The others continue without it and report it."""
     os.environ["SHOAL_TIMEOUT_MS"] = "1500"
     buffer = make_buffer(enable_shrink=True)
     del os.environ["SHOAL_TIMEOUT_MS"]
@@ -234,7 +269,9 @@ def check_normal_and_low_latency_in_turn(_):
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(7)
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, E)
-    recv_x, *_, handle, _ = buffer.dispatch(x, None, per_rank, None, in_rank, per_expert, topk_idx, weights)
+    recv_x, *_, handle, _ = buffer.dispatch(
+        x, None, per_rank, None, in_rank, per_expert, topk_idx, weights
+    )
     buffer.clean_low_latency_buffer(N, H, E)
     check_bfloat16(_)
     sums, *_ = buffer.combine(recv_x, handle)
@@ -244,7 +281,9 @@ def check_normal_and_low_latency_in_turn(_):
 def check_async_finish(_):
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(8)
-    recv, _, handle, event, hook = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False, async_finish=True)
+    recv, _, handle, event, hook = buffer.low_latency_dispatch(
+        x, topk_idx, N, E, use_fp8=False, async_finish=True
+    )
     event.current_stream_wait()
     sums, event, _ = buffer.low_latency_combine(recv, topk_idx, weights, handle, async_finish=True)
     event.current_stream_wait()
@@ -252,7 +291,8 @@ def check_async_finish(_):
 
 
 def check_hooks_by_both_ways(_):
-    """Calls with hooks have a short way for plain tensors, and a general one for all others: the results are the same."""
+    """Calls take a fast path for plain tensors and the general path for all others, with the
+    same results."""
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(11)
     want = expected_rows(x, topk_idx)
@@ -266,7 +306,10 @@ def check_hooks_by_both_ways(_):
             (x.clone().requires_grad_(), weights.clone().requires_grad_()),
         )
     ):
-        stats, waits = torch.full((E // 4,), turn, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+        stats, waits = (
+            torch.full((E // 4,), turn, dtype=torch.int32),
+            torch.zeros(4, dtype=torch.int64),
+        )
         recv, count, handle, event, hook = buffer.low_latency_dispatch(
             rows, topk_idx, N, E, stats, waits, use_fp8=False, return_recv_hook=True
         )
@@ -281,11 +324,22 @@ def check_hooks_by_both_ways(_):
         waits.zero_()
         out = torch.full_like(x, 7) if turn % 2 else None
         sums, event, hook = buffer.low_latency_combine(
-            recv, topk_idx, gates, handle, return_recv_hook=True, out=out, combine_wait_recv_cost_stats=waits
+            recv,
+            topk_idx,
+            gates,
+            handle,
+            return_recv_hook=True,
+            out=out,
+            combine_wait_recv_cost_stats=waits,
         )
         ways.add(type(hook))
         hook()
-        assert event.event is None and not sums.requires_grad and (out is None or sums is out) and waited(waits)
+        assert (
+            event.event is None
+            and not sums.requires_grad
+            and (out is None or sums is out)
+            and waited(waits)
+        )
         assert sums.shape == x.shape and sums.dtype == torch.bfloat16 and sums.is_contiguous()
         assert close(sums, weighted(x, topk_idx, weights))
         with pytest.raises(RuntimeError, match="has been received"):
@@ -294,10 +348,13 @@ def check_hooks_by_both_ways(_):
 
 
 def check_hooks_and_none_in_turn(_):
-    """A handle serves a combine with a hook or without, however its dispatch was made; results are of the caller."""
+    """A handle serves combines with and without a hook, however its dispatch was sent. The
+    caller owns the results."""
     buffer = the_buffer()
     kept = []
-    for seed, (with_hook, then) in enumerate(((True, False), (False, True), (True, True), (False, False), (True, True))):
+    for seed, (with_hook, then) in enumerate(
+        ((True, False), (False, True), (True, True), (False, False), (True, True))
+    ):
         x, topk_idx, weights = make_inputs(30 + seed)
         recv, count, handle, _, hook = buffer.low_latency_dispatch(
             x, topk_idx, N, E, use_fp8=False, return_recv_hook=with_hook
@@ -318,7 +375,7 @@ def check_hooks_and_none_in_turn(_):
 
 
 def check_zero_copy_with_hooks(_):
-    """A combine of the short way takes the buffer back that the next one would have read, as every combine does."""
+    """A combine on the fast path invalidates the next combine buffer, as every combine does."""
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(12)
     for turn in range(4):
@@ -334,13 +391,15 @@ def check_zero_copy_with_hooks(_):
         hook()
         assert close(sums, weighted(x, topk_idx, weights))
         with pytest.raises(RuntimeError, match="get_next"):
-            buffer.low_latency_combine(recv, topk_idx, weights, handle, zero_copy=True, return_recv_hook=True)
+            buffer.low_latency_combine(
+                recv, topk_idx, weights, handle, zero_copy=True, return_recv_hook=True
+            )
 
 
 def check_argument_errors(_):
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(9, tokens=6)
-    for hooks in (False, True):  # with hooks there is a short way, open after one call of each form
+    for hooks in (False, True):  # the fast path opens after one call of each form
         for use_fp8 in (True, False, False):
             recv, _, handle, _, hook = buffer.low_latency_dispatch(
                 x, topk_idx, N, E, use_fp8=use_fp8, return_recv_hook=hooks
@@ -348,7 +407,9 @@ def check_argument_errors(_):
             if hooks:
                 hook()
         verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle)
-        sums, _, hook = buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=hooks)
+        sums, _, hook = buffer.low_latency_combine(
+            recv, topk_idx, weights, handle, return_recv_hook=hooks
+        )
         if hooks:
             hook()
         assert close(sums, weighted(x, topk_idx, weights))
@@ -372,7 +433,10 @@ def verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle):
 
     torch.use_deterministic_algorithms(True)  # which fills new tensors
     try:
-        for call in (lambda: dispatch(x, topk_idx, N, E), lambda: combine(recv, topk_idx, weights, handle)):
+        for call in (
+            lambda: dispatch(x, topk_idx, N, E),
+            lambda: combine(recv, topk_idx, weights, handle),
+        ):
             with pytest.raises(AssertionError, match="fill_uninitialized_memory"):
                 call()
     finally:
@@ -391,7 +455,9 @@ def verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle):
     fails("hidden", dispatch, x[:, :120].contiguous(), topk_idx, N, E)
     fails("num_rdma_bytes", dispatch, x, topk_idx, 100 * N, E)
     fails("round_scale", dispatch, x, topk_idx, N, E, use_ue8m0=True)
-    fails("exclude each other", dispatch, x, topk_idx, N, E, async_finish=True, return_recv_hook=True)
+    fails(
+        "exclude each other", dispatch, x, topk_idx, N, E, async_finish=True, return_recv_hook=True
+    )
     fails("recv_stats", dispatch, x, topk_idx, N, E, torch.zeros(1, dtype=torch.int32))
     fails("cost_stats", dispatch, x, topk_idx, N, E, None, torch.zeros(4, 4, dtype=torch.int64))
     fails("x is", combine, recv[:, :-1], topk_idx, weights, handle)
@@ -401,8 +467,26 @@ def verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle):
     fails("topk_idx is", combine, recv, topk_idx[:, :1].contiguous(), weights, handle)
     fails("weights", combine, recv, topk_idx[:-1], weights[:-1], handle)
     fails("handle", combine, recv, topk_idx, weights, tuple(handle))
-    fails("exclude each other", combine, recv, topk_idx, weights, handle, use_logfmt=True, zero_copy=True)
-    fails("exclude each other", combine, recv, topk_idx, weights, handle, async_finish=True, return_recv_hook=True)
+    fails(
+        "exclude each other",
+        combine,
+        recv,
+        topk_idx,
+        weights,
+        handle,
+        use_logfmt=True,
+        zero_copy=True,
+    )
+    fails(
+        "exclude each other",
+        combine,
+        recv,
+        topk_idx,
+        weights,
+        handle,
+        async_finish=True,
+        return_recv_hook=True,
+    )
     fails("get_next", combine, recv, topk_idx, weights, handle, zero_copy=True)
     fails("out is", combine, recv, topk_idx, weights, handle, out=x.float())
     fails("out is", combine, recv, topk_idx, weights, handle, out=x[:-1].clone())
@@ -415,7 +499,7 @@ def verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle):
         handle,
         combine_wait_recv_cost_stats=torch.zeros(4, dtype=torch.int32),
     )
-    if not x.is_cuda:  # there, comparing would make the host wait
+    if not x.is_cuda:  # comparing would make the host wait there
         fails("differs", combine, recv, topk_idx.flip(1).contiguous(), weights, handle)
     fails("rank 9", buffer.low_latency_update_mask_buffer, 9, True)
     fails("mask_status", buffer.low_latency_query_mask_buffer, torch.zeros(4))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM, SGLang and Megatron-LM do with the package, each imitated call by call, on eight ranks of a gloo group.
+"""The calls of vLLM, SGLang and Megatron-LM, imitated one by one on eight ranks of a gloo group.
 
-The layer is always the same: every token goes to K experts, each a matrix, and the weighted answers are added up. The
-reference is one process that has all experts.
+The layer is always the same: every token goes to K experts, each a matrix, and the weighted
+expert outputs are added. The reference is one process with all experts.
 """
 
 import inspect
@@ -38,7 +38,7 @@ def local_experts():
 
 
 def layer(x, topk_ids, topk_weights, experts):
-    """The layer in one process, float32."""
+    """The layer in one process, in float32."""
     out = torch.zeros_like(x, dtype=torch.float32)
     for e, matrix in enumerate(experts):
         weights = (topk_weights * (topk_ids == e)).sum(1)
@@ -48,16 +48,18 @@ def layer(x, topk_ids, topk_weights, experts):
 
 
 def experts_on_rows(rows, ids, weights, experts):
-    """Weighted answers of the experts here to flat rows; ids outside the experts here count nothing."""
+    """Weighted output of the local experts for rank-major rows; other ids are ignored."""
     known = (ids >= 0) & (ids < len(experts))
-    return layer(rows, ids.masked_fill(~known, -1), weights.masked_fill(~known, 0), experts).bfloat16()
+    return layer(
+        rows, ids.masked_fill(~known, -1), weights.masked_fill(~known, 0), experts
+    ).bfloat16()
 
 
 def close(got, want, tolerance=1e-3):
     return got.numel() == 0 or calc_diff(got, want) < tolerance
 
 
-# VLLM.
+# vLLM.
 
 
 @torch.inference_mode()
@@ -79,7 +81,11 @@ def check_vllm_high_throughput(_):
         token_data = per_token_cast_to_fp8(x) if asynchronous else x
         previous = Buffer.capture()
         per_rank, per_rdma_rank, per_expert, in_rank, event = buffer.get_dispatch_layout(
-            topk_idx=topk_ids, num_experts=E, previous_event=previous, async_finish=False, allocate_on_comm_stream=False
+            topk_idx=topk_ids,
+            num_experts=E,
+            previous_event=previous,
+            async_finish=False,
+            allocate_on_comm_stream=False,
         )
         received, ids, weights, counts, handle, event = buffer.dispatch(
             x=token_data,
@@ -100,14 +106,14 @@ def check_vllm_high_throughput(_):
             event.current_stream_wait()
         assert (event.event is not None) == asynchronous
         rows = per_token_cast_back(*received) if asynchronous else received
-        # vLLM gives global numbers back to the experts; -1 becomes an expert of another rank.
+        # vLLM passes global expert numbers; -1 becomes an expert of another rank.
         first = rank * (E // ranks)
         other = E - 1 if first == 0 else 0
         ids = torch.where(ids == -1, other, ids + first)
         assert sum(counts) == ((ids >= first) & (ids < first + E // ranks)).sum()
-        answers = experts_on_rows(rows, ids - first, weights, local_experts())
+        expert_output = experts_on_rows(rows, ids - first, weights, local_experts())
         combined, _, event = buffer.combine(
-            x=answers,
+            x=expert_output,
             handle=handle,
             topk_weights=None,
             config=configs[1],
@@ -142,7 +148,8 @@ def check_vllm_low_latency(_):
     inputs = [make_inputs(1 + (dist.get_rank() + batch) % N, 2 + batch) for batch in range(2)]
     for use_fp8 in (False, True):
         received = []
-        for batch, (x, topk_ids, _) in enumerate(inputs):  # two micro-batches: both send before one receives
+        # Two micro-batches: both send before one receives.
+        for batch, (x, topk_ids, _) in enumerate(inputs):
             recv, count, handles[batch], _, hook = buffer.low_latency_dispatch(
                 x,
                 topk_ids,
@@ -159,16 +166,18 @@ def check_vllm_low_latency(_):
             recv, count, hook = received[batch]
             hook()
             rows = (
-                per_token_cast_back(recv[0].flatten(0, 1), recv[1].flatten(0, 1)).view(recv[0].shape)
+                per_token_cast_back(recv[0].flatten(0, 1), recv[1].flatten(0, 1)).view(
+                    recv[0].shape
+                )
                 if use_fp8
                 else recv
             )
-            answers = torch.zeros(rows.shape, dtype=torch.bfloat16)
+            expert_output = torch.zeros(rows.shape, dtype=torch.bfloat16)
             for e, matrix in enumerate(local_experts()):
-                answers[e, : count[e]] = (rows[e, : count[e]].float() @ matrix).bfloat16()
+                expert_output[e, : count[e]] = (rows[e, : count[e]].float() @ matrix).bfloat16()
             output = torch.empty_like(x)
             _, _, hook = buffer.low_latency_combine(
-                answers,
+                expert_output,
                 topk_ids,
                 topk_weights,
                 handles[batch],
@@ -218,20 +227,31 @@ def check_vllm_v2(_):
             async_with_compute_stream=False,
         )
         if expand:
-            counts, answers = handle.num_recv_tokens_per_expert_list, torch.zeros_like(received)
+            counts, expert_output = (
+                handle.num_recv_tokens_per_expert_list,
+                torch.zeros_like(received),
+            )
             start = 0
             for count, matrix in zip(counts, local_experts()):
                 block = slice(start, start + count)
-                answers[block] = (received[block].float() @ matrix * weights[block, None]).bfloat16()
+                expert_output[block] = (
+                    received[block].float() @ matrix * weights[block, None]
+                ).bfloat16()
                 start += count
             assert len(counts) == E // ranks and start == len(received)
         else:
             rows = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
-            ids[rows:] = -1  # vLLM masks what lies behind the received rows
-            answers = torch.zeros_like(received)
-            answers[:rows] = experts_on_rows(received[:rows], ids[:rows], weights[:rows], local_experts())
+            ids[rows:] = -1  # vLLM masks the rows after the received ones
+            expert_output = torch.zeros_like(received)
+            expert_output[:rows] = experts_on_rows(
+                received[:rows], ids[:rows], weights[:rows], local_experts()
+            )
         combined, _, event = buffer.combine(
-            x=answers, handle=handle, topk_weights=None, async_with_compute_stream=False, allocate_on_comm_stream=False
+            x=expert_output,
+            handle=handle,
+            topk_weights=None,
+            async_with_compute_stream=False,
+            allocate_on_comm_stream=False,
         )
         assert close(combined, want)
     buffer.destroy()
@@ -245,7 +265,11 @@ def check_sglang_one_buffer_for_both_modes(_):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     nvl, rdma = 0, Buffer.get_low_latency_rdma_size_hint(N, H, ranks, E)
     from_file = deep_ep.Config(
-        **{"num_sms": 24, "num_max_nvl_chunked_send_tokens": 8, "num_max_nvl_chunked_recv_tokens": 256}
+        **{
+            "num_sms": 24,
+            "num_max_nvl_chunked_send_tokens": 8,
+            "num_max_nvl_chunked_recv_tokens": 256,
+        }
     )
     for config in (from_file, Buffer.get_dispatch_config(ranks), Buffer.get_combine_config(ranks)):
         nvl = max(nvl, config.get_nvl_buffer_size_hint(2 * H, ranks))
@@ -260,10 +284,15 @@ def check_sglang_one_buffer_for_both_modes(_):
     )
     assert buffer.low_latency_mode and buffer.group_size == ranks
     for turn in range(2):
-        x, topk_ids, topk_weights = make_inputs((4 + 3 * rank) % N, 10 + turn)  # a rank has no tokens
+        # One rank has no tokens.
+        x, topk_ids, topk_weights = make_inputs((4 + 3 * rank) % N, 10 + turn)
         previous = Buffer.capture()
         per_rank, per_rdma_rank, per_expert, in_rank, previous = buffer.get_dispatch_layout(
-            topk_ids, E, previous_event=previous, async_finish=True, allocate_on_comm_stream=previous is not None
+            topk_ids,
+            E,
+            previous_event=previous,
+            async_finish=True,
+            allocate_on_comm_stream=previous is not None,
         )
         received, ids, weights, counts, handle, event = buffer.dispatch(
             per_token_cast_to_fp8(x),
@@ -281,9 +310,11 @@ def check_sglang_one_buffer_for_both_modes(_):
         )
         event.current_stream_wait()
         assert all(count % 128 == 0 for count in counts)
-        answers = experts_on_rows(per_token_cast_back(*received), ids, weights, local_experts())
+        expert_output = experts_on_rows(
+            per_token_cast_back(*received), ids, weights, local_experts()
+        )
         combined, _, event = buffer.combine(
-            answers,
+            expert_output,
             handle,
             async_finish=True,
             previous_event=Buffer.capture(),
@@ -296,17 +327,32 @@ def check_sglang_one_buffer_for_both_modes(_):
 
         buffer.clean_low_latency_buffer(N, H, E)
         recv, count, handle, event, hook = buffer.low_latency_dispatch(
-            x, topk_ids, N, E, use_fp8=True, round_scale=True, use_ue8m0=True, async_finish=False, return_recv_hook=True
+            x,
+            topk_ids,
+            N,
+            E,
+            use_fp8=True,
+            round_scale=True,
+            use_ue8m0=True,
+            async_finish=False,
+            return_recv_hook=True,
         )
         hook()
-        answers = torch.zeros(recv[0].shape, dtype=torch.bfloat16)
+        expert_output = torch.zeros(recv[0].shape, dtype=torch.bfloat16)
         for e, matrix in enumerate(local_experts()):
             n = int(count[e])
-            exponents = recv[1][e, :n].clone(memory_format=torch.contiguous_format).view(-1, 1).view(torch.uint8)
+            exponents = (
+                recv[1][e, :n]
+                .clone(memory_format=torch.contiguous_format)
+                .view(-1, 1)
+                .view(torch.uint8)
+            )
             scales = (exponents[:, : H // 128].int() << 23).view(torch.float32)
-            answers[e, :n] = (per_token_cast_back(recv[0][e, :n], scales).float() @ matrix).bfloat16()
+            expert_output[e, :n] = (
+                per_token_cast_back(recv[0][e, :n], scales).float() @ matrix
+            ).bfloat16()
         combined, event, hook = buffer.low_latency_combine(
-            x=answers,
+            x=expert_output,
             topk_idx=topk_ids,
             topk_weights=topk_weights,
             handle=handle,
@@ -319,7 +365,8 @@ def check_sglang_one_buffer_for_both_modes(_):
 
 @torch.inference_mode()
 def check_sglang_v2(_):
-    """Prefill in flat form, decode expert_major; sizes and numbers of SMs and queue pairs are passed along."""
+    """Prefill in rank-major form, decode in expert-major form, with sizes and numbers of SMs and
+    queue pairs passed along."""
     buffer = ElasticBuffer(
         dist.group.WORLD,
         num_max_tokens_per_rank=16,
@@ -351,14 +398,16 @@ def check_sglang_v2(_):
         event.current_stream_wait()
         rows = per_token_cast_back(*received)
         if expand:
-            answers = torch.zeros(rows.shape, dtype=torch.bfloat16)
+            expert_output = torch.zeros(rows.shape, dtype=torch.bfloat16)
             for e, end in enumerate(handle.psum_num_recv_tokens_per_expert.tolist()):
                 block = slice(end - int(handle.num_unaligned_recv_tokens_per_expert[e]), end)
                 assert block.start % 128 == 0
-                answers[block] = (rows[block].float() @ local_experts()[e] * weights[block, None]).bfloat16()
+                expert_output[block] = (
+                    rows[block].float() @ local_experts()[e] * weights[block, None]
+                ).bfloat16()
         else:
-            answers = experts_on_rows(rows, ids, weights, local_experts())
-        combined, _, event = buffer.combine(answers, handle, **common)
+            expert_output = experts_on_rows(rows, ids, weights, local_experts())
+        combined, _, event = buffer.combine(expert_output, handle, **common)
         event.current_stream_wait()
         assert close(combined, want)
 
@@ -367,7 +416,7 @@ def check_sglang_v2(_):
 
 
 def megatron_functions(buffer):
-    """Dispatch and combine as autograd functions; the backward of each is the other."""
+    """Dispatch and combine as autograd functions; each is the backward of the other."""
     from deep_ep.utils import EventHandle, EventOverlap
 
     class FusedDispatch(torch.autograd.Function):
@@ -440,7 +489,7 @@ def megatron_functions(buffer):
 
 
 def check_megatron_training_step(_):
-    """Two layers forward, then both backward: gradients of inputs, weights of the gate and experts."""
+    """Two layers forward, then backward: gradients of inputs, gate weights and experts."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     nvl = rdma = 0
     for config in (Buffer.get_dispatch_config(ranks), Buffer.get_combine_config(ranks)):
@@ -459,7 +508,9 @@ def check_megatron_training_step(_):
         hidden = x
         for (_, topk_ids, _), prob in zip(inputs, probs):
             topk_ids = topk_ids[: len(x)]
-            rows, ids, row_probs, counts, handle = dispatch(hidden, topk_ids, prob[: len(x)].float(), E, asynchronous)
+            rows, ids, row_probs, counts, handle = dispatch(
+                hidden, topk_ids, prob[: len(x)].float(), E, asynchronous
+            )
             assert counts.tolist() == [int((ids == e).sum()) for e in range(E // ranks)]
             hidden = combine(experts_on_rows(rows, ids, row_probs, experts), handle, asynchronous)
         (hidden.float() @ weight).sum().backward()
@@ -488,25 +539,29 @@ def test_on_eight_ranks(results, name):
     results.verify(name)
 
 
-# What callers probe.
+# Signatures that callers inspect.
 
 SIGNATURES = {
     Buffer.__init__: "self group num_nvl_bytes=0 num_rdma_bytes=0 low_latency_mode=False num_qps_per_rank=24 "
-    "allow_nvlink_for_low_latency_mode=True allow_mnnvl=False explicitly_destroy=False enable_shrink=False comm=None",
+    "allow_nvlink_for_low_latency_mode=True allow_mnnvl=False explicitly_destroy=False "
+    "enable_shrink=False comm=None",
     Buffer.get_dispatch_layout: "self topk_idx num_experts previous_event=None async_finish=False "
     "allocate_on_comm_stream=False",
     Buffer.dispatch: "self x handle=None num_tokens_per_rank=None num_tokens_per_rdma_rank=None is_token_in_rank=None "
-    "num_tokens_per_expert=None topk_idx=None topk_weights=None expert_alignment=1 num_worst_tokens=0 config=None "
+    "num_tokens_per_expert=None topk_idx=None topk_weights=None expert_alignment=1 "
+    "num_worst_tokens=0 config=None "
     "previous_event=None async_finish=False allocate_on_comm_stream=False",
     Buffer.combine: "self x handle topk_weights=None bias=None config=None previous_event=None async_finish=False "
     "allocate_on_comm_stream=False",
     Buffer.internode_dispatch: "self x handle=None num_tokens_per_rank=None num_tokens_per_rdma_rank=None "
-    "is_token_in_rank=None num_tokens_per_expert=None topk_idx=None topk_weights=None expert_alignment=1 config=None "
+    "is_token_in_rank=None num_tokens_per_expert=None topk_idx=None topk_weights=None "
+    "expert_alignment=1 config=None "
     "previous_event=None async_finish=False allocate_on_comm_stream=False",
     Buffer.internode_combine: "self x handle topk_weights=None bias=None config=None previous_event=None "
     "async_finish=False allocate_on_comm_stream=False",
     Buffer.low_latency_dispatch: "self x topk_idx num_max_dispatch_tokens_per_rank num_experts "
-    "cumulative_local_expert_recv_stats=None dispatch_wait_recv_cost_stats=None use_fp8=True round_scale=False "
+    "cumulative_local_expert_recv_stats=None dispatch_wait_recv_cost_stats=None use_fp8=True "
+    "round_scale=False "
     "use_ue8m0=False async_finish=False return_recv_hook=False",
     Buffer.low_latency_combine: "self x topk_idx topk_weights handle use_logfmt=False zero_copy=False "
     "async_finish=False return_recv_hook=False out=None combine_wait_recv_cost_stats=None",
@@ -525,15 +580,21 @@ SIGNATURES = {
     Buffer.get_comm_stream: "self",
     Buffer.destroy: "self",
     ElasticBuffer.__init__: "self group num_bytes=None num_cpu_bytes=0 num_max_tokens_per_rank=0 hidden=0 num_topk=0 "
-    "use_fp8_dispatch=False deterministic=False allow_hybrid_mode=True allow_multiple_reduction=True "
-    "prefer_overlap_with_compute=True sl_idx=3 num_allocated_qps=0 num_cpu_timeout_secs=300 num_gpu_timeout_secs=100 "
+    "use_fp8_dispatch=False deterministic=False allow_hybrid_mode=True "
+    "allow_multiple_reduction=True "
+    "prefer_overlap_with_compute=True sl_idx=3 num_allocated_qps=0 num_cpu_timeout_secs=300 "
+    "num_gpu_timeout_secs=100 "
     "explicitly_destroy=False",
     ElasticBuffer.dispatch: "self x topk_idx=None topk_weights=None cumulative_local_expert_recv_stats=None "
-    "num_experts=None num_max_tokens_per_rank=None expert_alignment=None num_sms=0 num_qps=0 previous_event=None "
-    "previous_event_before_epilogue=None async_with_compute_stream=False allocate_on_comm_stream=False handle=None "
-    "do_handle_copy=True do_cpu_sync=None do_expand=False do_zero_padding=False use_tma_aligned_col_major_sf=False",
+    "num_experts=None num_max_tokens_per_rank=None expert_alignment=None num_sms=0 num_qps=0 "
+    "previous_event=None "
+    "previous_event_before_epilogue=None async_with_compute_stream=False "
+    "allocate_on_comm_stream=False handle=None "
+    "do_handle_copy=True do_cpu_sync=None do_expand=False do_zero_padding=False "
+    "use_tma_aligned_col_major_sf=False",
     ElasticBuffer.combine: "self x handle topk_weights=None bias=None num_sms=0 num_qps=0 previous_event=None "
-    "previous_event_before_epilogue=None async_with_compute_stream=False allocate_on_comm_stream=False",
+    "previous_event_before_epilogue=None async_with_compute_stream=False "
+    "allocate_on_comm_stream=False",
     ElasticBuffer.barrier: "self use_comm_stream=True with_cpu_sync=False sequential=True",
     ElasticBuffer.destroy: "self",
     ElasticBuffer.capture: "",
@@ -563,15 +624,18 @@ SIGNATURES = {
     deep_ep.EPHandle.deterministic_sort: "self do_cpu_sync is_cached_dispatch recv_x recv_sf recv_topk_idx "
     "recv_topk_weights channel_linked_list",
     deep_ep.EPHandle.__init__: "self do_expand num_experts expert_alignment num_max_tokens_per_rank num_sms topk_idx "
-    "num_recv_tokens num_expanded_tokens num_recv_tokens_per_expert_list psum_num_recv_tokens_per_scaleup_rank "
-    "psum_num_recv_tokens_per_expert num_unaligned_recv_tokens_per_expert recv_src_metadata dst_buffer_slot_idx "
+    "num_recv_tokens num_expanded_tokens num_recv_tokens_per_expert_list "
+    "psum_num_recv_tokens_per_scaleup_rank "
+    "psum_num_recv_tokens_per_expert num_unaligned_recv_tokens_per_expert recv_src_metadata "
+    "dst_buffer_slot_idx "
     "token_metadata_at_forward channel_linked_list",
 }
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
 def test_signatures(function):
-    """Names, order and defaults: callers pass by position, by name, and probe."""
+    """Names, order and defaults: callers pass arguments by position and by name, and inspect
+    signatures."""
     shown = []
     for parameter in inspect.signature(function).parameters.values():
         default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default}"
@@ -585,4 +649,6 @@ def test_exported_names():
     names += " get_logical_domain_size find_cuda_home check_nccl_so init_jit __version__"
     for name in names.split():
         assert hasattr(deep_ep, name), name
-    assert deep_ep.topk_idx_t is torch.int64 and Buffer.num_sms % 2 == 0 and Buffer.is_sm90_compiled()
+    assert (
+        deep_ep.topk_idx_t is torch.int64 and Buffer.num_sms % 2 == 0 and Buffer.is_sm90_compiled()
+    )

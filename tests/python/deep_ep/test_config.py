@@ -49,11 +49,15 @@ def test_normal_buffers_hold_all_parts(num_ranks, sms, send, recv):
             for _direction in ("send", "receive"):
                 rdma += 4 * (8 + 8 + 2) + rdma_recv * (token + 16)
     assert chunks.get_nvl_buffer_size_hint(hidden_bytes, num_ranks) == padded(nvl)
-    assert chunks.get_rdma_buffer_size_hint(hidden_bytes, num_ranks) == (padded(rdma) if num_ranks > 8 else 0)
+    assert chunks.get_rdma_buffer_size_hint(hidden_bytes, num_ranks) == (
+        padded(rdma) if num_ranks > 8 else 0
+    )
 
 
 def test_odd_sms_up_to_8_ranks():
-    assert Config(21).get_nvl_buffer_size_hint(14336, 8) == Config(20).get_nvl_buffer_size_hint(14336, 8)
+    assert Config(21).get_nvl_buffer_size_hint(14336, 8) == Config(20).get_nvl_buffer_size_hint(
+        14336, 8
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,10 @@ def test_odd_sms_up_to_8_ranks():
         (dict(num_max_nvl_chunked_send_tokens=256), "got 256 and 256"),
         (dict(num_max_rdma_chunked_send_tokens=0), "rdma_chunked_send_tokens > 0, got 0"),
         (dict(num_max_rdma_chunked_recv_tokens=-4), "rdma_chunked_recv_tokens > 0, got -4"),
-        (dict(num_max_rdma_chunked_send_tokens=7, num_max_rdma_chunked_recv_tokens=7), "got 7 and 7"),
+        (
+            dict(num_max_rdma_chunked_send_tokens=7, num_max_rdma_chunked_recv_tokens=7),
+            "got 7 and 7",
+        ),
         (dict(num_max_rdma_chunked_send_tokens=300), "got 300 and 300"),
     ],
 )
@@ -76,7 +83,7 @@ def test_values_out_of_range(arguments, message):
 
 
 def test_rdma_receive_chunk_is_rounded_before_it_is_checked():
-    # 7 becomes 12, twice 6; as given it would be too small.
+    # 7 is rounded up to 12, twice 6; without rounding it would be too small.
     Config(num_max_rdma_chunked_send_tokens=6, num_max_rdma_chunked_recv_tokens=7)
 
 
@@ -118,18 +125,25 @@ def test_recommended_configs():
         32 32,288,8 1,288,8     160 28,720,12 2,720,8
     """.split()
     for num_ranks, dispatch, combine in zip(*[iter(expected)] * 3, strict=True):
-        for text, function in ((dispatch, config.get_dispatch_config), (combine, config.get_combine_config)):
+        for text, function in (
+            (dispatch, config.get_dispatch_config),
+            (combine, config.get_combine_config),
+        ):
             chunks = [int(number) for number in text.split(",")]
             assert repr(function(int(num_ranks), 22)) == repr(Config(22, *chunks, 128))
     assert len(config.DISPATCH_CHUNKS) == len(config.COMBINE_CHUNKS) == len(expected) // 3
     for function in (config.get_dispatch_config, config.get_combine_config):
         assert repr(function(8)).startswith("Config(20,")
         for num_ranks in (1, 3, 40):
-            with pytest.raises(AssertionError, match=f"Unsupported number of EP ranks.*{num_ranks}"):
+            with pytest.raises(
+                AssertionError, match=f"Unsupported number of EP ranks.*{num_ranks}"
+            ):
                 function(num_ranks)
 
 
-@pytest.mark.parametrize("tokens, hidden, ranks, experts", [(1, 512, 2, 4), (5, 2048, 4, 12), (64, 7168, 8, 8)])
+@pytest.mark.parametrize(
+    "tokens, hidden, ranks, experts", [(1, 512, 2, 4), (5, 2048, 4, 12), (64, 7168, 8, 8)]
+)
 def test_low_latency_buffer_holds_all_parts(tokens, hidden, ranks, experts):
     scales = hidden // 128 * 4
     dispatch, combine = 16 + max(hidden * 2, hidden + scales), scales + hidden * 2
@@ -147,10 +161,16 @@ def test_low_latency_size_refuses_bad_shapes():
 
 
 @pytest.mark.parametrize(
-    "bits, expected", [("", "torch.int64 8"), ("0", "torch.int64 8"), ("64", "torch.int64 8"), ("32", "torch.int32 4")]
+    "bits, expected",
+    [
+        ("", "torch.int64 8"),
+        ("0", "torch.int64 8"),
+        ("64", "torch.int64 8"),
+        ("32", "torch.int32 4"),
+    ],
 )
 def test_index_type_follows_the_environment(bits, expected):
-    # One channel, one peer, 128 tokens: 1032 bytes a token besides its 128 indices.
+    # One channel, one peer, 128 tokens: 1032 bytes per token beside its 128 indices.
     program = (
         "from deep_ep.config import Config, topk_idx_t;"
         "size = Config(2, 1, 128).get_nvl_buffer_size_hint(0, 1);"
@@ -162,12 +182,19 @@ def test_index_type_follows_the_environment(bits, expected):
 
 def test_index_type_refuses_other_widths():
     result = _python("import deep_ep.config", EP_NUM_TOPK_IDX_BITS="12")
-    assert result.returncode != 0 and "EP_NUM_TOPK_IDX_BITS: got '12', allowed 0, 32, 64" in result.stderr
+    assert (
+        result.returncode != 0
+        and "EP_NUM_TOPK_IDX_BITS: got '12', allowed 0, 32, 64" in result.stderr
+    )
 
 
 def _python(program: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -176,21 +203,36 @@ def _python(program: str, **environment: str) -> subprocess.CompletedProcess:
 
 def elastic_size(tokens, hidden, topk=0, fp8=False, so=1, su=8, nv=None, **more) -> int:
     return config.get_elastic_buffer_size(
-        tokens, hidden, topk, fp8, num_scaleout_ranks=so, num_scaleup_ranks=su, num_nvlink_ranks=nv or su, **more
+        tokens,
+        hidden,
+        topk,
+        fp8,
+        num_scaleout_ranks=so,
+        num_scaleup_ranks=su,
+        num_nvlink_ranks=nv or su,
+        **more,
     )
 
 
 def test_elastic_token_bytes():
-    # With 2^21 tokens a rank the size is the bytes of a token for all ranks, in units of 2 MiB.
+    # With 2^21 tokens per rank the size is the bytes of a token for all ranks, in units of 2 MiB.
     tokens = 2 << 20
     assert elastic_size(tokens, 7168, 8, su=1) == 14464 << 21  # BF16 dispatch
-    assert elastic_size(tokens, 7168, 8, fp8=True, su=1) == 14400 << 21  # combine, which is larger than FP8 dispatch
-    assert elastic_size(tokens, 7168, 8, fp8=True, su=64) == 64 * (7168 + 7168 // 32 * 4 + 128) << 21  # FP8, 64 ranks
+    # Combine, which is larger than FP8 dispatch.
+    assert elastic_size(tokens, 7168, 8, fp8=True, su=1) == 14400 << 21
+    # FP8, 64 ranks.
+    assert (
+        elastic_size(tokens, 7168, 8, fp8=True, su=64) == 64 * (7168 + 7168 // 32 * 4 + 128) << 21
+    )
     assert elastic_size(tokens, 7168, 8, su=8, allow_multiple_reduction=False) == 8 * 14464 << 21
     assert elastic_size(tokens, 7168, 8, su=2, allow_multiple_reduction=False) == 8 * 14400 << 21
-    # Ranks without NVLink between them: a send area more at dispatch, a row for each rank more at combine.
+    # Without NVLink between ranks, dispatch needs one more send area and combine one more row per
+    # rank.
     assert elastic_size(tokens, 7168, 8, su=4, nv=2) == max(5 * 14464, 8 * 14400) << 21
-    assert elastic_size(tokens, 7168, 8, su=4, nv=2, allow_multiple_reduction=False) == (8 + 4 * 8) * 14400 << 21
+    assert (
+        elastic_size(tokens, 7168, 8, su=4, nv=2, allow_multiple_reduction=False)
+        == (8 + 4 * 8) * 14400 << 21
+    )
 
 
 @pytest.mark.parametrize("tokens, so, su", [(4096, 2, 4), (1, 512, 2), (300, 16, 16)])
@@ -207,10 +249,14 @@ def test_elastic_two_levels(tokens, so, su):
 
 def parts_touched(experts: int, topk: int, parts: int) -> Fraction:
     choices = list(itertools.combinations(range(experts), topk))
-    return Fraction(sum(len({e // (experts // parts) for e in choice}) for choice in choices), len(choices))
+    return Fraction(
+        sum(len({e // (experts // parts) for e in choice}) for choice in choices), len(choices)
+    )
 
 
-def num_sms(experts=16, topk=3, so=1, su=4, nv=None, rdma_gbs=0.0, nvlink_gbs=0.0, device=10**9, **more) -> int:
+def num_sms(
+    experts=16, topk=3, so=1, su=4, nv=None, rdma_gbs=0.0, nvlink_gbs=0.0, device=10**9, **more
+) -> int:
     return config.get_theoretical_num_sms(
         experts,
         topk,
@@ -233,7 +279,8 @@ def test_sms_of_one_domain():
     traffic = Fraction(3, 4)
     assert num_sms(nvlink_gbs=400000) == even(400000 / traffic / 50)
     assert num_sms(nvlink_gbs=400000, sm_read_gbs=1) == even(400000 / traffic / rows)
-    # Several NVLink domains without a second level: a row is staged once more, and leaves for fewer peers.
+    # With several NVLink domains and no second level, a row is staged once more and fewer peers are
+    # reached by NVLink.
     write, traffic = 1 / rows + Fraction(2, 4), Fraction(2, 4) * Fraction(1, 2)
     assert num_sms(nvlink_gbs=400000, nv=2) == even(400000 / traffic * write / 50)
 
@@ -246,7 +293,9 @@ def test_sms_of_two_levels():
     assert slow_network == even(50000 / rdma * write / 50)
     assert num_sms(so=2, su=2, nvlink_gbs=4000, rdma_gbs=50000) == even(4000 / nvlink * write / 50)
     read = (1 + node_rows) / rows
-    assert num_sms(so=2, su=2, nvlink_gbs=400000, rdma_gbs=50000, sm_read_gbs=1) == even(50000 / rdma * read)
+    assert num_sms(so=2, su=2, nvlink_gbs=400000, rdma_gbs=50000, sm_read_gbs=1) == even(
+        50000 / rdma * read
+    )
 
 
 def test_sms_limits():
@@ -257,13 +306,18 @@ def test_sms_limits():
     assert num_sms(su=1, nvlink_gbs=400, device=132) == 132  # nothing crosses a link
     assert num_sms() == num_sms(so=2, su=2) == 20  # no speed known
     # An unknown network is no reason to divide by zero.
-    assert num_sms(so=2, su=2, nvlink_gbs=4000) == num_sms(so=2, su=2, nvlink_gbs=4000, rdma_gbs=1e9)
+    assert num_sms(so=2, su=2, nvlink_gbs=4000) == num_sms(
+        so=2, su=2, nvlink_gbs=4000, rdma_gbs=1e9
+    )
     for wrong in (dict(num_scaleout_topk=1), dict(experts=18), dict(topk=0), dict(topk=17)):
         with pytest.raises(AssertionError, match="got"):
             num_sms(**wrong)
 
 
 def test_queue_pairs():
-    assert [config.get_theoretical_num_qps(n, num_scaleout_ranks=1, num_allocated_qps=17) for n in (4, 24)] == [4, 9]
+    assert [
+        config.get_theoretical_num_qps(n, num_scaleout_ranks=1, num_allocated_qps=17)
+        for n in (4, 24)
+    ] == [4, 9]
     assert config.get_theoretical_num_qps(4, num_scaleout_ranks=2, num_allocated_qps=129) == 65
     assert config.get_theoretical_num_qps(24, num_scaleout_ranks=2, num_allocated_qps=129) == 129

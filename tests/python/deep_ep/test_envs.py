@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups, seeds, what is read from the system, and the small helpers around them."""
+"""Process groups, seeds, properties of the system, and small helpers."""
 
 import gc
 import os
@@ -25,14 +25,18 @@ RANKS = 4
 
 def run_rank(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", RANK=str(rank // 2))
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", RANK=str(rank // 2)
+    )
     index, num_ranks, group = envs.init_dist(rank % 2, 2, seed=3)
     assert (index, num_ranks) == (rank, RANKS) and dist.get_world_size(group) == RANKS
     assert torch.get_default_dtype() == torch.bfloat16
     assert torch.ones(1).device.type == envs.default_device().type
 
     seeds: list = [None] * RANKS
-    dist.all_gather_object(seeds, (envs.get_global_seed(), envs.get_local_seed(), torch.rand(1).item()), group=group)
+    dist.all_gather_object(
+        seeds, (envs.get_global_seed(), envs.get_local_seed(), torch.rand(1).item()), group=group
+    )
     assert {seed[0] for seed in seeds} == {3}
     assert len({seed[1] for seed in seeds}) == RANKS and len({seed[2] for seed in seeds}) == RANKS
 
@@ -42,8 +46,14 @@ def run_rank(rank: int, port: int, folder: str) -> None:
     sys.stdout.close()
     sys.stdout = sys.__stdout__
 
-    # One host, unless it is split or said to be several.
-    for variable, sizes in (("", (1, 4)), ("1", (4, 1)), ("2", (2, 2)), ("4", (1, 4)), ("8", (1, 4))):
+    # One host, unless SHOAL_NODE_SIZE splits it or SHOAL_HOST_ID renames it.
+    for variable, sizes in (
+        ("", (1, 4)),
+        ("1", (4, 1)),
+        ("2", (2, 2)),
+        ("4", (1, 4)),
+        ("8", (1, 4)),
+    ):
         os.environ["SHOAL_NODE_SIZE"] = variable
         assert envs.get_physical_domain_size(group) == sizes
     assert envs.get_logical_domain_size(group) == (1, 4)
@@ -76,7 +86,9 @@ def test_4_ranks_of_2_nodes(tmp_path):
         port = free.getsockname()[1]
     mp.spawn(run_rank, args=(port, str(tmp_path)), nprocs=RANKS)
     printed = {rank: (tmp_path / f"{rank}.txt").read_text() for rank in range(RANKS)}
-    assert printed == {r: f"all {r}\n" + (f"node {r}\n" if r % 2 == 0 else "") for r in range(RANKS)}
+    assert printed == {
+        r: f"all {r}\n" + (f"node {r}\n" if r % 2 == 0 else "") for r in range(RANKS)
+    }
 
 
 # One process.
@@ -137,10 +149,14 @@ def test_nvlink_of_pcie_gpus(monkeypatch, num_ranks, linked):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="a"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="a")
+    )
     monkeypatch.setattr(dist, "get_world_size", lambda group: num_ranks)
     monkeypatch.setattr(
-        dist, "all_gather_object", lambda out, mine, group: out.__setitem__(slice(None), [mine, "GPU-b"])
+        dist,
+        "all_gather_object",
+        lambda out, mine, group: out.__setitem__(slice(None), [mine, "GPU-b"]),
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     envs.check_nvlink_connections("group")
@@ -166,7 +182,9 @@ NVLINK_STATUS = """GPU 0: NVIDIA H200 (UUID: GPU-1)
 
 def test_nvlink_speed(monkeypatch):
     envs.get_nvlink_gbs.cache_clear()
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout=NVLINK_STATUS))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout=NVLINK_STATUS)
+    )
     assert envs.get_nvlink_gbs(0.5) == pytest.approx(26.562)
     assert envs.get_nvlink_gbs() == pytest.approx(0.9 * 2 * 26.562)
     envs.get_nvlink_gbs.cache_clear()
@@ -222,7 +240,10 @@ def test_comm_of_torch(monkeypatch):
     assert torch.cuda.is_available() or comm.get_nccl_comm_handle(Group(nccl)).get() == 0
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     group = Group(nccl)
-    assert comm.get_nccl_comm_handle(group).get() == 1234 and not comm.get_nccl_comm_handle(group).managed
+    assert (
+        comm.get_nccl_comm_handle(group).get() == 1234
+        and not comm.get_nccl_comm_handle(group).managed
+    )
     assert comm.get_nccl_comm_handle(Group(types.SimpleNamespace())).get() == 0
     assert comm.get_nccl_comm_handle(Group(None)).get() == 0
     monkeypatch.setenv("EP_REUSE_NCCL_COMM", "0")
@@ -293,7 +314,7 @@ def test_weak_lru():
     one, two = Adder(1), Adder(2)
     assert [one.add(5), one.add(5), one.add(5, y=1), two.add(5)] == [6, 6, 7, 7]
     assert one.calls == [5, 5] and two.calls == [5]
-    one.add(8)  # the third of two: the oldest goes
+    one.add(8)  # the third exceeds the size of two: the oldest is dropped
     one.add(5)
     assert one.calls == [5, 5, 8, 5]
     assert Adder.add.__doc__ == "Adds."

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EventHandle and EventOverlap, on the host, with a CUDA that only notes what is asked of it, and on GPUs."""
+"""EventHandle and EventOverlap: on the host, with an imitation of CUDA that records calls, and
+on GPUs."""
 
 import copy
 
@@ -27,7 +28,7 @@ class FakeStream:
 
 @pytest.fixture
 def streams(monkeypatch):
-    """A list whose last item is the current stream of a pretended CUDA."""
+    """A list whose last item is the current stream of an imitated CUDA."""
     current = [FakeStream("compute")]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
@@ -88,7 +89,9 @@ def test_copies_mark_the_same_work(streams):
     handle = EventHandle()
     handle.tensors_to_record = (torch.ones(1),)
     twin = copy.copy(handle)
-    assert twin.cuda_event == "compute:1" and twin.tensors_to_record[0] is handle.tensors_to_record[0]
+    assert (
+        twin.cuda_event == "compute:1" and twin.tensors_to_record[0] is handle.tensors_to_record[0]
+    )
     assert streams[0].recorded == 1
 
 
@@ -110,7 +113,11 @@ def test_wait_runs_the_hook_once_and_after_waiting(streams):
         overlap.register_hook_after_wait(lambda: order.append("other"))
     overlap.current_stream_wait()
     overlap.current_stream_wait()
-    assert order == ["wait", "hook", "wait"] and overlap.hook_after_wait is None and overlap.event is handle
+    assert (
+        order == ["wait", "hook", "wait"]
+        and overlap.hook_after_wait is None
+        and overlap.event is handle
+    )
     overlap.register_hook_after_wait(lambda: order.append("later"))
     overlap.current_stream_wait(release_handle=True)
     assert order[3:] == ["wait", "later"] and overlap.event is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unbalanced gate scores: what their top-k choice gives each rank."""
+"""Unbalanced gate scores: the tokens of each rank by their top-k choice."""
 
 import math
 
@@ -38,13 +38,17 @@ def test_precise(tokens, per_rank, ranks):
                 continue
             tried += 1
             scores = gate.get_unbalanced_scores(tokens, experts, ranks, topk, ratio, 1)
-            assert scores.shape == (tokens, experts) and scores.dtype == torch.float32 and scores.min() >= 0
+            assert (
+                scores.shape == (tokens, experts)
+                and scores.dtype == torch.float32
+                and scores.min() >= 0
+            )
             got = tokens_per_rank(choose(scores, topk).cpu(), experts, ranks)
             if ranks == 1:
                 assert got == [tokens]
                 continue
             assert max(got[1:]) - min(got[1:]) <= 1
-            # Rounding moves rank 0 by half a token, and the mean of the others by that share.
+            # Rounding moves rank 0 by half a token, and the mean of the others accordingly.
             mean = sum(got[1:]) / (ranks - 1)
             assert abs(got[0] - ratio * mean) <= 0.5 * (1 + ratio / (ranks - 1)) + 1e-9
             if tokens > 1000 and min(got[1:]) > 50:
@@ -53,13 +57,18 @@ def test_precise(tokens, per_rank, ranks):
 
 
 def test_precise_totals_keep_the_ratio():
-    """The shape of the check that callers make: the choices of all ranks together."""
+    """The check that callers make: the choices of all ranks together."""
     torch.manual_seed(1)
     tokens, experts, ranks, topk, ratio = 4096, 64, 8, 6, 2.0
     total = [0] * ranks
     for _ in range(ranks):
         scores = gate.get_unbalanced_scores(tokens, experts, ranks, topk, ratio, True)
-        total = [a + b for a, b in zip(total, tokens_per_rank(choose(scores, topk).cpu(), experts, ranks), strict=True)]
+        total = [
+            a + b
+            for a, b in zip(
+                total, tokens_per_rank(choose(scores, topk).cpu(), experts, ranks), strict=True
+            )
+        ]
     assert abs(total[0] / min(total[1:]) - ratio) / ratio < 0.1
     assert max(total[1:]) / min(total[1:]) < 1.02
 
@@ -73,13 +82,17 @@ def test_precise_choices_are_distinct_and_varied():
     assert all(len(set(row)) == 6 for row in chosen.tolist())
     assert chosen.unique().numel() == 32  # no expert is left out
     assert len({tuple(sorted(row)) for row in chosen.tolist()}) > 450
-    # Even a ratio of 1 sends as much as evenly chosen experts would.
+    # A ratio of 1 sends as many tokens as an even choice of experts.
     even = gate.generate_rank_count(4096, 64, 8, 6, 1.0).float()
     drawn = torch.tensor(tokens_per_rank(choose(torch.rand(4096, 64), 6), 64, 8)).float()
-    assert even.mean() == pytest.approx(drawn.mean().item(), rel=0.01) and even.max() - even.min() <= 1
+    assert (
+        even.mean() == pytest.approx(drawn.mean().item(), rel=0.01) and even.max() - even.min() <= 1
+    )
 
 
-@pytest.mark.parametrize("experts, ranks, topk", [(16, 8, 4), (64, 8, 6), (8, 2, 1), (8, 8, 2), (144, 72, 9)])
+@pytest.mark.parametrize(
+    "experts, ranks, topk", [(16, 8, 4), (64, 8, 6), (8, 2, 1), (8, 8, 2), (144, 72, 9)]
+)
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 4.0])
 def test_random_ratio(experts, ranks, topk, ratio):
     torch.manual_seed(3)
@@ -87,7 +100,7 @@ def test_random_ratio(experts, ranks, topk, ratio):
     scores = gate.get_unbalanced_scores(tokens, experts, ranks, topk, ratio, False)
     assert scores.shape == (tokens, experts) and scores.min() >= 0 and scores.max() <= 1
     got = tokens_per_rank(choose(scores, topk).cpu(), experts, ranks)
-    # No more is possible than all experts of rank 0 for every token, and the rest of the choice even.
+    # The limit: every token selects all experts of rank 0 and an even choice of the others.
     per_rank, rest = experts // ranks, max(topk - experts // ranks, 0)
     missed = math.comb(experts - 2 * per_rank, rest) / math.comb(experts - per_rank, rest)
     limit = 1 / (1 - missed) if rest else math.inf
@@ -97,11 +110,13 @@ def test_random_ratio(experts, ranks, topk, ratio):
 def test_factor():
     assert gate.map_unbalanced_ratio_to_factor(64, 8, 6, 1.0) == 1.0
     assert gate.map_unbalanced_ratio_to_factor(64, 1, 6, 4.0) == 1.0
-    factors = [gate.map_unbalanced_ratio_to_factor(64, 8, 6, ratio) for ratio in (1.5, 2.0, 4.0, 8.0)]
+    factors = [
+        gate.map_unbalanced_ratio_to_factor(64, 8, 6, ratio) for ratio in (1.5, 2.0, 4.0, 8.0)
+    ]
     assert factors == sorted(factors) and factors[0] > 1
-    # One expert a token: the ratio of the ranks is the ratio of the weights.
+    # With one expert per token the ratio of the ranks is the ratio of the weights.
     assert gate.map_unbalanced_ratio_to_factor(8, 4, 1, 3.0) == pytest.approx(3.0, rel=1e-6)
-    # Two ranks with an expert each, and both are chosen: no factor changes that.
+    # Two ranks with one expert each, both selected: no factor changes that.
     assert gate.map_unbalanced_ratio_to_factor(2, 2, 2, 2.0) == pytest.approx(2**20)
 
 
@@ -122,7 +137,12 @@ def test_default_type_does_not_matter():
 
 
 def test_bad_arguments():
-    for experts, ranks, topk, ratio in ((10, 4, 2, 1.0), (8, 4, 0, 1.0), (8, 4, 9, 1.0), (8, 4, 2, 0.5)):
+    for experts, ranks, topk, ratio in (
+        (10, 4, 2, 1.0),
+        (8, 4, 0, 1.0),
+        (8, 4, 9, 1.0),
+        (8, 4, 2, 0.5),
+    ):
         for precise in (True, False):
             with pytest.raises(AssertionError, match="got"):
                 gate.get_unbalanced_scores(4, experts, ranks, topk, ratio, precise)

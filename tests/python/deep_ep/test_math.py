@@ -6,13 +6,13 @@ import pytest
 import torch
 from deep_ep.utils import math as ep_math
 
-# The value of each FP8 code, and those that are finite, ascending.
+# The value of each FP8 code, and the finite values in ascending order.
 CODES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
 VALUES = np.unique(CODES[np.isfinite(CODES)])
 
 
 def nearest_fp8(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The FP8 numbers below and above x, which rounding may give where x is half way."""
+    """The FP8 numbers next to x; rounding may give either where x is half way."""
     position = np.clip(np.searchsorted(VALUES, x), 1, len(VALUES) - 1)
     below, above = VALUES[position - 1], VALUES[position]
     down, up = x - below, above - x
@@ -56,7 +56,7 @@ def test_cast_to_fp8(shape):
             assert scales[row, g].item() == pytest.approx(amax / 448, rel=1e-6)
             scaled = exact[row, part] * (448 / amax)
             got = fp8[row, part].double().numpy()
-            # float32 may move a value over the middle between two FP8 numbers, no farther.
+            # float32 may move a value across the middle of two FP8 numbers, not farther.
             low, high = nearest_fp8(scaled * (1 - 1e-6)), nearest_fp8(scaled * (1 + 1e-6))
             assert np.all((got == low[0]) | (got == low[1]) | (got == high[0]) | (got == high[1]))
 
@@ -65,9 +65,9 @@ def test_cast_of_zeros_and_of_tiny_values():
     fp8, scales = ep_math.per_token_cast_to_fp8(torch.zeros(2, 128))
     assert not fp8.float().any() and torch.allclose(scales, torch.full((2, 1), 1e-4 / 448))
     tiny = torch.full((1, 128), 1e-5)
-    assert ep_math.per_token_cast_back(*ep_math.per_token_cast_to_fp8(tiny)).float().mean().item() == pytest.approx(
-        1e-5, rel=0.05
-    )
+    assert ep_math.per_token_cast_back(
+        *ep_math.per_token_cast_to_fp8(tiny)
+    ).float().mean().item() == pytest.approx(1e-5, rel=0.05)
 
 
 def test_cast_there_and_back():
@@ -102,7 +102,9 @@ def test_cast_back_with_packed_exponents(hidden):
     scales = torch.from_numpy(packed.view(np.int32))
     back = ep_math.per_token_cast_back(fp8, scales)
     expected = fp8.double().numpy() * np.repeat(2.0**exponents, 128, axis=1)[:, :hidden]
-    assert np.array_equal(back.double().numpy(), expected)  # powers of two round nothing
+    assert np.array_equal(
+        back.double().numpy(), expected
+    )  # scales of powers of two cause no rounding
     transposed = torch.empty_strided(scales.shape, (1, 8), dtype=torch.int32).copy_(scales)
     assert torch.equal(ep_math.per_token_cast_back(fp8, transposed), back)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deep_ep on four ranks of two emulated nodes: what holds on one node holds there, in all but the rounding of sums."""
+"""deep_ep on four ranks of two emulated nodes: the checks of one node, which differ only in the
+rounding of sums."""
 
 import multiprocessing
 import os
@@ -22,7 +23,15 @@ from test_buffer_normal import (
     my_tokens,
     the_buffer,
 )
-from test_elastic import E, Expected, answers_of_ranks, combined, make_buffer, outputs_of_experts, own_answers
+from test_elastic import (
+    E,
+    Expected,
+    expert_output_of_ranks,
+    combined,
+    make_buffer,
+    expert_output_of_slots,
+    local_expert_output,
+)
 from test_elastic import check_cached as check_elastic_cached
 from test_elastic import check_expert_major as check_elastic_expert_major
 from test_elastic import check_flat as check_elastic_flat
@@ -44,14 +53,18 @@ def check_two_nodes(_):
 def check_sums_are_rounded_once_a_node(_):
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(my_tokens(), seed=2)
-    recv_x, *_, handle, _ = buffer.dispatch(x, topk_idx=topk_idx, topk_weights=weights, **layout_of(buffer, topk_idx))
+    recv_x, *_, handle, _ = buffer.dispatch(
+        x, topk_idx=topk_idx, topk_weights=weights, **layout_of(buffer, topk_idx)
+    )
     sums, *_ = buffer.combine((recv_x.float() * (1.37 + dist.get_rank())).bfloat16(), handle)
     per_rank = 16 // dist.get_world_size()
     for t, row in enumerate(topk_idx.tolist()):
         ranks = []
         for expert in row:
             if expert >= 0:
-                ranks = [rank for rank in ranks if rank != expert // per_rank] + [expert // per_rank]
+                ranks = [rank for rank in ranks if rank != expert // per_rank] + [
+                    expert // per_rank
+                ]
         nodes = []
         for rank in ranks:
             nodes = [node for node in nodes if node != rank // 2] + [rank // 2]
@@ -66,17 +79,25 @@ def check_sums_are_rounded_once_a_node(_):
 
 
 def check_elastic_without_hybrid_mode(_):
-    """The option changes what the buffer says of itself, not the sums: a node's are rounded all the same."""
+    """The option changes the reported domain sizes, not the sums: those of a node are always
+    rounded."""
     for multiple in (True, False):
         buffer = make_buffer(allow_hybrid_mode=False, allow_multiple_reduction=multiple)
-        assert buffer.get_physical_domain_size() == (2, 2) and buffer.get_logical_domain_size() == (1, 4)
+        assert buffer.get_physical_domain_size() == (2, 2) and buffer.get_logical_domain_size() == (
+            1,
+            4,
+        )
         x, topk_idx, weights = make_elastic_inputs(1)
         want = Expected(x, topk_idx, weights)
         for expand in (False, True):
             *_, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=E, do_expand=expand)
-            y = outputs_of_experts(want.source, want.lanes, handle.num_expanded_tokens)
-            sums, *_ = buffer.combine(y if expand else answers_of_ranks(want), handle, None, x)
-            assert torch.equal(sums, combined(own_answers(len(x)), topk_idx, x, multiple or not expand))
+            y = expert_output_of_slots(want.source, want.slot_rows, handle.num_expanded_tokens)
+            sums, *_ = buffer.combine(
+                y if expand else expert_output_of_ranks(want), handle, None, x
+            )
+            assert torch.equal(
+                sums, combined(local_expert_output(len(x)), topk_idx, x, multiple or not expand)
+            )
         buffer.destroy()
 
 

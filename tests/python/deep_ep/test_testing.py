@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing helpers: what they count, how often they call, and what they hide."""
+"""Timing helpers: the calls that they make, count and hide."""
 
 import json
 import os
@@ -22,7 +22,8 @@ def test_bench_times_the_function_and_nothing_else():
 
     def work():
         calls.append("work")
-        time.sleep(0.05 if calls.count("work") == 3 else 0.002)  # the first after two warm-ups is not counted
+        # The first after two warm-ups is not counted.
+        time.sleep(0.05 if calls.count("work") == 3 else 0.002)
 
     average, least, most = testing.bench(
         work, num_warmups=2, num_tests=4, post_fn=lambda: (calls.append("post"), time.sleep(0.02))
@@ -36,7 +37,8 @@ def test_flush_is_harmless():
 
 
 class Named:
-    """A callable that profiles itself under the given names, each for 2 ms more than the one before."""
+    """A callable that profiles itself under the given names, each 2 ms longer than the previous
+    one."""
 
     def __init__(self, *names):
         self.names, self.calls = names, 0
@@ -53,7 +55,7 @@ def test_kineto_times_by_name():
     fn = Named("ns::alpha_impl<1>(int)", "ns::beta_impl")
     alpha, beta, missing = testing.bench_kineto(fn, ("alpha_impl", "beta", "gamma"), num_tests=5)
     assert 0.002 <= alpha < beta and 0.004 <= beta < 0.02 and missing == 0
-    assert fn.calls == 10  # a round to warm up, a round to count
+    assert fn.calls == 10  # one round to warm up, one to count
     assert testing.bench_kineto(fn, "alpha_impl", num_tests=2) >= 0.002
 
 
@@ -65,7 +67,7 @@ def test_kineto_refuses_ambiguous_names():
 
 @on_host
 def test_kineto_counts_the_two_kernels_of_a_call_as_one():
-    fn = Named("ns::dispatch_send_impl", "ns::dispatch_receive_impl<1>", "ns::combine_impl")
+    fn = Named("ns::dispatch_send_kernel", "ns::dispatch_receive_kernel<1>", "ns::combine_impl")
     dispatch, combine = testing.bench_kineto(fn, ("dispatch", "combine"), num_tests=4)
     assert 0.006 <= dispatch < 0.03 and 0.006 <= combine < 0.03  # 2 ms and 4 ms; 6 ms
 
@@ -73,20 +75,30 @@ def test_kineto_counts_the_two_kernels_of_a_call_as_one():
 @on_host
 def test_kineto_periods():
     send, receive = testing.bench_kineto(
-        Named("a::dispatch<0>", "other dispatch", "a::dispatch<1>"), "dispatch", num_tests=4, num_kernels_per_period=2
+        Named("a::dispatch<0>", "other dispatch", "a::dispatch<1>"),
+        "dispatch",
+        num_tests=4,
+        num_kernels_per_period=2,
     )
     assert 0.002 <= send < 0.006 <= receive < 0.02
-    with pytest.raises(AssertionError, match="8 kernels contain '::dispatch', no multiple of the period 3"):
-        testing.bench_kineto(Named("a::dispatch", "a::dispatch"), "dispatch", num_tests=4, num_kernels_per_period=3)
+    with pytest.raises(
+        AssertionError, match="8 kernels contain '::dispatch', no multiple of the period 3"
+    ):
+        testing.bench_kineto(
+            Named("a::dispatch", "a::dispatch"), "dispatch", num_tests=4, num_kernels_per_period=3
+        )
 
 
 def test_kineto_looks_for_ranges_where_no_kernel_has_the_name(monkeypatch):
-    """In a second round, since looking at the host delays launches; a range's time on the GPU comes before its own."""
+    """Ranges are searched in a second round, because profiling the host delays launches. GPU
+    time has precedence over host time."""
     rounds = []
 
     def event(name, device, microseconds, is_user_annotation=True):
         span = SimpleNamespace(start=0, elapsed_us=lambda: microseconds)
-        return SimpleNamespace(name=name, device_type=device, time_range=span, is_user_annotation=is_user_annotation)
+        return SimpleNamespace(
+            name=name, device_type=device, time_range=span, is_user_annotation=is_user_annotation
+        )
 
     def fake(run, activities, trace_path=None):
         rounds.append([activity.name for activity in activities])
@@ -107,7 +119,9 @@ def test_kineto_looks_for_ranges_where_no_kernel_has_the_name(monkeypatch):
     times = testing.bench_kineto(lambda: None, names, flush_l2=False)
     assert times == pytest.approx((3e-6, 7e-6, 5e-6, 0)) and rounds == [["CUDA"], ["CPU", "CUDA"]]
     rounds.clear()
-    assert testing.bench_kineto(lambda: None, "dispatch_impl") == pytest.approx(3e-6) and rounds == [["CUDA"]]
+    assert testing.bench_kineto(lambda: None, "dispatch_impl") == pytest.approx(
+        3e-6
+    ) and rounds == [["CUDA"]]
 
 
 def test_ranges_cost_nothing_without_a_profiler():
@@ -122,9 +136,12 @@ def test_ranges_cost_nothing_without_a_profiler():
 
 def test_kineto_barrier_and_trace(tmp_path, monkeypatch):
     order = []
-    rounds = 2 if torch.cuda.is_available() else 1  # of nothing called "x" ranges are looked for, where there are kernels
+    # Names without a kernel are searched among ranges on GPUs.
+    rounds = 2 if torch.cuda.is_available() else 1
     trace = tmp_path / "trace.json"
-    arguments = dict(num_tests=2, barrier_comm_profiling=True, barrier=lambda: order.append("barrier"))
+    arguments = dict(
+        num_tests=2, barrier_comm_profiling=True, barrier=lambda: order.append("barrier")
+    )
     testing.bench_kineto(lambda: order.append("call"), "x", trace_path=str(trace), **arguments)
     assert order == ["barrier", "call"] * 4 * rounds
     assert "traceEvents" in json.loads(trace.read_text())

@@ -7,14 +7,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # torch_ranks
 
-# Read by the driver at its start: a hardware queue for each stream that may wait, and no kernel that is loaded while
-# another one waits (docs/guide/gpus.md, several PEs on one GPU).
+# The driver reads these at its start: one hardware queue per waiting stream, and no lazy loading of
+# kernels (docs/guide/gpus.md, several PEs on one GPU).
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 def pytest_collection_modifyitems(items):
-    """Everything here needs a GPU."""
+    """Skips everything without a GPU."""
     here = str(Path(__file__).resolve().parent)
     ours = [item for item in items if str(item.path).startswith(here)]
     if not ours:  # also where there is no torch
@@ -24,4 +24,6 @@ def pytest_collection_modifyitems(items):
     for item in ours:
         item.add_marker(pytest.mark.gpu)
         if not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is false"))
+            item.add_marker(
+                pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is false")
+            )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds whose PEs are threads that share one GPU, each with a stream of its own as torch's current stream."""
+"""Worlds whose PEs are threads that share one GPU. Torch's current stream of each thread is its
+own."""
 
 import gc
 import threading
@@ -13,7 +14,7 @@ SETTINGS = {"heap": "cuda", "symmetric_size": "512M", "timeout": 20_000}
 
 
 def on_gpu(pes, body, **settings):
-    """What body(world) returns on each PE. Its stream is done when it returns."""
+    """The results of body(world) on each PE, after its stream is done."""
     torch.cuda.init()
     ready = threading.Barrier(pes)
 
@@ -22,7 +23,7 @@ def on_gpu(pes, body, **settings):
         with torch.cuda.stream(stream):
             warm_up()
             stream.synchronize()
-            ready.wait(60)  # nobody allocates while kernels of others wait for it
+            ready.wait(60)  # no thread allocates while the kernels of others wait for it
             result = body(world)
             settle()
         return result
@@ -31,8 +32,8 @@ def on_gpu(pes, body, **settings):
 
 
 def warm_up():
-    """torch's allocator, per stream, gets what tests will need: a later cudaMalloc may wait for kernels that wait for
-    this PE. Likewise what its matrix products make when they are first used."""
+    """Fills torch's allocator of this stream and creates the state of matrix products. A later
+    cudaMalloc could wait for kernels that wait for this PE."""
     memory = [torch.empty(96 << 20, dtype=torch.uint8, device="cuda")]
     memory += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(24)]
     square = torch.ones(16, 16, device="cuda")
@@ -41,12 +42,13 @@ def warm_up():
 
 
 def with_group(pes, body, settings=None, close=True, **options):
-    """body(group, pe) on each PE of a world, with a group of all of them. close: it is usable at the end."""
+    """body(group, pe) on each PE of a world, with a group of all PEs. close: whether the group
+    is usable at the end."""
     import shoal.ep
 
     def on_world(world):
         group = shoal.ep.Group(world.team, **options)
-        result = body(group, world.my_pe)  # an exception ends the world, and the group with it
+        result = body(group, world.my_pe)  # an exception fails the world and the group
         settle()
         gc.collect()
         if close:
@@ -57,8 +59,8 @@ def with_group(pes, body, settings=None, close=True, **options):
 
 
 def fetch(tensor):
-    """The tensor on the host, when it is ready. The host does not wait inside the copy: while it does, the driver holds
-    back calls of other threads, for which the kernels before the copy may be waiting."""
+    """The tensor on the host, once it is ready. The host does not wait inside the copy, because
+    the driver would hold back the calls of other threads for which earlier kernels may wait."""
     if not tensor.is_cuda:
         return tensor
     settle()
@@ -74,15 +76,17 @@ def settle():
 
 
 def delay(milliseconds=20):
-    """Keeps the current stream busy, on one SM; without it a missing wait would go unseen."""
+    """Keeps the current stream busy on one SM, so that a missing wait has a visible effect."""
     torch.cuda._sleep(int(milliseconds * 1.5e6))
 
 
-_capturing = threading.Lock()  # torch's random generators, which captures note, are shared by all threads
+# All threads share torch's random generators, which captures register with.
+_capturing = threading.Lock()
 
 
 def capture(work):
-    """A graph of work() and what it returned, captured on the current stream; calls of other threads do not end it."""
+    """A graph of work() and its result, captured on the current stream. Calls of other threads
+    do not end the capture."""
     graph = torch.cuda.CUDAGraph()
     with _capturing:
         graph.capture_begin(capture_error_mode="thread_local")
@@ -94,14 +98,14 @@ def capture(work):
 
 
 class Meeting:
-    """What mpi4py's communicators do, for PEs that are threads: see `comms`."""
+    """The interface of mpi4py's communicators for PEs that are threads: see `comms`."""
 
     def __init__(self, size):
         self.size, self.barrier, self.slot = size, threading.Barrier(size), [None] * size
 
 
 class Comm:
-    """Of one thread."""
+    """The communicator of one thread."""
 
     def __init__(self, meeting, rank):
         self._meeting, self._rank = meeting, rank
@@ -127,8 +131,8 @@ class Comm:
 
 
 def on_threads(pes, body):
-    """body(comm) on `pes` threads, each with a stream of its own, as on_gpu, but without a world: for what makes its
-    own. The first exception is raised again."""
+    """body(comm) on `pes` threads, each with its own stream, as on_gpu but without a world. The
+    first exception is raised again."""
     torch.cuda.init()
     meeting, results, errors = Meeting(pes), [None] * pes, []
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deep_ep on CUDA tensors as vLLM, SGLang and Megatron-LM call it: ranks are threads that share one GPU and meet by a
-communicator like mpi4py's (tests/python/deep_ep has the same on the host)."""
+"""deep_ep on CUDA tensors, called as vLLM, SGLang and Megatron-LM call it. Ranks are threads
+that share one GPU and a communicator like that of mpi4py. tests/python/deep_ep has the same on
+the host.
+"""
 
 import pytest
 
@@ -17,7 +19,7 @@ H, K, E, N = 512, 3, 16, 8
 
 @pytest.fixture(autouse=True)
 def small_heaps(monkeypatch):
-    """Ranks that share a GPU share its memory."""
+    """Ranks on one GPU share its memory."""
     monkeypatch.setenv("SHOAL_SYMMETRIC_SIZE", "2G")
     monkeypatch.setenv("SHOAL_TIMEOUT_MS", "20000")
 
@@ -31,7 +33,7 @@ def make_inputs(rank, tokens, seed):
 
 
 def all_experts():
-    """By expert what a row is multiplied by: an expert needs no matrix product to be told from others."""
+    """The factor of each expert; experts differ without a matrix product."""
     return torch.linspace(-2, 2, E)
 
 
@@ -40,13 +42,15 @@ def local_experts(rank, ranks):
 
 
 def layer(x, topk_ids, topk_weights, experts):
-    """The layer in one process, float32; ids outside `experts` count nothing."""
+    """The layer in one process, in float32; ids outside `experts` are ignored."""
     known = (topk_ids >= 0) & (topk_ids < len(experts))
-    factor = (experts[topk_ids.clamp(0, len(experts) - 1)] * topk_weights * known).sum(1, keepdim=True)
+    factor = (experts[topk_ids.clamp(0, len(experts) - 1)] * topk_weights * known).sum(
+        1, keepdim=True
+    )
     return x.float() * factor
 
 
-def expert_answers(rows, ids, weights, experts):
+def weighted_expert_output(rows, ids, weights, experts):
     return layer(rows, ids, weights, experts).bfloat16()
 
 
@@ -61,7 +65,7 @@ def with_buffer(ranks, body, **options):
             result = body(buffer, comm)
             settle()
             comm.Barrier()  # destroy() waits for the whole GPU
-        except Exception as error:  # tells the others
+        except Exception as error:  # fails the world
             buffer.runtime.world.__exit__(type(error), error, None)
             raise
         buffer.destroy()
@@ -75,7 +79,11 @@ def with_buffer(ranks, body, **options):
 
 def layout_of(buffer, topk_ids):
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_ids, E)
-    return {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
+    return {
+        "num_tokens_per_rank": per_rank,
+        "is_token_in_rank": in_rank,
+        "num_tokens_per_expert": per_expert,
+    }
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -88,7 +96,11 @@ def test_vllm_high_throughput(fp8, asynchronous):
             x, topk_ids, topk_weights = make_inputs(rank, 5 + rank, 1 + turn)
             previous = Buffer.capture()
             per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(
-                topk_ids, E, previous_event=previous, async_finish=False, allocate_on_comm_stream=False
+                topk_ids,
+                E,
+                previous_event=previous,
+                async_finish=False,
+                allocate_on_comm_stream=False,
             )
             received, ids, weights, counts, handle, event = buffer.dispatch(
                 per_token_cast_to_fp8(x) if fp8 else x,
@@ -107,9 +119,11 @@ def test_vllm_high_throughput(fp8, asynchronous):
             if asynchronous:
                 event.current_stream_wait()
             rows = per_token_cast_back(*received) if fp8 else received
-            assert rows.is_cuda and counts == [int((fetch(ids) == e).sum()) for e in range(E // ranks)]
+            assert rows.is_cuda and counts == [
+                int((fetch(ids) == e).sum()) for e in range(E // ranks)
+            ]
             combined, _, event = buffer.combine(
-                expert_answers(rows, ids, weights, local_experts(rank, ranks)),
+                weighted_expert_output(rows, ids, weights, local_experts(rank, ranks)),
                 handle,
                 config=configs[1],
                 async_finish=asynchronous,
@@ -125,7 +139,8 @@ def test_vllm_high_throughput(fp8, asynchronous):
 def test_sglang_on_the_comm_stream_and_with_cached_handles():
     def body(buffer, comm):
         rank, ranks = comm.Get_rank(), comm.Get_size()
-        x, topk_ids, topk_weights = make_inputs(rank, (4 + 3 * rank) % N, 10)  # a rank has no tokens
+        # One rank has no tokens.
+        x, topk_ids, topk_weights = make_inputs(rank, (4 + 3 * rank) % N, 10)
         previous = Buffer.capture()
         *layout, previous = buffer.get_dispatch_layout(
             topk_ids, E, previous_event=previous, async_finish=True, allocate_on_comm_stream=True
@@ -145,9 +160,13 @@ def test_sglang_on_the_comm_stream_and_with_cached_handles():
         )
         event.current_stream_wait()
         assert all(count % 128 == 0 for count in counts)
-        answers = expert_answers(received, ids, weights, local_experts(rank, ranks))
+        expert_output = weighted_expert_output(received, ids, weights, local_experts(rank, ranks))
         combined, _, event = buffer.combine(
-            answers, handle, async_finish=True, previous_event=Buffer.capture(), allocate_on_comm_stream=True
+            expert_output,
+            handle,
+            async_finish=True,
+            previous_event=Buffer.capture(),
+            allocate_on_comm_stream=True,
         )
         event.current_stream_wait()
         assert close(combined, layer(x, topk_ids, topk_weights, all_experts().cuda()))
@@ -160,7 +179,8 @@ def test_sglang_on_the_comm_stream_and_with_cached_handles():
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_received_rows_are_read_on_another_stream(copied, monkeypatch):
-    """Whoever frees them there needs nothing more; record_stream works where the rows are in torch's memory."""
+    """Freeing rows with that stream current is enough; record_stream works for rows in torch's
+    memory."""
     if copied:
         monkeypatch.setenv("EP_COPY_RECEIVED", "1")
 
@@ -169,7 +189,9 @@ def test_received_rows_are_read_on_another_stream(copied, monkeypatch):
         layout = layout_of(buffer, topk_ids)
 
         def send(factor):
-            return buffer.dispatch(factor * x, topk_idx=topk_ids, topk_weights=topk_weights, **layout)[0]
+            return buffer.dispatch(
+                factor * x, topk_idx=topk_ids, topk_weights=topk_weights, **layout
+            )[0]
 
         side = torch.cuda.Stream()
         for turn in range(3):
@@ -205,30 +227,41 @@ def expert_rows(recv, count, use_fp8, experts):
     rows = recv
     if use_fp8:
         rows = per_token_cast_back(recv[0].flatten(0, 1), recv[1].flatten(0, 1)).view(recv[0].shape)
-    answers = (rows.float() * experts[:, None, None]).bfloat16()
-    return answers.masked_fill_(torch.arange(rows.shape[1], device="cuda")[None, :, None] >= count[:, None, None], 0)
+    expert_output = (rows.float() * experts[:, None, None]).bfloat16()
+    return expert_output.masked_fill_(
+        torch.arange(rows.shape[1], device="cuda")[None, :, None] >= count[:, None, None], 0
+    )
 
 
 @pytest.mark.parametrize("use_fp8", [False, True])
 @pytest.mark.parametrize("hooks", [False, True])
 def test_vllm_low_latency(use_fp8, hooks):
-    """With hooks two micro-batches are open: both send before one receives."""
+    """With hooks two micro-batches are open: both are sent before one is received."""
 
     def body(buffer, comm):
         rank, ranks = comm.Get_rank(), comm.Get_size()
         inputs = [make_inputs(rank, 1 + (rank + batch) % N, 2 + batch) for batch in range(2)]
-        for batches in ([inputs] if hooks else [[one] for one in inputs]):
+        for batches in [inputs] if hooks else [[one] for one in inputs]:
             received = [
-                buffer.low_latency_dispatch(x, topk_ids, N, E, use_fp8=use_fp8, return_recv_hook=hooks)
+                buffer.low_latency_dispatch(
+                    x, topk_ids, N, E, use_fp8=use_fp8, return_recv_hook=hooks
+                )
                 for x, topk_ids, _ in batches
             ]
-            for (recv, count, handle, event, hook), (x, topk_ids, topk_weights) in zip(received, batches):
+            for (recv, count, handle, event, hook), (x, topk_ids, topk_weights) in zip(
+                received, batches
+            ):
                 if hooks:
                     hook()
-                answers = expert_rows(recv, count, use_fp8, local_experts(rank, ranks))
+                expert_output = expert_rows(recv, count, use_fp8, local_experts(rank, ranks))
                 output = torch.empty_like(x)
                 _, event, hook = buffer.low_latency_combine(
-                    answers, topk_ids, topk_weights, handle, return_recv_hook=hooks, out=output
+                    expert_output,
+                    topk_ids,
+                    topk_weights,
+                    handle,
+                    return_recv_hook=hooks,
+                    out=output,
                 )
                 if hooks:
                     hook()
@@ -263,7 +296,7 @@ def test_low_latency_asynchronous_and_zero_copy():
 
 
 def test_low_latency_in_a_graph():
-    """As vLLM's decode: captured once, replayed with other tokens."""
+    """The decode of vLLM: captured once, replayed with other tokens."""
 
     def body(buffer, comm):
         rank, ranks = comm.Get_rank(), comm.Get_size()
@@ -275,9 +308,9 @@ def test_low_latency_in_a_graph():
                 x, topk_ids, N, E, use_fp8=False, return_recv_hook=True
             )
             hook()
-            answers = expert_rows(recv, count, False, experts)
+            expert_output = expert_rows(recv, count, False, experts)
             _, _, hook = buffer.low_latency_combine(
-                answers, topk_ids, topk_weights, handle, return_recv_hook=True, out=out
+                expert_output, topk_ids, topk_weights, handle, return_recv_hook=True, out=out
             )
             hook()
 
@@ -301,12 +334,17 @@ def test_low_latency_in_a_graph():
 
 
 def test_normal_mode_in_a_graph():
-    """Dispatch of a fixed size and combine, replayed with other tokens, between plain calls whose results are kept."""
+    """Dispatch of a fixed size and combine, replayed with other tokens between plain calls whose
+    results are held."""
 
     def body(buffer, comm):
         rank, ranks = comm.Get_rank(), comm.Get_size()
         x, topk_ids, topk_weights = make_inputs(rank, N, 12)
-        experts, everybody, out = local_experts(rank, ranks), all_experts().cuda(), torch.empty_like(x)
+        experts, everybody, out = (
+            local_experts(rank, ranks),
+            all_experts().cuda(),
+            torch.empty_like(x),
+        )
 
         def send():
             return buffer.dispatch(
@@ -320,18 +358,20 @@ def test_normal_mode_in_a_graph():
         def step():
             rows, ids, weights, counts, handle, _ = send()
             assert counts == [] and len(rows) == ranks * N
-            out.copy_(buffer.combine(expert_answers(rows, ids, weights, experts), handle)[0])
+            out.copy_(
+                buffer.combine(weighted_expert_output(rows, ids, weights, experts), handle)[0]
+            )
 
         for _ in range(2):
             step()
         settle()
-        comm.Barrier()  # nothing runs while graphs are made
+        comm.Barrier()  # no other work runs during captures
         graph, _ = capture(step)
         comm.Barrier()
         for seed in range(13, 17):
             for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, N, seed)):
                 to.copy_(new)
-            # Neither rows nor layout of a plain call may lie where a replay writes.
+            # A replay must not overwrite the rows or the layout of a plain call.
             rows, ids, weights, _, handle, _ = send()
             before = fetch(rows[: int((fetch(ids) >= 0).any(1).sum())])
             kept = layer(x, topk_ids, topk_weights, everybody)
@@ -341,7 +381,7 @@ def test_normal_mode_in_a_graph():
             graph.replay()
             assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), seed
             assert torch.equal(fetch(rows[: len(before)]), before), seed
-            sums, *_ = buffer.combine(expert_answers(rows, ids, weights, experts), handle)
+            sums, *_ = buffer.combine(weighted_expert_output(rows, ids, weights, experts), handle)
             assert close(sums, kept, 2e-3), seed
         settle()
         comm.Barrier()
@@ -358,11 +398,17 @@ def test_cached_dispatch_in_a_graph():
         rows, ids, weights, _, handle, _ = buffer.dispatch(
             x, topk_idx=topk_ids, topk_weights=topk_weights, **layout_of(buffer, topk_ids)
         )
-        experts, again, out = local_experts(rank, ranks), torch.empty_like(rows), torch.empty_like(x)
+        experts, again, out = (
+            local_experts(rank, ranks),
+            torch.empty_like(rows),
+            torch.empty_like(x),
+        )
 
         def step():
             again.copy_(buffer.dispatch(x, handle=handle)[0])
-            out.copy_(buffer.combine(expert_answers(again, ids, weights, experts), handle)[0])
+            out.copy_(
+                buffer.combine(weighted_expert_output(again, ids, weights, experts), handle)[0]
+            )
 
         for _ in range(2):
             step()
@@ -387,12 +433,17 @@ def test_cached_dispatch_in_a_graph():
 
 
 def test_what_a_graph_cannot_capture_is_told():
-    """The first call of a shape asks other ranks for sizes; a sum of weights has no place that outlives the graph."""
+    """The first call of a shape exchanges sizes. A sum of weights has no memory that outlives
+    the graph."""
 
     def body(buffer, comm):
         x, topk_ids, topk_weights = make_inputs(comm.Get_rank(), N, 15)
         layout = layout_of(buffer, topk_ids)
-        topk = {"topk_idx": topk_ids, "topk_weights": topk_weights, "num_worst_tokens": N * comm.Get_size()}
+        topk = {
+            "topk_idx": topk_ids,
+            "topk_weights": topk_weights,
+            "num_worst_tokens": N * comm.Get_size(),
+        }
 
         def refused(match, work):
             def attempt():
@@ -417,7 +468,9 @@ def test_what_a_graph_cannot_capture_is_told():
                 **{**layout, "is_token_in_rank": torch.cat([layout["is_token_in_rank"]] * 9)},
             ),
         )
-        refused("cannot combine weights", lambda: buffer.combine(rows, handle, topk_weights=weights))
+        refused(
+            "cannot combine weights", lambda: buffer.combine(rows, handle, topk_weights=weights)
+        )
         sums, *_ = buffer.combine(rows, handle)
         return close(sums, x.float() * layout["is_token_in_rank"].sum(1, keepdim=True), 2e-3)
 
@@ -428,7 +481,8 @@ def test_what_a_graph_cannot_capture_is_told():
 
 
 def test_profilers_find_the_kernels():
-    """By the names that DeepEP's test programs look for, in both forms of low-latency calls and in normal mode."""
+    """Profiling by the names of DeepEP's test programs, in both forms of low-latency calls and
+    in normal mode."""
 
     def body(buffer, comm):
         rank = comm.Get_rank()
@@ -440,7 +494,9 @@ def test_profilers_find_the_kernels():
                 x, topk_ids, N, E, use_fp8=False, return_recv_hook=hooks
             )
             hook() if hooks else None
-            _, _, hook = buffer.low_latency_combine(recv, topk_ids, topk_weights, handle, return_recv_hook=hooks)
+            _, _, hook = buffer.low_latency_combine(
+                recv, topk_ids, topk_weights, handle, return_recv_hook=hooks
+            )
             hook() if hooks else None
 
         def normal():
@@ -459,7 +515,12 @@ def test_profilers_find_the_kernels():
         for fn, period in ((lambda: step(True), 2), (lambda: step(False), 1), (normal, 1)):
             found.append(
                 testing.bench_kineto(
-                    fn, names, num_tests=5, flush_l2=False, num_kernels_per_period=period, suppress_kineto_output=True
+                    fn,
+                    names,
+                    num_tests=5,
+                    flush_l2=False,
+                    num_kernels_per_period=period,
+                    suppress_kineto_output=True,
                 )
             )
         return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deep_ep's ElasticBuffer, which takes a torch group, on CUDA tensors of two processes."""
+"""ElasticBuffer on CUDA tensors of two processes with a torch group."""
 
 import itertools
 
@@ -8,7 +8,17 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
 from gpu_worlds import capture, settle
-from test_gpu_deep_ep import E, H, K, all_experts, close, expert_answers, layer, local_experts, make_inputs
+from test_gpu_deep_ep import (
+    E,
+    H,
+    K,
+    all_experts,
+    close,
+    weighted_expert_output,
+    layer,
+    local_experts,
+    make_inputs,
+)
 from torch_ranks import names_of_checks, run_checks
 
 from deep_ep import ElasticBuffer
@@ -42,15 +52,21 @@ def check_calls(_):
         )
         if sync:
             event.current_stream_wait()
-        answers = torch.zeros_like(received)
+        expert_output = torch.zeros_like(received)
         if expand:
             for e, end in enumerate(handle.psum_num_recv_tokens_per_expert.tolist()):
                 block = slice(end - int(handle.num_unaligned_recv_tokens_per_expert[e]), end)
-                answers[block] = (received[block].float() * experts[e] * weights[block, None]).bfloat16()
+                expert_output[block] = (
+                    received[block].float() * experts[e] * weights[block, None]
+                ).bfloat16()
         else:
             rows = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
-            answers[:rows] = expert_answers(received[:rows], ids[:rows], weights[:rows], experts)
-        combined, _, event = buffer.combine(x=answers, handle=handle, async_with_compute_stream=sync)
+            expert_output[:rows] = weighted_expert_output(
+                received[:rows], ids[:rows], weights[:rows], experts
+            )
+        combined, _, event = buffer.combine(
+            x=expert_output, handle=handle, async_with_compute_stream=sync
+        )
         if sync:
             event.current_stream_wait()
         assert close(combined, want, 2e-3), (expand, sync)
@@ -59,7 +75,8 @@ def check_calls(_):
 
 
 def check_in_a_graph(_):
-    """Without CPU sync, flat and expert_major, sums of an expert's rows here or at the source."""
+    """Without CPU sync, rank-major and expert-major; expert-major rows are summed at the
+    receiver or at the source."""
     with torch.cuda.stream(torch.cuda.Stream()):  # the default one cannot be captured
         for multiple in (True, False):
             replay(multiple)
@@ -68,7 +85,9 @@ def check_in_a_graph(_):
 def replay(multiple):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     experts, everybody = local_experts(rank, ranks), all_experts().cuda()
-    buffer = make_buffer(num_max_tokens_per_rank=16, hidden=H, num_topk=K, allow_multiple_reduction=multiple)
+    buffer = make_buffer(
+        num_max_tokens_per_rank=16, hidden=H, num_topk=K, allow_multiple_reduction=multiple
+    )
     x, topk_ids, topk_weights = make_inputs(rank, 9, 5)
     out = torch.empty_like(x)
 
@@ -84,12 +103,14 @@ def replay(multiple):
         )
         if expand:
             ends = handle.psum_num_recv_tokens_per_expert
-            owner = torch.bucketize(torch.arange(len(rows), device="cuda", dtype=ends.dtype), ends, right=True)
+            owner = torch.bucketize(
+                torch.arange(len(rows), device="cuda", dtype=ends.dtype), ends, right=True
+            )
             factor = experts[owner.clamp(max=len(experts) - 1)] * weights
-            answers = (rows.float() * factor[:, None]).bfloat16()
+            expert_output = (rows.float() * factor[:, None]).bfloat16()
         else:
-            answers = expert_answers(rows, ids, weights, experts)
-        out.copy_(buffer.combine(answers, handle)[0])
+            expert_output = weighted_expert_output(rows, ids, weights, experts)
+        out.copy_(buffer.combine(expert_output, handle)[0])
 
     def refused():
         with pytest.raises(RuntimeError, match="cannot capture the first call"):
@@ -108,9 +129,17 @@ def replay(multiple):
                 to.copy_(new)
             out.fill_(float("nan"))
             graph.replay()
-            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (multiple, expand, seed)
+            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (
+                multiple,
+                expand,
+                seed,
+            )
             step(expand)
-            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (multiple, expand, seed)
+            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (
+                multiple,
+                expand,
+                seed,
+            )
         settle()
         buffer.barrier()
         del graph
@@ -132,7 +161,9 @@ def check_transfers(_):
         gathered, wait = buffer.all_gather(torch.full((5,), float(rank), device="cuda"))
         wait()
         assert gathered.is_cuda and gathered[:, 0].tolist() == list(range(ranks))
-    entries = torch.arange(4, device="cuda").view(4, 1).expand(4, H).bfloat16().contiguous() + 10 * rank
+    entries = (
+        torch.arange(4, device="cuda").view(4, 1).expand(4, H).bfloat16().contiguous() + 10 * rank
+    )
     buffer.engram_write(entries)
     wanted = torch.tensor([[0, 4 * (ranks - 1) + 2]], dtype=torch.int32, device="cuda")
     data, _ = buffer.engram_fetch(wanted)()
@@ -146,7 +177,7 @@ CHECKS = names_of_checks(globals())
 
 @pytest.fixture(scope="module")
 def results():
-    with pytest.MonkeyPatch.context() as patch:  # what the ranks inherit
+    with pytest.MonkeyPatch.context() as patch:  # inherited by the ranks
         patch.setenv("SHOAL_SYMMETRIC_SIZE", "1G")
         patch.setenv("SHOAL_TIMEOUT_MS", "30000")
         return run_checks(2, __name__)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ep.Group on CUDA tensors, eight members on one GPU, against torch on the host: normal and low-latency mode, streams,
-events, graphs (E1 to E5, A9)."""
+"""ep.Group on CUDA tensors, eight ranks on one GPU, against torch on the host: both modes,
+streams, events, CUDA graphs."""
 
 import pytest
 
@@ -13,12 +13,19 @@ import shoal.ep
 
 PES, EXPERTS, TOP_K, HIDDEN, TOKENS = 8, 16, 3, 128, 24
 LOCAL = EXPERTS // PES
-NORMAL = {"hidden": HIDDEN, "top_k": TOP_K, "experts": EXPERTS, "max_tokens": TOKENS, "dtype": "float32"}
+NORMAL = {
+    "hidden": HIDDEN,
+    "top_k": TOP_K,
+    "experts": EXPERTS,
+    "max_tokens": TOKENS,
+    "dtype": "float32",
+}
 LOW_LATENCY = {"hidden": 512, "top_k": TOP_K, "experts": EXPERTS, "low_latency_max_tokens": TOKENS}
 
 
 def tokens_of(pe, seed=0, hidden=HIDDEN):
-    """On the host: rows of small integers, so that every sum is exact; indices, of which some are -1; weights."""
+    """Inputs on the host: rows of small integers, so that every sum is exact; indices, some of
+    them -1; weights."""
     generator = torch.Generator().manual_seed(100 * seed + pe)
     count = TOKENS - 3 * pe if pe < 7 else 0
     rows = torch.randint(-8, 8, (count, hidden), generator=generator).float()
@@ -28,7 +35,7 @@ def tokens_of(pe, seed=0, hidden=HIDDEN):
 
 
 def expected_dispatch(pe, seed=0):
-    """Rows, local indices, weights and source tokens, by source member, then token."""
+    """Rows, local indices, weights and source tokens, by source rank, then token."""
     parts = []
     for source in range(PES):
         rows, indices, weights = tokens_of(source, seed)
@@ -39,8 +46,8 @@ def expected_dispatch(pe, seed=0):
     return tuple(torch.cat(part) for part in zip(*parts))
 
 
-def members_of(indices):
-    """To how many members each token goes."""
+def ranks_of(indices):
+    """The number of ranks of each token."""
     return torch.stack([(indices // LOCAL == pe).any(1) for pe in range(PES)]).sum(0)[:, None]
 
 
@@ -55,31 +62,38 @@ def take(array):
 def test_dispatch_and_combine():
     def body(group, pe):
         rows, indices, weights = tokens_of(pe)
-        x, idx, lanes = rows.cuda(), indices.cuda(), weights.cuda()
+        x, idx, device_weights = rows.cuda(), indices.cuda(), weights.cuda()
         routing = group.route(idx)
-        per_rank = torch.stack([(indices // LOCAL == member).any(1).sum() for member in range(PES)])
+        per_rank = torch.stack([(indices // LOCAL == rank).any(1).sum() for rank in range(PES)])
         assert routing.tokens_per_rank == [] and same(take(routing.rank_counts), per_rank.int())
-        received = group.dispatch(x, routing, weights=lanes)
+        received = group.dispatch(x, routing, weights=device_weights)
         wanted = expected_dispatch(pe)
-        for got, want in zip((received.x, received.topk_idx, received.topk_weights, received.source_token), wanted):
+        for got, want in zip(
+            (received.x, received.topk_idx, received.topk_weights, received.source_token), wanted
+        ):
             assert take(got).is_cuda and same(take(got), want)
-        assert received.rows == sum(received.rows_per_source) == received.handle.received_rows == len(wanted[0])
+        assert (
+            received.rows
+            == sum(received.rows_per_source)
+            == received.handle.received_rows
+            == len(wanted[0])
+        )
         assert received.tokens_per_expert == [int((wanted[1] == e).sum()) for e in range(LOCAL)]
         assert take(received.x).data_ptr() == received.x.data_ptr  # no copy
 
         bias = torch.full_like(x, 3)
-        answers = received.topk_weights
-        combined = group.combine(received.x, received.handle, weights=answers, bias=(bias, x))
-        members = members_of(indices)
-        assert same(take(combined.x), rows * members + 3 + rows)
+        expert_output = received.topk_weights
+        combined = group.combine(received.x, received.handle, weights=expert_output, bias=(bias, x))
+        ranks = ranks_of(indices)
+        assert same(take(combined.x), rows * ranks + 3 + rows)
         assert same(take(combined.topk_weights), torch.where(indices >= 0, weights, 0))
 
         again = group.dispatch(2 * x, received.handle)  # the same layout, new rows
         assert same(take(again.x), 2 * wanted[0]) and again.topk_idx is None
         out = torch.empty_like(x)
-        y = take(again.x).clone()  # memory of torch's: it is copied first
+        y = take(again.x).clone()  # memory of torch, which is copied first
         assert group.combine(y, again.handle, out=out).x is out
-        assert same(out, 2 * rows * members)
+        assert same(out, 2 * rows * ranks)
         group.synchronize()
         return group.statistics()["combines"]
 
@@ -87,7 +101,7 @@ def test_dispatch_and_combine():
 
 
 def test_answers_in_memory_of_torch_are_fetched_from_there():
-    """Shared, they need no room for copies (combine_staging), which this group does not have."""
+    """Shared buffers need no staging; this group has none (combine_staging)."""
 
     def on_world(world):
         group = shoal.ep.Group(world.team, **NORMAL, combine_staging=False)
@@ -97,10 +111,12 @@ def test_answers_in_memory_of_torch_are_fetched_from_there():
         y = take(received.x).clone()
         settle()
         shared = world.share_buffer(y if y.numel() > 0 else None)
-        assert [shared.bytes(other) for other in range(PES)] == [4 * expected_dispatch(p)[0].numel() for p in range(PES)]
+        assert [shared.bytes(other) for other in range(PES)] == [
+            4 * expected_dispatch(p)[0].numel() for p in range(PES)
+        ]
         assert y.numel() == 0 or shared.address(pe) == y.data_ptr()
         combined = group.combine(y, received.handle)
-        good = same(take(combined.x), rows * members_of(indices))
+        good = same(take(combined.x), rows * ranks_of(indices))
         group.synchronize()
         shoal.barrier(world.team)
         shared.unshare()
@@ -116,9 +132,13 @@ def test_rows_of_all_types_with_scales(dtype):
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
         scales = torch.arange(rows.shape[0] * 2, dtype=torch.float32).view(-1, 2) + 1000 * pe
-        received = group.dispatch(rows.to(dtype).cuda(), group.route(indices.cuda().int()), scales=scales.cuda())
+        received = group.dispatch(
+            rows.to(dtype).cuda(), group.route(indices.cuda().int()), scales=scales.cuda()
+        )
         wanted, _, _, token = expected_dispatch(pe)
-        assert take(received.x).dtype == dtype and same(take(received.x).float(), wanted.to(dtype).float())
+        assert take(received.x).dtype == dtype and same(
+            take(received.x).float(), wanted.to(dtype).float()
+        )
         source = torch.repeat_interleave(torch.arange(PES), torch.tensor(received.rows_per_source))
         want = torch.stack([2 * token + 1000 * source, 2 * token + 1 + 1000 * source], 1).float()
         return same(take(received.scales), want)
@@ -133,16 +153,26 @@ def test_worst_case_rows_reach_no_host():
         for copy_out in (False, True):
             routing = group.route(indices.cuda())
             received = group.dispatch(
-                rows.cuda(), routing, weights=weights.cuda(), worst_case_rows=most, copy_out=copy_out
+                rows.cuda(),
+                routing,
+                weights=weights.cuda(),
+                worst_case_rows=most,
+                copy_out=copy_out,
             )
-            assert received.rows == -1 and received.x.shape == (most, HIDDEN) and received.rows_per_source == []
+            assert (
+                received.rows == -1
+                and received.x.shape == (most, HIDDEN)
+                and received.rows_per_source == []
+            )
             x, idx, _, _ = expected_dispatch(pe)
             assert same(take(received.row_count), torch.tensor([len(x)], dtype=torch.int32))
-            assert same(take(received.x)[: len(x)], x) and bool((fetch(take(received.topk_idx))[len(x) :] == -1).all())
+            assert same(take(received.x)[: len(x)], x) and bool(
+                (fetch(take(received.topk_idx))[len(x) :] == -1).all()
+            )
             counts = torch.stack([(idx == e).sum() for e in range(LOCAL)]).int()
             assert same(take(received.expert_counts), counts)
             combined = group.combine(received.x, received.handle)
-            assert same(take(combined.x), rows * members_of(indices))
+            assert same(take(combined.x), rows * ranks_of(indices))
         return True
 
     assert all(with_group(PES, body, **NORMAL))
@@ -152,9 +182,16 @@ def test_expanded_layout():
     def body(group, pe):
         rows, indices, weights = tokens_of(pe)
         received = group.dispatch(
-            rows.cuda(), group.route(indices.cuda()), weights=weights.cuda(), expert_major=True, expert_alignment=4
+            rows.cuda(),
+            group.route(indices.cuda()),
+            weights=weights.cuda(),
+            expert_major=True,
+            expert_alignment=4,
         )
-        first, idx = fetch(take(received.expert_first_row)).tolist(), fetch(take(received.topk_idx))[:, 0]
+        first, idx = (
+            fetch(take(received.expert_first_row)).tolist(),
+            fetch(take(received.topk_idx))[:, 0],
+        )
         for expert in range(LOCAL):
             block = idx[first[expert] : first[expert + 1]]
             assert first[expert] % 4 == 0 and set(block[block >= 0].tolist()) <= {expert}
@@ -170,7 +207,7 @@ def test_futures():
         received = group.dispatch_async(rows.cuda(), group.route(indices.cuda())).result()
         assert same(take(received.x), expected_dispatch(pe)[0])
         combined = group.combine_async(received.x, received.handle).result()
-        return same(take(combined.x), rows * members_of(indices))
+        return same(take(combined.x), rows * ranks_of(indices))
 
     assert all(with_group(PES, body, **NORMAL))
 
@@ -179,8 +216,8 @@ def test_futures():
 
 
 def test_calls_follow_the_current_stream():
-    """What is still being written on the current stream is what is sent; results are used on it without any wait of the
-    host, and on other streams behind it, by DLPack."""
+    """A call sends the values that earlier work on the current stream writes. Results are usable
+    on that stream without a wait of the host, and on other streams by DLPack."""
 
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
@@ -194,7 +231,7 @@ def test_calls_follow_the_current_stream():
             delay()
             x.copy_(source * (turn + 1))
             received = group.dispatch(x, routing, worst_case_rows=PES * TOKENS)
-            with torch.cuda.stream(other):  # ordered behind the call by from_dlpack
+            with torch.cuda.stream(other):  # ordered after the call by from_dlpack
                 out.copy_(take(received.x))
             torch.cuda.current_stream().wait_stream(other)
             y = take(received.x)
@@ -203,14 +240,18 @@ def test_calls_follow_the_current_stream():
         settle()
         wanted = expected_dispatch(pe)[0]
         assert same(out[: len(wanted)], 3 * wanted)
-        return all(same(sums, 2 * (turn + 1) * rows * members_of(indices)) for turn, sums in enumerate(results))
+        return all(
+            same(sums, 2 * (turn + 1) * rows * ranks_of(indices))
+            for turn, sums in enumerate(results)
+        )
 
     assert all(with_group(PES, body, **NORMAL))
 
 
 @pytest.mark.parametrize("as_numbers", [False, True])
 def test_stream_and_events_that_are_given(as_numbers):
-    """after: the call waits for it; done: what waits for it sees the result, on a stream that knows nothing else."""
+    """after: the call waits for the event. done: a stream that waits for the event sees the
+    result."""
 
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
@@ -225,20 +266,30 @@ def test_stream_and_events_that_are_given(as_numbers):
             delay()
             x.copy_(source)
             made.record()
-        done.record(caller)  # makes it
-        number = (lambda thing, name: getattr(thing, name)) if as_numbers else (lambda thing, name: thing)
+        done.record(caller)  # creates it
+        number = (
+            (lambda thing, name: getattr(thing, name))
+            if as_numbers
+            else (lambda thing, name: thing)
+        )
         stream = number(caller, "cuda_stream")
         routing = group.route(idx, stream=stream)
         received = group.dispatch(
-            x, routing, worst_case_rows=PES * TOKENS, stream=stream, after=number(made, "cuda_event")
+            x,
+            routing,
+            worst_case_rows=PES * TOKENS,
+            stream=stream,
+            after=number(made, "cuda_event"),
         )
-        group.combine(received.x, received.handle, out=out, stream=stream, done=number(done, "cuda_event"))
+        group.combine(
+            received.x, received.handle, out=out, stream=stream, done=number(done, "cuda_event")
+        )
         with torch.cuda.stream(reader):
             reader.wait_event(done)
             copy.copy_(out)
         with torch.cuda.stream(reader):
             settle()
-        return same(copy, rows * members_of(indices))
+        return same(copy, rows * ranks_of(indices))
 
     assert all(with_group(PES, body, **NORMAL))
 
@@ -256,15 +307,19 @@ def dequantized(received, quantize):
         return y
     if quantize == "fp8_ue8m0":
         packed = take(received.scales).clone(memory_format=torch.contiguous_format)
-        scales = (packed.view(torch.uint8)[..., : y.shape[-1] // 128].int() << 23).view(torch.float32)
+        scales = (packed.view(torch.uint8)[..., : y.shape[-1] // 128].int() << 23).view(
+            torch.float32
+        )
     else:
         scales = take(received.scales)
     return (y.float().unflatten(-1, (-1, 128)) * scales[..., None]).flatten(-2).bfloat16()
 
 
 def valid_rows(y, counts):
-    """Rows behind the valid ones may be anything; they become 0."""
-    return y.masked_fill(torch.arange(y.shape[1], device="cuda")[None, :, None] >= counts[:, None, None], 0)
+    """Rows after the valid ones may hold any value; they are set to 0."""
+    return y.masked_fill(
+        torch.arange(y.shape[1], device="cuda")[None, :, None] >= counts[:, None, None], 0
+    )
 
 
 @pytest.mark.parametrize("quantize", ["none", "fp8", "fp8_power_of_two", "fp8_ue8m0"])
@@ -273,7 +328,7 @@ def valid_rows(y, counts):
 def test_low_latency(quantize, reduction, defer):
     def body(group, pe):
         rows, indices, weights = tokens_of(pe, hidden=512)
-        x, idx, lanes = rows.bfloat16().cuda(), indices.cuda(), weights.cuda()
+        x, idx, device_weights = rows.bfloat16().cuda(), indices.cuda(), weights.cuda()
         counted = torch.zeros(LOCAL, dtype=torch.int32, device="cuda")
         waited = torch.zeros(PES, dtype=torch.int64, device="cuda")
         for turn in range(3):
@@ -283,18 +338,27 @@ def test_low_latency(quantize, reduction, defer):
                 quantize=quantize,
                 expert_counts=counted,
                 wait_ns=waited,
-                weights=lanes if turn == 1 else None,
+                weights=device_weights if turn == 1 else None,
                 defer_receive=defer,
             )
             received = pending.receive()
             counts = take(received.counts)
             wanted = torch.stack(
-                [sum((tokens_of(s, hidden=512)[1] == e).any(1).sum() for s in range(PES)) for e in range(pe * LOCAL, (pe + 1) * LOCAL)]
+                [
+                    sum((tokens_of(s, hidden=512)[1] == e).any(1).sum() for s in range(PES))
+                    for e in range(pe * LOCAL, (pe + 1) * LOCAL)
+                ]
             )
             assert same(counts, wanted.int()) and same(counted, (turn + 1) * wanted.int())
             y = valid_rows(dequantized(received, quantize), counts)
             sent = group.low_latency_combine(
-                y, idx, lanes, received.handle, reduction=reduction, log_fmt=turn == 2, defer_receive=defer
+                y,
+                idx,
+                device_weights,
+                received.handle,
+                reduction=reduction,
+                log_fmt=turn == 2,
+                defer_receive=defer,
             )
             sums = fetch(take(sent.receive())).float()
             want = weighted(rows, indices, weights)
@@ -309,43 +373,56 @@ def test_low_latency(quantize, reduction, defer):
 def test_zero_copy_combine_into_out():
     def body(group, pe):
         rows, indices, weights = tokens_of(pe, hidden=512)
-        x, idx, lanes = rows.bfloat16().cuda(), indices.cuda(), weights.cuda()
+        x, idx, device_weights = rows.bfloat16().cuda(), indices.cuda(), weights.cuda()
         received = group.low_latency_dispatch(x, idx, quantize="none").receive()
         buffer = take(group.next_combine_buffer())
         buffer.copy_(take(received.x))
         out = torch.empty_like(x)
-        assert group.low_latency_combine(buffer, idx, lanes, received.handle, zero_copy=True, out=out).receive() is out
-        return torch.allclose(fetch(out).float(), weighted(rows, indices, weights), rtol=0.02, atol=0.5)
+        assert (
+            group.low_latency_combine(
+                buffer, idx, device_weights, received.handle, zero_copy=True, out=out
+            ).receive()
+            is out
+        )
+        return torch.allclose(
+            fetch(out).float(), weighted(rows, indices, weights), rtol=0.02, atol=0.5
+        )
 
     assert all(with_group(PES, body, **LOW_LATENCY))
 
 
 def test_two_low_latency_operations_overlap_with_work_between():
-    """Send, work on the same stream, receive: the result is right whatever came between (A9)."""
+    """Send, work on the same stream, receive: the work in between does not affect the result."""
 
     def body(group, pe):
         results = []
         both = [tokens_of(pe, seed, 512) for seed in (1, 2)]
-        on_device = [(rows.bfloat16().cuda(), idx.cuda(), weights.cuda()) for rows, idx, weights in both]
+        on_device = [
+            (rows.bfloat16().cuda(), idx.cuda(), weights.cuda()) for rows, idx, weights in both
+        ]
         for _ in range(3):
             sent = [group.low_latency_dispatch(x, idx, quantize="none") for x, idx, _ in on_device]
             delay(2)
             received = [pending.receive() for pending in sent]
-            answers = [valid_rows(take(r.x), take(r.counts)) for r in received]
+            expert_output = [valid_rows(take(r.x), take(r.counts)) for r in received]
             sent = [
                 group.low_latency_combine(y, idx, weights, r.handle)
-                for y, (_, idx, weights), r in zip(answers, on_device, received)
+                for y, (_, idx, weights), r in zip(expert_output, on_device, received)
             ]
             delay(2)
             results += [take(pending.receive()).clone() for pending in sent]
         settle()
         wanted = [weighted(*part) for part in both] * 3
-        return all(torch.allclose(fetch(got).float(), want, rtol=0.02, atol=0.5) for got, want in zip(results, wanted))
+        return all(
+            torch.allclose(fetch(got).float(), want, rtol=0.02, atol=0.5)
+            for got, want in zip(results, wanted)
+        )
 
     assert all(with_group(PES, body, **LOW_LATENCY))
 
 
 # CUDA graphs.
+
 
 @pytest.mark.parametrize("early_weights", [False, True])
 def test_low_latency_in_a_graph(early_weights):
@@ -354,30 +431,36 @@ def test_low_latency_in_a_graph(early_weights):
     def body(group, pe):
         x = torch.zeros(TOKENS, 512, dtype=torch.bfloat16, device="cuda")
         idx = torch.full((TOKENS, TOP_K), -1, dtype=torch.int64, device="cuda")
-        lanes, out = torch.zeros(TOKENS, TOP_K, device="cuda"), torch.empty_like(x)
+        device_weights, out = torch.zeros(TOKENS, TOP_K, device="cuda"), torch.empty_like(x)
         mask = torch.arange(PES * TOKENS, device="cuda")[None, :, None]
         y = torch.empty(LOCAL, PES * TOKENS, 512, dtype=torch.bfloat16, device="cuda")
         dropped = torch.empty(LOCAL, PES * TOKENS, 1, dtype=torch.bool, device="cuda")
 
         def layer():
-            pending = group.low_latency_dispatch(x, idx, quantize="none", weights=lanes if early_weights else None)
+            pending = group.low_latency_dispatch(
+                x, idx, quantize="none", weights=device_weights if early_weights else None
+            )
             received = pending.receive()
             torch.ge(mask, take(received.counts)[:, None, None], out=dropped)
             y.copy_(take(received.x))
             y.masked_fill_(dropped, 0)
-            group.low_latency_combine(y, idx, lanes, received.handle, out=out).receive()
+            group.low_latency_combine(y, idx, device_weights, received.handle, out=out).receive()
             return received
 
         def load(seed):
             rows, indices, weights = tokens_of(pe, seed, 512)
-            x[: len(rows)].copy_(rows), idx[: len(rows)].copy_(indices), lanes[: len(rows)].copy_(weights)
+            (
+                x[: len(rows)].copy_(rows),
+                idx[: len(rows)].copy_(indices),
+                device_weights[: len(rows)].copy_(weights),
+            )
             return rows, weighted(rows, indices, weights)
 
         load(0)
         for _ in range(2):
             layer()
         settle()
-        shoal.barrier(group.team)  # nothing runs while graphs are made
+        shoal.barrier(group.team)  # no other work runs during captures
         graph, kept = capture(layer)
         shoal.barrier(group.team)
         for seed in range(1, 6):
@@ -421,8 +504,8 @@ def test_normal_mode_in_a_graph():
             x[: len(rows)].copy_(rows), idx[: len(rows)].copy_(indices)
             out.fill_(float("nan"))
             graph.replay()
-            if not same(out[: len(rows)], rows * members_of(indices)):
-                group.synchronize()  # what the GPU has reported says more
+            if not same(out[: len(rows)], rows * ranks_of(indices)):
+                group.synchronize()  # the report of the GPU has more detail
                 raise AssertionError(f"replay {seed} on PE {pe}")
         settle()
         shoal.barrier(group.team)
@@ -436,7 +519,8 @@ def test_normal_mode_in_a_graph():
 
 
 def test_what_the_gpu_finds_is_raised():
-    """An index out of range is found on the GPU: the next call that waits raises it; the group stays usable."""
+    """The GPU finds an index out of range, and the next call that waits raises it. The group
+    stays usable."""
 
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
@@ -474,4 +558,6 @@ def test_a_member_that_does_not_come_is_named():
         return message
 
     messages = with_group(4, body, close=False, **{**NORMAL, "timeout": 0.5})
-    assert any("PE 2" in message and "GroupOptions.timeout" in message for message in messages), messages
+    assert any("PE 2" in message and "GroupOptions.timeout" in message for message in messages), (
+        messages
+    )

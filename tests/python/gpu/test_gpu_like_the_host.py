@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks that the host's tests make on ranks that are processes, on CUDA tensors: numerics, errors, call patterns of
-vLLM, SGLang and Megatron-LM, gradients, compiled code, two emulated nodes. Ranks are dealt over the GPUs there are."""
+"""The checks of the host tests that run on processes, on CUDA tensors: numerics, errors, call
+patterns of vLLM, SGLang and Megatron-LM, gradients, compiled code, two emulated nodes. Ranks are
+distributed over the GPUs of the machine.
+"""
 
 import ast
 import sys
@@ -29,7 +31,8 @@ RANKS = {
 
 
 def names_of_checks_in(module):
-    """Read, not imported: modules of several nodes set variables for the processes of the ranks."""
+    """Reads the module without importing it, because some modules set variables for the
+    processes of the ranks."""
     tree = ast.parse((FOLDER / f"{module}.py").read_text())
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     for node in tree.body:
@@ -44,7 +47,7 @@ def results_of():
 
     def of(module):
         if module not in known:
-            with pytest.MonkeyPatch.context() as patch:  # what the ranks inherit
+            with pytest.MonkeyPatch.context() as patch:  # inherited by the ranks
                 patch.setenv("SHOAL_SYMMETRIC_SIZE", "1G")
                 patch.setenv("SHOAL_TIMEOUT_MS", "30000")
                 known[module] = run_checks(RANKS[module], Path(module).name, "cuda")
@@ -54,7 +57,9 @@ def results_of():
 
 
 @pytest.mark.parametrize(
-    "module, name", [(module, name) for module in RANKS for name in names_of_checks_in(module)], ids=str
+    "module, name",
+    [(module, name) for module in RANKS for name in names_of_checks_in(module)],
+    ids=str,
 )
 def test_check(results_of, module, name):
     results_of(module).verify(name)

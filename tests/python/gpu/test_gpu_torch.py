@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shoal.torch on CUDA: the layer and its gradients against float64 on the host, the current stream, compiled code."""
+"""shoal.torch on CUDA: the layer and its gradients against float64 on the host, the current
+stream, compiled code."""
 
 import pytest
 
@@ -14,8 +15,14 @@ import shoal.torch
 from shoal.torch import ops
 
 PES, HIDDEN, INNER, EXPERTS, TOP_K, MAX_TOKENS = 4, 16, 8, 8, 3, 12
-TOKENS = (12, 5, 0, 9)  # by member: one has none
-OPTIONS = {"hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K, "max_tokens": MAX_TOKENS, "dtype": "float32"}
+TOKENS = (12, 5, 0, 9)  # by rank; one has none
+OPTIONS = {
+    "hidden": HIDDEN,
+    "experts": EXPERTS,
+    "top_k": TOP_K,
+    "max_tokens": MAX_TOKENS,
+    "dtype": "float32",
+}
 
 
 def tokens_of(pe):
@@ -31,8 +38,8 @@ def all_matrices():
     return torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(5))
 
 
-def answers(x, idx, weights, matrices):
-    """Each row's experts in `matrices` [experts, hidden, hidden], weighted and summed."""
+def expert_output(x, idx, weights, matrices):
+    """The weighted sum of each row's experts in `matrices` [experts, hidden, hidden]."""
     share = (F.one_hot(idx + 1, len(matrices) + 1)[..., 1:] * weights.unsqueeze(-1)).sum(dim=1)
     return torch.einsum("re,rh,ehk->rk", share.to(x.dtype), x.tanh(), matrices)
 
@@ -42,14 +49,16 @@ def loss_of(out):
 
 
 class Reference:
-    """The layer in float64 on the host, over the tokens of all members; their losses are added."""
+    """The layer in float64 on the host, over the tokens of all ranks, with their losses added."""
 
     def __init__(self):
         parts = [tokens_of(pe) for pe in range(PES)]
         self.x = torch.cat([part[0] for part in parts]).double().requires_grad_()
         self.weights = torch.cat([part[2] for part in parts]).double().requires_grad_()
         self.matrices = all_matrices().double().requires_grad_()
-        self.out = answers(self.x, torch.cat([part[1] for part in parts]), self.weights, self.matrices)
+        self.out = expert_output(
+            self.x, torch.cat([part[1] for part in parts]), self.weights, self.matrices
+        )
         loss_of(self.out).backward()
 
     @staticmethod
@@ -67,10 +76,10 @@ def check_layer(group, pe, reference, **options):
     matrices = all_matrices().chunk(PES)[pe].cuda().requires_grad_()
     received = shoal.torch.dispatch(group, x, idx, weights, **options)
     assert received.x.is_cuda and received.topk_idx.is_cuda and not received.handle.is_cuda
-    y = answers(received.x, received.topk_idx, received.topk_weights, matrices)
+    y = expert_output(received.x, received.topk_idx, received.topk_weights, matrices)
     out = shoal.torch.combine(group, y, received)
     loss = loss_of(out)
-    # The threads of torch that run backward are one for each GPU, not one for each PE.
+    # Torch runs backward on one thread per GPU, not per PE.
     with torch.autograd.set_multithreading_enabled(False):
         loss.backward()
     close(out.detach(), reference.of(pe, reference.out.detach()))
@@ -93,17 +102,28 @@ def test_layer_and_gradients(options):
 
 @pytest.mark.parametrize("pes, worst_case_rows", [(PES, 0), (1, MAX_TOKENS)])
 def test_moe_layer(pes, worst_case_rows):
-    """Against the same layer on one process, which has all experts. With a fixed size one member: the layer waits for the
-    sizes of blocks inside a copy, which threads that share a GPU must not (docs/guide/gpus.md)."""
+    """Against the same layer with all experts in one process. With a fixed size there is one
+    rank, because the layer waits for block sizes inside a copy, which threads that share a GPU
+    must not do (docs/guide/gpus.md).
+    """
     torch.manual_seed(3)
     alone = shoal.torch.MoE(HIDDEN, INNER, EXPERTS, TOP_K)
-    inputs = [torch.randn(5 + pe, HIDDEN, generator=torch.Generator().manual_seed(pe)) for pe in range(pes)]
+    inputs = [
+        torch.randn(5 + pe, HIDDEN, generator=torch.Generator().manual_seed(pe))
+        for pe in range(pes)
+    ]
     expected = [alone(part) for part in inputs]
     sum(part.square().sum() for part in expected).backward()
 
     def body(group, pe):
         spread = shoal.torch.MoE(
-            HIDDEN, INNER, EXPERTS, TOP_K, group=group, worst_case_rows=worst_case_rows, device="cuda"
+            HIDDEN,
+            INNER,
+            EXPERTS,
+            TOP_K,
+            group=group,
+            worst_case_rows=worst_case_rows,
+            device="cuda",
         )
         with torch.no_grad():
             for name, mine in spread.named_parameters():
@@ -129,12 +149,16 @@ def test_operators_run_on_the_current_stream():
         with torch.cuda.stream(side):
             delay()
             late.copy_(x)
-            received = shoal.torch.dispatch(group, late, idx, weights, worst_case_rows=PES * MAX_TOKENS)
+            received = shoal.torch.dispatch(
+                group, late, idx, weights, worst_case_rows=PES * MAX_TOKENS
+            )
             out = shoal.torch.combine(group, received.x.clone(), received)
             result = out.clone()
             settle()
-            members = torch.stack([(idx // (EXPERTS // PES) == member).any(1) for member in range(PES)]).sum(0)
-            close(result, fetch(x * members[:, None]))
+            ranks_of_token = torch.stack(
+                [(idx // (EXPERTS // PES) == member).any(1) for member in range(PES)]
+            ).sum(0)
+            close(result, fetch(x * ranks_of_token[:, None]))
             del received, out
         torch.cuda.current_stream().wait_stream(side)
         return True
@@ -143,7 +167,8 @@ def test_operators_run_on_the_current_stream():
 
 
 def test_the_operators_in_a_graph():
-    """Of a fixed size, without gradients, replayed with other tokens; what dispatch returned is kept as long."""
+    """A fixed size, without gradients, replayed with other tokens while the result of dispatch
+    is held."""
 
     def body(group, pe):
         x = torch.zeros(MAX_TOKENS, HIDDEN, device="cuda")
@@ -152,7 +177,9 @@ def test_the_operators_in_a_graph():
 
         @torch.no_grad()
         def layer():
-            received = shoal.torch.dispatch(group, x, idx, weights, worst_case_rows=PES * MAX_TOKENS)
+            received = shoal.torch.dispatch(
+                group, x, idx, weights, worst_case_rows=PES * MAX_TOKENS
+            )
             y = received.x * received.topk_weights.sum(dim=1, keepdim=True)
             out.copy_(shoal.torch.combine(group, y, received))
             return received
@@ -160,15 +187,22 @@ def test_the_operators_in_a_graph():
         for _ in range(2):
             layer()
         settle()
-        shoal.barrier(group.team)  # nothing runs while graphs are made
+        shoal.barrier(group.team)  # no other work runs during captures
         graph, kept = capture(layer)
         shoal.barrier(group.team)
         for factor in (1, 2, 3):
             rows, indices, lanes = tokens_of(pe)
-            x[: len(rows)].copy_(factor * rows), idx[: len(rows)].copy_(indices), weights[: len(rows)].copy_(lanes)
+            (
+                x[: len(rows)].copy_(factor * rows),
+                idx[: len(rows)].copy_(indices),
+                weights[: len(rows)].copy_(lanes),
+            )
             out.fill_(float("nan"))
             graph.replay()
-            close(out[: len(rows)], factor * rows * torch.where(indices < 0, 0, lanes).sum(1, keepdim=True))
+            close(
+                out[: len(rows)],
+                factor * rows * torch.where(indices < 0, 0, lanes).sum(1, keepdim=True),
+            )
         settle()
         shoal.barrier(group.team)
         del graph, kept
@@ -180,10 +214,12 @@ def test_the_operators_in_a_graph():
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("worst_case_rows", [0, MAX_TOKENS])
 def test_compiled(backend, worst_case_rows):
-    """One member, in this thread: torch compiles for one at a time."""
+    """One rank in this thread, because torch compiles in one thread at a time."""
 
     def layer(group, x, idx, weights):
-        received = shoal.torch.dispatch(group, x, idx, weights, worst_case_rows=worst_case_rows, copy_out=True)
+        received = shoal.torch.dispatch(
+            group, x, idx, weights, worst_case_rows=worst_case_rows, copy_out=True
+        )
         y = received.x.tanh() * received.topk_weights.sum(dim=1, keepdim=True)
         return shoal.torch.combine(group, y, received)
 

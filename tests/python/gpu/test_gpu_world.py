@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symmetric memory on GPUs through Python: DLPack without copies, one-sided operations and collectives on CUDA tensors,
-and what is refused (D5, D9, D10)."""
+"""Symmetric memory on GPUs in Python: DLPack without copies, one-sided operations and
+collectives on CUDA tensors, and errors."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,8 @@ def test_arrays_of_the_heap_are_cuda_tensors_of_the_same_memory():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "float8_e4m3"]
+    "dtype",
+    ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "float8_e4m3"],
 )
 def test_element_types_cross(dtype):
     def body(world):
@@ -44,7 +45,7 @@ def test_element_types_cross(dtype):
 
 
 def test_put_and_get_of_cuda_tensors_wait_for_what_makes_them():
-    """Of host and device tensors alike; the source is still being written on torch's stream when put is called."""
+    """Host and device tensors. Torch still writes the source on its stream when put is called."""
 
     def body(world):
         right = (world.my_pe + 1) % world.n_pes
@@ -72,7 +73,9 @@ def test_signals_atomics_and_collectives():
         flag, values = world.zeros((1,), "int64"), world.zeros((5,), "int64")
         box = world.zeros((2,), "float32")
         right = (world.my_pe + 1) % world.n_pes
-        world.put_signal(box.on(right), torch.full((2,), world.my_pe + 0.5, device="cuda"), flag.on(right), 7)
+        world.put_signal(
+            box.on(right), torch.full((2,), world.my_pe + 0.5, device="cuda"), flag.on(right), 7
+        )
         assert world.wait_until(flag, "==", 7) == 7
         assert torch.from_dlpack(box.local).tolist() == [(world.my_pe - 1) % world.n_pes + 0.5] * 2
         world.atomic("add", values.on(0)[2], 1)
@@ -85,7 +88,9 @@ def test_signals_atomics_and_collectives():
         assert torch.from_dlpack(values.local).tolist() == [world.n_pes - 1] * 5
         gathered = world.zeros((world.n_pes * 2,), "float32")
         shoal.all_gather(world.team, gathered, box)
-        assert torch.from_dlpack(gathered.local)[::2].tolist() == [(p - 1) % world.n_pes + 0.5 for p in range(world.n_pes)]
+        assert torch.from_dlpack(gathered.local)[::2].tolist() == [
+            (p - 1) % world.n_pes + 0.5 for p in range(world.n_pes)
+        ]
         return True
 
     assert all(on_gpu(4, body))
@@ -103,17 +108,26 @@ def test_arrays_outlive_their_world():
 
 
 def test_device_and_heap_have_to_match():
-    """A CUDA tensor given to a world on the host, and the other way round: named in the error, nothing is sent."""
+    """A CUDA tensor in a world on the host, and the reverse: the error names it, and nothing is
+    sent."""
 
     def host_world(world):
-        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=2, max_tokens=4, dtype="float32")
+        group = shoal.ep.Group(
+            world.team, hidden=16, top_k=1, experts=2, max_tokens=4, dtype="float32"
+        )
         rows, indices = torch.ones(4, 16), torch.zeros(4, 1, dtype=torch.int64)
-        with pytest.raises(shoal.InvalidArgumentError, match=r"topk_idx is on GPU 0; .* on the host \(SHOAL_HEAP\)"):
+        with pytest.raises(
+            shoal.InvalidArgumentError, match=r"topk_idx is on GPU 0; .* on the host \(SHOAL_HEAP\)"
+        ):
             group.route(indices.cuda())
         routing = group.route(indices)
-        with pytest.raises(shoal.InvalidArgumentError, match=r"x is on GPU 0; .* on the host \(SHOAL_HEAP\)"):
+        with pytest.raises(
+            shoal.InvalidArgumentError, match=r"x is on GPU 0; .* on the host \(SHOAL_HEAP\)"
+        ):
             group.dispatch(rows.cuda(), routing)
-        with pytest.raises(shoal.InvalidArgumentError, match="lies on a GPU, the heap of this world on the host"):
+        with pytest.raises(
+            shoal.InvalidArgumentError, match="lies on a GPU, the heap of this world on the host"
+        ):
             world.put(world.zeros((4, 16), "float32").on(0), rows.cuda())
         stream = torch.cuda.Stream()
         with pytest.raises(shoal.InvalidArgumentError, match="lies on the host"):
@@ -124,12 +138,19 @@ def test_device_and_heap_have_to_match():
     assert sum(shoal.run_threads(2, host_world, settings)) == 8
 
     def gpu_world(world):
-        group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=2, max_tokens=4, dtype="float32")
+        group = shoal.ep.Group(
+            world.team, hidden=16, top_k=1, experts=2, max_tokens=4, dtype="float32"
+        )
         rows, indices = torch.ones(4, 16), torch.zeros(4, 1, dtype=torch.int64)
-        with pytest.raises(shoal.InvalidArgumentError, match=r"topk_idx is on the host; .* on GPU \d+ \(SHOAL_HEAP\)"):
+        with pytest.raises(
+            shoal.InvalidArgumentError,
+            match=r"topk_idx is on the host; .* on GPU \d+ \(SHOAL_HEAP\)",
+        ):
             group.route(indices)
         routing = group.route(indices.cuda())
-        with pytest.raises(shoal.InvalidArgumentError, match=r"x is on the host; .* on GPU \d+ \(SHOAL_HEAP\)"):
+        with pytest.raises(
+            shoal.InvalidArgumentError, match=r"x is on the host; .* on GPU \d+ \(SHOAL_HEAP\)"
+        ):
             group.dispatch(rows, routing)
         with pytest.raises(shoal.InvalidArgumentError, match="the event has no cudaEvent_t yet"):
             group.dispatch(rows.cuda(), routing, done=torch.cuda.Event())

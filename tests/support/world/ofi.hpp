@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ofi.hpp: worlds whose PEs reach each other through libfabric, also inside a host.
+// ofi.hpp: settings of worlds whose PEs reach each other through libfabric, also inside a host.
 #pragma once
 
 #include "checks/world/operations.hpp"
@@ -12,7 +12,7 @@
 
 namespace shoal::test {
 
-/// Everything but a PE's operations on itself goes over the network, on the loopback interface.
+/// All operations on other PEs use the provider tcp;ofi_rxm on the loopback interface.
 inline Settings ofi_settings() {
   Settings settings = world_settings();
   settings.transport_inside = "ofi";

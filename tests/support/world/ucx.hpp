@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ucx.hpp: worlds whose PEs reach each other through UCX, also inside a host.
+// ucx.hpp: settings of worlds whose PEs reach each other through UCX, also inside a host.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,11 +13,12 @@
 namespace shoal::test {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-// UCX patches mmap and its like when it is loaded, which the sanitizers' own threads crash in.
-[[maybe_unused]] inline const bool ucx_leaves_mmap_alone = setenv("UCX_MEM_EVENTS", "n", 0) == 0;
+// When it is loaded, UCX patches mmap and related functions; the sanitizers' own threads crash in
+// the patched ones.
+[[maybe_unused]] inline const bool ucx_does_not_patch_mmap = setenv("UCX_MEM_EVENTS", "n", 0) == 0;
 #endif
 
-/// Skips its tests, saying why, where the module cannot be loaded.
+/// Skips its tests, with the reason, where the module cannot be loaded.
 class WithUcx : public testing::Test {
  protected:
   void SetUp() override {
@@ -26,7 +27,7 @@ class WithUcx : public testing::Test {
   }
 };
 
-/// Loopback alone: "self" is for UCX's own use.
+/// Loopback only; UCX itself needs "self".
 inline Settings ucx_settings() {
   Settings settings = world_settings();
   settings.transport_inside = "ucx";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transport over libfabric (D4) with PEs as threads: every operation between two PEs goes
-// through an endpoint of tcp;ofi_rxm on the loopback interface.
+// The ofi transport in worlds of threads: every operation between two PEs uses an endpoint of
+// tcp;ofi_rxm on the loopback interface.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -156,7 +156,7 @@ TEST_P(OfiTuning, KeepsManyRequestsInFlightBounded) {
   });
 }
 
-// C1: who sees the signal sees the data, whatever the size and whether the put was blocking.
+// A PE that sees the signal sees the data, for any size, and for blocking and nbi puts.
 TEST_P(OfiTuning, SignalsAfterData) {
   const int rounds = GetParam().depth == 1 ? 2000 : 10'000;
   run_threads(2, tuned(), [&](World& world) {
@@ -209,8 +209,7 @@ INSTANTIATE_TEST_SUITE_P(Tunings, OfiTuning,
                                          Tuning{"sleep", 256, 1 << 20, "sleep", -1}),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
-// Where progress threads spin on the cores of those that they wait for, each step needs a time
-// slice: few of them.
+// Few steps: a progress thread that spins on the core of a PE costs it a time slice per step.
 TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
   SHOAL_SKIP_WITHOUT_OFI();
   Settings settings = ofi_settings();
@@ -237,13 +236,13 @@ TEST(OfiProgress, SpinsOnCoresOfItsOwn) {
   });
 }
 
-TEST(OfiProgress, WaitsAsItIsTold) {
+TEST(OfiProgress, FollowsTheProgressWaitSetting) {
   SHOAL_SKIP_WITHOUT_OFI();
   expect_progress_waits_as_told(ofi_settings(), "shoal-ofi");
 }
 
-// A fence orders what the provider's write order does not: two puts of different places, seen
-// without a signal.
+// A fence orders two puts to different places for a PE that polls without a signal, whatever the
+// provider's write order.
 TEST(OfiOrder, FenceOrdersPuts) {
   SHOAL_SKIP_WITHOUT_OFI();
   run_threads(2, ofi_settings(), [](World& world) {
@@ -313,7 +312,7 @@ TEST(OfiMixed, SharesWordsWithSharedMemory) {
   });
 }
 
-// Others than the default differ in how memory is registered and addressed, and in what they order.
+// Other providers register and address memory differently, and order less.
 class OfiProvider : public testing::TestWithParam<const char*> {};
 
 TEST_P(OfiProvider, DoesEveryOperation) {
@@ -348,7 +347,7 @@ INSTANTIATE_TEST_SUITE_P(Others, OfiProvider,
                            return name;
                          });
 
-TEST(OfiChoiceOfProvider, ThatDoesNotExistIsNamed) {
+TEST(OfiChoiceOfProvider, NamesAProviderThatDoesNotExist) {
   SHOAL_SKIP_WITHOUT_OFI();
   Settings settings = ofi_settings();
   settings.ofi_provider = "no_such_provider";
@@ -358,8 +357,7 @@ TEST(OfiChoiceOfProvider, ThatDoesNotExistIsNamed) {
                [&] { run_threads(2, settings, [](World&) {}); });
 }
 
-// Several threads of a PE use the transport at once.
-TEST(OfiThreads, OfOnePeOperateAtOnce) {
+TEST(OfiThreads, SeveralThreadsOfAPeOperateAtOnce) {
   SHOAL_SKIP_WITHOUT_OFI();
   run_threads(2, ofi_settings(), [](World& world) {
     constexpr std::size_t kThreads = 3, kTimes = 300, kBytes = 3000;

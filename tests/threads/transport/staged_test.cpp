@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heaps in GPU memory that no GPU reaches from another node: operations go through host memory (D4,
-// staged path), on a driver without a GPU. PEs are threads.
+// The staged transport in worlds of threads, on a fake CUDA driver: operations on device heaps pass
+// through host memory.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -20,7 +20,7 @@
 namespace shoal::test {
 namespace {
 
-/// Two nodes; what joins them does not reach GPU memory.
+/// Nodes of `node_size` PEs; the network between them does not reach GPU memory.
 Settings staged_settings(std::int64_t node_size) {
   Settings settings = world_settings();
   settings.heap = "cuda";
@@ -73,7 +73,7 @@ TEST(Staged, DoesEveryOperationOverANetwork) {
   });
 }
 
-TEST(Staged, StandsInForPeerAccessThatIsMissing) {
+TEST(Staged, ReplacesMissingPeerAccess) {
   const FakeCuda fake({.gpus = 2, .peer_access = [](int, int) { return false; }});
   Settings settings = staged_settings(0);
   settings.transport_between = "automatic";
@@ -83,7 +83,7 @@ TEST(Staged, StandsInForPeerAccessThatIsMissing) {
   });
 }
 
-TEST(Staged, TakesThePlaceOfNvlinkWhereItIsAskedFor) {  // B4
+TEST(Staged, ReplacesNvlinkWhereTheSettingAsksForIt) {
   const FakeCuda fake({.gpus = 2});
   Settings settings = staged_settings(0);
   settings.transport_inside = "staged";
@@ -113,7 +113,8 @@ TEST(Staged, MovesMoreThanItsChunksHold) {
     world.get(std::span(seen), array.on(peer));
     EXPECT_EQ(seen, sent);
     std::fill(seen.begin(), seen.end(), 0U);
-    world.get_nbi(std::span(seen), array.on(peer));  // complete with quiet, whatever comes between
+    world.get_nbi(std::span(seen),
+                  array.on(peer));  // complete with quiet, also with a get in between
     EXPECT_EQ(world.get_value(array.on(peer)[1]), sent[1]);
     world.quiet();
     EXPECT_EQ(seen, sent);
@@ -121,7 +122,7 @@ TEST(Staged, MovesMoreThanItsChunksHold) {
   });
 }
 
-TEST(Staged, TellsWhatWentWrongAtTheOtherPe) {
+TEST(Staged, ReportsAFailureAtTheOtherPe) {
   int copies = 0;
   const auto put = [&](World& world) {
     const auto array = world.heap().allocate<std::uint32_t>(1000);
@@ -144,7 +145,7 @@ TEST(Staged, TellsWhatWentWrongAtTheOtherPe) {
       [&] { run_threads(2, staged_settings(1), put); });
 }
 
-TEST(StagedLayout, HasRoomForAllAndNothingOverlaps) {
+TEST(StagedLayout, PartsDoNotOverlap) {
   using transport::staged::Layout;
   Settings settings;
   settings.staged_chunk = 10'000;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ucx transport (D4) in worlds of threads: what the world's operations are over mapped memory
-// they must be over a network, whatever the depth, the chunk and the way in which the progress
-// thread waits.
+// The ucx transport in worlds of threads: the world's operations behave as over mapped memory, for
+// any SHOAL_NETWORK_DEPTH, SHOAL_NETWORK_CHUNK and SHOAL_PROGRESS_WAIT.
 #include <gtest/gtest.h>
 
 #include <dlfcn.h>
@@ -61,8 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, UcxWorld, testing::Values(2, 3, 5),
 
 class UcxWaiting : public Ucx, public testing::WithParamInterface<const char*> {};
 
-// Few operations: where there are more threads than cores, spinning costs a time slice at every
-// turn.
+// Few operations: with more threads than cores, each turn of a spinning thread costs a time slice.
 TEST_P(UcxWaiting, MovesDataAndSignals) {
   Settings settings = ucx_settings();
   settings.progress_wait = GetParam();
@@ -72,7 +70,6 @@ TEST_P(UcxWaiting, MovesDataAndSignals) {
     if (cores_of(0).contains(0) && cores_of(0).contains(1)) {
       const std::set<std::set<int>> wanted{{0}, {1}};
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-      // They bind themselves, maybe after the world is open.
       while (cores_of("shoal-ucx") != wanted && std::chrono::steady_clock::now() < deadline)
         std::this_thread::yield();
       EXPECT_EQ(cores_of("shoal-ucx"), wanted) << "a core for the progress thread of each PE";
@@ -90,11 +87,11 @@ TEST_P(UcxWaiting, MovesDataAndSignals) {
 INSTANTIATE_TEST_SUITE_P(Policies, UcxWaiting, testing::Values("spin", "yield", "sleep"),
                          [](const auto& instance) { return std::string(instance.param); });
 
-TEST_F(Ucx, WaitsAsItIsTold) {
+TEST_F(Ucx, FollowsTheProgressWaitSetting) {
   expect_progress_waits_as_told(ucx_settings(), "shoal-ucx");
 }
 
-// One request in flight is enough for everything, also where a signal follows a transfer.
+// One request in flight is enough for all operations, also for a signal after a long put.
 TEST_F(Ucx, WorksAtDepthOne) {
   Settings settings = ucx_settings();
   settings.network_depth = 1;
@@ -143,8 +140,7 @@ TEST_F(Ucx, CutsLongTransfers) {
   }
 }
 
-// C1: whoever sees the signal sees the data, whatever way the data took. Lengths on both sides of
-// what goes as a message.
+// A PE that sees the signal sees the data, for lengths on both sides of the longest message.
 void check_order(World& world) {
   constexpr std::uint64_t kRounds = 10'000;
   constexpr std::size_t kWords = 3000;
@@ -179,8 +175,7 @@ TEST_F(Ucx, ShowsDataBeforeItsSignal) {
   run_threads(2, ucx_settings(), check_order);
 }
 
-/// All PEs of all nodes update the same words, some through shared memory and some over the
-/// network.
+/// All PEs update the same words, some through shared memory and some over the network.
 void check_mixed_atomics(World& world) {
   constexpr std::uint64_t kTimes = 2000;
   const auto words = world.heap().allocate<std::uint64_t>(4);
@@ -212,15 +207,16 @@ TEST_F(Ucx, SharesWordsWithSharedMemory) {
   settings.transport_inside = "shm";
   settings.node_size = 2;
   run_threads(4, settings, [](World& world) {
-    const Pe far = (world.my_pe() + 2) % 4;
-    EXPECT_EQ(world.describe_transport(far).find("ucx: "), 0u) << world.describe_transport(far);
+    const Pe remote = (world.my_pe() + 2) % 4;
+    EXPECT_EQ(world.describe_transport(remote).find("ucx: "), 0u)
+        << world.describe_transport(remote);
     EXPECT_EQ(world.describe_transport(world.my_pe() ^ 1).find("shm: "), 0u);
     check_mixed_atomics(world);
     run_random_collectives(world, 20, 17);
   });
 }
 
-// A waiter on a word that is put never sees half of it.
+// A PE that polls a word never sees half of a put.
 TEST_F(Ucx, PutsWordsWhole) {
   run_threads(2, ucx_settings(), [](World& world) {
     const auto word = world.heap().allocate<std::uint64_t>(1);
@@ -243,14 +239,14 @@ TEST_F(Ucx, PutsWordsWhole) {
   });
 }
 
-TEST_F(Ucx, SaysWhichSettingIsNonsense) {
+TEST_F(Ucx, NamesTheSettingOfAWrongValue) {
   Settings settings = ucx_settings();
   settings.ucx_tls = "nonsense";
   expect_error(Code::unsupported, "SHOAL_UCX_TLS \"nonsense\"",
                [&] { run_threads(2, settings, check_rma); });
 }
 
-// Threads that call at once share the worker.
+// Threads of a PE that call at once share the worker.
 TEST_F(Ucx, ServesSeveralThreadsOfAPe) {
   run_threads(2, ucx_settings(), [](World& world) {
     constexpr std::size_t kThreads = 3, kTimes = 300, kWords = 2500;
@@ -278,7 +274,7 @@ TEST_F(Ucx, ServesSeveralThreadsOfAPe) {
   });
 }
 
-// A library leaves the program's signals alone.
+// The signal handlers of the program stay as they were.
 TEST_F(Ucx, TakesNoSignalHandlers) {
   run_threads(2, ucx_settings(), [](World& world) { barrier(world.team()); });
   for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGHUP}) {

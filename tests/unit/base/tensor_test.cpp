@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "shoal/error.hpp"
 
 namespace shoal {
@@ -32,6 +34,12 @@ TEST(TensorView, KnowsGaps) {
 TEST(TensorView, RefusesBadShapes) {
   EXPECT_THROW(TensorView(nullptr, DataType::int8, {1, 1, 1, 1, 1}), Error);
   EXPECT_THROW(TensorView(nullptr, DataType::int8, {2, -1}), Error);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THROW(TensorView(nullptr, DataType::int8, {kMost, 2}), Error);
+  EXPECT_THROW(TensorView(nullptr, DataType::float64, {kMost / 4}), Error) << "2^64 bytes";
+  EXPECT_THROW(TensorView(nullptr, DataType::int8, {kMost, 4, 0}), Error) << "strides overflow";
+  EXPECT_EQ(TensorView(nullptr, DataType::int8, {kMost}).bytes(), static_cast<std::size_t>(kMost));
+  EXPECT_TRUE(TensorView(nullptr, DataType::int8, {3, 0, 4}).contiguous());
 }
 
 TEST(Tensor, OwnsItsMemory) {

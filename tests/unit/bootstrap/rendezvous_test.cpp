@@ -63,8 +63,8 @@ TEST_F(RendezvousTest, RemarkExplainsMissingPes) {
   root.set_remark("7 connections came without proof of the key");
   root.tick(now + milliseconds(1000));
   EXPECT_EQ(sent(1).message,
-            "PE 1 of 2 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS. "
-            "7 connections came without proof of the key");
+            "PE 1 of 2 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS. 7 "
+            "connections came without proof of the key");
 }
 
 TEST_F(RendezvousTest, CountsMissingPes) {
@@ -108,9 +108,9 @@ TEST_F(RendezvousTest, CallTimesOutNamingTheMissing) {
   call(1, "heap");
   call(2, "heap");
   root.tick(now + milliseconds(500));
-  EXPECT_EQ(
-      sent(4).message,
-      "PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
+  EXPECT_EQ(sent(4).message,
+            "PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: "
+            "SHOAL_BOOTSTRAP_TIMEOUT_MS");
 }
 
 TEST_F(RendezvousTest, LostPeFailsAllByName) {

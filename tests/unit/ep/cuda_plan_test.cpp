@@ -9,7 +9,7 @@
 
 #ifdef SHOAL_WITH_CUDA
 
-#include "ep/cuda/normal/normal.cuh"
+#include "ep/cuda/normal/plan.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -17,11 +17,11 @@ namespace {
 /// Of a block on sm_90 and sm_100. The kernels also have static arrays: addresses by member
 /// (dispatch.cu, combine.cu).
 constexpr std::uint32_t kSharedMemory = 227 << 10;
-const Limits kHopper{.shared_bytes = kSharedMemory - kStaticSharedBytes};
-const Limits kAmpere{
+const NormalLimits kHopper{.shared_bytes = kSharedMemory - kStaticSharedBytes};
+const NormalLimits kAmpere{
     .shared_bytes = (163 << 10) - kStaticSharedBytes, .multiprocessors = 108, .bulk_copies = false};
 
-void expect_fits(const Plan& plan, const Limits& limits, std::int32_t blocks,
+void expect_fits(const NormalPlan& plan, const NormalLimits& limits, std::int32_t blocks,
                  const std::string& what) {
   EXPECT_LE(plan.shared_bytes, limits.shared_bytes) << what;
   EXPECT_GE(plan.warps, 1) << what;
@@ -37,8 +37,8 @@ void expect_fits(const Plan& plan, const Limits& limits, std::int32_t blocks,
 }
 
 void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scales,
-                     const Tuning& tuning, const Limits& limits = kHopper) {
-  const Plan plan = plan_dispatch(blocks, row, scales, limits, tuning);
+                     const NormalTuning& tuning, const NormalLimits& limits = kHopper) {
+  const NormalPlan plan = plan_dispatch(blocks, row, scales, limits, tuning);
   const std::string what = "dispatch of rows of " + std::to_string(row) + " + " +
                            std::to_string(scales) + " bytes, " + std::to_string(tuning.warps) +
                            "x" + std::to_string(tuning.stages);
@@ -50,8 +50,8 @@ void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scale
 }
 
 void expect_combine(std::int32_t blocks, std::uint32_t row, std::int32_t copies,
-                    const Tuning& tuning, const Limits& limits = kHopper) {
-  const Plan plan = plan_combine(blocks, row, 100, copies, limits, tuning);
+                    const NormalTuning& tuning, const NormalLimits& limits = kHopper) {
+  const NormalPlan plan = plan_combine(blocks, row, 100, copies, limits, tuning);
   const std::string what =
       "combine of " + std::to_string(copies) + " rows of " + std::to_string(row) + " bytes, " +
       std::to_string(tuning.warps) + "x" + std::to_string(tuning.stages) + "x" +
@@ -68,10 +68,10 @@ void expect_combine(std::int32_t blocks, std::uint32_t row, std::int32_t copies,
 }
 
 TEST(EpCudaPlan, AnyRowFits) {
-  const Limits shared_gpu{
+  const NormalLimits shared_gpu{
       .shared_bytes = kHopper.shared_bytes, .multiprocessors = 3, .overlap_launches = false};
   for (std::uint32_t row = 16; row <= kMaxRowBytes; row += row < 4096 ? 16 : 1008) {
-    for (const Limits& limits : {kHopper, kAmpere, shared_gpu}) {
+    for (const NormalLimits& limits : {kHopper, kAmpere, shared_gpu}) {
       expect_dispatch(0, row, 0, {}, limits);
       if (row + 512 <= kMaxRowBytes) expect_dispatch(8, row, 512, {}, limits);
       for (const std::int32_t copies : {1, 2, 3, 8, 31, 32})
@@ -99,11 +99,11 @@ TEST(EpCudaPlan, WhatIsTunedByHandFitsAsWell) {
 }
 
 TEST(EpCudaPlan, EnoughBytesAreInFlight) {
-  const Plan bf16 = plan_dispatch(0, 7168 * 2, 0, kHopper, {});
+  const NormalPlan bf16 = plan_dispatch(0, 7168 * 2, 0, kHopper, {});
   EXPECT_GE(bf16.warps * bf16.stages, 14) << "bytes in flight a block make the bandwidth";
-  const Plan fp8 = plan_dispatch(0, 7168, 224, kHopper, {});
+  const NormalPlan fp8 = plan_dispatch(0, 7168, 224, kHopper, {});
   EXPECT_GE(fp8.warps * fp8.stages, 28);
-  const Plan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper, {});
+  const NormalPlan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper, {});
   EXPECT_GE(combine.warps * combine.stages * static_cast<std::int32_t>(combine.stage_bytes) * 8,
             96 << 10);
 }
@@ -111,7 +111,7 @@ TEST(EpCudaPlan, EnoughBytesAreInFlight) {
 TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
   const auto expect_chunks = [](std::int32_t tokens, std::int32_t copies, std::uint32_t bytes,
                                 std::uint32_t count) {
-    const Plan plan = plan_combine(0, 7168 * 2, tokens, copies, kHopper, {});
+    const NormalPlan plan = plan_combine(0, 7168 * 2, tokens, copies, kHopper, {});
     EXPECT_EQ(plan.stage_bytes, bytes) << tokens << " tokens, " << copies << " copies";
     EXPECT_EQ(plan.segment_chunks, count) << tokens << " tokens, " << copies << " copies";
   };
@@ -124,7 +124,7 @@ TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
 TEST(EpCudaPlan, TuningIsReadByOperation) {
   const auto expect = [](const char* setting, const char* operation, std::int32_t warps,
                          std::int32_t stages, std::int32_t chunk) {
-    const Tuning tuning = tuning_of(setting, operation);
+    const NormalTuning tuning = tuning_of(setting, operation);
     EXPECT_EQ(tuning.warps, warps) << setting << " for " << operation;
     EXPECT_EQ(tuning.stages, stages) << setting << " for " << operation;
     EXPECT_EQ(tuning.chunk_bytes, chunk) << setting << " for " << operation;

@@ -43,23 +43,24 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
   return {
       {"entered", layout.entered, lines, 64},
       {"finished", layout.finished, lines, 64},
-      {"slots_read", layout.slots_read, lines, 64},
-      {"answers_read", layout.answers_read, lines, 64},
+      {"dispatch_read", layout.dispatch_read, lines, 64},
+      {"combine_read", layout.combine_read, lines, 64},
       {"failed", layout.failed, lines, 64},
       {"notices", layout.notices, (2 * ranks - 1) * layout.notice_bytes + notice, 8},
-      {"slot_notices", layout.slot_notices, 2 * lines, 8},
+      {"low_latency_notices", layout.low_latency_notices, 2 * lines, 8},
       {"slot_headers", layout.slot_headers,
        2 * ranks * tokens * layout.packets * detail::kPacketBytes, 16},
       {"slot_counts", layout.slot_counts, tokens > 0 ? 2 * ranks * shape.local_experts * 8 : 0, 8},
       {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
-      {"answer_flags", layout.answer_flags, 2 * tokens * layout.token_answers * 8, 8},
+      {"combine_flags", layout.combine_flags, 2 * tokens * layout.token_combine_rows * 8, 8},
       {"arena", layout.arena, layout.arena_bytes, 4096},
       {"staging", layout.staging, staged * shape.max_combine_row_bytes, 128},
       {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
       {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
       {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},
       {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 8, 16},
-      {"answers", layout.answers, 2 * tokens * layout.token_answers * layout.answer_bytes, 128}};
+      {"combine_rows", layout.combine_rows,
+       2 * tokens * layout.token_combine_rows * layout.combine_row_bytes, 128}};
 }
 
 void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
@@ -82,11 +83,11 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
   EXPECT_GE(layout.notice_bytes,
             sizeof(detail::DeviceNotice) + (shape.ranks + shape.local_experts) * 4);
   EXPECT_EQ(layout.notice_bytes % 64, 0U);
-  EXPECT_GE(layout.packets * detail::kLanesPerPacket, static_cast<std::size_t>(shape.top_k));
+  EXPECT_GE(layout.packets * detail::kTopkSlotsPerPacket, static_cast<std::size_t>(shape.top_k));
   // One answer a lane; where members may be masked, as many of each member as it can have lanes.
   const auto lanes = static_cast<std::size_t>(std::min(shape.top_k, shape.local_experts));
-  EXPECT_EQ(layout.member_answers, shape.mask_failed ? lanes : 0U);
-  EXPECT_EQ(layout.token_answers,
+  EXPECT_EQ(layout.rank_combine_rows, shape.mask_failed ? lanes : 0U);
+  EXPECT_EQ(layout.token_combine_rows,
             shape.mask_failed ? shape.ranks * lanes : static_cast<std::size_t>(shape.top_k));
   // A slot holds a bfloat16 row, or float8 codes with scales behind them; both in 16-byte vectors.
   const std::size_t groups = (shape.hidden + 127) / 128;
@@ -95,8 +96,8 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
   EXPECT_GE(layout.slot_bytes, layout.slot_scales + groups * 4);
   EXPECT_EQ(layout.slot_scales % 16, 0U);
   EXPECT_EQ(layout.slot_bytes % 16, 0U);
-  EXPECT_GE(layout.answer_bytes, static_cast<std::size_t>(shape.hidden) * 2 + groups * 4);
-  EXPECT_EQ(layout.answer_bytes % 16, 0U);
+  EXPECT_GE(layout.combine_row_bytes, static_cast<std::size_t>(shape.hidden) * 2 + groups * 4);
+  EXPECT_EQ(layout.combine_row_bytes % 16, 0U);
 }
 
 TEST(EpDeviceLayout, PartsDoNotOverlap) {

@@ -6,7 +6,7 @@
 #include "ep/cuda/layout.hpp"
 #include "ep/plan/routing.hpp"
 #ifdef SHOAL_WITH_CUDA
-#include "ep/cuda/normal/normal.cuh"
+#include "ep/cuda/normal/plan.hpp"
 #endif
 
 namespace shoal::ep {
@@ -61,11 +61,11 @@ TEST(EpExpertMajorLayout, AsManyRowsAsFitAndNotOneMore) {
 #ifdef SHOAL_WITH_CUDA
 TEST(EpExpertMajorPlan, TheTableFitsBehindTheStages) {
   for (const bool bulk : {true, false}) {
-    const cuda::Limits limits{.shared_bytes = 224 << 10, .bulk_copies = bulk};
+    const cuda::NormalLimits limits{.shared_bytes = 224 << 10, .bulk_copies = bulk};
     for (const std::uint32_t experts : {1U, 256U, 1024U, 8192U})
       for (const std::uint32_t row : {16U, 7168U, 14336U, 65536U, 90000U / 16 * 16}) {
         const std::uint32_t table = experts * 4;
-        const cuda::Plan plan = cuda::plan_dispatch(0, row, 224, limits, {}, table);
+        const cuda::NormalPlan plan = cuda::plan_dispatch(0, row, 224, limits, {}, table);
         if (!cuda::fits_with_table(row, 224, limits, table)) continue;
         EXPECT_LE(plan.shared_bytes, limits.shared_bytes) << experts << ", " << row;
         EXPECT_LE(plan.table_offset + table, plan.shared_bytes);

@@ -90,6 +90,30 @@ TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
             std::string::npos);
 }
 
+TEST(EpLayout, SizesThatExceed64BitsAreRejected) {
+  const auto rejected = [](const GroupOptions& options, std::int32_t ranks) {
+    for (const DeviceKind heap : {DeviceKind::host, DeviceKind::cuda}) {
+      try {
+        const SizeHint hint = size_hint(options, ranks, heap);
+        ADD_FAILURE() << "a size of " << hint.total() << " bytes";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::invalid_argument);
+        EXPECT_NE(std::string(error.what()).find("exceeds 2^64 - 1 bytes"), std::string::npos)
+            << error.what();
+      }
+    }
+  };
+  GroupOptions normal;
+  normal.max_tokens = 16'775'176;
+  normal.hidden = 767'596;
+  normal.top_k = 1;
+  normal.experts = 128;
+  normal.dtype = DataType::float32;
+  normal.live_results = 700;
+  normal.max_scales = 1 << 20;
+  rejected(normal, 128);
+}
+
 TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     EpCase c;

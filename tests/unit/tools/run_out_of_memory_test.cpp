@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-run finds the kernel's counter of processes killed for lack of memory, on described systems.
+// shoal-run finds the kernel's counter of processes that were killed for lack of memory. The
+// systems are folders with files.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which endpoints become rails, and how transfers are cut (transport ofi): pure functions, without
-// libfabric.
+// Which endpoints become rails, and how transfers are cut: pure functions of transport ofi.
 #include <gtest/gtest.h>
 
 #include "transport/ofi/choice.hpp"
@@ -43,7 +42,7 @@ TEST(OfiChoice, UsesLoopbackWhereAllPeersAreOnTheHost) {
   EXPECT_EQ(rails({ip("eth0")}, {"eth0"}, true), (Rails{0})) << "there is no loopback address";
 }
 
-TEST(OfiChoice, TakesWhatThereIsWithoutNics) {
+TEST(OfiChoice, TakesAnyEndpointWithoutNics) {
   EXPECT_EQ(rails(kTcp, {}), (Rails{1}));
   EXPECT_EQ(rails({ip("lo")}, {}), (Rails{0}));
   EXPECT_EQ(choose_rails({}, {}, false).reason, "it offers no endpoint");
@@ -57,7 +56,7 @@ TEST(OfiChoice, KnowsDevicesByPortAndBySuffix) {
   EXPECT_EQ(rails(rdma, {"rdmap0s6:1"}), (Rails{2}));
 }
 
-TEST(OfiChoice, NamesWhatIsMissingAndWhatThereIs) {
+TEST(OfiChoice, NamesMissingAndAvailableNics) {
   const Choice choice = choose_rails(kTcp, {"mlx5_0:1", "eth7"}, false);
   EXPECT_TRUE(choice.rails.empty());
   EXPECT_NE(choice.reason.find("mlx5_0:1, eth7"), std::string::npos) << choice.reason;
@@ -92,7 +91,7 @@ TEST(OfiPieces, HomeRailIsTheSameForBothEnds) {
     for (std::size_t b = 0; b < 6; ++b) EXPECT_EQ(home_rail(a, b, 4), home_rail(b, a, 4));
 }
 
-// What all senders together may have on the way fits into the buffers of a receiver.
+// All requests in flight to a receiver fit into its buffers.
 TEST(OfiPieces, WindowsNeverOverrunAReceiver) {
   EXPECT_EQ(window_of(2048, 1, 256, kSpareMessages), 256u);
   for (const std::size_t peers : {1, 2, 7, 100, 300})

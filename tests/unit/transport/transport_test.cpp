@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of transports, and the operations on mapped memory.
+// The choice of transports, and operations on mapped memory.
 
 #include "transport/transport.hpp"
 
@@ -49,7 +49,7 @@ TEST(Connectivity, PrefersTheFirstThatDoesEverything) {
   EXPECT_EQ(detail::load_store_peers(map, 2), (std::vector<Pe>{2, 3}));
 }
 
-// D12: both PEs of a pair choose alike, even where only one of them is reached.
+// Both PEs of a pair choose alike, even where only one of them reaches the other.
 TEST(Connectivity, NeedsBothDirections) {
   const auto capabilities = [](Pe a, Pe b, int t) {
     return t == 0 && a == 0 && b == 1 ? capability::put : kAll;
@@ -80,8 +80,8 @@ TEST(Connectivity, NamesThePairThatNothingConnects) {
   }
 }
 
-/// Four PEs on two nodes, "shm" inside them, and what the networks "ofi" and "ucx" offer where they
-/// are in the map.
+/// Four PEs on two nodes, with "shm" inside a node. `network`: what "ofi" and "ucx" offer, where
+/// `names` has them.
 Connectivity two_nodes(std::vector<std::string> names,
                        const std::function<Capabilities(Pe, Pe, int)>& network = {}) {
   Connectivity map;
@@ -98,7 +98,8 @@ Connectivity two_nodes(std::vector<std::string> names,
 }
 constexpr std::string_view kNetworks[] = {"ofi", "ucx"};
 
-TEST(Connectivity, ANetworkIsTriedWhereAPairNeedsIt) {  // D4: loaded on demand
+// Networks are loaded on demand.
+TEST(Connectivity, ANetworkIsTriedWhereAPairNeedsIt) {
   Connectivity map = two_nodes({"shm"});
   EXPECT_EQ(detail::next_network(map, kNetworks), "ofi");
   EXPECT_TRUE(detail::wants(map, 0, 2, "ofi"));
@@ -108,7 +109,7 @@ TEST(Connectivity, ANetworkIsTriedWhereAPairNeedsIt) {  // D4: loaded on demand
   EXPECT_EQ(detail::next_network(map, kNetworks), "");
 }
 
-TEST(Connectivity, WhatFailsForOnePairIsDroppedForAll) {  // D12
+TEST(Connectivity, ANetworkThatFailsForOnePairIsDroppedForAll) {
   const auto all_but_one = [](Pe a, Pe b, int t) {
     return t == 1 && a == 1 && b == 3 ? Capabilities{0} : kAll;
   };
@@ -134,7 +135,7 @@ TEST(Connectivity, ANetworkThatWorksWhereItIsNeededIsKept) {
   EXPECT_EQ(map.dropped[1], "");
 }
 
-TEST(Connectivity, SettingsSayWhatMayBeUsed) {
+TEST(Connectivity, SettingsLimitTheChoice) {
   Connectivity map = two_nodes({"shm"});
   Settings settings;
   settings.transport_inside = "libfabric,shm";
@@ -184,7 +185,7 @@ class SelfTransport : public testing::Test {
   std::unique_ptr<transport::Transport> self_;
 };
 
-TEST_F(SelfTransport, CopiesWhateverTheAlignment) {
+TEST_F(SelfTransport, CopiesAtAnyAlignment) {
   for (const std::size_t size : {1u, 3u, 4u, 8u, 9u, 100u}) {
     for (const std::size_t offset : {64u, 65u, 68u}) {
       std::vector<std::byte> out(size, std::byte{0x5a});

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// divisor.cuh: dividing by a number that is the same for a whole launch.
+// divisor.cuh: division by a number that is constant for a launch.
 #pragma once
 
 #include <cstdint>
 
 namespace shoal::ep::cuda {
 
-/// Division of numbers below 2^31 by one that the host knows: a multiplication (Granlund and
-/// Montgomery, 1994).
+/// Divides numbers below 2^31 by a number that the host knows, through a multiplication (Granlund and
+/// Montgomery, "Division by Invariant Integers using Multiplication", 1994).
 struct Divisor {
   std::uint32_t divisor = 1, multiplier = 1, shift = 0;
 

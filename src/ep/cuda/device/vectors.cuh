@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// vectors.cuh: sixteen bytes of elements as float32, and back, rounded once to nearest, ties to
-// even.
+// vectors.cuh: sixteen bytes of elements as float32 values, and back.
 //
-// narrow() takes results of arithmetic, whose NaNs are all the same on GPUs (PTX: 0x7fffffff), and
-// gives the bits that numeric/float16.hpp gives: the instructions for pairs drop sign and payload
-// of a NaN, so that others would differ. They are one for two elements where those functions are
-// fourteen (docs/performance.md: combine).
+// narrow() rounds once, to nearest, ties to even. It takes results of arithmetic, whose NaNs all have
+// one pattern on GPUs (PTX: 0x7fffffff), and returns the bits that numeric/float16.hpp returns. Other
+// NaNs would differ, because the instructions for pairs drop sign and payload. One instruction for
+// two elements replaces fourteen (docs/performance.md, combine).
 #pragma once
 
 #include <cstdint>
 
+#include "ep/cuda/device/ptx.cuh"
 #include "ep/numeric/arithmetic.hpp"
 #include "ep/numeric/float16.hpp"
 
 namespace shoal::ep::cuda {
 
-struct Float32 {
+struct Float32Vector {
   static constexpr int kCount = 4;
   __device__ static void widen(const uint4& vector, float (&values)[kCount]) {
     values[0] = __uint_as_float(vector.x), values[1] = __uint_as_float(vector.y);
@@ -27,7 +27,7 @@ struct Float32 {
   }
 };
 
-struct Bfloat16 {
+struct Bfloat16Vector {
   static constexpr int kCount = 8;
   __device__ static void widen(const uint4& vector, float (&values)[kCount]) {
     const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -37,11 +37,9 @@ struct Bfloat16 {
       values[2 * i + 1] = __uint_as_float(words[i] & 0xffff'0000u);
     }
   }
-  /// The first element is the lower half of a word.
+  /// `first` becomes the lower half of the word.
   __device__ static std::uint32_t narrow(float first, float second) {
-    std::uint32_t word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
+    return ptx::cvt_rn_bf16x2_f32(second, first);
   }
   __device__ static uint4 narrow(const float (&values)[kCount]) {
     return {narrow(values[0], values[1]), narrow(values[2], values[3]),
@@ -49,7 +47,7 @@ struct Bfloat16 {
   }
 };
 
-struct Float16 {
+struct Float16Vector {
   static constexpr int kCount = 8;
   __device__ static void widen(const uint4& vector, float (&values)[kCount]) {
     const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -65,18 +63,13 @@ struct Float16 {
   }
 
  private:
-  __device__ static float widen(std::uint16_t bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-  }
+  __device__ static float widen(std::uint16_t bits) { return ptx::cvt_f32_f16(bits); }
   __device__ static std::uint32_t narrow(float first, float second) {
-    std::uint32_t word;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
+    return ptx::cvt_rn_f16x2_f32(second, first);
   }
 };
 
+/// sum += vector, element by element.
 template <class Format>
 __device__ void add_vector(float (&sum)[Format::kCount], const uint4& vector) {
   float values[Format::kCount];

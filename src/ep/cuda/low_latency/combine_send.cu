@@ -1,51 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency_combine_send: the answers to this member's rows go to the members that sent the
-// tokens.
+// combine_send.cu: the send of a low-latency combine. The outputs of this rank's experts go to the
+// ranks that sent the tokens.
 //
-// sums: the weighted sum over this member's experts of a token, in float32, lanes ascending,
-// rounded to bfloat16: one row per (token, member) crosses the link, at the member's place among
-// those that answer. rows: each expert's answer as it is, at its lane. log_fmt: likewise, in
-// LogFMT-10.
+// Moves from y, where the experts left it (2 B a channel and expert output), to combine rows at the
+// source of the token, by form:
+//   sums     one row per (token, rank), at the rank's place: the weighted sum over this rank's experts
+//            of the token, in float32, top-k slots ascending, rounded once to bfloat16
+//   rows     one row per expert output, at its top-k slot, as it is
+//   log_fmt  likewise, in LogFMT-10
+// A block takes a (source, token) at a time, in the order in which the dispatch left them.
 //
-// Reads y where it lies, 2 B a channel and answer, writes one row per answer. A block a (source,
-// token) at a time, in the order that the dispatch left them in.
+// Waits: `combine_read` of all ranks for the use before last of this half; with sums whose weights did
+// not travel with the dispatch, the stamped weights of each token. This rank sends its own weights
+// before it waits, so ranks do not wait for each other in a circle.
+// Publishes: grants, a notice to every rank, the rows (self_signalling.cuh); with flags, behind each
+// row its flag.
+// Memory order: rows, weights and notices are words that are their own signals. A flag is a release
+// at system scope behind a barrier of the threads that stored the row.
 //
-// Waits: answers_read of the use before last of this half; with sums, where weights did not travel
-// with the dispatch, the stamped weights of each token, after giving this member's own to whoever
-// sums with them. Publishes: grants, a notice, the rows (low_latency_kernels.cuh: rows tell of
-// themselves); with flags, behind each answer its flag (release at system scope, behind a barrier
-// of the block).
+// Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens and
+// 35 us for 128: 338 GB/s for the second half, where bare stores reach 341 (docs/performance.md).
 #include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/low_latency/grants.cuh"
+#include "ep/cuda/low_latency/launch.cuh"
 #include "ep/cuda/low_latency/logfmt.cuh"
+#include "ep/cuda/low_latency/topk_slots.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
+/// Threads that send rows: with kAhead chunks each, 7168 channels leave no thread idle.
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
-/// By the registers that they need.
+/// As many blocks as the registers of an SM allow.
 constexpr std::int32_t blocks_per_multiprocessor(CombineRowForm form) {
   return form == CombineRowForm::log_fmt ? 1 : 2;
 }
-constexpr std::uint32_t kAhead = 4;  // 16-byte chunks of a row that a thread has in flight
+constexpr std::uint32_t kAhead = 4;  // chunks of 16 bytes that a thread has in flight
 
-/// One (source, token) as its warps know it: lane k has the answer of the k-th expert.
-struct Work {
+/// One (source, token) as its warps hold it: lane k has the output of the expert in top-k slot k.
+struct CombineItem {
   HandlePair pair;
-  const std::uint16_t* row;  ///< of this lane's answer in y; nullptr: none
+  const std::uint16_t* row;  ///< the expert output in y; nullptr: none
   float weight;
-  std::uint64_t stamped;  ///< the weight, where it comes with the combine: as it was there when
-                          ///< this was loaded
-  std::uint32_t lanes;    ///< with an answer
+  std::uint64_t stamped;  ///< the stamped weight at the time of the load, where weights come with
+                          ///< the combine
+  std::uint32_t topk_slots;  ///< those with an expert output
 };
 
-class Sender {
+class CombineSender {
  public:
-  __device__ explicit Sender(const AnswersSend& call, bool* masked)
+  __device__ explicit CombineSender(const LowLatencyCombineSend& call, bool* masked)
       : call_(call),
         group_(call.group),
         masked_(masked),
-        epoch_(call.group.memory->answers_sent + 1),
+        epoch_(call.group.memory->combines_sent + 1),
         dispatch_epoch_(call.handle.header->epoch),
         pairs_(call.handle.header->pairs),
         slots_(static_cast<std::uint32_t>(call.group.ranks) *
@@ -55,136 +64,141 @@ class Sender {
   __device__ bool enter() {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (blockIdx.x == 0 && threadIdx.x >= blockDim.x - 32) begin();
-    if (exchanges()) give_weights();
+    if (receives_weights()) give_weights();
     bool usable = true;
     if (me < group_.ranks) {
       if (epoch_ > 2)
-        wait_signal_or_mask(group_, group_.layout.answers_read, me, epoch_ - 2, Phase::answer_grant,
-                            kCombineOperation);
+        wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
+                            Phase::low_latency_combine_grant, kCombineOperation);
       if (blockIdx.x == 0)
-        store_relaxed(answer_notice(group_, me, epoch_, group_.me),
-                      flag() | (is_masked(group_, me) ? AnswerNotice::kLeftOut : 0));
+        ptx::st_relaxed_sys_global(
+            combine_notice(group_, me, epoch_, group_.me),
+            flag() | (is_masked(group_, me) ? CombineNoticeWord::kLeftOut : 0));
       masked_[me] = is_masked(group_, me);
       usable = !aborted(group_);
     }
     if (call_.form != CombineRowForm::sums) keep_weights();
     usable = __syncthreads_and(usable) != 0;
-    passed_ = pass_epoch(group_, Kernel::answers_send, call_.flags != 0);
+    passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, call_.flags != 0);
     return usable;
   }
 
-  /// All but the weights, which may have to be waited for.
-  __device__ Work load(std::int32_t number) const {
-    Work work;
-    work.pair = {};
-    // Of the list more is loaded than there may be, so that its length need not be waited for.
-    if (static_cast<std::uint32_t>(number) < slots_) work.pair = call_.handle.pairs[number];
-    if (number >= pairs_) work.pair = {};
+  /// Loads everything but the weights, for which a wait may be necessary.
+  __device__ CombineItem load(std::int32_t number) const {
+    CombineItem item;
+    item.pair = {};
+    // Loads beyond the end of the list, so that the load does not depend on its length.
+    if (static_cast<std::uint32_t>(number) < slots_) item.pair = call_.handle.pairs[number];
+    if (number >= pairs_) item.pair = {};
     const std::uint32_t me = lane_id();
-    work.row = nullptr;
-    work.weight = 0;
-    work.stamped = 0;
-    if (work.pair.lanes >> me & 1) {
-      if (exchanges()) work.stamped = load_relaxed(weight_at(work.pair));
-      const auto row = static_cast<std::uint32_t>(call_.handle.rows[lane_of(work.pair)]);
-      // A row of a source that failed between the blocks of a receive may never have been numbered.
+    item.row = nullptr;
+    item.weight = 0;
+    item.stamped = 0;
+    if (item.pair.topk_slots >> me & 1) {
+      if (receives_weights()) item.stamped = ptx::ld_relaxed_sys_global(weight_at(item.pair));
+      const auto row = static_cast<std::uint32_t>(call_.handle.rows[handle_index(item.pair)]);
+      // The row of a source that failed between the blocks of a receive may have no number.
       if (row < slots_ * static_cast<std::uint32_t>(group_.local_experts))
-        work.row = call_.y + row / slots_ * call_.expert_stride + row % slots_ * call_.row_stride;
+        item.row = call_.y + row / slots_ * call_.expert_stride + row % slots_ * call_.row_stride;
     }
-    work.lanes = __ballot_sync(kWarp, work.row != nullptr);
-    return work;
+    item.topk_slots = __ballot_sync(kWarp, item.row != nullptr);
+    return item;
   }
 
-  __device__ void load_weights(Work& work) const {
-    if (work.row == nullptr) return;
-    work.weight =
-        call_.weights_travelled != 0 ? call_.handle.weights[lane_of(work.pair)] : wait_weight(work);
+  __device__ void load_weights(CombineItem& item) const {
+    if (item.row == nullptr) return;
+    item.weight = call_.weights_travelled != 0 ? call_.handle.weights[handle_index(item.pair)]
+                                               : wait_weight(item);
   }
 
   __device__ std::int32_t pairs() const { return pairs_; }
 
-  __device__ bool wanted(const Work& work) const {
-    return work.pair.lanes != 0 && !masked_[work.pair.source];
+  __device__ bool wanted(const CombineItem& item) const {
+    return item.pair.topk_slots != 0 && !masked_[item.pair.source];
   }
 
-  /// As answer_slot, of a sum or of the answer of a lane.
-  __device__ std::int32_t sum_slot(const Work& work) const {
-    return answer_slot(group_, group_.me, work.pair.place, 0);
+  /// combine_row_place of a sum, and of the expert output of a top-k slot.
+  __device__ std::int32_t sum_place(const CombineItem& item) const {
+    return combine_row_place(group_, group_.me, item.pair.place, 0);
   }
-  __device__ std::int32_t row_slot(const Work& work, std::int32_t lane) const {
-    return answer_slot(group_, group_.me, lane, __popc(work.pair.lanes & ((1u << lane) - 1)));
-  }
-
-  __device__ std::byte* target(const Work& work, std::int32_t slot) const {
-    return answer_row(group_, work.pair.source,
-                      answer_index(group_, call_.sizes, epoch_, work.pair.token, slot));
+  __device__ std::int32_t row_place(const CombineItem& item, std::int32_t topk_slot) const {
+    return combine_row_place(group_, group_.me, topk_slot,
+                             __popc(item.pair.topk_slots & ((1u << topk_slot) - 1)));
   }
 
-  __device__ static const std::uint16_t* row_of(const Work& work, int lane) {
+  __device__ std::byte* target(const CombineItem& item, std::int32_t place) const {
+    return combine_row_at(group_, item.pair.source,
+                          combine_row_index(group_, call_.sizes, epoch_, item.pair.token, place));
+  }
+
+  __device__ static const std::uint16_t* row_of(const CombineItem& item, int lane) {
     return reinterpret_cast<const std::uint16_t*>(
-        __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(work.row), lane));
+        __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(item.row), lane));
   }
 
-  /// The weights are waited for when the first row is on its way.
-  __device__ void send_sum(Work& work) const {
+  /// Waits for the weights only when loads of the first row are in flight.
+  __device__ void send_sum(CombineItem& item) const {
     const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
     bool weighted = false;
-    auto* const out = reinterpret_cast<uint4*>(target(work, sum_slot(work)));
-    // Not a warp without a chunk: nobody's answer would wait for what it waits for.
+    auto* const out = reinterpret_cast<uint4*>(target(item, sum_place(item)));
+    // A warp without a chunk skips the loop: no row depends on the weights that it would wait for.
     const std::uint32_t warp = threadIdx.x / 32 * 32;
     for (std::uint32_t first = 0; first + warp < chunks; first += kAhead * kThreads) {
       float sums[kAhead][8] = {};
-      for (std::uint32_t left = work.lanes; left != 0; left &= left - 1) {
+      for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
         const int lane = __ffs(left) - 1;
-        const auto* const row = reinterpret_cast<const uint4*>(row_of(work, lane));
+        const auto* const row = reinterpret_cast<const uint4*>(row_of(item, lane));
         uint4 data[kAhead];
         load_chunks(data, row, first, chunks);
-        if (!weighted) load_weights(work);
+        if (!weighted) load_weights(item);
         weighted = true;
-        const float weight = __shfl_sync(kWarp, work.weight, lane);
+        const float weight = __shfl_sync(kWarp, item.weight, lane);
 #pragma unroll
         for (std::uint32_t i = 0; i < kAhead; ++i) add(sums[i], data[i], weight);
       }
       uint4 data[kAhead];
 #pragma unroll
-      for (std::uint32_t i = 0; i < kAhead; ++i) data[i] = Bfloat16::narrow(sums[i]);
+      for (std::uint32_t i = 0; i < kAhead; ++i) data[i] = Bfloat16Vector::narrow(sums[i]);
       store_chunks(out, data, first, chunks);
     }
   }
 
-  __device__ void send_rows(const Work& work) const {
+  __device__ void send_rows(const CombineItem& item) const {
     const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
-    for (std::uint32_t left = work.lanes; left != 0; left &= left - 1) {
+    for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
       const int lane = __ffs(left) - 1;
-      const auto* const row = reinterpret_cast<const uint4*>(row_of(work, lane));
+      const auto* const row = reinterpret_cast<const uint4*>(row_of(item, lane));
       for (std::uint32_t first = 0; first < chunks; first += kAhead * kThreads) {
         uint4 data[kAhead];
         load_chunks(data, row, first, chunks);
-        store_chunks(reinterpret_cast<uint4*>(target(work, row_slot(work, lane))), data, first,
+        store_chunks(reinterpret_cast<uint4*>(target(item, row_place(item, lane))), data, first,
                      chunks);
       }
     }
   }
 
-  __device__ void send_log_fmt(const Work& work, std::byte* staged, std::uint32_t* castable) const;
+  __device__ void send_log_fmt(const CombineItem& item, std::byte* staged,
+                               std::uint32_t* castable) const;
 
-  /// Behind a barrier: the rows of all threads are written.
-  __device__ void send_flags(const Work& work) const {
+  /// Raises the flags of an item, behind a barrier of the threads that stored its rows.
+  __device__ void send_flags(const CombineItem& item) const {
     const std::uint32_t me = lane_id();
     const bool sums = call_.form == CombineRowForm::sums;
     const std::uint32_t warp = threadIdx.x / 32,
                         flags_warp = call_.form == CombineRowForm::log_fmt ? 0 : kThreads / 32;
-    if (warp != flags_warp || (sums ? me != 0 : (work.pair.lanes >> me & 1) == 0)) return;
-    const std::int32_t slot = sums ? sum_slot(work) : row_slot(work, static_cast<std::int32_t>(me));
-    store_release(answer_flag_at(group_, work.pair.source,
-                                 answer_index(group_, call_.sizes, epoch_, work.pair.token, slot)),
-                  flag());
+    if (warp != flags_warp || (sums ? me != 0 : (item.pair.topk_slots >> me & 1) == 0)) return;
+    const std::int32_t place =
+        sums ? sum_place(item) : row_place(item, static_cast<std::int32_t>(me));
+    ptx::st_release_sys_global(
+        combine_flag_at(group_, item.pair.source,
+                        combine_row_index(group_, call_.sizes, epoch_, item.pair.token, place)),
+        flag());
   }
 
   __device__ void end() const {
-    end_kernel(group_, Kernel::answers_send, call_.flags != 0, passed_, [&] {
+    end_kernel(group_, KernelKind::low_latency_combine_send, call_.flags != 0, passed_, [&] {
       if (lane_id() != 0) return;
-      group_.memory->answers_sent = epoch_;
+      group_.memory->combines_sent = epoch_;
       call_.pending.header->epoch = epoch_;
       __threadfence();
       *static_cast<volatile std::uint64_t*>(&call_.pending.header->serial) = call_.serial;
@@ -192,37 +206,39 @@ class Sender {
   }
 
  private:
-  /// Of this lane in the handle's arrays.
-  __device__ std::size_t lane_of(const HandlePair& pair) const {
+  /// Index of this lane's top-k slot in the handle's arrays.
+  __device__ std::size_t handle_index(const HandlePair& pair) const {
     return (static_cast<std::size_t>(pair.source) * call_.sizes.max_tokens + pair.token) *
                group_.top_k +
            lane_id();
   }
 
   __device__ std::uint64_t flag() const {
-    return AnswerNotice{call_.form, call_.exact != 0, call_.weights_travelled != 0, dispatch_epoch_}
+    return CombineNoticeWord{call_.form, call_.exact != 0, call_.weights_travelled != 0,
+                             dispatch_epoch_}
         .word(epoch_);
   }
 
-  __device__ bool exchanges() const {
+  /// Whether weights come with this combine.
+  __device__ bool receives_weights() const {
     return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
   }
 
-  /// What a member tells all others; a warp of the first block calls.
+  /// Tells all ranks that this combine has begun. A warp of the first block calls.
   __device__ void begin() const {
-    const RowsOf send = rows_of_answers(group_, Phase::answer_grant, epoch_);
-    begin_send(group_, answers_reading(group_), slots_reading(group_), send,
-               [&](std::uint64_t left) {
-                 fill_sentinel(
-                     answer_row(group_, group_.me, answer_index(group_, call_.sizes, left, 0, 0)),
-                     static_cast<std::size_t>(call_.sizes.max_tokens) *
-                         group_.layout.token_answers * group_.layout.answer_bytes);
-               });
+    const RowWait send = combine_row_wait(group_, Phase::low_latency_combine_grant, epoch_);
+    begin_send(
+        group_, combine_grants(group_), dispatch_grants(group_), send, [&](std::uint64_t left) {
+          fill_sentinel(
+              combine_row_at(group_, group_.me, combine_row_index(group_, call_.sizes, left, 0, 0)),
+              static_cast<std::size_t>(call_.sizes.max_tokens) * group_.layout.token_combine_rows *
+                  group_.layout.combine_row_bytes);
+        });
   }
 
-  /// A weight of this member's tokens goes to the member that sums with it. The half is free: all
-  /// answers that needed the weights of the use before last have come. The first blocks give them,
-  /// because all wait for them.
+  /// Sends each weight of this rank's tokens to the rank that sums with it. The half is free: this
+  /// rank has received all combine rows that needed the weights of the use before last. The first
+  /// blocks send them all, because every block waits for weights.
   __device__ void give_weights() const {
     constexpr std::uint32_t kGivers = 8;
     const std::int32_t count = call_.tokens * group_.top_k;
@@ -231,33 +247,34 @@ class Sender {
          blockIdx.x < givers && w < count; w += static_cast<std::int32_t>(givers * blockDim.x)) {
       const std::int32_t expert = known_expert(group_, call_.handle.topk[w]);
       if (expert < 0) continue;
-      store_relaxed(
+      ptx::st_relaxed_sys_global(
           combine_weights(group_, call_.sizes, expert / group_.local_experts, epoch_, group_.me) +
               w,
           stamped_weight(call_.weights[w], epoch_));
     }
   }
 
-  __device__ const std::uint64_t* weight_at(const HandlePair& pair) const {  // of this lane
+  /// Where the weight of this lane's top-k slot arrives.
+  __device__ const std::uint64_t* weight_at(const HandlePair& pair) const {
     return combine_weights(group_, call_.sizes, group_.me, epoch_, pair.source) +
            static_cast<std::size_t>(pair.token) * group_.top_k + lane_id();
   }
 
-  /// A member that answers otherwise gives none: its receive will say so.
-  __device__ float wait_weight(const Work& work) const {
-    const HandlePair& pair = work.pair;
-    if (is_epoch(work.stamped, epoch_)) return weight_of(work.stamped);
+  /// A rank that combines in another form sends no weights; the receive reports the disagreement.
+  __device__ float wait_weight(const CombineItem& item) const {
+    const HandlePair& pair = item.pair;
+    if (is_epoch(item.stamped, epoch_)) return weight_of(item.stamped);
     const std::uint64_t* const at = weight_at(pair);
-    std::uint64_t word = load_relaxed(at);
+    std::uint64_t word = ptx::ld_relaxed_sys_global(at);
     if (is_epoch(word, epoch_)) return weight_of(word);
     if (masked_[pair.source]) return 0;
-    const std::uint64_t* const notice = answer_notice(group_, group_.me, epoch_, pair.source);
+    const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, pair.source);
     std::uint64_t waited = 0;
     wait_or_mask(
-        group_, pair.source, Phase::weights, kCombineOperation, epoch_,
+        group_, pair.source, Phase::low_latency_combine_weights, kCombineOperation, epoch_,
         [&] {
-          const std::uint64_t said = load_relaxed(notice);
-          word = load_relaxed(at);
+          const std::uint64_t said = ptx::ld_relaxed_sys_global(notice);
+          word = ptx::ld_relaxed_sys_global(at);
           return ahead_of(word, epoch_) >= 0 || (ahead_of(said, epoch_) >= 0 && said != flag());
         },
         at, call_.longest_wait != nullptr ? &waited : nullptr);
@@ -290,12 +307,12 @@ class Sender {
   }
   __device__ static void add(float (&sums)[8], const uint4& vector, float weight) {
     float values[8];
-    Bfloat16::widen(vector, values);
+    Bfloat16Vector::widen(vector, values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums[i] = numeric::accumulate(sums[i], weight, values[i]);
   }
 
-  const AnswersSend& call_;
+  const LowLatencyCombineSend& call_;
   const DeviceGroup& group_;
   bool* const masked_;
   const std::uint64_t epoch_, dispatch_epoch_;
@@ -304,20 +321,21 @@ class Sender {
   std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
-/// Rows are put together in shared memory, because their parts have sizes that depend on the
-/// values, and leave it in stores of 16 bytes. `castable` has a word a block of the row; it becomes
-/// where the block starts, and in its highest bit whether it is cast.
-__device__ void Sender::send_log_fmt(const Work& work, std::byte* staged,
-                                     std::uint32_t* castable) const {
+/// Sends expert outputs in LogFMT-10. A row is assembled in shared memory, because the sizes of its
+/// parts depend on the values, and stored in units of 16 bytes. `castable` has a word for each block
+/// of the row: first whether all groups are castable, then the offset of the block, with kCast in its
+/// highest bit.
+__device__ void CombineSender::send_log_fmt(const CombineItem& item, std::byte* staged,
+                                            std::uint32_t* castable) const {
   const LogfmtRow shape(static_cast<std::uint32_t>(call_.sizes.hidden));
   constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kLogfmtUnit,
                           kCast = 1u << 31;
   auto* const groups = reinterpret_cast<numeric::LogfmtGroup*>(staged);
   const std::uint32_t units = (shape.hidden + kLogfmtUnit - 1) / kLogfmtUnit;
   const std::uint32_t units_per_block = shape.block_channels / kLogfmtUnit;
-  for (std::uint32_t left = work.lanes; left != 0; left &= left - 1) {
+  for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
     const int lane = __ffs(left) - 1;
-    const std::uint16_t* const row = row_of(work, lane);
+    const std::uint16_t* const row = row_of(item, lane);
     const auto load = [&](std::uint32_t unit, uint4(&data)[2]) {
       const std::uint32_t chunk = 2 * unit, chunks = shape.hidden / 8;
 #pragma unroll
@@ -400,118 +418,127 @@ __device__ void Sender::send_log_fmt(const Work& work, std::byte* staged,
     }
     __syncthreads();
     const std::uint32_t chunks = (castable[shape.blocks] + 15) / 16;
-    auto* const out = reinterpret_cast<uint4*>(target(work, row_slot(work, lane)));
+    auto* const out = reinterpret_cast<uint4*>(target(item, row_place(item, lane)));
     for (std::uint32_t chunk = threadIdx.x; chunk < chunks; chunk += kThreads)
       out[chunk] = reinterpret_cast<const uint4*>(staged)[chunk];
     __syncthreads();
   }
 }
 
-/// Rows and their flags by different warps: a flag waits until the stores before it have arrived,
-/// and the next row need not. A barrier for each row, in turn; all threads meet before a barrier is
-/// used again.
+/// Separates rows from their flags. A warp of its own raises the flags, because a release waits until
+/// all stores before it have arrived, and the next row need not wait for that. Each row has a barrier
+/// of its own in turn; all threads meet before a barrier is used again.
 class RowsDone {
  public:
-  /// The rows' threads: the row is written.
-  __device__ void arrive() const {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier()), "n"(kThreads + 32) : "memory");
-  }
-  /// The flags' warp: until it is.
-  __device__ void wait() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier()), "n"(kThreads + 32) : "memory");
-  }
+  /// Called by the threads of the row when they have stored it.
+  __device__ void arrive() const { ptx::bar_arrive_any<kThreads + 32>(barrier()); }
+  /// Called by the warp of the flags.
+  __device__ void wait() const { ptx::bar_sync_any<kThreads + 32>(barrier()); }
   __device__ void next() {
     if (++count_ % kBarriers == 0) __syncthreads();
   }
 
  private:
-  static constexpr std::uint32_t kBarriers = 14;  // of 16; 0 is that of __syncthreads
+  static constexpr std::uint32_t kBarriers = 14;  // a block has 16, 0 being that of __syncthreads
   __device__ std::uint32_t barrier() const { return 1 + count_ % kBarriers; }
   std::uint32_t count_ = 0;
 };
 
+/// Threads of a block, the warp of the flags included.
 constexpr std::uint32_t threads_of(CombineRowForm form) {
   return form == CombineRowForm::log_fmt ? kThreads : kThreads + 32;
 }
 
+namespace low_latency {
+
 template <CombineRowForm kForm>
 __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(kForm))
-    combine_send_impl(const __grid_constant__ AnswersSend call) {
+    combine_send_kernel(const __grid_constant__ LowLatencyCombineSend call) {
   begin_kernel();
   extern __shared__ uint4 staged[];
   __shared__ bool masked[kMaxDeviceRanks];
-  Sender sender(call, masked);
+  CombineSender sender(call, masked);
   const auto step = static_cast<std::int32_t>(gridDim.x);
-  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) %
-                                     gridDim.x);  // the first block has more to do
-  Work work = sender.load(i);  // ahead of the waits, and then of the answer before
+  // The first block, which also sends weights and notices, gets the last item.
+  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x);
+  CombineItem item =
+      sender.load(i);  // before the waits; later items, before the row of the last one
   if (sender.enter()) {
     RowsDone done;
     for (; i < sender.pairs(); i += step) {
-      const Work next = sender.load(i + step);
+      const CombineItem next = sender.load(i + step);
       if constexpr (kForm == CombineRowForm::log_fmt) {
-        if (sender.wanted(work)) {
+        if (sender.wanted(item)) {
           auto* const bytes = reinterpret_cast<std::byte*>(staged);
           sender.send_log_fmt(
-              work, bytes,
-              reinterpret_cast<std::uint32_t*>(bytes + call.group.layout.answer_bytes));
+              item, bytes,
+              reinterpret_cast<std::uint32_t*>(bytes + call.group.layout.combine_row_bytes));
           __syncthreads();
-          sender.send_flags(work);
+          sender.send_flags(item);
         }
       } else {
         if (threadIdx.x >= kThreads) {
           if (call.flags == 0) break;
           done.wait();
-          if (sender.wanted(work)) sender.send_flags(work);
+          if (sender.wanted(item)) sender.send_flags(item);
         } else {
-          if (sender.wanted(work))
-            kForm == CombineRowForm::sums ? sender.send_sum(work) : sender.send_rows(work);
+          if (sender.wanted(item)) {
+            if constexpr (kForm == CombineRowForm::sums)
+              sender.send_sum(item);
+            else
+              sender.send_rows(item);
+          }
           if (call.flags != 0) done.arrive();
         }
         if (call.flags != 0) done.next();
       }
-      work = next;
+      item = next;
     }
   }
   sender.end();
 }
 
+}  // namespace low_latency
 }  // namespace
 
 std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden) {
-  const std::size_t blocks = static_cast<std::size_t>(hidden) / 512 + 2;  // and where the row ends
-  return static_cast<std::uint32_t>(group.layout.answer_bytes + blocks * sizeof(std::uint32_t));
+  // Words of `castable`: a row has blocks of at least 512 channels, and its end.
+  const std::size_t blocks = static_cast<std::size_t>(hidden) / 512 + 2;
+  return static_cast<std::uint32_t>(group.layout.combine_row_bytes +
+                                    blocks * sizeof(std::uint32_t));
 }
 
-void launch_answers_send(const AnswersSend& call, const Machine& machine, cudaStream_t stream) {
-  const std::int32_t most = machine.most_blocks > 0
-                                ? machine.most_blocks
-                                : blocks_per_multiprocessor(call.form) * machine.multiprocessors;
-  // Pairs there are at most; how many there are only the device knows.
+void launch_low_latency_combine_send(const LowLatencyCombineSend& call,
+                                     const LowLatencyLimits& limits, cudaStream_t stream) {
+  const std::int32_t most = limits.most_blocks > 0
+                                ? limits.most_blocks
+                                : blocks_per_multiprocessor(call.form) * limits.multiprocessors;
+  // The largest possible number of pairs; only the device knows the actual one.
   const auto blocks = static_cast<std::uint32_t>(
       std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
   switch (call.form) {
     case CombineRowForm::sums:
-      return launch(combine_send_impl<CombineRowForm::sums>, blocks, threads_of(call.form), 0, call,
-                    machine, stream);
+      return launch(low_latency::combine_send_kernel<CombineRowForm::sums>, blocks,
+                    threads_of(call.form), 0, call, limits, stream);
     case CombineRowForm::rows:
-      return launch(combine_send_impl<CombineRowForm::rows>, blocks, threads_of(call.form), 0, call,
-                    machine, stream);
+      return launch(low_latency::combine_send_kernel<CombineRowForm::rows>, blocks,
+                    threads_of(call.form), 0, call, limits, stream);
     case CombineRowForm::log_fmt:
-      return launch(combine_send_impl<CombineRowForm::log_fmt>, blocks, kThreads,
-                    log_fmt_shared_bytes(call.group, call.sizes.hidden), call, machine, stream);
+      return launch(low_latency::combine_send_kernel<CombineRowForm::log_fmt>, blocks, kThreads,
+                    log_fmt_shared_bytes(call.group, call.sizes.hidden), call, limits, stream);
   }
 }
 
-void load_answers_send(const Machine& machine) {
-  load_kernel(combine_send_impl<CombineRowForm::sums>);
-  load_kernel(combine_send_impl<CombineRowForm::rows>);
-  load_kernel(combine_send_impl<CombineRowForm::log_fmt>);
+void load_low_latency_combine_send(const LowLatencyLimits& limits) {
+  load_kernel(low_latency::combine_send_kernel<CombineRowForm::sums>);
+  load_kernel(low_latency::combine_send_kernel<CombineRowForm::rows>);
+  load_kernel(low_latency::combine_send_kernel<CombineRowForm::log_fmt>);
   cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, combine_send_impl<CombineRowForm::log_fmt>);
-  (void)cudaFuncSetAttribute(combine_send_impl<CombineRowForm::log_fmt>,
+  (void)cudaFuncGetAttributes(&attributes,
+                              low_latency::combine_send_kernel<CombineRowForm::log_fmt>);
+  (void)cudaFuncSetAttribute(low_latency::combine_send_kernel<CombineRowForm::log_fmt>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(machine.shared_bytes - attributes.sharedSizeBytes));
+                             static_cast<int>(limits.shared_bytes - attributes.sharedSizeBytes));
 }
 
 }  // namespace shoal::ep::cuda

@@ -1,34 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency_dispatch_send: each token goes once to every member that holds an expert of it, into
-// a slot fixed by (source, token); the receiver expands it to its experts.
+// dispatch_send.cu: the send of a low-latency dispatch. Each token goes once to every rank that has
+// one of its experts, into a slot fixed by (source, token); the receiver copies it for each expert.
 //
-// Bytes per copy: the row, 2 B a channel, or 1 B a channel and 4 B a scale; 4 B a lane of weights
-// where they travel; for every member a header of 16 B for each two lanes, and once 8 B for each
-// expert. The first block tells the members what there is once, the counts of rows before all; the
-// others have a token at a time: rows are loaded and quantised in registers once and stored to each
-// member from there, 16 B a thread, while a warp of its own sends the header. So there are two
-// blocks at least, also where a call is to hold one.
+// Moves, for each copy of a token, from x to the slot at the receiving rank: the row (2 B a channel,
+// or 1 B and 4 B of scale for each 128 channels), and 4 B a top-k slot of weights where they travel.
+// Every rank gets a header of 16 B for each two top-k slots of every token, and once 8 B for each of
+// its experts.
 //
-// Waits: slots_read of the use before last of this half. Publishes: grants and a notice to every
-// member; for each token its header at every member and its row at those that get it, in no order
-// (low_latency_kernels.cuh: rows tell of themselves); with flags, behind the row, a ready word
-// (release at system scope).
+// The first block sends what exists once for a dispatch: notices, and the counts of rows before all
+// rows. The other blocks take a token at a time: they load and quantize the row once, in registers,
+// and store it to each rank from there, 16 B a thread, while a warp of its own sends the header. A
+// launch therefore has at least two blocks, even where the caller allows one.
+//
+// Waits: `dispatch_read` of all ranks for the use before last of this half.
+// Publishes: grants and a notice to every rank; the header of each token to every rank and its row
+// to those that get it, in no order (self_signalling.cuh); with flags, behind the row, a ready word.
+// Memory order: words that carry the epoch or are their own signal need none; a ready word is a
+// release at system scope behind a barrier of the threads that store the row.
+//
+// Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30 us
+// on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency
+// (docs/performance.md).
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/low_latency/device.cuh"
+#include "ep/cuda/low_latency/grants.cuh"
+#include "ep/cuda/low_latency/launch.cuh"
+#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/numeric/numeric.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
+// Threads that send rows: one for each 16 channels, up to a number of which several blocks fit on an
+// SM; at least one for each rank, because a thread waits for the grant of each.
 constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
 constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
 
-/// Two codes, the first in the low byte; as numeric::encode_e4m3. The instruction rounds to nearest
-/// even, saturates and makes every NaN 0x7f, as that does.
+/// Two codes, the first in the low byte. The instruction rounds to nearest even, saturates and turns
+/// every NaN into 0x7f, as numeric::encode_e4m3 does.
 __device__ std::uint32_t encode_pair(float first, float second) {
 #if __CUDA_ARCH__ >= 890
-  std::uint16_t codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
-  return codes;
+  return ptx::cvt_rn_satfinite_e4m3x2_f32(second, first);
 #else
   return numeric::encode_e4m3(first) | std::uint32_t{numeric::encode_e4m3(second)} << 8;
 #endif
@@ -36,7 +47,7 @@ __device__ std::uint32_t encode_pair(float first, float second) {
 
 __device__ uint2 encode(const uint4& vector, float scale) {
   float values[8];
-  Bfloat16::widen(vector, values);
+  Bfloat16Vector::widen(vector, values);
   std::uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
@@ -54,27 +65,27 @@ __device__ std::uint32_t largest_magnitude(const uint4& a, const uint4& b) {
   return max(most & 0xffffu, most >> 16);
 }
 
-__device__ std::int64_t given_expert(const SlotsSend& call, std::int32_t at) {
+__device__ std::int64_t given_expert(const LowLatencyDispatchSend& call, std::int32_t at) {
   return call.topk_is_64 != 0 ? static_cast<const std::int64_t*>(call.topk_idx)[at]
                               : static_cast<const std::int32_t*>(call.topk_idx)[at];
 }
 
-/// One token as its warps know it: lane k has the k-th expert.
-struct Token {
-  Lane lane;
+/// One token as its warps hold it: lane k has top-k slot k.
+struct LowLatencyToken {
+  TopkSlot slot;
   float weight;
-  std::uint32_t targets;  ///< lanes with `last` whose member is not left out
+  std::uint32_t targets;  ///< lanes with `last` whose rank is not left out
 };
 
-__device__ void report_index(const SlotsSend& call, Fault fault, std::int32_t token,
+__device__ void report_index(const LowLatencyDispatchSend& call, Fault fault, std::int32_t token,
                              std::int64_t given) {
-  report_fault(call.group, fault, Phase::slots, kDispatchOperation, 0, 0, 0, token, given,
-               lane_id(), false);
+  report_fault(call.group, fault, Phase::low_latency_dispatch_receive, kDispatchOperation, 0, 0, 0,
+               token, given, lane_id(), false);
 }
 
-/// Reports (where `report`) what is wrong with the indices of a token. Such lanes count as -1; of
-/// an expert that stands twice the first counts.
-__device__ std::int32_t checked_expert(const SlotsSend& call, std::int32_t token,
+/// The expert of this lane's top-k slot; -1 for an index out of range and for the second mention of
+/// an expert. Reports both where `report` is set.
+__device__ std::int32_t checked_expert(const LowLatencyDispatchSend& call, std::int32_t token,
                                        std::int64_t given, bool report) {
   const std::uint32_t me = lane_id();
   const bool in_range = given >= 0 && given < call.group.experts;
@@ -86,34 +97,36 @@ __device__ std::int32_t checked_expert(const SlotsSend& call, std::int32_t token
   return twice ? -1 : expert;
 }
 
-/// All warps of a block do the same, so that none has to wait for another.
-__device__ Token load_token(const SlotsSend& call, std::int32_t token, bool report) {
+/// All warps of a block load the token, so that none has to wait for another.
+__device__ LowLatencyToken load_token(const LowLatencyDispatchSend& call, std::int32_t token,
+                                      bool report) {
   const DeviceGroup& group = call.group;
   const std::uint32_t me = lane_id();
   std::int64_t given = -1;
-  Token t;
+  LowLatencyToken t;
   t.weight = 0;
   if (token < call.tokens && me < static_cast<std::uint32_t>(group.top_k)) {
     const std::int32_t i = token * group.top_k + static_cast<std::int32_t>(me);
     given = given_expert(call, i);
     if (call.weights != nullptr) t.weight = call.weights[i];
   }
-  t.lane = make_lane(checked_expert(call, token, given, report), group.local_experts);
+  t.slot = make_topk_slot(checked_expert(call, token, given, report), group.local_experts);
   t.targets = 0;
   return t;
 }
 
-/// Whether the expert at `at` among the indices of all tokens stands in its row for the first time.
-__device__ bool is_first(const SlotsSend& call, std::int32_t at, std::int64_t expert) {
+/// Whether index `at` of all tokens is the first mention of its expert by its token.
+__device__ bool is_first(const LowLatencyDispatchSend& call, std::int32_t at, std::int64_t expert) {
 #pragma unroll 1
   for (std::int32_t i = at / call.group.top_k * call.group.top_k; i < at; ++i)
     if (given_expert(call, i) == expert) return false;
   return true;
 }
 
-/// Adds to numbers[k] the earlier tokens with the expert of lane k; all threads of the block call.
-__device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lane& lane,
-                            std::uint32_t* numbers) {
+/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k. All threads of the
+/// block call.
+__device__ void number_rows(const LowLatencyDispatchSend& call, std::int32_t token,
+                            const TopkSlot& slot, std::uint32_t* numbers) {
   const std::int32_t count = min(token, call.tokens) * call.group.top_k;
   std::uint32_t mine = 0;
 #pragma unroll 1
@@ -123,7 +136,7 @@ __device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lan
     const std::int64_t given = at < count ? given_expert(call, at) : -1;
 #pragma unroll 1
     for (std::int32_t k = 0; k < call.group.top_k; ++k) {
-      const std::int32_t expert = __shfl_sync(kWarp, lane.expert, k);
+      const std::int32_t expert = __shfl_sync(kWarp, slot.expert, k);
       const std::uint32_t same =
           __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
       if (lane_id() == static_cast<std::uint32_t>(k)) mine += __popc(same);
@@ -132,17 +145,19 @@ __device__ void number_rows(const SlotsSend& call, std::int32_t token, const Lan
   if (mine != 0) atomicAdd(numbers + lane_id(), mine);
 }
 
-/// Of the threads that send rows.
+/// Barrier of the `threads` threads of a block that send rows.
 __device__ void row_barrier(std::uint32_t threads) {
-  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+  ptx::bar_sync<1>(threads);
 }
-/// How many rows each expert gets, kCounted experts at a time; `threads` of a block call, those
-/// that send rows.
-class Counts {
+
+/// Counts the rows of each expert, kCounted experts at a time, and sends the counts. The `threads`
+/// threads of a block that send rows call.
+class ExpertRowCounts {
  public:
   static constexpr std::int32_t kCounted = 1024;
 
-  __device__ Counts(const SlotsSend& call, std::uint32_t threads, std::uint32_t* counts)
+  __device__ ExpertRowCounts(const LowLatencyDispatchSend& call, std::uint32_t threads,
+                             std::uint32_t* counts)
       : call_(call), threads_(static_cast<std::int32_t>(threads)), counts_(counts) {}
 
   __device__ void count(std::int32_t from) const {
@@ -159,49 +174,50 @@ class Counts {
     row_barrier(static_cast<std::uint32_t>(threads_));
   }
 
-  /// Each count to the expert's member, once `from` and the following have been counted.
+  /// Sends each count to the rank of its expert, behind count(from).
   __device__ void send(std::int32_t from, std::uint64_t epoch, const bool* masked) const {
     const DeviceGroup& group = call_.group;
 #pragma unroll 1
     for (std::int32_t e = from + me(); e < min(from + kCounted, group.experts); e += threads_) {
-      const std::int32_t member = e / group.local_experts;
-      if (!masked[member])
-        store_relaxed(slot_counts(group, member, epoch, group.me) + e % group.local_experts,
-                      (epoch & 0xffff'ffffu) | std::uint64_t{counts_[e - from]} << 32);
+      const std::int32_t rank = e / group.local_experts;
+      if (!masked[rank])
+        ptx::st_relaxed_sys_global(
+            slot_counts(group, rank, epoch, group.me) + e % group.local_experts,
+            (epoch & 0xffff'ffffu) | std::uint64_t{counts_[e - from]} << 32);
     }
   }
 
  private:
   __device__ static std::int32_t me() { return static_cast<std::int32_t>(threadIdx.x); }
 
-  const SlotsSend& call_;
+  const LowLatencyDispatchSend& call_;
   const std::int32_t threads_;
   std::uint32_t* const counts_;
 };
 
-__device__ const std::uint16_t* row_of(const SlotsSend& call, std::int32_t token) {
+__device__ const std::uint16_t* row_of(const LowLatencyDispatchSend& call, std::int32_t token) {
   return call.x + static_cast<std::size_t>(token) * call.sizes.hidden;
 }
 
-__device__ void prefetch_row(const SlotsSend& call, std::int32_t token) {
+__device__ void prefetch_row(const LowLatencyDispatchSend& call, std::int32_t token) {
   constexpr std::uint32_t kLineChannels = 64;  // 128 bytes
   if (token >= call.tokens) return;
   for (std::uint32_t channel = threadIdx.x * kLineChannels;
        channel < static_cast<std::uint32_t>(call.sizes.hidden);
        channel += blockDim.x * kLineChannels)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(row_of(call, token) + channel));
+    ptx::prefetch_global_l2(row_of(call, token) + channel);
 }
 
-/// Calls f(member) for every member that gets the token.
+/// Calls f(rank) for every rank that gets the token.
 template <typename F>
-__device__ void for_targets(const Token& t, F&& f) {
+__device__ void for_targets(const LowLatencyToken& t, F&& f) {
   for (std::uint32_t left = t.targets; left != 0; left &= left - 1)
-    f(__shfl_sync(kWarp, t.lane.member, __ffs(left) - 1));
+    f(__shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1));
 }
 
-/// The row as it is, 16 bytes a thread.
-__device__ void send_row(const SlotsSend& call, const Token& t, const std::uint16_t* row,
-                         std::size_t slot) {
+/// Sends the row in bfloat16, 16 bytes a thread and kAhead loads in flight.
+__device__ void send_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                         const std::uint16_t* row, std::size_t slot) {
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
   constexpr std::uint32_t kAhead = 2;
   for (std::uint32_t first = 0; first < chunks; first += kAhead * (blockDim.x - 32)) {
@@ -211,8 +227,8 @@ __device__ void send_row(const SlotsSend& call, const Token& t, const std::uint1
       const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
       if (chunk < chunks) data[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk);
     }
-    for_targets(t, [&](std::int32_t member) {
-      auto* const target = reinterpret_cast<uint4*>(slot_row(call.group, member, slot));
+    for_targets(t, [&](std::int32_t rank) {
+      auto* const target = reinterpret_cast<uint4*>(slot_row(call.group, rank, slot));
 #pragma unroll
       for (std::uint32_t i = 0; i < kAhead; ++i) {
         const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
@@ -222,16 +238,16 @@ __device__ void send_row(const SlotsSend& call, const Token& t, const std::uint1
   }
 }
 
-/// The row in float8, 16 channels a thread: the 8 threads of a group of channels find its scale
-/// together, and the scales of a warp's 4 groups are one store.
-__device__ void send_float8_row(const SlotsSend& call, const Token& t, const std::uint16_t* row,
-                                std::size_t slot) {
+/// Sends the row in float8, 16 channels a thread. The 8 threads of a group of channels compute its
+/// scale together, and the scales of a warp's 4 groups are one store.
+__device__ void send_float8_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                                const std::uint16_t* row, std::size_t slot) {
   constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kUnit;
   const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
   const auto rounding = call.quantize == static_cast<std::uint32_t>(Quantize::fp8)
                             ? numeric::ScaleRounding::none
                             : numeric::ScaleRounding::power_of_two;
-  // Whole warps go on together: the last group may be short.
+  // Whole warps iterate together because of the shuffles; the last group can be short.
   for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
     const std::uint32_t unit = first + lane_id();
     uint4 low{}, high{};
@@ -252,10 +268,10 @@ __device__ void send_float8_row(const SlotsSend& call, const Token& t, const std
     inverse.y = __shfl_sync(kWarp, bits, kThreadsPerGroup);
     inverse.z = __shfl_sync(kWarp, bits, 2 * kThreadsPerGroup);
     inverse.w = __shfl_sync(kWarp, bits, 3 * kThreadsPerGroup);
-    for_targets(t, [&](std::int32_t member) {
-      std::byte* const target = slot_row(call.group, member, slot);
+    for_targets(t, [&](std::int32_t rank) {
+      std::byte* const target = slot_row(call.group, rank, slot);
       if (unit < units) store_row(reinterpret_cast<uint4*>(target) + unit, codes);
-      if (lane_id() == 0)  // a slot has room for scales up to a multiple of four
+      if (lane_id() == 0)  // slots have room for a multiple of four scales
         store_row(reinterpret_cast<uint4*>(target + call.group.layout.slot_scales +
                                            first / kThreadsPerGroup * sizeof(float)),
                   inverse);
@@ -263,61 +279,63 @@ __device__ void send_float8_row(const SlotsSend& call, const Token& t, const std
   }
 }
 
-/// What a warp of its own sends while the others are at the row: the header of the token, to every
-/// member.
-__device__ void send_header(const SlotsSend& call, const Token& t, const std::uint32_t* numbers,
-                            std::uint64_t epoch, std::size_t slot, const bool* masked) {
+/// Sends the header of the token to every rank. A warp of its own calls, beside those that send the
+/// row.
+__device__ void send_header(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                            const std::uint32_t* numbers, std::uint64_t epoch, std::size_t slot,
+                            const bool* masked) {
   const auto packets = static_cast<std::int32_t>(call.group.layout.packets);
   const std::uint32_t mine = numbers[lane_id()];
 #pragma unroll 1
   for (std::int32_t first = 0; first < call.group.ranks * packets; first += 32) {
     const std::int32_t i = first + static_cast<std::int32_t>(lane_id());
-    const std::int32_t member = i / packets, packet = i % packets;
+    const std::int32_t rank = i / packets, packet = i % packets;
     std::uint32_t place = 0;
 #pragma unroll 1
     for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
       const int lane = __ffs(left) - 1;
-      const auto place_there = static_cast<std::uint32_t>(__shfl_sync(kWarp, t.lane.place, lane));
-      if (__shfl_sync(kWarp, t.lane.member, lane) == member) place = 1 + place_there;
+      const auto place_there = static_cast<std::uint32_t>(__shfl_sync(kWarp, t.slot.place, lane));
+      if (__shfl_sync(kWarp, t.slot.rank, lane) == rank) place = 1 + place_there;
     }
-    std::int32_t experts[detail::kLanesPerPacket];
-    std::uint32_t number[detail::kLanesPerPacket];
+    std::int32_t experts[detail::kTopkSlotsPerPacket];
+    std::uint32_t number[detail::kTopkSlotsPerPacket];
 #pragma unroll
-    for (int k = 0; k < static_cast<int>(detail::kLanesPerPacket); ++k) {
-      const int lane = packet * static_cast<int>(detail::kLanesPerPacket) + k;
-      const std::int32_t expert = __shfl_sync(kWarp, t.lane.expert, lane % 32);
-      const std::int32_t local = expert - member * call.group.local_experts;
+    for (int k = 0; k < static_cast<int>(detail::kTopkSlotsPerPacket); ++k) {
+      const int lane = packet * static_cast<int>(detail::kTopkSlotsPerPacket) + k;
+      const std::int32_t expert = __shfl_sync(kWarp, t.slot.expert, lane % 32);
+      const std::int32_t local = expert - rank * call.group.local_experts;
       number[k] = __shfl_sync(kWarp, mine, lane % 32);
       experts[k] =
           lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts ? local : -1;
     }
-    if (i < call.group.ranks * packets && !masked[member])
-      store_packet(slot_header(call.group, member, slot) + packet * detail::kPacketBytes,
+    if (i < call.group.ranks * packets && !masked[rank])
+      store_packet(slot_header(call.group, rank, slot) + packet * detail::kPacketBytes,
                    SlotPacket::of(epoch, place, experts, number));
   }
 }
 
-/// Weights of the lanes, a member at a time; one warp calls.
-__device__ void send_weights(const SlotsSend& call, const Token& t, std::size_t slot) {
+/// Sends the weights of the top-k slots, a rank at a time. One warp calls.
+__device__ void send_weights(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                             std::size_t slot) {
   for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
-    const std::int32_t member = __shfl_sync(kWarp, t.lane.member, __ffs(left) - 1);
-    if (t.lane.member == member)
-      store_word(
-          reinterpret_cast<std::uint32_t*>(slot_weights(call.group, member, slot)) + lane_id(),
-          __float_as_uint(t.weight));
+    const std::int32_t rank = __shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1);
+    if (t.slot.rank == rank)
+      store_word(reinterpret_cast<std::uint32_t*>(slot_weights(call.group, rank, slot)) + lane_id(),
+                 __float_as_uint(t.weight));
   }
 }
 
-/// Behind a barrier: the row is there, a member a lane.
-__device__ void send_ready(const SlotsSend& call, const Token& t, std::uint64_t epoch,
-                           std::size_t slot) {
+/// Publishes the row, a rank a lane; called behind a barrier of the threads that stored it.
+__device__ void send_ready(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                           std::uint64_t epoch, std::size_t slot) {
   if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)
-    store_release(slot_ready(call.group, t.lane.member, slot), epoch);
+    ptx::st_release_sys_global(slot_ready(call.group, t.slot.rank, slot), epoch);
 }
 
-/// All but the header: of the threads that send rows.
-__device__ void send_token(const SlotsSend& call, const Token& t, const std::uint16_t* row,
-                           std::uint64_t epoch, std::size_t slot, std::uint32_t row_threads) {
+/// Sends everything but the header. The threads that send rows call.
+__device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                           const std::uint16_t* row, std::uint64_t epoch, std::size_t slot,
+                           std::uint32_t row_threads) {
   if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
   if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
     send_row(call, t, row, slot);
@@ -328,23 +346,23 @@ __device__ void send_token(const SlotsSend& call, const Token& t, const std::uin
   send_ready(call, t, epoch, slot);
 }
 
-/// Until the half is granted; false where the group has failed. Threads of a block from 0 on call,
-/// before a barrier.
+/// Waits until the half is granted, thread r for rank r; false where the group has failed. A barrier
+/// of the block has to follow.
 __device__ bool wait_grants(const DeviceGroup& group, std::uint64_t epoch, bool* masked) {
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   if (me >= group.ranks) return true;
   if (epoch > 2)
-    wait_signal_or_mask(group, group.layout.slots_read, me, epoch - 2, Phase::slot_grant,
-                        kDispatchOperation);
+    wait_signal_or_mask(group, group.layout.dispatch_read, me, epoch - 2,
+                        Phase::low_latency_dispatch_grant, kDispatchOperation);
   masked[me] = is_masked(group, me);
   return !aborted(group);
 }
 
-/// What a member tells all others that have begun before: a warp calls.
-__device__ void begin_dispatch(const SlotsSend& call, std::uint64_t epoch) {
+/// Tells all ranks that this dispatch has begun. A warp calls.
+__device__ void begin_dispatch(const LowLatencyDispatchSend& call, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
-  const RowsOf send = rows_of_slots(group, Phase::slot_grant, epoch);
-  begin_send(group, slots_reading(group), answers_reading(group), send, [&](std::uint64_t left) {
+  const RowWait send = dispatch_row_wait(group, Phase::low_latency_dispatch_grant, epoch);
+  begin_send(group, dispatch_grants(group), combine_grants(group), send, [&](std::uint64_t left) {
     const std::size_t slots = static_cast<std::size_t>(group.ranks) * call.sizes.max_tokens;
     const std::size_t first = slot_index(group, call.sizes, left, 0, 0);
     fill_sentinel(slot_row(group, group.me, first), slots * group.layout.slot_bytes);
@@ -353,46 +371,49 @@ __device__ void begin_dispatch(const SlotsSend& call, std::uint64_t epoch) {
   });
 }
 
-/// The first block: what there is once for a dispatch. All rows wait for the counts, so that
-/// nothing delays them.
-__device__ void tell_members(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads,
-                             bool* masked) {
-  __shared__ std::uint32_t count_of[Counts::kCounted];
+/// The first block's part: what exists once for a dispatch. Receivers need the counts before any
+/// row, so nothing may delay them.
+__device__ void notify_ranks(const LowLatencyDispatchSend& call, std::uint64_t epoch,
+                             std::uint32_t row_threads, bool* masked) {
+  __shared__ std::uint32_t count_of[ExpertRowCounts::kCounted];
   const DeviceGroup& group = call.group;
   if (threadIdx.x >= row_threads) return begin_dispatch(call, epoch);
-  const Counts counts(call, row_threads, count_of);
+  const ExpertRowCounts counts(call, row_threads, count_of);
   counts.count(0);
   wait_grants(group, epoch, masked);
   row_barrier(row_threads);
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   if (me < group.ranks)
-    store_relaxed(
-        slot_notice(group, me, epoch, group.me),
-        SlotNotice{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(epoch));
+    ptx::st_relaxed_sys_global(
+        dispatch_notice(group, me, epoch, group.me),
+        DispatchNoticeWord{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(
+            epoch));
   counts.send(0, epoch, masked);
-  for (std::int32_t from = Counts::kCounted; from < group.experts; from += Counts::kCounted) {
+  for (std::int32_t from = ExpertRowCounts::kCounted; from < group.experts;
+       from += ExpertRowCounts::kCounted) {
     row_barrier(row_threads);
     counts.count(from);
     counts.send(from, epoch, masked);
   }
 }
 
-/// The other blocks: tokens `token`, `token + step`, ..
-__device__ void send_tokens(const SlotsSend& call, std::uint64_t epoch, std::uint32_t row_threads,
-                            std::int32_t token, std::int32_t step, bool* masked) {
-  __shared__ std::uint32_t numbers[32];  // of the rows of a token, by lane
+/// The other blocks' part: tokens `token`, `token + step`, ...
+__device__ void send_tokens(const LowLatencyDispatchSend& call, std::uint64_t epoch,
+                            std::uint32_t row_threads, std::int32_t token, std::int32_t step,
+                            bool* masked) {
+  __shared__ std::uint32_t numbers[32];  // row numbers of a token, by top-k slot
   const DeviceGroup& group = call.group;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
-  // Ahead of the wait.
-  Token t = load_token(call, token, me < 32);
+  // Before the wait, which takes longer.
+  LowLatencyToken t = load_token(call, token, me < 32);
   prefetch_row(call, token);
   if (me < 32) numbers[me] = 0;
   __syncthreads();
-  number_rows(call, token, t.lane, numbers);
+  number_rows(call, token, t.slot, numbers);
   const bool usable = wait_grants(group, epoch, masked);
   if (__syncthreads_and(usable) == 0) return;
   while (token < call.tokens) {
-    t.targets = __ballot_sync(kWarp, t.lane.last && !masked[t.lane.member]);
+    t.targets = __ballot_sync(kWarp, t.slot.last && !masked[t.slot.rank]);
     const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
     if (threadIdx.x >= row_threads) {
       send_header(call, t, numbers, epoch, slot, masked);
@@ -400,58 +421,62 @@ __device__ void send_tokens(const SlotsSend& call, std::uint64_t epoch, std::uin
     } else {
       send_token(call, t, row_of(call, token), epoch, slot, row_threads);
       if (me < group.top_k)
-        call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.lane.expert;
+        call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.expert;
     }
     token += step;
     if (token >= call.tokens) return;
     t = load_token(call, token, me < 32);
     __syncthreads();
-    number_rows(call, token, t.lane, numbers);
+    number_rows(call, token, t.slot, numbers);
     __syncthreads();
   }
 }
 
+namespace low_latency {
+
 __global__ void __launch_bounds__(kMaxThreads + 32)
-    dispatch_send_impl(const __grid_constant__ SlotsSend call) {
+    dispatch_send_kernel(const __grid_constant__ LowLatencyDispatchSend call) {
   begin_kernel();
   __shared__ bool masked[kMaxDeviceRanks];
   const DeviceGroup& group = call.group;
-  const std::uint64_t epoch = group.memory->slots_sent + 1;
+  const std::uint64_t epoch = group.memory->dispatches_sent + 1;
   const std::uint32_t row_threads = blockDim.x - 32;
   __syncthreads();
-  const bool ordered =
-      call.flags != 0;  // who asks whether all has come asks first whether this has ended
-  const std::uint32_t passed = pass_epoch(group, Kernel::slots_send, ordered);
+  // `ready` asks first whether this send has ended, then for the flags of the ranks.
+  const bool ordered = call.flags != 0;
+  const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, ordered);
   const auto block = static_cast<std::int32_t>(blockIdx.x),
              blocks = static_cast<std::int32_t>(gridDim.x);
   if (block == 0)
-    tell_members(call, epoch, row_threads, masked);
+    notify_ranks(call, epoch, row_threads, masked);
   else
     send_tokens(call, epoch, row_threads, block - 1, blocks - 1, masked);
-  end_kernel(group, Kernel::slots_send, ordered, passed, [&] {
+  end_kernel(group, KernelKind::low_latency_dispatch_send, ordered, passed, [&] {
     if (lane_id() != 0) return;
-    group.memory->slots_sent = epoch;
+    group.memory->dispatches_sent = epoch;
     call.handle.header->epoch = epoch;
     __threadfence();
     *static_cast<volatile std::uint64_t*>(&call.handle.header->serial) = call.serial;
   });
 }
 
+}  // namespace low_latency
 }  // namespace
 
-void launch_slots_send(const SlotsSend& call, const Machine& machine, cudaStream_t stream) {
+void launch_low_latency_dispatch_send(const LowLatencyDispatchSend& call,
+                                      const LowLatencyLimits& limits, cudaStream_t stream) {
   const auto units = (static_cast<std::uint32_t>(call.sizes.hidden) + kUnit - 1) / kUnit;
   const std::uint32_t threads =
       std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads);
   const std::int32_t most =
-      machine.most_blocks > 0 ? machine.most_blocks : 4 * machine.multiprocessors;
+      limits.most_blocks > 0 ? limits.most_blocks : 4 * limits.multiprocessors;
   const std::int32_t blocks = std::max(2, std::min(call.tokens + 1, most));
-  launch(dispatch_send_impl, static_cast<std::uint32_t>(blocks), threads + 32, 0, call, machine,
-         stream);
+  launch(low_latency::dispatch_send_kernel, static_cast<std::uint32_t>(blocks), threads + 32, 0,
+         call, limits, stream);
 }
 
-void load_slots_send() {
-  load_kernel(dispatch_send_impl);
+void load_low_latency_dispatch_send() {
+  load_kernel(low_latency::dispatch_send_kernel);
 }
 
 }  // namespace shoal::ep::cuda

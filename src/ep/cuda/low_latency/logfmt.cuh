@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// logfmt.cuh: LogFMT-10 rows on the device, bit by bit as numeric/rows.cpp makes and reads them.
+// logfmt.cuh: LogFMT-10 rows on the device, bit-identical to those of numeric/rows.cpp.
 #pragma once
 
-#include "ep/cuda/low_latency/device.cuh"
+#include "ep/numeric/numeric.hpp"
 
 namespace shoal::ep::cuda {
 
-inline constexpr std::uint32_t kLogfmtUnit =
-    16;  ///< values that share a run of codes and a run of signs
+/// Values that share a run of codes and a run of signs.
+inline constexpr std::uint32_t kLogfmtUnit = 16;
 
-/// Where the parts of a row lie, as numbers of its length.
+/// Words are loaded past the first-level cache, which does not track what other GPUs write.
+__device__ inline std::uint32_t load_word(const void* at) {
+  return __ldcg(static_cast<const unsigned int*>(at));
+}
+
+/// Offsets of the parts of a row, computed from its length.
 struct LogfmtRow {
   std::uint32_t hidden, groups, block_channels, blocks;
 
@@ -29,7 +34,7 @@ struct LogfmtRow {
   }
 };
 
-/// 10-bit form of up to 16 values (a tail has 8): codes of 9 bits, then signs, least significant
+/// The 10-bit form of up to 16 values (a tail has 8): codes of 9 bits, then signs, least significant
 /// bit first.
 struct LogfmtBits {
   std::uint32_t words[5];

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency.hpp: low-latency mode on GPUs: four kernels, each a file.
+// low_latency.hpp: the low-latency calls of a group on GPUs.
 //
-//   dispatch: slots_send | slots_receive      combine: answers_send | answers_receive
-//
-// Send kernels do not wait for this operation of anybody else (but for the weights, where they come
-// with combine), and between send and receive no SM is held (A9). Slots and answers exist twice, by
-// parity of the epoch; a half is written again only after its reader has granted it (slots_read,
-// answers_read).
+// An operation is two kernels, a send and a receive:
+//   dispatch_send.cu | dispatch_receive.cu      combine_send.cu | combine_receive.cu
+// A send waits for no other rank's part of the same operation, except for weights where those come
+// with the combine. No SM is held between send and receive. Slots and combine rows exist twice, by
+// parity of the epoch; a half is written again only when its reader has granted it (signals
+// dispatch_read and combine_read).
 #pragma once
 
 #include "ep/cuda/group.hpp"
@@ -36,10 +36,10 @@ class LowLatency {
   TensorView next_combine_buffer();
 
   std::vector<int> masked();
-  void set_mask(std::int32_t member, bool masked);
+  void set_mask(std::int32_t rank, bool masked);
   void clear_masks();
 
-  /// Loads the kernels, and allocates what the first calls would.
+  /// Allocates what the first calls would allocate.
   void preload();
 
  private:

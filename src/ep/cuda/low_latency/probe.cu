@@ -1,28 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency_probe: whether a receive would wait. One block looks once at what the receive waits
-// for and tells the host; it waits for nobody.
-#include "ep/cuda/low_latency/device.cuh"
+// probe.cu: whether a low-latency receive would wait. One block looks once at the signals of the
+// receive and replies to the host.
+//
+// Moves nothing; the reply is one word in host memory. Waits for nothing. Memory order: relaxed loads
+// suffice, because the receive itself acquires.
+#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/cuda/low_latency/waits.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
 constexpr std::uint32_t kThreads = 256;
 
-/// A member that is left out, or has given the group up, is not waited for.
-__device__ bool counts(const DeviceGroup& group, std::int32_t member) {
-  return !is_masked(group, member) &&
-         load_relaxed(signal_at(group, group.me, group.layout.failed, member)) == 0;
+/// Receives wait neither for ranks that are left out nor for ranks that have given the group up.
+__device__ bool is_awaited(const DeviceGroup& group, std::int32_t rank) {
+  return !is_masked(group, rank) &&
+         ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, rank)) == 0;
 }
 
-__device__ bool slots_came(const Probe& call, std::uint64_t epoch, std::int32_t source) {
+__device__ bool slots_arrived(const LowLatencyProbe& call, std::uint64_t epoch,
+                              std::int32_t source) {
   const DeviceGroup& group = call.group;
-  if (!counts(group, source)) return true;
-  const std::uint64_t word = load_relaxed(slot_notice(group, group.me, epoch, source));
+  if (!is_awaited(group, source)) return true;
+  const std::uint64_t word =
+      ptx::ld_relaxed_sys_global(dispatch_notice(group, group.me, epoch, source));
   if (ahead_of(word, epoch) != 0)
-    return ahead_of(word, epoch) > 0;  // later: this has been read already
-  const SlotNotice notice = SlotNotice::of(word);
+    return ahead_of(word, epoch) > 0;  // a later dispatch: this one has been read already
+  const DispatchNoticeWord notice = DispatchNoticeWord::of(word);
   if (notice.left_out) return true;
-  bool came = true;
+  bool arrived = true;
   for (auto token = static_cast<std::int32_t>(lane_id()); token < notice.tokens; token += 32) {
     const std::size_t slot = slot_index(group, call.sizes, epoch, source, token);
     bool here = true;
@@ -30,58 +36,69 @@ __device__ bool slots_came(const Probe& call, std::uint64_t epoch, std::int32_t 
     for (std::uint32_t p = 0; p < group.layout.packets; ++p) {
       const SlotPacket packet =
           load_packet(slot_header(group, group.me, slot) + p * detail::kPacketBytes);
-      here = here && ahead_of(packet.low, epoch) >= 0;  // a later one: this has been read already
+      here = here && ahead_of(packet.low, epoch) >= 0;  // as for the notice
       place = packet.place();
     }
-    came = came && here && (place == 0 || load_relaxed(slot_ready(group, group.me, slot)) >= epoch);
+    arrived =
+        arrived && here &&
+        (place == 0 || ptx::ld_relaxed_sys_global(slot_ready(group, group.me, slot)) >= epoch);
   }
-  return came;
+  return arrived;
 }
 
-__device__ bool answers_came(const Probe& call, std::uint64_t epoch, std::int32_t token) {
+__device__ bool combine_rows_arrived(const LowLatencyProbe& call, std::uint64_t epoch,
+                                     std::int32_t token) {
   const DeviceGroup& group = call.group;
   const std::uint32_t me = lane_id();
   const bool in_row = me < static_cast<std::uint32_t>(group.top_k);
-  const Lane lane =
-      make_lane(in_row ? call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] : -1,
-                group.local_experts);
+  const TopkSlot topk_slot = make_topk_slot(
+      in_row ? call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] : -1,
+      group.local_experts);
   const bool sums = call.form == CombineRowForm::sums;
-  if (!(sums ? lane.last : lane.member >= 0) || !counts(group, lane.member)) return true;
-  const std::int32_t slot =
-      sums ? answer_slot(group, lane.member, lane.place, 0)
-           : answer_slot(group, lane.member, static_cast<std::int32_t>(me), lane.own);
-  const std::size_t index = answer_index(group, call.sizes, epoch, token, slot);
-  return ahead_of(load_relaxed(answer_flag_at(group, group.me, index)), epoch) >= 0;
+  if (!(sums ? topk_slot.last : topk_slot.rank >= 0) || !is_awaited(group, topk_slot.rank))
+    return true;
+  const std::int32_t place =
+      sums ? combine_row_place(group, topk_slot.rank, topk_slot.place, 0)
+           : combine_row_place(group, topk_slot.rank, static_cast<std::int32_t>(me),
+                               topk_slot.index_of_rank);
+  const std::size_t index = combine_row_index(group, call.sizes, epoch, token, place);
+  return ahead_of(ptx::ld_relaxed_sys_global(combine_flag_at(group, group.me, index)), epoch) >= 0;
 }
 
-__global__ void __launch_bounds__(kThreads) probe_kernel(const __grid_constant__ Probe call) {
+namespace low_latency {
+
+__global__ void __launch_bounds__(kThreads)
+    probe_kernel(const __grid_constant__ LowLatencyProbe call) {
   const bool combine = call.pending.header != nullptr;
   const std::uint64_t serial = *static_cast<volatile std::uint64_t*>(
       combine ? &call.pending.header->serial : &call.handle.header->serial);
   __threadfence();
   const std::uint64_t epoch = *static_cast<volatile std::uint64_t*>(
       combine ? &call.pending.header->epoch : &call.handle.header->epoch);
-  bool came = serial == call.serial;  // else the send has not ended
+  bool arrived = serial == call.serial;  // otherwise the send has not ended
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32),
              warps = static_cast<std::int32_t>(kThreads / 32);
-  if (__syncthreads_and(came) != 0) {
+  if (__syncthreads_and(arrived) != 0) {
     const std::int32_t parts = combine ? call.tokens : call.group.ranks;
     for (std::int32_t part = warp; part < parts; part += warps)
-      came = (combine ? answers_came(call, epoch, part) : slots_came(call, epoch, part)) && came;
+      arrived =
+          (combine ? combine_rows_arrived(call, epoch, part) : slots_arrived(call, epoch, part)) &&
+          arrived;
   }
-  came = __syncthreads_and(came) != 0;
-  if (threadIdx.x == 0) *call.answer = call.sequence * 2 + (came ? 1 : 0);
+  arrived = __syncthreads_and(arrived) != 0;
+  if (threadIdx.x == 0) *call.reply = call.sequence * 2 + (arrived ? 1 : 0);
 }
 
+}  // namespace low_latency
 }  // namespace
 
-void launch_probe(const Probe& call, cudaStream_t stream) {
-  probe_kernel<<<1, kThreads, 0, stream>>>(call);
+void launch_low_latency_probe(const LowLatencyProbe& call, cudaStream_t stream) {
+  low_latency::probe_kernel<<<1, kThreads, 0, stream>>>(call);
 }
 
-void load_probe() {
+void load_low_latency_probe() {
   cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, probe_kernel);
+  (void)cudaFuncGetAttributes(&attributes, low_latency::probe_kernel);
 }
 
 }  // namespace shoal::ep::cuda

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the kernels of normal mode are launched, as pure functions of the shape. Figures:
-// docs/performance.md.
+#include "ep/cuda/normal/plan.hpp"
+
 #include <algorithm>
 #include <charconv>
 #include <string>
 
-#include "ep/cuda/normal/normal.cuh"
+#include "ep/cuda/layout.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
-constexpr std::int32_t kWithoutBulkCopies = 16;  // warps where registers carry the rows
+/// Warps of a block without bulk copies, where registers hold the rows.
+constexpr std::int32_t kWithoutBulkCopies = 16;
 
 template <typename T>
 T chosen(T tuned, T otherwise) {
   return tuned > 0 ? tuned : otherwise;
 }
 
-std::int32_t chosen_blocks(std::int32_t wanted, std::int32_t best, const Limits& limits) {
+std::int32_t chosen_blocks(std::int32_t wanted, std::int32_t best, const NormalLimits& limits) {
   return std::clamp(chosen(wanted, best), 1, std::max(1, limits.multiprocessors));
 }
 
 }  // namespace
 
-Tuning tuning_of(const std::string& setting, const char* operation) {
-  Tuning tuning;
+NormalTuning tuning_of(const std::string& setting, const char* operation) {
+  NormalTuning tuning;
   const std::string key = std::string(operation) + "=";
   const std::size_t at = setting.find(key);
   if (at == std::string::npos) return tuning;
@@ -39,19 +40,21 @@ Tuning tuning_of(const std::string& setting, const char* operation) {
   return tuning;
 }
 
-bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const Limits& limits,
+bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const NormalLimits& limits,
                      std::uint64_t table_bytes) {
   const std::uint64_t rows =
-      limits.bulk_copies ? kBarrierBytes + 2 * align_up(row_bytes + scale_bytes, 128) : 0;
+      limits.bulk_copies ? kBarrierBytes + 2 * detail::align_up(row_bytes + scale_bytes, 128) : 0;
   return rows + table_bytes <= limits.shared_bytes;
 }
 
-Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
-                   const Limits& limits, const Tuning& tuning, std::uint32_t table_bytes) {
+NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
+                         const NormalLimits& limits, const NormalTuning& tuning,
+                         std::uint32_t table_bytes) {
+  /// Bytes from which on fewer blocks saturate the link.
   constexpr std::uint32_t kLongRow = 10 << 10;
-  Plan plan;
+  NormalPlan plan;
   plan.overlap_launches = limits.overlap_launches;
-  // One SM sends 46 GB/s and the link takes about 390: nine are enough, and more do no harm.
+  // One SM sends 46 GB/s and the link carries about 390, so nine SMs saturate it.
   plan.blocks = chosen_blocks(blocks, row_bytes > kLongRow ? 9 : 12, limits);
   if (!limits.bulk_copies) {
     plan.warps = kWithoutBulkCopies;
@@ -59,10 +62,10 @@ Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t s
     plan.shared_bytes = table_bytes;
     return plan;
   }
-  plan.stage_bytes = static_cast<std::uint32_t>(align_up(row_bytes + scale_bytes, 128));
+  plan.stage_bytes = static_cast<std::uint32_t>(detail::align_up(row_bytes + scale_bytes, 128));
   const auto room = static_cast<std::int32_t>((limits.shared_bytes - kBarrierBytes - table_bytes) /
                                               plan.stage_bytes);
-  // Two rows in flight a warp, and as many warps as there is room for.
+  // Two rows in flight a warp, and as many warps as shared memory has room for.
   plan.stages = std::clamp(chosen(tuning.stages, 2), 2,
                            std::max(2, std::min<std::int32_t>(kMaxStages, room)));
   plan.warps = std::clamp(room / plan.stages, 1,
@@ -74,12 +77,13 @@ Plan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t s
   return plan;
 }
 
-Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
-                  std::int32_t copies_per_token, const Limits& limits, const Tuning& tuning) {
-  // Segments long enough to keep a warp's pipeline full, short enough for warps to end together:
-  // two chunks at least where a warp has many.
+NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
+                        std::int32_t copies_per_token, const NormalLimits& limits,
+                        const NormalTuning& tuning) {
+  // Segments are long enough to keep a warp's pipeline full and short enough for warps to end
+  // together: at least two chunks where a warp has kManyBytes or more.
   constexpr std::uint32_t kSegmentBytes = 2 << 10, kManyBytes = 32 << 10;
-  Plan plan;
+  NormalPlan plan;
   plan.overlap_launches = limits.overlap_launches;
   plan.blocks = chosen_blocks(blocks, 16, limits);
   if (!limits.bulk_copies) {
@@ -91,17 +95,17 @@ Plan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tok
   }
   const auto copies = static_cast<std::uint32_t>(copies_per_token);
   const std::uint32_t room =
-      limits.shared_bytes - 3 * kBarrierBytes;  // barriers, and the chunks on their way
+      limits.shared_bytes - 3 * kBarrierBytes;  // barriers, and a uint4 for each stage
   plan.stages = std::clamp(chosen(tuning.stages, 3), 2, static_cast<std::int32_t>(kMaxStages));
   plan.warps =
       std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps));
-  // Multiples of what a warp adds at a time. The longer, the fewer instructions a byte: as long as
-  // memory has room, but no longer than a segment.
+  // Chunks are multiples of what a warp adds at a time. Longer chunks need fewer instructions a byte,
+  // so they are as long as memory allows, but no longer than a segment.
   constexpr std::uint32_t kStep = kCombineStep, kLargestChunk = 8 << 10;
   std::uint32_t chunk =
       static_cast<std::uint32_t>(chosen<std::int32_t>(tuning.chunk_bytes, kSegmentBytes));
   chunk = std::clamp(chunk / kStep * kStep, kStep, kLargestChunk);
-  chunk = std::min(chunk, static_cast<std::uint32_t>(align_up(row_bytes, kStep)));
+  chunk = std::min(chunk, static_cast<std::uint32_t>(detail::align_up(row_bytes, kStep)));
   const auto bytes = [&] {
     return static_cast<std::uint32_t>(plan.warps * plan.stages) * chunk * copies;
   };

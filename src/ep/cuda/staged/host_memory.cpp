@@ -6,14 +6,15 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/resources.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
+/// Unit of pinning: large enough that the call of the driver costs little beside the copies.
 constexpr std::size_t kPiece = std::size_t{64} << 20;
 
-/// Sizes are rounded so that calls of slightly different sizes share memory.
+/// Rounds sizes up, so that calls of slightly different sizes share memory.
 std::size_t rounded(std::size_t bytes) {
   const std::size_t step =
       bytes < (std::size_t{1} << 20) ? std::size_t{1} << 12 : std::size_t{1} << 20;
@@ -49,9 +50,8 @@ std::shared_ptr<void> PinnedPool::take(std::size_t bytes) {
 PinnedBlock::PinnedBlock(std::byte* start, std::size_t bytes)
     : start_(start), bytes_(bytes), pinned_((bytes + kPiece - 1) / kPiece, 0) {}
 
-/// Pins the piece that `host` lies in. Returns the bytes from there to the piece's end, within
-/// which one copy has to stay: the driver takes none that runs from one registered range into
-/// another.
+/// Pins the piece that contains `host`. Returns the bytes from there to the end of the piece: the
+/// driver does not accept a copy that runs from one registered range into another.
 std::size_t PinnedBlock::pin(const std::byte* host) {
   const auto at = static_cast<std::size_t>(host - start_);
   const std::size_t piece = at / kPiece, first = piece * kPiece,
@@ -68,18 +68,18 @@ std::size_t PinnedBlock::pin(const std::byte* host) {
   return first + size - at;
 }
 
-void PinnedBlock::copy(Rows target, Rows source, std::size_t bytes, std::size_t count,
+void PinnedBlock::copy(StridedRows target, StridedRows source, std::size_t bytes, std::size_t count,
                        cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0 || count == 0) return;
   if (target.pitch == bytes && source.pitch == bytes) bytes *= std::exchange(count, 1);
-  const Rows host = kind == cudaMemcpyDeviceToHost ? target : source;
+  const StridedRows host = kind == cudaMemcpyDeviceToHost ? target : source;
   const bool inside = host.start >= start_ && host.start < start_ + bytes_;
   const auto start = [&](std::size_t row, std::size_t byte, std::size_t width, std::size_t rows) {
     std::byte* const to = target.start + row * target.pitch + byte;
     const std::byte* const from = source.start + row * source.pitch + byte;
+    // The driver bounds pitches but not lengths.
     check(rows == 1
-              ? cudaMemcpyAsync(to, from, width, kind,
-                                stream)  // pitches are bounded, lengths are not
+              ? cudaMemcpyAsync(to, from, width, kind, stream)
               : cudaMemcpy2DAsync(to, target.pitch, from, source.pitch, width, rows, kind, stream),
           "copy between GPU and host");
   };

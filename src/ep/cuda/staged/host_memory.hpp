@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// host_memory.hpp: host memory that GPUs copy to and from at full speed, for groups whose rows go
-// through the host. From and to ordinary memory the driver copies by way of its own, at a tenth of
-// the speed.
+// host_memory.hpp: pinned host memory, for groups whose rows pass through the host. The driver copies
+// pageable memory through a buffer of its own, at a tenth of the speed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,8 +13,8 @@
 
 namespace shoal::ep::cuda {
 
-/// Pinned memory for inputs and outputs of calls. It returns here with its last owner and stays for
-/// the next call.
+/// Pinned memory for inputs and outputs of calls. It returns to the pool with its last owner and is
+/// reused.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
   PinnedPool() = default;
@@ -23,7 +22,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   PinnedPool(const PinnedPool&) = delete;
   PinnedPool& operator=(const PinnedPool&) = delete;
 
-  /// Uninitialised. Throws Error{system} where the machine has no memory left to pin.
+  /// Uninitialised memory. Throws Error{system} when no more memory can be pinned.
   std::shared_ptr<void> take(std::size_t bytes);
 
  private:
@@ -31,15 +30,15 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   std::multimap<std::size_t, void*> free_;  ///< by size
 };
 
-/// Where the first of several rows of equal length starts, and how far apart they are.
-struct Rows {
+/// Rows of equal length: the start of the first one, and the distance between two.
+struct StridedRows {
   std::byte* start;
   std::size_t pitch;
 };
 
-/// A group's memory on the host, pinned piece by piece as copies touch it: most of it is room for
-/// the worst case, whose pages cost nothing while nobody touches them. Where it cannot be pinned,
-/// copies are merely slow.
+/// A group's memory on the host, pinned piece by piece as copies touch it. Most of it is room for the
+/// worst case, whose pages cost nothing until they are used. Where memory cannot be pinned, copies are
+/// slow but work.
 class PinnedBlock {
  public:
   PinnedBlock(std::byte* start, std::size_t bytes);
@@ -47,12 +46,12 @@ class PinnedBlock {
   PinnedBlock(const PinnedBlock&) = delete;
   PinnedBlock& operator=(const PinnedBlock&) = delete;
 
-  /// Starts the copy of `count` rows of `bytes` bytes on a stream. The host's side may also lie
-  /// outside the block.
-  void copy(Rows target, Rows source, std::size_t bytes, std::size_t count, cudaMemcpyKind kind,
-            cudaStream_t stream);
-  /// To be called before the memory is given back, when no copy is under way. What is copied later
-  /// is pinned anew.
+  /// Starts the copy of `count` rows of `bytes` bytes on a stream. Host memory outside the block is
+  /// allowed.
+  void copy(StridedRows target, StridedRows source, std::size_t bytes, std::size_t count,
+            cudaMemcpyKind kind, cudaStream_t stream);
+  /// Unpins everything. Called before the memory is released, when no copy is in progress; later
+  /// copies pin again.
   void unpin() noexcept;
 
  private:

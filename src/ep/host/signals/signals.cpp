@@ -49,6 +49,20 @@ std::string seen(const HostGroup& group, std::size_t signals, std::int32_t from,
   return fmt::format("expected epoch {}, seen {}", epoch, read_signal(group, signals, from));
 }
 
+/// The rank whose failure ended a wait for `from`: as others report it, else one that has ended,
+/// else `from`, which is late.
+std::int32_t first_cause(const HostGroup& group, std::int32_t from) {
+  const auto ended = [&](std::int32_t rank) {
+    return rank != group.state.me && group.state.world->has_failed(group.state.world_pe(rank));
+  };
+  if (has_failed(group, from)) return cause_of(group, from);
+  if (ended(from)) return from;
+  if (const auto failed = failed_rank(group)) return cause_of(group, *failed);
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
+    if (ended(rank)) return rank;
+  return from;
+}
+
 /// `seen`: what is there of what was waited for; `culprit`: a member that has given up, where that
 /// ended the wait.
 std::string report(HostGroup& group, std::int32_t from, const std::string& seen, const Step& step,
@@ -64,10 +78,16 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
         group.state.timeout.count(), where, group.state.world->describe_progress(world_pe),
         group.state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
   if (!culprit && has_failed(group, from)) culprit = from;
+  const auto world_failure = group.state.world->failure();
+  if (!culprit)
+    return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where,
+                       world_failure.value_or("a PE of the world failed"));
+  const std::int32_t cause = cause_of(group, *culprit);
+  const std::string because =
+      cause == *culprit ? "" : fmt::format(" because of PE {}", group.state.world_pe(cause));
   const std::string reason =
-      culprit ? fmt::format("PE {} gave this group up ({})", group.state.team.world_pe(*culprit),
-                            group.state.world->failure().value_or("its own message says why"))
-              : group.state.world->failure().value_or("a PE of the world failed");
+      fmt::format("PE {} gave this group up{} ({})", group.state.world_pe(*culprit), because,
+                  world_failure.value_or("its own message says why"));
   return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
 }
 
@@ -127,18 +147,31 @@ std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int3
   return signal_at(group.state.block, signals, from).load(std::memory_order_acquire);
 }
 
-void give_up(HostGroup& group, const std::string& reason) {
+void give_up(HostGroup& group, const std::string& reason, std::int32_t cause) {
   group.state.failure = reason;
-  const transport::ScopedTimeout patience(
-      transport::kFailureReportTimeout);  // a rank out of reach may be the reason
+  // An unreachable rank may be the reason.
+  const transport::ScopedTimeout bound(transport::kFailureReportTimeout);
+  const auto value = static_cast<std::uint64_t>(cause) + 1;
   for (std::int32_t to = 0; to < group.state.shape.ranks; ++to) {
     try {
-      raise_signal(group, group.layout.failed, to, 1);
+      raise_signal(group, group.layout.failed, to, value);
     } catch (const std::exception& error) {
-      log::debug("PE {} could not be told of the failure: {}", group.state.team.world_pe(to),
+      log::debug("the failure could not be signalled to PE {}: {}", group.state.world_pe(to),
                  error.what());
     }
   }
+}
+
+void give_up(HostGroup& group, const std::exception& error) {
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  const bool of_peer = own != nullptr && own->code() == Code::peer_failed;
+  give_up(group, error.what(), of_peer ? first_cause(group, group.state.me) : group.state.me);
+}
+
+std::int32_t cause_of(const HostGroup& group, std::int32_t failed) {
+  const std::uint64_t value = read_signal(group, group.layout.failed, failed);
+  const bool named = value >= 1 && value <= static_cast<std::uint64_t>(group.state.shape.ranks);
+  return named ? static_cast<std::int32_t>(value) - 1 : failed;
 }
 
 std::optional<std::int32_t> failed_rank(const HostGroup& group) {
@@ -151,7 +184,8 @@ void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::
                  const Step& step) {
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return;
-  give_up(group, report(group, from, seen(group, signals, from, epoch), step, outcome));
+  give_up(group, report(group, from, seen(group, signals, from, epoch), step, outcome),
+          first_cause(group, from));
   throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
               group.state.failure);
 }
@@ -166,8 +200,10 @@ void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t
   group.state.statistics.wait_time += Clock::now() - start;
   const auto failed = failed_rank(group);
   if (outcome == WaitOutcome::ready && !failed) return;
-  give_up(group, report(group, from, fmt::format("in epoch {}", step.epoch), step,
-                        failed ? WaitOutcome::peer_failed : outcome, failed));
+  give_up(group,
+          report(group, from, fmt::format("in epoch {}", step.epoch), step,
+                 failed ? WaitOutcome::peer_failed : outcome, failed),
+          first_cause(group, from));
   throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
               group.state.failure);
 }

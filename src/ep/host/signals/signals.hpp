@@ -36,8 +36,11 @@ void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch);
 /// The signal that member `from` owns in this member's block.
 std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int32_t from);
 
-/// Makes the group unusable for `reason` and tells the other members, whose waits for this one end.
-void give_up(HostGroup& group, const std::string& reason);
+/// Makes the group unusable for `reason` and signals this to the other ranks, whose waits for this
+/// one end. `cause`: the rank that failed first, as far as is known.
+void give_up(HostGroup& group, const std::string& reason, std::int32_t cause);
+/// As give_up, for an error that ended an operation of this rank.
+void give_up(HostGroup& group, const std::exception& error);
 
 /// Runs the part of an operation that other members count on. When it ends by anything but an error
 /// that all members come to alike, the group is given up, so that nobody waits for this member in
@@ -48,16 +51,19 @@ auto committed(HostGroup& group, Body&& body) {
     return body();
   } catch (const Error& error) {
     const bool alike = error.code() == Code::mismatch || error.code() == Code::exhausted;
-    if (!alike && group.state.failure.empty()) give_up(group, error.what());
+    if (!alike && group.state.failure.empty()) give_up(group, error);
     throw;
   } catch (const std::exception& error) {
-    if (group.state.failure.empty()) give_up(group, error.what());
+    if (group.state.failure.empty()) give_up(group, error);
     throw;
   }
 }
 
 /// The first other member that has marked its group as failed; nullopt when none has.
 std::optional<std::int32_t> failed_rank(const HostGroup& group);
+
+/// The rank that made `failed`, which has given up the group, do so.
+std::int32_t cause_of(const HostGroup& group, std::int32_t failed);
 
 /// Waits until the signal of `from` has reached `epoch`. After a failure the group is unusable, the
 /// other members are told, and Error{timeout} or Error{peer_failed} is thrown.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/shares.hpp"
+#include "ep/cuda/normal/shares.hpp"
 
 #include <array>
 
@@ -8,8 +8,8 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// A kernel that reads the entry for its old number is over; one that looks for a new one comes
-/// after these writes.
+/// Writes an entry. A kernel that read the entry for its old number has ended, and a kernel that looks
+/// for the new one is launched after these writes.
 void set(SharedRange& entry, const SharedRange& wanted) {
   if (entry.id == wanted.id) return;
   entry = wanted;
@@ -27,13 +27,13 @@ ShareTable::ShareTable(const detail::GroupState& state)
 void ShareTable::refresh() {
   const std::uint64_t version = ranges_.version();
   if (version == version_) return;
-  for (std::int32_t member = 0; member < state_.shape.ranks; ++member) {
+  for (std::int32_t rank = 0; rank < state_.shape.ranks; ++rank) {
     std::array<SharedRange, kShareSlots> wanted{};
-    for (const auto& range : ranges_.of(state_.team.world_pe(member)))
+    for (const auto& range : ranges_.of(state_.team.world_pe(rank)))
       if (SharedRange& entry = wanted[range.id % kShareSlots]; entry.id == 0)
         entry = {range.id, range.base};
     for (std::uint32_t slot = 0; slot < kShareSlots; ++slot)
-      set(entries_[member * kShareSlots + slot], wanted[slot]);
+      set(entries_[rank * kShareSlots + slot], wanted[slot]);
   }
   version_ = version;
 }

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// staged.cpp: expert parallelism on tensors in GPU memory where no NVLink joins all members: rows
-// go through host memory and the host backend, which knows nodes.
+// backend.cpp: expert parallelism on tensors in GPU memory where NVLink does not join all ranks: rows
+// pass through host memory and the host backend, which knows nodes.
 //
-// Copies per operation: every input once to the host, every output once to the GPU; answers go
-// straight to where the host backend fetches them. Calls wait: between nodes a host has to drive
-// the network anyway. They keep the order of streams: inputs are read behind what the call's stream
-// holds, outputs lie on it when the call returns.
-#include <cstring>
-#include <numeric>
-
-#include "base/check.hpp"
-#include "ep/checks.hpp"
+// Copies per operation: every input once to the host, every output once to the GPU; expert outputs go
+// directly to where the host backend fetches them. Calls wait, because between nodes a host has to
+// progress the network anyway. They keep the order of streams: inputs are read behind the work on the
+// call's stream, and outputs are on that stream when the call returns.
 #include "ep/cuda/backend.hpp"
+#include "base/check.hpp"
 #include "ep/cuda/group.hpp"
-#include "ep/cuda/staged/host_memory.hpp"
+#include "ep/cuda/staged/call.hpp"
 #include "ep/host/layout.hpp"
 #include "ep/pending.hpp"
 #include "ep/plan/routing.hpp"
@@ -25,158 +21,25 @@ using detail::HandleState;
 using detail::PendingCombineState;
 using detail::PendingDispatchState;
 
-struct StagedDispatch final : PendingDispatchState {
+struct StagedPendingDispatch final : PendingDispatchState {
   static constexpr auto kBackend = detail::BackendKind::staged;
-  StagedDispatch() { backend = kBackend; }
+  StagedPendingDispatch() { backend = kBackend; }
 
   std::shared_ptr<PendingDispatchState> host;
-  Tensor expert_counts, wait_ns;  // the host's part of LowLatencyDispatchOptions
+  Tensor expert_counts, wait_ns;  ///< host copies of those in LowLatencyDispatchOptions
 };
-struct StagedCombine final : PendingCombineState {
+struct StagedPendingCombine final : PendingCombineState {
   static constexpr auto kBackend = detail::BackendKind::staged;
-  StagedCombine() { backend = kBackend; }
+  StagedPendingCombine() { backend = kBackend; }
 
   std::shared_ptr<PendingCombineState> host;
   Tensor sums, wait_ns;
 };
 
-/// What the copies of a group's calls use.
-struct Staging {
-  std::shared_ptr<Resources> gpu;
-  std::shared_ptr<PinnedPool> pool;
-  std::optional<PinnedBlock> block;  ///< once the group has its memory
-};
-
-/// One of the two sets of arrays that dispatches of low latency come into, in turn, as on every
-/// backend.
+/// The arrays of a low-latency dispatch. There are two sets, used in turn, as on every backend.
 struct ResultArrays {
-  Tensor x;  ///< room for bfloat16 rows, whatever the form
+  Tensor x;  ///< has room for bfloat16 rows in every form
   Tensor scales, counts, source_token, layout;
-};
-
-/// One call: its stream, what it copies, and its events.
-class Call {
- public:
-  Call(const GroupState& group, Staging& staging, const Launch& launch)
-      : group_(group),
-        staging_(staging),
-        launch_(launch),
-        stream_(launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream)
-                                         : staging.gpu->stream) {
-    group.world->cuda()->activate();
-    cudaStreamCaptureStatus capture{};
-    check(cudaStreamIsCapturing(stream_, &capture), "state of a stream");
-    require(
-        capture == cudaStreamCaptureStatusNone, Code::unsupported,
-        "a group whose members are on several nodes passes rows through the host, which a captured stream cannot");
-    if (launch.after != nullptr)
-      check(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(launch.after), 0),
-            "Launch::after");
-  }
-
-  /// Starts a copy of a tensor of one or two dimensions, or of none, to `target`, contiguous.
-  void fetch(void* target, const TensorView& from) const {
-    if (!from.defined() || from.bytes() == 0) return;
-    const std::size_t element = size_of(from.dtype);
-    if (from.rank == 2 && from.shape[1] > 1 && from.strides[1] != 1)
-      return fetch_columns(target, from);
-    const std::size_t columns = from.rank == 1 ? 1 : from.shape[1];
-    fetch_rows({static_cast<std::byte*>(target), columns * element},
-               {from.as<std::byte>(), from.strides[0] * element}, columns * element, from.shape[0]);
-  }
-  Tensor fetch(const TensorView& from) const {
-    Tensor copy = place_for(from);
-    fetch(copy.data, from);
-    return copy;
-  }
-  /// Where a tensor can be fetched to: statistics are, when a call adds to them, since an earlier
-  /// one may be open.
-  Tensor place_for(const TensorView& from) const {
-    if (!from.defined()) return {};
-    return from.rank == 1 ? on_host(from.dtype, {from.shape[0]})
-                          : on_host(from.dtype, {from.shape[0], from.shape[1]});
-  }
-  void fetch_rows(Rows target, Rows source, std::size_t bytes, std::size_t count) const {
-    staging_.block->copy(target, source, bytes, count, cudaMemcpyDeviceToHost, stream_);
-  }
-  /// An uninitialised tensor in pinned memory.
-  Tensor on_host(DataType dtype, std::initializer_list<std::int64_t> extents) const {
-    TensorView view(nullptr, dtype, extents);
-    auto memory = staging_.pool->take(view.bytes());
-    view.data = memory.get();
-    return Tensor(view, std::move(memory));
-  }
-  /// What was fetched is there.
-  void fetched() const { check(cudaStreamSynchronize(stream_), "copies to the host"); }
-
-  /// A tensor of this GPU, or an undefined one.
-  Tensor make(const TensorView& like) const {
-    if (!like.defined()) return {};
-    auto memory = staging_.gpu->allocate(
-        std::max<std::size_t>(like.size() * size_of(like.dtype), 1), stream_, staging_.gpu);
-    TensorView view = like;
-    view.data = memory.get();
-    view.device = group_.device;
-    return Tensor(view, std::move(memory));
-  }
-  /// A tensor like this one in memory that is kept from call to call, which the first of them
-  /// makes. The later ones are no larger, and none of their streams may use it before it is there.
-  Tensor keep(Tensor& memory, const TensorView& like, std::size_t bytes) const {
-    if (!like.defined()) return {};
-    if (!memory.defined()) {
-      memory = make(TensorView(nullptr, DataType::uint8, {static_cast<std::int64_t>(bytes)}));
-      check(cudaStreamSynchronize(stream_), "memory of results");
-    }
-    TensorView view = like;
-    view.data = memory.data;
-    view.device = group_.device;
-    return Tensor(view, memory.owner);
-  }
-  Tensor give_kept(Tensor& memory, const TensorView& from) const {
-    Tensor copy = keep(memory, from, from.bytes());
-    give(copy.data, from.data, from.bytes());
-    return copy;
-  }
-  /// A tensor of this GPU with the contents of a contiguous host tensor.
-  Tensor give(const TensorView& from) const {
-    Tensor copy = make(from);
-    if (from.defined()) give(copy.data, from.data, from.bytes());
-    return copy;
-  }
-  void give(void* target, const void* source, std::size_t bytes) const {
-    give_rows(target, bytes, source, bytes, bytes, 1);
-  }
-  /// Rows of `bytes` bytes, apart by these pitches.
-  void give_rows(void* target, std::size_t target_pitch, const void* source,
-                 std::size_t source_pitch, std::size_t bytes, std::size_t rows) const {
-    staging_.block->copy({static_cast<std::byte*>(target), target_pitch},
-                         {static_cast<std::byte*>(const_cast<void*>(source)), source_pitch}, bytes,
-                         rows, cudaMemcpyHostToDevice, stream_);
-  }
-  /// Everything given is there: host memory may go.
-  void finish() const {
-    if (launch_.done != nullptr)
-      check(cudaEventRecord(static_cast<cudaEvent_t>(launch_.done), stream_), "Launch::done");
-    check(cudaStreamSynchronize(stream_), "copies to the GPU");
-  }
-
-  cudaStream_t stream() const { return stream_; }
-
- private:
-  void fetch_columns(void* target, const TensorView& from) const {  // scales that run along tokens
-    const std::size_t element = size_of(from.dtype);
-    for (std::int64_t column = 0; column < from.shape[1]; ++column)
-      check(cudaMemcpy2DAsync(
-                static_cast<std::byte*>(target) + column * element, from.shape[1] * element,
-                from.as<std::byte>() + column * from.strides[1] * element,
-                from.strides[0] * element, element, from.shape[0], cudaMemcpyDeviceToHost, stream_),
-            "copy to the host");
-  }
-
-  const GroupState& group_;
-  Staging& staging_;
-  const Launch launch_;
-  cudaStream_t stream_;
 };
 
 class StagedBackend final : public detail::Backend {
@@ -185,7 +48,7 @@ class StagedBackend final : public detail::Backend {
       : group_(group),
         host_(std::move(host)),
         layout_(group.shape, group.world->settings()),
-        staging_{.gpu = std::make_shared<Resources>(*group.world->cuda()),
+        staging_{.gpu = std::make_shared<GroupResources>(*group.world->cuda()),
                  .pool = std::make_shared<PinnedPool>(),
                  .block = {}} {
     detail::report_staging(group.team);
@@ -202,6 +65,7 @@ class StagedBackend final : public detail::Backend {
     staging_.block.emplace(group_.block, layout_.total);
   }
   std::optional<std::int32_t> failed_rank() const override { return host_->failed_rank(); }
+  std::int32_t cause_of(std::int32_t failed) const override { return host_->cause_of(failed); }
 
   Routing route(const TensorView& topk_idx, const Launch& launch) override;
   Dispatched dispatch(const detail::DispatchCall& given) override;
@@ -212,7 +76,8 @@ class StagedBackend final : public detail::Backend {
       const TensorView& x, const TensorView& topk_idx,
       const LowLatencyDispatchOptions& given) override;
   bool ready(const PendingDispatchState& pending) override {
-    return host_->ready(*detail::of_backend<StagedDispatch>(pending, "low_latency_dispatch").host);
+    return host_->ready(
+        *detail::of_backend<StagedPendingDispatch>(pending, "low_latency_dispatch").host);
   }
   LowLatencyReceived receive(PendingDispatchState& state) override;
   std::shared_ptr<PendingCombineState> low_latency_combine(
@@ -220,13 +85,14 @@ class StagedBackend final : public detail::Backend {
       const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
       const LowLatencyCombineOptions& given) override;
   bool ready(const PendingCombineState& pending) override {
-    return host_->ready(*detail::of_backend<StagedCombine>(pending, "low_latency_combine").host);
+    return host_->ready(
+        *detail::of_backend<StagedPendingCombine>(pending, "low_latency_combine").host);
   }
   Tensor receive(PendingCombineState& state) override;
   TensorView next_combine_buffer() override;
 
   std::vector<int> masked() const override { return host_->masked(); }
-  void set_mask(std::int32_t member, bool masked) override { host_->set_mask(member, masked); }
+  void set_mask(std::int32_t rank, bool masked) override { host_->set_mask(rank, masked); }
   void clear_masks() override { host_->clear_masks(); }
   void warmup(Group& group) override;
   void* stream() const override { return staging_.gpu->stream; }
@@ -236,23 +102,23 @@ class StagedBackend final : public detail::Backend {
   }
   void drain() override {
     synchronize();
-    if (staging_.block) staging_.block->unpin();  // its memory may be given back next
+    if (staging_.block) staging_.block->unpin();  // the memory can be released next
   }
 
  private:
-  Call begin(const Launch& launch) { return {group_, staging_, launch}; }
+  StagedCall begin(const Launch& launch) { return {group_, staging_, launch}; }
   Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from);
 
   GroupState& group_;
   std::unique_ptr<detail::Backend> host_;
   const host::GroupLayout layout_;  // of the host backend
   Staging staging_;
-  ResultArrays results_[2];  // by the parity of the dispatch's epoch
-  Tensor answers_[2];        // of next_combine_buffer, used in turn
+  ResultArrays results_[2];    // by parity of the dispatch's epoch
+  Tensor combine_buffers_[2];  // of next_combine_buffer, used in turn
 };
 
 Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
-  const Call call = begin(launch);
+  const StagedCall call = begin(launch);
   const Tensor indices = call.fetch(topk_idx);
   call.fetched();
   Routing routing = host_->route(indices, launch);
@@ -263,14 +129,14 @@ Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
   };
   routing.rank_counts = counts(routing.state->tokens_per_rank);
   routing.expert_counts = counts(routing.state->tokens_per_expert);
-  routing.tokens_per_rank.clear();  // as on all GPUs: counts are in device memory
+  routing.tokens_per_rank.clear();  // as with all GPU tensors, counts are in device memory
   routing.tokens_per_expert.clear();
   call.finish();
   return routing;
 }
 
 Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
-  const Call call = begin(given.options.launch);
+  const StagedCall call = begin(given.options.launch);
   const Tensor x = call.fetch(given.x), weights = call.fetch(given.options.weights),
                scales = call.fetch(given.options.scales);
   call.fetched();
@@ -278,7 +144,7 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
   options.weights = weights;
   options.scales = scales;
   Dispatched received = host_->dispatch({x, options, given.routing, given.cached});
-  const Dispatched on_host = received;  // keeps the memory until the copies are done
+  const Dispatched on_host = received;  // keeps the memory until the copies have ended
   for (Tensor* const tensor :
        {&received.x, &received.scales, &received.topk_idx, &received.topk_weights,
         &received.source_token, &received.expert_first_row})
@@ -289,7 +155,7 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
   received.expert_counts = call.give(
       TensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
   call.finish();
-  if (given.options.worst_case_rows > 0) {  // as on all GPUs: no size reaches the caller
+  if (given.options.worst_case_rows > 0) {  // as with all GPU tensors, no size reaches the caller
     received.rows_per_source.clear();
     received.rows = -1;
   }
@@ -298,7 +164,7 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
 
 Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
                                 const CombineOptions& given) {
-  const Call call = begin(given.launch);
+  const StagedCall call = begin(given.launch);
   const host::GroupLayout& layout = layout_;
   const std::size_t bytes = y.bytes();
   require(
@@ -307,8 +173,8 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
       "GroupOptions.max_tokens (now {}), and set combine_staging",
       [&] { return y.describe(); }, bytes, layout.staging_weights - layout.staging,
       group_.shape.max_tokens);
-  TensorView answers(group_.block + layout.staging, y.dtype, {y.shape[0], y.shape[1]});
-  call.fetch(answers.data, y);  // members of this node fetch them from here
+  TensorView outputs(group_.block + layout.staging, y.dtype, {y.shape[0], y.shape[1]});
+  call.fetch(outputs.data, y);  // where the ranks of this node fetch it
   const Tensor weights = call.fetch(given.weights);
   std::vector<Tensor> biases;
   for (const TensorView& bias : given.bias) biases.push_back(call.fetch(bias));
@@ -318,7 +184,7 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
   options.bias.assign(biases.begin(), biases.end());
   const Tensor sums = call.on_host(y.dtype, {handle.routing->tokens, y.shape[1]});
   options.out = sums;
-  const Combined on_host = host_->combine(answers, handle, options);
+  const Combined on_host = host_->combine(outputs, handle, options);
   Combined combined;
   combined.topk_weights = call.give(on_host.topk_weights);
   combined.x = given.out.defined() ? Tensor(given.out, nullptr) : call.make(on_host.x);
@@ -329,8 +195,8 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
 
 std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
     const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& given) {
-  const Call call = begin(given.launch);
-  auto pending = std::make_shared<StagedDispatch>();
+  const StagedCall call = begin(given.launch);
+  auto pending = std::make_shared<StagedPendingDispatch>();
   pending->group = group_.shared_from_this();
   pending->options = given;
   const Tensor rows = call.fetch(x), indices = call.fetch(topk_idx),
@@ -349,10 +215,10 @@ std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
 }
 
 LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
-  auto& pending = detail::of_backend<StagedDispatch>(state, "low_latency_dispatch");
+  auto& pending = detail::of_backend<StagedPendingDispatch>(state, "low_latency_dispatch");
   const Launch launch{
       .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
-  const Call call = begin(launch);
+  const StagedCall call = begin(launch);
   call.fetch(pending.expert_counts.data, pending.options.expert_counts);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
@@ -389,11 +255,11 @@ LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
 }
 
 TensorView StagedBackend::next_combine_buffer() {
-  host_->next_combine_buffer();  // throws where an answer of the use before last is still awaited
-  Tensor& buffer = answers_[(group_.low_latency_combine_epoch + 1) & 1];
+  host_->next_combine_buffer();  // throws where the buffer is still in use
+  Tensor& buffer = combine_buffers_[(group_.low_latency_combine_epoch + 1) & 1];
   if (!buffer.defined()) {
     const auto& shape = group_.shape;
-    const Call call = begin({});
+    const StagedCall call = begin({});
     buffer = call.make(TensorView(nullptr, DataType::bfloat16,
                                   {shape.local_experts, shape.low_latency_rows(), shape.hidden}));
     call.finish();
@@ -405,29 +271,29 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
     const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
     const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
     const LowLatencyCombineOptions& given) {
-  const Call call = begin(given.launch);
+  const StagedCall call = begin(given.launch);
   const auto& shape = group_.shape;
-  auto pending = std::make_shared<StagedCombine>();
+  auto pending = std::make_shared<StagedPendingCombine>();
   pending->group = group_.shared_from_this();
   pending->options = given;
   pending->handle = handle;
   const Tensor host_weights = call.fetch(weights);
   pending->wait_ns = call.place_for(given.wait_ns);
-  // Straight to where others fetch them; LogFMT rows are encoded on the way there, so they come to
-  // ordinary memory.
+  // Expert outputs go directly to where other ranks fetch them. LogFMT rows are encoded on the way
+  // there, so they go to other memory first.
   Tensor plain;
-  TensorView answers;
+  TensorView outputs;
   if (given.log_fmt)
-    answers = plain = call.on_host(DataType::bfloat16,
+    outputs = plain = call.on_host(DataType::bfloat16,
                                    {shape.local_experts, shape.low_latency_rows(), shape.hidden});
   else
-    answers = host_->next_combine_buffer();
+    outputs = host_->next_combine_buffer();
   for (std::int64_t expert = 0; expert < shape.local_experts; ++expert) {
     TensorView from(y.as<std::byte>() + expert * y.strides[0] * 2, DataType::bfloat16,
                     {handle->counts[expert], shape.hidden});
     from.strides[0] = y.strides[1];
-    call.fetch_rows({answers.as<std::byte>() + expert * answers.strides[0] * 2,
-                     static_cast<std::size_t>(answers.strides[1]) * 2},
+    call.fetch_rows({outputs.as<std::byte>() + expert * outputs.strides[0] * 2,
+                     static_cast<std::size_t>(outputs.strides[1]) * 2},
                     {from.as<std::byte>(), static_cast<std::size_t>(from.strides[0]) * 2},
                     shape.hidden * 2, from.shape[0]);
   }
@@ -437,17 +303,17 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
   const Tensor sums = call.on_host(DataType::bfloat16, {handle->routing->tokens, shape.hidden});
   options.out = pending->sums = sums;
   options.wait_ns = pending->wait_ns;
-  pending->host = host_->low_latency_combine(answers, topk_idx, host_weights, handle, options);
+  pending->host = host_->low_latency_combine(outputs, topk_idx, host_weights, handle, options);
   pending->epoch = pending->host->epoch;
   if (given.launch.done != nullptr) call.finish();
   return pending;
 }
 
 Tensor StagedBackend::receive(PendingCombineState& state) {
-  auto& pending = detail::of_backend<StagedCombine>(state, "low_latency_combine");
+  auto& pending = detail::of_backend<StagedPendingCombine>(state, "low_latency_combine");
   const Launch launch{
       .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
-  const Call call = begin(launch);
+  const StagedCall call = begin(launch);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
   const Tensor on_host = host_->receive(*pending.host);
@@ -462,7 +328,7 @@ Tensor StagedBackend::receive(PendingCombineState& state) {
 
 Tensor StagedBackend::on_device(DataType dtype, std::initializer_list<std::int64_t> extents,
                                 const Tensor* from) {
-  const Call call = begin({});
+  const StagedCall call = begin({});
   Tensor out = call.make(TensorView(nullptr, dtype, extents));
   if (from != nullptr)
     call.give(out.data, from->data, from->bytes());
@@ -481,10 +347,10 @@ void StagedBackend::warmup(Group& group) {
   if (const std::int64_t tokens = options.max_tokens; tokens > 0) {
     const Tensor x = on_device(options.dtype, {tokens, options.hidden}, nullptr);
     const Dispatched received = group.dispatch(x, group.route(topk(tokens)));
-    const DataType answer =
+    const DataType output_dtype =
         options.dtype == DataType::float8_e4m3 ? DataType::bfloat16 : options.dtype;
     if (options.combine_staging)
-      group.combine(on_device(answer, {received.x.shape[0], options.hidden}, nullptr),
+      group.combine(on_device(output_dtype, {received.x.shape[0], options.hidden}, nullptr),
                     received.handle);
   }
   if (const std::int64_t tokens = options.low_latency_max_tokens; tokens > 0) {

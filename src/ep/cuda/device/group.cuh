@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// group.cuh: a group as its kernels see it: the kernel parameter DeviceGroup, and the memory in
+// which the kernels keep epochs and counters between launches.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ep/cuda/layout.hpp"
+
+namespace shoal::ep::cuda {
+
+using detail::kLine;
+using detail::kMaxDeviceRanks;
+
+struct FaultReport;
+
+/// Kernels that number their blocks. Launches of one kind run one after another, and each kind has
+/// counters of its own because a receive can overlap its send.
+enum class KernelKind : std::uint32_t {
+  normal,  ///< dispatch and combine
+  low_latency_dispatch_send,
+  low_latency_dispatch_receive,
+  low_latency_combine_send,
+  low_latency_combine_receive,
+  count
+};
+
+/// What the blocks of one launch count. On a cache line of its own: all blocks add to it at the same
+/// time, and loads of other data on the line would have to wait.
+struct alignas(128) Counters {
+  std::uint32_t ticket;  ///< blocks that have started
+  std::uint32_t done;    ///< blocks that have ended
+  std::uint32_t work;    ///< items handed out, see take_work
+};
+
+/// What the kernels of a group keep between launches, in device memory. Epochs advance on the
+/// device, so that a captured graph can be replayed.
+struct GroupMemory {
+  std::uint64_t epoch;                                 ///< of the last normal operation
+  std::uint64_t dispatches_sent, dispatches_received;  ///< epochs of low-latency dispatches
+  std::uint64_t combines_sent, combines_received;      ///< epochs of low-latency combines
+  /// Blocks of each rank for which earlier normal operations have waited.
+  std::uint64_t finished[kMaxDeviceRanks];
+  std::uint32_t aborted;  ///< 1: the group has failed and kernels end at once; 2: see report_fault
+  /// Low latency, by parity of the epoch: the operation on which ranks did not agree, so that the
+  /// half may hold rows that no rank has read; 0: none.
+  std::uint64_t dirty_dispatch[2], dirty_combine[2];
+  Counters counters[static_cast<std::uint32_t>(KernelKind::count)];
+  std::uint32_t masked[kMaxDeviceRanks];  ///< not 0: left out of low-latency operations
+};
+
+/// A group, passed to kernels by value.
+struct DeviceGroup {
+  detail::DeviceLayout layout;
+  std::byte* block[kMaxDeviceRanks];  ///< every rank's block of the heap, as mapped here
+  GroupMemory* memory;
+  FaultReport* report;
+  std::uint64_t timeout_ns;
+  std::int32_t ranks, me;
+  std::int32_t experts, local_experts, top_k;
+  std::uint32_t mask_failed;  ///< GroupOptions.mask_failed
+};
+
+#ifdef __CUDACC__
+
+__device__ inline std::uint32_t lane_id() {
+  return threadIdx.x % 32;
+}
+
+#endif
+
+}  // namespace shoal::ep::cuda

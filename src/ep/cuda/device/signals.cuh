@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// signals.cuh: words by which ranks tell each other that an operation has come so far, and waits for
+// them with a deadline.
+//
+// A signal is a word in the block of the rank that waits, on a line for each rank that raises it. It
+// holds the epoch of the last operation for which that rank has reached the point; epochs only grow.
+//
+// Memory order: a rank raises a signal by a release at system scope, and a wait ends with an acquire
+// at system scope, so everything that the raising thread wrote or saw before is visible behind the
+// wait. Bulk copies need more, see tma.cuh.
+#pragma once
+
+#include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/device/ptx.cuh"
+
+#ifdef __CUDACC__
+
+namespace shoal::ep::cuda {
+
+/// The signal that rank `owner` raises at rank `of`; `signals` is an offset of DeviceLayout.
+__device__ inline std::uint64_t* signal_at(const DeviceGroup& group, std::int32_t of,
+                                           std::size_t signals, std::int32_t owner) {
+  return reinterpret_cast<std::uint64_t*>(group.block[of] + signals + owner * kLine);
+}
+
+__device__ inline void raise_signal(const DeviceGroup& group, std::size_t signals, std::int32_t to,
+                                    std::uint64_t epoch) {
+  ptx::st_release_sys_global(signal_at(group, to, signals, group.me), epoch);
+}
+
+/// Sleep between polls. Many threads may be waiting, and their loads would take bandwidth from the
+/// threads that move rows.
+inline constexpr std::uint32_t kPollNs = 40;
+
+/// Ends a wait after the group's timeout.
+class Deadline {
+ public:
+  __device__ Deadline(const DeviceGroup& group, std::int32_t)
+      : at_(ptx::globaltimer() + group.timeout_ns) {}
+  __device__ bool is_over(std::uint32_t) const { return ptx::globaltimer() > at_; }
+
+ private:
+  const std::uint64_t at_;
+};
+
+/// Polls until `ready` is true. Returns false, with the reason in `fault`, when the group is aborted
+/// (Fault::none), `rank` has given the group up, or the time is over according to Limit. Every 64th
+/// poll checks these; a wait that ends before reads the clock at most once.
+template <typename Limit = Deadline, typename Ready>
+__device__ bool poll(const DeviceGroup& group, std::int32_t rank, Ready&& ready, Fault& fault) {
+  if (ready()) return true;
+  Limit limit(group, rank);
+  for (std::uint32_t polls = 1;; ++polls) {
+    __nanosleep(kPollNs);
+    if (ready()) return true;
+    if (polls % 64 != 0) continue;
+    fault = Fault::none;
+    if (aborted(group)) return false;
+    fault = Fault::peer_failed;
+    if (ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, rank)) != 0)
+      return ready();
+    fault = Fault::timeout;
+    if (limit.is_over(polls)) return false;
+  }
+}
+
+/// Waits until the signal that rank `from` raises here has reached `epoch`. On failure reports it
+/// and returns false.
+__device__ inline bool wait_signal(const DeviceGroup& group, std::size_t signals, std::int32_t from,
+                                   std::uint64_t epoch, Phase phase, std::uint32_t operation) {
+  const std::uint64_t* const word = signal_at(group, group.me, signals, from);
+  Fault fault;
+  if (poll(group, from, [&] { return ptx::ld_acquire_sys_global(word) >= epoch; }, fault))
+    return true;
+  if (fault != Fault::none)
+    report_fault(group, fault, phase, operation, from, epoch, ptx::ld_relaxed_sys_global(word));
+  return false;
+}
+
+}  // namespace shoal::ep::cuda
+
+#endif

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// fault_messages.cpp: from a kernel's report (device/faults.cuh) to the error that a call throws.
+#include "base/check.hpp"
+#include "ep/cuda/group.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+const char* phase_name(Phase phase) {
+  switch (phase) {
+    case Phase::none:
+      return "route";
+    case Phase::dispatch_notify:
+      return "notify";
+    case Phase::dispatch_receive:
+    case Phase::low_latency_dispatch_receive:
+    case Phase::low_latency_combine_receive:
+      return "receive";
+    case Phase::combine_notify:
+      return "notify";
+    case Phase::combine_finish:
+      return "finish";
+    case Phase::low_latency_dispatch_grant:
+    case Phase::low_latency_combine_grant:
+    case Phase::low_latency_combine_weights:
+      return "send";
+  }
+  return "unknown";
+}
+
+/// What the wait was for, to be followed by "from PE n".
+const char* awaited(Phase phase) {
+  switch (phase) {
+    case Phase::none:
+      return "nothing";
+    case Phase::dispatch_notify:
+      return "its counts";
+    case Phase::dispatch_receive:
+    case Phase::low_latency_dispatch_receive:
+      return "rows";
+    case Phase::combine_notify:
+    case Phase::low_latency_combine_receive:
+      return "its expert outputs";
+    case Phase::combine_finish:
+      return "word that it has fetched its rows";
+    case Phase::low_latency_dispatch_grant:
+    case Phase::low_latency_combine_grant:
+      return "word that it has read its rows";
+    case Phase::low_latency_combine_weights:
+      return "its weights";
+  }
+  return "unknown";
+}
+
+const char* operation_of(const FaultReport& report) {
+  switch (report.phase) {
+    case Phase::none:
+      return "route";
+    case Phase::dispatch_notify:
+    case Phase::dispatch_receive:
+      return "dispatch";
+    case Phase::combine_notify:
+    case Phase::combine_finish:
+      return "combine";
+    case Phase::low_latency_dispatch_grant:
+    case Phase::low_latency_dispatch_receive:
+      return "low_latency_dispatch";
+    default:
+      return "low_latency_combine";
+  }
+}
+
+}  // namespace
+
+void CudaGroup::throw_failed() {
+  require(state.failure.empty(), Code::closed, "the group failed before: {}", state.failure);
+  const auto fault = static_cast<Fault>(report->fault);
+  if (fault == Fault::timeout || fault == Fault::peer_failed) throw_reported();
+}
+
+void CudaGroup::throw_reported() {
+  const auto fault = static_cast<Fault>(report->fault);
+  if (fault == Fault::none) return;
+  const Pe pe = state.team.world_pe(report->rank);
+  const Pe my_pe = state.team.world_pe(state.me);
+  const std::uint64_t epoch = report->epoch;
+  const auto waited = [&] {
+    return fmt::format(
+        "on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}", my_pe,
+        state.world->n_pes(), awaited(report->phase), pe, epoch,
+        static_cast<std::uint64_t>(report->seen), phase_name(report->phase));
+  };
+  switch (fault) {
+    case Fault::timeout:
+      state.failure = fmt::format(
+          "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", operation_of(*report), epoch,
+          state.timeout.count(), waited(), state.world->describe_progress(pe),
+          state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+      throw Error(Code::timeout, state.failure);
+    case Fault::peer_failed:
+      state.failure =
+          fmt::format("{} (epoch {}) failed {}; PE {} gave this group up: its own message says why",
+                      operation_of(*report), epoch, waited(), pe);
+      throw Error(Code::peer_failed, state.failure);
+    default:
+      break;
+  }
+  // The other faults leave the group usable. Each is reported once.
+  const std::int64_t token = report->token, value = report->value, allowed = report->allowed;
+  report->fault = static_cast<std::uint32_t>(Fault::none);
+  switch (fault) {
+    case Fault::mismatch:
+      fail(
+          Code::mismatch,
+          "members of the group call different operations: PE {} and PE {} differ in operation, dtype, scales, weights "
+          "or handle ({}, epoch {})",
+          state.team.world_pe(0), pe, operation_of(*report), epoch);
+    case Fault::no_dispatch:
+      fail(
+          Code::invalid_argument,
+          "{} (epoch {}): the handle is of a dispatch that did not take place; Group::synchronize says why",
+          operation_of(*report), epoch);
+    case Fault::no_room:
+      fail(
+          Code::exhausted,
+          "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
+          "results that are still held. Release them, or raise GroupOptions.live_results (now {})",
+          pe, state.shape.max_received(), device.layout.arena_bytes, state.shape.live_results);
+    case Fault::too_many_rows:
+      fail(Code::exhausted,
+           "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe,
+           allowed, value);
+    case Fault::too_many_expert_major:
+      fail(
+          Code::exhausted,
+          "dispatch: PE {} is sent {} rows, one for each expert of a token and gaps of expert_alignment included, but "
+          "its result has room for {} (DispatchOptions.worst_case_rows; where that is 0, what GroupOptions.max_tokens, "
+          "now {}, leaves in a result). Raise it; with worst_case_rows a result may also take the room of others "
+          "(live_results, now {})",
+          pe, value, allowed, state.shape.max_tokens, state.shape.live_results);
+    case Fault::bad_index:
+      fail(Code::invalid_argument,
+           "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as -1",
+           operation_of(*report), token, allowed, value, state.shape.experts - 1);
+    default:
+      fail(Code::invalid_argument,
+           "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",
+           operation_of(*report), token, value);
+  }
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/low_latency/low_latency.hpp"
+#include "ep/cuda/low_latency/parts.hpp"
+
+namespace shoal::ep::cuda {
+
+std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
+    const TensorView& y, const TensorView&, const TensorView& weights,
+    const std::shared_ptr<const detail::LowLatencyHandleState>& base,
+    const LowLatencyCombineOptions& options) {
+  GroupState& state = group_.state;
+  const auto& handle = detail::of_backend<CudaLowLatencyHandle>(*base, "low_latency_combine");
+  const CombineRowForm form = form_of(options);
+  cudaStream_t on = group_.begin(options.launch);
+  group_.throw_failed();
+  require(
+      options.defer_receive || parts_->combines_received == state.low_latency_combine_epoch,
+      Code::invalid_argument,
+      "low_latency_combine: with defer_receive = false its receive would come before that of number {}, which has "
+      "not been received; receive that first",
+      parts_->combines_received + 1);
+  parts_->open("low_latency_combine", on);
+  require(
+      options.out.defined() || !group_.capturing(on), Code::invalid_argument,
+      "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
+      "the graph");
+  if (form == CombineRowForm::log_fmt) {
+    const std::size_t needed =
+        log_fmt_shared_bytes(group_.device, static_cast<std::int32_t>(state.shape.hidden));
+    require(
+        needed + kLogfmtStaticBytes <= parts_->limits.shared_bytes, Code::unsupported,
+        "low_latency_combine: log_fmt puts rows together in {} bytes of shared memory, of which this GPU has {}; "
+        "GroupOptions.hidden is {}",
+        needed, parts_->limits.shared_bytes - kLogfmtStaticBytes, state.shape.hidden);
+  }
+
+  auto pending = std::make_shared<CudaPendingCombine>();
+  pending->group = state.shared_from_this();
+  pending->handle = base;
+  pending->options = options;
+  pending->block = parts_->take(parts_->pendings, on);
+  pending->view = pending_view(pending->block.get(), state.shape);
+  pending->serial = ++parts_->serial;
+  pending->epoch = state.low_latency_combine_epoch + 1;
+  pending->out = options.out.defined() ? Tensor(options.out, nullptr)
+                                       : parts_->combined(handle.routing->tokens);
+
+  LowLatencyCombineSend call{};
+  call.group = group_.device;
+  call.sizes = parts_->sizes();
+  call.y = y.as<std::uint16_t>();
+  call.expert_stride = y.strides[0];
+  call.row_stride = y.strides[1];
+  call.weights = weights.as<float>();
+  call.tokens = static_cast<std::int32_t>(handle.routing->tokens);
+  call.form = form;
+  call.exact = options.reduction == Reduction::exact ? 1 : 0;
+  call.weights_travelled = handle.has_weights ? 1 : 0;
+  call.flags =
+      options.defer_receive || group_.device.mask_failed != 0 || form == CombineRowForm::log_fmt
+          ? 1
+          : 0;
+  call.longest_wait =
+      options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
+  call.handle = handle.view;
+  call.pending = pending->view;
+  call.serial = pending->serial;
+  state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch,
+                            "send queued");
+  launch_low_latency_combine_send(call, parts_->limits_for(options.launch), on);
+  if (options.defer_receive)
+    group_.end(options.launch, on);
+  else
+    group_.end_first();
+  state.low_latency_combine_epoch = pending->epoch;
+  if (!options.defer_receive) pending->received_already = queue_receive(*pending, true);
+  return pending;
+}
+
+bool LowLatency::ready(const detail::PendingCombineState& base) {
+  const auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
+  if (pending.received_already) return true;
+  const auto& handle =
+      detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_combine");
+  group_.state.world->cuda()->activate();
+  group_.throw_failed();
+  if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
+  LowLatencyProbe probe{};
+  probe.handle = handle.view;
+  probe.pending = pending.view;
+  probe.serial = pending.serial;
+  probe.tokens = static_cast<std::int32_t>(handle.routing->tokens);
+  probe.form = form_of(pending.options);
+  return parts_->ask(probe);
+}
+
+Tensor LowLatency::receive(detail::PendingCombineState& base) {
+  auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
+  return pending.received_already ? std::move(*pending.received_already)
+                                  : queue_receive(pending, false);
+}
+
+Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_send) {
+  GroupState& state = group_.state;
+  auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
+  const auto& handle =
+      detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_combine");
+  const LowLatencyCombineOptions& options = pending.options;
+  const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
+  cudaStream_t on = group_.begin(launch);
+  group_.throw_failed();
+  // The caller's memory may be gone.
+  if (pending.dropped) pending.out = parts_->combined(handle.routing->tokens);
+  LowLatencyCombineReceive call{};
+  call.group = group_.device;
+  call.sizes = parts_->sizes();
+  call.out = pending.out.as<std::uint16_t>();
+  call.tokens = static_cast<std::int32_t>(handle.routing->tokens);
+  call.form = form_of(options);
+  call.exact = options.reduction == Reduction::exact ? 1 : 0;
+  call.weights_travelled = handle.has_weights ? 1 : 0;
+  call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
+  call.longest_wait = parts_->waits_of_combine(pending.epoch);
+  call.handle = handle.view;
+  call.pending = pending.view;
+  call.grants = behind_send ? 0 : 1;
+  // Other forms read what the send writes for them; statistics, how long it waited for weights.
+  const bool reads_of_send =
+      call.form != CombineRowForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
+  call.chained =
+      behind_send && !reads_of_send && parts_->limits.dependent_launch && group_.ranks_on_gpu == 1
+          ? 1
+          : 0;
+  state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch,
+                            "receive queued");
+  launch_low_latency_combine_receive(call, parts_->limits_for(launch), on);
+  ++parts_->combines_received;
+  group_.end(launch, on);
+  return std::move(pending.out);
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/low_latency/low_latency.hpp"
+#include "ep/cuda/low_latency/parts.hpp"
+
+namespace shoal::ep::cuda {
+
+std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
+    const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& options) {
+  GroupState& state = group_.state;
+  cudaStream_t on = group_.begin(options.launch);
+  group_.throw_failed();
+  parts_->open("low_latency_dispatch", on);
+  parts_->note_masked();
+  const std::uint64_t epoch = state.low_latency_dispatch_epoch + 1;
+  require(
+      options.defer_receive || parts_->dispatches_received + 1 == epoch, Code::invalid_argument,
+      "low_latency_dispatch: with defer_receive = false its receive would come before that of number {}, which has "
+      "not been received; receive that first",
+      parts_->dispatches_received + 1);
+  parts_->result(epoch, options.quantize, on);  // allocates before anything is sent
+
+  auto handle = std::make_shared<CudaLowLatencyHandle>();
+  handle->group = state.weak_from_this();
+  handle->epoch = epoch;
+  auto routing = std::make_shared<detail::RoutingState>();
+  routing->shape = state.shape;
+  routing->tokens = topk_idx.shape[0];
+  handle->routing = std::move(routing);
+  handle->block = parts_->take(parts_->handles, on);
+  handle->view = handle_view(handle->block.get(), state.shape);
+  handle->serial = ++parts_->serial;
+  handle->has_weights = options.weights.defined();
+
+  LowLatencyDispatchSend call{};
+  call.group = group_.device;
+  call.sizes = parts_->sizes();
+  call.x = x.as<std::uint16_t>();
+  call.topk_idx = topk_idx.data;
+  call.topk_is_64 = topk_idx.dtype == DataType::int64 ? 1 : 0;
+  call.weights = group_.elements<float>(options.weights);
+  call.tokens = static_cast<std::int32_t>(topk_idx.shape[0]);
+  call.quantize = static_cast<std::uint32_t>(options.quantize);
+  call.flags = options.defer_receive || group_.device.mask_failed != 0 ? 1 : 0;
+  call.handle = handle->view;
+  call.serial = handle->serial;
+  state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
+  launch_low_latency_dispatch_send(call, parts_->limits_for(options.launch), on);
+  if (options.defer_receive)
+    group_.end(options.launch, on);
+  else
+    group_.end_first();
+  state.low_latency_dispatch_epoch = epoch;
+
+  auto pending = std::make_shared<CudaPendingDispatch>();
+  pending->group = state.shared_from_this();
+  pending->handle = std::move(handle);
+  pending->options = options;
+  if (!options.defer_receive) pending->received_already = queue_receive(*pending, true);
+  return pending;
+}
+
+bool LowLatency::ready(const detail::PendingDispatchState& pending) {
+  if (detail::of_backend<CudaPendingDispatch>(pending, "low_latency_dispatch").received_already)
+    return true;
+  const auto& handle =
+      detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_dispatch");
+  group_.state.world->cuda()->activate();
+  group_.throw_failed();
+  if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
+  LowLatencyProbe probe{};
+  probe.handle = handle.view;
+  probe.serial = handle.serial;
+  return parts_->ask(probe);
+}
+
+LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
+  auto& pending = detail::of_backend<CudaPendingDispatch>(base, "low_latency_dispatch");
+  return pending.received_already ? std::move(*pending.received_already)
+                                  : queue_receive(pending, false);
+}
+
+LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pending,
+                                             bool behind_send) {
+  GroupState& state = group_.state;
+  const Shape& shape = state.shape;
+  const auto& handle =
+      detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_dispatch");
+  const LowLatencyDispatchOptions& options = pending.options;
+  const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
+  cudaStream_t on = group_.begin(launch);
+  group_.throw_failed();
+  const bool quantized = options.quantize != Quantize::none;
+  const auto memory = parts_->result(handle.epoch, options.quantize, on);
+  const ResultLayout layout(shape, quantized ? 1 : 2);
+  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
+
+  LowLatencyReceived received;
+  received.x =
+      group_.tensor(memory, layout.x, quantized ? DataType::float8_e4m3 : DataType::bfloat16,
+                    {experts, rows, shape.hidden});
+  received.counts = group_.tensor(memory, layout.counts, DataType::int32, {experts});
+  received.source_token =
+      group_.tensor(memory, layout.source_token, DataType::int32, {experts, rows});
+  received.layout = group_.tensor(memory, layout.layout, DataType::int64, {experts, shape.ranks});
+  if (quantized) {
+    const bool packed = options.quantize == Quantize::fp8_ue8m0;
+    const std::int64_t groups = scale_groups(shape.hidden), n = packed ? (groups + 3) / 4 : groups;
+    received.scales = group_.tensor(
+        memory, layout.scales, packed ? DataType::int32 : DataType::float32, {experts, rows, n});
+    received.scales.strides = {n * rows, 1, rows};
+  }
+  received.handle = LowLatencyHandle(pending.handle);
+
+  LowLatencyDispatchReceive call{};
+  call.group = group_.device;
+  call.sizes = parts_->sizes();
+  call.quantize = static_cast<std::uint32_t>(options.quantize);
+  call.has_weights = handle.has_weights ? 1 : 0;
+  call.x = received.x.as<std::byte>();
+  call.scales = received.scales.data;
+  call.counts = received.counts.as<std::int32_t>();
+  call.source_token = received.source_token.as<std::int32_t>();
+  call.layout = received.layout.as<std::int64_t>();
+  call.expert_counts =
+      options.expert_counts.defined() ? options.expert_counts.as<std::int32_t>() : nullptr;
+  call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
+  call.longest_wait = parts_->waits_of_dispatch();
+  call.handle = handle.view;
+  call.grants = behind_send ? 0 : 1;
+  call.chained = behind_send && parts_->limits.dependent_launch && group_.ranks_on_gpu == 1 ? 1 : 0;
+  state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch,
+                            "receive queued");
+  launch_low_latency_dispatch_receive(call, parts_->limits_for(launch), on);
+  ++parts_->dispatches_received;
+  group_.end(launch, on);
+  return received;
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// parts.hpp: what low-latency mode keeps for a group: memory of handles and results, limits, masks,
+// the probe. Internal to this folder.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "ep/cuda/low_latency/kernels.cuh"
+#include "ep/cuda/low_latency/low_latency.hpp"
+#include "ep/plan/cursor.hpp"
+#include "memory/device.hpp"
+
+namespace shoal::ep::cuda {
+
+using detail::align_up;
+using detail::ArrayCursor;
+using detail::scale_groups;
+using detail::Shape;
+
+inline HandleView handle_view(void* block, const Shape& shape, std::size_t* bytes = nullptr) {
+  const auto slots = static_cast<std::size_t>(shape.low_latency_rows());
+  ArrayCursor cursor(block);
+  HandleView view{};
+  view.header = cursor.take<HandleHeader>(1);
+  view.pairs = cursor.take<HandlePair>(slots);
+  view.rows = cursor.take<std::int32_t>(slots * shape.top_k);
+  view.weights = cursor.take<float>(slots * shape.top_k);
+  view.topk = cursor.take<std::int32_t>(shape.low_latency_max_tokens * shape.top_k);
+  if (bytes != nullptr) *bytes = cursor.bytes();
+  return view;
+}
+
+inline PendingView pending_view(void* block, const Shape& shape, std::size_t* bytes = nullptr) {
+  ArrayCursor cursor(block);
+  PendingView view{};
+  view.header = cursor.take<PendingHeader>(1);
+  view.weights = cursor.take<float>(shape.low_latency_max_tokens * shape.top_k);
+  if (bytes != nullptr) *bytes = cursor.bytes();
+  return view;
+}
+
+/// Offsets of the arrays of a result in its memory.
+struct ResultLayout {
+  std::size_t x, scales, counts, source_token, layout, total;
+
+  ResultLayout(const Shape& shape, std::size_t element) {
+    const std::size_t experts = shape.local_experts, rows = experts * shape.low_latency_rows();
+    detail::Cursor cursor;
+    x = cursor.take(rows * shape.hidden * element);
+    scales = cursor.take(rows * scale_groups(shape.hidden) * sizeof(float));
+    counts = cursor.take(experts * sizeof(std::int32_t));
+    source_token = cursor.take(rows * sizeof(std::int32_t));
+    layout = cursor.take(experts * shape.ranks * sizeof(std::int64_t));
+    total = align_up(cursor.at, detail::Cursor::kAlignment);
+  }
+};
+
+struct CudaLowLatencyHandle : detail::LowLatencyHandleState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaLowLatencyHandle() { backend = kBackend; }
+
+  std::shared_ptr<void> block;
+  HandleView view{};
+  std::uint64_t serial = 0;
+};
+
+struct CudaPendingDispatch : detail::PendingDispatchState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaPendingDispatch() { backend = kBackend; }
+
+  /// The result, where the receive was queued with the send.
+  std::optional<LowLatencyReceived> received_already;
+};
+
+struct CudaPendingCombine : detail::PendingCombineState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaPendingCombine() { backend = kBackend; }
+
+  std::optional<Tensor> received_already;  ///< likewise
+  std::shared_ptr<void> block;
+  PendingView view{};
+  std::uint64_t serial = 0;
+  /// Allocated before the send: a receive that found no memory would leave the ranks out of step.
+  Tensor out;
+};
+
+inline CombineRowForm form_of(const LowLatencyCombineOptions& options) {
+  if (options.log_fmt) return CombineRowForm::log_fmt;
+  return options.reduction == Reduction::exact ? CombineRowForm::rows : CombineRowForm::sums;
+}
+
+/// Blocks of memory of one size, by parity, whose contents stay in place for the life of the group.
+using ResultHalves = std::array<std::shared_ptr<void>, 2>;
+
+struct LowLatency::Parts {
+  Parts(CudaGroup& owner, std::size_t handle_bytes, std::size_t pending_bytes)
+      : group(owner),
+        handles(handle_bytes, owner.resources),
+        pendings(pending_bytes, owner.resources),
+        probe_memory(take_pinned(sizeof(std::uint64_t))),
+        probe_reply(static_cast<volatile std::uint64_t*>(probe_memory.get())) {}
+
+  CudaGroup& group;
+  BlockPool handles, pendings;
+  ResultHalves results, float8_results, combine_buffers;
+  std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, even and odd combines
+  LowLatencyLimits limits{};
+  std::uint64_t serial = 0;
+  std::uint64_t dispatches_received = 0, combines_received = 0;  ///< receives that are queued
+  std::vector<int> masked;  ///< by set_mask, or found in the report and logged
+
+  std::shared_ptr<CUstream_st> probe_stream;  ///< not ordered with calls
+  std::shared_ptr<void> probe_memory;
+  volatile std::uint64_t* probe_reply;
+  std::uint64_t probes = 0;
+
+  const Shape& shape() const { return group.state.shape; }
+
+  LowLatencySizes sizes() const {
+    return {static_cast<std::int32_t>(shape().hidden),
+            static_cast<std::int32_t>(shape().low_latency_max_tokens)};
+  }
+
+  /// The limits of a call.
+  LowLatencyLimits limits_for(const Launch& launch) const {
+    LowLatencyLimits bounded = limits;
+    if (launch.sms > 0)
+      bounded.most_blocks =
+          bounded.most_blocks > 0 ? std::min(bounded.most_blocks, launch.sms) : launch.sms;
+    return bounded;
+  }
+
+  /// Allocates both halves of memory that lives as long as the group, because captured graphs contain
+  /// its address. Both at once, so that a capture after one call of a kind allocates nothing.
+  template <typename Captured>
+  void make(ResultHalves& halves, std::size_t bytes, const char* what, Captured&& captured) {
+    if (halves[0] != nullptr) return;
+    require_no_capture(what, captured());
+    for (auto& half : halves) half = allocate(bytes, what);
+  }
+
+  static void require_no_capture(const char* what, bool captured) {
+    require(
+        !captured, Code::invalid_argument,
+        "{}: a captured stream cannot allocate memory for its results; make the same call once before (or "
+        "Group::warmup)",
+        what);
+  }
+
+  std::shared_ptr<void> allocate(std::size_t bytes, const char* what) {
+    BlockPool pool(bytes, group.resources);
+    try {
+      return pool.take();
+    } catch (const Error& error) {
+      fail(Code::exhausted, "{}: {} bytes of GPU memory for its results: {}", what, bytes,
+           error.what());
+    }
+  }
+
+  /// A block of a pool. Keeps some blocks free for captured calls, which cannot allocate.
+  std::shared_ptr<void> take(BlockPool& pool, cudaStream_t on) const {
+    constexpr std::size_t kAhead = 2;
+    auto block = pool.take();
+    if (!group.capturing(on)) pool.reserve(kAhead);
+    return block;
+  }
+
+  /// Memory for the rows of dispatch `epoch`. Float8 results use the memory of bfloat16 results where
+  /// that exists.
+  std::shared_ptr<void> result(std::uint64_t epoch, Quantize quantize, cudaStream_t on) {
+    const auto captured = [&] { return group.capturing(on); };
+    if (quantize != Quantize::none && results[0] == nullptr) {
+      make(float8_results, ResultLayout(shape(), 1).total, "low_latency_dispatch", captured);
+      return float8_results[epoch & 1];
+    }
+    if (float8_results[0] != nullptr && quantize != Quantize::none)
+      return float8_results[epoch & 1];
+    make(results, ResultLayout(shape(), 2).total, "low_latency_dispatch", captured);
+    return results[epoch & 1];
+  }
+
+  /// Completes the set-up in the first call, when the group has its memory and its peers.
+  void open(const char* what, cudaStream_t on) {
+    if (longest_wait != nullptr) return;
+    require_no_capture(what, group.capturing(on));
+    const std::size_t bytes = 3 * shape().ranks * sizeof(std::uint64_t);
+    auto memory = allocate(bytes, "low-latency mode");
+    check(cudaMemsetAsync(memory.get(), 0, bytes, on), "low-latency mode");
+    group.record(on);
+    longest_wait = std::move(memory);
+    // Ranks that share a GPU leave each other room. Each can have a second call that has not begun.
+    if (group.ranks_on_gpu > 1)
+      limits.most_blocks = std::max(1, limits.multiprocessors / (2 * group.ranks_on_gpu));
+  }
+
+  /// Memory for the sums of a combine.
+  Tensor combined(std::int64_t tokens) const {
+    const std::size_t bytes =
+        static_cast<std::size_t>(tokens * shape().hidden) * sizeof(std::uint16_t);
+    try {
+      return group.tensor(group.allocate(bytes), 0, DataType::bfloat16, {tokens, shape().hidden});
+    } catch (const Error& error) {
+      fail(
+          Code::exhausted,
+          "low_latency_combine: {} bytes of GPU memory for its result (or give LowLatencyCombineOptions.out): {}",
+          bytes, error.what());
+    }
+  }
+
+  std::uint64_t* waits_of_dispatch() const {
+    return static_cast<std::uint64_t*>(longest_wait.get());
+  }
+  /// Two combines can be in progress, of which the later one can already wait for weights.
+  std::uint64_t* waits_of_combine(std::uint64_t epoch) const {
+    return waits_of_dispatch() + (1 + (epoch & 1)) * static_cast<std::size_t>(shape().ranks);
+  }
+
+  /// Logs the ranks that kernels have masked.
+  void note_masked() {
+    for (std::size_t rank = 0; group.device.mask_failed != 0 && rank < masked.size(); ++rank) {
+      if (masked[rank] != 0 || group.report->masked[rank] == 0) continue;
+      masked[rank] = 1;
+      const GroupState& state = group.state;
+      log::warn(
+          "low-latency mode on PE {}: PE {} did not come within {} ms (longer where it waited for another), or has "
+          "left this PE out; it is masked from now on",
+          state.team.world_pe(state.me), state.team.world_pe(static_cast<Pe>(rank)),
+          state.timeout.count());
+    }
+  }
+
+  void load_kernels() const {
+    load_low_latency_dispatch_send();
+    load_low_latency_dispatch_receive();
+    load_low_latency_combine_send(limits);
+    load_low_latency_combine_receive();
+    load_low_latency_probe();
+  }
+
+  /// The reply to `probe`. Its kernel runs beside everything else on the GPU; the reply is no where it
+  /// does not run within a millisecond.
+  bool ask(LowLatencyProbe probe) {
+    probe.group = group.device;
+    probe.sizes = sizes();
+    probe.reply = probe_reply;
+    probe.sequence = ++probes;
+    launch_low_latency_probe(probe, probe_stream.get());
+    check(cudaGetLastError(), "ready");
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    while (*probe_reply / 2 != probe.sequence)
+      if (std::chrono::steady_clock::now() > deadline) return false;
+    return *probe_reply % 2 != 0;
+  }
+};
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.hpp"
+#include "ep/cuda/normal/normal.hpp"
+
+namespace shoal::ep::cuda {
+
+using detail::kNoRoom;
+using detail::Region;
+
+std::int64_t Normal::region_rows(const detail::DispatchCall& call) const {
+  if (call.options.worst_case_rows > 0) return call.options.worst_case_rows;
+  if (call.cached) return call.cached->result_rows;
+  if (call.expert_alignment() == 0) return state_.shape.max_received();
+  return detail::rows_that_fit(state_.shape.max_expert_major_rows(call.expert_alignment()),
+                               group_.device.layout.largest_result, [&](std::int64_t rows) {
+                                 return detail::RegionLayout(static_cast<std::uint64_t>(rows),
+                                                             call.row_bytes(),
+                                                             record_of(call).bytes)
+                                     .total;
+                               });
+}
+
+void Normal::number_topk_slots(const CudaRouting& routing, cudaStream_t on) const {
+  if (routing.topk_slots_numbered_by == &state_ || routing.tokens == 0) return;
+  launch_normal_number_topk_slots({.topk_idx = routing.arrays.topk_idx,
+                                   .expert_row_indices = routing.arrays.expert_row_indices,
+                                   .tokens = static_cast<std::int32_t>(routing.tokens),
+                                   .top_k = state_.shape.top_k,
+                                   .experts = state_.shape.experts},
+                                  on);
+  // A captured launch has not run, and a replay of the graph may follow another routing.
+  if (!group_.capturing(on)) routing.topk_slots_numbered_by = &state_;
+}
+
+Dispatched Normal::dispatch(const detail::DispatchCall& call) {
+  const auto& shape = state_.shape;
+  const Launch& launch = call.options.launch;
+  cudaStream_t on = group_.begin(launch);
+  group_.throw_failed();
+  const bool waits = call.options.worst_case_rows == 0 && !call.cached;
+  require(
+      !waits || !group_.capturing(on), Code::invalid_argument,
+      "dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, which a captured stream "
+      "cannot; set it, or use a cached handle");
+  require(
+      !call.options.copy_out || !group_.capturing(on), Code::invalid_argument,
+      "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
+      "the result where it lies");
+  const auto& routing = detail::of_backend<CudaRouting>(*call.routing, "dispatch");
+  const bool expert_major = call.expert_alignment() > 0;
+  const std::uint32_t table_bytes =
+      expert_major ? static_cast<std::uint32_t>(shape.experts) * sizeof(std::int32_t) : 0;
+  require(
+      !expert_major ||
+          fits_with_table(static_cast<std::uint32_t>(call.row_bytes()),
+                          static_cast<std::uint32_t>(call.scale_bytes()), limits_, table_bytes),
+      Code::unsupported,
+      "dispatch: DispatchOptions.expert_major with {} experts and rows of {} bytes: 4 bytes an expert and two rows must "
+      "fit into {} bytes of a GPU's shared memory",
+      shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
+  auto handle = make_handle(call);
+  const std::int64_t rows = region_rows(call);
+  const detail::SideRecord record = record_of(call);
+  const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
+  const auto offset = state_.arena.take(layout.total);
+  const auto region =
+      offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
+  const auto require_room = [&] {
+    require(
+        region != nullptr, Code::exhausted,
+        "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
+        "results that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
+        state_.team.world_pe(state_.me), rows, group_.device.layout.arena_bytes,
+        shape.live_results);
+  };
+  if (group_.capturing(on)) require_room();
+
+  NormalDispatch params{};
+  params.group = group_.device;
+  params.x = static_cast<const std::byte*>(call.x.data);
+  params.row_bytes = static_cast<std::uint32_t>(call.row_bytes());
+  params.tokens = static_cast<std::int32_t>(routing.tokens);
+  params.copies_per_token = std::min(shape.top_k, shape.ranks);
+  params.copies = routing.arrays.copies;
+  params.write_indices = !call.cached;
+  params.weights = group_.elements<float>(call.options.weights);
+  if (const TensorView& scales = call.options.scales; scales.defined()) {
+    params.scales = scales.as<std::uint32_t>();
+    params.scale_stride = scales.strides[0];
+    params.scale_step = scales.shape[1] == 1 ? 1 : scales.strides[1];
+    params.scale_count = static_cast<std::uint32_t>(scales.shape[1]);
+  }
+  params.routing = routing.arrays;
+  params.handle = handle->arrays;
+  params.cached = call.cached != nullptr;
+  params.region = region ? group_.device.layout.arena + region->offset : kNoRoom;
+  params.region_rows = rows;
+  params.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
+  params.fill = call.options.worst_case_rows > 0 && region;
+  params.dtype = static_cast<std::uint32_t>(call.x.dtype);
+  params.sizes = waits ? static_cast<SizesMessage*>(sizes_memory_.get()) : nullptr;
+  params.sequence = ++sequence_;
+  const NormalPlan plan = plan_dispatch(
+      sms(launch), params.row_bytes, static_cast<std::uint32_t>(call.scale_bytes()), limits_,
+      tuning_of(state_.world->settings().ep_tuning, "dispatch"), table_bytes);
+  params.table_offset = plan.table_offset;
+  params.stage_bytes = plan.stage_bytes;
+  params.stages = static_cast<std::uint32_t>(plan.stages);
+  params.warps = static_cast<std::uint32_t>(plan.warps);
+  ++state_.epoch;
+  state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
+  if (expert_major) number_topk_slots(routing, on);
+  launch_normal_dispatch(params, plan, on);
+  if (call.options.copy_out) {  // the call ends with the copies
+    group_.end_first();
+    group_.record(on);
+  } else {
+    group_.end(launch, on);
+  }
+  ++state_.statistics.dispatches;
+
+  std::vector<std::int64_t> tokens_per_expert;
+  if (waits) await_sizes(*handle, tokens_per_expert);
+  if (!region) group_.synchronize();  // throws the refusal that every rank reports
+  require_room();
+  for (const std::int64_t from_source : handle->rows_per_source)
+    state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
+  Dispatched received = describe(call, handle, region, rows, on);
+  if (call.options.copy_out) group_.end(launch, on);
+  const std::int64_t alignment = call.options.expert_alignment;
+  for (const std::int64_t tokens : tokens_per_expert)
+    received.tokens_per_expert.push_back((tokens + alignment - 1) / alignment * alignment);
+  return received;
+}
+
+/// Waits for the message that the kernel's first block writes when it has the counts of all ranks. The
+/// rows can still be on their way.
+void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert) {
+  const auto& message = *static_cast<const SizesMessage*>(sizes_memory_.get());
+  // A report of bad indices comes from an earlier call. It does not end the wait, and is thrown when
+  // this dispatch is queued on all ranks.
+  const auto refused = [&] {
+    const auto fault = static_cast<Fault>(group_.report->fault);
+    return fault != Fault::none && fault != Fault::bad_index && fault != Fault::two_experts;
+  };
+  const auto ready = [&] { return message.sequence == sequence_ || refused(); };
+  // The kernel keeps the deadline of the operation. This longer one is for a kernel that never starts;
+  // earlier low-latency calls can take several timeouts where they mask ranks (ExtendedDeadline).
+  const std::int32_t waits = state_.options.mask_failed ? std::max(2, state_.shape.ranks) : 2;
+  const auto deadline =
+      shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);
+  const auto outcome = state_.world->poll(ready, deadline);
+  group_.throw_reported();
+  if (outcome != shoal::detail::WaitOutcome::ready) {
+    state_.failure = fmt::format(
+        "dispatch (epoch {}): its kernel has not reported its sizes on PE {}; another kernel may hold the GPU, or a "
+        "PE of the world has failed: {}",
+        state_.epoch, state_.team.world_pe(state_.me),
+        state_.world->failure().value_or("none known"));
+    throw Error(outcome == shoal::detail::WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
+                state_.failure);
+  }
+  const auto* const counts = reinterpret_cast<const std::int32_t*>(&message + 1);
+  handle.received = handle.result_rows = message.received;
+  handle.rows_per_source.assign(counts, counts + state_.shape.ranks);
+  tokens_per_expert.assign(counts + state_.shape.ranks,
+                           counts + state_.shape.ranks + state_.shape.local_experts);
+}
+
+Tensor Normal::copied_out(const Tensor& tensor, cudaStream_t on) const {
+  if (!tensor.defined()) return tensor;
+  const std::size_t element = size_of(tensor.dtype);
+  const std::int64_t columns = tensor.rank == 1 ? 1 : tensor.shape[1];
+  auto memory = group_.allocate(tensor.bytes());
+  Tensor copy = tensor.rank == 1
+                    ? group_.tensor(memory, 0, tensor.dtype, {tensor.shape[0]})
+                    : group_.tensor(memory, 0, tensor.dtype, {tensor.shape[0], columns});
+  if (tensor.bytes() > 0)
+    check(cudaMemcpy2DAsync(copy.data, columns * element, tensor.data, tensor.strides[0] * element,
+                            columns * element, tensor.shape[0], cudaMemcpyDeviceToDevice, on),
+          "copy of a result");
+  return copy;
+}
+
+Dispatched Normal::describe(const detail::DispatchCall& call,
+                            const std::shared_ptr<CudaHandle>& handle,
+                            const std::shared_ptr<Region>& region, std::int64_t rows,
+                            cudaStream_t on) {
+  const auto& shape = state_.shape;
+  const detail::SideRecord record = record_of(call);
+  const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
+  const std::int32_t lanes = call.topk_slots();
+  std::byte* const base = state_.block + group_.device.layout.arena + region->offset;
+  const std::int64_t count = handle->result_rows;
+  const auto view = [&](std::size_t offset, DataType dtype,
+                        std::initializer_list<std::int64_t> extents, std::size_t stride_bytes) {
+    TensorView out(base + offset, dtype, extents);
+    out.strides[0] = static_cast<std::int64_t>(stride_bytes / size_of(dtype));
+    out.device = state_.device;
+    const Tensor tensor(out, region);
+    return call.options.copy_out ? copied_out(tensor, on) : tensor;
+  };
+  Dispatched received;
+  received.x = view(0, call.x.dtype, {count, call.x.shape[1]}, call.row_bytes());
+  const std::size_t at = layout.records;
+  if (const TensorView& scales = call.options.scales; scales.defined())
+    received.scales = view(at, scales.dtype, {count, scales.shape[1]}, record.bytes);
+  if (call.options.weights.defined())
+    received.topk_weights =
+        view(at + record.weights, DataType::float32, {count, lanes}, record.bytes);
+  if (!call.cached) {
+    received.topk_idx = view(at + record.topk_idx, DataType::int64, {count, lanes}, record.bytes);
+    received.source_token = view(at + record.source_token, DataType::int32, {count}, record.bytes);
+  }
+  received.rows_per_source = handle->rows_per_source;
+  received.rows = handle->received;
+  const auto from_handle = [&](const std::int32_t* array, std::int64_t extent) {
+    return group_.tensor(
+        handle->block,
+        reinterpret_cast<const std::byte*>(array) - static_cast<std::byte*>(handle->block.get()),
+        DataType::int32, {extent});
+  };
+  received.row_count = from_handle(handle->arrays.received + state_.me, 1);
+  received.expert_counts = from_handle(handle->arrays.expert_counts, shape.local_experts);
+  if (handle->expert_alignment > 0)
+    received.expert_first_row =
+        from_handle(handle->arrays.expert_first_row, shape.local_experts + 1);
+  received.handle = Handle(handle);
+  return received;
+}
+
+}  // namespace shoal::ep::cuda

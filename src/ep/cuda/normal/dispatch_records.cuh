@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_records.cuh: the side records of a dispatch (detail::SideRecord): what travels beside a
+// row, and what stands beside rows that no token fills.
+#pragma once
+
+#include "ep/cuda/normal/dispatch_targets.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+/// What a warp needs to send a token: lane k has copy k and top-k slot k. Loaded ahead of the row.
+struct DispatchToken {
+  std::int32_t number = 0;
+  std::int32_t copy = kNoCopy;  ///< expert-major: row index among those of the slot's expert
+  std::int32_t expert = -1;
+  float weight = 0;
+};
+
+template <bool kExpertMajor>
+__device__ DispatchToken load_token(const NormalDispatch& params, std::int32_t token) {
+  DispatchToken out;
+  out.number = token;
+  const auto lane = static_cast<std::int32_t>(lane_id());
+  if constexpr (kExpertMajor) {
+    if (lane >= params.group.top_k) return out;
+    const std::int64_t i = static_cast<std::int64_t>(token) * params.group.top_k + lane;
+    out.copy = params.routing.expert_row_indices[i];
+    out.expert = static_cast<std::int32_t>(params.routing.topk_idx[i]);
+    if (params.weights != nullptr) out.weight = params.weights[i];
+    return out;
+  }
+  if (lane < params.copies_per_token)
+    out.copy = params.copies[static_cast<std::int64_t>(token) * params.copies_per_token + lane];
+  if (lane < params.group.top_k) {
+    const std::int64_t i = static_cast<std::int64_t>(token) * params.group.top_k + lane;
+    if (params.write_indices || params.weights != nullptr)
+      out.expert = static_cast<std::int32_t>(params.routing.topk_idx[i]);
+    if (params.weights != nullptr) out.weight = params.weights[i];
+  }
+  return out;
+}
+
+/// Writes the side records of a token at all its ranks, without scales: 16 bytes a lane.
+__device__ void write_records(const NormalDispatch& params, const detail::SideRecord& record,
+                              const DispatchTargets& targets, const DispatchToken& t,
+                              std::uint32_t copies) {
+  const std::uint32_t from_idx = (record.weights - record.topk_idx) / 16;
+  const std::uint32_t per_record = (record.bytes - record.topk_idx) / 16;
+  const std::uint32_t from_source = per_record - 1;
+  for (std::uint32_t first = 0; first < copies * per_record; first += 32) {
+    const std::uint32_t e = first + lane_id();
+    const std::uint32_t copy_index = min(e / per_record, 31u), vector = e % per_record;
+    const std::int32_t copy = __shfl_sync(~0u, t.copy, copy_index);
+    const std::int32_t expert0 = __shfl_sync(~0u, t.expert, (2 * vector) % 32);
+    const std::int32_t expert1 = __shfl_sync(~0u, t.expert, (2 * vector + 1) % 32);
+    float weight[4];
+    std::int32_t owner[4];
+#pragma unroll
+    for (std::uint32_t j = 0; j < 4; ++j) {
+      weight[j] = __shfl_sync(~0u, t.weight, (4 * (vector - from_idx) + j) % 32);
+      owner[j] = __shfl_sync(~0u, t.expert, (4 * (vector - from_idx) + j) % 32);
+    }
+    if (e >= copies * per_record) continue;
+    const std::int32_t rank = copy_rank(copy), base = rank * params.group.local_experts;
+    const auto local = [&](std::int32_t expert) {
+      return expert >= base && expert < base + params.group.local_experts ? expert - base : -1;
+    };
+    int4 out{};
+    if (vector < from_idx) {
+      if (!params.write_indices) continue;
+      const auto low = static_cast<std::int64_t>(local(expert0)),
+                 high = static_cast<std::int64_t>(local(expert1));
+      out = {static_cast<int>(low), static_cast<int>(low >> 32), static_cast<int>(high),
+             static_cast<int>(high >> 32)};
+    } else if (vector < from_source) {
+      if (params.weights == nullptr) continue;
+      const auto mine = [&](int j) { return local(owner[j]) >= 0 ? __float_as_int(weight[j]) : 0; };
+      out = {mine(0), mine(1), mine(2), mine(3)};
+    } else {
+      out.x = t.number;
+    }
+    std::byte* const to =
+        targets.records[rank] + static_cast<std::int64_t>(copy_row_index(copy)) * record.bytes;
+    *reinterpret_cast<int4*>(to + record.topk_idx + vector * 16) = out;
+  }
+}
+
+/// Expert-major: where the row for this lane's top-k slot goes; nullptr where it has no expert.
+struct TopkSlotTarget {
+  std::byte *row = nullptr, *record = nullptr;
+};
+__device__ TopkSlotTarget topk_slot_target(const NormalDispatch& params,
+                                           const detail::SideRecord& record,
+                                           const DispatchTargets& targets,
+                                           const std::int32_t* expert_rows,
+                                           const DispatchToken& t) {
+  if (t.expert < 0) return {};
+  const std::int32_t rank = t.expert / params.group.local_experts;
+  const std::int64_t row = expert_rows[t.expert] + t.copy;
+  return {targets.rows[rank] + row * params.row_bytes, targets.records[rank] + row * record.bytes};
+}
+__device__ std::byte* of_lane(std::byte* pointer, std::uint32_t lane) {
+  return reinterpret_cast<std::byte*>(__shfl_sync(
+      ~0u, static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(pointer)), lane));
+}
+
+/// Expert-major: writes the side records of a token for all top-k slots, without scales: index,
+/// weight, token, 16 bytes each.
+__device__ void write_topk_slot_records(const NormalDispatch& params,
+                                        const detail::SideRecord& record,
+                                        const TopkSlotTarget& target, const DispatchToken& t) {
+  constexpr std::uint32_t kVectors = 3;
+  if (!params.write_indices && params.weights == nullptr) return;
+  const auto lanes = static_cast<std::uint32_t>(params.group.top_k);
+  for (std::uint32_t first = 0; first < lanes * kVectors; first += 32) {
+    const std::uint32_t e = first + lane_id();
+    const std::uint32_t lane = min(e / kVectors, 31u), vector = e % kVectors;
+    std::byte* const to = of_lane(target.record, lane);
+    const std::int32_t expert = __shfl_sync(~0u, t.expert, lane);
+    const float weight = __shfl_sync(~0u, t.weight, lane);
+    if (e >= lanes * kVectors || to == nullptr) continue;
+    if (vector == 1 ? params.weights == nullptr : !params.write_indices) continue;
+    int4 out{expert % params.group.local_experts, 0, -1, -1};
+    if (vector == 1) out = {__float_as_int(weight), 0, 0, 0};
+    if (vector == 2) out = {t.number, 0, 0, 0};
+    *reinterpret_cast<int4*>(to + record.topk_idx + vector * 16) = out;
+  }
+}
+
+/// Expert-major: writes the scales of a token for all top-k slots, four bytes at a time.
+__device__ void write_topk_slot_scales(const NormalDispatch& params, const TopkSlotTarget& target,
+                                       const DispatchToken& t) {
+  const std::uint32_t* const from = params.scales + t.number * params.scale_stride;
+  for (std::int32_t lane = 0; lane < params.group.top_k; ++lane) {
+    auto* const to = reinterpret_cast<std::uint32_t*>(of_lane(target.record, lane));
+    if (to == nullptr) continue;
+    for (std::uint32_t i = lane_id(); i < params.scale_count; i += 32)
+      to[i] = from[i * params.scale_step];
+  }
+}
+
+/// Writes scales that cannot be copied in bulk: any strides, four bytes at a time.
+__device__ void write_scales(const NormalDispatch& params, const detail::SideRecord& record,
+                             const DispatchTargets& targets, const DispatchToken& t,
+                             std::uint32_t copies) {
+  const std::uint32_t* const from = params.scales + t.number * params.scale_stride;
+  for (std::uint32_t c = 0; c < copies; ++c) {
+    const std::int32_t copy = __shfl_sync(~0u, t.copy, c);
+    auto* const to = reinterpret_cast<std::uint32_t*>(
+        targets.records[copy_rank(copy)] +
+        static_cast<std::int64_t>(copy_row_index(copy)) * record.bytes);
+    for (std::uint32_t i = lane_id(); i < params.scale_count; i += 32)
+      to[i] = from[i * params.scale_step];
+  }
+}
+
+/// Expert-major: the side record of a row that no token fills, by units of 16 bytes from
+/// SideRecord::topk_idx.
+__device__ int4 gap_vector(std::uint32_t vector) {
+  return vector == 1 ? int4{} : int4{-1, -1, -1, -1};
+}
+
+/// Expert-major: fills the side records of rows between the blocks of experts. The first block calls,
+/// when the handle has its counts.
+__device__ void fill_gaps(const NormalDispatch& params, const detail::SideRecord& record) {
+  constexpr std::int64_t kVectors = 3;
+  const detail::RegionLayout layout(static_cast<std::uint64_t>(params.region_rows),
+                                    params.row_bytes, record.bytes);
+  std::byte* const records =
+      params.group.block[params.group.me] + params.region + layout.records + record.topk_idx;
+  const HandleArrays& handle = params.handle;
+  for (std::uint32_t e = threadIdx.x / 32;
+       e < static_cast<std::uint32_t>(params.group.local_experts); e += blockDim.x / 32) {
+    const std::int64_t first = handle.expert_first_row[e] + handle.expert_counts[e];
+    const std::int64_t count = (handle.expert_first_row[e + 1] - first) * kVectors;
+    for (std::int64_t i = lane_id(); i < count; i += 32)
+      *reinterpret_cast<int4*>(records + (first + i / kVectors) * record.bytes +
+                               i % kVectors * 16) =
+          gap_vector(static_cast<std::uint32_t>(i % kVectors));
+  }
+}
+
+/// Fills the side records of rows that no token fills: indices of -1, weights of 0; expert-major:
+/// tokens of -1. The work is spread over all blocks.
+template <bool kExpertMajor>
+__device__ void fill_rest(const NormalDispatch& params, const detail::SideRecord& record,
+                          std::int32_t received, std::uint32_t ticket) {
+  const detail::RegionLayout layout(static_cast<std::uint64_t>(params.region_rows),
+                                    params.row_bytes, record.bytes);
+  std::byte* const records = params.group.block[params.group.me] + params.region + layout.records;
+  const std::uint32_t vectors =
+      ((kExpertMajor ? record.bytes : record.source_token) - record.topk_idx) / 16;
+  const std::uint32_t indices = (record.weights - record.topk_idx) / 16;
+  const std::int64_t count = (params.region_rows - received) * vectors;
+  for (std::int64_t i = static_cast<std::int64_t>(ticket) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    const std::int64_t row = received + i / vectors;
+    const auto vector = static_cast<std::uint32_t>(i % vectors);
+    int4 value = vector < indices ? int4{-1, -1, -1, -1} : int4{};
+    if constexpr (kExpertMajor) value = gap_vector(vector);
+    *reinterpret_cast<int4*>(records + row * record.bytes + record.topk_idx + vector * 16) = value;
+  }
+}
+
+}  // namespace
+}  // namespace shoal::ep::cuda

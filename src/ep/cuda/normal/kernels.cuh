@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernels.cuh: the kernels of normal mode and their parameters.
+//
+//   route               top-k indices -> which token goes to which rank; once per routing
+//   number_topk_slots   -> index of each top-k slot among the tokens of its expert; once per routing,
+//                       before expert-major dispatches
+//   dispatch            notify, send, receive in one kernel: its first block publishes counts and the
+//                       granted region, all blocks send, the block that ends last waits for the rows
+//                       of all ranks
+//   combine             notify, fetch and sum, finish, in the same way
+//
+// A dispatch is a scatter to final places: once the counts of all ranks are known, every source knows
+// the row of every token at every rank. A row is loaded once into shared memory and stored from there
+// to each rank that needs it. A combine fetches the rows of a token from the ranks that hold them,
+// chunk by chunk.
+//
+// Expert-major dispatches (DispatchOptions.expert_major) store a row once for each top-k slot: notices
+// carry the counts of all experts, and every block derives from them where this rank's tokens for each
+// expert start.
+#pragma once
+
+#include "ep/cuda/device/divisor.cuh"
+#include "ep/cuda/device/group.cuh"
+#include "ep/cuda/normal/plan.hpp"
+#include "shoal/tensor.hpp"
+
+namespace shoal::ep::cuda {
+
+/// One copy of a token in a rank-major result: the destination rank, and the row index among the rows
+/// sent there.
+SHOAL_HOST_DEVICE constexpr std::int32_t pack_copy(std::int32_t rank, std::int32_t row_index) {
+  return rank << 24 | row_index;
+}
+SHOAL_HOST_DEVICE constexpr std::int32_t copy_rank(std::int32_t copy) {
+  return copy >> 24;
+}
+SHOAL_HOST_DEVICE constexpr std::int32_t copy_row_index(std::int32_t copy) {
+  return copy & 0xffffff;
+}
+inline constexpr std::int32_t kNoCopy = -1;
+inline constexpr std::int64_t kMaxDeviceTokens = 1 << 24;  ///< row indices have 24 bits
+
+/// The arrays of a routing, in device memory.
+struct RoutingArrays {
+  std::int64_t* topk_idx;  ///< [tokens, top_k]; indices out of range as -1
+  /// [tokens, copies_per_token]: by the last top-k slot that names the rank; then kNoCopy.
+  std::int32_t* copies;
+  std::int32_t* rank_counts;    ///< [ranks]
+  std::int32_t* expert_counts;  ///< [experts]
+  /// [tokens, top_k]: index of the token among those of the slot's expert; by number_topk_slots.
+  std::int32_t* expert_row_indices;
+};
+
+/// The arrays of a handle, in device memory.
+struct HandleArrays {
+  std::uint64_t* epoch;         ///< of the dispatch that made the layout
+  std::int32_t* first_row;      ///< [ranks]: where this rank's rows start at each rank
+  std::int32_t* received;       ///< [ranks]: rows that each rank receives from all ranks
+  std::int32_t* expert_counts;  ///< [local_experts]: tokens that this rank received for each expert
+  // Of an expert-major layout:
+  std::int32_t* expert_rows;  ///< [experts]: where this rank's rows start, at the expert's rank
+  std::int32_t*
+      expert_first_row;  ///< [local_experts + 1]: this rank's blocks of experts, and the end
+};
+
+/// The sizes of a dispatch, for the host that waits for them; in host memory. Followed by int32 rows
+/// of each source [ranks] and tokens of each local expert [local_experts].
+struct SizesMessage {
+  volatile std::uint64_t sequence;  ///< the number of the call, written last
+  volatile std::int64_t received;
+};
+
+/// route.cu
+struct NormalRoute {
+  DeviceGroup group;
+  const void* topk_idx;
+  std::int32_t is_int64;
+  std::int32_t tokens, copies_per_token;
+  RoutingArrays out;
+  Divisor by_top_k, by_local_experts;  ///< set by the launcher
+};
+
+/// number_topk_slots.cu
+struct NormalNumberTopkSlots {
+  const std::int64_t* topk_idx;  ///< of RoutingArrays
+  std::int32_t* expert_row_indices;
+  std::int32_t tokens, top_k, experts;
+};
+
+/// dispatch.cu
+struct NormalDispatch {
+  DeviceGroup group;
+  const std::byte* x;
+  std::uint32_t row_bytes;
+  std::int32_t tokens, copies_per_token;
+  const std::int32_t* copies;
+  std::uint32_t write_indices;            ///< 0 with a cached handle
+  const float* weights;                   ///< [tokens, top_k], or nullptr
+  const std::uint32_t* scales;            ///< or nullptr
+  std::int64_t scale_stride, scale_step;  ///< in words: between tokens, between scales of a token
+  std::uint32_t scale_count;
+  RoutingArrays routing;
+  HandleArrays handle;
+  std::uint32_t cached;  ///< not 0: the handle's arrays are read, not written
+  std::uint64_t region;  ///< the granted region, as an offset in the block; kNoRoom: none
+  std::int64_t region_rows;
+  std::uint32_t expert_alignment;  ///< of an expert-major layout; 0: rank-major
+  std::uint32_t table_offset;  ///< of HandleArrays::expert_rows in shared memory, if expert-major
+  std::uint32_t fill;  ///< not 0: rows that no token fills get indices of -1 and weights of 0
+  std::uint32_t dtype;
+  SizesMessage* sizes;  ///< nullptr: the host does not wait
+  std::uint64_t sequence;
+  std::uint32_t stage_bytes, stages, warps;
+};
+
+/// A buffer that a rank shares (SymmetricHeap::share_buffer), as mapped for this GPU.
+struct SharedRange {
+  std::uint64_t id;  ///< the rank's number for it; 0: none
+  const std::byte* base;
+};
+/// Entries of each rank in a ShareTable: number n has entry n % kShareSlots.
+inline constexpr std::uint32_t kShareSlots = 64;
+
+/// combine.cu
+struct NormalCombine {
+  DeviceGroup group;
+  std::uint64_t y, y_weights;  ///< offsets in the block; y_weights: kNoRoom where there are none
+  std::uint64_t share;         ///< not 0: number of the shared range whose start `y` counts from
+  /// [ranks][kShareSlots], in host memory: read only for ranks whose y lies in a shared range.
+  const SharedRange* shares;
+  std::uint32_t weight_stride;  ///< bytes
+  std::int64_t y_rows;
+  std::uint32_t row_bytes;
+  std::int32_t tokens, copies_per_token;  ///< copies_per_token: top_k if expert-major
+  const std::int32_t* copies;
+  std::uint32_t expert_major;    ///< not 0: a row for each top-k slot
+  const std::int64_t* topk_idx;  ///< of RoutingArrays, as the next
+  const std::int32_t* expert_row_indices;
+  HandleArrays handle;
+  const std::byte* bias[2];
+  std::byte* out;
+  float* out_weights;  ///< [tokens, top_k], or nullptr
+  std::uint32_t dtype;
+  std::uint32_t chunk_bytes, stages, warps;
+  std::uint32_t segment_chunks;  ///< chunks of a token that a warp sums at a time
+  Divisor by_segments;           ///< segments of a token; set by the launcher
+};
+
+/// Launches a kernel that begins with griddepcontrol_wait: it may be set up before the one in front
+/// of it has ended.
+template <typename Params>
+void launch(void (*kernel)(Params), const Params& params, const NormalPlan& plan,
+            cudaStream_t stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(plan.warps) * 32);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = plan.overlap_launches ? 1 : 0;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  (void)cudaLaunchKernelEx(&config, kernel, params);
+}
+
+void launch_normal_route(NormalRoute params, cudaStream_t stream);
+void launch_normal_number_topk_slots(const NormalNumberTopkSlots& params, cudaStream_t stream);
+void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan,
+                            cudaStream_t stream);
+void launch_normal_combine(const NormalCombine& params, const NormalPlan& plan,
+                           cudaStream_t stream);
+
+/// Load the code of the kernels and set their attributes, so that first calls do not pay for it.
+/// `shared_bytes` is the shared memory that a block can have on this GPU.
+void preload_normal_route();
+void preload_normal_number_topk_slots();
+void preload_normal_dispatch(int shared_bytes);
+void preload_normal_combine(int shared_bytes);
+
+/// Epoch of a handle whose dispatch did not take place.
+inline constexpr std::uint64_t kRefused = ~std::uint64_t{0};
+
+}  // namespace shoal::ep::cuda

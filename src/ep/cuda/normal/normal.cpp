@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/normal/normal.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "ep/checks.hpp"
+#include "ep/plan/cursor.hpp"
+#include "ep/plan/routing.hpp"
+#include "memory/device.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+using detail::ArrayCursor;
+
+RoutingArrays routing_arrays(std::byte* block, std::int64_t tokens, const detail::Shape& shape,
+                             std::size_t* bytes) {
+  ArrayCursor cursor(block);
+  RoutingArrays arrays{};
+  arrays.topk_idx = cursor.take<std::int64_t>(tokens * shape.top_k);
+  arrays.copies = cursor.take<std::int32_t>(tokens * std::min(shape.top_k, shape.ranks));
+  arrays.rank_counts = cursor.take<std::int32_t>(shape.ranks);
+  arrays.expert_counts = cursor.take<std::int32_t>(shape.experts);
+  arrays.expert_row_indices = cursor.take<std::int32_t>(tokens * shape.top_k);
+  if (bytes != nullptr) *bytes = cursor.bytes();
+  return arrays;
+}
+
+HandleArrays handle_arrays(std::byte* block, const detail::Shape& shape, std::size_t* bytes) {
+  ArrayCursor cursor(block);
+  HandleArrays arrays{};
+  arrays.epoch = cursor.take<std::uint64_t>(1);
+  arrays.first_row = cursor.take<std::int32_t>(shape.ranks);
+  arrays.received = cursor.take<std::int32_t>(shape.ranks);
+  arrays.expert_counts = cursor.take<std::int32_t>(shape.local_experts);
+  arrays.expert_rows = cursor.take<std::int32_t>(shape.experts);
+  arrays.expert_first_row = cursor.take<std::int32_t>(shape.local_experts + 1);
+  if (bytes != nullptr) *bytes = cursor.bytes();
+  return arrays;
+}
+
+std::size_t routing_bytes(const detail::Shape& shape) {
+  std::size_t bytes = 0;
+  routing_arrays(nullptr, std::max(shape.max_tokens, shape.low_latency_max_tokens), shape, &bytes);
+  return bytes;
+}
+
+std::size_t handle_bytes(const detail::Shape& shape) {
+  std::size_t bytes = 0;
+  handle_arrays(nullptr, shape, &bytes);
+  return bytes;
+}
+
+}  // namespace
+
+Normal::Normal(CudaGroup& group)
+    : state_(group.state),
+      group_(group),
+      routings_(routing_bytes(group.state.shape), group.resources),
+      handles_(handle_bytes(group.state.shape), group.resources),
+      shares_(group.state) {
+  const std::size_t scales = group.state.shape.max_scales * 4;
+  require(
+      group.state.shape.max_tokens == 0 || group.state.shape.max_row_bytes + scales <= kMaxRowBytes,
+      Code::unsupported,
+      "rows of {} bytes and {} bytes of scales; on GPUs at most {} together (GroupOptions.hidden, dtype)",
+      group.state.shape.max_row_bytes, scales, kMaxRowBytes);
+  require(group.state.shape.max_tokens < kMaxDeviceTokens, Code::unsupported,
+          "GroupOptions.max_tokens is {}; on GPUs at most {}", group.state.shape.max_tokens,
+          kMaxDeviceTokens - 1);
+}
+
+void Normal::open() {
+  const auto& shape = state_.shape;
+  sizes_memory_ = take_pinned(sizeof(SizesMessage) +
+                              (shape.ranks + shape.local_experts) * sizeof(std::int32_t));
+  int shared_bytes = 0;
+  check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                               state_.device.index),
+        "shared memory of a block");
+  preload_normal_route();
+  preload_normal_number_topk_slots();
+  limits_.bulk_copies = state_.world->cuda()->compute_capability >= 90;
+  limits_.shared_bytes = static_cast<std::uint32_t>(shared_bytes) - kStaticSharedBytes;
+  limits_.multiprocessors = group_.multiprocessors / group_.ranks_on_gpu;
+  limits_.overlap_launches = group_.ranks_on_gpu == 1;
+  preload_normal_dispatch(shared_bytes);
+  preload_normal_combine(shared_bytes);
+  check(cudaGetLastError(), "kernels of an ep::Group");
+  const auto results = static_cast<std::size_t>(shape.live_results) + 2;
+  if (shape.max_tokens > 0) {
+    routings_.reserve(results);
+    handles_.reserve(results);
+  }
+}
+
+Routing Normal::route(const TensorView& topk_idx, const Launch& launch) {
+  const auto& shape = state_.shape;
+  cudaStream_t on = group_.begin(launch);
+  group_.throw_failed();
+  auto state = std::make_shared<CudaRouting>();
+  state->shape = shape;
+  state->tokens = topk_idx.shape[0];
+  state->block = routings_.take();
+  state->arrays =
+      routing_arrays(static_cast<std::byte*>(state->block.get()), state->tokens, shape, nullptr);
+
+  NormalRoute params{};
+  params.group = group_.device;
+  params.topk_idx = topk_idx.data;
+  params.is_int64 = topk_idx.dtype == DataType::int64;
+  params.tokens = static_cast<std::int32_t>(state->tokens);
+  params.copies_per_token = std::min(shape.top_k, shape.ranks);
+  params.out = state->arrays;
+  launch_normal_route(params, on);
+  group_.end(launch, on);
+
+  const auto view = [&](const void* array, DataType dtype,
+                        std::initializer_list<std::int64_t> extents) {
+    return group_.tensor(
+        state->block,
+        static_cast<const std::byte*>(array) - static_cast<std::byte*>(state->block.get()), dtype,
+        extents);
+  };
+  Routing routing;
+  routing.topk_idx = state->topk_idx =
+      view(state->arrays.topk_idx, DataType::int64, {state->tokens, shape.top_k});
+  routing.rank_counts = view(state->arrays.rank_counts, DataType::int32, {shape.ranks});
+  routing.expert_counts = view(state->arrays.expert_counts, DataType::int32, {shape.experts});
+  routing.state = std::move(state);
+  return routing;
+}
+
+std::shared_ptr<CudaHandle> Normal::make_handle(const detail::DispatchCall& call) {
+  if (call.cached) {
+    auto handle =
+        std::make_shared<CudaHandle>(detail::of_backend<CudaHandle>(*call.cached, "dispatch"));
+    if (call.options.worst_case_rows > 0) handle->result_rows = call.options.worst_case_rows;
+    return handle;
+  }
+  auto handle = std::make_shared<CudaHandle>();
+  handle->routing = call.routing;
+  handle->group = state_.weak_from_this();
+  handle->block = handles_.take();
+  handle->arrays =
+      handle_arrays(static_cast<std::byte*>(handle->block.get()), state_.shape, nullptr);
+  handle->received = -1;
+  handle->result_rows = call.options.worst_case_rows;
+  handle->expert_alignment = call.expert_alignment();
+  return handle;
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// normal.hpp: the normal-mode calls of a group on GPUs: route (normal.cpp), dispatch (dispatch.cpp)
+// and combine (combine.cpp). Each checks what only this backend can check, fills the parameters of its
+// kernel and launches it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "ep/backend.hpp"
+#include "ep/cuda/group.hpp"
+#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/shares.hpp"
+
+namespace shoal::ep::cuda {
+
+struct CudaRouting : detail::RoutingState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaRouting() { backend = kBackend; }
+
+  RoutingArrays arrays{};
+  /// The group on whose streams RoutingArrays::expert_row_indices has been computed. Other groups
+  /// compute it again, because nothing orders their streams.
+  mutable std::atomic<const GroupState*> topk_slots_numbered_by = nullptr;
+  std::shared_ptr<void> block;
+};
+
+struct CudaHandle : detail::HandleState {
+  static constexpr auto kBackend = detail::BackendKind::cuda;
+  CudaHandle() { backend = kBackend; }
+
+  HandleArrays arrays{};
+  std::shared_ptr<void> block;
+  std::vector<std::int64_t> rows_per_source;  ///< empty: the sizes never reached the host
+};
+
+/// The calls of normal mode; the arguments have been checked (ep/backend.hpp).
+class Normal {
+ public:
+  explicit Normal(CudaGroup& group);
+
+  /// Loads the kernels and reserves memory. Called when the group has its memory.
+  void open();
+  Routing route(const TensorView& topk_idx, const Launch& launch);
+  Dispatched dispatch(const detail::DispatchCall& call);
+  Combined combine(const TensorView& y, const detail::HandleState& state,
+                   const CombineOptions& options);
+
+ private:
+  std::int32_t sms(const Launch& launch) const {
+    return launch.sms > 0 ? launch.sms : static_cast<std::int32_t>(state_.world->settings().ep_sms);
+  }
+  /// Upper bound of the rows of this call's region.
+  std::int64_t region_rows(const detail::DispatchCall& call) const;
+  static detail::SideRecord record_of(const detail::DispatchCall& call) {
+    return {static_cast<std::uint32_t>(call.scale_bytes()),
+            static_cast<std::uint32_t>(call.topk_slots())};
+  }
+  /// Queues number_topk_slots, unless the routing has its results.
+  void number_topk_slots(const CudaRouting& routing, cudaStream_t on) const;
+  std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);
+  void await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert);
+  Dispatched describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
+                      const std::shared_ptr<detail::Region>& region, std::int64_t rows,
+                      cudaStream_t on);
+  Tensor copied_out(const Tensor& tensor, cudaStream_t on) const;
+  std::uint64_t reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const;
+  void locate_expert_output(const TensorView& y, NormalCombine& params, cudaStream_t on);
+
+  GroupState& state_;
+  CudaGroup& group_;
+  BlockPool routings_, handles_;
+  ShareTable shares_;
+  NormalLimits limits_;
+  std::shared_ptr<void> sizes_memory_;
+  std::uint64_t sequence_ = 0;
+};
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// plan.hpp: how many blocks, warps and stages the kernels of normal mode are launched with, as pure
+// functions of the shape. The figures behind them are in docs/performance.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace shoal::ep::cuda {
+
+/// Bounds of a plan: a dispatch has the addresses of its rows in static shared memory for at most so
+/// many warps and stages.
+inline constexpr std::uint32_t kMaxWarps = 16, kMaxStages = 8;
+/// Bytes of a row that a warp adds at a time. Chunks are multiples of it.
+inline constexpr std::uint32_t kCombineStep = 512;
+/// Barriers lie before the stages: one a warp and stage.
+inline constexpr std::uint32_t kBarrierBytes = kMaxWarps * kMaxStages * 8;
+/// Static shared memory of a kernel, at most.
+inline constexpr std::uint32_t kStaticSharedBytes = 3 << 10;
+/// The longest row, scales included, of which two fit into shared memory.
+inline constexpr std::uint32_t kMaxRowBytes = 96 << 10;
+
+/// How a kernel is launched.
+struct NormalPlan {
+  std::int32_t blocks = 0, warps = 0, stages = 0;
+  std::uint32_t table_offset = 0;  ///< in shared memory, behind the stages
+  std::uint32_t stage_bytes = 0, shared_bytes = 0, segment_chunks = 0;
+  bool overlap_launches = false;  ///< the kernel may be set up while the one before it ends
+};
+
+/// What bounds a plan.
+struct NormalLimits {
+  std::uint32_t shared_bytes = 224 << 10;  ///< dynamic shared memory of a block
+  /// For one rank: blocks wait for each other and must all be resident.
+  std::int32_t multiprocessors = 132;
+  bool bulk_copies = true;  ///< sm_90 and later
+  /// Not where ranks share a GPU: kernels that are set up early would take the room of others.
+  bool overlap_launches = true;
+};
+
+/// What a measurement sets by hand (SHOAL_EP_TUNING); 0: the plan chooses.
+struct NormalTuning {
+  std::int32_t warps = 0, stages = 0, chunk_bytes = 0, segment_chunks = 0;
+};
+/// Parses "dispatch=7x2,combine=16x3x512x8": for a dispatch warps x rows in flight; for a combine
+/// warps x stages x bytes of a chunk x chunks of a segment.
+NormalTuning tuning_of(const std::string& setting, const char* operation);
+
+/// The plan of a dispatch. `blocks` of 0 is the number that measured best. `table_bytes` of shared
+/// memory are kept for the caller, at NormalPlan::table_offset.
+NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
+                         const NormalLimits& limits, const NormalTuning& tuning,
+                         std::uint32_t table_bytes = 0);
+/// Whether a table leaves room for the two rows that a dispatch needs.
+bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const NormalLimits& limits,
+                     std::uint64_t table_bytes);
+
+/// The plan of a combine of so many tokens, each the sum of at most `copies_per_token` rows.
+NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
+                        std::int32_t copies_per_token, const NormalLimits& limits,
+                        const NormalTuning& tuning);
+
+}  // namespace shoal::ep::cuda

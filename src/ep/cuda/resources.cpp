@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/resources.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "memory/cuda/stream_pool.hpp"
+#include "memory/device.hpp"
+
+namespace shoal::ep::cuda {
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // clears it, so that the next launch reports its own
+  fail(Code::system, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+GroupResources::GroupResources(const memory::Device& gpu)
+    : taken_stream(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::highest)),
+      stream(taken_stream.get()) {
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = {cudaMemLocationTypeDevice, gpu.device};
+  check(cudaMemPoolCreate(&pool, &properties), "memory pool of an ep::Group");
+  std::uint64_t all = ~std::uint64_t{0};  // keeps memory that results leave for later ones
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all),
+        "memory pool of an ep::Group");
+}
+
+GroupResources::~GroupResources() {
+  (void)cudaMemPoolDestroy(pool);
+}
+
+std::shared_ptr<void> GroupResources::allocate(std::size_t bytes, cudaStream_t on,
+                                               const std::shared_ptr<GroupResources>& self) const {
+  void* memory = nullptr;
+  check(cudaMallocFromPoolAsync(&memory, std::max<std::size_t>(bytes, 16), pool, on),
+        "memory of an ep::Group");
+  return {memory, [self](void* pointer) { (void)cudaFreeAsync(pointer, self->stream); }};
+}
+
+struct BlockPool::Blocks {
+  explicit Blocks(std::shared_ptr<GroupResources> owner) : resources(std::move(owner)) {}
+  std::shared_ptr<GroupResources> resources;
+  std::mutex mutex;
+  std::vector<std::shared_ptr<void>> free;
+};
+
+BlockPool::BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resources)
+    : bytes_(bytes), blocks_(std::make_shared<Blocks>(std::move(resources))) {}
+
+void BlockPool::reserve(std::size_t blocks) {
+  {
+    const std::lock_guard lock(blocks_->mutex);
+    if (blocks_->free.size() >= blocks) return;
+  }
+  std::vector<std::shared_ptr<void>> taken;
+  for (std::size_t i = 0; i < blocks; ++i) taken.push_back(take());
+}
+
+std::shared_ptr<void> BlockPool::take() {
+  std::shared_ptr<void> block;
+  {
+    const std::lock_guard lock(blocks_->mutex);
+    if (!blocks_->free.empty()) {
+      block = std::move(blocks_->free.back());
+      blocks_->free.pop_back();
+    }
+  }
+  if (block == nullptr) {
+    const auto& resources = blocks_->resources;
+    block = resources->allocate(bytes_, resources->stream, resources);
+    check(cudaStreamSynchronize(resources->stream), "memory for the layout of an operation");
+  }
+  void* const pointer = block.get();
+  return {pointer, [blocks = blocks_, block = std::move(block)](void*) mutable {
+            const std::lock_guard lock(blocks->mutex);
+            blocks->free.push_back(std::move(block));
+          }};
+}
+
+namespace {
+
+struct Pinned {
+  std::mutex mutex;
+  std::multimap<std::size_t, void*> free;
+  static Pinned& instance() {
+    static auto* pinned = new Pinned;  // never destroyed: groups may outlive static objects
+    return *pinned;
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<void> take_pinned(std::size_t bytes) {
+  auto& pinned = Pinned::instance();
+  void* memory = nullptr;
+  {
+    const std::lock_guard lock(pinned.mutex);
+    if (const auto found = pinned.free.find(bytes); found != pinned.free.end()) {
+      memory = found->second;
+      pinned.free.erase(found);
+    }
+  }
+  if (memory == nullptr)
+    check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+          "host memory of an ep::Group");
+  std::memset(memory, 0, bytes);
+  return {memory, [bytes](void* pointer) {
+            auto& home = Pinned::instance();
+            const std::lock_guard lock(home.mutex);
+            home.free.emplace(bytes, pointer);
+          }};
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// resources.hpp: the stream and the memory of a group on its GPU.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <memory>
+
+namespace shoal::memory {
+struct Device;
+}
+
+namespace shoal::ep::cuda {
+
+/// Throws Error{system} with CUDA's reason, naming the call, unless `status` is success.
+void check(cudaError_t status, const char* what);
+
+/// A high-priority stream that does not synchronise with the null stream, and the group's own pool of
+/// device memory. They live as long as memory of the pool does. Nothing here synchronises the device:
+/// other PEs on this GPU can be waiting for this one.
+///
+/// The pool is the group's own because its memory is used on the streams of calls. Those are ordered
+/// one behind the other (CudaGroup::begin), on whatever stream the memory is freed.
+struct GroupResources {
+  std::shared_ptr<CUstream_st> taken_stream;
+  cudaStream_t stream;  ///< taken_stream.get()
+  cudaMemPool_t pool = nullptr;
+  explicit GroupResources(const memory::Device& gpu);
+  ~GroupResources();
+  GroupResources(const GroupResources&) = delete;
+  GroupResources& operator=(const GroupResources&) = delete;
+
+  /// Memory in stream order on `on`; contents undefined. `self` is this object.
+  std::shared_ptr<void> allocate(std::size_t bytes, cudaStream_t on,
+                                 const std::shared_ptr<GroupResources>& self) const;
+};
+
+/// Blocks of device memory of one size, for the small arrays of routings and handles. A block returns
+/// with the last tensor that refers to it; work that uses it is ordered before the group's next call
+/// (Launch in shoal/ep/group.hpp).
+class BlockPool {
+ public:
+  BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resources);
+  /// A free block. Allocates where there is none, which a captured stream does not allow; call
+  /// reserve before.
+  std::shared_ptr<void> take();
+  /// Makes sure that so many blocks are free.
+  void reserve(std::size_t blocks);
+  std::size_t block_bytes() const noexcept { return bytes_; }
+
+ private:
+  struct Blocks;
+  std::size_t bytes_;
+  std::shared_ptr<Blocks> blocks_;
+};
+
+/// Zeroed host memory that the GPU reads and writes. It is kept for the next user and never freed.
+std::shared_ptr<void> take_pinned(std::size_t bytes);
+
+}  // namespace shoal::ep::cuda
