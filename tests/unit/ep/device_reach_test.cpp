@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What groups in GPU memory learn from the world, on a driver without a GPU: where shared buffers
-// are mapped, why a rank is out of reach, and when they warn about it.
+// What groups in GPU memory ask the world, on a driver without a GPU: where shared buffers lie, why
+// a PE is out of reach, and when a group warns of that.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -118,7 +118,7 @@ TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows t
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-/// What ranks say, one after another, of a group of these PEs.
+/// What members say, one after another, of a group of these PEs.
 std::vector<std::string> said(Settings settings, Pe n_pes) {
   std::vector<std::string> all(static_cast<std::size_t>(n_pes));
   run_threads(n_pes, settings, [&](World& world) {
@@ -167,7 +167,7 @@ TEST(GroupsOnGpus, DoNotWarnOfWhatNodesAndSettingsMakeSo) {
       << "nothing to say, and the level is back";
 }
 
-TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {
+TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {  // B3
   SHOAL_SKIP_WITHOUT_OFI();                       // what is in host memory goes by a network
   if (const auto module =
           load_plugin(gpu_world_settings(), "transport_ofi", transport::kModuleSymbol);
