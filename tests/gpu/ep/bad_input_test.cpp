@@ -509,9 +509,9 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
   };
   const Case cases[] = {
       {low_latency(4, 16, 65536),
-       "low-latency mode on GPUs has at most 32768 experts a member; this group has 65536"},
+       "low-latency mode on GPUs has at most 32768 experts a rank; this group has 65536"},
       {low_latency(65536, 16, 32768),
-       "low-latency mode on GPUs has fewer than 2147483648 rows a member"},
+       "low-latency mode on GPUs has fewer than 2147483648 rows a rank"},
       {normal(4, 1 << 20), "rows of 2097152 bytes"},
   };
   run_threads(1, gpu_settings(1024), [&](World& world) {
