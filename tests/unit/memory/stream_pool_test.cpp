@@ -81,8 +81,8 @@ TEST(StreamPool, KeepsPrioritiesApart) {
 TEST(StreamPool, KeepsDevicesApart) {
   const FakeCuda fake({.gpus = 2});
   const auto zero = memory::open_device({.ordinal = 0}), one = memory::open_device({.ordinal = 1});
-  CUstream const on_zero =
-      take_stream(*zero, kHighest).get();  // while the context of GPU 1 is current
+  // While the context of GPU 1 is current.
+  CUstream const on_zero = take_stream(*zero, kHighest).get();
   CUstream const on_one = take_stream(*one, kHighest).get();
   EXPECT_EQ(made_with(on_zero)->device, 0);
   EXPECT_EQ(made_with(on_one)->device, 1);
@@ -99,8 +99,8 @@ TEST(StreamPool, PassesOverStreamsThatAreNotReady) {
     CUstream const first = take_stream(*device, kHighest).get();
     const Stream other = take_stream(*device, kHighest);
     EXPECT_NE(other.get(), first);
-    CUstream const third =
-        take_stream(*device, kHighest).get();  // the first is asked a second time
+    // The first is asked a second time.
+    CUstream const third = take_stream(*device, kHighest).get();
     EXPECT_TRUE(third != first && third != other.get());
     EXPECT_EQ(FakeCuda::calls("stream_create"), 4) << "the device's own among them";
     EXPECT_EQ(take_stream(*device, kHighest).get(), third)
