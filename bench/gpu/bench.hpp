@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench.hpp: the parts of shoal-bench-gpu: options, what each PE holds, timing of chains, results.
 //
-// PEs are threads of one process, or processes under shoal-run, assigned to the GPUs in turn. A chain
-// is a sequence of operations that are enqueued without waiting on the host. Times are GPU times,
-// between events of the stream.
+// PEs are threads of one process, or processes under shoal-run, assigned to the GPUs in turn. A
+// chain is a sequence of operations that are enqueued without waiting on the host. Times are GPU
+// times, between events of the stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -149,8 +149,8 @@ Tensor expert_factors(std::int64_t first, std::int64_t count);
 Settings gpu_settings(std::size_t heap_bytes);
 ep::GroupOptions normal_options(const Options& options, std::int64_t max_tokens);
 ep::GroupOptions low_latency_options(const Options& options, std::int64_t max_tokens);
-/// The size of the low-latency group for so many tokens: the smallest of a few sizes that fits, because
-/// the distance between slots depends on it.
+/// The size of the low-latency group for so many tokens: the smallest of a few sizes that fits,
+/// because the distance between slots depends on it.
 std::int64_t low_latency_group_size(std::int64_t tokens);
 /// Bytes of the symmetric heap that a part needs.
 std::size_t heap_bytes(const Options& options, const std::string& part, std::int32_t pes);

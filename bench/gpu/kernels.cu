@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of kernels.hpp. They are not timed, so they are plain loops with a block for each row.
+// The kernels of kernels.hpp. They are not timed, so they are plain loops with a block for each
+// row.
 #include <cuda_runtime.h>
 
 #include "ep/numeric/numeric.hpp"

@@ -33,10 +33,9 @@ struct LowLatencyExperts {
 };
 void run_experts(cudaStream_t stream, const LowLatencyExperts& arguments);
 
-/// Finds an element of out that differs from x * factor[token] by more than tolerance * size[token] *
-/// |x|.
-/// x, out: bfloat16 [tokens, hidden]; factor, size: float32 [tokens]. Lowers *first_bad (uint64 in
-/// device memory) to its index.
+/// Finds an element of out that differs from x * factor[token] by more than tolerance * size[token]
+/// * |x|. x, out: bfloat16 [tokens, hidden]; factor, size: float32 [tokens]. Lowers *first_bad
+/// (uint64 in device memory) to its index.
 void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
              const TensorView& factor, const TensorView& size, float tolerance,
              std::uint64_t* first_bad);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Toolkits come without NVML. It is loaded at run time, and the part of its binary interface in use is
-// declared here.
+// Toolkits come without NVML. It is loaded at run time, and the part of its binary interface in use
+// is declared here.
 #include "gpu/links.hpp"
 
 #include <cuda_runtime_api.h>

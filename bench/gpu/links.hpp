@@ -12,7 +12,8 @@ struct LinkBytes {
   double sent = 0, received = 0, raw_sent = 0, raw_received = 0;
 };
 
-/// Totals since the driver was loaded, in steps of 1 KiB; nullopt where NVML or the GPU has no counters.
+/// Totals since the driver was loaded, in steps of 1 KiB; nullopt where NVML or the GPU has no
+/// counters.
 std::optional<LinkBytes> read_links();
 
 /// A share of what went over the links between two readings.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // low_latency.cpp: low-latency mode: FP8 and BF16 dispatch, BF16 combine, by number of tokens.
 //
-// Times per point: free-running chains of pairs and of dispatches alone, plain and as replayed graphs;
-// pairs with an event after each operation; pairs with separate phases (the receive hook) and a pause
-// between them in which the rows arrive, so that the receive phase is timed without waiting. Experts
-// write to next_combine_buffer, so nothing is staged; weights come with the combine. With --load-of,
-// two GPUs carry what each GPU of a larger group would.
+// Times per point: free-running chains of pairs and of dispatches alone, plain and as replayed
+// graphs; pairs with an event after each operation; pairs with separate phases (the receive hook)
+// and a pause between them in which the rows arrive, so that the receive phase is timed without
+// waiting. Experts write to next_combine_buffer, so nothing is staged; weights come with the
+// combine. With --load-of, two GPUs carry what each GPU of a larger group would.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,8 @@ namespace shoal::bench::gpu {
 
 namespace {
 
-/// Longer than any exchange at these sizes, so that all rows have arrived when the receive phase starts.
+/// Longer than any exchange at these sizes, so that all rows have arrived when the receive phase
+/// starts.
 constexpr std::int64_t kGapNanoseconds = 300'000;
 
 class LowLatencyBench {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// movement.cpp: push against pull. The rows of a dispatch with random top-k go from their sources to
-// their final places: pushed by the sources, which load a row once and store it to every rank that gets
-// it, or pulled by the ranks, which load it from its source and store it locally. Both use the same
-// rows, addresses, kernel and number of SMs, and no protocol.
+// movement.cpp: push against pull. The rows of a dispatch with random top-k go from their sources
+// to their final places: pushed by the sources, which load a row once and store it to every rank
+// that gets it, or pulled by the ranks, which load it from its source and store it locally. Both
+// use the same rows, addresses, kernel and number of SMs, and no protocol.
 #include <algorithm>
 #include <random>
 #include <vector>

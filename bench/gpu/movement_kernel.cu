@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of movement.hpp: the bare data path of a normal-mode kernel. A warp takes every n-th row of
-// a list, loads it into shared memory and stores it to its targets with bulk copies (TMA), several rows
-// in flight.
+// The kernel of movement.hpp: the bare data path of a normal-mode kernel. A warp takes every n-th
+// row of a list, loads it into shared memory and stores it to its targets with bulk copies (TMA),
+// several rows in flight.
 #include <algorithm>
 
 #include "ep/cuda/device/tma.cuh"

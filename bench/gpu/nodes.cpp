@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// nodes.cpp: GPUs on several (emulated) nodes, which do not reach each other's memory: groups that pass
-// rows through the host, and put, get and atomics on heaps through transport "staged".
+// nodes.cpp: GPUs on several (emulated) nodes, which do not reach each other's memory: groups that
+// pass rows through the host, and put, get and atomics on heaps through transport "staged".
 //
-// Calls wait for the network, so times are the host's, between barriers. "copies" is the lower bound of
-// any path through the host: the rows of the pair once to pinned host memory and once back.
+// Calls wait for the network, so times are the host's, between barriers. "copies" is the lower
+// bound of any path through the host: the rows of the pair once to pinned host memory and once
+// back.
 #include <chrono>
 
 #include "base/check.hpp"
@@ -20,7 +21,7 @@ double seconds_since(Clock::time_point start) {
 
 ep::GroupOptions staged_options(const Options& options) {
   ep::GroupOptions group = normal_options(options, options.shape.tokens);
-  group.combine_staging = true;  // answers lie in GPU memory, which nobody else reaches
+  group.combine_staging = true;  // expert outputs are in GPU memory, out of reach of other nodes
   return group;
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // normal.cpp: normal mode by number of SMs and tokens: FP8 and BF16 dispatch, BF16 combine.
 //
-// Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely. Times
-// per point: chains of pairs (route, dispatch, combine), the same with an event between operations, and
-// chains of one operation: route, dispatch, dispatch with a cached handle, combine. Results are checked
-// before and after with experts that apply a function of their own id; so is the last output of the
-// free-running chain.
+// Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely.
+// Times per point: chains of pairs (route, dispatch, combine), the same with an event between
+// operations, and chains of one operation: route, dispatch, dispatch with a cached handle, combine.
+// Results are checked before and after with experts that apply a function of their own id; so is
+// the last output of the free-running chain.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -3,12 +3,12 @@
 //
 // Resources: opening the world, by phase, and creating a group. Code loading: the first call of the
 // process minus the median of the first calls of later groups of the same kind, which find the code
-// loaded. Handshake and first touch: the rest over a steady call. Times are the host's, from a call to
-// the end of its work on the GPU, of the slowest PE; all PEs start each call together. Without
-// --no-warmup, groups are created with preinitialize or warmed up by a call; first / steady then shows
-// what remains. Inputs and outputs exist before the group, as those of a model do; the warm-up does not
-// use them. The first pair directly follows the warm-up; steady pairs behind a pause show what a later
-// first pair would cost.
+// loaded. Handshake and first touch: the rest over a steady call. Times are the host's, from a call
+// to the end of its work on the GPU, of the slowest PE; all PEs start each call together. Without
+// --no-warmup, groups are created with preinitialize or warmed up by a call; first / steady then
+// shows what remains. Inputs and outputs exist before the group, as those of a model do; the
+// warm-up does not use them. The first pair directly follows the warm-up; steady pairs behind a
+// pause show what a later first pair would cost.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -127,7 +127,7 @@ namespace {
 /// Runs a chain of so many operations on all PEs together; what it put on the links, per operation.
 std::optional<LinkBytes> links_of_chain(Peers& peers, std::int64_t operations,
                                         const std::function<void()>& chain) {
-  peers.barrier();  // nobody sends any more
+  peers.barrier();  // all PEs have finished sending
   const auto before = read_links();
   peers.barrier();
   chain();

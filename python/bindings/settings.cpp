@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "base/check.hpp"
+#include "check.hpp"
 
 namespace shoal::python {
 namespace {

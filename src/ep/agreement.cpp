@@ -9,7 +9,7 @@
 namespace shoal::ep::detail {
 namespace {
 
-/// The options that must be the same on all members, with their names.
+/// The options that must be equal on all ranks, with their names.
 struct Field {
   const char* name;
   std::int64_t (*value)(const GroupOptions&);
@@ -36,7 +36,7 @@ struct Proposal {
 };
 static_assert(sizeof(Proposal) <= shoal::detail::WorldState::kExchangeBytes);
 
-/// The state, or what is wrong with the options here.
+/// Returns the state, or nullptr with the error of this rank in `proposal`.
 std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& options,
                                     Proposal& proposal) {
   for (std::size_t i = 0; i < kFieldCount; ++i) proposal.values[i] = kFields[i].value(options);

@@ -280,4 +280,12 @@ void check_low_latency_combine(const GroupState& group, const TensorView& y,
   check_wait_ns(group, call, options.wait_ns);
 }
 
+void fail_no_room(const GroupState& group, Pe pe, std::int64_t rows) {
+  fail(
+      Code::exhausted,
+      "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by results "
+      "that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
+      pe, rows, group.plan.arena_bytes, group.shape.live_results);
+}
+
 }  // namespace shoal::ep::detail

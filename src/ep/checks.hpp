@@ -34,4 +34,7 @@ void check_low_latency_combine(const GroupState& group, const TensorView& y,
                                const LowLatencyHandleState* handle,
                                const LowLatencyCombineOptions& options);
 
+/// Throws Error{exhausted}: the receive area of a PE has no room for a result of up to `rows` rows.
+[[noreturn]] void fail_no_room(const GroupState& group, Pe pe, std::int64_t rows);
+
 }  // namespace shoal::ep::detail

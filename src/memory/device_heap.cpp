@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Parts shared by builds with and without CUDA, and the errors
-// of the latter.
+// SPDX-License-Identifier: Apache-2.0
+// Parts shared by builds with and without CUDA, and the errors of the latter.
 #include "memory/device_heap.hpp"
 
 #include <algorithm>

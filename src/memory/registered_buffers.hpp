@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 registered_buffers.hpp: user buffers that transports may use
-// directly.
+// SPDX-License-Identifier: Apache-2.0
+// registered_buffers.hpp: user buffers that transports may use directly.
 #pragma once
 
 #include <cstddef>

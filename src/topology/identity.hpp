@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 identity.hpp: which PEs share a host, and which nodes PEs are
-// on.
+// SPDX-License-Identifier: Apache-2.0
+// identity.hpp: which PEs share a host, and which nodes PEs are on.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 machine.hpp: GPUs and NICs of a host, and the distances
-// between them.
+// SPDX-License-Identifier: Apache-2.0
+// machine.hpp: GPUs and NICs of a host, and the distances between them.
 #pragma once
 
 #include <compare>

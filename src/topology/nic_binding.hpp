@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 nic_binding.hpp: which NICs may be used, and how the user
-// assigns them.
+// SPDX-License-Identifier: Apache-2.0
+// nic_binding.hpp: which NICs may be used, and how the user assigns them.
 #pragma once
 
 #include <cstdint>

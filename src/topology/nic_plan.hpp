@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 nic_plan.hpp: which NICs each PE of a host uses.
+// SPDX-License-Identifier: Apache-2.0
+// nic_plan.hpp: which NICs each PE of a host uses.
 //
 // The plan belongs to the physical host. It covers all seats of the host, and a PE uses the NICs of
 // its seat in every job, world and team: plans per job would assign the same NIC to several jobs.

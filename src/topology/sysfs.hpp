@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 sysfs.hpp: facts about network ports that hwloc does not
-// report.
+// SPDX-License-Identifier: Apache-2.0
+// sysfs.hpp: facts about network ports that hwloc does not report.
 #pragma once
 
 #include <filesystem>

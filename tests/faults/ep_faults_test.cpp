@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A PE that dies inside an operation: the others say so, in time, and its name is known; no process
-// is left (DESIGN.md, idea 5).
+// A PE that dies inside an operation: the other PEs report it in time and by name, and no process
+// is left.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -166,7 +166,7 @@ SHOAL_PE_BODY(goes_on_without_pe_2) {
   std::puts("went on");
 }
 
-TEST(EpFaults, LowLatencyGoesOnWithoutAKilledPe) {  // E3: masks for failed ranks
+TEST(EpFaults, LowLatencyGoesOnWithoutAKilledPe) {  // masks for failed ranks
   PeGroup group = start_pes(4, "goes_on_without_pe_2", {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("running"));
   group.pes[2].send(SIGKILL);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// EP with a process per PE: the same checks over shared memory (E2, E3, D2).
+// EP with a process per PE: the same checks over shared memory.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -67,7 +67,7 @@ SHOAL_PE_BODY(idle_between_send_and_receive) {
   world.close();
 }
 
-TEST(EpProcesses, NothingRunsBetweenSendAndReceive) {  // A9
+TEST(EpProcesses, NothingRunsBetweenSendAndReceive) {
   expect_success(run_pes(2, "idle_between_send_and_receive"));
 }
 

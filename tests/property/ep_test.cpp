@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random shapes against the naive reference (E1 to E4): ranks that are no power of two, any top-k
+// Random shapes against the naive reference: ranks that are no power of two, any top-k
 // up to 32, any hidden that is a multiple of 16 bytes, holes, idle members, one hot expert; and
 // shapes that have one size as large as it gets.
 #include <gtest/gtest.h>

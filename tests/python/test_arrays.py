@@ -163,7 +163,7 @@ def test_ml_dtypes_are_recognised(settings):
     [
         ("text", "x is a str"),
         (np.zeros((1, 1, 1, 1, 1), np.float32), "5 dimensions; allowed: up to 4"),
-        (np.zeros((2, 16), np.complex64), "which Shoal does not know"),
+        (np.zeros((2, 16), np.complex64), "which Shoal does not have"),
     ],
 )
 def test_what_is_no_array_is_named(value, message, settings):

@@ -23,12 +23,14 @@
 // per level where a level pre-sums).
 //
 // Memory. A group lies where its world's heap lies (SHOAL_HEAP): on the host, or in GPU memory.
-// Results lie there as well; they must be gone, and the work queued on a group's stream must have
-// ended, before World::close. On GPUs tensors are device tensors, and calls return when their
-// kernels are queued on a stream (Launch). A dispatch without worst_case_rows or a cached handle
-// waits on the host for its sizes. Other calls can be captured in a CUDA graph, except: copy_out,
-// combine without `out` or with CombineOptions::weights, low-latency calls before one of their kind
-// or warmup, and every call of a group that passes rows through host memory (docs/guide/gpus.md).
+// Results lie there as well and must be gone before World::close. World::close first completes the
+// operations queued on the group's thread and stream; in a world that has failed, operations that
+// have not begun throw Error{closed}. On GPUs tensors are device tensors, and calls return when
+// their kernels are queued on a stream (Launch). A dispatch without worst_case_rows or a cached
+// handle waits on the host for its sizes. Other calls can be captured in a CUDA graph, except:
+// copy_out, combine without `out` or with CombineOptions::weights, low-latency calls before one of
+// their kind or warmup, and every call of a group that passes rows through host memory
+// (docs/guide/gpus.md).
 //
 // Failure. Bad arguments throw Error{invalid_argument} before anything is sent, and the group stays
 // usable. Ranks that pass different options throw Error{mismatch} on all ranks. A wait longer than

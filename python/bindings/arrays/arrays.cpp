@@ -6,8 +6,8 @@
 
 #include <array>
 
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 #include "exchange.hpp"
 #include "streams.hpp"
 

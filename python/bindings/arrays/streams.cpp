@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "streams.hpp"
 
-#include "base/check.hpp"
+#include "../check.hpp"
 
 #ifdef SHOAL_WITH_CUDA
 #include <cuda_runtime_api.h>

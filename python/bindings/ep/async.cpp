@@ -10,8 +10,8 @@
 #include <memory>
 #include <utility>
 
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 #include "normal.hpp"
 #include "options.hpp"
 

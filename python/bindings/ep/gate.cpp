@@ -4,8 +4,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 #include "group.hpp"
 #include "options.hpp"
 

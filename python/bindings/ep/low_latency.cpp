@@ -4,9 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "../check.hpp"
 #include "../docs.hpp"
 #include "../world/world.hpp"
-#include "base/check.hpp"
 #include "group.hpp"
 #include "options.hpp"
 

@@ -8,8 +8,8 @@
 
 #include <utility>
 
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 #include "options.hpp"
 
 namespace shoal::python {

@@ -8,7 +8,7 @@
 #include <functional>
 #include <map>
 
-#include "base/check.hpp"
+#include "../check.hpp"
 #include "group.hpp"
 
 namespace shoal::python {

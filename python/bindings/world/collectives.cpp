@@ -6,8 +6,8 @@
 
 #include <map>
 
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 #include "world.hpp"
 
 namespace shoal::python {

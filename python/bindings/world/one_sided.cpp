@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "../arrays/streams.hpp"
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 #include "world.hpp"
 
 namespace shoal::python {

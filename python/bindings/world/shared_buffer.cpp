@@ -5,8 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 #include "world.hpp"
 
 namespace shoal::python {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <utility>
 
+#include "../check.hpp"
 #include "../docs.hpp"
-#include "base/check.hpp"
 
 namespace shoal::python {
 namespace {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fault_messages.cpp: from a kernel's report (device/faults.cuh) to the error that a call throws.
 #include "base/check.hpp"
+#include "ep/checks.hpp"
 #include "ep/cuda/group.hpp"
 
 namespace shoal::ep::cuda {
@@ -121,11 +122,7 @@ void CudaGroup::throw_reported() {
           "{} (epoch {}): the handle is of a dispatch that did not take place; Group::synchronize says why",
           operation_of(*report), epoch);
     case Fault::no_room:
-      fail(
-          Code::exhausted,
-          "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
-          "results that are still held. Release them, or raise GroupOptions.live_results (now {})",
-          pe, state.shape.max_received(), device.layout.arena_bytes, state.shape.live_results);
+      detail::fail_no_room(state, pe, state.shape.max_received());
     case Fault::too_many_rows:
       fail(Code::exhausted,
            "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe,

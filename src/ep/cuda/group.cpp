@@ -14,7 +14,7 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
   gpu.activate();
   multiprocessors = gpu.multiprocessors;
   require(state.shape.ranks <= kMaxDeviceRanks, Code::unsupported,
-          "an ep::Group on GPUs has at most {} members; this team has {}", kMaxDeviceRanks,
+          "an ep::Group on GPUs has at most {} ranks; this team has {}", kMaxDeviceRanks,
           state.shape.ranks);
   resources = std::make_shared<GroupResources>(gpu);
   stream = resources->stream;
@@ -111,8 +111,8 @@ std::optional<std::int32_t> CudaGroup::ask_failed_rank() {
   check(cudaMemcpy2DAsync(failed.data(), sizeof(std::uint64_t), state.block + device.layout.failed,
                           detail::kLine, sizeof(std::uint64_t), failed.size(),
                           cudaMemcpyDeviceToHost, stream),
-        "whether members have failed");
-  check(cudaStreamSynchronize(stream), "whether members have failed");
+        "state of the other ranks");
+  check(cudaStreamSynchronize(stream), "state of the other ranks");
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank)
     if (rank != state.me && failed[static_cast<std::size_t>(rank)] != 0) return rank;
   return std::nullopt;

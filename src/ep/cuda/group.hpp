@@ -35,22 +35,22 @@ struct CudaGroup {
   std::shared_ptr<GroupResources> resources;
   cudaStream_t last_stream = nullptr;  ///< of the last call; calls of a group run one after another
 
-  /// Starts a call: makes the GPU current on this thread, and orders the call's stream after earlier
-  /// calls and after Launch::after. Returns the stream.
+  /// Starts a call: makes the GPU current on this thread, and orders the call's stream after
+  /// earlier calls and after Launch::after. Returns the stream.
   cudaStream_t begin(const Launch& launch);
-  /// Ends a call: reports launch errors, records Launch::done, and orders later calls. The caller may
-  /// destroy its stream from now on.
+  /// Ends a call: reports launch errors, records Launch::done, and orders later calls. The caller
+  /// may destroy its stream from now on.
   void end(const Launch& launch, cudaStream_t on);
   /// Orders later calls after the work queued so far, even if this call throws.
   void record(cudaStream_t on) const;
-  /// Reports errors of the first of two launches of a call. It records nothing, because no other work
-  /// may come between the two kernels.
+  /// Reports errors of the first of two launches of a call. It records nothing, because no other
+  /// work may come between the two kernels.
   void end_first() { check(cudaGetLastError(), "launch of a kernel"); }
   bool capturing(cudaStream_t on) const;
   /// Whether the last call was captured, and its stream still is.
   bool last_call_captures() const { return begun_.captured && capturing(begun_.on); }
-  /// Throws where the GPU has reported a fatal fault. Other reports are thrown by calls that wait: a
-  /// call that threw them before it queues its kernel would leave this rank out of step.
+  /// Throws where the GPU has reported a fatal fault. Other reports are thrown by calls that wait:
+  /// a call that threw them before it queues its kernel would leave this rank out of step.
   void throw_failed();
   /// Throws what the GPU has reported, if anything (fault_messages.cpp).
   void throw_reported();
@@ -62,8 +62,8 @@ struct CudaGroup {
   Tensor tensor(const std::shared_ptr<void>& memory, std::size_t offset, DataType dtype,
                 std::initializer_list<std::int64_t> shape) const;
   /// The elements of an optional tensor; nullptr where it is undefined. A tensor without tokens can
-  /// have no memory; it yields another address, because kernels recognise by nullptr that the call has
-  /// no such tensor.
+  /// have no memory; it yields another address, because kernels recognise by nullptr that the call
+  /// has no such tensor.
   template <typename T>
   const T* elements(const TensorView& tensor) const {
     if (!tensor.defined() || tensor.data != nullptr)
@@ -80,7 +80,8 @@ struct CudaGroup {
  private:
   cudaEvent_t between_ = nullptr;  // recorded behind each call on a stream of the caller
   bool under_way_ = true;          // calls may be in progress: another stream has to wait for them
-  /// The call that began last, so that the driver is asked only once whether its stream is captured.
+  /// The call that began last, so that the driver is asked only once whether its stream is
+  /// captured.
   struct {
     cudaStream_t on = nullptr;
     bool captured = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layout.hpp: where every byte of a group in GPU memory lies in its block of the symmetric heap, as a
-// pure function of its options; the same on every rank.
+// layout.hpp: where every byte of a group in GPU memory lies in its block of the symmetric heap, as
+// a pure function of its options; the same on every rank.
 //
 // Normal mode has the same receive area as on the host (Arena). A region of it holds x, then a side
 // record for each row: what travels beside a row is contiguous, so that it is one small write.
@@ -25,8 +25,8 @@ inline constexpr std::int32_t kMaxDeviceRanks = 128;
 /// Low latency: bytes and top-k slots of a packet of a slot's header.
 inline constexpr std::size_t kPacketBytes = 16, kTopkSlotsPerPacket = 2;
 
-/// What travels beside a row: scales, int64 experts and float32 weights at the receiving rank (`top_k`
-/// of each; one in an expert-major layout), int32 source token. A multiple of 16 bytes.
+/// What travels beside a row: scales, int64 experts and float32 weights at the receiving rank
+/// (`top_k` of each; one in an expert-major layout), int32 source token. A multiple of 16 bytes.
 struct SideRecord {
   std::uint32_t topk_idx, weights, source_token, bytes;
 
@@ -47,9 +47,9 @@ struct RegionLayout {
         total(align_up(records + rows * record_bytes, kPageBytes)) {}
 };
 
-/// What a rank tells every other at the start of a normal operation. For a dispatch followed by int32
-/// rows for each rank [ranks], and int32 tokens for each expert of the receiving rank [local_experts],
-/// expert-major for all experts [experts].
+/// What a rank tells every other at the start of a normal operation. For a dispatch followed by
+/// int32 rows for each rank [ranks], and int32 tokens for each expert of the receiving rank
+/// [local_experts], expert-major for all experts [experts].
 struct DeviceNotice {
   /// Offset in the block. Dispatch: the granted region, or kNoRoom; combine: y.
   std::uint64_t region;
@@ -69,20 +69,20 @@ struct DeviceNotice {
   std::uint64_t share;
 };
 
-/// Offsets in the group's block of the heap. The layout of an entry is in brackets; [2] is the parity
-/// of the epoch.
+/// Offsets in the group's block of the heap. The layout of an entry is in brackets; [2] is the
+/// parity of the epoch.
 struct DeviceLayout {
   // Control part, which is zeroed when the group starts. Signals have a line for each rank
   // (cuda/device/signals.cuh).
 
-  /// Normal mode. `finished` counts the blocks of a rank that have written or fetched their rows, over
-  /// all operations.
+  /// Normal mode. `finished` counts the blocks of a rank that have written or fetched their rows,
+  /// over all operations.
   std::size_t entered, finished;
   /// Low latency: grants of halves. The second word of a line holds the epoch of the last send that
   /// has begun.
   std::size_t dispatch_read, combine_read;
-  /// Not 0 when the group of that rank has failed. Low latency, mask_failed: the second word of a line
-  /// changes while that rank waits for a third one.
+  /// Not 0 when the group of that rank has failed. Low latency, mask_failed: the second word of a
+  /// line changes while that rank waits for a third one.
   std::size_t failed;
   std::size_t notices, notice_bytes;  ///< [2][ranks] DeviceNotice records
   /// [2][ranks] lines of two words: DispatchNoticeWord, CombineNoticeWord

@@ -16,12 +16,12 @@ namespace shoal::ep::cuda {
 /// Throws Error{system} with CUDA's reason, naming the call, unless `status` is success.
 void check(cudaError_t status, const char* what);
 
-/// A high-priority stream that does not synchronise with the null stream, and the group's own pool of
-/// device memory. They live as long as memory of the pool does. Nothing here synchronises the device:
-/// other PEs on this GPU can be waiting for this one.
+/// A high-priority stream that does not synchronise with the null stream, and the group's own pool
+/// of device memory. They live as long as memory of the pool does. Nothing here synchronises the
+/// device: other PEs on this GPU can be waiting for this one.
 ///
-/// The pool is the group's own because its memory is used on the streams of calls. Those are ordered
-/// one behind the other (CudaGroup::begin), on whatever stream the memory is freed.
+/// The pool is the group's own because its memory is used on the streams of calls. Those are
+/// ordered one behind the other (CudaGroup::begin), on whatever stream the memory is freed.
 struct GroupResources {
   std::shared_ptr<CUstream_st> taken_stream;
   cudaStream_t stream;  ///< taken_stream.get()
@@ -36,9 +36,9 @@ struct GroupResources {
                                  const std::shared_ptr<GroupResources>& self) const;
 };
 
-/// Blocks of device memory of one size, for the small arrays of routings and handles. A block returns
-/// with the last tensor that refers to it; work that uses it is ordered before the group's next call
-/// (Launch in shoal/ep/group.hpp).
+/// Blocks of device memory of one size, for the small arrays of routings and handles. A block
+/// returns with the last tensor that refers to it; work that uses it is ordered before the group's
+/// next call (Launch in shoal/ep/group.hpp).
 class BlockPool {
  public:
   BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resources);

@@ -28,8 +28,8 @@ Tensor on_device(CudaGroup& group, DataType dtype, std::initializer_list<std::in
   return out;
 }
 
-/// Runs normal mode twice. The first result is kept, so that the second one uses other memory where the
-/// arena has room for two.
+/// Runs normal mode twice. The first result is kept, so that the second one uses other memory where
+/// the arena has room for two.
 void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
   const GroupOptions& options = device.state.options;
   const Tensor host_topk = detail::even_topk(options.max_tokens, options.top_k, options.experts);
@@ -54,8 +54,8 @@ void warm_normal(Group& group, CudaGroup& device, const Launch& launch) {
   device.synchronize();
 }
 
-/// Runs each form in both halves of the buffers: weights travel with the dispatch in one half and with
-/// the combine in the other.
+/// Runs each form in both halves of the buffers: weights travel with the dispatch in one half and
+/// with the combine in the other.
 void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency,
                       const Launch& launch) {
   const GroupOptions& options = device.state.options;

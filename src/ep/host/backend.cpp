@@ -65,7 +65,7 @@ class HostBackend final : public detail::Backend {
   void warmup(Group& group) override;
 
  private:
-  /// Whether a receive would return or throw without waiting: everybody has sent, has failed, or
+  /// Whether a receive would return or throw without waiting: all ranks have sent, has failed, or
   /// had the time to.
   bool all_sent(std::chrono::steady_clock::time_point sent_at, std::size_t signals,
                 std::uint64_t epoch) const {

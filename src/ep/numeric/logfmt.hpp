@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // logfmt.hpp: LogFMT-10, the logarithmic 10-bit format for rows of a low-latency combine
-// (requirement E3).
+//.
 //
 // A row travels as the meta data of all of its groups of 128 channels (largest and smallest
 // magnitude, bfloat16), then its blocks. A block has 512 channels, or 1024 where hidden is a

@@ -17,9 +17,9 @@ namespace shoal::ep::detail {
 /// that drops its last owner.
 ///
 /// A tight arena holds exactly `results` regions of the largest size, 1 or 2, and refuses more. Its
-/// regions lie at its two ends, so that a held region never splits the free space. A first-fit arena
-/// for n results needs (2 n - 1) times the largest size: with n - 1 regions held, of any sizes and
-/// at any offsets, one gap of the largest size remains.
+/// regions lie at its two ends, so that a held region never splits the free space. A first-fit
+/// arena for n results needs (2 n - 1) times the largest size: with n - 1 regions held, of any
+/// sizes and at any offsets, one gap of the largest size remains.
 class Arena {
  public:
   /// Tight if `results` is 1 or 2; else first fit.

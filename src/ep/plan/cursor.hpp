@@ -9,8 +9,8 @@
 
 namespace shoal::ep::detail {
 
-/// Hands out consecutive parts of a block, as offsets. Throws Error{invalid_argument} when an offset
-/// exceeds 64 bits.
+/// Hands out consecutive parts of a block, as offsets. Throws Error{invalid_argument} when an
+/// offset exceeds 64 bits.
 struct Cursor {
   static constexpr std::size_t kAlignment = 128;
   static constexpr const char* kOption = "ep::GroupOptions";  ///< what sizes follow from

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// nodes.hpp: which members of a group share memory, and which correspond on different nodes. Pure.
+// nodes.hpp: the ranks of a group that share memory, and those that correspond between nodes. Pure.
 //
-// A node is what the connectivity map says it is: members that reach each other by load and store
-// (requirement B3), not a constant. Members with the same index on their nodes form a rail: traffic
-// between nodes goes along rails.
+// A node consists of the ranks that reach each other by load and store; the world's connectivity
+// decides, not a constant. Ranks with the same index on their nodes form a rail. Traffic between
+// nodes follows rails.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,31 @@
 namespace shoal::ep::detail {
 
 struct Nodes {
-  std::int32_t count = 1;             ///< of nodes
-  std::int32_t size = 1;              ///< members of each
-  std::int32_t mine = 0;              ///< the node of this member
-  std::int32_t rail = 0;              ///< its index there
-  std::vector<std::int32_t> node_of;  ///< by member
-  std::vector<std::int32_t> rail_of;  ///< by member
-  std::vector<std::int32_t> members;  ///< [count][size]
-  std::vector<std::int32_t>
-      before_on_node;  ///< [count][members]: how many members of that node come before
+  std::int32_t count = 1;                    ///< number of nodes
+  std::int32_t size = 1;                     ///< ranks per node
+  std::int32_t mine = 0;                     ///< the node of this rank
+  std::int32_t rail = 0;                     ///< the index of this rank on its node
+  std::vector<std::int32_t> node_of;         ///< by rank
+  std::vector<std::int32_t> rail_of;         ///< by rank
+  std::vector<std::int32_t> ranks_by_node;   ///< [count][size]
+  std::vector<std::int32_t> before_on_node;  ///< [count][ranks]: smaller ranks on that node
 
-  std::int32_t member(std::int32_t node, std::int32_t index) const {
-    return members[node * size + index];
+  std::int32_t rank_at(std::int32_t node, std::int32_t index) const {
+    return ranks_by_node[node * size + index];
   }
-  std::int32_t rail_peer(std::int32_t node) const { return member(node, rail); }
-  bool here(std::int32_t member) const { return node_of[member] == mine; }
+  std::int32_t rail_peer(std::int32_t node) const { return rank_at(node, rail); }
+  /// Whether a rank is local: on the node of this rank.
+  bool here(std::int32_t rank) const { return node_of[rank] == mine; }
   std::int32_t ranks() const { return static_cast<std::int32_t>(node_of.size()); }
-  /// The number of `other` among the members that are not on the node of `owner`, ascending.
+  /// Position of `other` among the ranks that are not on the node of `owner`, ascending.
   std::int32_t remote_index(std::int32_t owner, std::int32_t other) const {
     return other - before_on_node[node_of[owner] * ranks() + other];
   }
 };
 
-/// From the domain of every member (equal numbers: loads and stores reach), as seen by member `me`.
-/// Throws Error{unsupported} naming two nodes with unequal numbers of members; `pes` are the
-/// members as numbered in the world.
+/// From the domain of every rank (equal numbers: loads and stores reach), as seen by rank `me`.
+/// `pes` are the ranks' PEs, for messages. Throws Error{unsupported} naming two nodes with unequal
+/// numbers of ranks.
 Nodes make_nodes(std::span<const std::int32_t> domain_of, std::span<const Pe> pes, std::int32_t me);
 
 }  // namespace shoal::ep::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backend.hpp: what memory/device_heap.cpp chooses from in a build with CUDA.
+// backend.hpp: the implementations among which memory/device_heap.cpp chooses in a build with CUDA.
 #pragma once
 
 #include "memory/device_heap.hpp"

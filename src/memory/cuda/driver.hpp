@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // driver.hpp: the CUDA driver library as a table of functions, opened at run time.
 //
-// One binary serves machines with and without a GPU: nothing links against libcuda. Tests put a
-// table of their own in the place of the driver's to see what happens when it fails.
+// Nothing links against libcuda, so one binary serves machines with and without a GPU. Tests
+// replace the table to make functions fail.
 #pragma once
 
 #include <cuda.h>
@@ -13,8 +13,8 @@
 
 namespace shoal::memory::cuda {
 
-// Field name and function. cuda.h maps many names to versioned ones by macros, which decltype and
-// the loader follow.
+// Field and function. cuda.h maps many names to versioned ones by macros; decltype and the loader
+// follow them.
 #define SHOAL_CUDA_DRIVER_FUNCTIONS(X)                      \
   X(init, cuInit)                                           \
   X(driver_version, cuDriverGetVersion)                     \
@@ -71,15 +71,15 @@ struct Driver {
 #undef SHOAL_CUDA_FIELD
 };
 
-/// The driver, initialised; nullptr where there is none, with the reason in `why`. The answer is
+/// The initialised driver; nullptr where there is none, with the reason in `why`. The result is
 /// kept for the process.
 const Driver* find_driver(std::string* why);
 
 /// As find_driver; throws Error{unsupported} with the reason.
 const Driver& driver();
 
-/// Puts `table` in the place of the machine's driver, nullptr: the machine's again. For tests,
-/// while no world is open.
+/// Replaces the machine's driver by `table`; nullptr restores it. For tests, while no world is
+/// open.
 void replace_driver(const Driver* table);
 
 /// "CUDA_ERROR_OUT_OF_MEMORY: out of memory".

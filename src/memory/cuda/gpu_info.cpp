@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shoal-info shows about the GPUs of this machine (requirement D11).
+// What shoal-info shows about the GPUs of this machine.
 #include "base/check.hpp"
 #include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mapping memory that somebody else allocated: pieces of virtual-memory management by their own
-// handles, cudaMalloc by CUDA IPC, PEs of this process by their own addresses.
+// Maps memory of other allocators: virtual memory by the handles of its pieces, cudaMalloc by CUDA
+// IPC, memory of PEs in this process by its address.
 #include <algorithm>
 #include <cstring>
 #include <map>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// window.hpp: the one range of addresses through which a process sees the heaps of a world.
+// window.hpp: the single address range through which a process accesses the heaps of a world.
 //
 // PE p's heap byte o is at base(0) + p * stride + o. PEs that are threads of one process share the
 // window: memory of one GPU that is mapped at two addresses is not coherent within a kernel (CUDA
 // programming guide, "Virtual Aliasing Support"), and PEs on one GPU poll what others write. Each
-// PE gives its own GPU access to what it uses.
+// PE grants its own GPU access to the memory that it uses.
 #pragma once
 
 #include <cuda.h>
@@ -20,18 +20,18 @@
 
 namespace shoal::memory::cuda {
 
-/// What memory of the heap is made of, so that it can be passed as `handle`.
+/// Properties of heap memory that can be exported as `handle`.
 CUmemAllocationProp heap_properties(int device, CUmemAllocationHandleType handle);
 
 class Window {
  public:
-  /// The window of a world in this process; the first PE of the process that asks reserves it,
-  /// without memory. `stride` and `alignment` are multiples of the granularity of all GPUs of the
-  /// world. Throws Error{system} or Error{exhausted} naming SHOAL_SYMMETRIC_SIZE.
+  /// The window of a world in this process. The first PE of the process that calls reserves the
+  /// addresses, without memory. `stride` and `alignment` are multiples of the granularity of all
+  /// GPUs of the world. Throws Error{system} or Error{exhausted} naming SHOAL_SYMMETRIC_SIZE.
   static std::shared_ptr<Window> open(const Token& world, Pe n_pes, std::size_t stride,
                                       std::size_t alignment);
 
-  /// Unmaps everything: the memory goes when no process maps it any more.
+  /// Unmaps everything. Memory is freed when no process maps it any more.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
@@ -39,10 +39,10 @@ class Window {
   std::byte* base(Pe pe) const noexcept { return base_ + static_cast<std::size_t>(pe) * stride_; }
   std::size_t stride() const noexcept { return stride_; }
 
-  /// Maps `memory`, which is released whatever happens, at [offset, offset + bytes) of `pe`; does
-  /// nothing more where another PE of this process has mapped it. Throws Error{system}.
+  /// Maps `memory` at [offset, offset + bytes) of `pe`, unless another PE of this process has
+  /// mapped it. Releases the handle in every case. Throws Error{system}.
   void map(Pe pe, std::size_t offset, std::size_t bytes, CUmemGenericAllocationHandle memory);
-  /// Gives GPU `device` access to what was mapped at `offset` of `pe`.
+  /// Grants GPU `device` access to the mapping at `offset` of `pe`.
   CUresult grant(Pe pe, std::size_t offset, int device);
   void unmap(Pe pe, std::size_t offset) noexcept;
 

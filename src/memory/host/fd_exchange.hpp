@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 fd_exchange.hpp: passes file descriptors between processes of
-// a host over abstract AF_UNIX datagram sockets.
+// SPDX-License-Identifier: Apache-2.0
+// fd_exchange.hpp: passes file descriptors between processes of a host over abstract AF_UNIX
+// datagram sockets.
 #pragma once
 
 #include <sys/types.h>

@@ -14,6 +14,7 @@
 #include "world/memory/memory.hpp"
 #include "world/startup/agreement.hpp"
 #include "world/startup/phases.hpp"
+#include "world/startup/summary.hpp"
 #include "world/teams/teams.hpp"
 
 namespace shoal::detail {
@@ -111,6 +112,7 @@ std::shared_ptr<WorldState> Opening::run() {
         if (step.when == When::network) run(step);
   }
   state_->open_ = true;
+  log_summary(placement_, memory_, fabric_, settings_);
   return std::move(state_);
 }
 

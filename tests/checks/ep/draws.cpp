@@ -13,8 +13,8 @@ namespace {
 using ep::Quantize;
 using ep::Reduction;
 
-/// What a seed keeps as large as it gets; nobody: there are no tokens.
-enum class Kept : std::uint64_t { hidden, experts, tokens, top_k, nobody, nothing };
+/// The dimension that a seed keeps at its maximum; no_tokens: there are none.
+enum class Kept : std::uint64_t { hidden, experts, tokens, top_k, no_tokens, nothing };
 
 Kept kept_by(std::uint64_t seed) {
   return static_cast<Kept>(
@@ -64,7 +64,7 @@ class Shapes : protected Draws {
     c.holes = static_cast<double>(pick(0, 4)) / 8;
     c.load = pick(0, 9) < 6 ? Load::random : one_of(Load::all_to_one, Load::some_idle);
     if (c.ranks == 1) c.load = Load::random;  // the others are for several
-    if (kept_by(seed_) == Kept::nobody) c.load = Load::none;
+    if (kept_by(seed_) == Kept::no_tokens) c.load = Load::none;
     c.full = kept_by(seed_) == Kept::tokens || pick(0, 3) == 0;
     c.mixed_magnitudes = pick(0, 1) == 1;
     return c;

@@ -56,7 +56,7 @@ GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c,
 void GpuLowLatencyRound::run() {
   const ep::LowLatencyReceived got = send().receive();
   check(got);
-  write_answers();
+  write_expert_output();
   check(answer(got).receive());
   poison(got);
 }
@@ -98,17 +98,17 @@ Tensor GpuLowLatencyRound::answers_on_host() const {
   return answers;
 }
 
-void GpuLowLatencyRound::write_answers() {
+void GpuLowLatencyRound::write_expert_output() {
   if (call_.zero_copy) {
     choose_buffer();
-    return write_answers_again();
+    return write_expert_output_again();
   }
-  if (own_y_.defined()) return write_answers_again();  // a captured graph has the address
+  if (own_y_.defined()) return write_expert_output_again();  // a captured graph has the address
   own_y_ = owner_.tensors.upload(answers_on_host());
   y_ = own_y_;
 }
 
-void GpuLowLatencyRound::write_answers_again() {
+void GpuLowLatencyRound::write_expert_output_again() {
   owner_.tensors.write(y_, answers_on_host());
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpu_low_latency.hpp: low-latency mode of a group in GPU memory on a case, checked on the host
-// against the references of ep_case.hpp. Everything throws on a difference.
+// gpu_low_latency.hpp: runs low-latency mode of a group in GPU memory on a case and checks it on
+// the host against the references of ep_case.hpp. Every difference throws.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace shoal::test {
 
-/// What a round does beside its case. The same on all members.
+/// Options of a round beside its case; the same on all ranks.
 struct GpuLowLatencyCall {
   ep::Quantize quantize = ep::Quantize::none;
   ep::Reduction reduction = ep::Reduction::per_rank;
@@ -22,10 +22,10 @@ struct GpuLowLatencyCall {
   bool out = false;
   ep::Launch launch{};
   std::vector<int> masked{};
-  /// Every member has max_tokens tokens; those that the case does not have go to no expert, as in a
+  /// Every rank has max_tokens tokens; those that the case does not have go to no expert, as in a
   /// batch that a captured graph takes.
   bool padded = false;
-  /// false: receives are queued behind their sends; where members do not share a GPU they begin
+  /// false: receives are queued behind their sends; where ranks do not share a GPU they begin
   /// before those end.
   bool defer_receive = true;
 
@@ -45,13 +45,12 @@ class GpuLowLatencyRound {
 
   ep::PendingDispatch send();
   void check(const ep::LowLatencyReceived& got);
-  /// Behind check: puts the answers where they are sent from; rows that no token fills hold NaN.
-  void write_answers();
-  /// The same for a combine that is captured: where write_answers has put them, or choose_buffer
-  /// said.
-  void write_answers_again();
-  /// With zero_copy: the answers of the next combine lie in the group's buffer for it, which is not
-  /// written yet.
+  /// After check: writes the expert outputs to y; rows that no token fills hold NaN.
+  void write_expert_output();
+  /// The same for a captured combine: to the place that write_expert_output or choose_buffer has
+  /// chosen.
+  void write_expert_output_again();
+  /// With zero_copy: chooses the group's buffer for the next combine as y, without writing to it.
   void choose_buffer() { y_ = owner_.group.next_combine_buffer(); }
   ep::PendingCombine answer(const ep::LowLatencyReceived& got);
   void check(const Tensor& out);
@@ -61,9 +60,9 @@ class GpuLowLatencyRound {
 
   /// Other values at the same addresses, as a replayed graph takes them.
   void change(const EpCase& now);
-  /// Of the next send or answer.
+  /// For the next dispatch or combine.
   void defer_receive(bool defer) { call_.defer_receive = defer; }
-  /// Operations leave these members out from now on.
+  /// Expects operations to leave these ranks out from now on.
   void expect_masked(const std::vector<int>& masked) { call_.masked = masked; }
 
   const Tensor& x() const { return x_; }
@@ -90,7 +89,7 @@ class GpuLowLatencyRound {
 void run_low_latency_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
                            const std::function<void(ep::GroupOptions&)>& change = {});
 
-/// The same rows and experts for all members: tests that need to know them.
+/// The same rows and experts for all ranks: tests that need to know them.
 struct PlainInputs {
   /// `lanes`: [tokens, top_k]; rows of ones, weights of one.
   PlainInputs(DeviceTensors& tensors, const EpCase& c, const std::vector<std::int64_t>& lanes);

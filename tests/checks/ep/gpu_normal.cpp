@@ -253,7 +253,7 @@ void GpuRound::run() {
   check(routing);
   const ep::Dispatched got = dispatch(routing);
   check(got);
-  write_answers(got);
+  write_expert_output(got);
   check(combine(got));
   poison(got);
 }
@@ -268,7 +268,7 @@ ep::Dispatched GpuRound::dispatch(const ep::Handle& handle) {
   return owner_.group.dispatch(x_, handle, dispatch_options());
 }
 
-void GpuRound::write_answers(const ep::Dispatched& got) {
+void GpuRound::write_expert_output(const ep::Dispatched& got) {
   const DataType dtype = call_.answer;
   const std::int64_t hidden = case_.hidden;
   Tensor answers = Tensor::empty(dtype, {got.x.shape[0], hidden});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpu_normal.hpp: normal mode of a group in GPU memory on a case, with rows of any kind, checked on
-// the host against the references of ep_case.hpp. Everything throws on a difference.
+// gpu_normal.hpp: runs normal mode of a group in GPU memory on a case, with rows of any kind, and
+// checks it on the host against the references of ep_case.hpp. Every difference throws.
 #pragma once
 
 #include <optional>
@@ -37,11 +37,11 @@ TensorMover mover(GpuGroup& group);
 /// How scales lie in memory: one token after another; with a gap between tokens; one scale of all
 /// tokens after another.
 enum class ScaleOrder { contiguous, padded, columns };
-/// Where the answers that combine fetches lie: in ordinary device memory; in Dispatched::x;
+/// Where the expert outputs that combine fetches lie: in ordinary device memory; in Dispatched::x;
 /// elsewhere in the heap.
 enum class AnswerPlace { staged, in_place, heap };
 
-/// What a round does beside its case. The same on all members.
+/// Options of a round beside its case; the same on all ranks.
 struct GpuCall {
   DataType dtype = DataType::bfloat16;
   std::int64_t columns = 0;  ///< of opaque rows; 0: EpCase::hidden
@@ -60,7 +60,7 @@ struct GpuCall {
   bool combine_weights = true;  ///< with `weights`
   ep::Launch combine{};
 
-  /// Calls have max_tokens tokens on every member; those that the case does not have go to no
+  /// Calls have max_tokens tokens on every rank; those that the case does not have go to no
   /// expert, as in a batch that a captured graph takes.
   bool padded = false;
 
@@ -68,8 +68,8 @@ struct GpuCall {
 };
 
 /// Route, dispatch, experts, combine, each compared bit by bit; the parts can be called one by one.
-/// Rows are arbitrary bytes; answers depend on member, source, token and channel, and differ in
-/// magnitude, so that the order of additions shows.
+/// Rows are arbitrary bytes. Expert outputs depend on rank, source, token and channel, and differ
+/// in magnitude, so that the order of additions shows in the result.
 class GpuRound {
  public:
   GpuRound(GpuGroup& owner, const EpCase& c, const GpuCall& call);
@@ -82,9 +82,9 @@ class GpuRound {
   ep::Routing route(const ep::Launch& launch = {});
   ep::Dispatched dispatch(const ep::Routing& routing);
   ep::Dispatched dispatch(const ep::Handle& handle);
-  /// Puts the answers where GpuCall says, before any call on the device: not a part of what can be
-  /// captured.
-  void write_answers(const ep::Dispatched& got);
+  /// Writes the expert outputs to the place that GpuCall names. It is no part of what a graph
+  /// captures.
+  void write_expert_output(const ep::Dispatched& got);
   ep::Combined combine(const ep::Dispatched& got);
 
   void check(const ep::Routing& routing);
@@ -102,7 +102,7 @@ class GpuRound {
   std::int64_t rows() const { return static_cast<std::int64_t>(expected_.source_token.size()); }
   std::int64_t tokens() const { return tokens_; }
   const Tensor& x() const { return x_; }
-  const TensorView& y() const { return y_; }  ///< what write_answers has written
+  const TensorView& y() const { return y_; }  ///< what write_expert_output has written
   ep::DispatchOptions dispatch_options() const;
 
  private:
@@ -120,7 +120,7 @@ class GpuRound {
   GpuGroup& owner_;
   EpCase case_;
   GpuCall call_;
-  std::uint64_t salt_;  // of rows and answers
+  std::uint64_t salt_;  // of rows and expert outputs
   std::int64_t tokens_, columns_;
   ExpectedDispatch expected_;
   Tensor x_, topk_, weights_, scale_memory_, out_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// put and get in kernels, by thread, warp and block (requirement D15): every size, alignment and
-// stride against what the host knows; nothing beside the range is touched. Heaps lie in one window,
-// or are found by a table: where some are out of reach, and by CUDA IPC (D2).
+// put and get in kernels, by thread, warp and block: every size, alignment and stride against the
+// host's result; bytes outside the range stay as they are. Heaps are found through one window, or
+// through a table: when some are out of reach, and with CUDA IPC.
 #include <gtest/gtest.h>
 
 #include "gpu/device/world.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// launch_collective (requirement D10): as many blocks as fit and all of them at once, the stream of
-// the highest priority, the PE's own GPU.
+// launch_collective: launches as many blocks as fit, all at once, on a stream of the highest
+// priority and on the PE's own GPU.
 #include <cooperative_groups.h>
 #include <gtest/gtest.h>
 

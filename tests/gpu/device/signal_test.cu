@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomics, signals, waits and barriers in kernels (requirement D15): values, order of data and
-// signal, deadlines and what they report. Heaps lie in one window, or are found by a table: where
-// some are out of reach, and by CUDA IPC (D2).
+// Atomics, signals, waits and barriers in kernels: values, order of data and signal, deadlines and
+// their reports. Heaps are found through one window, or through a table: when some are out of
+// reach, and with CUDA IPC.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -39,7 +39,7 @@ __global__ void update(const __grid_constant__ device::World world, T* words) {
     if (before == seen) break;
     seen = before;
   }
-  // A word of the neighbour that nobody else writes.
+  // A word of the neighbour that no rank else writes.
   const Pe next = (world.my_pe + 1) % world.n_pes;
   if (threadIdx.x == 0)
     device::atomic_set(world, words + 7, static_cast<T>(world.my_pe - 100), next);
@@ -204,7 +204,7 @@ TEST(DeviceOrder, FenceKeepsStoresThroughPointersBeforeTheFlag) {
 
 // Several variables.
 
-/// Every PE signals everybody; each waits for all, then takes them one by one with wait_until_any.
+/// Every PE signals all ranks; each waits for all, then takes them one by one with wait_until_any.
 /// `order` [n_pes]: indices in the order taken; then the results of the tests.
 template <typename S>
 __global__ void gather(const __grid_constant__ device::World world, std::uint64_t* flags,
@@ -298,7 +298,7 @@ TEST(DeviceWaits, ComparesSignedAndUnsignedSmall) {
 
 // Barriers.
 
-/// Everybody writes to everybody, with a barrier before and after. `table` [n_pes].
+/// Every PE writes to all PEs, with a barrier before and after. `table` [n_pes].
 template <typename S>
 __global__ void cross(const __grid_constant__ device::World world,
                       const __grid_constant__ device::Team team, std::uint64_t* table,
@@ -348,7 +348,7 @@ TEST(DeviceBarrier, WorldAndTeamsOneAfterAnother) {
     check_barrier<Warp>(world, stream, world.team(), 32, 100);
     check_barrier<Thread>(world, stream, world.team(), 1, 20);
     for (int i = 0; i < 3;
-         ++i) {  // the same index again and again, with other members and another count of barriers
+         ++i) {  // the same index again and again, with other ranks and another count of barriers
       Team team = world.team().split_strided(i, 2, i == 0 ? 4 : 3);
       check_barrier<Block>(world, stream, team, 64, 10 + static_cast<std::uint64_t>(i));
       if (team.valid()) team.destroy();
@@ -484,7 +484,7 @@ TEST(DeviceFailures, DeadlinesSayWhoWaitedForWhat) {
     device::launch_collective(world, stream, {.grid = 1, .block = 64}, wait_for_any, view,
                               reinterpret_cast<const std::uint64_t*>(words.data() + 4));
     check("wait_until_any on the GPU timed out");
-    // A barrier that only one of two members enters.
+    // A barrier that only one of two ranks enters.
     if (world.my_pe() == 1) {
       device::launch_collective(world, stream, {.grid = 1, .block = 32}, wait_for_team, view,
                                 cuda::device_team(world.team()));

@@ -92,7 +92,7 @@ inline void run_gpu_pes(Pe n_pes, const std::function<void(World&, const TestStr
 }
 
 /// Four PEs on two (emulated) nodes, so that kernels find heaps by a table and half of them out of
-/// reach (D12).
+/// reach.
 inline Settings settings_in_nodes() {
   Settings settings = cuda_settings();
   settings.node_size = 2;

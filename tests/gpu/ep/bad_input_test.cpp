@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong on GPUs, most of it in normal mode: each mistake gives the error that the
-// contract names, on the members that it names, and the group works on afterwards.
+// Wrong calls on GPUs, most of them in normal mode: each mistake throws the documented error on the
+// documented ranks, and the group remains usable.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
     if (change) change(options);
     GpuGroup group(world, options);
     body(group);
-    sync(world.team());  // nobody goes on while another member is still told of a mistake
+    sync(world.team());  // no rank goes on while another rank is still told of a mistake
     GpuRound(group, c, {.place = AnswerPlace::in_place}).run();
     GpuRound(group, c, {.place = AnswerPlace::in_place}).run();
   });
@@ -79,7 +79,7 @@ TEST(EpGpuBadInput, SmallArguments) {
 
     const ep::Dispatched got = round.dispatch(routing);
     round.check(got);
-    round.write_answers(got);
+    round.write_expert_output(got);
     const auto bad_combine = [&](std::string_view text, const TensorView& y,
                                  const ep::CombineOptions& options) {
       expect_error(Code::invalid_argument, text, [&] { g.group.combine(y, got.handle, options); });
@@ -146,7 +146,7 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
 
     const ep::LowLatencyReceived got = round.send().receive();
     round.check(got);
-    round.write_answers();
+    round.write_expert_output();
     const auto bad_combine = [&](std::string_view text, const TensorView& y, const TensorView& topk,
                                  const TensorView& weights,
                                  const ep::LowLatencyCombineOptions& options = {}) {
@@ -198,7 +198,7 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
       const ep::LowLatencyReceived received = theirs.send().receive();
       theirs.check(received);
       of_handle(received.handle);
-      theirs.write_answers();
+      theirs.write_expert_output();
       theirs.check(theirs.answer(received).receive());
     }
     for (const bool defer : {true, false})
@@ -233,7 +233,7 @@ TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
     for (const DataType dtype : {DataType::int64, DataType::int32}) {
       expect_error(Code::invalid_argument, "topk_idx[5, 2] is 9",
                    [&] { route(5, 2, c.experts, dtype); });
-      g.group.synchronize();  // told once
+      g.group.synchronize();  // reported once
       expect_error(Code::invalid_argument, "topk_idx[0, 3] is -2", [&] { route(0, 3, -2, dtype); });
       expect_error(Code::invalid_argument, "topk_idx[8, 0] is 2147483647",
                    [&] { route(8, 0, 2147483647, dtype); });
@@ -241,7 +241,7 @@ TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
                    [&] { route(4, 1, 4, dtype); });
       route(4, 1, 5, dtype);
     }
-    // One member alone makes the mistake; the others do not notice.
+    // One rank alone makes the mistake; the others do not notice.
     if (g.me == 1)
       expect_error(Code::invalid_argument, "topk_idx[1, 1]",
                    [&] { route(1, 1, 100, DataType::int64); });
@@ -259,7 +259,7 @@ TEST(EpGpuBadInput, SmallADispatchRightBehindABadIndexTellsItOnce) {
     const Tensor topk = g.tensors.upload(TensorView(lanes.data(), DataType::int64, {3, c.top_k}));
     const Tensor x = g.tensors.empty(DataType::bfloat16, {3, c.hidden});
     for (int i = 0; i < 5; ++i) {
-      // The operation takes place on all members, the index counts as none; who gave it is told.
+      // The operation takes place on all ranks; the index counts as none and is reported.
       std::int64_t rows = -1;
       const auto dispatch = [&] {
         rows = g.group.dispatch(x, g.group.route(topk)).rows;
@@ -303,7 +303,7 @@ TEST(EpGpuBadInput, SmallNoRoomForAnotherResult) {
         [&](GpuGroup& g) {
           GpuRound round(g, c, {.place = AnswerPlace::in_place});
           const ep::Routing routing = round.route();
-          std::vector<ep::Dispatched> held;  // by one member; the others drop theirs
+          std::vector<ep::Dispatched> held;  // by one rank; the others drop theirs
           int done = 0;
           Code code{};
           for (; done < 20 && code == Code{}; ++done) {
@@ -356,7 +356,7 @@ TEST(EpGpuBadInput, SmallNoRoomWithoutExactSizes) {
 TEST(EpGpuBadInput, SmallTooFewWorstCaseRows) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(3, 27);
-  c.load = Load::all_to_one;  // all to the last member
+  c.load = Load::all_to_one;  // all to the last rank
   std::int64_t tokens = 0;
   for (std::int32_t rank = 0; rank < c.ranks; ++rank) tokens += c.tokens(rank);
   ASSERT_GT(tokens, 1);
@@ -377,18 +377,18 @@ TEST(EpGpuBadInput, SmallTooFewWorstCaseRows) {
           << error.what();
     }
     EXPECT_EQ(code, Code::exhausted);
-    g.group.synchronize();  // told once
+    g.group.synchronize();  // reported once
     fits.run();
   });
 }
 
-/// The call of each member, one of which differs: all get a mismatch.
+/// The call of each rank, one of which differs: all get a mismatch.
 void expect_mismatch(GpuGroup& g, const std::function<void()>& call) {
   expect_error(Code::mismatch, "different operations", [&] {
     call();
     g.group.synchronize();
   });
-  g.group.synchronize();  // told once
+  g.group.synchronize();  // reported once
   sync(g.world.team());
 }
 
@@ -415,9 +415,9 @@ TEST_P(EpGpuMismatch, SmallMembersThatDiffer) {
         });  // new and cached layout
         const ep::Dispatched b = bf16.dispatch(routing);
         bf16.check(b);
-        bf16.write_answers(a);
-        light.write_answers(a);
-        expect_mismatch(g, [&] { bf16.combine(odd ? b : a); });  // answers to different dispatches
+        bf16.write_expert_output(a);
+        light.write_expert_output(a);
+        expect_mismatch(g, [&] { bf16.combine(odd ? b : a); });  // combines of different dispatches
         expect_mismatch(g, [&] { (odd ? light : bf16).combine(a); });  // with and without weights
         expect_mismatch(g, [&] {
           if (odd)
@@ -425,7 +425,7 @@ TEST_P(EpGpuMismatch, SmallMembersThatDiffer) {
           else
             bf16.dispatch(a.handle);
         });
-        bf16.check(bf16.combine(a));  // all members agree again
+        bf16.check(bf16.combine(a));  // all ranks agree again
       },
       [](ep::GroupOptions& options) { options.live_results = 3; });
 }
@@ -444,16 +444,16 @@ TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfAnswers) {  // GroupOptions.combi
             heap(g, c, {.place = AnswerPlace::heap}),
             copied(g, c, {.dispatch = {.copy_out = true}, .place = AnswerPlace::heap});
         const ep::Dispatched got = staged.dispatch(staged.route());
-        staged.write_answers(got);
+        staged.write_expert_output(got);
         if (got.rows > 0)
           expect_error(Code::invalid_argument, "combine_staging", [&] { staged.combine(got); });
         sync(g.world.team());
-        in_place.write_answers(got);
+        in_place.write_expert_output(got);
         in_place.check(in_place.combine(got));
         heap.run();
         const ep::Dispatched out = copied.dispatch(copied.route());
         copied.check(out);
-        copied.write_answers(out);
+        copied.write_expert_output(out);
         if (out.rows > 0)  // its weights lie outside the heap
           expect_error(Code::invalid_argument, "combine_staging", [&] { copied.combine(out); });
         sync(g.world.team());
@@ -471,7 +471,7 @@ TEST(EpGpuBadInput, SmallAClosedGroupSaysSo) {
     ep::Dispatched held = round.dispatch(round.route());
     if (g.me == 0) held = {};
     expect_error(Code::invalid_argument, "still holds results",
-                 [&] { g.group.close(); });  // on both members
+                 [&] { g.group.close(); });  // on both ranks
     const ep::Routing routing = round.route();
     held = {};
     g.group.close();
@@ -483,7 +483,7 @@ TEST(EpGpuBadInput, SmallAClosedGroupSaysSo) {
 }
 
 // What is beyond a group on GPUs says so, with the number that is allowed and the option to change
-// (E4).
+//.
 
 ep::GroupOptions low_latency(std::int64_t tokens, std::int64_t hidden, std::int32_t experts) {
   ep::GroupOptions options;
@@ -509,9 +509,9 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
   };
   const Case cases[] = {
       {low_latency(4, 16, 65536),
-       "low-latency mode on GPUs has at most 32768 experts a member; this group has 65536"},
+       "low-latency mode on GPUs has at most 32768 experts a rank; this group has 65536"},
       {low_latency(65536, 16, 32768),
-       "low-latency mode on GPUs has fewer than 2147483648 rows a member"},
+       "low-latency mode on GPUs has fewer than 2147483648 rows a rank"},
       {normal(4, 1 << 20), "rows of 2097152 bytes"},
   };
   run_threads(1, gpu_settings(1024), [&](World& world) {

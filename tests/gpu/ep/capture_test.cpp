@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of both modes captured in CUDA graphs (E5): the graph is replayed with other tokens in
-// the same buffers, and each replay is checked like a call. More of low latency:
-// ep_low_latency_order_test.cpp.
+// Operations of both modes captured in CUDA graphs. The graph is replayed with other tokens in the
+// same buffers, and each replay is checked like a call. low_latency_order_test.cpp has more graphs
+// of low-latency mode.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -63,8 +63,8 @@ TEST_P(EpGpuCapture, RouteDispatchAndCombineWithNewTokensEachTime) {
       GpuRound round(g, c, call);
       ep::Routing routing = round.route();
       ep::Dispatched got =
-          round.dispatch(routing);  // outside the graph: so that the answers have their place
-      round.write_answers(got);
+          round.dispatch(routing);  // outside the graph, to know where expert outputs go
+      round.write_expert_output(got);
       round.check(round.combine(got));
       got = {};
       ep::Combined back;
@@ -79,7 +79,7 @@ TEST_P(EpGpuCapture, RouteDispatchAndCombineWithNewTokensEachTime) {
         g.tensors.settle();
         round.poison(got);
         round.change_case(now);
-        round.write_answers(got);
+        round.write_expert_output(got);
         graph.replay();
         round.check(routing);
         round.check(got);
@@ -107,14 +107,14 @@ TEST_P(EpGpuCapture, CachedDispatchAndCombine) {
     ep::Dispatched got;
     ep::Combined back;
     const Graph dispatch(stream, [&] { got = round.dispatch(first.handle); });
-    round.write_answers(got);  // their place is known; the values come between the graphs
+    round.write_expert_output(got);  // their place is known; the values come between the graphs
     const Graph combine(stream, [&] { back = round.combine(got); });
     for (std::uint64_t replay = 0; replay < 20; ++replay) {
       round.poison(got);
       round.change_rows(200 + replay);
       dispatch.replay();
       round.check(got, true);
-      round.write_answers(got);
+      round.write_expert_output(got);
       combine.replay();
       round.check(back);
     }
@@ -132,7 +132,7 @@ TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
     GpuRound round(g, c, call);
     ep::Routing routing = round.route();
     ep::Dispatched got = round.dispatch(routing);
-    round.write_answers(got);
+    round.write_expert_output(got);
     ep::Combined back;
     got = {};
     const Graph graph(stream, [&] {
@@ -143,7 +143,7 @@ TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
       g.tensors.settle();
       round.poison(got);
       for (int i = 0; i < 50; ++i)
-        graph.replay();  // no host in between: members keep step on the GPU alone
+        graph.replay();  // no host in between: ranks keep step on the GPU alone
       round.check(got);
       round.check(back);
     }
@@ -161,7 +161,7 @@ TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
     const ep::Routing routing = exact.route();
     const ep::Dispatched held = exact.dispatch(routing);
     exact.check(held);
-    exact.write_answers(held);
+    exact.write_expert_output(held);
     const Tensor out = g.tensors.empty(DataType::bfloat16, {c.tokens(g.me), c.hidden});
     const Graph graph(stream, [&] {
       expect_error(Code::invalid_argument, "worst_case_rows", [&] { exact.dispatch(routing); });
@@ -187,7 +187,7 @@ TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureGoesOn) {
     GpuRound round(g, c, call);
     ep::Routing routing = round.route();
     ep::Dispatched got = round.dispatch(routing);
-    round.write_answers(got);
+    round.write_expert_output(got);
     round.check(round.combine(got));
     got = {};
     ep::DispatchOptions copied = round.dispatch_options();
@@ -248,7 +248,7 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
       now.seed += static_cast<std::uint64_t>(i);
       calls[i].round = std::make_unique<GpuRound>(g, now, call);
       const ep::Dispatched got = calls[i].round->dispatch(calls[i].round->route());
-      calls[i].round->write_answers(got);
+      calls[i].round->write_expert_output(got);
       calls[i].round->check(calls[i].round->combine(got));
     }
     const auto forget = [&] {
@@ -275,7 +275,7 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
         now.seed = 100 * (replay + 1) + static_cast<std::uint64_t>(i);
         calls[i].round->poison(calls[i].got);
         calls[i].round->change_case(now);
-        calls[i].round->write_answers(calls[i].got);
+        calls[i].round->write_expert_output(calls[i].got);
       }
       graph->replay();
       for (Call& each : calls) {
@@ -314,7 +314,7 @@ class LowLatencyGraph {
       : round_(owner, c, call), zero_copy_(call.zero_copy) {
     const ep::LowLatencyReceived first = round_.send().receive();  // once before, for the memory
     round_.check(first);
-    round_.write_answers();
+    round_.write_expert_output();
     round_.check(round_.answer(first).receive());
     sync(owner.world.team());
     graph_ = std::make_unique<Graph>(static_cast<cudaStream_t>(call.launch.stream), [&] {
@@ -324,13 +324,13 @@ class LowLatencyGraph {
     });
   }
 
-  /// Twice: answers depend on what is received.
+  /// Twice: expert outputs depend on what is received.
   void replay(const EpCase& now) {
     round_.change(now);
     round_.poison(got_);
     graph_->replay();
     round_.check(got_);
-    round_.write_answers_again();
+    round_.write_expert_output_again();
     round_.poison_out();
     graph_->replay();
     round_.check(out_);
@@ -377,7 +377,7 @@ TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
           call.launch = {};
           for (std::uint64_t i = 0; i < 4; ++i) {
             graph.replay(reseeded(c, 10 * i));
-            // Calls between replays share slots, answers and the two buffers of zero copy with the
+            // Calls between replays share slots, combine rows and both zero-copy buffers with the
             // graph.
             if (i == 1) GpuLowLatencyRound(g, reseeded(c, 1000), call).run();
           }
@@ -394,7 +394,7 @@ TEST_P(EpGpuCaptureLowLatency, AMemberIsLeftOutBetweenReplaysAndComesBack) {
       c,
       [&](GpuGroup& g) {
         CUstream_st* const stream = g.tensors.new_stream();
-        // All members agree that the group falls into {kOut} and the others; each part replays by
+        // All ranks agree that the group falls into {kOut} and the others; each part replays by
         // itself.
         std::vector<int> mask(c.ranks, g.me == kOut ? 1 : 0);
         mask[kOut] = g.me == kOut ? 0 : 1;
@@ -436,7 +436,7 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
   constexpr std::int64_t kReplays = 3, kTokens = 6;
   constexpr std::chrono::milliseconds kDelay(40);
   const EpCase c{.ranks = 3, .experts = 9, .top_k = 4, .hidden = 128, .max_tokens = kTokens};
-  std::vector<std::int64_t> lanes;  // of all members: each token has experts on all of them
+  std::vector<std::int64_t> lanes;  // of all ranks: each token has experts on all of them
   for (std::int64_t token = 0; token < kTokens; ++token)
     for (std::int64_t lane = 0; lane < c.top_k; ++lane)
       lanes.push_back((token + 2 * lane) % c.experts);
@@ -526,7 +526,7 @@ TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn)
     first.replay();  // nothing
     const ep::LowLatencyReceived got = round.send().receive();
     round.check(got);
-    round.write_answers();
+    round.write_expert_output();
     const Graph second(stream, [&] {
       expect_error(Code::invalid_argument, "LowLatencyCombineOptions.out",
                    [&] { round.answer(got); });
@@ -556,7 +556,7 @@ TEST_P(EpGpuCaptureLowLatency, MoreLayersThanLayoutsThatAreKeptAhead) {
               .defer_receive = GetParam()}));
       const ep::LowLatencyReceived got = rounds.back()->send().receive();
       rounds.back()->check(got);
-      rounds.back()->write_answers();  // the same ones in each replay
+      rounds.back()->write_expert_output();  // the same ones in each replay
       rounds.back()->check(rounds.back()->answer(got).receive());
     }
     std::vector<ep::LowLatencyReceived> kept;

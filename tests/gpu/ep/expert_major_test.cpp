@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The expert-major layout of normal mode (DispatchOptions.expert_major) on GPUs, bit by bit against
-// the naive reference, with calls of the flat layout in between.
+// the naive reference, alternating with rank-major calls.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -184,7 +184,7 @@ TEST(EpGpuExpertMajor, SmallMembersThatDifferAreTold) {
 
 TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllMembers) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // All lanes of all tokens go to the experts of the last member: three times the rows of the flat
+  // All lanes of all tokens go to the experts of the last rank: three times the rows of the flat
   // layout.
   const EpCase c{
       .ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};

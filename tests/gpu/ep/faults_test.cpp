@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Members of a group on GPUs that stop calling, come late or die: the others say who is missing, in
-// which phase, by which setting, in time; afterwards the group is closed (E4, DESIGN.md, idea 5).
+// Ranks of a group on GPUs that stop calling, come late or die. The other ranks report in time
+// which rank is missing, in which phase and under which setting; the group is closed afterwards.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -43,8 +43,8 @@ std::string caught(const std::function<void()>& call, Code& code) {
   return "no error";
 }
 
-/// One member does not come to `call`; the others must report it. `phase` and `wanted` stand in
-/// their message.
+/// One rank does not make `call`; the others must report it. Their messages contain `phase` and
+/// `wanted`.
 void expect_timeout(const std::string& phase, const std::string& wanted,
                     const std::function<void(GpuRound&, const ep::Dispatched&)>& call,
                     bool needs_dispatch) {
@@ -60,7 +60,7 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
     ep::Dispatched got;
     if (needs_dispatch) {
       got = round.dispatch(round.route());
-      round.write_answers(got);
+      round.write_expert_output(got);
       group.group.synchronize();
     }
     sync(world.team());
@@ -74,7 +74,7 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
           },
           code);
       const auto took = Clock::now() - start;
-      // Who is told by another member that it has given up, before its own time is over, says so.
+      // A rank that learns of another's failure before its own deadline reports that failure.
       EXPECT_TRUE(code == Code::timeout || code == Code::peer_failed) << message;
       EXPECT_LT(took, kTimeout + std::chrono::seconds(3)) << message;
       if (code == Code::timeout) {
@@ -133,7 +133,7 @@ TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
     ep::GroupOptions options = options_for(c);
     options.low_latency_max_tokens = 0;
     options.timeout =
-        world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000);  // each member its own
+        world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000);  // each rank its own
     GpuGroup group(world, options);
     GpuRound round(group, c, {});
     round.run();
@@ -141,8 +141,8 @@ TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
     const auto start = Clock::now();
     Code code{};
     std::string message;
-    // Member 0 gives up while member 2 is away. Member 1, which waits for both, hears of it from
-    // member 0.
+    // Rank 0 gives up while rank 2 is away. Rank 1, which waits for both, learns it from
+    // rank 0.
     if (group.me == 2) std::this_thread::sleep_for(kTimeout + std::chrono::milliseconds(1500));
     message = caught(
         [&] {
@@ -180,7 +180,7 @@ TEST(EpGpuFaults, AMemberThatIsLateButInTimeIsWaitedFor) {
       const ep::Dispatched got = round.dispatch(round.route());
       if (group.me == late) std::this_thread::sleep_for(kTimeout);
       round.check(got);
-      round.write_answers(got);
+      round.write_expert_output(got);
       round.check(round.combine(got));
     }
   });
@@ -240,20 +240,20 @@ TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
   EXPECT_GE(named, 1) << results[0].describe();
 }
 
-// Processes in low-latency mode: the last one dies and owes the others its rows or its answers.
+// Processes in low-latency mode: the last one dies before it sends its rows or its combine rows.
 
 constexpr int kRoundsBefore = 4;
 constexpr Milliseconds kPatience{3000};  // of the group; processes start further apart
 
-/// "rows sums", "answers exact" and so on: what the one that dies has not sent, and how answers are
-/// added.
+/// "rows sums", "answers exact" and so on: what the dead process has not sent (rows, or its combine
+/// rows), and the reduction.
 struct Death {
   explicit Death(const std::string& text)
       : owes_rows(text.starts_with("rows")), form{.early_weights = true} {
     form.reduction = text.ends_with("exact") ? ep::Reduction::exact : ep::Reduction::per_rank;
   }
   bool owes_rows;
-  GpuLowLatencyCall form;  ///< with weights that travel early: nobody waits for those of the dead
+  GpuLowLatencyCall form;  ///< early weights: no rank waits for those of the dead rank
 };
 
 PeOptions low_latency_processes(const std::string& death) {
@@ -303,7 +303,7 @@ SHOAL_PE_BODY(low_latency_without_the_last) {
     } else {
       const ep::LowLatencyReceived got = full.send().receive();
       full.check(got);
-      full.write_answers();
+      full.write_expert_output();
       group.group.synchronize();
       if (group.me == victim) die();
       part.check(full.answer(got).receive());
@@ -332,7 +332,7 @@ INSTANTIATE_TEST_SUITE_P(Owing, EpGpuLowLatencyDeath,
                            return name;
                          });
 
-TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {  // E3: masks for failed ranks
+TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {
   SHOAL_SKIP_WITHOUT_GPU();
   const auto results =
       run_pes(3, "low_latency_without_the_last", low_latency_processes(GetParam()));

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two backends side by side: the same inputs on a world in host memory and on one in GPU
-// memory, of random shapes, deliver the same bits (E1 to E4: numbers do not depend on where a group
-// lies). The other tests hold each of them against a reference that shares its arithmetic with
-// neither. Shapes of any size are drawn in checks/ep/draws.cpp; tests/property/ep_draws_test.cpp
-// shows what they reach.
+// The host backend against the GPU backend: the same inputs of random shapes yield the same bits.
+// Other tests compare each backend with a reference that shares its arithmetic with neither. Shapes
+// of any size are drawn in checks/ep/draws.cpp; tests/property/ep_draws_test.cpp shows what the
+// draws cover.
 #include <gtest/gtest.h>
 
 #include <algorithm>

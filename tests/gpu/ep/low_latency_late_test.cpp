@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode on GPUs where something comes late or is missing: answers of a member that has
-// been masked already, that come later than those of others, or never, memory for a result, memory
-// of tensors without elements (E3, E4).
+// Low-latency mode on GPUs when something is late or missing: combine rows of a rank that is
+// masked, that come later than those of others, or never; memory for a result; tensors without
+// elements.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -33,8 +33,8 @@ struct AnswersOf {
   bool log_fmt;
 };
 
-/// A member answers number 3 only when the others, which have masked it, have sent the answers of
-/// number 5, which lie in the same half: those must stay as they are.
+/// A rank sends combine 3 only when the others, which have masked it, have sent combine 5 into the
+/// same half. The rows of combine 5 must stay as they are.
 void expect_late_answers_are_harmless(const AnswersOf& form) {
   constexpr std::int32_t kLate = 2;
   const EpCase c = small(4, 83);
@@ -54,7 +54,7 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
         Round third(group, numbered(3), call);
         const ep::LowLatencyReceived got = third.send().receive();
         third.check(got);
-        third.write_answers();
+        third.write_expert_output();
         group.group.synchronize();
         sync(world.team());
         if (group.me == kLate) {
@@ -65,7 +65,7 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
           sync(world.team());
           return;
         }
-        third.answer(got).receive();  // masks the late member when its time is over
+        third.answer(got).receive();  // masks the late rank when its time is over
         group.group.synchronize();
         std::vector<int> mask(c.ranks, 0);
         mask[kLate] = 1;
@@ -76,14 +76,14 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
         Round fifth(group, numbered(5), without);
         const ep::LowLatencyReceived fifth_got = fifth.send().receive();
         fifth.check(fifth_got);
-        fifth.write_answers();
+        fifth.write_expert_output();
         ep::PendingCombine answers = fifth.answer(fifth_got);
         group.tensors.settle();
         sync(world.team());
-        sync(world.team());  // the late answers are written
+        sync(world.team());  // the late expert outputs are written
         fifth.check(answers.receive());
         group.group.synchronize();
-        EXPECT_EQ(group.group.masked(), mask) << "nobody else was taken for missing";
+        EXPECT_EQ(group.group.masked(), mask) << "no other rank was masked";
         sync(world.team());
       },
       [](ep::GroupOptions& options) {
@@ -107,12 +107,11 @@ TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
   expect_late_answers_are_harmless({Reduction::per_rank, true});
 }
 
-// Members that are late because they wait for another.
+// Ranks that are late because they wait for another.
 
-/// Member 2 stops behind a dispatch and owes its answer to member 1 alone, which begins to wait for
-/// it half a timeout after the others have gone on to the next dispatch. There member 0 gives it
-/// more than its own time: it has heard that member 1 lives. So both go on, and both leave out only
-/// the one that is missing.
+/// Rank 2 stops after a dispatch. Only rank 1 waits for its combine row, starting half a timeout
+/// after the others have begun the next dispatch. There rank 0 extends its wait for rank 1, which
+/// tells it that it waits for another rank. Both continue, and both mask only rank 2.
 TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kFirst = 0, kKept = 1, kGone = 2;
@@ -167,9 +166,9 @@ TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
       });
 }
 
-// Answers that come later than those of others.
+// Expert outputs that come later than those of others.
 
-/// Six tokens, each of which has experts on all of three members with three experts each.
+/// Six tokens, each of which has experts on all of three ranks with three experts each.
 std::vector<std::int64_t> lanes_everywhere(const EpCase& c) {
   std::vector<std::int64_t> lanes;
   for (std::int64_t token = 0; token < 6; ++token)
@@ -180,7 +179,7 @@ std::vector<std::int64_t> lanes_everywhere(const EpCase& c) {
 
 enum class Waits { counted, of_nobody_else };
 
-/// wait_ns of both operations: the time goes to the member that comes late, and to nobody else.
+/// wait_ns of both operations: the time goes to the rank that comes late, and to no rank else.
 /// Without early weights it is the send of a combine that waits for it.
 void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_weights = true) {
   constexpr std::int32_t kLate = 1, kFirst = 0;
@@ -269,9 +268,9 @@ TEST_P(EpGpuLowLatencyWaits, SmallAreNotThoseForOthers) {
   expect_waits({Reduction::per_rank, true}, GetParam(), Waits::of_nobody_else);
 }
 
-// Answers that never come.
+// Expert outputs that never come.
 
-/// A member takes part in the dispatch and not in its combine. The others wait for `awaited` of it.
+/// A rank takes part in the dispatch and not in its combine. The others wait for `awaited` of it.
 void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool defer,
                                 const std::string& awaited, const std::string& phase) {
   constexpr std::int32_t kSilent = 1;
@@ -405,7 +404,7 @@ TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
     });
 }
 
-/// Frameworks give tensors without elements no memory: a member without tokens has weights all the
+/// Frameworks give tensors without elements no memory: a rank without tokens has weights all the
 /// same.
 TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -429,7 +428,7 @@ TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
 
     const ep::Routing routing = group.group.route(topk);
     const ep::Dispatched got = group.group.dispatch(x, routing, {.weights = weights});
-    group.group.synchronize();  // members agree on what travels
+    group.group.synchronize();  // ranks agree on what travels
     const Tensor seen = group.tensors.download(got.topk_weights);
     EXPECT_GT(std::count(seen.as<float>(), seen.as<float>() + seen.size(), 1.0F), 0);
 

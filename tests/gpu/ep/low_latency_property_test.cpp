@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode on GPUs with random shapes against the naive references: ranks 1 to 8, rows of
+// Low-latency mode on GPUs with random shapes against the naive references: 1 to 8 ranks, rows of
 // 256 to 16384 channels in steps of 8 (float8: 16), top-k 1 to 32, up to 1024 experts and 512
-// tokens, holes, skewed loads, every encoding, reduction and option, receives deferred or not, one
-// or two operations open. That the seeds reach all of it: tests/property/ep_draws_test.cpp.
+// tokens, holes, skewed loads, every encoding, reduction and option, deferred receives, one or two
+// open operations. tests/property/ep_draws_test.cpp checks that the seeds cover all of it.
 #include <gtest/gtest.h>
 
 #include "checks/ep/draws.hpp"
@@ -18,9 +18,9 @@ void run_both_open(Round& a, Round& b) {
   const ep::LowLatencyReceived got_a = sent_a.receive(), got_b = sent_b.receive();
   a.check(got_a);
   b.check(got_b);
-  a.write_answers();
+  a.write_expert_output();
   ep::PendingCombine back_a = a.answer(got_a);
-  b.write_answers();  // the buffer of zero copy is that of the next combine
+  b.write_expert_output();  // the buffer of zero copy is that of the next combine
   ep::PendingCombine back_b = b.answer(got_b);
   const Tensor out_a = back_a.receive(), out_b = back_b.receive();
   a.check(out_a);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode on GPUs, values (E3): PEs as threads on the GPUs that are here, each result bit
-// by bit against the naive reference. Every result is poisoned before the next one takes its place.
-// Receives are deferred, or queued at once behind their sends.
+// Values of low-latency mode on GPUs: PEs are threads on the available GPUs, and each result is
+// compared bit by bit with the naive reference. Every result is poisoned before the next one takes
+// its place. Receives are deferred, or queued directly behind their sends.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of tensors in GPU memory whose members lie on several (emulated) nodes, or on one where
-// NVLink is turned off: rows go through the host (E2, E3 between nodes, staged; B4). PEs are
-// threads that share the GPUs there are.
+// Groups of tensors in GPU memory whose ranks are on several (emulated) nodes, or on one with
+// NVLink turned off: rows pass through the host. PEs are threads that share the available GPUs.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +37,7 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
   if (c.nodes == 1) settings.transport_inside = "staged";
   run_threads(c.ranks, settings, [&](World& world) {
     if (c.nodes == 1)
-      EXPECT_EQ(world.shared_team().size(), 1) << "nobody is reached by load and store";
+      EXPECT_EQ(world.shared_team().size(), 1) << "no other PE is reached by load and store";
     ep::GroupOptions options = options_for(c);
     options.dtype = widest;
     GpuGroup owner(world, options);
@@ -115,10 +114,10 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
     const ep::Routing routing = round.route();
     const ep::Dispatched got = round.dispatch(routing);
     round.check(got);
-    round.write_answers(got);
+    round.write_expert_output(got);
     const ep::LowLatencyReceived received = quick.send().receive();
     quick.check(received);
-    quick.write_answers();
+    quick.write_expert_output();
 
     const ep::Launch on{.stream = owner.tensors.new_stream()};
     const auto refused = [&](const std::function<void()>& call) {

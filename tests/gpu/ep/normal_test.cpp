@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode on GPUs (E1, E2, E4, A11): PEs as threads on the GPUs that are here, each result bit
-// by bit against the naive reference. Every result is poisoned before the next one takes its place.
+// Values of normal mode on GPUs: PEs are threads on the available GPUs, and each result is compared
+// bit by bit with the naive reference. Every result is poisoned before the next one takes its
+// place.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -214,7 +215,7 @@ TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
             round.change_rows(100 + repeat);
             const ep::Dispatched again = round.dispatch(handle);
             round.check(again, true, worst > 0);
-            round.write_answers(again);
+            round.write_expert_output(again);
             round.check(round.combine(again));
             round.poison(again);
           }
@@ -267,7 +268,7 @@ TEST(EpGpuNormal, MoreTokensThanWarps) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(4, 41);
   c.experts = 64;
-  // A block of route takes 1024 at once, and eight of them a member's: more than one, and more than
+  // A block of route takes 1024 at once, and eight of them a rank's: more than one, and more than
   // one each.
   for (const auto& [tokens, hidden] : {std::pair{3000, 512}, {9500, 64}}) {
     c.max_tokens = tokens;
@@ -291,7 +292,7 @@ TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
           for (std::int32_t i = 0; i < live; ++i) held.push_back(round.dispatch(routing));
           for (const ep::Dispatched& got : held) round.check(got);
           for (std::size_t i = held.size(); i-- > 0;) {  // answered in another order than sent
-            round.write_answers(held[i]);
+            round.write_expert_output(held[i]);
             round.check(round.combine(held[i]));
           }
           held.erase(held.begin());  // released in any order, the room is found again
@@ -333,7 +334,7 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
           const ep::Routing routing = round.route({.done = routed.get()});
           const ep::Dispatched got = round.dispatch(routing);
           round.check(got);
-          round.write_answers(got);
+          round.write_expert_output(got);
           const ep::Combined back = round.combine(got);
           EXPECT_EQ(cudaEventSynchronize(combined.get()), cudaSuccess);
           round.check(back);
@@ -395,7 +396,7 @@ TEST(EpGpuNormal, AsynchronousCalls) {
         ep::Dispatched a = first.get(), b = second.get();
         round.check(a);
         round.check(b);
-        round.write_answers(a);
+        round.write_expert_output(a);
         std::promise<void> computed;
         auto combined =
             group.group.combine_async(round.y(), a.handle, {}, computed.get_future().share());
@@ -467,7 +468,7 @@ TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
         EXPECT_EQ(counted().rows_received, rows);
         ep::Handle handle = got.handle;
         got = {};
-        exact.write_answers(got = exact.dispatch(handle));
+        exact.write_expert_output(got = exact.dispatch(handle));
         EXPECT_EQ(counted().rows_received, 2 * rows) << "a cached handle knows the sizes";
         exact.combine(got);
         got = {};
@@ -496,11 +497,11 @@ TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
       GpuRound round(group, c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}});
       {
         ep::Dispatched got = round.dispatch(round.route());
-        round.write_answers(got);
+        round.write_expert_output(got);
         round.combine(got);
       }
       group.group
-          .close();  // members' kernels may still be at it; the next group gets the same memory
+          .close();  // ranks' kernels may still be at it; the next group gets the same memory
     }
   });
 }

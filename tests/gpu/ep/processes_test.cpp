@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups whose members are processes, each with a GPU, or several with one: the rounds of the other
-// tests, whose members are threads. compute-sanitizer runs the kernels of one process one after
-// another, so it can see members that wait for each other only here.
+// The rounds of the other tests with ranks that are processes, each with a GPU or several with one.
+// compute-sanitizer runs the kernels of one process one after another, so it can check ranks that
+// wait for each other only here.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -58,11 +58,11 @@ void run_with_cached_handle(GpuGroup& group, const EpCase& c) {
   round.change_rows(c.seed + 100);
   const ep::Dispatched again = round.dispatch(first.handle);
   round.check(again, true);
-  round.write_answers(again);
+  round.write_expert_output(again);
   round.check(round.combine(again));
 }
 
-/// Answers that are fetched from memory that Shoal did not allocate.
+/// Expert outputs that are fetched from memory that Shoal did not allocate.
 void run_with_shared_answers(GpuGroup& group, const EpCase& c) {
   const std::size_t bytes = static_cast<std::size_t>(c.ranks * c.max_tokens * c.hidden) * 2;
   const ForeignMemory memory(group.world, bytes, ForeignMemory::Kind::mapped);
@@ -71,7 +71,7 @@ void run_with_shared_answers(GpuGroup& group, const EpCase& c) {
     GpuRound round(group, c, {.place = AnswerPlace::in_place});
     const ep::Dispatched got = round.dispatch(round.route());
     round.check(got);
-    round.write_answers(got);
+    round.write_expert_output(got);
     TensorView y(memory.data(), DataType::bfloat16, {got.x.shape[0], c.hidden});
     y.device = group.tensors.device();
     if (y.bytes() > 0) {
@@ -171,7 +171,7 @@ TEST_P(EpGpuProcesses, SmallLowLatencyModeWithMasks) {
   run("low_latency_mode_with_masks");
 }
 
-// The same groups where memory is passed by CUDA IPC (D2). Not under the sanitizer: the kernels are
+// The same groups where memory is passed by CUDA IPC. Not under the sanitizer: the kernels are
 // the same.
 class EpGpuProcessesByCudaIpc : public testing::Test {
  protected:
@@ -192,7 +192,7 @@ TEST_F(EpGpuProcessesByCudaIpc, LowLatencyModeWithMasks) {
 }
 
 // For run-gpu-tests --sanitizer, which fails where the tool does not find this. Whatever becomes of
-// the members.
+// the ranks.
 TEST(EpGpuSanitizer, DISABLED_Control) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const ProcessResult& member : run_pes(2, "rows_beyond_their_memory", {.limit = kLimit}))

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine on GPUs of a y that no heap holds: memory of any allocator that share_buffer has mapped,
-// fetched from where it lies (requirement D2). The groups have no room for a copy, so that there
-// can be none.
+// combine on GPUs of a y outside the heap: memory of any allocator that share_buffer has mapped,
+// fetched in place. The groups have no room for a copy, so none can be made.
 #include <gtest/gtest.h>
 
 #include <exception>
@@ -29,7 +28,7 @@ EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
           .seed = seed};
 }
 
-/// Any dtype of answers, no room for copies.
+/// Any dtype of expert outputs, no room for copies.
 ep::GroupOptions options_of(const EpCase& c) {
   ep::GroupOptions options;
   options.max_tokens = c.max_tokens;
@@ -60,7 +59,7 @@ class Buffer {
       : owner_(owner),
         bytes_(kFront + static_cast<std::size_t>(c.ranks * c.max_tokens * c.hidden) * 4),
         memory_(owner.world, bytes_, kind) {}
-  /// Queued combines read it until all members have been heard of.
+  /// Queued combines read it until all ranks have been heard of.
   ~Buffer() {
     if (std::uncaught_exceptions() == 0) owner_.tensors.settle();
   }
@@ -71,7 +70,7 @@ class Buffer {
     owner_.world.heap().unshare_buffer(*shared_);
     shared_.reset();
   }
-  /// The answers of a round, moved here.
+  /// The expert outputs of a round, moved here.
   TensorView take(const TensorView& y) {
     TensorView here(memory_.data() + kFront, y.dtype, {y.shape[0], y.shape[1]});
     here.device = owner_.tensors.device();
@@ -92,14 +91,14 @@ ep::CombineOptions with_weights(const ep::Dispatched& got) {
   return options;
 }
 
-/// A dispatch whose answers lie in `buffer` on the members of `sharing`, in Dispatched::x on the
-/// others; summed and compared with the reference.
+/// A dispatch whose expert outputs are in `buffer` on the ranks of `sharing`, in Dispatched::x on
+/// the others; summed and compared with the reference.
 void check_round(GpuGroup& owner, const EpCase& c, DataType dtype, Buffer& buffer,
                  const std::function<bool(std::int32_t)>& sharing) {
   GpuRound round(owner, c, {.dtype = dtype, .answer = dtype, .place = AnswerPlace::in_place});
   const ep::Dispatched got = round.dispatch(round.route());
   round.check(got);
-  round.write_answers(got);
+  round.write_expert_output(got);
   TensorView y = round.y();
   if (sharing(owner.me)) {
     y = buffer.take(y);
@@ -133,7 +132,7 @@ TEST_P(EpGpuSharedBuffer, EachMemberChoosesForItself) {
   SHOAL_SKIP_WITHOUT_GPU();
   run_group(small(GetParam()), [&](GpuGroup& group) {
     const auto other = std::make_unique<Buffer>(group, small(GetParam()), Kind::malloc);
-    if (group.me % 2 == 0) {  // numbers of shared ranges then differ between members
+    if (group.me % 2 == 0) {  // numbers of shared ranges then differ between ranks
       other->share();
     } else {
       group.world.heap().share_buffer(nullptr, 0);
@@ -168,7 +167,7 @@ TEST_P(EpGpuSharedBuffer, MembersWithoutRowsOrTokens) {
   }
 }
 
-/// Against the same answers in the heap, which the tests of this layout compare with the reference.
+/// Compares with the same expert outputs in the heap, which other tests compare with the reference.
 TEST_P(EpGpuSharedBuffer, ExpertMajorAnswersAreFetchedLikewise) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(GetParam());
@@ -196,7 +195,7 @@ TEST_P(EpGpuSharedBuffer, ExpertMajorAnswersAreFetchedLikewise) {
   });
 }
 
-/// A captured combine reads the buffer as long as it is replayed (E5), whatever else is shared in
+/// A captured combine reads the buffer as long as it is replayed, whatever else is shared in
 /// between.
 TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -217,8 +216,8 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
     ep::Dispatched got;
     ep::Combined back;
     TensorView y;
-    const auto write_answers = [&] {
-      round.write_answers(got);
+    const auto write_expert_output = [&] {
+      round.write_expert_output(got);
       y = buffer.take(round.y());
       group.tensors.poison(round.y());
     };
@@ -226,7 +225,7 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
       back = group.group.combine(y, got.handle, {.out = out, .launch = {.stream = stream}});
     };
     got = round.dispatch(routing);
-    write_answers();
+    write_expert_output();
     combine();
     got = {};
     const Graph graph(stream, [&] {
@@ -235,7 +234,7 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
     });
     for (std::uint64_t replay = 0; replay < 6; ++replay) {
       round.change_rows(100 + replay);
-      write_answers();
+      write_expert_output();
       group.tensors.poison(out);
       graph.replay();
       round.check(got);  // the rows as they were sent: what is summed lies in the buffer
@@ -274,7 +273,7 @@ TEST_P(EpGpuSharedBuffer, WhatIsNotSharedIsRefusedWithoutRoomForACopy) {
     GpuRound round(group, c, {.place = AnswerPlace::in_place});
     const ep::Dispatched got = round.dispatch(round.route());
     round.check(got);
-    round.write_answers(got);
+    round.write_expert_output(got);
     const TensorView y = buffer.take(round.y());
     const auto refused = [&] {
       if (y.bytes() > 0)
@@ -287,7 +286,7 @@ TEST_P(EpGpuSharedBuffer, WhatIsNotSharedIsRefusedWithoutRoomForACopy) {
     buffer.unshare();
     refused();
     round.check(
-        group.group.combine(round.y(), got.handle, with_weights(got)));  // nobody is out of step
+        group.group.combine(round.y(), got.handle, with_weights(got)));  // no rank is out of step
   });
 }
 

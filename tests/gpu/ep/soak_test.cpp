@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ten thousand operations of a group on GPUs in random order, with random delays on every PE, each
 // checked: dispatches of all kinds and layouts, combines in any order, low-latency sends and
-// receives of every encoding in between. The order is the same on all members, the delays are not.
+// receives of every encoding in between. The order is the same on all ranks, the delays differ.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -171,7 +171,7 @@ class Walk {
     if (ExpertMajorRound* const round = expert_major(at->round)) {
       round->combine(at->got);
     } else {
-      normal_[at->round]->write_answers(at->got);
+      normal_[at->round]->write_expert_output(at->got);
       normal_[at->round]->check(normal_[at->round]->combine(at->got));
     }
     for (const Tensor* tensor : {&at->got.x, &at->got.topk_idx, &at->got.topk_weights,
@@ -201,7 +201,7 @@ class Walk {
     const auto [round, got, deferred] = received_.front();
     received_.pop_front();
     const bool defer = must_defer(answered_) || order_() % 2 == 0;
-    low_latency_[round]->write_answers();
+    low_latency_[round]->write_expert_output();
     low_latency_[round]->defer_receive(defer);
     answered_.push_back({round, low_latency_[round]->answer(got), defer});
   }
@@ -212,7 +212,7 @@ class Walk {
   }
 
   GpuGroup& group_;
-  std::mt19937_64 order_{12345};  // of all members
+  std::mt19937_64 order_{12345};  // of all ranks
   std::mt19937_64 delays_;        // of this one
   std::vector<std::unique_ptr<GpuRound>> normal_;
   std::vector<std::unique_ptr<ExpertMajorRound>> expert_major_;
@@ -240,7 +240,7 @@ void soak(std::int32_t ranks, int operations) {
       walk.step();
       if (group.me != 0) continue;
       done = i + 1;
-      // All stop at the same operation; no member is a hundred ahead of another.
+      // All stop at the same operation; no rank is a hundred ahead of another.
       if (!out_of_time && std::chrono::steady_clock::now() - start > kLongest) {
         stop_at = std::min(operations, i + 100);
         out_of_time = true;

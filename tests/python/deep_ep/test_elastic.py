@@ -668,9 +668,9 @@ def check_engram(_):
     for wrong in (indices.long(), indices.flatten()):
         with pytest.raises(RuntimeError, match=r"allowed: int32 \[T, n\]"):
             buffer.engram_fetch(wrong)
-    with pytest.raises(RuntimeError, match="sf is given"):
+    with pytest.raises(RuntimeError, match="sf is required"):
         buffer.engram_write(data[:entries])
-    with pytest.raises(RuntimeError, match="sf is given"):
+    with pytest.raises(RuntimeError, match="sf is required"):
         buffer.engram_write(full[:entries], scales)
     mine = data[:entries].contiguous()
     for wrong in (

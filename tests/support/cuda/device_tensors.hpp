@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// device_tensors.hpp: tensors in the memory of a PE's GPU as tests use them: filled from the host,
-// fetched to the host, poisoned so that a byte that was not written is seen.
+// device_tensors.hpp: tensors in the memory of a PE's GPU for tests: filled from the host, fetched
+// to the host, poisoned so that a byte that was not written shows.
 //
-// Other PEs may share the GPU and have kernels on it that wait for this PE. So nothing here
-// synchronises a device or uses the default stream, waits poll with a deadline, and memory goes
-// back only when no stream of this PE can still use it.
+// Other PEs can share the GPU and have kernels on it that wait for this PE. So nothing here
+// synchronises a device or uses the default stream, waits poll with a deadline, and memory is freed
+// only when no stream of this PE can still use it.
 #pragma once
 
 #include <initializer_list>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// fake_cuda.hpp: a CUDA driver without a GPU: memory is the host's, copies are memcpy.
+// fake_cuda.hpp: a CUDA driver without a GPU: its memory is host memory, and its copies are memcpy.
 //
-// It lets everything of the heap in GPU memory but the kernels run where there is no GPU, and makes
-// any function fail at any call. It refuses what the driver would: access that was not granted,
-// calls without a context, unmapping what is not mapped. Only in builds with CUDA.
+// It runs all host code of GPU heaps on machines without a GPU, and makes any function fail at any
+// call. It refuses what the driver would refuse: access that was not granted, calls without a
+// context, unmapping what is not mapped. Only in builds with CUDA.
 #pragma once
 #ifdef SHOAL_WITH_CUDA
 

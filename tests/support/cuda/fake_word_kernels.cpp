@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The word kernels of fake_cuda.hpp: single words by the host's atomics.
+// The word kernels of fake_cuda.hpp: atomics of the host on single words.
 #ifdef SHOAL_WITH_CUDA
 
 #include <atomic>

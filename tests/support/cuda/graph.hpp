@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// graph.hpp: calls captured in a CUDA graph, for tests that replay them.
+// graph.hpp: captures calls in a CUDA graph, for tests that replay them.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -96,7 +96,7 @@ TEST(CollectiveErrors, AllToAllVRefusesBadSpans) {
     expect_error(Code::invalid_argument, "source is", [&] { call(offsets, offsets, nullptr); });
     expect_error(Code::invalid_argument, "overlaps", [&] { call(same, offsets, check.source()); });
     expect_error(Code::invalid_argument, "overlaps", [&] { call(offsets, same, check.target()); });
-    call(offsets, same, check.source());  // the same block to everybody
+    call(offsets, same, check.source());  // the same block to all PEs
     check.all_to_all_v(world.team(), 100, 1);
   });
 }

@@ -114,7 +114,7 @@ TEST(EpAsyncClose, OperationWithoutItsPeersFails) {
   EXPECT_THROW(ranks[0].futures[0].get(), Error);
 }
 
-// An operation that waits for a promise that nobody keeps.
+// An operation that waits for a promise that is never kept.
 TEST(EpAsyncClose, OperationAfterAFutureThatNeverComesFails) {
   const EpCase c = wide(1);
   Rank rank(c, 0);

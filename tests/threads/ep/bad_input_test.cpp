@@ -223,7 +223,7 @@ TEST(EpBadInput, OptionsOfLowLatencyCombine) {
   });
 }
 
-TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {  // A11
+TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {
   const EpCase c = small(2);
   run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
@@ -366,7 +366,7 @@ TEST(EpBadInput, UnequalNodesAreNamed) {
     const Team three = world.team().split_strided(0, 1, 3);
     if (world.my_pe() < 3)
       EXPECT_ERROR(Code::unsupported,
-                   "equally many members on every node: 2 share memory with PE 0, 1 with PE 2",
+                   "equally many ranks on every node: 2 share memory with PE 0, 1 with PE 2",
                    ep::Group(three, options_for(small(3))));
     EpCase half = small(2);
     ep::Group group(world.node_team(), options_for(half));  // one group a node, of the same size

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group counts, what it owns and what it gives back (B7, A8).
+// What a group counts, what it owns and what it gives back.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LogFMT-10 on the way back from the experts (E3): bit by bit what numeric/ makes of every answer,
+// LogFMT-10 on the way back from the experts: bit by bit what numeric/ makes of every answer,
 // summed in the documented order.
 #include <gtest/gtest.h>
 

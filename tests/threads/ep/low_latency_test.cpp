@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode with PEs as threads (E3, A4, A9), bit by bit against the naive reference.
+// Low-latency mode with PEs as threads, bit by bit against the naive reference.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -104,7 +104,7 @@ TEST(EpLowLatencyMode, LogFmtComesBackWithinItsError) {
 }
 
 TEST(EpLowLatencyMode,
-     ReceiveIsDeferredAndHoldsNothing) {  // A9: send and receive are separate; work of the caller
+     ReceiveIsDeferredAndHoldsNothing) {  // send and receive are separate; work of the caller
                                           // runs between
   const EpCase c = small(4, 5);
   run_case(c, [&](World& world, ep::Group& group) {
@@ -151,7 +151,7 @@ TEST(EpLowLatencyMode,
   });
 }
 
-TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {  // A4: the two halves never mix
+TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {  // the two halves never mix
   const EpCase a = small(4, 6);
   EpCase b = a;
   b.seed = 7;

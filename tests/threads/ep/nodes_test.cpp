@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups whose members lie on several (emulated) nodes, with PEs as threads (E2, E3 between nodes,
-// B3), bit by bit against the naive reference: the same results as on one node, but for the
-// rounding of a node's sum.
+// Groups on several (emulated) nodes, with PEs as threads, bit by bit against the naive reference:
+// the same results as on one node, except for the rounding of a node's sum.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -157,7 +156,7 @@ TEST_P(EpNodes, LowLatencyModeGivesTheBitsOfOneNode) {
   });
 }
 
-TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {  // A4, D8
+TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {
   EpCase one = small(GetParam(), 11), other = small(GetParam(), 12);
   one.hidden = other.hidden = 64;
   run_case(one,
@@ -280,7 +279,7 @@ TEST(EpNodesMode, WeightsThatChangeBetweenDispatchAndCombineAreRefused) {
   });
 }
 
-TEST(EpNodesMode, OperationsOnTheGroupsStream) {  // A11
+TEST(EpNodesMode, OperationsOnTheGroupsStream) {
   const EpCase c = small({4, 2}, 21);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -297,7 +296,7 @@ TEST(EpNodesMode, SeveralGroupsOfDifferentMembers) {
   const EpCase all = small({4, 2}), pair = small({2, 2}, 31);
   run_threads(4, settings_for(all), [&](World& world) {
     ep::Group big(world.team(), options_for(all));
-    ep::Group rail(world.same_index_team(), options_for(pair));  // D8: a rail is a team
+    ep::Group rail(world.same_index_team(), options_for(pair));  // a rail is a team
     check_normal(rail, pair);
     check_normal(big, all);
     check_low_latency(rail, pair, ep::Reduction::per_rank, true);
@@ -305,7 +304,7 @@ TEST(EpNodesMode, SeveralGroupsOfDifferentMembers) {
   });
 }
 
-TEST(EpNodesMode, EveryFormOverANetwork) {  // E2, E3: as above, where nothing else joins the nodes
+TEST(EpNodesMode, EveryFormOverANetwork) {  // as above, where nothing else joins the nodes
   SHOAL_SKIP_WITHOUT_OFI();
   const EpCase c = small({4, 2}, 32);
   Settings settings = settings_for(c);
@@ -327,7 +326,7 @@ TEST(EpNodesMode, EveryFormOverANetwork) {  // E2, E3: as above, where nothing e
   });
 }
 
-TEST(EpNodesMode, WarmUp) {  // B2
+TEST(EpNodesMode, WarmUp) {
   const EpCase c = small({4, 2}, 33);
   run_case(c, [&](World&, ep::Group& group) {
     group.warmup();

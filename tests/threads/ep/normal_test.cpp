@@ -85,7 +85,7 @@ TEST(EpNormalMode, SeveralThreadsPerPe) {
   }
 }
 
-TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // A11: the routing of one dispatch is reused
+TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // the routing of one dispatch is reused
   const EpCase c = small(4, 3);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -172,7 +172,7 @@ TEST(EpNormalMode, Float8RowsCarryTheirScales) {
   });
 }
 
-TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {  // A11
+TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {
   const EpCase c = small(4, 21);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -252,7 +252,7 @@ TEST(EpNormalMode, TwoGroupsOnHalvesOfTheWorld) {
   });
 }
 
-TEST(EpNormalMode, WarmupAndPreinitialize) {  // B2
+TEST(EpNormalMode, WarmupAndPreinitialize) {
   EpCase c = small(3, 31);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);

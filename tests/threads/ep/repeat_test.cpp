@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many operations in a row, members skewed in time (A4). Two cases alternate, so that rows, counts
+// Many operations in a row, members skewed in time. Two cases alternate, so that rows, counts
 // or signals of the round before, or of the one before that, would be noticed.
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values, dtypes and shapes of EP that the random cases leave out: what is rounded, when, and what
-// travels beside the rows (E1 to E4).
+// travels beside the rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, EpFloats, ::testing::Values(DataType::float16,
                          [](const auto& format) { return std::string(name_of(format.param)); });
 
 TEST_P(EpFloats,
-       RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // E4: sums in float32, in a fixed order
+       RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // sums in float32, in a fixed order
   const DataType dtype = GetParam();
   const EpCase c = small(5, 17);
   std::atomic<int> order_shows = 0, steps_show = 0;
@@ -137,7 +137,7 @@ Tensor as_int32(const Tensor& wide) {
   return narrow;
 }
 
-TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {  // E1, E3
+TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {
   const EpCase c = small(4, 19);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
@@ -295,7 +295,7 @@ struct CachedCall {
   std::int64_t worst_case_rows;
 };
 
-TEST(EpValues, CachedHandleTakesEveryOption) {  // A11
+TEST(EpValues, CachedHandleTakesEveryOption) {
   const EpCase c = small(4, 31);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the kernels of normal mode are launched: pure functions of the shape, without a GPU. Whatever
-// the rows, a block fits into the shared memory that it may have, and has a warp that does the
-// work.
+// Plans of normal-mode kernels: pure functions of the shape, without a GPU. For all rows, a block
+// fits into its shared memory and has at least one warp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +13,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// Of a block on sm_90 and sm_100. The kernels also have static arrays: addresses by member
+/// Of a block on sm_90 and sm_100. The kernels also have static arrays: addresses by rank
 /// (dispatch.cu, combine.cu).
 constexpr std::uint32_t kSharedMemory = 227 << 10;
 const NormalLimits kHopper{.shared_bytes = kSharedMemory - kStaticSharedBytes};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a group in GPU memory keeps everything (A8, A15): pure functions of the options, without a
-// GPU.
+// Where a group in GPU memory keeps everything: pure functions of the options, without a GPU.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -84,7 +83,7 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
             sizeof(detail::DeviceNotice) + (shape.ranks + shape.local_experts) * 4);
   EXPECT_EQ(layout.notice_bytes % 64, 0U);
   EXPECT_GE(layout.packets * detail::kTopkSlotsPerPacket, static_cast<std::size_t>(shape.top_k));
-  // One answer a lane; where members may be masked, as many of each member as it can have lanes.
+  // One answer a lane; where ranks may be masked, as many of each rank as it can have lanes.
   const auto lanes = static_cast<std::size_t>(std::min(shape.top_k, shape.local_experts));
   EXPECT_EQ(layout.rank_combine_rows, shape.mask_failed ? lanes : 0U);
   EXPECT_EQ(layout.token_combine_rows,
@@ -158,7 +157,7 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
   EXPECT_NEAR(static_cast<double>(one.normal), static_cast<double>(8 * 4096 * row), 64.0 * 1024);
 }
 
-TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {  // A15
+TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
   GroupOptions options = deepseek();
   options.live_results = 1;
   EXPECT_LE(size_hint(options, 8, DeviceKind::cuda).total(), 1'200'000'000U);

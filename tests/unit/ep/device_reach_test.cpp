@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What groups in GPU memory ask the world, on a driver without a GPU: where buffers lie that are
-// shared (requirement D2), why a member is out of reach, and when they warn of that (D12).
+// What groups in GPU memory ask the world, on a driver without a GPU: where shared buffers lie, why
+// a PE is out of reach, and when a group warns of that.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate against a naive reference, and its errors (requirement E4).
+// The gate against a naive reference, and its errors.
 #include <gtest/gtest.h>
 
 #include <algorithm>

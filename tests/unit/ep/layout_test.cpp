@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pure parts of EP: sizes and offsets (A8, A15), routing (E1), the receive arena, the choice of
+// Pure parts of EP: sizes and offsets, routing, the receive arena, the choice of
 // stores.
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ GroupOptions deepseek() {
   return options;
 }
 
-TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {  // A15
+TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {
   const SizeHint base = size_hint(deepseek(), 8);
   GroupOptions more = deepseek();
   more.low_latency_max_tokens *= 2;
@@ -114,7 +114,7 @@ TEST(EpLayout, SizesThatExceed64BitsAreRejected) {
   rejected(normal, 128);
 }
 
-TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
+TEST(EpRouting, MatchesNaiveCountsAndOrder) {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     EpCase c;
     c.ranks = 1 + static_cast<std::int32_t>(seed % 7);
@@ -162,7 +162,7 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {  // E1
   }
 }
 
-TEST(EpRouting, RejectsBadIndicesByToken) {  // E4: duplicate experts in a row are rejected
+TEST(EpRouting, RejectsBadIndicesByToken) {  // duplicate experts in a row are rejected
   GroupOptions options = deepseek();
   options.top_k = 2;
   const detail::Shape shape = detail::make_shape(options, 8);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes of a group as the connectivity map tells them (B3), and what the settings and the map say
-// about transports (D4, D12).
+// Nodes of a group as the connectivity map tells them, and what the settings and the map say
+// about transports.
 #include "ep/plan/nodes.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bfloat16 and float16 against exact float64 references (requirement E3).
+// bfloat16 and float16 against exact float64 references.
 #include <gtest/gtest.h>
 
 #include <cmath>

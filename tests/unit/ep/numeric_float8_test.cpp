@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// e4m3 and the FP8 scales of a group of 128 channels, exhaustively (requirement E3).
+// e4m3 and the FP8 scales of a group of 128 channels, exhaustively.
 #include <gtest/gtest.h>
 
 #include <array>

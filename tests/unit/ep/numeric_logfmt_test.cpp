@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LogFMT-10: error bounds, zeros, signs, layout, and blocks that must stay bfloat16 (requirement
-// E3).
+// LogFMT-10: error bounds, zeros, signs, layout, and blocks that must stay bfloat16.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Row operations of the host backend against plain loops over numeric/, bit for bit, for every
-// instruction set of this machine (requirements E2, E3: sums in float32 in a fixed order, rounded
-// once; FP8 with a scale per 128 channels).
+// instruction set of this machine: sums in float32 in a fixed order, rounded once; FP8 with a scale
+// per 128 channels.
 #include "ep/host/rows/row_ops.hpp"
 
 #include <gtest/gtest.h>

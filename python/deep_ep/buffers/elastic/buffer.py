@@ -12,13 +12,14 @@ import torch.distributed as dist
 
 import shoal
 
+from ... import config
 from ...utils.envs import (
     check_fast_rdma_atomic_support,
     check_torch_deterministic,
     get_physical_domain_size,
 )
-from ... import config
 from ...utils.event import EventHandle, EventOverlap, profiled
+from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
 from ..checks import describe, expect
 from ..runtime import Operation, Runtime
@@ -475,7 +476,7 @@ class ElasticBuffer:
     @staticmethod
     def get_agrs_buffer_size_hint(group: dist.ProcessGroup, num_max_session_bytes: int) -> int:
         """``num_bytes`` for gather sessions."""
-        return sizes.align(num_max_session_bytes, sizes.PAGE)
+        return align(num_max_session_bytes, sizes.PAGE)
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """(nodes, ranks per node)."""

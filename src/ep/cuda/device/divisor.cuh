@@ -6,8 +6,8 @@
 
 namespace shoal::ep::cuda {
 
-/// Divides numbers below 2^31 by a number that the host knows, through a multiplication (Granlund and
-/// Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+/// Divides numbers below 2^31 by a number that the host knows, through a multiplication (Granlund
+/// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
 struct Divisor {
   std::uint32_t divisor = 1, multiplier = 1, shift = 0;
 

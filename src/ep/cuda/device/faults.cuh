@@ -51,9 +51,9 @@ struct FaultReport {
 
 /// Writes the report. Any thread may call.
 ///
-/// A fatal fault stays: nothing else is reported after it. Of faults that leave the group usable the
-/// first one stays until the host has read it, with two exceptions: a refusal replaces a bad index,
-/// because a rank may be waiting for it; of bad indices in one phase the lowest token stays.
+/// A fatal fault stays: nothing else is reported after it. Of faults that leave the group usable
+/// the first one stays until the host has read it, with two exceptions: a refusal replaces a bad
+/// index, because a rank may be waiting for it; of bad indices in one phase the lowest token stays.
 __device__ inline void report_fault(const DeviceGroup& group, Fault fault, Phase phase,
                                     std::uint32_t operation, std::int32_t rank, std::uint64_t epoch,
                                     std::uint64_t seen, std::int64_t token = 0,

@@ -28,8 +28,8 @@ enum class KernelKind : std::uint32_t {
   count
 };
 
-/// What the blocks of one launch count. On a cache line of its own: all blocks add to it at the same
-/// time, and loads of other data on the line would have to wait.
+/// What the blocks of one launch count. On a cache line of its own: all blocks add to it at the
+/// same time, and loads of other data on the line would have to wait.
 struct alignas(128) Counters {
   std::uint32_t ticket;  ///< blocks that have started
   std::uint32_t done;    ///< blocks that have ended

@@ -73,7 +73,8 @@ __device__ inline void red_release_sys_global_add(std::uint64_t* at, std::uint64
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-/// Sixteen bytes read or written as one: PTX makes a relaxed access of type b128 single-copy atomic.
+/// Sixteen bytes read or written as one: PTX makes a relaxed access of type b128 single-copy
+/// atomic.
 __device__ inline void ld_relaxed_sys_global_b128(const std::byte* at, std::uint64_t& low,
                                                   std::uint64_t& high) {
   asm volatile(

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// signals.cuh: words by which ranks tell each other that an operation has come so far, and waits for
-// them with a deadline.
+// signals.cuh: words by which ranks tell each other that an operation has come so far, and waits
+// for them with a deadline.
 //
-// A signal is a word in the block of the rank that waits, on a line for each rank that raises it. It
-// holds the epoch of the last operation for which that rank has reached the point; epochs only grow.
+// A signal is a word in the block of the rank that waits, on a line for each rank that raises it.
+// It holds the epoch of the last operation for which that rank has reached the point; epochs only
+// grow.
 //
-// Memory order: a rank raises a signal by a release at system scope, and a wait ends with an acquire
-// at system scope, so everything that the raising thread wrote or saw before is visible behind the
-// wait. Bulk copies need more, see tma.cuh.
+// Memory order: a rank raises a signal by a release at system scope, and a wait ends with an
+// acquire at system scope, so everything that the raising thread wrote or saw before is visible
+// behind the wait. Bulk copies need more, see tma.cuh.
 #pragma once
 
 #include "ep/cuda/device/faults.cuh"
@@ -43,9 +44,9 @@ class Deadline {
   const std::uint64_t at_;
 };
 
-/// Polls until `ready` is true. Returns false, with the reason in `fault`, when the group is aborted
-/// (Fault::none), `rank` has given the group up, or the time is over according to Limit. Every 64th
-/// poll checks these; a wait that ends before reads the clock at most once.
+/// Polls until `ready` is true. Returns false, with the reason in `fault`, when the group is
+/// aborted (Fault::none), `rank` has given the group up, or the time is over according to Limit.
+/// Every 64th poll checks these; a wait that ends before reads the clock at most once.
 template <typename Limit = Deadline, typename Ready>
 __device__ bool poll(const DeviceGroup& group, std::int32_t rank, Ready&& ready, Fault& fault) {
   if (ready()) return true;

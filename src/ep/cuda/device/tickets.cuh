@@ -2,8 +2,8 @@
 // tickets.cuh: how the blocks of a launch share its work and find out which of them ends last.
 //
 // Blocks wait for other ranks, but never for a block of their own launch that may not be resident
-// yet: tickets number the blocks in the order in which they start, and only the block that ends last
-// waits at the end.
+// yet: tickets number the blocks in the order in which they start, and only the block that ends
+// last waits at the end.
 #pragma once
 
 #include "ep/cuda/device/group.cuh"

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // tma.cuh: bulk copies between global and shared memory (TMA), sm_90 and later.
 //
-// A load counts its bytes on a barrier in shared memory: barrier_init, barriers_ready, then for each
-// load barrier_expect, bulk_load, barrier_wait. Stores are counted by the thread that starts them:
-// bulk_store, bulk_commit, then bulk_wait_read before shared memory is written again, and
+// A load counts its bytes on a barrier in shared memory: barrier_init, barriers_ready, then for
+// each load barrier_expect, bulk_load, barrier_wait. Stores are counted by the thread that starts
+// them: bulk_store, bulk_commit, then bulk_wait_read before shared memory is written again, and
 // bulk_wait_all before the stores are published.
 //
-// Bulk copies go through the async proxy. Data that a peer wrote with generic stores is read by bulk
-// copies only after the acquire and ptx::fence_proxy_async.
+// Bulk copies go through the async proxy. Data that a peer wrote with generic stores is read by
+// bulk copies only after the acquire and ptx::fence_proxy_async.
 #pragma once
 
 #include "ep/cuda/device/ptx.cuh"

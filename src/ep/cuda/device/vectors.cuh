@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // vectors.cuh: sixteen bytes of elements as float32 values, and back.
 //
-// narrow() rounds once, to nearest, ties to even. It takes results of arithmetic, whose NaNs all have
-// one pattern on GPUs (PTX: 0x7fffffff), and returns the bits that numeric/float16.hpp returns. Other
-// NaNs would differ, because the instructions for pairs drop sign and payload. One instruction for
-// two elements replaces fourteen (docs/performance.md, combine).
+// narrow() rounds once, to nearest, ties to even. It takes results of arithmetic, whose NaNs all
+// have one pattern on GPUs (PTX: 0x7fffffff), and returns the bits that numeric/float16.hpp
+// returns. Other NaNs would differ, because the instructions for pairs drop sign and payload. One
+// instruction for two elements replaces fourteen (docs/performance.md, combine).
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine_receive.cu: the receive of a low-latency combine. It adds up the combine rows of each token
-// in float32 and rounds once.
+// combine_receive.cu: the receive of a low-latency combine. It adds up the combine rows of each
+// token in float32 and rounds once.
 //
 // Order of the sum, the same on every backend, so that results agree bit by bit; sums start at +0:
 //   sums           the ranks' rows in the order of their last top-k slots
-//   rows, log_fmt  weight * row, top-k slots ascending; with per_rank reduction grouped by rank, each
+//   rows, log_fmt  weight * row, top-k slots ascending; with per_rank reduction grouped by rank,
+//   each
 //                  group rounded to bfloat16, as if the rank had computed it
 //
 // Moves within this GPU's memory: reads 2 B a channel and combine row, writes one row per token. A
@@ -13,11 +14,9 @@
 // combine in the same form.
 //
 // Waits: the words of the rows themselves (self_signalling.cuh); for LogFMT-10, and in groups that
-// mask ranks, their flags.
-// Publishes: the grant of the half, at the end, where the receive does not directly follow its send;
-// otherwise the next send grants it.
-// Memory order: words of rows are their own signals; flags are acquired at system scope before the
-// row is loaded.
+// mask ranks, their flags. Publishes: the grant of the half, at the end, where the receive does not
+// directly follow its send; otherwise the next send grants it. Memory order: words of rows are
+// their own signals; flags are acquired at system scope before the row is loaded.
 //
 // Measured: with combine_send.cu, see dispatch_send.cu.
 #include "ep/cuda/device/vectors.cuh"
@@ -128,8 +127,8 @@ class CombineReceiver {
     });
   }
 
-  /// Reports ranks that disagree. Their rows differ from what this rank expects, so no wait for them
-  /// may go on; the half is marked as dirty.
+  /// Reports ranks that disagree. Their rows differ from what this rank expects, so no wait for
+  /// them may go on; the half is marked as dirty.
   __device__ __noinline__ void check_agreement() const {
     for (auto rank = static_cast<std::int32_t>(threadIdx.x);
          self_signalling(group_) && rank < group_.ranks;

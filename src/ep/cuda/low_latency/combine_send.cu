@@ -4,22 +4,23 @@
 //
 // Moves from y, where the experts left it (2 B a channel and expert output), to combine rows at the
 // source of the token, by form:
-//   sums     one row per (token, rank), at the rank's place: the weighted sum over this rank's experts
+//   sums     one row per (token, rank), at the rank's place: the weighted sum over this rank's
+//   experts
 //            of the token, in float32, top-k slots ascending, rounded once to bfloat16
 //   rows     one row per expert output, at its top-k slot, as it is
 //   log_fmt  likewise, in LogFMT-10
 // A block takes a (source, token) at a time, in the order in which the dispatch left them.
 //
-// Waits: `combine_read` of all ranks for the use before last of this half; with sums whose weights did
-// not travel with the dispatch, the stamped weights of each token. This rank sends its own weights
-// before it waits, so ranks do not wait for each other in a circle.
-// Publishes: grants, a notice to every rank, the rows (self_signalling.cuh); with flags, behind each
-// row its flag.
+// Waits: `combine_read` of all ranks for the use before last of this half; with sums whose weights
+// did not travel with the dispatch, the stamped weights of each token. This rank sends its own
+// weights before it waits, so ranks do not wait for each other in a circle. Publishes: grants, a
+// notice to every rank, the rows (self_signalling.cuh); with flags, behind each row its flag.
 // Memory order: rows, weights and notices are words that are their own signals. A flag is a release
 // at system scope behind a barrier of the threads that stored the row.
 //
-// Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens and
-// 35 us for 128: 338 GB/s for the second half, where bare stores reach 341 (docs/performance.md).
+// Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens
+// and 35 us for 128: 338 GB/s for the second half, where bare stores reach 341
+// (docs/performance.md).
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"
@@ -322,9 +323,9 @@ class CombineSender {
 };
 
 /// Sends expert outputs in LogFMT-10. A row is assembled in shared memory, because the sizes of its
-/// parts depend on the values, and stored in units of 16 bytes. `castable` has a word for each block
-/// of the row: first whether all groups are castable, then the offset of the block, with kCast in its
-/// highest bit.
+/// parts depend on the values, and stored in units of 16 bytes. `castable` has a word for each
+/// block of the row: first whether all groups are castable, then the offset of the block, with
+/// kCast in its highest bit.
 __device__ void CombineSender::send_log_fmt(const CombineItem& item, std::byte* staged,
                                             std::uint32_t* castable) const {
   const LogfmtRow shape(static_cast<std::uint32_t>(call_.sizes.hidden));
@@ -425,9 +426,9 @@ __device__ void CombineSender::send_log_fmt(const CombineItem& item, std::byte* 
   }
 }
 
-/// Separates rows from their flags. A warp of its own raises the flags, because a release waits until
-/// all stores before it have arrived, and the next row need not wait for that. Each row has a barrier
-/// of its own in turn; all threads meet before a barrier is used again.
+/// Separates rows from their flags. A warp of its own raises the flags, because a release waits
+/// until all stores before it have arrived, and the next row need not wait for that. Each row has a
+/// barrier of its own in turn; all threads meet before a barrier is used again.
 class RowsDone {
  public:
   /// Called by the threads of the row when they have stored it.

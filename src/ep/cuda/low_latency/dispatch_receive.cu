@@ -8,15 +8,14 @@
 // another. The first block describes the result and copies rows only where it is the only block.
 //
 // Waits: the header of each slot, the counts of the sources before it, then the words of the row
-// (self_signalling.cuh), or in groups that mask ranks its ready word.
-// Publishes: the grant of the half, at the end, where the receive does not directly follow its send;
-// otherwise the next send grants it.
-// Memory order: headers, counts and rows are words that are their own signals; a ready word is
-// acquired at system scope before the row is loaded.
+// (self_signalling.cuh), or in groups that mask ranks its ready word. Publishes: the grant of the
+// half, at the end, where the receive does not directly follow its send; otherwise the next send
+// grants it. Memory order: headers, counts and rows are words that are their own signals; a ready
+// word is acquired at system scope before the row is loaded.
 //
 // Measured: with dispatch_send.cu, see there. The code is short on purpose, because an instruction
-// that is not yet in an SM's cache costs more than its execution: waits that rarely occur are out of
-// line, and loops are unrolled only where that keeps loads in flight.
+// that is not yet in an SM's cache costs more than its execution: waits that rarely occur are out
+// of line, and loops are unrolled only where that keeps loads in flight.
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"
 #include "ep/numeric/numeric.hpp"
@@ -37,8 +36,8 @@ struct SourceWait {
   std::int32_t source;
 };
 
-/// Waits until ready(notice). Returns false when the notice says that this will not happen, and when
-/// the wait fails.
+/// Waits until ready(notice). Returns false when the notice says that this will not happen, and
+/// when the wait fails.
 template <typename Ready>
 __device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
   const DeviceGroup& group = wait.call->group;
@@ -63,8 +62,8 @@ __device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
   return came && here;
 }
 
-/// Waits for the header of a slot; false where the source has no such token. The lanes of a warp have
-/// a packet each, or none.
+/// Waits for the header of a slot; false where the source has no such token. The lanes of a warp
+/// have a packet each, or none.
 __device__ __noinline__ bool wait_header(const SourceWait& wait, std::int32_t token,
                                          const std::byte* packet) {
   bool beyond = false;

@@ -2,24 +2,24 @@
 // dispatch_send.cu: the send of a low-latency dispatch. Each token goes once to every rank that has
 // one of its experts, into a slot fixed by (source, token); the receiver copies it for each expert.
 //
-// Moves, for each copy of a token, from x to the slot at the receiving rank: the row (2 B a channel,
-// or 1 B and 4 B of scale for each 128 channels), and 4 B a top-k slot of weights where they travel.
-// Every rank gets a header of 16 B for each two top-k slots of every token, and once 8 B for each of
-// its experts.
+// Moves, for each copy of a token, from x to the slot at the receiving rank: the row (2 B a
+// channel, or 1 B and 4 B of scale for each 128 channels), and 4 B a top-k slot of weights where
+// they travel. Every rank gets a header of 16 B for each two top-k slots of every token, and once 8
+// B for each of its experts.
 //
 // The first block sends what exists once for a dispatch: notices, and the counts of rows before all
 // rows. The other blocks take a token at a time: they load and quantize the row once, in registers,
 // and store it to each rank from there, 16 B a thread, while a warp of its own sends the header. A
 // launch therefore has at least two blocks, even where the caller allows one.
 //
-// Waits: `dispatch_read` of all ranks for the use before last of this half.
-// Publishes: grants and a notice to every rank; the header of each token to every rank and its row
-// to those that get it, in no order (self_signalling.cuh); with flags, behind the row, a ready word.
-// Memory order: words that carry the epoch or are their own signal need none; a ready word is a
-// release at system scope behind a barrier of the threads that store the row.
+// Waits: `dispatch_read` of all ranks for the use before last of this half. Publishes: grants and a
+// notice to every rank; the header of each token to every rank and its row to those that get it, in
+// no order (self_signalling.cuh); with flags, behind the row, a ready word. Memory order: words
+// that carry the epoch or are their own signal need none; a ready word is a release at system scope
+// behind a barrier of the threads that store the row.
 //
-// Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30 us
-// on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency
+// Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30
+// us on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency
 // (docs/performance.md).
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
@@ -30,13 +30,13 @@
 namespace shoal::ep::cuda {
 namespace {
 
-// Threads that send rows: one for each 16 channels, up to a number of which several blocks fit on an
-// SM; at least one for each rank, because a thread waits for the grant of each.
+// Threads that send rows: one for each 16 channels, up to a number of which several blocks fit on
+// an SM; at least one for each rank, because a thread waits for the grant of each.
 constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
 constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
 
-/// Two codes, the first in the low byte. The instruction rounds to nearest even, saturates and turns
-/// every NaN into 0x7f, as numeric::encode_e4m3 does.
+/// Two codes, the first in the low byte. The instruction rounds to nearest even, saturates and
+/// turns every NaN into 0x7f, as numeric::encode_e4m3 does.
 __device__ std::uint32_t encode_pair(float first, float second) {
 #if __CUDA_ARCH__ >= 890
   return ptx::cvt_rn_satfinite_e4m3x2_f32(second, first);
@@ -346,8 +346,8 @@ __device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyT
   send_ready(call, t, epoch, slot);
 }
 
-/// Waits until the half is granted, thread r for rank r; false where the group has failed. A barrier
-/// of the block has to follow.
+/// Waits until the half is granted, thread r for rank r; false where the group has failed. A
+/// barrier of the block has to follow.
 __device__ bool wait_grants(const DeviceGroup& group, std::uint64_t epoch, bool* masked) {
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   if (me >= group.ranks) return true;

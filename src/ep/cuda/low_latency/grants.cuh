@@ -50,9 +50,9 @@ __device__ void clean(const DeviceGroup& group, const HalfGrants& grants, std::u
 /// Tells all ranks that this send has begun, and grants what this rank's receives have read.
 /// clear(epoch) restores a half of `own`.
 ///
-/// All earlier launches of the stream have ended, so one fence orders their reads before the grants.
-/// The send's own receive may run beside it and does not count. A warp of the first block of every
-/// send calls, before it waits for anything.
+/// All earlier launches of the stream have ended, so one fence orders their reads before the
+/// grants. The send's own receive may run beside it and does not count. A warp of the first block
+/// of every send calls, before it waits for anything.
 template <typename Clear>
 __device__ void begin_send(const DeviceGroup& group, const HalfGrants& own, const HalfGrants& other,
                            const RowWait& send, Clear&& clear) {

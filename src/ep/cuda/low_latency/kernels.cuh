@@ -5,12 +5,13 @@
 //   dispatch_send | dispatch_receive        combine_send | combine_receive        probe
 //
 // Signals. A slot has a header, which its source writes for every token at every rank as soon as it
-// knows the token's experts: for each top-k slot the number of the row among the rows of that source
-// for the expert. Beside the headers a source sends its number of rows for each expert, so that a
-// receiver computes the place of every row while the rows are on their way. A notice word says how
-// many tokens there are (DispatchNoticeWord); another, at the start of a combine, says in which form
-// its rank sends combine rows (CombineNoticeWord). Packets and words carry the epoch and are written
-// atomically, so nothing has to be ordered behind them. The low bit of the epoch chooses the half.
+// knows the token's experts: for each top-k slot the number of the row among the rows of that
+// source for the expert. Beside the headers a source sends its number of rows for each expert, so
+// that a receiver computes the place of every row while the rows are on their way. A notice word
+// says how many tokens there are (DispatchNoticeWord); another, at the start of a combine, says in
+// which form its rank sends combine rows (CombineNoticeWord). Packets and words carry the epoch and
+// are written atomically, so nothing has to be ordered behind them. The low bit of the epoch
+// chooses the half.
 //
 // Rows have no signal, see self_signalling.cuh. A send whose receive is deferred raises flags all
 // the same, because the ranks that get its rows may call `ready`.
@@ -36,8 +37,8 @@ inline constexpr std::int64_t kMaxLocalExperts = 1 << 15;
 /// 16-byte chunks of combine rows in both halves, exclusive: they have 32-bit indices.
 inline constexpr std::uint64_t kMaxCombineRowChunks = std::uint64_t{1} << 32;
 
-/// The notice of a dispatch, one word: the epoch (low 32 bits), the number of tokens, and what ranks
-/// must agree on. `left_out` tells a rank that the sender has masked it.
+/// The notice of a dispatch, one word: the epoch (low 32 bits), the number of tokens, and what
+/// ranks must agree on. `left_out` tells a rank that the sender has masked it.
 struct DispatchNoticeWord {
   std::int32_t tokens;
   std::uint32_t quantize;
@@ -86,9 +87,9 @@ using detail::CombineRowForm;  // ranks must agree on it
 /// What a word of an empty row holds.
 inline constexpr std::uint32_t kSentinel = 0xffff'ffffu;
 
-/// The notice of a combine, and the flag of a combine row, one word: the epoch (low 32 bits) and what
-/// ranks must agree on: form, reduction, which dispatch is combined (24 bits of its epoch), and
-/// whether weights travelled with that dispatch.
+/// The notice of a combine, and the flag of a combine row, one word: the epoch (low 32 bits) and
+/// what ranks must agree on: form, reduction, which dispatch is combined (24 bits of its epoch),
+/// and whether weights travelled with that dispatch.
 struct CombineNoticeWord {
   CombineRowForm form;
   bool exact, weights_travelled;
@@ -258,8 +259,8 @@ void load_kernel(Kernel* kernel) {
                              kSharedPercent);
 }
 
-/// Make the driver load the kernels now. At their first launch loading may wait for kernels of other
-/// PEs on this GPU.
+/// Make the driver load the kernels now. At their first launch loading may wait for kernels of
+/// other PEs on this GPU.
 void load_low_latency_dispatch_send();
 void load_low_latency_dispatch_receive();
 void load_low_latency_combine_send(const LowLatencyLimits& limits);

@@ -11,9 +11,9 @@ namespace shoal::ep::cuda {
 /// The first call of every kernel: waits for the kernel before it on the stream and allows the next
 /// one to be set up.
 ///
-/// A receive that is chained to its send does not wait. Everything before the send has ended, because
-/// the send waited for it before it allowed the receive to be set up. The receive ends only after the
-/// send (end_chained).
+/// A receive that is chained to its send does not wait. Everything before the send has ended,
+/// because the send waited for it before it allowed the receive to be set up. The receive ends only
+/// after the send (end_chained).
 __device__ inline void begin_kernel(bool chained = false) {
   if (!chained) ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
@@ -23,7 +23,8 @@ __device__ inline void end_chained(bool chained) {
 }
 
 /// Counts the blocks that have read the epoch: returns to thread 0 how many got here before, for
-/// end_kernel. All threads call, behind a barrier of the block before which they have read the epoch.
+/// end_kernel. All threads call, behind a barrier of the block before which they have read the
+/// epoch.
 __device__ inline std::uint32_t pass_epoch(const DeviceGroup& group, KernelKind kernel,
                                            bool ordered) {
   if (ordered || threadIdx.x != 0) return 0;

@@ -34,8 +34,8 @@ struct LogfmtRow {
   }
 };
 
-/// The 10-bit form of up to 16 values (a tail has 8): codes of 9 bits, then signs, least significant
-/// bit first.
+/// The 10-bit form of up to 16 values (a tail has 8): codes of 9 bits, then signs, least
+/// significant bit first.
 struct LogfmtBits {
   std::uint32_t words[5];
 

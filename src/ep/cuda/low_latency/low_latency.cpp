@@ -44,8 +44,8 @@ LowLatency::LowLatency(CudaGroup& group) : group_(group) {
   parts_->limits.dependent_launch = gpu.compute_capability >= 90;
   parts_->masked.assign(shape.ranks, 0);
   parts_->probe_stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
-  // Loading a kernel can wait for all kernels on this GPU, including those of other PEs that wait for
-  // this one. It happens now, before there are any.
+  // Loading a kernel can wait for all kernels on this GPU, including those of other PEs that wait
+  // for this one. It happens now, before there are any.
   parts_->load_kernels();
   check(cudaGetLastError(), "kernels of low-latency mode");
 }
@@ -62,7 +62,8 @@ void LowLatency::preload() {
   parts_->result(0, Quantize::none, group_.last_stream);
 }
 
-/// Returns two buffers in turn. The combine before last has read this one when the stream gets here.
+/// Returns two buffers in turn. The combine before last has read this one when the stream gets
+/// here.
 TensorView LowLatency::next_combine_buffer() {
   const Shape& shape = group_.state.shape;
   group_.state.world->cuda()->activate();

@@ -138,8 +138,9 @@ struct LowLatency::Parts {
     return bounded;
   }
 
-  /// Allocates both halves of memory that lives as long as the group, because captured graphs contain
-  /// its address. Both at once, so that a capture after one call of a kind allocates nothing.
+  /// Allocates both halves of memory that lives as long as the group, because captured graphs
+  /// contain its address. Both at once, so that a capture after one call of a kind allocates
+  /// nothing.
   template <typename Captured>
   void make(ResultHalves& halves, std::size_t bytes, const char* what, Captured&& captured) {
     if (halves[0] != nullptr) return;
@@ -173,8 +174,8 @@ struct LowLatency::Parts {
     return block;
   }
 
-  /// Memory for the rows of dispatch `epoch`. Float8 results use the memory of bfloat16 results where
-  /// that exists.
+  /// Memory for the rows of dispatch `epoch`. Float8 results use the memory of bfloat16 results
+  /// where that exists.
   std::shared_ptr<void> result(std::uint64_t epoch, Quantize quantize, cudaStream_t on) {
     const auto captured = [&] { return group.capturing(on); };
     if (quantize != Quantize::none && results[0] == nullptr) {
@@ -245,8 +246,8 @@ struct LowLatency::Parts {
     load_low_latency_probe();
   }
 
-  /// The reply to `probe`. Its kernel runs beside everything else on the GPU; the reply is no where it
-  /// does not run within a millisecond.
+  /// The reply to `probe`. Its kernel runs beside everything else on the GPU; the reply is no where
+  /// it does not run within a millisecond.
   bool ask(LowLatencyProbe probe) {
     probe.group = group.device;
     probe.sizes = sizes();

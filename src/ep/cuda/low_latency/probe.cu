@@ -2,8 +2,8 @@
 // probe.cu: whether a low-latency receive would wait. One block looks once at the signals of the
 // receive and replies to the host.
 //
-// Moves nothing; the reply is one word in host memory. Waits for nothing. Memory order: relaxed loads
-// suffice, because the receive itself acquires.
+// Moves nothing; the reply is one word in host memory. Waits for nothing. Memory order: relaxed
+// loads suffice, because the receive itself acquires.
 #include "ep/cuda/low_latency/topk_slots.cuh"
 #include "ep/cuda/low_latency/waits.cuh"
 

@@ -89,8 +89,8 @@ __device__ __noinline__ inline bool wait_over(const DeviceGroup& group, const Ro
 }
 
 /// Loads `data[i]` from at(i) for each bit i of `wanted`, all of them in flight at once. Rows
-/// without flags are polled until they have arrived and are replaced by the sentinel. rank(i) is the
-/// sender. Returns false when the wait failed.
+/// without flags are polled until they have arrived and are replaced by the sentinel. rank(i) is
+/// the sender. Returns false when the wait failed.
 template <int count, typename At, typename Rank>
 __device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
                      uint4 (&data)[count], At&& at, Rank&& rank) {

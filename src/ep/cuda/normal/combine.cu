@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // combine.cu: the sum of a token's rows, fetched from the ranks that hold them.
 //
-// Moves, for each token: a row from each of its ranks, once (expert-major: from each of its experts),
-// to shared memory; the sum is written to `out` once. A warp takes a segment of a token at a time
-// (without bulk copies a whole token). Rows are fetched chunk by chunk with bulk copies, a few chunks
-// ahead, and added in float32: biases first, then the ranks in the order of the routing (expert-major:
-// top-k slots ascending), rounded once. Weights travel with the first chunk.
+// Moves, for each token: a row from each of its ranks, once (expert-major: from each of its
+// experts), to shared memory; the sum is written to `out` once. A warp takes a segment of a token
+// at a time (without bulk copies a whole token). Rows are fetched chunk by chunk with bulk copies,
+// a few chunks ahead, and added in float32: biases first, then the ranks in the order of the
+// routing (expert-major: top-k slots ascending), rounded once. Weights travel with the first chunk.
 //
 // A rank's rows lie in its block of the heap or in a buffer that it shares
-// (SymmetricHeap::share_buffer), as its notice says. Where a shared buffer is mapped here is read from
-// a table in host memory, once a block and such rank.
+// (SymmetricHeap::share_buffer), as its notice says. Where a shared buffer is mapped here is read
+// from a table in host memory, once a block and such rank.
 //
-// Waits: `entered` of all ranks (where their expert outputs are), then, in the block that ends last,
-// `finished` of all ranks: they have fetched this rank's expert outputs, which may change now.
-// Publishes: the notice and `entered`; `finished` after the last fetch.
-// Memory order: bulk loads read behind the acquire of `entered` and a proxy fence; see notices.cuh.
+// Waits: `entered` of all ranks (where their expert outputs are), then, in the block that ends
+// last, `finished` of all ranks: they have fetched this rank's expert outputs, which may change
+// now. Publishes: the notice and `entered`; `finished` after the last fetch. Memory order: bulk
+// loads read behind the acquire of `entered` and a proxy fence; see notices.cuh.
 //
 // Measured: 4096 tokens of 14 KiB on two H200 with 16 SMs take 185 us: 632 GB/s logical, 399 of 478
 // GB/s raw on the link (docs/performance.md).
@@ -83,8 +83,8 @@ __device__ const std::byte* weights_of(const CombineSources& sources,
   return sources.weights[copy.rank()] + copy.row() * sources.weight_stride[copy.rank()];
 }
 
-/// Where the range that `rank` shares under number `id` is mapped for this GPU; nullptr where the host
-/// has not entered it.
+/// Where the range that `rank` shares under number `id` is mapped for this GPU; nullptr where the
+/// host has not entered it.
 __device__ const std::byte* shared_range(const NormalCombine& params, std::int32_t rank,
                                          std::uint64_t id) {
   const volatile SharedRange& range = params.shares[rank * kShareSlots + id % kShareSlots];
@@ -97,9 +97,9 @@ __device__ const volatile detail::DeviceNotice& notice_of(const DeviceGroup& gro
       notice_at(group, group.me, epoch, rank));
 }
 
-/// The rest of find_sources where ranks disagree or expert outputs lie outside the heap. Out of line,
-/// so that it takes no registers from the usual path. The whole block calls; true when the operation
-/// takes place.
+/// The rest of find_sources where ranks disagree or expert outputs lie outside the heap. Out of
+/// line, so that it takes no registers from the usual path. The whole block calls; true when the
+/// operation takes place.
 template <bool kExpertMajor>
 __device__ __noinline__ bool find_shared_sources(const NormalCombine& params, std::uint64_t epoch,
                                                  bool leader, CombineSources& sources) {
@@ -171,8 +171,8 @@ __device__ void add_biases(const NormalCombine& params, std::int64_t offset,
 }
 
 /// Sums kParts parts of the result, of sixteen bytes each and kCombineStep apart; the first is at
-/// `offset` from the start of `out`. Biases first, then `copies` chunks in shared memory, one behind
-/// another.
+/// `offset` from the start of `out`. Biases first, then `copies` chunks in shared memory, one
+/// behind another.
 template <class Format, int kParts>
 __device__ void sum_parts(const NormalCombine& params, std::int64_t offset, SharedAddress from,
                           std::uint32_t copies) {
@@ -195,11 +195,11 @@ __device__ void sum_parts(const NormalCombine& params, std::int64_t offset, Shar
 }
 
 /// The chunks of one warp's work, in order; each stage has a chunk of every copy. A work item is a
-/// segment of a token, a few chunks: short enough for warps to end together. The copies of an item are
-/// loaded one item ahead, and its number is taken two items ahead.
+/// segment of a token, a few chunks: short enough for warps to end together. The copies of an item
+/// are loaded one item ahead, and its number is taken two items ahead.
 ///
-/// With few SMs the number of instructions is the limit (docs/performance.md), so nothing is computed
-/// again for each chunk.
+/// With few SMs the number of instructions is the limit (docs/performance.md), so nothing is
+/// computed again for each chunk.
 template <class Format, bool kExpertMajor>
 class ChunkRing {
  public:

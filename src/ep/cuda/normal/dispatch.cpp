@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/check.hpp"
+#include "ep/checks.hpp"
 #include "ep/cuda/normal/normal.hpp"
 
 namespace shoal::ep::cuda {
@@ -69,12 +70,7 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   const auto region =
       offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
   const auto require_room = [&] {
-    require(
-        region != nullptr, Code::exhausted,
-        "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
-        "results that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
-        state_.team.world_pe(state_.me), rows, group_.device.layout.arena_bytes,
-        shape.live_results);
+    if (region == nullptr) detail::fail_no_room(state_, state_.world_pe(state_.me), rows);
   };
   if (group_.capturing(on)) require_room();
 
@@ -136,19 +132,20 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   return received;
 }
 
-/// Waits for the message that the kernel's first block writes when it has the counts of all ranks. The
-/// rows can still be on their way.
+/// Waits for the message that the kernel's first block writes when it has the counts of all ranks.
+/// The rows can still be on their way.
 void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert) {
   const auto& message = *static_cast<const SizesMessage*>(sizes_memory_.get());
-  // A report of bad indices comes from an earlier call. It does not end the wait, and is thrown when
-  // this dispatch is queued on all ranks.
+  // A report of bad indices comes from an earlier call. It does not end the wait, and is thrown
+  // when this dispatch is queued on all ranks.
   const auto refused = [&] {
     const auto fault = static_cast<Fault>(group_.report->fault);
     return fault != Fault::none && fault != Fault::bad_index && fault != Fault::two_experts;
   };
   const auto ready = [&] { return message.sequence == sequence_ || refused(); };
-  // The kernel keeps the deadline of the operation. This longer one is for a kernel that never starts;
-  // earlier low-latency calls can take several timeouts where they mask ranks (ExtendedDeadline).
+  // The kernel keeps the deadline of the operation. This longer one is for a kernel that never
+  // starts; earlier low-latency calls can take several timeouts where they mask ranks
+  // (ExtendedDeadline).
   const std::int32_t waits = state_.options.mask_failed ? std::max(2, state_.shape.ranks) : 2;
   const auto deadline =
       shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// dispatch.cu: every token row goes from x to its final row at every rank that needs it. Expert-major
-// (kExpertMajor) it goes to one row for each of its experts: lane k stores for top-k slot k.
+// dispatch.cu: every token row goes from x to its final row at every rank that needs it.
+// Expert-major (kExpertMajor) it goes to one row for each of its experts: lane k stores for top-k
+// slot k.
 //
-// Moves, for each copy: the row, and a side record of scales, indices (8 B a top-k slot), weights (4 B
-// a top-k slot) and the token's number. A row is loaded once, however many ranks need it. One warp
-// sends a token, with several rows in flight: lane 0 loads rows by bulk copies, lane c stores copy c,
-// all lanes write records, 16 B each.
+// Moves, for each copy: the row, and a side record of scales, indices (8 B a top-k slot), weights
+// (4 B a top-k slot) and the token's number. A row is loaded once, however many ranks need it. One
+// warp sends a token, with several rows in flight: lane 0 loads rows by bulk copies, lane c stores
+// copy c, all lanes write records, 16 B each.
 //
-// Waits: `entered` of all ranks (their counts and granted regions), then, in the block that ends last,
-// `finished` of all ranks.
-// Publishes: the notice and `entered`; `finished`, after all rows of this rank are complete at their
-// targets.
-// Memory order: bulk stores are complete (bulk_wait_all) before the release of `finished`; see
-// notices.cuh.
+// Waits: `entered` of all ranks (their counts and granted regions), then, in the block that ends
+// last, `finished` of all ranks. Publishes: the notice and `entered`; `finished`, after all rows of
+// this rank are complete at their targets. Memory order: bulk stores are complete (bulk_wait_all)
+// before the release of `finished`; see notices.cuh.
 //
 // Measured: 4096 tokens of 7168 channels, top-8, on eight H200: BF16 812 us, 335 GB/s on each GPU's
 // link, where bare copies reach 340; FP8 434 us, 370 GB/s logical (docs/performance.md).

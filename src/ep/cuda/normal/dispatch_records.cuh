@@ -160,8 +160,8 @@ __device__ int4 gap_vector(std::uint32_t vector) {
   return vector == 1 ? int4{} : int4{-1, -1, -1, -1};
 }
 
-/// Expert-major: fills the side records of rows between the blocks of experts. The first block calls,
-/// when the handle has its counts.
+/// Expert-major: fills the side records of rows between the blocks of experts. The first block
+/// calls, when the handle has its counts.
 __device__ void fill_gaps(const NormalDispatch& params, const detail::SideRecord& record) {
   constexpr std::int64_t kVectors = 3;
   const detail::RegionLayout layout(static_cast<std::uint64_t>(params.region_rows),

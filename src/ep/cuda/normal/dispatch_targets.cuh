@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// dispatch_targets.cuh: from the counts of all ranks to the places of this rank's rows, and the sizes
-// of the result for handle and host.
+// dispatch_targets.cuh: from the counts of all ranks to the places of this rank's rows, and the
+// sizes of the result for handle and host.
 #pragma once
 
 #include "ep/cuda/normal/notices.cuh"
@@ -102,8 +102,8 @@ __device__ void load_places(const NormalDispatch& params, DispatchTargets& targe
 }
 
 /// Computes from the notices whether the operation takes place and where this rank's rows go. Every
-/// block computes it for itself, and all ranks come to the same result. True when the operation takes
-/// place.
+/// block computes it for itself, and all ranks come to the same result. True when the operation
+/// takes place.
 template <bool kExpertMajor>
 __device__ bool find_targets(const NormalDispatch& params, std::uint64_t epoch,
                              const detail::SideRecord& record, bool leader,

@@ -2,21 +2,24 @@
 // kernels.cuh: the kernels of normal mode and their parameters.
 //
 //   route               top-k indices -> which token goes to which rank; once per routing
-//   number_topk_slots   -> index of each top-k slot among the tokens of its expert; once per routing,
+//   number_topk_slots   -> index of each top-k slot among the tokens of its expert; once per
+//   routing,
 //                       before expert-major dispatches
-//   dispatch            notify, send, receive in one kernel: its first block publishes counts and the
-//                       granted region, all blocks send, the block that ends last waits for the rows
+//   dispatch            notify, send, receive in one kernel: its first block publishes counts and
+//   the
+//                       granted region, all blocks send, the block that ends last waits for the
+//                       rows
 //                       of all ranks
 //   combine             notify, fetch and sum, finish, in the same way
 //
-// A dispatch is a scatter to final places: once the counts of all ranks are known, every source knows
-// the row of every token at every rank. A row is loaded once into shared memory and stored from there
-// to each rank that needs it. A combine fetches the rows of a token from the ranks that hold them,
-// chunk by chunk.
+// A dispatch is a scatter to final places: once the counts of all ranks are known, every source
+// knows the row of every token at every rank. A row is loaded once into shared memory and stored
+// from there to each rank that needs it. A combine fetches the rows of a token from the ranks that
+// hold them, chunk by chunk.
 //
-// Expert-major dispatches (DispatchOptions.expert_major) store a row once for each top-k slot: notices
-// carry the counts of all experts, and every block derives from them where this rank's tokens for each
-// expert start.
+// Expert-major dispatches (DispatchOptions.expert_major) store a row once for each top-k slot:
+// notices carry the counts of all experts, and every block derives from them where this rank's
+// tokens for each expert start.
 #pragma once
 
 #include "ep/cuda/device/divisor.cuh"
@@ -26,8 +29,8 @@
 
 namespace shoal::ep::cuda {
 
-/// One copy of a token in a rank-major result: the destination rank, and the row index among the rows
-/// sent there.
+/// One copy of a token in a rank-major result: the destination rank, and the row index among the
+/// rows sent there.
 SHOAL_HOST_DEVICE constexpr std::int32_t pack_copy(std::int32_t rank, std::int32_t row_index) {
   return rank << 24 | row_index;
 }
@@ -63,8 +66,8 @@ struct HandleArrays {
       expert_first_row;  ///< [local_experts + 1]: this rank's blocks of experts, and the end
 };
 
-/// The sizes of a dispatch, for the host that waits for them; in host memory. Followed by int32 rows
-/// of each source [ranks] and tokens of each local expert [local_experts].
+/// The sizes of a dispatch, for the host that waits for them; in host memory. Followed by int32
+/// rows of each source [ranks] and tokens of each local expert [local_experts].
 struct SizesMessage {
   volatile std::uint64_t sequence;  ///< the number of the call, written last
   volatile std::int64_t received;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // normal.hpp: the normal-mode calls of a group on GPUs: route (normal.cpp), dispatch (dispatch.cpp)
-// and combine (combine.cpp). Each checks what only this backend can check, fills the parameters of its
-// kernel and launches it.
+// and combine (combine.cpp). Each checks what only this backend can check, fills the parameters of
+// its kernel and launches it.
 #pragma once
 
 #include <atomic>

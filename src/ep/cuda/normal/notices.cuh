@@ -22,8 +22,8 @@ __device__ inline std::byte* notice_at(const DeviceGroup& group, std::int32_t of
          ((epoch & 1) * static_cast<std::uint64_t>(group.ranks) + rank) * group.layout.notice_bytes;
 }
 
-/// Writes the notice, and the counts where given, to every rank, then raises `entered` there. A rank
-/// gets the counts of its own experts, or with kAllExperts of all. The whole block calls.
+/// Writes the notice, and the counts where given, to every rank, then raises `entered` there. A
+/// rank gets the counts of its own experts, or with kAllExperts of all. The whole block calls.
 template <bool kAllExperts = false>
 __device__ void publish_notice(const DeviceGroup& group, std::uint64_t epoch,
                                const detail::DeviceNotice& notice, const std::int32_t* rank_counts,
@@ -88,9 +88,9 @@ __device__ inline bool report_mismatch(const DeviceGroup& group, std::uint64_t e
 }
 
 /// Ends this block's part of an operation. It adds 1 to `finished` at all ranks, or only here where
-/// the operation does not take place (`good` is false, then on all ranks alike). The block that gets
-/// here last waits for all blocks of all ranks and advances the epoch. The whole block calls, when its
-/// writes are complete.
+/// the operation does not take place (`good` is false, then on all ranks alike). The block that
+/// gets here last waits for all blocks of all ranks and advances the epoch. The whole block calls,
+/// when its writes are complete.
 __device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t epoch, bool good,
                                         Phase phase, std::uint32_t operation) {
   __shared__ bool last;

@@ -2,10 +2,10 @@
 // number_topk_slots.cu: for each top-k slot, the index of its token among the tokens of its expert.
 // Once per routing, before its first expert-major dispatch.
 //
-// Moves: every block reads all indices twice (tokens * top_k * 8 B, from the second-level cache) and
-// writes 4 B for each slot of its experts. A block takes kExpertsNumbered experts; each warp counts
-// the tokens of its share, then numbers them. Waits for nothing and publishes nothing: the dispatch
-// follows on the stream.
+// Moves: every block reads all indices twice (tokens * top_k * 8 B, from the second-level cache)
+// and writes 4 B for each slot of its experts. A block takes kExpertsNumbered experts; each warp
+// counts the tokens of its share, then numbers them. Waits for nothing and publishes nothing: the
+// dispatch follows on the stream.
 #include "ep/cuda/device/group.cuh"
 #include "ep/cuda/normal/kernels.cuh"
 
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr std::int32_t kWarps = kThreads / 32;
-/// Experts that a block numbers: each block reads all indices twice, and each warp has a counter for
-/// each expert in shared memory.
+/// Experts that a block numbers: each block reads all indices twice, and each warp has a counter
+/// for each expert in shared memory.
 constexpr std::int32_t kExpertsNumbered = 8;
 
 /// Calls visit(i, expert) for the indices from `first` to `end`, 32 at a time, in order. `expert`

@@ -99,8 +99,8 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   plan.stages = std::clamp(chosen(tuning.stages, 3), 2, static_cast<std::int32_t>(kMaxStages));
   plan.warps =
       std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps));
-  // Chunks are multiples of what a warp adds at a time. Longer chunks need fewer instructions a byte,
-  // so they are as long as memory allows, but no longer than a segment.
+  // Chunks are multiples of what a warp adds at a time. Longer chunks need fewer instructions a
+  // byte, so they are as long as memory allows, but no longer than a segment.
   constexpr std::uint32_t kStep = kCombineStep, kLargestChunk = 8 << 10;
   std::uint32_t chunk =
       static_cast<std::uint32_t>(chosen<std::int32_t>(tuning.chunk_bytes, kSegmentBytes));

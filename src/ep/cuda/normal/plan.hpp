@@ -9,8 +9,8 @@
 
 namespace shoal::ep::cuda {
 
-/// Bounds of a plan: a dispatch has the addresses of its rows in static shared memory for at most so
-/// many warps and stages.
+/// Bounds of a plan: a dispatch has the addresses of its rows in static shared memory for at most
+/// so many warps and stages.
 inline constexpr std::uint32_t kMaxWarps = 16, kMaxStages = 8;
 /// Bytes of a row that a warp adds at a time. Chunks are multiples of it.
 inline constexpr std::uint32_t kCombineStep = 512;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // route.cu: from top-k indices to the copies of each token.
 //
-// Moves: reads all indices (tokens * top_k * 8 B), once for each rank and once for every 16 experts,
-// from the second-level cache; writes the checked indices, the copies and the counts. Three kinds of
-// blocks, which do not wait for each other:
+// Moves: reads all indices (tokens * top_k * 8 B), once for each rank and once for every 16
+// experts, from the second-level cache; writes the checked indices, the copies and the counts.
+// Three kinds of blocks, which do not wait for each other:
 //   - a few for each rank: each numbers the tokens of its part that go to the rank, after counting
 //     those of earlier parts, which is a fraction of the work
 //   - one for every 16 experts counts their tokens
@@ -65,14 +65,14 @@ __device__ void for_given(const NormalRoute& params, std::int32_t first, std::in
   }
 }
 
-/// The experts of 1024 tokens, in shared memory: the top-k slots of a token one after another, with a
-/// gap between tokens so that threads with neighbouring tokens use different banks.
+/// The experts of 1024 tokens, in shared memory: the top-k slots of a token one after another, with
+/// a gap between tokens so that threads with neighbouring tokens use different banks.
 class IndexTile {
  public:
   __device__ explicit IndexTile(const NormalRoute& params) : params_(params) {}
 
-  /// Loads the tokens from `first` on; visit(i, given) as for for_given. All threads of the block call
-  /// when they no longer need the previous tokens.
+  /// Loads the tokens from `first` on; visit(i, given) as for for_given. All threads of the block
+  /// call when they no longer need the previous tokens.
   template <class Visit>
   __device__ void load(std::int32_t first, Visit&& visit) {
     __syncthreads();

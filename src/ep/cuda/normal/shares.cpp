@@ -8,8 +8,8 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// Writes an entry. A kernel that read the entry for its old number has ended, and a kernel that looks
-/// for the new one is launched after these writes.
+/// Writes an entry. A kernel that read the entry for its old number has ended, and a kernel that
+/// looks for the new one is launched after these writes.
 void set(SharedRange& entry, const SharedRange& wanted) {
   if (entry.id == wanted.id) return;
   entry = wanted;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// backend.cpp: expert parallelism on tensors in GPU memory where NVLink does not join all ranks: rows
-// pass through host memory and the host backend, which knows nodes.
+// backend.cpp: expert parallelism on tensors in GPU memory where NVLink does not join all ranks:
+// rows pass through host memory and the host backend, which knows nodes.
 //
-// Copies per operation: every input once to the host, every output once to the GPU; expert outputs go
-// directly to where the host backend fetches them. Calls wait, because between nodes a host has to
-// progress the network anyway. They keep the order of streams: inputs are read behind the work on the
-// call's stream, and outputs are on that stream when the call returns.
+// Copies per operation: every input once to the host, every output once to the GPU; expert outputs
+// go directly to where the host backend fetches them. Calls wait, because between nodes a host has
+// to progress the network anyway. They keep the order of streams: inputs are read behind the work
+// on the call's stream, and outputs are on that stream when the call returns.
 #include "ep/cuda/backend.hpp"
 #include "base/check.hpp"
 #include "ep/cuda/group.hpp"

@@ -41,8 +41,8 @@ class StagedCall {
             "Launch::after");
   }
 
-  /// Starts the copy of a tensor of one or two dimensions to `target`, where it becomes contiguous. Does
-  /// nothing for an undefined tensor.
+  /// Starts the copy of a tensor of one or two dimensions to `target`, where it becomes contiguous.
+  /// Does nothing for an undefined tensor.
   void fetch(void* target, const TensorView& from) const {
     if (!from.defined() || from.bytes() == 0) return;
     const std::size_t element = size_of(from.dtype);
@@ -57,8 +57,8 @@ class StagedCall {
     fetch(copy.data, from);
     return copy;
   }
-  /// Pinned memory for a tensor like this one. Statistics are fetched into it only when the call adds to
-  /// them, because an earlier call can still be open.
+  /// Pinned memory for a tensor like this one. Statistics are fetched into it only when the call
+  /// adds to them, because an earlier call can still be open.
   Tensor place_for(const TensorView& from) const {
     if (!from.defined()) return {};
     return from.rank == 1 ? on_host(from.dtype, {from.shape[0]})
@@ -122,7 +122,8 @@ class StagedCall {
                          {static_cast<std::byte*>(const_cast<void*>(source)), source_pitch}, bytes,
                          rows, cudaMemcpyHostToDevice, stream_);
   }
-  /// Ends the call: records Launch::done and waits for all copies, so that host memory can be reused.
+  /// Ends the call: records Launch::done and waits for all copies, so that host memory can be
+  /// reused.
   void finish() const {
     if (launch_.done != nullptr)
       check(cudaEventRecord(static_cast<cudaEvent_t>(launch_.done), stream_), "Launch::done");

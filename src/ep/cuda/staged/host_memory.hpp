@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// host_memory.hpp: pinned host memory, for groups whose rows pass through the host. The driver copies
-// pageable memory through a buffer of its own, at a tenth of the speed.
+// host_memory.hpp: pinned host memory, for groups whose rows pass through the host. The driver
+// copies pageable memory through a buffer of its own, at a tenth of the speed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,9 +36,9 @@ struct StridedRows {
   std::size_t pitch;
 };
 
-/// A group's memory on the host, pinned piece by piece as copies touch it. Most of it is room for the
-/// worst case, whose pages cost nothing until they are used. Where memory cannot be pinned, copies are
-/// slow but work.
+/// A group's memory on the host, pinned piece by piece as copies touch it. Most of it is room for
+/// the worst case, whose pages cost nothing until they are used. Where memory cannot be pinned,
+/// copies are slow but work.
 class PinnedBlock {
  public:
   PinnedBlock(std::byte* start, std::size_t bytes);

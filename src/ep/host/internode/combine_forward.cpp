@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine_forward: combine between nodes. The members of a node are summed there first, by the
-// member with the source's index, and one row per token and node returns.
+// combine_forward: combine between nodes. The ranks of a node are summed there first, by the rail
+// peer of the source; one row per token and node returns.
 //
-// Bytes per token and node: the sum, and top_k weights (4 B) where there are any. Order of
-// additions: within a node as in combine_receive, rounded to y's dtype; then the nodes in the order
-// of the last top-k slot that asks for each, this one among them, biases first, rounded once. So a
-// result does not depend on which node the source is on.
+// Bytes per token and node: the sum, and top_k weights (4 B) if there are any. Order of additions:
+// inside a node as in combine_receive, rounded to y's dtype; then biases and the nodes in the order
+// of the last top-k slot that names each, the source's node among them, rounded once. The result
+// does not depend on the node of the source.
 #include "ep/host/internode/combine_forward.hpp"
 
 #include <algorithm>
@@ -150,7 +150,7 @@ NodeOrder Exchange::order_of(std::int64_t token) const {
   NodeOrder order;
   const auto copies = handle_.routing->copies_of(token);
   for (std::size_t i = copies.size();
-       i-- > 0;) {  // copies are in the order of their members' last top-k slots
+       i-- > 0;) {  // copies are in the order of their ranks' last top-k slots
     const std::int32_t node = group_.state.nodes.node_of[copies[i].rank];
     const auto end = order.nodes.begin() + static_cast<std::ptrdiff_t>(order.count);
     if (std::find(order.nodes.begin(), end, node) == end) order.nodes[order.count++] = node;

@@ -8,14 +8,14 @@
 
 namespace shoal::ep::host {
 
-/// Where the answers of the members of this node lie, as addresses here; nullptr for other members.
+/// The expert output of the ranks of this node, as addresses here; nullptr for remote ranks.
 struct LocalExpertOutput {
   std::vector<const std::byte*> rows;     ///< [ranks]
   std::vector<const std::byte*> weights;  ///< [ranks]; float32 [.., top_k], expert-major [.., 1]
 };
 
-/// Sums the answers to the rail peers' tokens on this node and sends each of them its sums, and
-/// adds up those of all nodes for this member's own tokens. Returns when all of it is done.
+/// Sums the combine rows of the rail peers' tokens on this node and sends each peer its sums; adds
+/// up the sums of all nodes for this rank's own tokens. Returns when all is done.
 void combine_forward(HostGroup& group, const TensorView& y, const HandleState& handle,
                      const CombineOptions& options, const LocalExpertOutput& answers,
                      Combined& combined);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// dispatch_forward: dispatch between nodes. One copy of a token goes to each node that needs it, to
-// the member with the same index there, which passes it on to its final rows: the layout is a pure
-// function of the counts, so it knows them without being told.
+// dispatch_forward: dispatch between nodes. A token crosses once to each node that needs it, to the
+// rail peer there, which forwards it to its final rows: the layout is a pure function of the
+// counts.
 //
 // Bytes per token and node: the row, its scales, top_k experts (4 B), top_k weights (4 B), its
-// number (4 B); on the node as in dispatch_send. Chunks are sent, received and passed on in turn,
-// so the three overlap; own copies on this node fill the gaps. What was passed on where is kept in
-// the handle: combine goes the same way back.
+// index (4 B); inside the node as in dispatch_send. Sending, receiving and forwarding alternate
+// chunk by chunk and overlap; local copies fill the gaps. The handle records the rows of forwarded
+// tokens: combine takes the same way back.
 #include "ep/host/internode/dispatch_forward.hpp"
 
 #include <algorithm>
@@ -80,7 +80,7 @@ class Forward final : public RailWork {
   SidePayload side_;
   TokenMessage message_;
   std::int64_t room_;                  // messages of a chunk
-  std::vector<std::int64_t> end_;      // by member: rows of its result
+  std::vector<std::int64_t> end_;      // by rank: rows of its result
   std::vector<std::int64_t> next_;     // by node: the next own token to look at
   std::vector<std::int64_t> passed_;   // by node: tokens of the peer there that were passed on
   std::vector<char> sent_, received_;  // by node: the last chunk was

@@ -8,17 +8,17 @@
 
 namespace shoal::ep::host {
 
-/// What a member has to do on its own node meanwhile, in parts.
+/// The local part of the same operation, in steps.
 struct LocalWork {
   virtual ~LocalWork() = default;
-  virtual bool some(
-      std::int64_t tokens) = 0;  ///< does the next `tokens` at most; whether there were any
+  /// Does at most the next `tokens`; returns whether there were any.
+  virtual bool some(std::int64_t tokens) = 0;
   virtual bool done() const = 0;
 };
 
-/// Sends this member's tokens to its rail peers, each token once to every node that needs it,
-/// passes the peers' tokens on to the members of this node, and does `local` while nothing has
-/// come. Returns when all of it is done.
+/// Sends this rank's tokens to its rail peers, each token once to every node that needs it,
+/// forwards the peers' tokens to the ranks of this node, and does `local` in between. Returns when
+/// all is done.
 void dispatch_forward(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan,
                       LocalWork& local);
 

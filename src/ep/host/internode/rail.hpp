@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// rail.hpp: chunks between a member and its rail peers, the members with the same index on the
-// other nodes.
+// rail.hpp: chunks between a rank and its rail peers, the ranks with the same index on other nodes.
 //
-// One ring of Shape.chunk_depth chunks per direction and pair. `chunks_sent` and `chunks_read`
-// count the chunks of the group's life and are never reset; chunk k is written when chunk k -
-// chunk_depth has been read, which also says that the sender's copy of it is free again. So neither
-// side ever waits inside a call: the caller does what can be done and waits when nothing can.
+// Each direction of each pair has a ring of GroupLayout::chunk_depth chunks. `chunks_sent` and
+// `chunks_read` count the chunks of the group's life and are never reset. Chunk k is written when
+// chunk k - chunk_depth has been read; the sender's copy of it is free then too. No call waits: the
+// caller does what is possible and waits when nothing is.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +26,8 @@ class Rail {
   /// Sends the chunk that was written there: `header` and what follows it, `bytes` bytes in all.
   void send(std::int32_t node, const ChunkHeader& header, std::size_t bytes);
 
-  /// The oldest chunk of that peer that has not been released; nullptr while none has come. Throws
-  /// Error{peer_failed} for one of another epoch.
+  /// The oldest chunk of that peer that has not been released; nullptr if there is none. Throws
+  /// Error{peer_failed} for a chunk of another epoch.
   const std::byte* arrived(std::int32_t node, std::uint64_t epoch) const;
   void release(std::int32_t node);
 
@@ -41,17 +40,16 @@ class Rail {
 /// The header of a chunk.
 ChunkHeader header_of(const std::byte* chunk);
 
-/// Chunks to and from the peers on all other nodes, for an operation that both sends and receives:
-/// `send(node)` writes at most one chunk, `receive()` takes what has come; both return whether they
-/// did anything and are asked again until `done()`. `awaited()` is the member that a wait is for,
-/// for its report. Throws as wait_signal does when nothing moves for the group's timeout.
+/// The work of an operation that sends and receives chunks. `send(node)` writes at most one chunk,
+/// `receive()` takes what has arrived; both return whether they made progress, and are called until
+/// `done()`. `awaited()` is the rank that a wait depends on, for its report. `run` throws as
+/// wait_signal does when nothing moves for the group's timeout.
 struct RailWork {
   virtual ~RailWork() = default;
   virtual bool send(std::int32_t node) = 0;
   virtual bool receive() = 0;
-  virtual bool work() {
-    return false;
-  }  ///< what else there is to do while chunks travel; true: did something
+  /// Other work to do while chunks travel; returns whether it made progress.
+  virtual bool work() { return false; }
   virtual bool done() const = 0;
   virtual std::int32_t awaited() const = 0;
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency_combine_receive: the weighted sum of each token's answers, fetched from the members
-// that hold its experts.
+// low_latency_combine_receive: the weighted sum of each token's combine rows, fetched from the
+// ranks that hold its experts.
 //
-// Reads one row per (token, top-k slot), or per token and member where that member has sent sums, writes
-// one per token. Lanes are grouped by member, members in the order of their last top-k slot, top-k slots
-// ascending within a member; with per_rank each member's sum is rounded to bfloat16 before the
-// members are added up. Every backend uses this order, so results agree bit by bit.
+// Reads one row per (token, top-k slot), or per (token, rank) if the rank has sent sums; writes one
+// row per token. Slots are grouped by rank, ranks in the order of their last slot, slots ascending
+// within a rank. With per_rank the sum of each rank is rounded to bfloat16 before the ranks are
+// added. Every backend uses this order, so results agree bit by bit.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -61,7 +61,7 @@ class CombineRowFinder {
             add(token, k, experts[k], answers);
       }
       const std::int32_t end = answers.levels == 0 ? 0 : answers.level_ends[answers.levels - 1];
-      if (static_cast<std::int32_t>(answers.count) > end)  // a masked member adds nothing
+      if (static_cast<std::int32_t>(answers.count) > end)  // a masked rank adds nothing
         answers.level_ends[answers.levels++] = static_cast<std::int32_t>(answers.count);
     }
   }
@@ -110,7 +110,7 @@ class CombineRowFinder {
   const LowLatencyCombineOptions& options_;
   const std::vector<float>& weights_;
   std::uint64_t epoch_;
-  std::vector<std::int32_t> before_expert_;  // own tokens of the experts before, at the same member
+  std::vector<std::int32_t> before_expert_;  // own tokens of the experts before, at the same rank
 };
 
 std::string describe(CombineRowForm form, bool exact) {
@@ -168,7 +168,7 @@ void sum_combine_rows(HostGroup& group, const PendingCombineState& pending, cons
   });
 }
 
-/// Throws Error{mismatch}, on all members, when members answer different dispatches or in different
+/// Throws Error{mismatch}, on all ranks, when ranks answer different dispatches or in different
 /// formats.
 void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const Step& step) {
   std::optional<std::string> mismatch;
@@ -181,7 +181,7 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
         group.state.block + group.layout.combine_notice(step.epoch, rank, group.state.shape),
         sizeof notice);
     if (notice.epoch != step.epoch) {
-      left_out(group, rank, step);
+      masked_by(group, rank, step);
       continue;
     }
     const CombineRowForm expected = combine_row_form(pending.options, !group.state.nodes.here(rank),

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency_combine_send: the answers to this member's rows become reachable for the members that
-// sent them.
+// low_latency_combine_send: makes the expert output available to the ranks whose tokens it answers.
 //
-// With zero_copy y is in the group's memory already; else its valid rows are copied there, or
-// encoded (LogFMT-10). Then every member learns where its rows start for each expert. A member of
-// another node, which can fetch nothing, is sent one row per token, the weighted sum over the
-// experts here, where its weights came with the dispatch; else the rows. The half was released by
-// combine_read of the use before last.
+// With zero_copy y is in the group's memory already; otherwise its valid rows are copied there, or
+// encoded (LogFMT-10). A notice then tells every rank where its rows start for each expert. Ranks
+// of other nodes cannot fetch: they are sent one row per token, the weighted sum over the experts
+// here, if the weights came with the dispatch; otherwise the rows. combine_read of the use before
+// last granted the half.
 #include <array>
 #include <cstring>
 

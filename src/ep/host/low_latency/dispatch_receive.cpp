@@ -60,7 +60,7 @@ struct Incoming {
   bool has_weights;
 };
 
-/// The notice of one source; nullopt where it is masked, or has masked this member.
+/// The notice of one source; nullopt where it is masked, or has masked this rank.
 std::optional<LowLatencyDispatchNotice> wait_for_notice(HostGroup& group,
                                                         PendingDispatchState& pending,
                                                         std::int32_t source, const Step& step) {
@@ -71,7 +71,7 @@ std::optional<LowLatencyDispatchNotice> wait_for_notice(HostGroup& group,
       &notice,
       group.state.block + group.layout.dispatch_notice(step.epoch, source, group.state.shape),
       sizeof notice);
-  if (notice.epoch != step.epoch) return left_out(group, source, step), std::nullopt;
+  if (notice.epoch != step.epoch) return masked_by(group, source, step), std::nullopt;
   require(
       notice.count >= 0 && notice.count <= group.state.shape.low_latency_max_tokens,
       Code::peer_failed, "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
@@ -79,14 +79,14 @@ std::optional<LowLatencyDispatchNotice> wait_for_notice(HostGroup& group,
   return notice;
 }
 
-/// Throws Error{mismatch}, on all members, when members encode differently.
+/// Throws Error{mismatch}, on all ranks, when ranks encode differently.
 std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pending) {
   const std::uint64_t epoch = pending.handle->epoch;
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "receive", "rows"};
   group.state.world->set_progress(step.activity, epoch, step.phase);
   std::vector<Incoming> incoming;
   std::optional<std::pair<std::int32_t, std::uint32_t>> first,
-      other;  // members that differ in quantize
+      other;  // ranks that differ in quantize
   for (std::int32_t source = 0; source < group.state.shape.ranks; ++source) {
     const auto notice = wait_for_notice(group, pending, source, step);
     incoming.push_back({source, notice ? notice->count : 0, notice && notice->has_weights != 0});

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency_dispatch_send: each token goes once to this member's outbox, and a header per member
-// that holds an expert of it to a fixed slot there (source, row); receivers fetch the rows.
-// Nothing can be fetched between nodes: there each member gets its headers, with the weights where
-// they are known, then its rows, in one message.
+// low_latency_dispatch_send: writes each token once to this rank's outbox, and a header to a fixed
+// slot (source, row) of every rank that holds one of its experts. Receivers fetch the rows. Ranks
+// of other nodes cannot fetch: each gets its headers, with the weights if known, and its rows in
+// one message.
 //
-// Bytes per token: the row, 2 B a channel, or 1 B a channel and 4 B a scale; per copy: 4 B and 4 B
-// per top-k slot. On one host a fetched row comes out of a cache that all members share, where a
-// copy pushed to each of them would not fit. The half of outbox and slots was granted by slots_read
-// of the use before last; slots_sent is released after all of it.
+// Bytes per token: the row, 2 B per channel, or 1 B per channel and 4 B per scale; per copy 4 B and
+// 4 B per top-k slot. On one host a fetched row comes from a cache that all ranks share; copies
+// pushed to each of them would not fit there. slots_read of the use before last granted the half of
+// outbox and slots; slots_sent is raised after all writes.
 #include <cstring>
 
 #include "ep/host/low_latency/low_latency.hpp"
@@ -40,7 +40,7 @@ void write_header(std::byte* slot, std::int64_t token, std::span<const std::int6
   }
 }
 
-/// Packs what a member of another node needs and sends it; its half was granted like all others.
+/// Packs what a rank of another node needs and sends it; its half was granted like all others.
 void send_remote(HostGroup& group, std::uint64_t epoch, const detail::RoutingState& routing,
                  const LowLatencyDispatchOptions& options, std::int32_t to) {
   const auto& shape = group.state.shape;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine_receive: each token's rows are fetched from the members that hold them and summed in one
-// pass.
+// combine_receive: fetches the rows of each token from the ranks that hold them and sums them in
+// one pass.
 //
-// Reads one row per copy and writes one row per token; the sum is float32, in the order of
-// RoutingState::copies, rounded once; expert-major in the order of the token's top-k slots. The
-// `finished` signal tells an owner that its rows have been fetched; this member ends when everybody
-// has told it so, which is what lets the caller change y afterwards.
+// Reads one row per copy and writes one row per token. The sum is float32, in the order of
+// RoutingState::copies (expert-major: of the token's top-k slots), rounded once. The `finished`
+// signal tells an owner that its rows have been fetched. This rank ends when all ranks have raised
+// it, so that the caller may change y afterwards.
 #include <algorithm>
 #include <array>
 
@@ -16,7 +16,7 @@ namespace {
 
 using detail::Copy;
 
-/// Start of every member's rows, as addresses here.
+/// Start of every rank's rows, as addresses here.
 std::vector<const std::byte*> bases(const HostGroup& group, const NoticeBoard& board,
                                     std::uint64_t NormalNotice::* field) {
   std::vector<const std::byte*> result;
@@ -43,7 +43,7 @@ void fetch_weights(float* out, const HandleState& handle, std::int64_t token,
     out[at.topk_slot] = reinterpret_cast<const float*>(weights_at[at.rank])[at.row];
 }
 
-/// All members are on this node: one pass over the tokens.
+/// All ranks are on this node: one pass over the tokens.
 void combine_local(HostGroup& group, const TensorView& y, const HandleState& handle,
                    const CombineOptions& options, const LocalExpertOutput& answers,
                    Combined& combined) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine_send: makes the answers reachable and says where they lie.
+// combine_send: publishes where the expert output lies.
 //
-// Rows inside the group's block of the heap stay where they are. Others are copied once to the
-// staging area, which is free again: the combine before this one ended only after every member had
-// fetched its rows.
+// Rows inside the group's block stay there. Others are copied once to the staging area, which is
+// free: the previous combine ended only after every rank had fetched its rows.
 #include <cstring>
 
 #include "base/check.hpp"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dispatch_receive: nothing is moved; the rows lie where they belong once every member has raised
-// `finished`.
+// dispatch_receive: moves nothing; the rows are in place once every rank has raised `finished`.
 #include <algorithm>
 #include <cstring>
 #include <numeric>

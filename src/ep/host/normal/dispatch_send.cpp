@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// dispatch_send: every token row goes from the caller's x to its final row at every member that
-// needs it, or, expert- major, to one for each of its experts. Members of other nodes get theirs by
-// dispatch_forward.
+// dispatch_send: writes every token row from the caller's x to its final row at every local rank
+// that needs it; expert-major, to one row for each of its experts. dispatch_forward serves ranks of
+// other nodes.
 //
 // Bytes per copy: the row, its scales, top_k indices (8 B), top_k weights (4 B) and the token's
-// number (4 B); expert- major one index and weight. Each is read once however many members need it.
-// No waiting: notify has granted the room. The `finished` signal is released after all stores,
-// streamed ones flushed, so a receiver that acquires it sees the rows.
+// index (4 B); expert-major one index and weight. Each is read once, however many ranks need it.
+// Nothing waits: notify has granted the room. `finished` is raised after all stores, streamed ones
+// flushed, so a receiver that acquires it sees the rows.
 #include <algorithm>
 #include <numeric>
 
@@ -18,7 +18,7 @@ namespace {
 
 using detail::Copy;
 
-/// The copies of this member's own tokens for members of this node.
+/// The copies of this rank's own tokens for ranks of this node.
 class Scatter final : public LocalWork {
  public:
   Scatter(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan)
@@ -35,7 +35,7 @@ class Scatter final : public LocalWork {
         choose_store(rows_ * call.row_bytes(), group.state.shape.ranks, last_level_cache_bytes());
   }
 
-  /// Rows for all members, on any node.
+  /// Rows for all ranks, on any node.
   std::size_t rows() const { return rows_; }
 
   bool some(std::int64_t tokens) override {

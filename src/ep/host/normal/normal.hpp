@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// normal.hpp: the phases of normal mode on the host backend, in the order in which a member runs
-// them.
+// normal.hpp: the phases of normal mode on the host, in the order in which a rank runs them.
 //
-//   dispatch: notify -> dispatch_send -> dispatch_receive      combine: combine_send (notify) ->
-//   combine_receive
+//   dispatch: notify -> dispatch_send -> dispatch_receive
+//   combine:  combine_send (with notify's exchange) -> combine_receive
 //
-// Every operation has one epoch and two signals per pair of members. `entered` publishes the
-// notice: counts, and where the receiver grants room (dispatch) or where the answers lie (combine).
-// `finished` says that all rows for that member are written (dispatch) or that all rows of that
-// member have been fetched (combine). A member ends an operation only after `finished` from
-// everybody, so it is never two operations ahead of another, and two copies of each notice, by
-// parity of the epoch, are enough.
+// Every operation has one epoch and two signals per pair of ranks. `entered` publishes the notice:
+// counts, and the offset of the granted region (dispatch) or of y (combine). `finished` means that
+// all rows for the receiver are written (dispatch) or that all its rows have been fetched
+// (combine). A rank ends an operation only after `finished` from all ranks, so it is never two
+// operations ahead of another, and two copies of each notice, by parity of the epoch, suffice.
 #pragma once
 
 #include <optional>
@@ -28,29 +26,29 @@ using detail::DispatchCall;
 using detail::HandleState;
 using detail::Region;
 
-/// The notices of all members for one epoch, in this member's block.
+/// The notices of all ranks for one epoch, in this rank's block.
 class NoticeBoard {
  public:
   NoticeBoard(const HostGroup& group, std::uint64_t epoch) : group_(&group), epoch_(epoch) {}
-  const NormalNotice& operator[](std::int32_t member) const;
-  const std::int32_t* rows_per_rank(std::int32_t member) const;      ///< [ranks]
-  const std::int32_t* tokens_per_expert(std::int32_t member) const;  ///< [experts]
+  const NormalNotice& operator[](std::int32_t rank) const;
+  const std::int32_t* rows_per_rank(std::int32_t rank) const;      ///< [ranks]
+  const std::int32_t* tokens_per_expert(std::int32_t rank) const;  ///< [experts]
 
  private:
   const HostGroup* group_;
   std::uint64_t epoch_;
 };
 
-/// Puts the notice and counts (nullptr: left as they are) on every member's board, raises `entered`
-/// and waits for everybody's. Throws Error{mismatch} when members differ in operation, dtype,
-/// scales, weights, layout or handle; the group stays usable.
+/// Writes the notice and counts (nullptr: unchanged) to every rank, raises `entered` and waits for
+/// all ranks. Throws Error{mismatch} when ranks differ in operation, dtype, scales, weights, layout
+/// or handle; the group stays usable.
 NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNotice& notice,
                              const std::int32_t* rows_per_rank,
                              const std::int32_t* tokens_per_expert);
 
 /// The row of one top-k slot of a token in an expert-major layout.
 struct TopkRow {
-  std::int32_t topk_slot, rank;  ///< top-k slot; member that holds the row
+  std::int32_t topk_slot, rank;  ///< rank: that holds the row
   std::int64_t row;
 };
 
@@ -75,29 +73,29 @@ class TopkRows {
   std::int32_t count_ = 0;
 };
 
-/// What notify finds out: the layout, and the room that every member granted.
+/// The layout of a dispatch, and the room that every rank granted.
 struct DispatchPlan {
   std::shared_ptr<HandleState> handle;
-  std::shared_ptr<Region> region;  ///< this member's
-  std::vector<std::byte*> target;  ///< [ranks]: start of each member's region, as an address here
+  std::shared_ptr<Region> region;               ///< this rank's
+  std::vector<std::byte*> target;               ///< [ranks]: each rank's region, as an address here
   std::vector<ReceiveLayout> layout;            ///< [ranks]
   std::vector<std::int64_t> tokens_per_expert;  ///< [local_experts] received here, not aligned
 };
 
-/// Throws Error{exhausted} on all members when one has no room, or fewer worst_case_rows than rows.
+/// Throws Error{exhausted} on all ranks when one has no room, or fewer worst_case_rows than rows.
 DispatchPlan notify(HostGroup& group, const DispatchCall& call);
-/// Writes every token to its final row at every member that needs it, then raises `finished`.
+/// Writes every token to its final row at every rank that needs it, then raises `finished`.
 void dispatch_send(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan);
-/// Waits for everybody's rows and describes them.
+/// Waits for the rows of all ranks and describes them.
 Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan);
 
-/// Throws Error{invalid_argument} when y or weights would have to be staged and there is no room
-/// for them: before the operation begins, so that the group stays usable.
+/// Throws Error{invalid_argument} when y or weights need staging and there is no room for them.
+/// Runs before the operation begins, so that the group stays usable.
 void check_staging(const HostGroup& group, const TensorView& y, const CombineOptions& options);
-/// Stages y and weights where they do not lie in the group's memory; says where they are.
+/// Stages y and weights unless they lie in the group's memory, and publishes their offsets.
 NoticeBoard combine_send(HostGroup& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options);
-/// Fetches and sums the answers to this member's tokens, then lets the owners know.
+/// Fetches and sums the rows of this rank's tokens, then raises `finished`.
 Combined combine_receive(HostGroup& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options, const NoticeBoard& board);
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// notify: who sends how much to whom, and where there is room for it.
+// notify: exchanges the counts of a dispatch, and grants room for it.
 //
-// Moves (ranks + experts) * 4 + 64 bytes from every member to every member. A member grants a
-// region for the largest possible result before it knows the counts, so that one exchange is
-// enough, and shrinks it afterwards; pages that no row touches cost nothing.
+// Moves (ranks + experts) * 4 + 64 bytes from every rank to every rank. A rank grants a region for
+// the largest possible result before it knows the counts, so that one exchange suffices, and
+// shrinks it afterwards; pages that no row touches cost nothing.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "base/check.hpp"
+#include "ep/checks.hpp"
 #include "ep/host/normal/normal.hpp"
 #include "ep/host/signals/reach.hpp"
 
@@ -17,15 +18,15 @@ namespace shoal::ep::host {
 using detail::kNoRoom;
 using detail::Operation;
 
-const NormalNotice& NoticeBoard::operator[](std::int32_t member) const {
+const NormalNotice& NoticeBoard::operator[](std::int32_t rank) const {
   return *reinterpret_cast<const NormalNotice*>(
-      group_->state.block + group_->layout.notice(epoch_, member, group_->state.shape));
+      group_->state.block + group_->layout.notice(epoch_, rank, group_->state.shape));
 }
-const std::int32_t* NoticeBoard::rows_per_rank(std::int32_t member) const {
-  return reinterpret_cast<const std::int32_t*>(&(*this)[member] + 1);
+const std::int32_t* NoticeBoard::rows_per_rank(std::int32_t rank) const {
+  return reinterpret_cast<const std::int32_t*>(&(*this)[rank] + 1);
 }
-const std::int32_t* NoticeBoard::tokens_per_expert(std::int32_t member) const {
-  return rows_per_rank(member) + group_->state.shape.ranks;
+const std::int32_t* NoticeBoard::tokens_per_expert(std::int32_t rank) const {
+  return rows_per_rank(rank) + group_->state.shape.ranks;
 }
 
 namespace {
@@ -39,11 +40,11 @@ std::string describe(const NormalNotice& notice) {
       notice.has_weights ? "with" : "without",
       notice.handle_epoch == 0 ? "its own" : fmt::format("dispatch {}", notice.handle_epoch),
       notice.expert_alignment == 0
-          ? "flat"
+          ? "rank-major"
           : fmt::format("expert_major with expert_alignment {}", notice.expert_alignment));
 }
 
-/// Every member compares all with member 0, so that all of them come to the same verdict.
+/// Every rank compares all with rank 0, so that all of them come to the same verdict.
 void check_agreement(const HostGroup& group, const NoticeBoard& board) {
   const NormalNotice& first = board[0];
   for (std::int32_t i = 1; i < group.state.shape.ranks; ++i) {
@@ -107,7 +108,17 @@ std::shared_ptr<Region> take_region(HostGroup& group, const DispatchCall& call) 
   return offset ? std::make_shared<Region>(group.state.shared_from_this(), *offset) : nullptr;
 }
 
-/// Where the rows of the rail peers' tokens start at the members of this node.
+/// The first row of the tokens of `source` at each rank: the rows of lower ranks come before.
+std::vector<std::int32_t> first_rows(const Shape& shape, const NoticeBoard& board,
+                                     std::int32_t source) {
+  std::vector<std::int32_t> first(static_cast<std::size_t>(shape.ranks), 0);
+  for (std::int32_t before = 0; before < source; ++before)
+    for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
+      first[rank] += board.rows_per_rank(before)[rank];
+  return first;
+}
+
+/// Where the rows of the rail peers' tokens start at the ranks of this node.
 void prepare_forwarding(const HostGroup& group, const NoticeBoard& board, HandleState& handle) {
   const auto& shape = group.state.shape;
   handle.forwarded.resize(group.state.nodes.count);
@@ -122,14 +133,11 @@ void prepare_forwarding(const HostGroup& group, const NoticeBoard& board, Handle
       next = detail::make_expert_rows(shape, per_expert, peer, handle.expert_alignment).first;
       continue;
     }
-    next.assign(shape.ranks, 0);
-    for (std::int32_t source = 0; source < peer; ++source)
-      for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
-        next[rank] += board.rows_per_rank(source)[rank];
+    next = first_rows(shape, board, peer);
   }
 }
 
-/// The expert-major layout in place of the flat one: rows are counted once for each expert.
+/// The expert-major layout instead of the rank-major one: rows are counted once for each expert.
 void expand(const HostGroup& group, const NoticeBoard& board, HandleState& handle) {
   const auto& shape = group.state.shape;
   std::vector<const std::int32_t*> counts;
@@ -154,33 +162,27 @@ std::shared_ptr<HandleState> new_handle(const HostGroup& group, const DispatchCa
   handle->group = group.state.weak_from_this();
   handle->epoch = group.state.epoch;
   handle->counts.resize(static_cast<std::size_t>(ranks) * ranks);
-  handle->first_row.assign(ranks, 0);
+  handle->first_row = first_rows(group.state.shape, board, group.state.me);
   for (std::int32_t source = 0; source < ranks; ++source) {
     const std::int32_t* row = board.rows_per_rank(source);
     std::copy(row, row + ranks,
               handle->counts.begin() + static_cast<std::ptrdiff_t>(source) * ranks);
-    if (source < group.state.me)
-      for (std::int32_t rank = 0; rank < ranks; ++rank) handle->first_row[rank] += row[rank];
-    handle->received += row[group.state.me];
   }
+  handle->received = handle->received_by(group.state.me);
   handle->expert_alignment = call.expert_alignment();
   if (handle->expert_alignment > 0) expand(group, board, *handle);
   if (group.state.nodes.count > 1) prepare_forwarding(group, board, *handle);
   return handle;
 }
 
-/// Every member knows everybody's room and rows, so that all of them throw or none.
+/// Every rank knows all ranks' room and rows, so that all of them throw or none.
 void check_room(const HostGroup& group, const DispatchCall& call, const NoticeBoard& board,
                 const HandleState& handle) {
   const std::int64_t most = call.cached ? handle.received : exact_rows(group, call);
   for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
     const Pe pe = group.state.team.world_pe(rank);
-    require(
-        board[rank].base != kNoRoom, Code::exhausted,
-        "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by "
-        "results that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
-        pe, board[rank].rows > 0 ? board[rank].rows : most, group.layout.arena_bytes,
-        group.state.shape.live_results);
+    if (board[rank].base == kNoRoom)
+      detail::fail_no_room(group.state, pe, board[rank].rows > 0 ? board[rank].rows : most);
     require(board[rank].rows == 0 || board[rank].rows >= handle.received_by(rank), Code::exhausted,
             "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe,
             board[rank].rows, handle.received_by(rank));

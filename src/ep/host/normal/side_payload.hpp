@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// side_payload.hpp: what travels beside a row in normal mode, written to its place at a member of
-// this node.
+// side_payload.hpp: scales, indices and weights beside a row of normal mode, written in place at a
+// local rank.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class SidePayload {
   SidePayload(const DispatchCall& call, const Shape& shape)
       : scales_(call.scale_bytes() / 4), cached_(call.cached != nullptr), shape_(shape) {}
 
-  /// Of the copy for member `rank`, to row `row` of the region at `base`.
+  /// Of the copy for rank `rank`, to row `row` of the region at `base`.
   void write(const TokenSide& from, std::int32_t rank, std::byte* base, const ReceiveLayout& layout,
              std::int64_t row) const {
     write_scales(from, base, layout, row);

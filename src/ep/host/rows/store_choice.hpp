@@ -8,7 +8,7 @@
 
 namespace shoal::ep::host {
 
-/// Streamed when one operation of all members moves more than the last-level cache holds, else
+/// Streamed when one operation of all ranks moves more than the last-level cache holds, else
 /// cached.
 constexpr Store choose_store(std::size_t bytes_per_member, std::int32_t members,
                              std::size_t cache_bytes) {

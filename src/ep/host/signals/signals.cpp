@@ -19,11 +19,11 @@ std::atomic_ref<std::uint64_t> signal_at(std::byte* block, std::size_t signals,
   return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(block + signals + owner * kLine));
 }
 
-bool has_failed(const HostGroup& group, std::int32_t member) {
-  return read_signal(group, group.layout.failed, member) != 0;
+bool has_failed(const HostGroup& group, std::int32_t rank) {
+  return read_signal(group, group.layout.failed, rank) != 0;
 }
 
-/// Polls; returns ready at once where the signal is there already, without reading the clock.
+/// Returns without reading the clock if the signal has been raised already.
 WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
                         std::uint64_t epoch) {
   const auto reached = [&] { return read_signal(group, signals, from) >= epoch; };
@@ -33,8 +33,7 @@ WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from
   const Clock::time_point deadline = start + group.state.timeout;
   const Pe awaited = group.state.team.world_pe(from);
   WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited);
-  // Where failed members are masked, the end of another PE is no reason to stop waiting for this
-  // one.
+  // If failed ranks are masked, the end of another PE does not end this wait.
   while (outcome == WaitOutcome::peer_failed && group.state.options.mask_failed &&
          !group.state.world->has_failed(awaited))
     outcome = Clock::now() >= deadline ? WaitOutcome::timeout
@@ -63,8 +62,8 @@ std::int32_t first_cause(const HostGroup& group, std::int32_t from) {
   return from;
 }
 
-/// `seen`: what is there of what was waited for; `culprit`: a member that has given up, where that
-/// ended the wait.
+/// The message of a wait that failed. `seen`: the state of what was awaited; `culprit`: a rank that
+/// gave up and thereby ended the wait.
 std::string report(HostGroup& group, std::int32_t from, const std::string& seen, const Step& step,
                    WaitOutcome outcome, std::optional<std::int32_t> culprit = std::nullopt) {
   const Pe world_pe = group.state.team.world_pe(from);
@@ -91,14 +90,14 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
   return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
 }
 
-/// Whether `from`, which has not come in time, is itself kept by a member that is gone or masked:
-/// it waits for that one, or for one that does. Members that live would mask each other otherwise,
-/// since whoever waits for a dead one is as late for the others.
+/// Whether `from`, which is late, waits directly or indirectly for a rank that has ended or is
+/// masked. Without this check, ranks that live would mask each other: a rank that waits for a dead
+/// one is late for all others.
 bool kept_by_another(const HostGroup& group, std::int32_t from) {
   const Pe first = group.state.team.world_pe(from);
   const auto masked = [&](Pe pe) {
-    for (std::int32_t member = 0; member < group.state.shape.ranks; ++member)
-      if (group.masked[member] && group.state.team.world_pe(member) == pe) return true;
+    for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
+      if (group.masked[rank] && group.state.team.world_pe(rank) == pe) return true;
     return false;
   };
   Pe pe = first;
@@ -122,8 +121,8 @@ void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
 
 void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
-    const std::int32_t to =
-        (group.state.me + 1 + i) % group.state.shape.ranks;  // not all at the same member at once
+    const std::int32_t to = (group.state.me + 1 + i) %
+                            group.state.shape.ranks;  // ranks start at different destinations
     raise_signal(group, signals, to, epoch);
   }
 }
@@ -131,8 +130,8 @@ void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch)
 void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 1; i <= group.state.nodes.size; ++i)
     raise_signal(group, signals,
-                 group.state.nodes.member(group.state.nodes.mine,
-                                          (group.state.nodes.rail + i) % group.state.nodes.size),
+                 group.state.nodes.rank_at(group.state.nodes.mine,
+                                           (group.state.nodes.rail + i) % group.state.nodes.size),
                  epoch);
 }
 
@@ -175,8 +174,8 @@ std::int32_t cause_of(const HostGroup& group, std::int32_t failed) {
 }
 
 std::optional<std::int32_t> failed_rank(const HostGroup& group) {
-  for (std::int32_t member = 0; member < group.state.shape.ranks; ++member)
-    if (member != group.state.me && has_failed(group, member)) return member;
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
+    if (rank != group.state.me && has_failed(group, rank)) return rank;
   return std::nullopt;
 }
 
@@ -225,7 +224,7 @@ bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std:
   if (group.masked[from]) {
     (void)read_signal(
         group, signals,
-        from);  // acquires: what it had finished before it was masked stays before what follows
+        from);  // acquires: what the rank finished before it was masked precedes what follows
     return false;
   }
   if (!group.state.options.mask_failed) {
@@ -246,7 +245,7 @@ bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std:
   return false;
 }
 
-void left_out(HostGroup& group, std::int32_t from, const Step& step) {
+void masked_by(HostGroup& group, std::int32_t from, const Step& step) {
   const Pe pe = group.state.team.world_pe(from);
   require(group.state.options.mask_failed, Code::peer_failed,
           "{} (epoch {}): PE {} has left this PE out", step.operation, step.epoch, pe);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// signals.hpp: the words by which members of a group tell each other how far they are.
+// signals.hpp: the words that ranks of a group wait for.
 //
-// A signal holds the epoch of the last operation for which its writer did something; it only grows,
-// so nothing is ever cleared and a late one is never taken for a new one (DESIGN.md, idea 2).
-// Storing releases, loading acquires: what was written before the store is visible after the load.
+// A signal holds the epoch of the last operation in which its writer reached a step. It only grows,
+// so nothing is cleared, and a late signal is never mistaken for a current one. Storing releases,
+// loading acquires: what was written before the store is visible after the load.
 #pragma once
 
 #include <cstdint>
@@ -13,27 +13,27 @@
 
 namespace shoal::ep::host {
 
-/// What a wait is part of, for the report of its failure.
+/// The step that a wait belongs to, for the report of its failure.
 struct Step {
   const char* operation;  ///< "dispatch"
   shoal::detail::Activity activity;
   std::uint64_t epoch;
   const char* phase;   ///< "notify"
-  const char* wanted;  ///< "rows", "counts": what the member waited for should send
+  const char* wanted;  ///< "rows", "counts": what the awaited rank should send
 };
 
-/// Sets the signal at `signals` (an offset of GroupLayout) that this member owns in member `to`'s
-/// block.
+/// Sets the signal at `signals` (an offset of GroupLayout) that this rank owns in the block of
+/// `to`.
 void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
                   std::uint64_t epoch);
-/// As raise_signal for all members.
+/// As raise_signal, for all ranks.
 void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch);
-/// For the members of this node.
+/// As raise_signal, for the ranks of this node.
 void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch);
-/// For all members, of which those that cannot be reached are masked, where the group does that.
+/// As raise_signal, for all ranks. Masks unreachable ranks if the group masks failed ranks.
 void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch);
 
-/// The signal that member `from` owns in this member's block.
+/// The signal that `from` owns in this rank's block.
 std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int32_t from);
 
 /// Makes the group unusable for `reason` and signals this to the other ranks, whose waits for this
@@ -42,9 +42,9 @@ void give_up(HostGroup& group, const std::string& reason, std::int32_t cause);
 /// As give_up, for an error that ended an operation of this rank.
 void give_up(HostGroup& group, const std::exception& error);
 
-/// Runs the part of an operation that other members count on. When it ends by anything but an error
-/// that all members come to alike, the group is given up, so that nobody waits for this member in
-/// vain.
+/// Runs the part of an operation that other ranks depend on. Gives the group up when it throws,
+/// unless all ranks throw the same error (mismatch, exhausted): otherwise they would wait for this
+/// rank until their deadline.
 template <typename Body>
 auto committed(HostGroup& group, Body&& body) {
   try {
@@ -59,30 +59,30 @@ auto committed(HostGroup& group, Body&& body) {
   }
 }
 
-/// The first other member that has marked its group as failed; nullopt when none has.
+/// The first other rank that has given up the group.
 std::optional<std::int32_t> failed_rank(const HostGroup& group);
 
 /// The rank that made `failed`, which has given up the group, do so.
 std::int32_t cause_of(const HostGroup& group, std::int32_t failed);
 
-/// Waits until the signal of `from` has reached `epoch`. After a failure the group is unusable, the
-/// other members are told, and Error{timeout} or Error{peer_failed} is thrown.
+/// Waits until the signal of `from` has reached `epoch`. On failure, gives the group up and throws
+/// Error{timeout} or Error{peer_failed}.
 void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                  const Step& step);
 void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step);
 void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step);
-/// The same for anything that `ready` finds out, or brings about, by polling; `from` is the member
-/// that it depends on.
+/// Waits until `ready` returns true; it is polled and may make progress. `from` is the rank that it
+/// depends on.
 void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
               const Step& step);
 
-/// As wait_signal, for low-latency operations: where the group masks failed members, one that does
-/// not come is masked and false is returned. Masked members are not waited for.
+/// As wait_signal, for low-latency operations. If the group masks failed ranks, masks one that does
+/// not come and returns false. Does not wait for masked ranks.
 bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                   const Step& step);
 
-/// To be called when a notice of `from` shows that it has masked this member: masks it in turn, or,
-/// where the group does not mask, throws Error{peer_failed}.
-void left_out(HostGroup& group, std::int32_t from, const Step& step);
+/// Called when a notice of `from` shows that it has masked this rank. Masks it in turn; throws
+/// Error{peer_failed} if the group does not mask failed ranks.
+void masked_by(HostGroup& group, std::int32_t from, const Step& step);
 
 }  // namespace shoal::ep::host

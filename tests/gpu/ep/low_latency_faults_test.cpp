@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on GPUs: statistics, masked ranks, timeouts, bad arguments, disagreement,
+// warm-up.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "checks/ep/gpu_low_latency.hpp"
+#include "shoal/collective.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::test {
+namespace {
+
+using ep::Quantize;
+using ep::Reduction;
+using Round = GpuLowLatencyRound;
+
+EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 384,
+          .max_tokens = 24,
+          .seed = seed};
+}
+
+EpCase reseeded(EpCase c, std::uint64_t by) {
+  c.seed += by;
+  return c;
+}
+
+constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
+constexpr bool kDeferrals[] = {
+    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
+
+TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(3, 61);
+  run_low_latency_group(c, [&](GpuGroup& group) {
+    const std::vector<std::int64_t> zeros(
+        static_cast<std::size_t>(std::max(c.ranks, c.local_experts())), 0);
+    const std::vector<std::int32_t> none(static_cast<std::size_t>(c.local_experts()), 0);
+    const Tensor counts =
+        group.tensors.upload(TensorView(none.data(), DataType::int32, {c.local_experts()}));
+    const Tensor waited =
+        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+    const Tensor waited_back =
+        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+    const Round round(group, c, {});
+    const auto pair = [&] {
+      const auto got = group.group
+                           .low_latency_dispatch(round.x(), round.topk(),
+                                                 {.expert_counts = counts, .wait_ns = waited})
+                           .receive();
+      if (group.me == 1) {
+        group.tensors.settle();
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      group.group
+          .low_latency_combine(group.group.next_combine_buffer(), round.topk(), round.weights(),
+                               got.handle, {.zero_copy = true, .wait_ns = waited_back})
+          .receive();
+    };
+    sync(group.world.team());
+    if (group.me == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    for (int i = 0; i < 3; ++i) pair();
+    const ExpectedDispatch wanted = expected_dispatch(c, group.me);
+    const Tensor got_counts = group.tensors.download(counts),
+                 got_waited = group.tensors.download(waited),
+                 got_back = group.tensors.download(waited_back);
+    for (std::int32_t e = 0; e < c.local_experts(); ++e)
+      EXPECT_EQ(got_counts.as<std::int32_t>()[e], 3 * wanted.tokens_per_expert[e]);
+    const auto lanes = c.topk(0);
+    const bool answers =
+        std::any_of(lanes.begin(), lanes.end(), [&](std::int64_t e) { return e >= 3 && e < 6; });
+    if (group.me == 0) {
+      EXPECT_GT(got_waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 came 30 ms late";
+      EXPECT_LT(got_waited.as<std::int64_t>()[1], 20'000'000'000);
+      EXPECT_EQ(got_waited.as<std::int64_t>()[0], 0) << "no rank waits for itself";
+      if (answers) EXPECT_LT(got_back.as<std::int64_t>()[1], 20'000'000'000);
+    }
+    sync(group.world.team());
+  });
+}
+
+TEST(EpGpuLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  constexpr std::int32_t kGone = 2;
+  constexpr std::chrono::milliseconds kTimeout(1000);
+  const EpCase c = small(4, 67);
+  const auto stops = [&](Reduction reduction, bool defer) {
+    run_low_latency_group(
+        c,
+        [&](GpuGroup& group) {
+          Round(group, c, {.reduction = reduction, .defer_receive = defer}).run();
+          group.group.synchronize();
+          sync(group.world.team());
+          if (group.me == kGone) {
+            sync(group.world.team());
+            return;
+          }
+          std::vector<int> mask(c.ranks, 0);
+          mask[kGone] = 1;
+          Round round(group, c,
+                      {.reduction = reduction,
+                       .early_weights = reduction == Reduction::exact,
+                       .masked = mask,
+                       .defer_receive = defer});
+          for (int i = 0; i < 4; ++i) {
+            const auto start = std::chrono::steady_clock::now();
+            round.run();
+            group.group.synchronize();
+            const auto elapsed = std::chrono::steady_clock::now() - start;
+            if (i > 0)
+              EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked member is not waited for again";
+          }
+          EXPECT_EQ(group.group.masked(), mask);
+          EXPECT_THROW(group.group.set_mask(group.me, true), Error);
+          group.group.clear_masks();
+          EXPECT_EQ(group.group.masked(), std::vector<int>(c.ranks, 0));
+          sync(group.world.team());
+        },
+        [&](ep::GroupOptions& options) {
+          options.mask_failed = true;
+          options.timeout = kTimeout;
+        });
+  };
+  for (const Reduction reduction : kReductions)
+    for (const bool defer : kDeferrals) stops(reduction, defer);
+}
+
+TEST(EpGpuLowLatencyMode, ALiveMemberIsLeftOutAndComesBack) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  constexpr std::int32_t kOut = 2;
+  const EpCase c = small(4, 71);
+  run_low_latency_group(
+      c,
+      [&](GpuGroup& group) {
+        // All ranks agree that the group falls into {kOut} and the others; each part goes on by
+        // itself.
+        std::vector<int> mask(c.ranks, group.me == kOut ? 1 : 0);
+        mask[kOut] = group.me == kOut ? 0 : 1;
+        for (const Reduction reduction : kReductions) {
+          Round full(group, c, {.reduction = reduction});
+          Round part(group, c, {.reduction = reduction, .zero_copy = true, .masked = mask});
+          for (int turn = 0; turn < 2; ++turn) {
+            for (int i = 0; i < 3; ++i) full.run();
+            group.group.synchronize();
+            sync(group.world.team());
+            for (std::int32_t member = 0; member < c.ranks; ++member)
+              if (mask[member] != 0) group.group.set_mask(member, true);
+            EXPECT_EQ(group.group.masked(), mask);
+            for (int i = 0; i < 5; ++i) part.run();
+            group.group.synchronize();
+            sync(group.world.team());
+            group.group.clear_masks();
+            EXPECT_EQ(group.group.masked(), std::vector<int>(c.ranks, 0));
+            sync(group.world.team());
+          }
+          for (int i = 0; i < 3; ++i) full.run();
+        }
+      },
+      [](ep::GroupOptions& options) { options.mask_failed = true; });
+}
+
+TEST(EpGpuLowLatencyMode, AMemberThatIsLeftOutFindsOut) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  // Only the others mask it: their notices tell it, long before its waits would end.
+  constexpr std::int32_t kOut = 1;
+  const EpCase c = small(3, 73);
+  run_low_latency_group(
+      c,
+      [&](GpuGroup& group) {
+        Round(group, c, {}).run();
+        group.group.synchronize();
+        sync(group.world.team());
+        std::vector<int> mask(c.ranks, group.me == kOut ? 1 : 0);
+        mask[kOut] = group.me == kOut ? 0 : 1;
+        if (group.me != kOut) group.group.set_mask(kOut, true);
+        sync(group.world.team());
+        const auto start = std::chrono::steady_clock::now();
+        Round round(group, c, {.masked = mask});
+        for (int i = 0; i < 3; ++i) round.run();
+        group.group.synchronize();
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
+        EXPECT_EQ(group.group.masked(), mask);
+        sync(group.world.team());
+      },
+      [](ep::GroupOptions& options) {
+        options.mask_failed = true;
+        options.timeout = std::chrono::seconds(10);
+      });
+}
+
+class EpGpuLowLatencyTimeout : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyTimeout, ::testing::ValuesIn(kDeferrals),
+                         [](const auto& tested) {
+                           return tested.param ? "deferred" : "immediate";
+                         });
+
+TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheMemberAndClosesTheGroup) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(3, 79);
+  run_low_latency_group(
+      c,
+      [&](GpuGroup& group) {
+        if (group.me != 1) {
+          const Round round(group, c, {});
+          try {
+            group.group.low_latency_dispatch(round.x(), round.topk(), {.defer_receive = GetParam()})
+                .receive();
+            group.group.synchronize();
+            ADD_FAILURE() << "did not time out";
+          } catch (const Error& error) {
+            EXPECT_EQ(error.code(), Code::timeout);
+            expect_parts(error.what(), {"low_latency_dispatch (epoch 1) timed out after 300 ms",
+                                        "waiting for rows from PE 1", "expected epoch 1, seen 0",
+                                        "phase receive", "GroupOptions.timeout"});
+          }
+          expect_error(Code::closed, "timed out",
+                       [&] { group.group.low_latency_dispatch(round.x(), round.topk()); });
+        }
+        sync(group.world.team());
+      },
+      [](ep::GroupOptions& options) { options.timeout = std::chrono::milliseconds(300); });
+}
+
+TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(3, 83);
+  run_low_latency_group(c, [&](GpuGroup& group) {
+    struct Bad {
+      std::int64_t lane, value;
+      const char* text;
+    };
+    const std::int64_t experts = c.experts;
+    const Bad bads[] = {{1, experts, "topk_idx[2, 1] is 9"},
+                        {0, -2, "topk_idx[2, 0] is -2"},
+                        {3, std::int64_t{1} << 40, "topk_idx[2, 3] is 1099511627776"},
+                        {2, 4, "topk_idx[2] names expert 4 twice"}};
+    for (const bool defer : kDeferrals)
+      for (const Bad& bad : bads) {
+        std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
+        for (std::size_t i = 0; i < lanes.size(); ++i)
+          lanes[i] = static_cast<std::int64_t>(i % 4) * 2 + 1;
+        if (bad.value == 4) lanes[2 * 4 + 1] = 4;
+        if (group.me == 1) lanes[2 * 4 + static_cast<std::size_t>(bad.lane)] = bad.value;
+        const PlainInputs in(group.tensors, c, lanes);
+        const auto got =
+            group.group
+                .low_latency_dispatch(in.x, in.topk,
+                                      {.quantize = Quantize::none, .defer_receive = defer})
+                .receive();
+        group.group
+            .low_latency_combine(got.x, in.topk, in.weights, got.handle, {.defer_receive = defer})
+            .receive();
+        if (group.me == 1)
+          expect_error(Code::invalid_argument, bad.text, [&] { group.group.synchronize(); });
+        else
+          group.group.synchronize();
+        group.group.synchronize();  // reported once
+      }
+    for (std::uint64_t i = 0; i < 3; ++i)
+      Round(group, reseeded(c, i), {.quantize = Quantize::fp8}).run();
+    group.group.synchronize();
+  });
+}
+
+TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(3, 89);
+  run_low_latency_group(c, [&](GpuGroup& group) {
+    const bool odd = group.me == 2;
+    const auto code = [&]() -> std::optional<Code> {
+      try {
+        group.group.synchronize();
+      } catch (const Error& error) {
+        return error.code();
+      }
+      return std::nullopt;
+    };
+    Round round(group, c, {});
+    group.group
+        .low_latency_dispatch(round.x(), round.topk(),
+                              {.quantize = odd ? Quantize::fp8 : Quantize::none})
+        .receive();
+    EXPECT_EQ(code(), Code::mismatch);
+    for (int i = 0; i < 4;
+         ++i) {  // one after another in both halves, each of which has to be put right
+      group.group
+          .low_latency_dispatch(
+              round.x(), round.topk(),
+              {.quantize = odd ? Quantize::fp8 : Quantize::none, .defer_receive = false})
+          .receive();
+      EXPECT_EQ(code(), Code::mismatch);
+    }
+    ep::LowLatencyDispatchOptions with_weights{.quantize = Quantize::none};
+    if (odd) with_weights.weights = round.weights();
+    const auto mixed =
+        group.group.low_latency_dispatch(round.x(), round.topk(), with_weights).receive();
+    EXPECT_EQ(code(), Code::mismatch);
+    // Where no rank waits for an answer no rank can miss it, so every rank has tokens for every
+    // expert.
+    std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
+    for (std::size_t i = 0; i < lanes.size(); ++i)
+      lanes[i] = static_cast<std::int64_t>((i % 4) * 3 % 9 + i / 4 % 3);
+    for (std::size_t t = 0; t < 4; ++t) lanes[t * 4 + 3] = -1;
+    const PlainInputs in(group.tensors, c, lanes);
+    const ep::LowLatencyCombineOptions odds[] = {
+        {.log_fmt = odd}, {.reduction = odd ? Reduction::exact : Reduction::per_rank}};
+    for (const auto& options : odds) {
+      const auto got =
+          group.group.low_latency_dispatch(in.x, in.topk, {.quantize = Quantize::none}).receive();
+      group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, options).receive();
+      EXPECT_EQ(code(), Code::mismatch);
+    }
+    for (std::uint64_t i = 0; i < 3; ++i) Round(group, reseeded(c, i), {}).run();
+    EXPECT_EQ(code(), std::nullopt);
+  });
+}
+
+TEST(EpGpuLowLatencyMode, WarmUpAndGroupsOneAfterAnother) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small(4, 97);
+  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+    for (int i = 0; i < 4; ++i) {
+      ep::GroupOptions options = options_for(c);
+      options.max_tokens = 0;
+      options.preinitialize = i % 2 == 1;
+      GpuGroup group(world, options);
+      Round(group, c, {.quantize = Quantize::fp8, .zero_copy = i < 2}).run();
+      Round(group, c, {.reduction = Reduction::exact}).run();
+      if (i == 3) group.group.warmup();
+      EXPECT_EQ(group.group.statistics().low_latency_dispatches, 2U);
+      EXPECT_EQ(group.group.statistics().low_latency_combines, 2U);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test
