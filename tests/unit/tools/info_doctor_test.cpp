@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-info --doctor (requirement A3): every check on a healthy host, and with one thing wrong at
-// a time.
+// shoal-info --doctor: every check on a healthy host, and after one change at a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +17,7 @@ namespace fs = std::filesystem;
 
 const fs::path kSystems = fs::path(SHOAL_SOURCE_DIR) / "tests/data/doctor";
 
-/// A copy of a described system, to be changed.
+/// A copy of a described system, to be modified.
 class Copy {
  public:
   explicit Copy(const std::string& name) {
@@ -43,8 +42,7 @@ class Copy {
   fs::path folder_;
 };
 
-/// As the program's subject, with modules as if both networks were there: what this build has is no
-/// matter here.
+/// The program's subject, but with both networks present, independent of this build.
 Subject subject_of(const fs::path& folder, std::int32_t pes = 0) {
   Subject subject = collect_subject(folder.string(), pes);
   subject.networks = {{"ofi", "libshoal_transport_ofi.so", "libfabric 1.17.0", ""},
@@ -60,8 +58,8 @@ Finding find(const std::vector<Finding>& findings, std::string_view name) {
   return {};
 }
 
-/// `subject` has the fault that `name` looks for: its state, a part of what was found, a part of
-/// the remedy.
+/// Checks the finding `name` of `subject`: its state, a part of what was found, a part of the
+/// remedy.
 void expect(const Subject& subject, std::string_view name, State state, std::string_view found,
             std::string_view remedy) {
   const Finding finding = find(examine(subject), name);
@@ -105,7 +103,7 @@ TEST(Doctor, EveryFaultHasARemedyAndNothingElseHasOne) {
     }
 }
 
-TEST(Doctor, FindsWhatIsWrongWithAnUnluckyInstallation) {
+TEST(Doctor, FindsAllFaultsOfTheFaultySystem) {
   const auto findings = examine(subject_of(kSystems / "faulty"));
   EXPECT_TRUE(has_fault(findings));
   for (const auto* const name :
@@ -142,7 +140,7 @@ TEST(DoctorOfDrivers, LiveParameters) {
         c.write(params, "EnableStreamMemOPs: 0\nRegistryDwords: \"PeerMappingOverride=1;\"\n");
       },
       "EnableStreamMemOPs", State::warning, "live: 0", "NVreg_EnableStreamMemOPs=1");
-  // A driver that has 64-bit operations all the same is asked, not its parameter.
+  // If the driver has 64-bit operations, the parameter is not relevant.
   Subject subject = subject_of(kSystems / "faulty");
   subject.gpus.gpus.resize(1);
   subject.gpus.gpus[0].stream_memory_ops = true;
@@ -159,7 +157,7 @@ TEST(DoctorOfDrivers, OptionsThatAreNotLiveYet) {
       "EnableStreamMemOPs is 1 in /etc/modprobe.d/nvidia.conf, but live 0", "reboot");
   expect_after([](const Copy& c) { c.remove("etc/modprobe.d/nvidia.conf"); }, "driver options",
                State::ok, "none in modprobe.d", "");
-  // Comments, other modules and parameters that the driver does not show are left alone.
+  // Comments, other modules and parameters that the driver does not show are ignored.
   expect_after(
       [](const Copy& c) {
         c.write(
@@ -169,7 +167,7 @@ TEST(DoctorOfDrivers, OptionsThatAreNotLiveYet) {
       "driver options", State::ok, "", "");
 }
 
-TEST(DoctorOfDrivers, WhatNicsNeedToReachGpuMemory) {
+TEST(DoctorOfDrivers, GpuDirectRdma) {
   const auto without = [](const Copy& c) { c.write("proc/modules", "gdrdrv 1 0 - Live 0x0\n"); };
   expect_after(without, "GPUDirect RDMA", State::ok, "dma-buf: open kernel modules on Linux 6.8",
                "");
@@ -231,7 +229,7 @@ TEST(DoctorOfNetworks, Ports) {
       "RoCE", State::warning, "no RoCE v2 address: mlx5_8:1", "SHOAL_NIC_LIST=^mlx5_8:1");
 }
 
-TEST(DoctorOfNetworks, WhatLiesBetweenGpusAndNics) {
+TEST(DoctorOfNetworks, PathsBetweenGpusAndNics) {
   Subject subject = subject_of(kSystems / "dgx");
   subject.remarks = {"GPU 0 (0000:13:00.0) is SYS away from its NIC mlx5_3:1"};
   expect(subject, "NIC distances", State::warning, "SYS away", "SHOAL_NIC_LIST");
@@ -262,8 +260,7 @@ TEST(DoctorOfNetworks, AccessControlServices) {
                "1 bridge above GPUs or NICs", "setpci -s 0000:11:00.0");
   expect_after([&](const Copy& c) { c.write(bridge, config(0x01)); }, "PCIe ACS", State::ok,
                "no bridge", "");
-  // A list of capabilities that goes in circles ends all the same; so does one that leaves the
-  // file.
+  // A cyclic list of capabilities ends, and so does one that leaves the file.
   expect_after(
       [&](const Copy& c) {
         c.write(bridge, std::string(256, '\0') + std::string{0x03, 0, 1, 0x10, 0, 0, 0, 0});
@@ -307,7 +304,7 @@ TEST(DoctorOfHosts, Memory) {
   expect_after([&](const Copy& c) { c.write(limit, "34359738368\n"); }, "memory for heaps",
                State::warning, "64 GiB of 32 GiB (limit of the control group)",
                "SHOAL_SYMMETRIC_SIZE=2048M");
-  // A limit of the group above counts as well.
+  // The limit of an outer group counts too.
   expect_after(
       [&](const Copy& c) { c.write("sys/fs/cgroup/system.slice/memory.max", "34359738368\n"); },
       "memory for heaps", State::warning, "of 32 GiB", "docker --memory");

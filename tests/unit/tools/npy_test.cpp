@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// .npy files: round trips, the versions and dtypes that are read, and errors that name file and
-// fault.
+// .npy files: round trips, versions, dtypes, and errors that name the file and the fault.
 #include "moe/npy.hpp"
 
 #include <gtest/gtest.h>
@@ -26,7 +25,7 @@ class Npy : public ::testing::Test {
   ~Npy() override { std::filesystem::remove_all(directory_); }
   std::string path(const std::string& name = "a.npy") const { return (directory_ / name).string(); }
 
-  /// A file as NumPy would write it, from its parts.
+  /// Writes a file as NumPy would, from its parts.
   std::string write_raw(const std::string& header, const std::string& data,
                         char version = 1) const {
     std::ofstream file(path(), std::ios::binary);
