@@ -115,8 +115,8 @@ std::string matrix(const std::vector<PairReport>& pairs, Pe n_pes) {
     if (std::find(names.begin(), names.end(), meaning) == names.end()) names.push_back(meaning);
   }
   std::sort(names.begin(), names.end());
-  std::string text =
-      fmt::format("  who uses what ({}; - nothing):\n        ", fmt::join(names, ", "));
+  std::string text = fmt::format("  chosen transport of each pair ({}; - none):\n        ",
+                                 fmt::join(names, ", "));
   for (Pe b = 0; b < n_pes; ++b) text += fmt::format("{:>3}", b);
   text += "\n";
   for (Pe a = 0; a < n_pes; ++a) {

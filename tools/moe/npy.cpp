@@ -154,7 +154,7 @@ void NpyReader::require_shape(std::span<const std::int64_t> wanted,
   for (std::size_t i = 0; i < wanted.size(); ++i)
     texts.push_back(wanted[i] < 0 ? std::string(names[i])
                                   : fmt::format("{} {}", names[i], wanted[i]));
-  fail(Code::invalid_argument, "{}; an array [{}] is wanted", describe(), fmt::join(texts, ", "));
+  fail(Code::invalid_argument, "{}; allowed: an array [{}]", describe(), fmt::join(texts, ", "));
 }
 
 template <typename T>
@@ -162,7 +162,7 @@ std::vector<T> NpyReader::read_rows(std::int64_t first, std::int64_t count) {
   require(first >= 0 && count >= 0 && count <= rows() - std::min(first, rows()),
           Code::invalid_argument, "{}: no rows {} to {}", describe(), first, first + count);
   require(std::is_floating_point_v<T> || dtype_ == DataType::int32 || dtype_ == DataType::int64,
-          Code::invalid_argument, "{}: integers are wanted", describe());
+          Code::invalid_argument, "{}; allowed: integers", describe());
   const std::size_t row_bytes = static_cast<std::size_t>(row_size()) * size_of(dtype_);
   std::vector<char> bytes(static_cast<std::size_t>(count) * row_bytes);
   file_.clear();

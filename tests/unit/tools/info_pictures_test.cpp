@@ -195,7 +195,7 @@ TEST(ConnectivityText, ListsThePairsOfAnOddGroup) {
 TEST(ConnectivityText, OfManyPesStaysShort) {
   const std::string text = connectivity_text(world_of(64, 8));
   EXPECT_LT(count(text, "\n"), 64u + 20u);
-  EXPECT_EQ(text.find("who uses what"), std::string::npos);
+  EXPECT_EQ(text.find("chosen transport of each pair"), std::string::npos);
 }
 
 }  // namespace
