@@ -48,7 +48,7 @@ std::vector<Group> group(const std::vector<PairReport>& pairs) {
 
 /// Describes the pairs: "PE 0 with 1-3; PE 1 with 2", "every PE with itself", "every pair inside a
 /// node".
-std::string members(const Group& group, const ConnectivityReport& report) {
+std::string describe_pairs(const Group& group, const ConnectivityReport& report) {
   const std::size_t n_pes = report.node_of.size();
   if (group.alone && group.pairs.size() == n_pes)
     return n_pes == 1 ? "PE 0 with itself" : "every PE with itself";
@@ -81,7 +81,7 @@ std::string members(const Group& group, const ConnectivityReport& report) {
 std::string groups_text(const std::vector<PairReport>& pairs, const ConnectivityReport& report) {
   std::string text;
   for (const Group& group : group(pairs)) {
-    text += fmt::format("  {}\n", wrap(members(group, report), 110, 4));
+    text += fmt::format("  {}\n", wrap(describe_pairs(group, report), 110, 4));
     std::vector<std::vector<std::string>> rows;
     for (const TransportVerdict& verdict : *group.verdicts)
       if (verdict.chosen)

@@ -27,8 +27,8 @@ struct Finding {
   std::string name;
   State state = State::ok;
   std::string found;
-  std::string
-      remedy;  ///< the setting or command that helps; empty for states ok and not_applicable
+  /// The setting or command that helps; empty for states ok and not_applicable.
+  std::string remedy;
 };
 
 /// The system under examination: everything that checks read.

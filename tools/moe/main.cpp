@@ -224,7 +224,10 @@ int run_pe(const Options& options, const std::string& usage_error, const Setting
     return status;
   } catch (const AgreedFailure& error) {
     if (peers.me() == 0) fmt::print(stderr, "{}\n", error.what());
-    world.is_open() ? world.close() : bootstrap->close();
+    if (world.is_open())
+      world.close();
+    else
+      bootstrap->close();
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     const bool elsewhere = known != nullptr && known->code() == Code::peer_failed;

@@ -25,8 +25,8 @@ class NpyReader {
   DataType dtype() const noexcept { return dtype_; }
   const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
   std::int64_t rows() const noexcept { return shape_.empty() ? 1 : shape_[0]; }
-  std::int64_t row_size()
-      const noexcept;            ///< elements of a row: the product of the other dimensions
+  /// Elements of a row: the product of the other dimensions.
+  std::int64_t row_size() const noexcept;
   std::string describe() const;  ///< "tokens.npy: float32 [128, 1024]"
 
   /// Throws Error{invalid_argument} unless the array has `wanted.size()` dimensions of these

@@ -41,8 +41,8 @@ class CublasLt {
 /// on one stream by one thread.
 class Products {
  public:
-  static constexpr std::size_t kWorkspaceBytes = std::size_t{32}
-                                                 << 20;  // what the kernels for Hopper ask for
+  /// The workspace that the kernels for Hopper need.
+  static constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
   static constexpr std::size_t kAlignment = 256;
 
   /// Prepares products on the current GPU. columns and inner are multiples of 8.
