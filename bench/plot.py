@@ -3,10 +3,10 @@
 """Plots the results of the GPU benchmark: bandwidth by SMs, bandwidth by tokens, latency by tokens.
 ./run bench --plot runs it.
 
-Reads every *.json of the data folder that shoal-bench-gpu or run-gpu-bench wrote and uses the
-results of PEs as threads. Writes one PNG per plot to the folder, with the limit of the link and the
-figures of other systems (gpu-peers.json). If several files have the same point, the last by name
-counts.
+Reads the results of shoal-bench-gpu and run-gpu-bench from every *.json of the data folder, skips
+other files, and uses the results of PEs as threads. Writes one PNG per plot into the folder, with
+the limit of the link and the figures of other systems (gpu-peers.json). Where several files have
+the same point, the last by name counts.
 """
 
 import argparse
@@ -66,11 +66,11 @@ def documents(folder):
 
 
 def collect(folder, part):
-    """(setup with pes and gpu, {(operation, format, launch, tokens, sms): entry}) of one part; None
-    without results."""
+    """(setup with pes and gpu, {(operation, format, launch, tokens, sms): entry}) of one part.
+
+    None without results of that part. Skips results with load_of: they emulate a larger group."""
     points, setup = {}, None
     for document in documents(folder):
-        # Runs with --load-of emulate a larger group than these PEs.
         if document["program"] != f"shoal-bench-gpu {part}" or document["setup"].get("load_of"):
             continue
         mine = {**document["setup"], "pes": document["pes"], "gpu": document["machine"]["gpu"]}
@@ -118,7 +118,7 @@ def finish(figure, axes, path):
 
 
 def bandwidth_limit(axes, setup, peers):
-    """The link carries only rows to other ranks, not a rank's rows to itself."""
+    """The link carries only rows to other ranks."""
     limit = peers["link_gb_per_s"] * setup["pes"] / (setup["pes"] - 1)
     axes.axhline(
         limit,

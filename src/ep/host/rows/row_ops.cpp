@@ -16,7 +16,7 @@ namespace shoal::ep::host::HWY_NAMESPACE {
 
 constexpr std::size_t kCacheLine = 64;
 // The hardware prefetchers start anew on every row; reading ahead by software gains about a tenth
-// (docs/performance.md).
+// (docs/notebook/2026-11-20-host-backend.md).
 constexpr std::size_t kPrefetchBytes = 1024;
 
 // The part before the first whole vector and that behind the last are cached stores: half a line
@@ -78,7 +78,7 @@ void flush_streamed_rows() {
 
 // Row by row: after the first target the source comes from the first-level cache, and each target
 // is one sequential stream. Writing all targets chunk by chunk gained nothing with both cores at
-// work, whatever the chunk (docs/performance.md).
+// work, whatever the chunk (docs/notebook/2026-11-20-host-backend.md).
 void scatter_row(std::span<void* const> targets, const void* source, std::size_t bytes,
                  Store store) {
   for (void* const target : targets) copy_row(target, source, bytes, store);
