@@ -71,8 +71,7 @@ Finding stream_memory_operations(const Subject& subject) {
   const auto& gpus = subject.gpus.gpus;
   if (!gpus.empty() &&
       std::all_of(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.stream_memory_ops; }))
-    return ok(name,
-              "every GPU has 64-bit stream memory operations, whatever the parameter's value");
+    return ok(name, "every GPU has 64-bit stream memory operations, regardless of the parameter");
   const std::string value = subject.system.value(kParams, "EnableStreamMemOPs");
   if (value == "1") return ok(name, "live: 1");
   return warning(

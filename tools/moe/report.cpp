@@ -80,7 +80,7 @@ std::string format_header(const Report& report) {
   const std::string_view dot = options.ascii ? "," : " ·";
   return fmt::format(
       "shoal-moe: {} PE{}{dot} {} backend{}{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
-      "{} tokens of {} channels{dot} {} experts ({} a PE) of width {}{dot} top-{} in {} of {} groups{dot} {}\n\n",
+      "{} tokens of {} channels{dot} {} experts ({} per PE) of width {}{dot} top-{} in {} of {} groups{dot} {}\n\n",
       shape.pes, shape.pes == 1 ? "" : "s", name_of(options.backend),
       report.experts_run_by.empty() ? "" : fmt::format(", experts by {}", report.experts_run_by),
       name_of(options.mode), name_of(options.row_format), options.iterations,
