@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// ep_bench.cpp: dispatch and combine as a model would chain them.
+// ep_bench.cpp: times dispatch and combine chained as in a model.
 //
-// A chain is a sequence of pairs with nothing between them but the operations themselves; members
-// meet only inside them. The routing is computed within each dispatch, as a model has to. Experts
-// do nothing during a chain; before it and after it, on the group as the chain left it, they apply
-// a function of their own id, and the result is checked.
+// A chain is a sequence of pairs without other synchronisation: ranks meet only inside the
+// operations. Every dispatch computes its routing, as in a model. Experts do nothing during a
+// chain. Before and after it, experts on the same group multiply rows by a factor of their own, and
+// the result is checked.
 #include <algorithm>
 
 #include "ep/host/rows/row_ops.hpp"
@@ -16,7 +16,7 @@ namespace shoal::bench {
 
 namespace {
 
-/// Times of the two halves of a pair, added up over a chain.
+/// Times of the two halves of a pair, summed over a chain.
 struct PairTimes {
   Times dispatch, combine;
   double rows = 0;
@@ -25,8 +25,8 @@ struct PairTimes {
 struct LowLatencyMode {
   ep::Quantize quantize;
   ep::Reduction reduction;
-  bool zero_copy;  ///< the experts write into the group's buffer; else their answers are copied
-                   ///< there by combine
+  /// The experts write into the group's buffer; else combine copies their output there.
+  bool zero_copy;
 
   std::string name() const {
     return std::string(quantize == ep::Quantize::none ? "bf16" : "fp8") +
@@ -45,7 +45,7 @@ class EpBench {
         group_(world.team(), group_options(shape)),
         batches_(make_batches(shape, shape.tokens, me_)),
         small_batches_(make_batches(shape, shape.low_latency_tokens, me_)),
-        answers_(Tensor::empty(
+        expert_output_(Tensor::empty(
             DataType::bfloat16,
             {local_experts_, world.n_pes() * shape.low_latency_tokens, shape.hidden})),
         output_(Tensor::empty(DataType::bfloat16,
@@ -162,7 +162,7 @@ class EpBench {
       const ep::LowLatencyReceived received = dispatch_low_latency(batch, mode.quantize);
       const Times middle = now();
       combine_low_latency(batch, received, mode,
-                          mode.zero_copy ? group_.next_combine_buffer() : answers_);
+                          mode.zero_copy ? group_.next_combine_buffer() : expert_output_);
       times.dispatch += middle - start;
       times.combine += now() - middle;
       for (std::int64_t e = 0; e < local_experts_; ++e)
@@ -180,39 +180,41 @@ class EpBench {
   }
 
   void combine_low_latency(const Batch& batch, const ep::LowLatencyReceived& received,
-                           const LowLatencyMode& mode, const TensorView& answers) {
+                           const LowLatencyMode& mode, const TensorView& expert_output) {
     ep::LowLatencyCombineOptions options;
     options.zero_copy = mode.zero_copy;
     options.reduction = mode.reduction;
     options.out = output_for(batch);
-    group_.low_latency_combine(answers, batch.topk_idx, batch.weights, received.handle, options)
+    group_
+        .low_latency_combine(expert_output, batch.topk_idx, batch.weights, received.handle, options)
         .receive();
   }
 
   void check_low_latency(const LowLatencyMode& mode, const char* when) {
     for (const Batch& batch : small_batches_) {
       const ep::LowLatencyReceived received = dispatch_low_latency(batch, mode.quantize);
-      const TensorView answers = mode.zero_copy ? group_.next_combine_buffer() : answers_;
+      const TensorView expert_output =
+          mode.zero_copy ? group_.next_combine_buffer() : expert_output_;
       const std::int64_t rows = received.x.shape[1];
       for (std::int64_t e = 0; e < local_experts_; ++e)
         for (std::int64_t row = 0; row < received.counts.as<std::int32_t>()[e]; ++row)
-          answer_low_latency(
-              received,
-              answers.as<std::uint16_t>() + e * answers.strides[0] + row * answers.strides[1],
-              e * rows + row);
-      combine_low_latency(batch, received, mode, answers);
+          apply_expert_to_row(received,
+                              expert_output.as<std::uint16_t>() + e * expert_output.strides[0] +
+                                  row * expert_output.strides[1],
+                              e * rows + row);
+      combine_low_latency(batch, received, mode, expert_output);
       check_output(batch, output_.as<std::uint16_t>(), shape_, mode.quantize != ep::Quantize::none,
                    when);
     }
   }
 
-  /// `at`: which of the [experts, rows] of the received rows.
-  void answer_low_latency(const ep::LowLatencyReceived& received, std::uint16_t* answer,
-                          std::int64_t at) {
+  /// Applies the expert to received row `at` of the [experts, rows].
+  void apply_expert_to_row(const ep::LowLatencyReceived& received, std::uint16_t* target,
+                           std::int64_t at) {
     const std::int64_t rows = received.x.shape[1], local = at / rows, row = at % rows;
     const std::int64_t expert = me_ * local_experts_ + local;
     if (received.x.dtype == DataType::bfloat16)
-      return apply_expert(answer, received.x.as<std::uint16_t>() + at * shape_.hidden, expert,
+      return apply_expert(target, received.x.as<std::uint16_t>() + at * shape_.hidden, expert,
                           shape_);
     const TensorView& scales = received.scales;
     std::vector<float> row_scales;
@@ -222,7 +224,7 @@ class EpBench {
     std::vector<std::uint16_t> x(static_cast<std::size_t>(shape_.hidden));
     ep::host::dequantize_row(x.data(), received.x.as<std::uint8_t>() + at * shape_.hidden,
                              row_scales.data(), x.size());
-    apply_expert(answer, x.data(), expert, shape_);
+    apply_expert(target, x.data(), expert, shape_);
   }
 
   void add(std::string name, Times times, double bytes) {
@@ -234,7 +236,7 @@ class EpBench {
   const std::int64_t me_, local_experts_;
   ep::Group group_;
   std::vector<Batch> batches_, small_batches_;
-  Tensor answers_, output_;
+  Tensor expert_output_, output_;
   std::vector<Measurement> measurements_;
 };
 

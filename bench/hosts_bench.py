@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""shoal-bench ep between two hosts made of namespaces, against the MPI baseline over TCP between
-the same hosts, in alternating rounds.
+"""Runs shoal-bench ep between two hosts emulated by namespaces, and the MPI baseline over TCP
+between the same hosts, in alternating rounds.
 
 Needs root, as tests/hosts does. Both use one link (rail 0) and the same cores. MPI's ranks yield
 while they wait, as Shoal's do.
@@ -33,10 +33,10 @@ def parse_arguments():
         "--bin",
         type=pathlib.Path,
         default=pathlib.Path("build/release/bin"),
-        help="where the programs are",
+        help="folder of the programs",
     )
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--pes", type=int, default=2, help="of each host")
+    parser.add_argument("--pes", type=int, default=2, help="PEs per host")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transport", default="ofi", help="SHOAL_TRANSPORT_BETWEEN")
     parser.add_argument(

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""shoal-bench rma over ofi and ucx between two processes, against libfabric and UCX themselves, in
-alternating rounds, on one host.
+"""Runs shoal-bench rma over ofi and ucx between two processes of one host, and libfabric and UCX
+alone, in alternating rounds.
 
 Baselines: shoal-bench-ofi (libfabric's RMA; its own rma tests are not packaged), fi_pingpong
-(libfabric's messages) and ucx_perftest. A program that is not installed is left out, and said so.
+(libfabric's messages) and ucx_perftest. The output names programs that are not installed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def parse_arguments():
         "--bin",
         type=pathlib.Path,
         default=pathlib.Path("build/release/bin"),
-        help="where the programs are",
+        help="folder of the programs",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -71,7 +71,7 @@ def rows_of(result):
 
 
 def pair(server, client, timeout):
-    """What the client of a program that is both ends printed."""
+    """Runs a program as server and as client; returns the output of the client."""
     listening = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         time.sleep(1)

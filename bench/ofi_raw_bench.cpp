@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-bench-ofi: what libfabric itself does between two processes of this host, without Shoal:
-// the baseline of "shoal-bench rma" with SHOAL_TRANSPORT_INSIDE=ofi. The rows have the same names
-// and mean the same.
+// shoal-bench-ofi: measures libfabric alone between two processes of this host: the baseline of
+// "shoal-bench rma" with SHOAL_TRANSPORT_INSIDE=ofi. The rows have the same names and meanings.
 //
-// "put + quiet" is a write, a message behind it and an answer; "put_signal round trip" the same in
+// "put + quiet" is a write, a message after it and a reply; "put_signal round trip" is the same in
 // both directions.
 #include <fmt/format.h>
 #include <rdma/fabric.h>
@@ -49,7 +48,7 @@ void check(const char* call, long code) {
   require(code >= 0, Code::system, "{}: {}", call, fi_strerror(static_cast<int>(-code)));
 }
 
-/// What the two processes tell each other before there is a network.
+/// What the two processes exchange before the network is up.
 struct Blackboard {
   struct Entry {
     std::atomic<bool> ready;
@@ -59,7 +58,7 @@ struct Blackboard {
   Entry of[2];
 };
 
-/// One endpoint that counts its completions. Lives until the process ends.
+/// An endpoint that counts its completions. Lives until the process ends.
 class Raw {
  public:
   Raw(const std::string& provider, Blackboard& board, int me);
@@ -74,25 +73,25 @@ class Raw {
       return fi_read(endpoint_, local_.data(), bytes, nullptr, peer_, base_, key_, next_context());
     });
     const std::uint64_t wanted = ++issued_reads_;
-    while (reads_ < wanted) poll();
+    while (reads_ < wanted) progress();
   }
   void send() {
     post("fi_inject", [&] { return fi_inject(endpoint_, message_, kMessage, peer_); });
   }
   void wait_message() {
     ++awaited_;
-    while (received_ < awaited_) poll();
+    while (received_ < awaited_) progress();
   }
-  /// At most `most` writes are not complete.
+  /// Returns when at most `most` writes are incomplete.
   void limit_writes(std::uint64_t issued, std::uint64_t most) {
-    while (issued - written_ > most) poll();
+    while (issued - written_ > most) progress();
   }
 
  private:
   template <typename Call>
   void post(const char* name, Call call) {
     ssize_t code;
-    while ((code = call()) == -FI_EAGAIN) poll();
+    while ((code = call()) == -FI_EAGAIN) progress();
     check(name, code);
   }
   void* next_context() { return &contexts_[context_++ % std::size(contexts_)]; }
@@ -100,7 +99,7 @@ class Raw {
     check("fi_recv",
           fi_recv(endpoint_, inbox_[i], kMessage, nullptr, FI_ADDR_UNSPEC, &receives_[i]));
   }
-  void poll();
+  void progress();
 
   std::vector<char> memory_ = std::vector<char>(kLargest, 1),
                     local_ = std::vector<char>(kLargest, 2);
@@ -164,12 +163,12 @@ Raw::Raw(const std::string& provider, Blackboard& board, int me) {
   for (std::size_t i = 0; i < std::size(receives_); ++i) post_receive(i);
 }
 
-void Raw::poll() {
+void Raw::progress() {
   fi_cq_msg_entry entries[32];
   const ssize_t count = fi_cq_read(queue_, entries, std::size(entries));
   const auto now = std::chrono::steady_clock::now();
   if (count == -FI_EAGAIN) {
-    require(now - last_ < kLimit, Code::timeout, "nothing was completed for {} s", kLimit.count());
+    require(now - last_ < kLimit, Code::timeout, "no operation completed for {} s", kLimit.count());
     sched_yield();
     return;
   }
@@ -191,7 +190,7 @@ std::int64_t repetitions(std::size_t bytes, std::int64_t iterations) {
                                   iterations);
 }
 
-/// Process 0 measures, process 1 does what is expected of it.
+/// Process 0 measures; process 1 takes the other end of each measurement.
 class RawBench {
  public:
   RawBench(Raw& raw, int me, std::int64_t iterations)
@@ -263,7 +262,7 @@ void run(const std::string& provider, std::int64_t iterations, const std::string
   if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto raw = std::make_unique<Raw>(provider, *board, me);
   const std::vector<Measurement> measurements = RawBench(*raw, me, iterations).run();
-  if (me == 1) _exit(0);  // its endpoint is not closed, which would wait for nothing
+  if (me == 1) _exit(0);  // skips closing the endpoint, which could wait forever
   int status = 0;
   waitpid(child, &status, 0);
   Report report;
@@ -283,8 +282,9 @@ int main(int argc, char** argv) {
       "shoal-bench-ofi");
   std::string provider = "tcp;ofi_rxm", json_path;
   std::int64_t iterations = 1000;
-  app.add_option("--provider", provider, "of libfabric")->capture_default_str();
-  app.add_option("--iterations", iterations, "of each small operation")->capture_default_str();
+  app.add_option("--provider", provider, "libfabric provider")->capture_default_str();
+  app.add_option("--iterations", iterations, "repetitions of each small operation")
+      ->capture_default_str();
   app.add_option("--json", json_path, "also write the results to this file");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// options.hpp: the command line of the shape, the same for shoal-bench ep and the MPI baseline.
+// options.hpp: the options for the shape, shared by shoal-bench ep and the MPI baseline.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -17,9 +17,9 @@ inline void add_shape_options(CLI::App& app, Shape& shape) {
                  "tokens per PE in low-latency mode")
       ->capture_default_str();
   app.add_option("--iterations", shape.iterations,
-                 "timed pairs of normal mode; low latency does eight times as many")
+                 "timed pairs of normal mode; low latency runs eight times as many")
       ->capture_default_str();
-  app.add_option("--seed", shape.seed, "of routing and rows")->capture_default_str();
+  app.add_option("--seed", shape.seed, "seed of routing and rows")->capture_default_str();
 }
 
 }  // namespace shoal::bench

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the GPU benchmark: bandwidth by SMs, bandwidth by tokens, latency by tokens; ./run bench
---plot.
+"""Plots the results of the GPU benchmark: bandwidth by SMs, bandwidth by tokens, latency by tokens.
+./run bench --plot runs it.
 
 Reads the results of shoal-bench-gpu and run-gpu-bench from every *.json of the data folder, skips
 other files, and uses the results of PEs as threads. Writes one PNG per plot into the folder, with
@@ -93,7 +93,7 @@ def collect(folder, part):
 
 
 def ranks_per_token(setup):
-    """On how many ranks the experts of a token live, on average, when they are drawn at random."""
+    """The average number of ranks with experts of a token, for random experts."""
     none_of_one = math.comb(
         setup["experts"] - setup["experts"] // setup["pes"], setup["top_k"]
     ) / math.comb(setup["experts"], setup["top_k"])
@@ -118,7 +118,7 @@ def finish(figure, axes, path):
 
 
 def bandwidth_limit(axes, setup, peers):
-    """The link carries what goes to other ranks; a rank's own rows cost it nothing."""
+    """The link carries only rows to other ranks."""
     limit = peers["link_gb_per_s"] * setup["pes"] / (setup["pes"] - 1)
     axes.axhline(
         limit,
@@ -131,7 +131,8 @@ def bandwidth_limit(axes, setup, peers):
 
 
 def peer_markers(axes, peers, at):
-    """Each system's figures at `at(system)`; a marker a system, the colours of the operations."""
+    """Draws each system's figures at `at(system)`, with one marker per system and one colour per
+    operation."""
     for marker, system in zip(MARKERS, peers["normal"]["systems"]):
         label = system["system"] + (
             f" ({system['sms']} SMs)" if system["sms"] else " (SMs: automatic)"
@@ -169,7 +170,7 @@ def same_shape(setup, peers_setup):
 
 def plot_by_sms(data, peers, folder):
     setup, points = data
-    counts = {}  # tokens: SM counts measured there; the sweep is where there are most
+    counts = {}  # tokens: SM counts measured there; the sweep has the most
     for _, _, launch, tokens, sms in points:
         if launch == LAUNCH:
             counts.setdefault(tokens, set()).add(sms)
@@ -198,7 +199,7 @@ def plot_by_sms(data, peers, folder):
         axes.set_xticks(ticks)
     axes.set_xlabel("SMs that the operation holds")
     axes.set_ylabel("GB/s per PE, logical bytes")
-    title(axes, f"Normal mode: bandwidth by SM count, {tokens} tokens a PE", setup)
+    title(axes, f"Normal mode: bandwidth by SM count, {tokens} tokens per PE", setup)
     finish(figure, axes, folder / "gpu-bandwidth-by-sms.png")
 
 
@@ -219,7 +220,7 @@ def plot_by_tokens(data, peers, folder):
         axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
     bandwidth_limit(axes, setup, peers)
     if same_shape(setup, peers["normal"]["setup"]):
-        # All at the same count; side by side, so that they can be told apart.
+        # All have the same token count; drawn side by side to be distinguishable.
         order = [system["system"] for system in peers["normal"]["systems"]]
         peer_markers(
             axes,
@@ -286,7 +287,7 @@ def plot_latency(data, peers, folder):
             "--",
             color=colour,
             linewidth=1.1,
-            label=f"limit, {form} pair: its bytes at {peers['link_gb_per_s']} GB/s,\none copy a rank, no launch or signal",
+            label=f"limit, {form} pair: its bytes at {peers['link_gb_per_s']} GB/s,\none copy per rank, no launch or signal",
         )
     if same_shape(
         {key: value for key, value in setup.items() if key != "experts"},

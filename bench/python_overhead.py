@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Host time of a low-latency call from Python, without a graph: deep_ep.Buffer and shoal.ep, in
-turn, on one rank.
+"""Measures the host time of a low-latency call from Python without a graph: deep_ep.Buffer and
+shoal.ep alternate on one rank.
 
-The tokens are so few that what is left is the way from Python to the work: argument checks, arrays,
-events. On the host backend the (small) work is part of the figure; with CUDA tensors calls return
-when their kernels are queued, and the time is that of queueing. A figure is the best of the rounds'
-means, since this is about the code and not about what else the machine does.
+With few tokens the time is mostly the overhead of Python: argument checks, arrays, events. On the
+host backend the figure includes the (small) work. Calls with CUDA tensors return when their kernels
+are queued, so the figure is the time of queueing. A figure is the best of the rounds' means, which
+excludes other load on the machine.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def seconds_per_call(function, calls, device):
 
 
 def subjects(device):
-    """name -> a function that makes two calls: a dispatch and a combine, each with its receive."""
+    """name -> a function with two calls: a dispatch and a combine, each with its receive."""
     x = torch.randn(2, HIDDEN, device=device).bfloat16()
     topk_idx = torch.tensor([[0, 3], [5, 1]], device=device)
     weights = torch.rand(2, TOP_K, device=device)
@@ -90,7 +90,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--calls", type=int, default=500, help="pairs a round")
+    parser.add_argument("--calls", type=int, default=500, help="pairs per round")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
 
@@ -108,7 +108,7 @@ def main():
     }
     for name, figure in figures.items():
         print(
-            f"{name:<16} {figure['best_us']:6.1f} us a low-latency call (median of rounds {figure['median_us']:.1f}), {device.type}"
+            f"{name:<16} {figure['best_us']:6.1f} us per low-latency call (median of rounds {figure['median_us']:.1f}), {device.type}"
         )
     print(f"target: {TARGET_US:g} us for deep_ep.Buffer")
     if arguments.json:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// report.hpp: what the benchmarks say: one table for people, one JSON file for programs, the same
-// fields for all of them.
+// report.hpp: the results of a benchmark: one table to read, and one JSON file with the same fields
+// for all benchmarks.
 #pragma once
 
 #include <functional>
@@ -11,29 +11,29 @@
 
 namespace shoal::bench {
 
-/// One operation as one PE saw it. `bytes`: of the rows that this PE received (dispatch), got back
-/// as answers from its peers' rows (combine: one row per row it sent) or copied (memcpy), its own
-/// rows included: the logical basis. 0: latency only.
+/// One operation as one PE measured it. `bytes` counts logical bytes, the PE's own rows included:
+/// rows received (dispatch), rows returned (combine: one per row sent), or bytes copied (memcpy).
+/// 0: latency only.
 struct Measurement {
   std::string name;
-  Times times;       ///< mean of the timed iterations; 0: this PE took no part
+  Times times;       ///< mean of the timed iterations; 0 if this PE took no part
   double bytes = 0;  ///< mean per iteration
 };
 
-/// Everybody's numbers, PE after PE, from those of this PE. Collective.
+/// Returns the numbers of all PEs in PE order, given those of this PE. Collective.
 using Gather = std::function<std::vector<double>(const std::vector<double>& mine)>;
 
 struct Report {
   std::string program;  ///< "shoal-bench ep"
-  std::string basis;    ///< what a byte is here
+  std::string basis;    ///< what `bytes` counts
   std::int32_t pe = 0, pes = 0;
-  std::vector<std::pair<std::string, std::string>>
-      setup;  ///< shape and machine, in the order to print
+  /// Shape and machine, in printing order.
+  std::vector<std::pair<std::string, std::string>> setup;
 };
 void describe(Report& report, const Shape& shape);
 
-/// Collective. PE 0 prints the table and, where json_path is not empty, writes the file.
-/// Throws Error{system} when the file cannot be written.
+/// Collective. PE 0 prints the table and writes the file unless json_path is empty. Throws
+/// Error{system} if the file cannot be written.
 void publish(const Report& report, const std::vector<Measurement>& mine, const Gather& gather,
              const std::string& json_path);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// rma_bench.cpp: one-sided operations between PE 0 and PE 1, and two collectives.
+// rma_bench.cpp: one-sided operations between PEs 0 and 1, barrier and all-to-all.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kLargest = std::size_t{4} << 20;
 constexpr std::size_t kSizes[] = {8,        64,        1 << 10, 4 << 10, 16 << 10,
                                   64 << 10, 256 << 10, 1 << 20, kLargest};
-constexpr std::size_t kWindow = 16;  ///< operations in flight when bandwidth is measured
+constexpr std::size_t kWindow = 16;  ///< operations in flight in a bandwidth measurement
 
 std::string size_name(std::size_t bytes) {
   if (bytes >= 1 << 20) return fmt::format("{} MiB", bytes >> 20);
@@ -43,13 +43,13 @@ class RmaBench {
   }
 
  private:
-  /// Enough repetitions to be seen, few enough for large sizes.
+  /// Enough repetitions to measure, few enough for large sizes.
   std::int64_t repetitions(std::size_t bytes) const {
     return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16,
                                     iterations_);
   }
 
-  /// PE 0 does it `count` times between two barriers.
+  /// PE 0 runs `body` `count` times between two barriers.
   template <typename Body>
   void measure(const std::string& name, std::int64_t count, double bytes, Body body) {
     barrier(world_.team());
@@ -93,7 +93,7 @@ class RmaBench {
     barrier(world_.team());
   }
 
-  /// There and back between PEs 0 and 1, `send(partner, value)` each way.
+  /// A round trip between PEs 0 and 1, with `send(partner, value)` in each direction.
   template <typename Send>
   void measure_round_trip(const std::string& name, std::int64_t count, Send send) {
     const Pe me = world_.my_pe();

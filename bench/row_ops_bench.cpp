@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_ops_bench.cpp: the row operations on memory far larger than the caches, against memcpy. Rows
-// of 14,336 bytes (hidden 7168, bfloat16) in random order, as routing makes them; one thread and
-// two.
+// row_ops_bench.cpp: row operations on memory far larger than the caches, against memcpy. Rows of
+// 14,336 bytes (hidden 7168, bfloat16) in random order, as routing produces; one thread and two.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -17,10 +16,10 @@ namespace {
 using ep::host::Store;
 
 constexpr std::size_t kChannels = 7168, kRowBytes = 2 * kChannels, kRows = 16384;
-constexpr std::size_t kFan =
-    5;  ///< destinations of a token, about what top-8 of 256 on 8 ranks gives
+/// Destinations of a token, about as top-8 of 256 on 8 ranks gives.
+constexpr std::size_t kFan = 5;
 
-/// Source and target rows, the same for all threads; each thread works on its own part.
+/// Source and target rows, shared by all threads. Each thread uses its own part.
 struct Memory {
   Tensor source = filled(0x3f), target = filled(0);
   std::vector<std::uint32_t> order = std::vector<std::uint32_t>(kRows);
@@ -47,7 +46,7 @@ const Memory& memory() {
   return instance;
 }
 
-/// Where this thread starts, so that threads do not share rows.
+/// The first row of this thread's part.
 std::size_t first_row(const benchmark::State& state) {
   return kRows / static_cast<std::size_t>(state.threads()) *
          static_cast<std::size_t>(state.thread_index());
@@ -93,7 +92,7 @@ void scatter_row(benchmark::State& state) {
   count_bytes(state, kFan);
 }
 
-/// Bytes are those read.
+/// Bytes per second count the bytes read.
 void sum_rows(benchmark::State& state) {
   const Memory& rows = memory();
   std::size_t i = first_row(state);
@@ -108,7 +107,7 @@ void sum_rows(benchmark::State& state) {
   count_bytes(state, kFan);
 }
 
-/// One row over and over, in the caches: the arithmetic alone.
+/// One row repeatedly, in the caches: measures the arithmetic alone.
 void quantize_row(benchmark::State& state) {
   const Memory& rows = memory();
   float scales[kChannels / 128];

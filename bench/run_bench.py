@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs shoal-bench ep and the MPI baseline in turn, and compares their medians with the targets of
-the host backend.
+"""Runs shoal-bench ep and the MPI baseline, and compares their medians with the targets of the host
+backend.
 
-The two alternate (Shoal, MPI, Shoal, MPI, ...) so that a machine that is busy with other things
-disturbs both alike. A figure is the median over the rounds of the slowest PE's time. Needs nothing
-but the standard library.
+The two alternate (Shoal, MPI, Shoal, MPI, ...), so other load on the machine affects both alike. A
+figure is the median over the rounds of the slowest PE's time. Needs only the standard library.
 """
 
 import argparse
@@ -34,13 +33,13 @@ def parse_arguments():
         "--bin",
         type=pathlib.Path,
         default=pathlib.Path("build/release/bin"),
-        help="where the programs are",
+        help="folder of the programs",
     )
     parser.add_argument("--pes", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=16, help="timed pairs a round")
+    parser.add_argument("--iterations", type=int, default=16, help="timed pairs per round")
     parser.add_argument(
-        "--quick", action="store_true", help="one short round: does it run, roughly how fast"
+        "--quick", action="store_true", help="one short round, for a rough figure"
     )
     parser.add_argument(
         "--json", type=pathlib.Path, help="also write everything measured to this file"
@@ -66,7 +65,7 @@ def parse_arguments():
 
 
 def commands(arguments):
-    """The command lines, without --json, by name; MPI's only where it was built."""
+    """The command lines by name, without --json; with MPI's if it was built."""
     options = ["--iterations", str(arguments.iterations), *arguments.shape]
     pes = str(arguments.pes)
     result = {
@@ -81,7 +80,7 @@ def commands(arguments):
     }
     baseline, mpirun = arguments.bin / "shoal-bench-mpi", shutil.which("mpirun")
     if baseline.exists() and mpirun:
-        # More ranks than cores: waiting ranks have to yield, or nobody advances.
+        # With more ranks than cores, waiting ranks must yield to the others.
         launcher = [mpirun, "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", pes]
         if os.geteuid() == 0:
             launcher.insert(1, "--allow-run-as-root")
@@ -157,7 +156,7 @@ def summarise(results):
 
 
 def ratios(shoal, mpi, copy_seconds):
-    """What the targets are about."""
+    """The figures that have targets."""
     result = [
         {
             "what": f"{PAIR}, bandwidth as a share of memcpy's",
@@ -180,8 +179,7 @@ def ratios(shoal, mpi, copy_seconds):
 
 
 def cells_of(entry, base=None):
-    """Time, range, processor time; with `base`, how many times as long as that it takes by either.
-    """
+    """Time, range, processor time; with `base`, the ratios of both times to those of `base`."""
     if not entry:
         return [""] * 4
     cells = [
@@ -198,7 +196,7 @@ def cells_of(entry, base=None):
 
 
 def print_table(shoal, mpi):
-    """Times in microseconds; a ratio by the clock, and in brackets by processor time."""
+    """Times in microseconds; ratios of clock times, in brackets those of processor times."""
     print(
         "| operation | Shoal, us | range | cpu | GB/s per PE | MPI, us | range | cpu | MPI / Shoal |"
     )
@@ -211,7 +209,7 @@ def print_table(shoal, mpi):
 
 def print_rma(result):
     print(
-        f"\none-sided operations, {result['pes']} PEs; the same buffer again and again, so small sizes are in the cache\n"
+        f"\none-sided operations, {result['pes']} PEs; they reuse one buffer, so small sizes stay in the cache\n"
     )
     print("| operation | us | GB/s |\n|---|---|---|")
     for entry in result["results"]:
@@ -224,7 +222,7 @@ def main():
     lines, rounds = measure(arguments)
     shoal = summarise(rounds["shoal"])
     mpi = summarise(rounds["mpi"]) if "mpi" in rounds else {}
-    # The same plain loop in both programs: all rounds of both count.
+    # Both programs run the same loop: the rounds of both count.
     copies = [
         r["seconds"]["max"]
         for results in rounds.values()

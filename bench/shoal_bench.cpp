@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-bench: how fast this build is on this machine. Start it with shoal-run: shoal-run -n 8
-// shoal-bench ep
+// shoal-bench: measures this build on this machine. Start it with shoal-run:
+//
+//   shoal-run -n 8 shoal-bench ep
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,13 +37,13 @@ struct Arguments {
 
 void declare(CLI::App& app, Arguments& arguments) {
   app.require_subcommand(1);
-  CLI::App* const ep = app.add_subcommand(
-      "ep", "dispatch, combine and their low-latency forms, and memcpy of the same bytes");
+  CLI::App* const ep =
+      app.add_subcommand("ep", "dispatch and combine of both modes, and memcpy of the same bytes");
   add_shape_options(*ep, arguments.shape);
   ep->callback([&arguments] { arguments.ep = true; });
   CLI::App* const rma =
       app.add_subcommand("rma", "put, get, atomics, signals, barrier and all-to-all");
-  rma->add_option("--iterations", arguments.rma_iterations, "of each small operation")
+  rma->add_option("--iterations", arguments.rma_iterations, "repetitions of each small operation")
       ->capture_default_str();
   for (CLI::App* const command : {ep, rma})
     command->add_option("--json", arguments.json_path, "also write the results to this file");

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal_bench.hpp: the benchmarks of shoal-bench. Each is run by every PE of the world and prints
-// on PE 0.
+// shoal_bench.hpp: the benchmarks of shoal-bench. Every PE of the world runs them; PE 0 prints.
 #pragma once
 
 #include <string>
@@ -11,7 +10,7 @@
 namespace shoal::bench {
 
 void run_ep(World& world, const Shape& shape, const std::string& json_path);
-/// PEs 0 and 1 measure, the others wait; barrier and all-to-all take part together.
+/// PEs 0 and 1 measure while the others wait; all PEs take part in barrier and all-to-all.
 void run_rma(World& world, std::int64_t iterations, const std::string& json_path);
 
 Gather gather_through(World& world);

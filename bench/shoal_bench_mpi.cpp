@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-bench-mpi: dispatch and combine as a program on MPI would write them, with the shapes,
+// shoal-bench-mpi: dispatch and combine as a program on MPI would implement them, with the shapes,
 // checks and output of shoal-bench ep.
 //
-// Counts travel with MPI_Alltoall, rows packed by destination with MPI_Alltoallv, once per (token,
-// rank). Copies and sums use Shoal's own row operations, so that only the transport and what it
-// forces on the program (packing, unpacking) differ. Where there is a choice, it is the one that
-// favours MPI: normal mode sends rows alone, without indices and weights; answers that lie in the
-// order of their rows are sent from where they are; low latency uses per-rank sums, which send
-// least.
+// MPI_Alltoall exchanges counts, MPI_Alltoallv exchanges rows packed by destination, once per
+// (token, rank). Copies and sums use Shoal's row operations, so only the transport differs, with
+// the packing and unpacking that it requires. Every free choice favours MPI: normal mode sends rows
+// without indices and weights; expert output in row order is sent in place; low latency uses
+// per-rank sums, which send the least.
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -28,7 +27,7 @@ void check_mpi(int result, const char* call) {
   require(result == MPI_SUCCESS, Code::system, "{} returned {}", call, result);
 }
 
-/// Rows between all pairs of ranks, in units of rows, as MPI_Alltoallv wants them.
+/// Rows between all pairs of ranks, counted in rows, in the form of MPI_Alltoallv.
 struct Exchange {
   std::vector<int> send, send_first, receive, receive_first;
   int sent = 0, received = 0;
@@ -73,12 +72,12 @@ class RowType {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
-/// Which tokens go to which rank, and where the copy of a token for a rank lies among all that are
-/// sent.
+/// The tokens for each rank, and the position of every copy among all rows sent.
 struct Plan {
-  std::vector<std::vector<std::int32_t>> tokens;    ///< [ranks]
-  std::vector<std::vector<std::int32_t>> position;  ///< [tokens]: of its copies, by ascending rank
-  std::vector<int> counts;                          ///< [ranks]
+  std::vector<std::vector<std::int32_t>> tokens;  ///< [ranks]
+  /// [tokens]: positions of the copies, by ascending rank.
+  std::vector<std::vector<std::int32_t>> position;
+  std::vector<int> counts;  ///< [ranks]
 };
 
 Plan make_plan(const Batch& batch, const Shape& shape, std::int32_t ranks) {
@@ -102,22 +101,21 @@ Plan make_plan(const Batch& batch, const Shape& shape, std::int32_t ranks) {
   return plan;
 }
 
-/// Sums the answers of each token in ascending rank.
-void sum_answers(const Plan& plan, const std::byte* answers, const Shape& shape, Store store,
-                 std::uint16_t* output) {
+/// Sums the expert output of each token in ascending rank.
+void sum_expert_output(const Plan& plan, const std::byte* expert_output, const Shape& shape,
+                       Store store, std::uint16_t* output) {
   std::vector<const void*> rows;
   for (std::size_t token = 0; token < plan.position.size(); ++token) {
     rows.clear();
     for (const std::int32_t position : plan.position[token])
-      rows.push_back(answers + static_cast<std::size_t>(position) * shape.row_bytes());
+      rows.push_back(expert_output + static_cast<std::size_t>(position) * shape.row_bytes());
     ep::host::sum_rows(DataType::bfloat16, output + token * static_cast<std::size_t>(shape.hidden),
                        rows, nullptr, nullptr, static_cast<std::size_t>(shape.hidden), store);
   }
   ep::host::flush_streamed_rows();
 }
 
-/// Buffers that live as long as the program, as a program would keep them; the size of the largest
-/// exchange.
+/// A buffer that lives as long as the program, as large as the largest exchange.
 Tensor buffer(std::size_t bytes) {
   Tensor tensor = Tensor::empty(DataType::uint8, {static_cast<std::int64_t>(bytes)});
   std::memset(tensor.data, 0, bytes);
@@ -129,7 +127,7 @@ struct PairTimes {
   double rows = 0;
 };
 
-/// Adds the time of a scope.
+/// Adds the duration of a scope.
 class Stopwatch {
  public:
   explicit Stopwatch(Times& sum) : sum_(sum), start_(now()) {}
@@ -209,13 +207,14 @@ class NormalMode {
     return exchange;
   }
 
-  /// The answers lie where the rows were received.
+  /// The expert output overwrites the received rows.
   void combine(const Plan& plan, const Exchange& exchange, Times& in_mpi) {
     {
       const Stopwatch stopwatch(in_mpi);
       exchange.backward(received_.data, sent_.data, row_);
     }
-    sum_answers(plan, sent_.as<std::byte>(), shape_, Store::streamed, output_.as<std::uint16_t>());
+    sum_expert_output(plan, sent_.as<std::byte>(), shape_, Store::streamed,
+                      output_.as<std::uint16_t>());
   }
 
   void check(const char* when) {
@@ -223,14 +222,14 @@ class NormalMode {
     for (const Batch& batch : batches_) {
       const Plan plan = make_plan(batch, shape_, ranks_);
       const Exchange exchange = dispatch(batch, plan, ignored);
-      answer(batch, plan, exchange);
+      apply_experts(batch, plan, exchange);
       combine(plan, exchange, ignored);
       check_output(batch, output_.as<std::uint16_t>(), shape_, false, when);
     }
   }
 
-  /// Indices and weights follow the rows here, outside the timed part.
-  void answer(const Batch& batch, const Plan& plan, const Exchange& exchange) {
+  /// Sends indices and weights after the rows, outside the timed part, and applies the experts.
+  void apply_experts(const Batch& batch, const Plan& plan, const Exchange& exchange) {
     const auto k = static_cast<std::size_t>(shape_.top_k);
     std::vector<std::int64_t> experts,
         received_experts(static_cast<std::size_t>(exchange.received) * k);
@@ -253,8 +252,8 @@ class NormalMode {
                    : -1;
     for (std::size_t row = 0; row < static_cast<std::size_t>(exchange.received); ++row) {
       auto* const x = received_.as<std::uint16_t>() + row * static_cast<std::size_t>(shape_.hidden);
-      apply_experts(x, x, received_experts.data() + row * k, received_weights.data() + row * k,
-                    first_expert, shape_);
+      bench::apply_experts(x, x, received_experts.data() + row * k,
+                           received_weights.data() + row * k, first_expert, shape_);
     }
   }
 
@@ -265,8 +264,8 @@ class NormalMode {
   Tensor sent_, received_, output_;
 };
 
-/// Rows once per (token, rank), with the experts and weights that they are for; laid out by expert,
-/// [experts, ranks * tokens, hidden], by the receiver, as fixed-shape expert kernels want them.
+/// Sends rows once per (token, rank), with their experts and weights. The receiver lays them out by
+/// expert, [experts, ranks * tokens, hidden], as expert kernels of fixed shape require.
 class LowLatencyMode {
  public:
   LowLatencyMode(const Shape& shape, std::int32_t rank, std::int32_t ranks, bool quantize)
@@ -289,7 +288,7 @@ class LowLatencyMode {
         scales_(buffer(expert_slots() * groups_ * sizeof(float))),
         y_(buffer(expert_slots() * shape.row_bytes())),
         sums_(buffer(slots() * shape.row_bytes())),
-        answers_(buffer(slots() * shape.row_bytes())),
+        expert_output_(buffer(slots() * shape.row_bytes())),
         output_(buffer(static_cast<std::size_t>(shape.low_latency_tokens) * shape.row_bytes())) {}
 
   void measure(std::vector<Measurement>& measurements) {
@@ -352,7 +351,7 @@ class LowLatencyMode {
     return exchange;
   }
 
-  /// Experts of `rank`, numbered from 0 there, or -1; weights; row; scales.
+  /// Layout of a record: experts of `rank`, numbered from 0 there, or -1; weights; row; scales.
   void pack(std::byte* record, const Batch& batch, std::int64_t token, std::int64_t rank) const {
     auto* const experts = reinterpret_cast<std::int32_t*>(record);
     auto* const weights = reinterpret_cast<float*>(record) + shape_.top_k;
@@ -409,9 +408,10 @@ class LowLatencyMode {
     }
     {
       const Stopwatch stopwatch(in_mpi);
-      exchange.backward(sums_.data, answers_.data, row_);
+      exchange.backward(sums_.data, expert_output_.data, row_);
     }
-    sum_answers(plan, answers_.as<std::byte>(), shape_, Store::cached, output_.as<std::uint16_t>());
+    sum_expert_output(plan, expert_output_.as<std::byte>(), shape_, Store::cached,
+                      output_.as<std::uint16_t>());
   }
 
   void check(const char* when) {
@@ -451,7 +451,7 @@ class LowLatencyMode {
   const std::size_t groups_, payload_, scales_at_, record_bytes_;
   const RowType record_, row_;
   std::vector<Batch> batches_;
-  Tensor sent_, received_, x_, scales_, y_, sums_, answers_, output_;
+  Tensor sent_, received_, x_, scales_, y_, sums_, expert_output_, output_;
   std::vector<int> counts_;
   std::vector<Place> places_;
 };

@@ -14,8 +14,8 @@ namespace shoal::bench {
 
 namespace {
 
-/// splitmix64: rows of a hundred megabytes in a moment; the distribution does not matter, only that
-/// nothing repeats.
+/// splitmix64: fills rows of a hundred megabytes quickly. The distribution is irrelevant; values
+/// must not repeat.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
@@ -34,7 +34,7 @@ class Random {
   std::uint64_t state_;
 };
 
-/// Four bfloat16 of either sign with magnitudes from 1/8 to 2.
+/// Four bfloat16 values of either sign with magnitudes from 1/8 to 2.
 std::uint64_t random_values(std::uint64_t bits) {
   std::uint64_t values = 0;
   for (int lane = 0; lane < 4; ++lane) {
@@ -121,7 +121,7 @@ Shape folded_shape(const Shape& large, std::int32_t pes) {
           "--load-of is {}; allowed: at least the {} PEs, of which there must be 2", large.load_of,
           pes);
   require(large.experts % large.load_of == 0, Code::invalid_argument,
-          "--experts is {}; allowed: multiples of the {} members whose load is carried (--load-of)",
+          "--experts is {}; allowed: multiples of the {} ranks of the emulated group (--load-of)",
           large.experts, large.load_of);
   Shape shape = large;
   shape.experts = large.experts / large.load_of * pes;
@@ -130,7 +130,7 @@ Shape folded_shape(const Shape& large, std::int32_t pes) {
 
 std::int64_t folded_tokens(const Shape& large, std::int64_t tokens) {
   const std::int64_t local = large.experts / large.load_of;
-  double misses = 1;  // that none of a token's experts is on a given member
+  double misses = 1;  // probability that a given rank holds none of a token's experts
   for (std::int64_t k = 0; k < large.top_k; ++k)
     misses *= static_cast<double>(std::max<std::int64_t>(0, large.experts - local - k)) /
               static_cast<double>(large.experts - k);
@@ -143,7 +143,7 @@ Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe
   Shape large = shape;
   large.experts = local * shape.load_of;
   Random random = random_of(shape, pe, set);
-  const Batch drawn = make_routing(large, tokens, random);  // more than are needed
+  const Batch drawn = make_routing(large, tokens, random);  // more tokens than needed
   Batch batch;
   batch.tokens = tokens;
   batch.topk_idx = Tensor::empty(DataType::int64, {tokens, shape.top_k});
@@ -157,16 +157,16 @@ Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
       const std::int64_t at = token * shape.top_k + k,
                          expert = drawn.topk_idx.as<std::int64_t>()[at];
-      const std::int64_t member =
-          expert / local;  // 0 stands for this PE, the others for the other PEs in turn
-      const std::int64_t to = member == 0 ? pe : (pe + 1 + (member - 1) % (pes - 1)) % pes;
-      std::int64_t& its_row = row_of[static_cast<std::size_t>(member)];
-      if (its_row < 0) its_row = member == 0 ? first : row++;
+      // 0 is this PE; the others map to the other PEs in turn.
+      const std::int64_t rank = expert / local;
+      const std::int64_t to = rank == 0 ? pe : (pe + 1 + (rank - 1) % (pes - 1)) % pes;
+      std::int64_t& its_row = row_of[static_cast<std::size_t>(rank)];
+      if (its_row < 0) its_row = rank == 0 ? first : row++;
       if (its_row >= tokens) continue;
       batch.topk_idx.as<std::int64_t>()[its_row * shape.top_k + k] = to * local + expert % local;
       batch.weights.as<float>()[its_row * shape.top_k + k] = drawn.weights.as<float>()[at];
     }
-    row = std::max(row, first + 1);  // a token of its own experts alone
+    row = std::max(row, first + 1);  // a token with experts on its own rank only
   }
   fill_rows(batch, shape, random);
   return batch;

@@ -69,7 +69,7 @@ def test_all_sections_as_one_document(bin_dir):
     assert [module["name"] for module in every["build"]["networks"]] == ["ofi", "ucx"]
     for module in every["build"]["networks"]:
         assert bool(module["library"]) != bool(module["missing"]), (
-            "either what it stands on, or why it is not to be had"
+            "either the library that it uses, or why it is not available"
         )
     (size,) = [row for row in every["settings"] if row["name"] == "SHOAL_SYMMETRIC_SIZE"]
     assert (size["value"], size["origin"]) == ("16M", "environment")
@@ -244,7 +244,7 @@ def test_doctor_of_described_systems(bin_dir):
     assert healthy.returncode == 0 and "0 faults" in healthy.stdout
     ill = info(bin_dir, "--doctor", "--root", SYSTEMS / "faulty", SHOAL_SYMMETRIC_SIZE="8G")
     assert ill.returncode == 1
-    for cure in [
+    for remedy in [
         "modprobe nvidia_peermem",
         "ulimit -l unlimited",
         "iommu=pt",
@@ -252,7 +252,7 @@ def test_doctor_of_described_systems(bin_dir):
         "--shm-size",
         "SHOAL_HOST_ID=",
     ]:
-        assert cure in ill.stdout.replace("\n" + " " * 40, " "), cure
+        assert remedy in ill.stdout.replace("\n" + " " * 40, " "), remedy
 
 
 def test_doctor_of_this_system(bin_dir):

@@ -151,15 +151,15 @@ def own_lines(text):
     [
         (
             lambda a: a.update(router=a["router"][:-1]),
-            "router.npy: float32 [15, 32]; an array [tokens 16, experts] is wanted",
+            "router.npy: float32 [15, 32]; allowed: an array [tokens 16, experts]",
         ),
         (
             lambda a: a.update(router=a["router"][:, :-1]),
-            "bias.npy: float32 [32]; an array [experts 31] is wanted",
+            "bias.npy: float32 [32]; allowed: an array [experts 31]",
         ),
         (
             lambda a: a.update(tokens=a["tokens"][0]),
-            "tokens.npy: float32 [256]; an array [tokens, hidden] is wanted",
+            "tokens.npy: float32 [256]; allowed: an array [tokens, hidden]",
         ),
         (lambda a: a.update(tokens=a["tokens"].astype(np.complex64)), "tokens.npy: dtype '<c8'"),
         (

@@ -17,7 +17,7 @@
 namespace shoal::info {
 namespace {
 
-Module look_at(const Settings& settings, std::string_view name) {
+Module inspect_module(const Settings& settings, std::string_view name) {
   const Plugin plugin =
       load_plugin(settings, fmt::format("transport_{}", name), transport::kModuleSymbol);
   Module module{std::string(name), plugin.file, "", plugin.reason};
@@ -27,7 +27,7 @@ Module look_at(const Settings& settings, std::string_view name) {
     module.library = table.library;
   else
     module.missing =
-        fmt::format("it is of another build of Shoal (version {} of the table, this one's is {})",
+        fmt::format("it belongs to another build of Shoal (table version {}, expected {})",
                     table.version, transport::kModuleVersion);
   return module;
 }
@@ -38,7 +38,7 @@ Build collect_build(const Settings& settings) {
   Build build{kVersion, kCommit, kBuildType, kCompiler, kCuda, {"self", "shm"}, {}, {}, {}, {}};
   if (!transport::heap_factories().empty()) build.transports.emplace_back("cuda_p2p");
   for (const std::string_view name : transport::network_names())
-    build.networks.push_back(look_at(settings, name));
+    build.networks.push_back(inspect_module(settings, name));
   for (const std::string& folder : plugin_folders(settings)) {
     std::error_code error;
     if (!std::filesystem::is_directory(folder, error)) continue;
@@ -71,7 +71,7 @@ std::string to_text(const Build& build) {
   for (const Module& module : build.networks)
     rows.push_back({"network " + module.name,
                     module.missing.empty() ? fmt::format("{} ({})", module.library, module.file)
-                                           : "not to be had: " + module.missing});
+                                           : "not available: " + module.missing});
   for (const std::string& file : build.plugin_files) rows.push_back({"plug-in", file});
   rows.push_back({"launcher", build.launcher});
   return "Build\n" + table(rows);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// build_facts.hpp: what CMake knew of this build (build_facts.cpp.in; the commit is looked up again
-// after every commit).
+// build_facts.hpp: facts that CMake records about this build (build_facts.cpp.in). The commit is
+// looked up again after every commit.
 #pragma once
 
 namespace shoal::info {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connectivity map as text and as JSON: pairs that are alike are shown once.
+// The connectivity map as text and as JSON. Pairs with equal verdicts are shown once.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -25,10 +25,10 @@ const TransportVerdict* chosen_of(const PairReport& pair) {
   return found == pair.verdicts.end() ? nullptr : &*found;
 }
 
-/// Pairs with the same verdicts.
+/// Pairs with equal verdicts.
 struct Group {
   const std::vector<TransportVerdict>* verdicts;
-  bool alone;  ///< PEs with themselves
+  bool alone;  ///< pairs of a PE with itself
   std::vector<std::pair<Pe, Pe>> pairs;
 };
 
@@ -46,8 +46,9 @@ std::vector<Group> group(const std::vector<PairReport>& pairs) {
   return groups;
 }
 
-/// "0 with 1-3; 1 with 2, 3", "every PE with itself", "every pair inside a node".
-std::string members(const Group& group, const ConnectivityReport& report) {
+/// Describes the pairs: "PE 0 with 1-3; PE 1 with 2", "every PE with itself", "every pair inside a
+/// node".
+std::string describe_pairs(const Group& group, const ConnectivityReport& report) {
   const std::size_t n_pes = report.node_of.size();
   if (group.alone && group.pairs.size() == n_pes)
     return n_pes == 1 ? "PE 0 with itself" : "every PE with itself";
@@ -80,7 +81,7 @@ std::string members(const Group& group, const ConnectivityReport& report) {
 std::string groups_text(const std::vector<PairReport>& pairs, const ConnectivityReport& report) {
   std::string text;
   for (const Group& group : group(pairs)) {
-    text += fmt::format("  {}\n", wrap(members(group, report), 110, 4));
+    text += fmt::format("  {}\n", wrap(describe_pairs(group, report), 110, 4));
     std::vector<std::vector<std::string>> rows;
     for (const TransportVerdict& verdict : *group.verdicts)
       if (verdict.chosen)
@@ -97,7 +98,7 @@ std::string groups_text(const std::vector<PairReport>& pairs, const Connectivity
   return text;
 }
 
-/// Who uses what at a glance: a letter a transport.
+/// The chosen transport of every pair as a matrix; one letter per transport.
 std::string matrix(const std::vector<PairReport>& pairs, Pe n_pes) {
   if (n_pes < 2 || n_pes > kLargestMatrix) return "";
   std::vector<std::string> names;
@@ -114,8 +115,8 @@ std::string matrix(const std::vector<PairReport>& pairs, Pe n_pes) {
     if (std::find(names.begin(), names.end(), meaning) == names.end()) names.push_back(meaning);
   }
   std::sort(names.begin(), names.end());
-  std::string text =
-      fmt::format("  who uses what ({}; - nothing):\n        ", fmt::join(names, ", "));
+  std::string text = fmt::format("  chosen transport of each pair ({}; - none):\n        ",
+                                 fmt::join(names, ", "));
   for (Pe b = 0; b < n_pes; ++b) text += fmt::format("{:>3}", b);
   text += "\n";
   for (Pe a = 0; a < n_pes; ++a) {

@@ -26,20 +26,20 @@ std::vector<std::string> find_gpus(const System& system) {
   return found;
 }
 
-void look_at_machine(Patient& patient, const std::string& root) {
+void collect_machine(Subject& subject, const std::string& root) {
   try {
     if (root.empty()) {
-      patient.machine = topology::read_machine();
-    } else if (patient.system.exists("/machine.xml")) {
-      patient.machine =
+      subject.machine = topology::read_machine();
+    } else if (subject.system.exists("/machine.xml")) {
+      subject.machine =
           topology::read_machine((std::filesystem::path(root) / "machine.xml").string());
     }
-    const auto seats = topology::host_seats(patient.machine, patient.pes);
-    patient.remarks = topology::remarks(
-        patient.machine, seats,
-        topology::plan_nics(patient.machine, seats, topology::nic_binding(patient.settings)));
+    const auto seats = topology::host_seats(subject.machine, subject.pes);
+    subject.remarks = topology::remarks(
+        subject.machine, seats,
+        topology::plan_nics(subject.machine, seats, topology::nic_binding(subject.settings)));
   } catch (const Error& error) {
-    patient.machine_error = error.what();
+    subject.machine_error = error.what();
   }
 }
 
@@ -50,31 +50,31 @@ std::string_view name_of(State state) noexcept {
   return names[static_cast<std::size_t>(state)];
 }
 
-Patient collect_patient(const std::string& root, std::int32_t pes) {
-  Patient patient;
-  patient.settings = Settings::from_environment();
-  patient.described = !root.empty();
-  patient.system = System(root.empty() ? "/" : root);
-  if (!patient.described) {
-    patient.gpus = memory::describe_gpus();
-    patient.mps_folder = mps_folder();
-    patient.variables = inspect_environment();
+Subject collect_subject(const std::string& root, std::int32_t pes) {
+  Subject subject;
+  subject.settings = Settings::from_environment();
+  subject.described = !root.empty();
+  subject.system = System(root.empty() ? "/" : root);
+  if (!subject.described) {
+    subject.gpus = memory::describe_gpus();
+    subject.mps_folder = mps_folder();
+    subject.variables = inspect_environment();
   }
-  patient.nvidia_gpus = find_gpus(patient.system);
-  patient.rdma = patient.system.list("/sys/class/infiniband");
-  const auto local = static_cast<std::int32_t>(patient.settings.local_size);
-  const auto gpus = static_cast<std::int32_t>(patient.nvidia_gpus.size());
-  patient.pes = pes > 0 ? pes : local > 0 ? local : std::max(gpus, 1);
-  look_at_machine(patient, root);
-  patient.networks = collect_build(patient.settings).networks;
-  return patient;
+  subject.nvidia_gpus = find_gpus(subject.system);
+  subject.rdma = subject.system.list("/sys/class/infiniband");
+  const auto local = static_cast<std::int32_t>(subject.settings.local_size);
+  const auto gpus = static_cast<std::int32_t>(subject.nvidia_gpus.size());
+  subject.pes = pes > 0 ? pes : local > 0 ? local : std::max(gpus, 1);
+  collect_machine(subject, root);
+  subject.networks = collect_build(subject.settings).networks;
+  return subject;
 }
 
-std::vector<Finding> examine(const Patient& patient) {
+std::vector<Finding> examine(const Subject& subject) {
   std::vector<Finding> findings;
   for (const std::vector<Check>& checks :
        {driver_checks(), network_checks(), host_checks(), environment_checks()})
-    for (const Check check : checks) findings.push_back(check(patient));
+    for (const Check check : checks) findings.push_back(check(subject));
   return findings;
 }
 
@@ -91,9 +91,9 @@ std::string to_text(const std::vector<Finding>& findings) {
     ++counts[static_cast<std::size_t>(finding.state)];
     text += fmt::format("  {:<{}}{:<{}}{}\n", finding.name, kName, name_of(finding.state), kState,
                         wrap(finding.found, kWidth, 2 + kName + kState));
-    if (!finding.cure.empty())
+    if (!finding.remedy.empty())
       text += fmt::format("  {:<{}}{}\n", "", kName + kState,
-                          wrap("cure: " + finding.cure, kWidth, 2 + kName + kState));
+                          wrap("remedy: " + finding.remedy, kWidth, 2 + kName + kState));
   }
   return text + fmt::format("  {}, {}, {} ok, {} not applicable\n", count_text(counts[2], "fault"),
                             count_text(counts[1], "warning"), counts[0], counts[3]);
@@ -105,7 +105,7 @@ nlohmann::json to_json(const std::vector<Finding>& findings) {
     list.push_back({{"name", finding.name},
                     {"state", name_of(finding.state)},
                     {"found", finding.found},
-                    {"cure", finding.cure}});
+                    {"cure", finding.remedy}});
   return list;
 }
 

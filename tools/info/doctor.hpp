@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// doctor.hpp: what of this system keeps Shoal from working or from being fast, and what cures it.
+// doctor.hpp: finds what keeps Shoal from working or slows it down on this system, with remedies.
 //
-// A check is a pure function of a Patient, so that tests examine described systems
-// (tests/data/doctor).
+// A check is a pure function of a Subject, so tests examine described systems (tests/data/doctor).
 #pragma once
 
 #include <cstdint>
@@ -28,61 +27,63 @@ struct Finding {
   std::string name;
   State state = State::ok;
   std::string found;
-  std::string cure;  ///< the setting or command; empty where there is nothing to cure
+  /// The setting or command that helps; empty for states ok and not_applicable.
+  std::string remedy;
 };
 
-/// Everything that checks look at.
-struct Patient {
+/// The system under examination: everything that checks read.
+struct Subject {
   System system;
-  bool described = false;  ///< a folder: there is no GPU driver to ask
+  bool described = false;  ///< read from a folder: there is no GPU driver to query
   Settings settings;
   std::int32_t pes = 1;  ///< of all jobs on the host together
   topology::Machine machine;
-  std::string machine_error;         ///< why there is no machine
+  std::string machine_error;         ///< why `machine` is empty; empty if it was read
   std::vector<std::string> remarks;  ///< on the NIC plan
-  memory::GpuReport gpus;            ///< empty where described
+  memory::GpuReport gpus;            ///< empty if described
   std::string mps_folder = "/tmp/nvidia-mps";
   std::vector<Module> networks;
-  std::vector<EnvironmentVariable> variables;  ///< of this process; empty where described
+  std::vector<EnvironmentVariable> variables;  ///< of this process; empty if described
 
-  // What several checks ask, read once.
-  std::vector<std::string>
-      nvidia_gpus;  ///< PCI addresses of NVIDIA's GPUs, whether or not a driver has them
+  // Inputs of several checks, read once.
+  /// PCI addresses of NVIDIA's GPUs, whether or not a driver has them.
+  std::vector<std::string> nvidia_gpus;
   std::vector<std::string> rdma;  ///< names of RDMA devices
   bool gpus_and_rdma() const { return !nvidia_gpus.empty() && !rdma.empty(); }
 };
 
-/// This system, or the one that folder `root` describes (with its machine in machine.xml). `pes` 0:
-/// SHOAL_LOCAL_SIZE, else the number of GPUs, else 1. Throws only for bad settings.
-Patient collect_patient(const std::string& root, std::int32_t pes);
+/// Reads this system, or the one that folder `root` describes (with its machine in machine.xml).
+/// `pes` 0 means SHOAL_LOCAL_SIZE, else the number of GPUs, else 1. Throws only for invalid
+/// settings.
+Subject collect_subject(const std::string& root, std::int32_t pes);
 
-/// Runs all checks, in the order of the page docs/guide/shoal-info.md.
-std::vector<Finding> examine(const Patient& patient);
+/// Runs all checks, in the order of docs/guide/shoal-info.md.
+std::vector<Finding> examine(const Subject& subject);
 
 bool has_fault(const std::vector<Finding>& findings);
 std::string to_text(const std::vector<Finding>& findings);
 nlohmann::json to_json(const std::vector<Finding>& findings);
 
-using Check = Finding (*)(const Patient& patient);
+using Check = Finding (*)(const Subject& subject);
 
-// The checks by subject, for examine().
+// The checks by topic, for examine().
 std::vector<Check> driver_checks();
 std::vector<Check> network_checks();
 std::vector<Check> host_checks();
 std::vector<Check> environment_checks();
 
-// How a check says what it found.
+// Constructors of findings.
 inline Finding ok(std::string name, std::string found) {
   return {std::move(name), State::ok, std::move(found), ""};
 }
 inline Finding not_applicable(std::string name, std::string why) {
   return {std::move(name), State::not_applicable, std::move(why), ""};
 }
-inline Finding warning(std::string name, std::string found, std::string cure) {
-  return {std::move(name), State::warning, std::move(found), std::move(cure)};
+inline Finding warning(std::string name, std::string found, std::string remedy) {
+  return {std::move(name), State::warning, std::move(found), std::move(remedy)};
 }
-inline Finding fault(std::string name, std::string found, std::string cure) {
-  return {std::move(name), State::fault, std::move(found), std::move(cure)};
+inline Finding fault(std::string name, std::string found, std::string remedy) {
+  return {std::move(name), State::fault, std::move(found), std::move(remedy)};
 }
 
 }  // namespace shoal::info

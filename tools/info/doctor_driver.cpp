@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the GPU driver and of what lets NICs reach GPU memory.
+// Checks of the GPU driver and of the modules that give NICs access to GPU memory.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -15,10 +15,10 @@ constexpr std::string_view kOptions =
     "as root: echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' > "
     "/etc/modprobe.d/nvidia-shoal.conf; update-initramfs -u (dracut -f); reboot";
 
-Finding gpu_driver(const Patient& patient) {
+Finding gpu_driver(const Subject& subject) {
   const std::string name = "GPU driver";
-  const std::string version = patient.system.line("/proc/driver/nvidia/version");
-  if (patient.nvidia_gpus.empty()) {
+  const std::string version = subject.system.line("/proc/driver/nvidia/version");
+  if (subject.nvidia_gpus.empty()) {
     if (version.empty())
       return not_applicable(name, "no NVIDIA GPU on the PCI bus: heaps are in host memory");
     return ok(name, version);
@@ -28,31 +28,32 @@ Finding gpu_driver(const Patient& patient) {
         name,
         fmt::format(
             "{} NVIDIA GPUs on the PCI bus ({}), but no driver: /proc/driver/nvidia/version is not there",
-            patient.nvidia_gpus.size(), fmt::join(patient.nvidia_gpus, ", ")),
+            subject.nvidia_gpus.size(), fmt::join(subject.nvidia_gpus, ", ")),
         "install NVIDIA's driver and modprobe nvidia; in a container: start it with --gpus all (NVIDIA "
         "container toolkit)");
-  if (!patient.described && !patient.gpus.unavailable.empty())
+  if (!subject.described && !subject.gpus.unavailable.empty())
     return fault(
-        name, "the driver is loaded, but CUDA sees no GPU: " + patient.gpus.unavailable,
+        name, "the driver is loaded, but CUDA sees no GPU: " + subject.gpus.unavailable,
         "check nvidia-smi, CUDA_VISIBLE_DEVICES and that the container was started with --gpus all; without "
         "GPUs set SHOAL_HEAP=host");
-  return ok(name, fmt::format("{} GPUs; {}", patient.nvidia_gpus.size(), version));
+  return ok(name, fmt::format("{} GPUs; {}", subject.nvidia_gpus.size(), version));
 }
 
-/// Whether "A=1;B=2" has the key with a value that is not zero.
+/// Whether a list such as "A=1;B=2" gives the key a value other than zero.
 bool registry_has(std::string_view dwords, std::string_view key) {
   const std::size_t at = dwords.find(std::string(key) + "=");
   return at != std::string_view::npos && at + key.size() + 1 < dwords.size() &&
          dwords[at + key.size() + 1] != '0';
 }
 
-Finding peer_mapping(const Patient& patient) {
+Finding peer_mapping(const Subject& subject) {
   const std::string name = "PeerMappingOverride";
-  if (!patient.gpus_and_rdma())
-    return not_applicable(name, "it is for GPUs that drive NICs: this host has not both");
-  if (!patient.system.exists(kParams))
+  if (!subject.gpus_and_rdma())
+    return not_applicable(name,
+                          "GPUs that drive NICs need it: this host lacks GPUs or RDMA devices");
+  if (!subject.system.exists(kParams))
     return not_applicable(name, fmt::format("{} is not there", kParams));
-  const std::string dwords = patient.system.value(kParams, "RegistryDwords");
+  const std::string dwords = subject.system.value(kParams, "RegistryDwords");
   if (registry_has(dwords, "PeerMappingOverride"))
     return ok(name, fmt::format("live: RegistryDwords is {}", dwords));
   return warning(
@@ -64,25 +65,25 @@ Finding peer_mapping(const Patient& patient) {
       std::string(kOptions));
 }
 
-Finding stream_memory_operations(const Patient& patient) {
+Finding stream_memory_operations(const Subject& subject) {
   const std::string name = "EnableStreamMemOPs";
-  if (patient.nvidia_gpus.empty()) return not_applicable(name, "no NVIDIA GPU");
-  const auto& gpus = patient.gpus.gpus;
+  if (subject.nvidia_gpus.empty()) return not_applicable(name, "no NVIDIA GPU");
+  const auto& gpus = subject.gpus.gpus;
   if (!gpus.empty() &&
       std::all_of(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.stream_memory_ops; }))
-    return ok(name, "every GPU has 64-bit stream memory operations, whatever the parameter says");
-  const std::string value = patient.system.value(kParams, "EnableStreamMemOPs");
+    return ok(name, "every GPU has 64-bit stream memory operations, regardless of the parameter");
+  const std::string value = subject.system.value(kParams, "EnableStreamMemOPs");
   if (value == "1") return ok(name, "live: 1");
   return warning(
       name,
       fmt::format(
-          "{}: drivers before CUDA 11.7, and NICs that are driven by GPUs, have no 64-bit stream "
-          "memory operations then",
+          "{}: drivers before CUDA 11.7, and NICs that GPUs drive, then have no 64-bit stream "
+          "memory operations",
           value.empty() ? "not known" : "live: " + value),
       std::string(kOptions));
 }
 
-/// Options of module nvidia that some modprobe.d file gives: (file, "EnableStreamMemOPs", "1").
+/// The options of module nvidia in all modprobe.d files: (file, "EnableStreamMemOPs", "1").
 struct Option {
   std::string file, key, value;
 };
@@ -108,21 +109,21 @@ std::vector<Option> options_of(const System& system) {
   return options;
 }
 
-Finding options_live(const Patient& patient) {
+Finding options_live(const Subject& subject) {
   const std::string name = "driver options";
-  const std::vector<Option> options = options_of(patient.system);
-  if (!patient.system.exists(kParams))
+  const std::vector<Option> options = options_of(subject.system);
+  if (!subject.system.exists(kParams))
     return not_applicable(name, fmt::format("{} is not there", kParams));
   std::vector<std::string> late;
   for (const Option& option : options) {
-    std::string live = patient.system.value(kParams, option.key);
+    std::string live = subject.system.value(kParams, option.key);
     std::erase(live, '"');
     std::string wanted = option.value;
     while (wanted.ends_with(';')) wanted.pop_back();
     while (live.ends_with(';')) live.pop_back();
-    // Not every parameter is shown there; a registry may hold more than one file asks for.
+    // The driver does not show every parameter. A registry may hold more than one file sets.
     const bool shown =
-        patient.system.read(kParams).value_or("").find(option.key + ":") != std::string::npos;
+        subject.system.read(kParams).value_or("").find(option.key + ":") != std::string::npos;
     if (shown && live.find(wanted) == std::string::npos)
       late.push_back(fmt::format("{} is {} in {}, but live {}", option.key, option.value,
                                  option.file, live.empty() ? "empty" : live));
@@ -136,17 +137,17 @@ Finding options_live(const Patient& patient) {
       "nvidia_drm nvidia_modeset nvidia_peermem nvidia; modprobe nvidia");
 }
 
-Finding peer_memory(const Patient& patient) {
+Finding peer_memory(const Subject& subject) {
   const std::string name = "GPUDirect RDMA";
-  if (!patient.gpus_and_rdma())
-    return not_applicable(name, "it needs GPUs and RDMA devices: this host has not both");
+  if (!subject.gpus_and_rdma())
+    return not_applicable(name, "it needs GPUs and RDMA devices: this host lacks one of them");
   for (const std::string module : {"nvidia_peermem", "nv_peer_mem"})
-    if (patient.system.module_loaded(module))
+    if (subject.system.module_loaded(module))
       return ok(name, fmt::format("module {} is loaded", module));
   const bool open =
-      patient.system.read("/proc/driver/nvidia/version").value_or("").find("Open Kernel Module") !=
+      subject.system.read("/proc/driver/nvidia/version").value_or("").find("Open Kernel Module") !=
       std::string::npos;
-  const auto [major, minor] = patient.system.kernel();
+  const auto [major, minor] = subject.system.kernel();
   const bool recent = major > 5 || (major == 5 && minor >= 12);
   if (open && recent)
     return ok(name, fmt::format("dma-buf: open kernel modules on Linux {}.{}", major, minor));
@@ -159,12 +160,12 @@ Finding peer_memory(const Patient& patient) {
       "install the driver's open kernel modules on Linux 5.12 or later, which have dma-buf");
 }
 
-Finding gdrcopy(const Patient& patient) {
+Finding gdrcopy(const Subject& subject) {
   const std::string name = "GDRCopy";
-  if (!patient.gpus_and_rdma())
+  if (!subject.gpus_and_rdma())
     return not_applicable(name, "libfabric and UCX use it between GPUs and NICs");
-  const bool module = patient.system.module_loaded("gdrdrv");
-  if (module && patient.system.exists("/dev/gdrdrv")) return ok(name, "gdrdrv is loaded");
+  const bool module = subject.system.module_loaded("gdrdrv");
+  if (module && subject.system.exists("/dev/gdrdrv")) return ok(name, "gdrdrv is loaded");
   if (module)
     return warning(name, "gdrdrv is loaded, but /dev/gdrdrv is not there",
                    "in a container: --device /dev/gdrdrv");
@@ -173,46 +174,46 @@ Finding gdrcopy(const Patient& patient) {
                  "install GDRCopy (package gdrdrv-dkms) and modprobe gdrdrv");
 }
 
-Finding fabric_manager(const Patient& patient) {
+Finding fabric_manager(const Subject& subject) {
   const std::string name = "NVSwitch";
-  const std::size_t switches = patient.system.list("/proc/driver/nvidia-nvswitch/devices").size();
+  const std::size_t switches = subject.system.list("/proc/driver/nvidia-nvswitch/devices").size();
   if (switches == 0) return not_applicable(name, "no NVSwitch");
-  if (patient.system.has_command("nv-fabricmanage"))
+  if (subject.system.has_command("nv-fabricmanage"))
     return ok(name, fmt::format("{} switches; the fabric manager runs", switches));
   return warning(
       name,
       fmt::format(
-          "{} switches, but no fabric manager is to be seen: without it CUDA fails with \"system not "
+          "{} switches, but no fabric manager is visible: without it CUDA fails with \"system not "
           "yet initialized\" (a container does not show the host's)",
           switches),
       "as root, on the host: systemctl enable --now nvidia-fabricmanager; its version must be the driver's");
 }
 
-Finding multicast(const Patient& patient) {
+Finding multicast(const Subject& subject) {
   const std::string name = "NVLink multicast";
-  const auto& gpus = patient.gpus.gpus;
+  const auto& gpus = subject.gpus.gpus;
   const auto with =
       std::count_if(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.multicast; });
   if (with == 0)
-    return not_applicable(name, patient.described ? "only a driver can tell"
-                                                  : "no GPU with it; Shoal does not use it");
+    return not_applicable(name, subject.described ? "only a driver reports it"
+                                                  : "no GPU supports it; Shoal does not use it");
   return ok(name, fmt::format("{} of {} GPUs have it; Shoal does not use it", with, gpus.size()));
 }
 
-Finding mps(const Patient& patient) {
+Finding mps(const Subject& subject) {
   const std::string name = "MPS";
-  const std::size_t gpus = patient.nvidia_gpus.size();
+  const std::size_t gpus = subject.nvidia_gpus.size();
   if (gpus == 0) return not_applicable(name, "no NVIDIA GPU");
-  if (static_cast<std::size_t>(patient.pes) <= gpus)
-    return not_applicable(name, fmt::format("{} PEs have {} GPUs: one each", patient.pes, gpus));
-  if (patient.system.exists(patient.mps_folder + "/control"))
-    return ok(name, fmt::format("{} PEs share {} GPUs; the daemon is at {}", patient.pes, gpus,
-                                patient.mps_folder));
+  if (static_cast<std::size_t>(subject.pes) <= gpus)
+    return not_applicable(name, fmt::format("{} PEs have {} GPUs: one each", subject.pes, gpus));
+  if (subject.system.exists(subject.mps_folder + "/control"))
+    return ok(name, fmt::format("{} PEs share {} GPUs; the daemon is at {}", subject.pes, gpus,
+                                subject.mps_folder));
   return warning(
       name,
       fmt::format(
-          "{} PEs share {} GPUs, and no MPS daemon is at {}: PEs that are processes run by turns",
-          patient.pes, gpus, patient.mps_folder),
+          "{} PEs share {} GPUs, and no MPS daemon is at {}: PEs that are processes take turns",
+          subject.pes, gpus, subject.mps_folder),
       "nvidia-cuda-mps-control -d, and the same CUDA_MPS_PIPE_DIRECTORY for all PEs; or PEs that are "
       "threads; or one PE per GPU");
 }

@@ -22,12 +22,12 @@ std::string described(const EnvironmentVariable& variable) {
   return variable.name;
 }
 
-Finding environment_variables(const Patient& patient) {
+Finding environment_variables(const Subject& subject) {
   const std::string name = "environment";
-  if (patient.variables.empty()) return ok(name, "no SHOAL_* or NVSHMEM_* variable is set");
+  if (subject.variables.empty()) return ok(name, "no SHOAL_* or NVSHMEM_* variable is set");
   std::vector<std::string> found;
   bool without_effect = false;
-  for (const EnvironmentVariable& variable : patient.variables) {
+  for (const EnvironmentVariable& variable : subject.variables) {
     found.push_back(described(variable));
     without_effect |= variable.use != VariableUse::used;
   }

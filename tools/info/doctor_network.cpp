@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of NICs, of what lies between them and the GPUs, and of the settings for networks.
+// Checks of NICs, of the PCI paths between them and the GPUs, and of the network settings.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,14 +21,14 @@ struct Port {
   std::string label, folder, state, link_layer;
 };
 
-std::vector<Port> ports_of(const Patient& patient) {
+std::vector<Port> ports_of(const Subject& subject) {
   std::vector<Port> ports;
-  for (const std::string& device : patient.rdma)
-    for (const std::string& port : patient.system.list(kInfiniband + device + "/ports")) {
+  for (const std::string& device : subject.rdma)
+    for (const std::string& port : subject.system.list(kInfiniband + device + "/ports")) {
       const std::string folder = kInfiniband + device + "/ports/" + port;
       ports.push_back({fmt::format("{}:{}", device, port), folder,
-                       patient.system.line(folder + "/state"),
-                       patient.system.line(folder + "/link_layer")});
+                       subject.system.line(folder + "/state"),
+                       subject.system.line(folder + "/link_layer")});
     }
   return ports;
 }
@@ -37,11 +37,11 @@ bool active(const Port& port) {
   return port.state.find("ACTIVE") != std::string::npos;
 }
 
-Finding modules(const Patient& patient) {
+Finding modules(const Subject& subject) {
   const std::string name = "network modules";
   std::vector<std::string> there, missing;
-  std::string why;  // of the first that is missing
-  for (const Module& module : patient.networks) {
+  std::string why;  // of the first module that cannot be used
+  for (const Module& module : subject.networks) {
     if (module.missing.empty())
       there.push_back(fmt::format("{} ({})", module.name, module.library));
     else
@@ -58,12 +58,12 @@ Finding modules(const Patient& patient) {
   return ok(name, fmt::format("{}", fmt::join(there, ", ")));
 }
 
-Finding rdma_devices(const Patient& patient) {
+Finding rdma_devices(const Subject& subject) {
   const std::string name = "RDMA ports";
-  const std::vector<Port> ports = ports_of(patient);
+  const std::vector<Port> ports = ports_of(subject);
   if (ports.empty())
     return not_applicable(
-        name, "no RDMA device: between hosts libfabric's and UCX's tcp is what there is");
+        name, "no RDMA device: traffic between hosts uses the tcp transport of libfabric or UCX");
   std::vector<std::string> down;
   for (const Port& port : ports)
     if (!active(port))
@@ -72,36 +72,36 @@ Finding rdma_devices(const Patient& patient) {
   if (down.empty()) return ok(name, fmt::format("all {} are active", ports.size()));
   const std::string found =
       fmt::format("{} of {} are not active: {}", down.size(), ports.size(), fmt::join(down, ", "));
-  const std::string cure =
+  const std::string remedy =
       "ibstat; \"INIT\" waits for a subnet manager (systemctl start opensm, on one host), \"DOWN\" for a cable, a "
       "switch or ip link set DEVICE up. Ports that are down are left out of the NIC plan";
-  return down.size() == ports.size() ? fault(name, found, cure) : warning(name, found, cure);
+  return down.size() == ports.size() ? fault(name, found, remedy) : warning(name, found, remedy);
 }
 
-Finding rdma_access(const Patient& patient) {
+Finding rdma_access(const Subject& subject) {
   const std::string name = "RDMA access";
-  if (patient.rdma.empty()) return not_applicable(name, "no RDMA device");
-  const std::vector<std::string> files = patient.system.list("/dev/infiniband");
+  if (subject.rdma.empty()) return not_applicable(name, "no RDMA device");
+  const std::vector<std::string> files = subject.system.list("/dev/infiniband");
   const auto verbs = std::count_if(files.begin(), files.end(), [](const std::string& file) {
     return file.starts_with("uverbs");
   });
   if (verbs > 0) return ok(name, fmt::format("/dev/infiniband has {} uverbs devices", verbs));
   return fault(
-      name, "RDMA devices are there, but no /dev/infiniband/uverbs*: programs cannot open them",
+      name, "there are RDMA devices, but no /dev/infiniband/uverbs*: programs cannot open them",
       "in a container: --device=/dev/infiniband --cap-add=IPC_LOCK; on the host: modprobe ib_uverbs");
 }
 
-Finding roce(const Patient& patient) {
+Finding roce(const Subject& subject) {
   const std::string name = "RoCE";
   std::vector<std::string> without;
   std::size_t ethernet = 0;
-  for (const Port& port : ports_of(patient)) {
+  for (const Port& port : ports_of(subject)) {
     if (port.link_layer != "Ethernet" || !active(port)) continue;
     ++ethernet;
     const std::string types = port.folder + "/gid_attrs/types";
     bool v2 = false;
-    for (const std::string& index : patient.system.list(types))
-      v2 |= patient.system.line(types + "/" + index) == "RoCE v2";
+    for (const std::string& index : subject.system.list(types))
+      v2 |= subject.system.line(types + "/" + index) == "RoCE v2";
     if (!v2) without.push_back(port.label);
   }
   if (ethernet == 0) return not_applicable(name, "no active RDMA port on Ethernet");
@@ -109,30 +109,30 @@ Finding roce(const Patient& patient) {
     return ok(name, fmt::format("all {} Ethernet ports have a RoCE v2 address", ethernet));
   return warning(
       name, fmt::format("no RoCE v2 address: {}", fmt::join(without, ", ")),
-      "give the port's interface an IP address (show_gids lists what there is), or leave the port out: "
+      "give the port's interface an IP address (show_gids lists the addresses), or leave the port out: "
       "SHOAL_NIC_LIST=^" +
           without.front());
 }
 
-Finding distances(const Patient& patient) {
+Finding distances(const Subject& subject) {
   const std::string name = "NIC distances";
-  if (!patient.machine_error.empty())
-    return fault(name, patient.machine_error,
+  if (!subject.machine_error.empty())
+    return fault(name, subject.machine_error,
                  "correct the setting that the message names (docs/internals/topology.md)");
-  if (patient.machine.gpus.empty() || patient.machine.nics.empty())
-    return not_applicable(name, "no GPUs or no NICs to be near to each other");
-  if (patient.remarks.empty()) return ok(name, "every GPU has a NIC below its own PCIe switch");
+  if (subject.machine.gpus.empty() || subject.machine.nics.empty())
+    return not_applicable(name, "no GPUs or no NICs");
+  if (subject.remarks.empty()) return ok(name, "every GPU has a NIC below its own PCIe switch");
   return warning(
-      name, fmt::format("{}", fmt::join(patient.remarks, "; ")),
-      "see shoal-info --topology; if a nearer NIC is down or left out, mend that, else choose by "
+      name, fmt::format("{}", fmt::join(subject.remarks, "; ")),
+      "see shoal-info --topology; if a nearer NIC is down or left out, correct that, else choose with "
       "SHOAL_NIC_LIST or SHOAL_NIC_MAPPING (docs/internals/topology.md)");
 }
 
-/// What hwloc sees against what the PCI bus has.
-Finding hwloc(const Patient& patient) {
+/// Compares the GPUs that hwloc sees with those on the PCI bus.
+Finding hwloc(const Subject& subject) {
   const std::string name = "hwloc";
-  const std::size_t seen = patient.machine.gpus.size(), there = patient.nvidia_gpus.size();
-  if (!patient.machine_error.empty() && seen == 0) return not_applicable(name, "see NIC distances");
+  const std::size_t seen = subject.machine.gpus.size(), there = subject.nvidia_gpus.size();
+  if (!subject.machine_error.empty() && seen == 0) return not_applicable(name, "see NIC distances");
   if (seen < there)
     return warning(
         name,
@@ -140,8 +140,8 @@ Finding hwloc(const Patient& patient) {
                     there),
         "mount the host's /sys into the container, and do not set HWLOC_XMLFILE, HWLOC_SYNTHETIC or "
         "HWLOC_COMPONENTS");
-  return ok(name, fmt::format("{} GPUs, {} NICs, {} NUMA nodes", seen, patient.machine.nics.size(),
-                              patient.machine.numa_nodes));
+  return ok(name, fmt::format("{} GPUs, {} NICs, {} NUMA nodes", seen, subject.machine.nics.size(),
+                              subject.machine.numa_nodes));
 }
 
 /// Bridges above a GPU or an RDMA device.
@@ -157,15 +157,16 @@ std::set<std::string> bridges_above(const topology::Machine& machine) {
   return bridges;
 }
 
-/// The control register of a function's access control services; nothing where it has none or the
-/// configuration space beyond 256 bytes may not be read.
+/// The control register of a function's access control services. nullopt if the function has none,
+/// or if the configuration space beyond 256 bytes is not readable.
 std::optional<unsigned> acs_control(const std::string& config) {
   const auto byte = [&](std::size_t at) {
     return static_cast<unsigned>(static_cast<unsigned char>(config[at]));
   };
   const auto word = [&](std::size_t at) { return byte(at) | byte(at + 1) << 8; };
   constexpr unsigned kAcs = 0x000d;
-  // Each capability: its number, then a version (4 bits) and the offset of the next (12 bits).
+  // Each capability starts with its number, a version (4 bits) and the offset of the next (12
+  // bits).
   for (std::size_t at = 0x100, steps = 0; at >= 0x100 && at + 8 <= config.size() && steps < 64;
        ++steps) {
     if (word(at) == kAcs) return word(at + 6);
@@ -174,20 +175,21 @@ std::optional<unsigned> acs_control(const std::string& config) {
   return std::nullopt;
 }
 
-Finding acs(const Patient& patient) {
+Finding acs(const Subject& subject) {
   const std::string name = "PCIe ACS";
-  if (!patient.gpus_and_rdma()) return not_applicable(name, "no traffic between GPUs and NICs");
+  if (!subject.gpus_and_rdma()) return not_applicable(name, "no traffic between GPUs and NICs");
   constexpr unsigned kRedirect = 0x04 | 0x08;  // requests, completions
   std::vector<std::string> redirecting;
   bool readable = false;
-  for (const std::string& bridge : bridges_above(patient.machine)) {
+  for (const std::string& bridge : bridges_above(subject.machine)) {
     const std::string config =
-        patient.system.read("/sys/bus/pci/devices/" + bridge + "/config").value_or("");
+        subject.system.read("/sys/bus/pci/devices/" + bridge + "/config").value_or("");
     readable |= config.size() > 0x100;
     const auto control = acs_control(config);
     if (control && (*control & kRedirect) != 0) redirecting.push_back(bridge);
   }
-  if (!readable) return not_applicable(name, "the bridges' configuration can only be read as root");
+  if (!readable)
+    return not_applicable(name, "only root can read the bridges' configuration; run as root");
   if (redirecting.empty()) return ok(name, "no bridge above a GPU or NIC redirects its traffic");
   return warning(
       name,
@@ -200,20 +202,20 @@ Finding acs(const Patient& patient) {
           redirecting.front()));
 }
 
-Finding iommu(const Patient& patient) {
+Finding iommu(const Subject& subject) {
   const std::string name = "IOMMU";
-  if (!patient.gpus_and_rdma()) return not_applicable(name, "no traffic between GPUs and NICs");
+  if (!subject.gpus_and_rdma()) return not_applicable(name, "no traffic between GPUs and NICs");
   const std::vector<std::string> command =
-      words_of(trimmed(patient.system.read("/proc/cmdline").value_or("")));
+      words_of(trimmed(subject.system.read("/proc/cmdline").value_or("")));
   const auto has = [&](std::string_view word) {
     return std::find(command.begin(), command.end(), word) != command.end();
   };
-  if (patient.system.list("/sys/class/iommu").empty()) return ok(name, "off");
+  if (subject.system.list("/sys/class/iommu").empty()) return ok(name, "off");
   if (has("iommu=pt") || has("iommu.passthrough=1"))
     return ok(name, "on, and passes the devices of the host through");
   const std::string group =
-      "/sys/bus/pci/devices/" + patient.nvidia_gpus.front() + "/iommu_group/type";
-  if (patient.system.line(group) == "identity")
+      "/sys/bus/pci/devices/" + subject.nvidia_gpus.front() + "/iommu_group/type";
+  if (subject.system.line(group) == "identity")
     return ok(name, "on, and passes the GPUs through (identity)");
   return warning(
       name,
@@ -222,16 +224,16 @@ Finding iommu(const Patient& patient) {
       "(VT-d, AMD-Vi) off in the firmware");
 }
 
-/// How many requests must be in flight to fill a link, against how many are allowed.
-Finding queue_depth(const Patient& patient) {
+/// Compares the requests that fill a link with those that may be in flight.
+Finding queue_depth(const Subject& subject) {
   const std::string name = "queue depth";
   constexpr double kRowBytes = 7168, kRoundTrip = 10e-6;
   std::int32_t rate = 0;
-  for (const auto& nic : patient.machine.nics)
+  for (const auto& nic : subject.machine.nics)
     if (nic.up && nic.kind == topology::Nic::Kind::rdma) rate = std::max(rate, nic.rate);
   if (rate == 0) return not_applicable(name, "no RDMA device of known rate to keep busy");
   const auto need = static_cast<std::int64_t>(std::ceil(rate * 1e9 / 8 * kRoundTrip / kRowBytes));
-  const std::int64_t depth = patient.settings.network_depth;
+  const std::int64_t depth = subject.settings.network_depth;
   const std::string why = fmt::format(
       "{} requests may be in flight to each PE; {} Gb/s take {} of 7168 bytes that last 10 us",
       depth, rate, need);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-info: what this build is, what this machine has, how PEs reach each other, how long they
-// take to start, and what is wrong with the system.
-// docs/guide/shoal-info.md has examples and the keys of
-// --json.
+// shoal-info: shows the build, the machine, the transports between PEs, the phases of a start, and
+// faults of the system.
+//
+// docs/guide/shoal-info.md has examples and the keys of --json.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -32,13 +32,13 @@ struct Options {
   std::int32_t pes = 0;
 };
 
-/// Collects what sections print: text at once, JSON as one document at the end.
+/// Collects sections: prints text at once, JSON as one document at the end.
 class Output {
  public:
   explicit Output(bool json) : json_(json) {}
 
-  /// `section` returns the text, or with `true` the JSON, of one section. What it throws becomes
-  /// the section.
+  /// `section(false)` returns the text of one section, `section(true)` its JSON. An exception
+  /// becomes the content of the section.
   void add(const char* key, const std::function<std::string(nlohmann::json*)>& section) {
     try {
       nlohmann::json value;
@@ -58,7 +58,7 @@ class Output {
   }
   void fault() { failed_ = true; }
 
-  /// Prints the document, where there is one; the program's exit status.
+  /// Prints the JSON document if there is one. Returns the program's exit status.
   int finish() {
     if (json_) fmt::print("{}\n", document_.dump(2));
     return failed_ ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -129,11 +129,11 @@ int run(Options options) {
                        !options.timeline && !options.doctor;
   if (nothing && !options.build && !options.gpus) options.build = options.gpus = true;
 
-  // All PEs of a world open it; what they found is the same, and one of them prints.
+  // All PEs of a world open it and collect the same results; one of them prints.
   std::optional<WorldView> view;
   if (options.connectivity || options.timeline) {
     try {
-      view = look_at_world();
+      view = collect_world();
       if (view->my_pe != 0) return EXIT_SUCCESS;
     } catch (const shoal::Error& error) {
       output.fail("world", error.what());
@@ -145,7 +145,7 @@ int run(Options options) {
   if (view) add_world(options, *view, output);
   if (options.doctor)
     output.add("doctor", [&](nlohmann::json* json) {
-      const std::vector<Finding> findings = examine(collect_patient(options.root, options.pes));
+      const std::vector<Finding> findings = examine(collect_subject(options.root, options.pes));
       if (has_fault(findings)) output.fault();
       return text_or_json(findings, json);
     });
@@ -157,35 +157,34 @@ int run(Options options) {
 int main(int argc, char** argv) try {
   Options options;
   CLI::App app{
-      "Shows what this build of Shoal is, what this machine has, how PEs reach each other and what is wrong.\n"
+      "Shows this build of Shoal, this machine, the transports between PEs, and faults of the system.\n"
       "Without options: build and GPUs. Start it under a launcher for --connectivity and --init-timeline of several "
       "PEs:\n  shoal-run -n 4 --no-label shoal-info --connectivity"};
   app.add_flag("-a,--all", options.all, "All of the following, without --doctor");
   app.add_flag("--build", options.build, "Version, compiler, CUDA, modules and plug-ins");
-  app.add_flag("--settings", options.settings,
-               "Every setting with its value, where it comes from and what it means");
-  app.add_flag("--gpus", options.gpus, "GPUs, what they can do and who reaches whom");
+  app.add_flag("--settings", options.settings, "Every setting with its value, origin and meaning");
+  app.add_flag("--gpus", options.gpus, "GPUs, their capabilities and peer access");
   app.add_flag("--topology", options.topology,
-               "GPUs, NICs, distances, a picture, and the NICs of every PE");
+               "GPUs, NICs, distances, a tree, and the NICs of every PE");
   app.add_flag("--connectivity", options.connectivity,
-               "For every pair of PEs the transport it uses and why none of the others");
+               "The transport of every pair of PEs, and why no other");
   app.add_flag("--init-timeline", options.timeline,
                "The phases of the start of a world, with times");
   app.add_flag("--doctor", options.doctor,
-               "What is wrong with this system and what cures it; exit status 1 for a fault");
-  app.add_flag("--json", options.json, "One JSON document in place of text");
+               "Faults of this system and their remedies; exit status 1 for a fault");
+  app.add_flag("--json", options.json, "One JSON document instead of text");
   app.add_option("--machine", options.machine,
-                 "With --topology: a described machine (hwloc's XML) in the place of this one");
+                 "With --topology: a described machine (hwloc's XML) instead of this one");
   app.add_option(
       "--root", options.root,
-      "With --doctor: a folder that describes a system (proc, sys, etc, machine.xml) in the place of this one");
+      "With --doctor: a folder that describes a system (proc, sys, etc, machine.xml) instead of this one");
   app.add_option(
          "--pes", options.pes,
          "PEs of all jobs on this host together, for --topology without GPUs and for --doctor (SHOAL_LOCAL_SIZE)")
       ->check(CLI::Range(1, 1'000'000));
   app.add_option("--svg", options.svg,
-                 "With --topology or --init-timeline: the picture as SVG, into this file");
-  app.add_flag("--settings-page", options.page, "The page docs/reference/settings.md");
+                 "With --topology or --init-timeline: write the picture as SVG to this file");
+  app.add_flag("--settings-page", options.page, "Print the page docs/reference/settings.md");
   app.set_version_flag("-n,--version", kVersion);
   app.callback([&] {
     const auto need = [](bool asked, bool given, const char* what) {

@@ -10,7 +10,7 @@
 namespace shoal::info {
 namespace {
 
-/// Where a setting's value comes from: its own variable, its alias, or the default.
+/// The origin of a setting's value: its own variable, its alias, or the default.
 std::string origin(const SettingInfo& info) {
   if (std::getenv(std::string(info.name).c_str()) != nullptr) return "environment";
   if (!info.alias.empty() && std::getenv(std::string(info.alias).c_str()) != nullptr)

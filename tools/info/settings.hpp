@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// settings.hpp: every setting with its value and where that comes from.
+// settings.hpp: every setting with its value and its origin.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,12 +14,12 @@ struct SettingRow {
   std::string name, alias, value, origin, meaning;
 };
 
-/// Of this process's environment. Throws like Settings::from_environment.
+/// Reads the environment of this process. Throws like Settings::from_environment.
 std::vector<SettingRow> collect_settings();
 std::string to_text(const std::vector<SettingRow>& settings);
 nlohmann::json to_json(const std::vector<SettingRow>& settings);
 
-/// docs/reference/settings.md.
+/// The text of docs/reference/settings.md.
 std::string settings_page();
 
 }  // namespace shoal::info

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// svg.hpp: an SVG document from boxes and texts.
+// svg.hpp: builds an SVG document from boxes, lines and texts.
 #pragma once
 
 #include <string>
@@ -31,7 +31,7 @@ class Svg {
   /// The document, for a page of this size with a white background.
   std::string finish(double width, double height) const;
 
-  /// A colour for number `index`; neighbours differ clearly, and there are twelve.
+  /// The colour for index `index`. Twelve colours repeat; neighbours differ clearly.
   static std::string_view colour(std::size_t index);
 
  private:

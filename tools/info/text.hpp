@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// text.hpp: what the sections of shoal-info print with.
+// text.hpp: text helpers of all sections: tables, wrapping, counts, sizes, ranges.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace shoal::info {
 
-/// Lines of cells: columns as wide as their widest cell, two spaces apart, `indent` spaces in
-/// front. The last cell of a row is never padded.
+/// Formats rows of cells. Columns are as wide as their widest cell and two spaces apart, after
+/// `indent` spaces. The last cell of a row is not padded.
 std::string table(const std::vector<std::vector<std::string>>& rows, std::size_t indent = 2);
 
-/// `text` in lines of at most `width` characters where it has spaces; all but the first are
-/// indented.
+/// Breaks `text` at spaces into lines of at most `width` characters. Indents all lines but the
+/// first.
 std::string wrap(std::string_view text, std::size_t width, std::size_t indent);
 
 std::string yes_or_no(bool value);

@@ -22,10 +22,10 @@ double milliseconds(nanoseconds time) {
 /// One phase over all PEs. All PEs run the same phases.
 struct PhaseRow {
   std::string name;
-  nanoseconds longest{};    ///< of all PEs
-  nanoseconds most_work{};  ///< the longest without the waiting
+  nanoseconds longest{};    ///< over all PEs
+  nanoseconds most_work{};  ///< longest time without waiting, over all PEs
   nanoseconds least_work = nanoseconds::max();
-  std::size_t busiest = 0;  ///< the PE of most_work
+  std::size_t busiest = 0;  ///< the PE with most_work
 };
 
 std::vector<PhaseRow> rows_of(const std::vector<PeTimeline>& timelines) {
@@ -57,7 +57,7 @@ nanoseconds longest_total(const std::vector<PeTimeline>& timelines) {
   return longest;
 }
 
-/// A step of 1, 2 or 5 times a power of ten, so that an axis has four to ten ticks.
+/// The distance between ticks: 1, 2 or 5 times a power of ten, for four to ten ticks.
 double tick_step(double range) {
   const double power = std::pow(10, std::floor(std::log10(std::max(range, 1e-6))));
   for (const double factor : {0.1, 0.2, 0.5, 1.0})

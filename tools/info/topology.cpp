@@ -115,7 +115,7 @@ std::string plan_text(const Topology& topology) {
   const Machine& machine = topology.machine;
   const NicPlan& plan = topology.plan;
   std::string text = fmt::format(
-      "NIC plan, {}; for the whole host, whatever jobs and teams run on it:\n", plan.rule);
+      "NIC plan, {}; it covers the whole host, independent of jobs and teams:\n", plan.rule);
   for (std::size_t seat = 0; seat < topology.seats.size(); ++seat) {
     std::vector<std::string> nics;
     for (const NicUse& use : plan.of_seat[seat])
@@ -129,11 +129,11 @@ std::string plan_text(const Topology& topology) {
     if (!plan.unused[nic].empty())
       text += fmt::format("  not used: {}: {}\n", machine.nics[nic].label(), plan.unused[nic]);
   if (topology.local_index >= 0)
-    text +=
-        fmt::format("  a PE with a heap in host memory and SHOAL_LOCAL_INDEX={} uses those of {}\n",
-                    topology.local_index,
-                    seat_of(machine, static_cast<std::int32_t>(topology.seats.size()), "",
-                            topology.local_index));
+    text += fmt::format(
+        "  a PE with a heap in host memory and SHOAL_LOCAL_INDEX={} uses the NICs of {}\n",
+        topology.local_index,
+        seat_of(machine, static_cast<std::int32_t>(topology.seats.size()), "",
+                topology.local_index));
   for (const std::string& remark : topology.remarks) text += fmt::format("Note: {}\n", remark);
   return text;
 }

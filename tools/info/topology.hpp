@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// topology.hpp: this machine or a described one: devices, distances, the NICs of every PE.
+// topology.hpp: devices, distances and the NICs of every PE, of this machine or a described one.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace shoal::info {
 
 struct Topology {
-  std::string name;  ///< "this one", or the file that describes it
+  std::string name;  ///< "this one", or the file with the description
   topology::Machine machine;
   std::vector<topology::Location> seats;
   topology::NicPlan plan;
@@ -20,17 +20,18 @@ struct Topology {
   std::int32_t local_index = -1;  ///< SHOAL_LOCAL_INDEX
 };
 
-/// `machine_file` as SHOAL's described machines (docs/internals/topology.md), empty: this machine. `pes`: of
-/// all jobs on a host without GPUs, 0: SHOAL_LOCAL_SIZE. Throws like read_machine and plan_nics.
+/// Reads the machine in `machine_file` (docs/internals/topology.md), or this machine if it is
+/// empty. `pes` counts the PEs of all jobs on a host without GPUs; 0 means SHOAL_LOCAL_SIZE. Throws
+/// like read_machine and plan_nics.
 Topology collect_topology(const std::string& machine_file, std::int32_t pes);
 std::string to_text(const Topology& topology);
 nlohmann::json to_json(const Topology& topology);
 
-/// The picture as an SVG document: NUMA nodes, switches, GPUs and NICs; every seat has a colour,
-/// which its NICs bear.
+/// The picture as an SVG document: NUMA nodes, switches, GPUs and NICs. Every seat has a colour,
+/// shown on its NICs.
 std::string to_svg(const Topology& topology);
 
-/// "PE" with its number where there are no GPUs, else "GPU" with its number.
+/// "PE n" on a machine without GPUs, else "GPU n".
 std::string seat_name(const Topology& topology, std::size_t seat);
 
 /// The machine as a tree, for pictures.
@@ -38,13 +39,13 @@ struct TreeNode {
   enum class Kind : std::uint8_t { machine, numa, bridge, gpu, nic };
   Kind kind = Kind::machine;
   std::string label;
-  std::int32_t index = -1;  ///< of Machine::gpus or Machine::nics
-  std::string pci;          ///< address of a device
+  std::int32_t index = -1;  ///< in Machine::gpus or Machine::nics
+  std::string pci;          ///< PCI address of a device
   std::vector<TreeNode> children;
 };
 
-/// Bridges that branch nowhere are left out, so that what remains are switches and host bridges.
-/// NUMA nodes ascending, devices that have no known place last.
+/// Omits bridges with one child, so switches and host bridges remain. NUMA nodes are in ascending
+/// order; devices without a known place are last.
 TreeNode tree_of(const topology::Machine& machine);
 
 /// The seats that use NIC `nic`, ascending.

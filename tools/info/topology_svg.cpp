@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The picture of a machine: nested boxes, each as wide as what is in it.
+// The picture of a machine as nested boxes, each as wide as its content.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,7 +21,7 @@ struct Size {
   double width, height;
 };
 
-/// A node with the place of each child inside it.
+/// A node with the position of each child inside it.
 struct Box {
   const TreeNode* node;
   Size size;
@@ -33,9 +33,9 @@ bool is_device(const TreeNode& node) {
   return node.kind == Kind::gpu || node.kind == Kind::nic;
 }
 
-/// Puts boxes `first` to `last` of a node into a grid two columns wide that starts at height `y`;
-/// boxes of one column are equally wide, those of one row equally high. Returns the grid's right
-/// and lower ends.
+/// Arranges boxes [first, last) of a node in a grid of two columns that starts at height `y`. Boxes
+/// of a column have equal widths, those of a row equal heights. Returns the right and lower ends of
+/// the grid.
 Size grid(std::vector<Box>& boxes, std::size_t first, std::size_t last, double y) {
   constexpr std::size_t kColumns = 2;
   double widths[kColumns] = {};
@@ -58,7 +58,7 @@ Size grid(std::vector<Box>& boxes, std::size_t first, std::size_t last, double y
   return {right, y};
 }
 
-/// Devices first, then the switches and bridges below.
+/// Devices first, then switches and bridges, below each other.
 Box layout(const TreeNode& node) {
   Box box{&node, {kDeviceWidth, kDeviceHeight}, 0, 0, {}};
   if (is_device(node)) return box;
@@ -98,7 +98,7 @@ void Picture::gpu(const TreeNode& node, double x, double y) {
   svg_.text(x + 10, y + 36, topology_.machine.gpus[seat].at.pci(), {10.5, "#ffffff"});
 }
 
-/// A white box with a stripe of every seat that uses it; grey and dashed where none does.
+/// A white box with one stripe per seat that uses the NIC; grey and dashed if none does.
 void Picture::nic(const TreeNode& node, double x, double y) {
   const topology::Nic& nic = topology_.machine.nics[static_cast<std::size_t>(node.index)];
   const std::vector<std::int32_t> users = users_of(topology_, static_cast<std::size_t>(node.index));
@@ -133,8 +133,7 @@ void Picture::box(const Box& box, double x, double y) {
   for (const Box& child : box.children) this->box(child, x + child.x, y + child.y);
 }
 
-/// What the colours mean: a line for every seat with its NICs, in as many columns as fit. Returns
-/// where it ends.
+/// The legend: one line per seat with its NICs, in as many columns as fit. Returns the lower end.
 double Picture::legend(double y, double width) {
   constexpr double kRow = 20;
   std::vector<std::string> lines;

@@ -36,7 +36,7 @@ bool is_host_bridge(const TreeNode& node) {
   return node.kind == Kind::bridge && node.label.starts_with("pci");
 }
 
-/// Whether all that is below are functions of one PCI device, under whatever names.
+/// Whether all children are functions of one PCI device, under any name.
 bool is_port_of_device(const TreeNode& node) {
   const auto card = [](const TreeNode& below) { return below.pci.substr(0, below.pci.rfind('.')); };
   return std::all_of(node.children.begin(), node.children.end(), [&](const TreeNode& below) {
@@ -44,8 +44,8 @@ bool is_port_of_device(const TreeNode& node) {
   });
 }
 
-/// What stands for a node below `host_bridge`: itself without the ports of switches and what lies
-/// between a host bridge and its only switch; the devices of a port in the place of the port.
+/// Returns the nodes that replace `node` below `host_bridge`. Drops ports of switches, and bridges
+/// between a host bridge and its only switch. Devices of a port replace the port.
 std::vector<TreeNode> without_chains(TreeNode node, const std::string& host_bridge) {
   const std::string root = is_host_bridge(node) ? node.label : host_bridge;
   std::vector<TreeNode> children;

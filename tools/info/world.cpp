@@ -32,7 +32,7 @@ std::vector<PeTimeline> gather_timelines(World& world) {
 
 }  // namespace
 
-WorldView look_at_world() {
+WorldView collect_world() {
   World world = World::open(WorldOptions::from_environment());
   WorldView view;
   view.my_pe = world.my_pe();

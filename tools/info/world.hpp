@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// world.hpp: what can only be seen of an open world: who reaches whom through what, and how long
-// the start took.
+// world.hpp: what only an open world shows: the transport of every pair of PEs, and the duration of
+// each phase of the start.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,7 +12,7 @@
 
 namespace shoal::info {
 
-/// How one PE started.
+/// The start of one PE.
 struct PeTimeline {
   std::vector<InitPhase> phases;
 };
@@ -20,19 +20,20 @@ struct PeTimeline {
 struct WorldView {
   Pe my_pe = 0;
   detail::ConnectivityReport connectivity;
-  std::vector<PeTimeline> timelines;  ///< by PE
+  std::vector<PeTimeline> timelines;  ///< indexed by PE
 };
 
-/// Opens a world by this process's environment, alone or under a launcher, looks at it and closes
-/// it. Collective; all PEs get the same, but for my_pe. Throws like World::open.
-WorldView look_at_world();
+/// Opens a world from the environment of this process, alone or under a launcher, collects the view
+/// and closes the world. Collective. All PEs get the same view, except my_pe. Throws like
+/// World::open.
+WorldView collect_world();
 
 std::string connectivity_text(const WorldView& view);
 nlohmann::json connectivity_json(const WorldView& view);
 
 std::string timeline_text(const WorldView& view);
 nlohmann::json timeline_json(const WorldView& view);
-/// Bars of all PEs below each other, a row a PE, set against each other at the end of the start.
+/// One row of bars per PE, aligned at the end of the start.
 std::string timeline_svg(const WorldView& view);
 
 }  // namespace shoal::info

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// exchange.hpp: bringing figures and failures of all PEs together, over the bootstrap: that works
-// before the world is open, and wherever its heap lies.
+// exchange.hpp: gathers figures and failures of all PEs over the bootstrap, which works before the
+// world is open and with any heap.
 #pragma once
 
 #include <cstring>
@@ -15,7 +15,7 @@
 
 namespace shoal::moe {
 
-/// A failure that every PE knows of: one of them reports it.
+/// A failure that every PE knows; one of them reports it.
 struct AgreedFailure : Error {
   using Error::Error;
 };
@@ -25,7 +25,7 @@ class Peers {
   explicit Peers(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
   Pe me() const { return bootstrap_.pe(); }
 
-  /// The elements of all PEs, in order of PEs; every PE gives the same number. Collective.
+  /// Returns the elements of all PEs, in PE order. Every PE passes the same number. Collective.
   template <typename T>
   std::vector<T> gather(std::span<const T> mine) const {
     std::vector<T> all;
@@ -38,8 +38,8 @@ class Peers {
     return all;
   }
 
-  /// Runs `step` on every PE. When it throws on some of them, all throw AgreedFailure with the
-  /// message of the first of those. Collective.
+  /// Runs `step` on every PE. If it throws on any PE, all PEs throw AgreedFailure with the message
+  /// of the lowest such PE. Collective.
   template <typename Step>
   void agree(Step step) const {
     std::string message;

@@ -32,7 +32,7 @@ ExpertWeights WeightSource::load(std::int32_t expert) {
         weights.down[static_cast<std::size_t>(f * hidden_ + h)] = matrix(2)[h * ffn_ + f];
     return weights;
   }
-  // Uniform with the variance that keeps the outputs of each matrix near 1.
+  // Uniform, with the variance that keeps the output of each matrix near variance 1.
   const Random random(seed_, weights_stream + static_cast<std::uint64_t>(expert));
   const float inner = std::sqrt(3.0f / static_cast<float>(hidden_)),
               outer = std::sqrt(3.0f / static_cast<float>(ffn_));

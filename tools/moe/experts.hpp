@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts.hpp: the experts: a SwiGLU feed-forward network each, y = down * (silu(gate * x) . (up *
-// x)).
+// experts.hpp: the experts, SwiGLU feed-forward networks: y = down * (silu(gate * x) . (up * x)).
 #pragma once
 
 #include <algorithm>
@@ -16,7 +15,7 @@
 
 namespace shoal::moe {
 
-/// The three matrices of one expert, the dimension that the inner loops run over last.
+/// The three matrices of one expert. The last dimension is the one of the inner loops.
 struct ExpertWeights {
   std::vector<float> gate, up;  ///< [hidden, ffn]
   std::vector<float> down;      ///< [ffn, hidden]
@@ -25,11 +24,11 @@ struct ExpertWeights {
   void round();
 };
 
-/// Where weights come from: --weights FILE, float [experts, 3, hidden, ffn] with gate, up and down,
-/// or the seed.
+/// Reads weights from --weights FILE, float [experts, 3, hidden, ffn] with gate, up and down, or
+/// generates them from the seed.
 class WeightSource {
  public:
-  /// The file must have been checked by resolve_shape.
+  /// resolve_shape must have checked the file.
   WeightSource(const Options& options, const Shape& shape);
   ExpertWeights load(std::int32_t expert);
 
@@ -50,7 +49,7 @@ class FeedForward {
         up_(gate_.size()),
         y_(hidden_) {}
 
-  /// x: `hidden` values. The result is valid until the next call.
+  /// Returns the expert output for `hidden` values x. Valid until the next call.
   const std::vector<Real>& operator()(const ExpertWeights& weights, const float* x) {
     std::fill(gate_.begin(), gate_.end(), Real{0});
     std::fill(up_.begin(), up_.end(), Real{0});
@@ -67,8 +66,8 @@ class FeedForward {
     return y_;
   }
 
-  /// The sums of the magnitudes of the terms that the last result is made of: [hidden]. Valid until
-  /// the next call.
+  /// The sums of the magnitudes of the terms of the last result: [hidden]. Valid until the next
+  /// call.
   const std::vector<Real>& magnitude(const ExpertWeights& weights) {
     std::fill(magnitude_.begin(), magnitude_.end(), Real{0});
     magnitude_.resize(hidden_);
@@ -84,7 +83,7 @@ class FeedForward {
     for (std::size_t i = 0; i < count; ++i) sum[i] += factor * static_cast<Real>(row[i]);
   }
   std::size_t hidden_;
-  std::vector<Real> gate_, up_, y_;  ///< gate_ holds the inner values once a row is done
+  std::vector<Real> gate_, up_, y_;  ///< gate_ holds the inner values after a row
   std::vector<Real> magnitude_;
 };
 

@@ -17,20 +17,20 @@ namespace {
 
 using tools::NpyReader;
 
-/// Rows first .. first + count - 1 of a matrix, all finite.
+/// Rows [first, first + count) of a matrix. All must be finite.
 std::vector<float> read_matrix(const std::string& path, std::int64_t first, std::int64_t count) {
   NpyReader reader(path);
   std::vector<float> values = reader.read_rows<float>(first, count);
   const auto bad = std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
   const std::int64_t at = bad - values.begin();
   require(bad == values.end(), Code::invalid_argument,
-          "{}: element [{}, {}] is {}; finite numbers are wanted", path,
+          "{}: element [{}, {}] is {}; allowed: finite numbers", path,
           first + at / std::max<std::int64_t>(1, reader.row_size()),
           at % std::max<std::int64_t>(1, reader.row_size()), bad == values.end() ? 0 : *bad);
   return values;
 }
 
-/// How much the skew takes from each expert's logit.
+/// The amount that the skew subtracts from each expert's logit.
 std::vector<float> popularity(const Shape& shape, const Options& options) {
   const Random random(options.seed, popularity_stream);
   std::vector<std::int32_t> order(static_cast<std::size_t>(shape.gate.experts));
@@ -71,8 +71,8 @@ std::vector<float> make_bias(const Options& options, const Shape& shape) {
   return bias;
 }
 
-/// The files' say on tokens, hidden, experts and ffn; each must agree with those before and with
-/// the options.
+/// The sizes of tokens, hidden, experts and ffn that the files give. Each must agree with earlier
+/// files and with the options.
 class ShapeFinder {
  public:
   explicit ShapeFinder(const Options& options)
@@ -94,7 +94,7 @@ class ShapeFinder {
  private:
   struct Dimension {
     std::string_view name;
-    std::int64_t* extent;  ///< -1: not known yet
+    std::int64_t* extent;  ///< -1: unknown so far
   };
   static void take(const std::string& path, const std::vector<Dimension>& dimensions) {
     if (path.empty()) return;
@@ -130,8 +130,8 @@ Shape resolve_shape(const Options& options, std::int32_t pes) {
   shape.tokens = found.tokens() < 0 ? options.tokens_per_pe * pes : found.tokens();
   shape.hidden = found.hidden();
   shape.ffn = found.ffn();
-  require(found.experts() <= 65536, Code::invalid_argument, "{} experts; at most 65536 are allowed",
-          found.experts());
+  require(found.experts() <= 65536, Code::invalid_argument,
+          "--experts is {}; allowed: at most 65536", found.experts());
   shape.gate = {.experts = static_cast<std::int32_t>(found.experts()),
                 .groups = options.groups,
                 .groups_kept = options.groups_kept,
@@ -144,9 +144,9 @@ Shape resolve_shape(const Options& options, std::int32_t pes) {
       shape.gate.experts, pes);
   const std::int64_t multiple = options.row_format == RowFormat::fp8 ? 16 : 8;
   require(shape.hidden >= multiple && shape.hidden % multiple == 0, Code::invalid_argument,
-          "hidden is {}; a positive multiple of {} is wanted (rows are whole units of 16 bytes)",
+          "hidden is {}; allowed: positive multiples of {} (rows are whole units of 16 bytes)",
           shape.hidden, multiple);
-  require(shape.ffn >= 1, Code::invalid_argument, "ffn is {}; at least 1 is wanted", shape.ffn);
+  require(shape.ffn >= 1, Code::invalid_argument, "ffn is {}; allowed: at least 1", shape.ffn);
   return shape;
 }
 

@@ -20,7 +20,7 @@ namespace {
 using ep::numeric::Bf16;
 namespace numeric = ep::numeric;
 
-/// Runs `call` and notes how long it took.
+/// Runs `call` and records its duration.
 template <typename Call>
 auto timed(PhaseTimes& times, const char* phase, Call call) {
   const auto start = std::chrono::steady_clock::now();
@@ -47,8 +47,8 @@ class RowReader {
   RowReader(const Tensor& x, std::size_t hidden)
       : x_(x), values_(hidden), scales_(numeric::group_count(hidden)) {}
 
-  /// Row `row`, counted over all but the last dimension. `scale_of(g)`: the dequantisation scale of
-  /// its group g, for float8 rows.
+  /// Row `row`, counted over all but the last dimension. For float8 rows, `scale_of(g)` is the
+  /// dequantisation scale of channel group g.
   template <typename ScaleOf>
   const float* operator()(std::size_t row, ScaleOf scale_of) {
     if (x_.dtype == DataType::bfloat16) {
@@ -85,8 +85,8 @@ class HostLayer final : public Layer {
   Tensor run_normal(PhaseTimes& times);
   Tensor run_low_latency(PhaseTimes& times);
   void quantize_tokens(Tensor& codes, Tensor& scales) const;
-  /// Answers to the rows of a normal-mode dispatch: each the weighted sum over this PE's experts.
-  /// Written over the rows where possible.
+  /// Returns the expert output for the rows of a normal-mode dispatch: per row, the weighted sum
+  /// over this PE's experts. Overwrites the rows where possible.
   Tensor apply_experts(const ep::Dispatched& rows);
   void apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y);
   TensorView tokens_view() const {
@@ -157,12 +157,12 @@ Tensor HostLayer::apply_experts(const ep::Dispatched& rows) {
       const auto scale_of = [&, row](std::size_t g) {
         return rows.scales.as<float>()[row * groups + g];
       };
-      const std::vector<float>& answer = feed_forward_(experts_[e], read(row, scale_of));
-      for (std::size_t i = 0; i < hidden; ++i) sums[row * hidden + i] += weight * answer[i];
+      const std::vector<float>& y = feed_forward_(experts_[e], read(row, scale_of));
+      for (std::size_t i = 0; i < hidden; ++i) sums[row * hidden + i] += weight * y[i];
     }
   }
-  // bfloat16 rows are overwritten where they lie, so that combine fetches the answers from there
-  // without a copy.
+  // bfloat16 rows are overwritten in place, so combine reads the expert output there without a
+  // copy.
   Tensor y = rows.x.dtype == DataType::bfloat16
                  ? rows.x
                  : Tensor::empty(DataType::bfloat16, {rows.rows, shape_.hidden});
@@ -186,11 +186,11 @@ Tensor HostLayer::run_low_latency(PhaseTimes& times) {
     return target;
   });
   barrier(team_);
-  auto answers = timed(times, "combine_send", [&] {
+  auto combine = timed(times, "combine_send", [&] {
     return group_.low_latency_combine(y, gated_.topk_idx, gated_.topk_weights, rows.handle,
                                       {.zero_copy = true});
   });
-  return timed(times, "combine_receive", [&] { return answers.receive(); });
+  return timed(times, "combine_receive", [&] { return combine.receive(); });
 }
 
 void HostLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) {
@@ -207,8 +207,7 @@ void HostLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorVi
                                        static_cast<std::int64_t>(row) * strides[1] +
                                        static_cast<std::int64_t>(g) * strides[2]];
       };
-      // The rows of y are further apart than they are long: strides, not shapes, say where they
-      // lie.
+      // Rows of y are strided: their distance exceeds their length.
       Bf16* target = y.as<Bf16>() + static_cast<std::int64_t>(e) * y.strides[0] +
                      static_cast<std::int64_t>(row) * y.strides[1];
       store_rounded(feed_forward_(experts_[e], read(e * capacity + row, scale_of)), target);
@@ -253,7 +252,7 @@ void check_backend(const Options& options) {
   if (!options.on_gpu()) return;
 #ifdef SHOAL_WITH_CUDA
   if (!options.cublaslt.empty())
-    CublasLt::load(options.cublaslt);  // an option that is wrong everywhere
+    CublasLt::load(options.cublaslt);  // reports an invalid --cublaslt first
 #endif
   const memory::GpuReport gpus = memory::describe_gpus();
   require(!gpus.gpus.empty(), Code::unsupported,

@@ -5,8 +5,7 @@
 //   shoal-run -n 8 shoal-moe --mode low-latency --dtype fp8 --skew 1
 //   shoal-moe --pes 8 --backend cuda
 //
-// Exit status: 0 when the check passes (or is left out), 1 when it fails, 2 for anything else that
-// goes wrong.
+// Exit status: 0 if the check passes or is left out, 1 if it fails, 2 for any other error.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -39,7 +38,7 @@ void declare(CLI::App& app, Options& options) {
   app.description(
       "A mixture-of-experts layer over Shoal: route, dispatch, experts, combine, check. Start it with shoal-run, or "
       "with --pes.");
-  const std::string inputs = "Inputs (.npy; made from the seed where not given)";
+  const std::string inputs = "Inputs (.npy; generated from the seed by default)";
   auto* tokens =
       app.add_option("--tokens", options.tokens_file, "Activations, float [tokens, hidden]")
           ->group(inputs);
@@ -51,7 +50,7 @@ void declare(CLI::App& app, Options& options) {
   app.add_option("--weights", options.weights_file,
                  "Experts, float [experts, 3, hidden, ffn]: gate, up, down")
       ->group(inputs);
-  app.add_option("--seed", options.seed, "Seed of what is not given")
+  app.add_option("--seed", options.seed, "Seed of the generated inputs")
       ->capture_default_str()
       ->group(inputs);
   app.add_option("--skew", options.skew, "Unbalanced load: 0 none, 1 Zipf")
@@ -116,7 +115,7 @@ void declare(CLI::App& app, Options& options) {
       ->group(run);
   app.add_option(
          "--cublaslt", options.cublaslt,
-         "The cuBLASLt library or its folder [libcublasLt.so.13 or .12 where libraries are found]")
+         "The cuBLASLt library or its folder [libcublasLt.so.13 or .12 in the library search path]")
       ->group(run);
   app.add_option("--pes", options.pes, "PEs as threads of this process, without shoal-run")
       ->check(CLI::Range(1, 1024))
@@ -125,10 +124,9 @@ void declare(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str()
       ->group(run);
-  app.add_flag("!--no-check", options.check, "Leave the comparison with the reference out")
-      ->group(run);
+  app.add_flag("!--no-check", options.check, "Skip the comparison with the reference")->group(run);
   app.add_flag("--inject-error", options.inject_error,
-               "Spoil one value of the result: the check must notice")
+               "Change one value of the result, so that the check fails")
       ->group(run);
   app.add_option("--output", options.output_file,
                  "Write the result, float32 [tokens, hidden], to this .npy file")
@@ -137,7 +135,7 @@ void declare(CLI::App& app, Options& options) {
   app.add_flag("--ascii", options.ascii, "Draw with ASCII characters only")->group(run);
 }
 
-/// Spoils the largest value of the first token of the last PE that has any.
+/// Changes the largest value of the first token of the last PE that has tokens.
 void inject_error(const World& world, const Shape& shape, const Tensor& output) {
   if (world.my_pe() != std::min<std::int64_t>(shape.pes, shape.tokens) - 1) return;
   const std::span row(output.as<ep::numeric::Bf16>(), static_cast<std::size_t>(shape.hidden));
@@ -172,7 +170,7 @@ void write_output(const World& world, const Peers& peers, const Shape& shape, co
   });
 }
 
-/// The whole program, once the world is there. Collective.
+/// Runs the program on an open world. Collective.
 int run(const World& world, const Peers& peers, const Options& options) {
   Shape shape;
   Inputs inputs;
@@ -210,7 +208,7 @@ int run(const World& world, const Peers& peers, const Options& options) {
   return report.passed() ? 0 : kCheckFailed;
 }
 
-/// One PE: opens the world and runs; every failure ends in one line, from the PE that knows most.
+/// Runs one PE: opens the world and runs the layer. One PE reports a failure, in one line.
 int run_pe(const Options& options, const std::string& usage_error, const Settings& settings,
            const std::shared_ptr<Bootstrap>& bootstrap) {
   const Peers peers(*bootstrap);
@@ -226,7 +224,10 @@ int run_pe(const Options& options, const std::string& usage_error, const Setting
     return status;
   } catch (const AgreedFailure& error) {
     if (peers.me() == 0) fmt::print(stderr, "{}\n", error.what());
-    world.is_open() ? world.close() : bootstrap->close();
+    if (world.is_open())
+      world.close();
+    else
+      bootstrap->close();
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     const bool elsewhere = known != nullptr && known->code() == Code::peer_failed;
@@ -236,7 +237,7 @@ int run_pe(const Options& options, const std::string& usage_error, const Setting
   return kError;
 }
 
-/// The statuses of the PEs as one: the worst.
+/// The exit status of all PEs: the worst.
 int run_threads(const Options& options, const Settings& settings) {
   std::vector<int> statuses(static_cast<std::size_t>(options.pes), kError);
   std::vector<std::thread> threads;
@@ -264,8 +265,8 @@ int run_program(Options options, std::string usage_error) {
         "--pes starts PEs as threads, but shoal-run (SHOAL_N_PES) has started this one; choose one of them";
   if (!usage_error.empty() && settings.n_pes < 0) throw Error(Code::invalid_argument, usage_error);
   if (options.on_gpu()) {
-    // Before the driver starts: PEs that share a GPU need a hardware queue for each of their
-    // streams (shoal/cuda.hpp).
+    // Must be set before the driver starts: PEs that share a GPU need a hardware queue for each of
+    // their streams (shoal/cuda.hpp).
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   }
   if (options.pes > 0 && usage_error.empty()) return run_threads(options, settings);

@@ -16,7 +16,7 @@
 namespace shoal::tools {
 
 static_assert(std::endian::native == std::endian::little,
-              "elements are read and written as they lie in memory");
+              "elements are read and written without byte swapping");
 
 namespace {
 
@@ -33,7 +33,7 @@ constexpr Descriptor kDescriptors[] = {
     {"<i4", DataType::int32},   {"<i8", DataType::int64},
 };
 
-/// The text after "'key':" in a header, leading blanks removed.
+/// The text after "'key':" in a header, without leading blanks.
 std::optional<std::string_view> value_of(std::string_view header, std::string_view key) {
   for (const char quote : {'\'', '"'}) {
     const std::size_t at = header.find(fmt::format("{0}{1}{0}:", quote, key));
@@ -45,7 +45,7 @@ std::optional<std::string_view> value_of(std::string_view header, std::string_vi
   return std::nullopt;
 }
 
-/// The extents of "(3, 4)", "(3,)" or "()"; nullopt when malformed.
+/// The extents of "(3, 4)", "(3,)" or "()"; nullopt if malformed.
 std::optional<std::vector<std::int64_t>> parse_shape(std::string_view text) {
   if (text.empty() || text[0] != '(') return std::nullopt;
   const std::size_t end = text.find(')');
@@ -67,7 +67,7 @@ std::optional<std::vector<std::int64_t>> parse_shape(std::string_view text) {
   return shape;
 }
 
-/// The product of the extents from `first` on; nullopt when it does not fit.
+/// The product of the extents from `first` on; nullopt on overflow.
 std::optional<std::int64_t> product(std::span<const std::int64_t> shape) {
   std::int64_t n = 1;
   for (const std::int64_t extent : shape)
@@ -154,16 +154,15 @@ void NpyReader::require_shape(std::span<const std::int64_t> wanted,
   for (std::size_t i = 0; i < wanted.size(); ++i)
     texts.push_back(wanted[i] < 0 ? std::string(names[i])
                                   : fmt::format("{} {}", names[i], wanted[i]));
-  fail(Code::invalid_argument, "{}; an array [{}] is wanted", describe(), fmt::join(texts, ", "));
+  fail(Code::invalid_argument, "{}; allowed: an array [{}]", describe(), fmt::join(texts, ", "));
 }
 
 template <typename T>
 std::vector<T> NpyReader::read_rows(std::int64_t first, std::int64_t count) {
   require(first >= 0 && count >= 0 && count <= rows() - std::min(first, rows()),
-          Code::invalid_argument, "{}: rows {} to {} were asked for", describe(), first,
-          first + count);
+          Code::invalid_argument, "{}: no rows {} to {}", describe(), first, first + count);
   require(std::is_floating_point_v<T> || dtype_ == DataType::int32 || dtype_ == DataType::int64,
-          Code::invalid_argument, "{}: integers are wanted", describe());
+          Code::invalid_argument, "{}; allowed: integers", describe());
   const std::size_t row_bytes = static_cast<std::size_t>(row_size()) * size_of(dtype_);
   std::vector<char> bytes(static_cast<std::size_t>(count) * row_bytes);
   file_.clear();

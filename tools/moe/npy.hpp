@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// npy.hpp: NumPy's .npy files, versions 1 and 2: little-endian float16, float32, float64, int32 and
-// int64 arrays in C order.
+// npy.hpp: reads and writes NumPy's .npy files, versions 1 and 2: little-endian float16, float32,
+// float64, int32 and int64 arrays in C order.
 //
-// Rows (the first dimension) can be read and written a few at a time, so that no PE holds more than
-// its share of a file. Every failure throws shoal::Error with the path: Code::system when the file
-// cannot be read or written, Code::invalid_argument when it is not such an array.
+// Rows (the first dimension) can be read and written in parts, so a PE holds only its share of a
+// file. Every failure throws shoal::Error with the path: Code::system if the file cannot be read or
+// written, Code::invalid_argument if it is not such an array.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@ class NpyReader {
   DataType dtype() const noexcept { return dtype_; }
   const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
   std::int64_t rows() const noexcept { return shape_.empty() ? 1 : shape_[0]; }
-  std::int64_t row_size()
-      const noexcept;            ///< elements of a row: the product of the other dimensions
+  /// Elements of a row: the product of the other dimensions.
+  std::int64_t row_size() const noexcept;
   std::string describe() const;  ///< "tokens.npy: float32 [128, 1024]"
 
   /// Throws Error{invalid_argument} unless the array has `wanted.size()` dimensions of these
-  /// extents; -1 allows any. `names` are for the message: {"tokens", "hidden"}.
+  /// extents; -1 allows any. `names` label them in the message: {"tokens", "hidden"}.
   void require_shape(std::span<const std::int64_t> wanted,
                      std::span<const std::string_view> names) const;
 
-  /// Rows first .. first + count - 1, converted to T: float, double or std::int64_t (from integers
+  /// Rows [first, first + count), converted to T: float, double or std::int64_t (from integers
   /// only).
   template <typename T>
   std::vector<T> read_rows(std::int64_t first, std::int64_t count);
@@ -49,7 +49,7 @@ class NpyReader {
   std::streamoff data_offset_ = 0;
 };
 
-/// Writes a file row by row; close() after the last one.
+/// Writes a file row by row. Call close() after the last row.
 class NpyWriter {
  public:
   NpyWriter(const std::string& path, DataType dtype, std::span<const std::int64_t> shape);
@@ -58,8 +58,8 @@ class NpyWriter {
   void append(std::span<const T> elements) {
     append_bytes(elements.data(), elements.size(), sizeof(T));
   }
-  /// Throws Error{invalid_argument} when fewer elements were appended than the shape has;
-  /// Error{system} when the disk is full.
+  /// Throws Error{invalid_argument} if fewer elements were appended than the shape has;
+  /// Error{system} if the disk is full.
   void close();
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// options.hpp: what the parts of shoal-moe share: the options, and the shape of the run that
-// follows from them and the input files.
+// options.hpp: the options of shoal-moe, and the shape of a run that follows from them and the
+// input files.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ enum class Backend { host, cuda };   ///< where heap, rows and experts are
 struct Options {
   std::string tokens_file, router_file, bias_file, weights_file, output_file, json_file;
   std::int64_t tokens_per_pe = 128;
-  std::optional<std::int64_t> hidden, ffn;  ///< not given: from the files, else the defaults below
+  std::optional<std::int64_t> hidden, ffn;  ///< default: from the files, else the constants below
   std::optional<std::int32_t> experts;
   std::int32_t groups = 8, groups_kept = 4, top_k = 8;
   float routed_scaling = 1.0f;
@@ -28,9 +28,9 @@ struct Options {
   int iterations = 3;
   Mode mode = Mode::normal;
   RowFormat row_format = RowFormat::bf16;
-  std::optional<Backend> backend;  ///< not given: where SHOAL_HEAP says
+  std::optional<Backend> backend;  ///< default: from SHOAL_HEAP
   std::string cublaslt;            ///< the library or its folder; empty: searched for
-  std::int32_t pes = 0;            ///< as threads of this process; 0: this process is one PE
+  std::int32_t pes = 0;            ///< threads of this process; 0: this process is one PE
   bool check = true;
   bool inject_error = false;
   bool ascii = false;
@@ -42,8 +42,8 @@ inline constexpr std::int64_t kDefaultHidden = 1024;
 inline constexpr std::int64_t kDefaultFfn = 64;
 inline constexpr std::int32_t kDefaultExperts = 256;
 
-/// Sizes of a run; tokens are spread over the PEs in order, the first PEs taking one more where
-/// they do not divide.
+/// Sizes of a run. Tokens are spread over the PEs in order; the first PEs take one more if the
+/// numbers do not divide.
 struct Shape {
   std::int64_t tokens = 0;  ///< of all PEs
   std::int64_t hidden = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// random.hpp: random numbers by counter: element i of a stream is a function of (seed, stream, i),
-// so that any PE can make any part of an array, and the same seed gives the same run on any number
+// random.hpp: counter-based random numbers. Element i of a stream is a function of (seed, stream,
+// i). Any PE can generate any part of an array, and the same seed gives the same run on any number
 // of PEs.
 #pragma once
 
@@ -21,7 +21,7 @@ class Random {
     return to_uniform(static_cast<std::uint32_t>(bits(index)));
   }
 
-  /// Nearly normal, of mean 0 and variance 1: the sum of four uniform numbers.
+  /// Nearly normal with mean 0 and variance 1: the sum of four uniform numbers.
   float normal(std::uint64_t index) const {
     const std::uint64_t a = bits(2 * index), b = bits(2 * index + 1);
     const float sum = to_uniform(static_cast<std::uint32_t>(a)) +
@@ -45,7 +45,7 @@ class Random {
   std::uint64_t key_;
 };
 
-/// Streams of one seed. Experts have a stream each, from `weights` on.
+/// The streams of one seed. Every expert has its own, from `weights` on.
 enum Stream : std::uint64_t {
   tokens_stream = 1,
   router_stream,

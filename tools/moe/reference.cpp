@@ -19,9 +19,9 @@ namespace numeric = ep::numeric;
 
 constexpr double kBf16Unit = 0x1p-8;  // largest relative rounding error of bfloat16
 constexpr double kFloatUnit = 0x1p-24;
-constexpr double kTensorCoreUnit =
-    0x1p-22;  // tensor cores add in float32, but cut off instead of rounding
-constexpr double kSecondOrder = 1.02;  // roundings of rounded values
+// Tensor cores add in float32 but truncate instead of rounding.
+constexpr double kTensorCoreUnit = 0x1p-22;
+constexpr double kSecondOrder = 1.02;  // accounts for roundings of rounded values
 
 int row_roundings(const Options& options) {
   return options.mode == Mode::normal ? 1 : 2;
@@ -31,7 +31,7 @@ double sum_unit(const Options& options) {
   return options.on_gpu() ? kTensorCoreUnit : kFloatUnit;
 }
 
-/// The tokens of this PE as the experts get to see them.
+/// The tokens of this PE as the experts receive them.
 std::vector<float> delivered_tokens(const Options& options, const Shape& shape,
                                     const Inputs& inputs) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
@@ -55,8 +55,8 @@ std::vector<float> delivered_tokens(const Options& options, const Shape& shape,
 
 struct Reference {
   std::vector<double> sum;        // [tokens, hidden]
-  std::vector<double> magnitude;  // the sum of the terms' magnitudes
-  std::vector<double> inner;  // likewise of the terms of which the experts' sums are made; on GPUs
+  std::vector<double> magnitude;  // the sum of the magnitudes of the terms
+  std::vector<double> inner;      // the same for the terms of the experts' sums; on GPUs only
 };
 
 Reference compute(const Options& options, const Shape& shape, const std::vector<float>& x,
@@ -110,7 +110,7 @@ void compare_row(Check& check, const Options& options, const Shape& shape,
     const double bound = kSecondOrder * kBf16Unit *
                              (row_roundings(options) * magnitude[i] + std::abs(sum[i]) + inner[i]) +
                          float_error;
-    // Not a comparison with max: a NaN must fail.
+    // Not a comparison with max: NaN must fail the check.
     if (!(error <= check.worst * bound))
       check.worst = bound > 0 && std::isfinite(error) ? error / bound : INFINITY;
     check.squared_error += error * error;
@@ -160,13 +160,13 @@ std::int64_t count_misrouted(const Peers& peers, const Shape& shape, const Layer
   std::vector<std::int32_t> rows_to(static_cast<std::size_t>(shape.pes));
   std::vector<std::int64_t> tokens_to(static_cast<std::size_t>(shape.gate.experts));
   for (std::size_t token = 0; token < static_cast<std::size_t>(topk_idx.shape[0]); ++token) {
-    std::set<std::int64_t> members;
+    std::set<std::int64_t> ranks;
     for (std::size_t k = 0; k < top_k; ++k) {
       const std::int64_t expert = topk_idx.as<std::int64_t>()[token * top_k + k];
       ++tokens_to[static_cast<std::size_t>(expert)];
-      members.insert(expert / shape.local_experts());
+      ranks.insert(expert / shape.local_experts());
     }
-    for (const std::int64_t member : members) ++rows_to[static_cast<std::size_t>(member)];
+    for (const std::int64_t rank : ranks) ++rows_to[static_cast<std::size_t>(rank)];
   }
   std::int64_t wrong = 0;
   for (std::size_t pe = 0; pe < rows_to.size(); ++pe)

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// reference.hpp: the layer again, in one process and in float64, and how far from it a result may
-// be.
+// reference.hpp: computes the layer again in one process and in float64, and bounds the error of a
+// result.
 //
 // For a token with experts k: reference = sum of w_k * expert_k(x), with x as dispatch delivers it:
-// bfloat16, or the e4m3 values and scales that the FP8 format defines. What the run adds is
-// rounding alone, and each rounding has a bound:
-//   rows       each row that is combined is rounded to bfloat16, 2^-8 of its value. In normal mode
-//   a row is the sum
-//              over the experts of a PE; in low-latency mode rows of single experts are rounded,
-//              and their sum over a PE again: `row_roundings` is 1 or 2. Together at most
-//              row_roundings * 2^-8 * sum |w_k * expert_k(x)|.
-//   output     rounded once more: 2^-8 * |reference|.
-//   float32    experts and sums run in float32: a sum of n terms is off by at most n * 2^-24 of the
-//   size of its terms,
-//              here (hidden + ffn) * 2^-24 of the row's root mean square.
+// bfloat16, or the e4m3 values and scales of the FP8 format. The run differs only by roundings,
+// each of which has a bound:
+//
+//   rows: each combined row is rounded to bfloat16, 2^-8 of its value. In normal mode a row is the
+//   sum over the experts of a PE. In low-latency mode the output of each expert is rounded, and its
+//   sum over a PE again. With row_roundings = 1 or 2, the error is at most row_roundings * 2^-8 *
+//   sum |w_k * expert_k(x)|.
+//   output: rounded once more, 2^-8 * |reference|.
+//   float32: a sum of n terms has an error of at most n * 2^-24 of the size of its terms, here
+//   (hidden + ffn) * 2^-24 of the row's root mean square.
+//
 // Experts on GPUs multiply bfloat16 with float32 sums. Weights, and tokens that came as FP8, are
-// rounded to bfloat16 beforehand: the reference takes them so rounded. What remains is
-//   inner      the inner values h_f = silu(gate x) . (up x) are rounded to bfloat16 before the last
-//   product:
-//              2^-8 * inner, inner = sum over k and f of |w_k * down_f * h_f|;
-//   float32    tensor cores cut off instead of rounding: (hidden + ffn) * 2^-22 of the root mean
+// rounded to bfloat16 before; the reference uses the rounded values. The remaining bounds:
+//
+//   inner: the inner values h_f = silu(gate x) . (up x) are rounded to bfloat16 before the last
+//   product: 2^-8 * inner, with inner = sum over k and f of |w_k * down_f * h_f|.
+//   float32: tensor cores truncate instead of rounding: (hidden + ffn) * 2^-22 of the root mean
 //   square of inner.
-// The bound is for every element; a result passes when no element exceeds it, and when all counts
-// that routing gives, and on GPUs in normal mode the weights after a way there and back, are exact.
+//
+// The bound holds for every element. A result passes if no element exceeds it and all exact values
+// match: the counts of the routing and, on GPUs in normal mode, the weights after a round trip.
 #pragma once
 
 #include <functional>
@@ -35,28 +36,28 @@
 
 namespace shoal::moe {
 
-/// The comparison of one PE's tokens.
+/// The comparison for the tokens of one PE.
 struct Check {
-  double worst = 0;          ///< largest error of an element, as a part of its bound
-  double squared_error = 0;  ///< sums over all elements
+  double worst = 0;          ///< largest error of an element, relative to its bound
+  double squared_error = 0;  ///< sum over all elements
   double squared_reference = 0;
-  double squared_quantization =
-      0;  ///< difference between the references of quantised and of unquantised tokens
-  std::int64_t differing = 0;  ///< counts and weights that must be exact and are not
+  /// Difference between the references of quantised and of unquantised tokens.
+  double squared_quantization = 0;
+  std::int64_t differing = 0;  ///< counts and weights that must be exact but differ
   bool passed() const { return worst <= 1 && differing == 0; }
 };
 
-/// The bound in words, for people.
+/// The bound in words, for the report.
 std::string describe_tolerance(const Options& options, const Shape& shape);
 
-/// Compares `output`, bfloat16 [tokens of this PE, hidden]. `progress(done, total)` is called now
-/// and then.
+/// Compares `output`, bfloat16 [tokens of this PE, hidden]. Calls `progress(done, total)` from time
+/// to time.
 Check check_output(const Options& options, const Shape& shape, const Inputs& inputs,
                    const ep::Gated& gated, const Tensor& output,
                    const std::function<void(std::int64_t, std::int64_t)>& progress);
 
-/// Rows per PE and tokens per expert of the layer's last run that differ from those counted here.
-/// Collective.
+/// Counts rows per PE and tokens per expert of the layer's last run that differ from this
+/// function's own count. Collective.
 std::int64_t count_misrouted(const Peers& peers, const Shape& shape, const Layer& layer);
 
 }  // namespace shoal::moe

@@ -60,7 +60,7 @@ double relative(double squared, double squared_reference) {
   return squared_reference > 0 ? std::sqrt(squared / squared_reference) : std::sqrt(squared);
 }
 
-/// The checks of all PEs as one.
+/// The checks of all PEs combined.
 std::optional<Check> merged_check(const Report& report) {
   if (!report.pes.front().check) return std::nullopt;
   Check all;
@@ -80,7 +80,7 @@ std::string format_header(const Report& report) {
   const std::string_view dot = options.ascii ? "," : " ·";
   return fmt::format(
       "shoal-moe: {} PE{}{dot} {} backend{}{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
-      "{} tokens of {} channels{dot} {} experts ({} a PE) of width {}{dot} top-{} in {} of {} groups{dot} {}\n\n",
+      "{} tokens of {} channels{dot} {} experts ({} per PE) of width {}{dot} top-{} in {} of {} groups{dot} {}\n\n",
       shape.pes, shape.pes == 1 ? "" : "s", name_of(options.backend),
       report.experts_run_by.empty() ? "" : fmt::format(", experts by {}", report.experts_run_by),
       name_of(options.mode), name_of(options.row_format), options.iterations,
@@ -91,7 +91,7 @@ std::string format_header(const Report& report) {
       fmt::arg("dot", dot));
 }
 
-/// The slowest PE of every phase.
+/// The time of the slowest PE for every phase.
 std::string format_phases(const Report& report) {
   std::string text = "phases, ms (slowest PE):";
   for (std::size_t phase = 0; phase < report.pes.front().times.size(); ++phase) {
@@ -105,7 +105,7 @@ std::string format_phases(const Report& report) {
 
 std::string format_check(const Report& report) {
   const std::optional<Check> check = merged_check(report);
-  if (!check) return "check: left out (--no-check)\n";
+  if (!check) return "check: skipped (--no-check)\n";
   std::string text = fmt::format(
       "check: {}: the largest error is {:.3f} of its bound; relative error {:.2e} (L2)\n"
       "       bound for every element: {}\n",
@@ -117,18 +117,18 @@ std::string format_check(const Report& report) {
         fmt::format("       {} counts or weights that must be exact differ\n", check->differing);
   if (report.options.on_gpu())
     text +=
-        "       the reference takes weights as rounded to bfloat16; inner: sum|w_k down_f h_f|, with h_f = silu(gate "
+        "       the reference uses weights rounded to bfloat16; inner: sum|w_k down_f h_f|, with h_f = silu(gate "
         "x) * (up x)\n";
   if (report.options.row_format == RowFormat::fp8)
     text += fmt::format(
-        "       the reference takes the tokens as FP8 delivers them; against unquantised ones it differs by {:.2e} "
-        "(L2)\n",
+        "       the reference uses the tokens after FP8 quantisation; without it the result differs by "
+        "{:.2e} (L2)\n",
         relative(check->squared_quantization, check->squared_reference));
   return text;
 }
 
-/// The rows of the table. A bar is an expert, or a run of neighbouring experts (the largest of
-/// them) when there are many; a full block is the largest load of all PEs.
+/// The rows of the table. One bar stands for an expert, or for the largest of several neighbouring
+/// experts if there are many. A full block is the largest load of all PEs.
 class Table {
  public:
   explicit Table(const Report& report) : report_(report) {
@@ -143,7 +143,7 @@ class Table {
 
   std::string head() const {
     const std::string bar_title =
-        run_ == 1 ? "load per expert" : fmt::format("load, {} experts a bar", run_);
+        run_ == 1 ? "load per expert" : fmt::format("load, {} experts per bar", run_);
     const std::string scale =
         fmt::format("{} = {} tokens", report_.options.ascii ? "@" : "█", largest_);
     return fmt::format(
@@ -160,7 +160,7 @@ class Table {
                 pe.milliseconds("combine"), report_.combine_rate(pe), pe.check);
   }
 
-  /// Sums of counts and rates; the longest times; the largest load and error.
+  /// Sums of counts and rates; maxima of times, loads and errors.
   std::string total() const {
     double load = 0, dispatch = 0, dispatch_rate = 0, experts = 0, combine = 0, combine_rate = 0;
     for (const PeFigures& pe : report_.pes) {
@@ -210,14 +210,14 @@ class Table {
 
   const Report& report_;
   std::int64_t largest_ = 0;  // tokens of one expert
-  double mean_ = 0;           // assignments of a PE
+  double mean_ = 0;           // assignments per PE
   std::size_t run_ = 1, bars_ = 1;
 };
 
-/// This PE's figures before the other PEs are known.
-PeFigures own_figures(const Peers& peers, const Shape& shape, const Layer& layer,
-                      const std::vector<PhaseTimes>& iterations,
-                      const std::optional<Check>& check) {
+/// This PE's figures, without those that depend on other PEs.
+PeFigures local_figures(const Peers& peers, const Shape& shape, const Layer& layer,
+                        const std::vector<PhaseTimes>& iterations,
+                        const std::optional<Check>& check) {
   PeFigures mine;
   mine.tokens = shape.tokens_of(peers.me());
   mine.rows_sent = std::accumulate(layer.rows_to().begin(), layer.rows_to().end(), std::int64_t{0});
@@ -252,7 +252,7 @@ double Report::combine_rate(const PeFigures& pe) const {
 Report gather_report(const Peers& peers, const Options& options, const Shape& shape,
                      const Layer& layer, const std::vector<PhaseTimes>& iterations,
                      const std::optional<Check>& check) {
-  const PeFigures mine = own_figures(peers, shape, layer, iterations, check);
+  const PeFigures mine = local_figures(peers, shape, layer, iterations, check);
   std::vector<double> times;
   for (const auto& [phase, time] : mine.times) times.push_back(time);
   const Check none;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// report.hpp: the figures of a run: gathered from all PEs, printed as a table, written as JSON, and
-// progress meanwhile.
+// report.hpp: the figures of a run: gathered from all PEs, printed as a table, written as JSON; and
+// progress of long runs.
 #pragma once
 
 #include <chrono>
@@ -17,17 +17,18 @@
 
 namespace shoal::moe {
 
-/// What one PE did.
+/// The figures of one PE.
 struct PeFigures {
   std::int64_t tokens = 0;
-  std::int64_t rows_sent =
-      0;  ///< token copies, one for each PE that holds an expert of the token, itself included
-  std::int64_t rows_received = 0;  ///< likewise
+  /// Token copies, one for each PE that holds an expert of the token, itself included.
+  std::int64_t rows_sent = 0;
+  std::int64_t rows_received = 0;  ///< the same for rows that arrive
   std::vector<std::int64_t> expert_load;
   PhaseTimes times;  ///< median over the iterations
   std::optional<Check> check;
 
-  double milliseconds(std::string_view phase_prefix) const;  ///< of all phases whose names start so
+  /// Sum of all phases whose names start with the prefix.
+  double milliseconds(std::string_view phase_prefix) const;
 };
 
 struct Report {
@@ -38,24 +39,23 @@ struct Report {
   std::string experts_run_by;  ///< Layer::experts_run_by
 
   bool passed() const;
-  /// Decimal gigabytes per second that arrived at a PE: rows in dispatch, answers in combine.
+  /// Decimal gigabytes per second that arrive at a PE: rows in dispatch, expert output in combine.
   double dispatch_rate(const PeFigures& pe) const;
   double combine_rate(const PeFigures& pe) const;
 };
 
-/// Collective: the reports of all PEs from the figures of this one. `mine.rows_received` is filled
-/// in.
+/// Gathers the figures of all PEs, with `mine.rows_received`. Collective.
 Report gather_report(const Peers& peers, const Options& options, const Shape& shape,
                      const Layer& layer, const std::vector<PhaseTimes>& iterations,
                      const std::optional<Check>& check);
 
-/// The table for people.
+/// The table that is printed.
 std::string format_table(const Report& report);
 
-/// Everything. Throws Error{system} when the file cannot be written.
+/// Writes all figures as JSON. Throws Error{system} if the file cannot be written.
 void write_json(const Report& report, const std::string& path);
 
-/// Shows on standard error how far a long run is: on a terminal one line that changes, else a line
+/// Shows the progress of a long run on standard error: one changing line on a terminal, else a line
 /// every five seconds.
 class Progress {
  public:

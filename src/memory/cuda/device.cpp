@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU of a PE. Several PEs of one process may use one GPU: they share its primary context, not
-// the stream.
+// The GPU of a PE. Several PEs of one process may use one GPU. They share its primary context, but
+// not the stream.
 #include <cstring>
 
 #include "base/backoff.hpp"
@@ -19,8 +19,8 @@ int attribute(const Driver& driver, CUdevice device, CUdevice_attribute which) {
   return driver.device_attribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
 }
 
-/// The attribute says what the GPU can do; whether the machine's fabric manager lets it, only an
-/// export shows.
+/// The attribute reports the capability of the GPU. Only an export shows whether the machine's
+/// fabric manager permits it.
 bool fabric_works(const Driver& driver, int device, std::size_t granularity) {
   const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_FABRIC);
   CUmemGenericAllocationHandle memory{};
@@ -57,7 +57,7 @@ class CudaDevice final : public Device {
   CUdevice handle_ = 0;
   DeviceDescription description_;
   std::chrono::milliseconds timeout_;
-  std::shared_ptr<CUstream_st> taken_stream_;  // what `stream` is
+  std::shared_ptr<CUstream_st> taken_stream_;  // owns `stream`
 };
 
 CudaDevice::CudaDevice(const DeviceRequest& request)

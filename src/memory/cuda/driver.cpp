@@ -12,7 +12,7 @@ namespace {
 
 struct Loaded {
   Driver table;
-  std::string why;  // empty: usable
+  std::string why;  // empty if the driver is usable
 };
 
 template <typename Function>

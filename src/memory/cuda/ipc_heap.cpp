@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fallback by CUDA IPC, where virtual-memory management is missing or not wanted: one
-// allocation of the full size, opened by each process wherever the driver puts it. No window, no
-// growth.
+// The fallback by CUDA IPC, for GPUs without virtual-memory management or on request. Each heap is
+// one allocation of the full size, which every process opens at an address of the driver's choice.
+// No window, no growth.
 #include <algorithm>
 #include <cstring>
 
@@ -13,7 +13,7 @@ namespace shoal::memory::cuda {
 namespace {
 
 struct IpcAddition {
-  std::uint64_t address = 0;  ///< of the heap, in its own process
+  std::uint64_t address = 0;  ///< of the heap in its own process
   std::uint64_t skipped = 0;  ///< bytes of the allocation before the heap
   CUipcMemHandle handle{};
 };
@@ -31,7 +31,7 @@ class IpcHeap final : public DeviceHeap {
     try {
       device_->activate();
     } catch (const Error&) {
-      return;  // without a context nothing can be released, and the memory goes with the process
+      return;  // nothing can be released without a context; the memory is freed with the process
     }
     for (const CUdeviceptr opened : opened_)
       if (opened != 0) driver_.ipc_close(opened);
@@ -60,8 +60,8 @@ class IpcHeap final : public DeviceHeap {
   const Driver& driver_;
   DeviceHeapContext context_;
   std::vector<Peer> peers_;
-  std::vector<std::byte*> bases_;    // by PE
-  std::vector<CUdeviceptr> opened_;  // by PE: what ipc_open returned
+  std::vector<std::byte*> bases_;    // indexed by PE
+  std::vector<CUdeviceptr> opened_;  // indexed by PE: the results of ipc_open
   CUdeviceptr allocation_ = 0;
 };
 

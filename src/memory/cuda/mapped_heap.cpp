@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heap by virtual-memory management: address space for all of it is reserved at the start,
-// memory is mapped when it is needed, on all PEs alike. PEs of this process find each other's
-// memory in the shared window; other processes' memory comes as file descriptor or fabric handle.
+// The heap by virtual-memory management. Address space for the whole heap is reserved at the start;
+// memory is mapped on demand, on all PEs alike. PEs of this process find each other's memory in the
+// shared window. Memory of other processes arrives as a file descriptor or a fabric handle.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -14,7 +14,7 @@
 namespace shoal::memory::cuda {
 namespace {
 
-/// What the others must know about added memory; travels as bytes.
+/// Describes added memory to the other PEs. Sent as bytes.
 struct MappedAddition {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
@@ -47,7 +47,7 @@ class MappedHeap final : public DeviceHeap {
   void export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition);
   void import_fds(std::span<const MappedAddition> additions, const FdExchange& exchange);
   void import_fabric(Pe pe, const MappedAddition& addition);
-  /// Maps memory of another process, or gives this PE's GPU access to that of this process.
+  /// Maps memory of another process, or gives this PE's GPU access to memory of this process.
   void reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>& memory);
   void fail_reach(Pe pe, const std::string& reason);
 
@@ -55,8 +55,9 @@ class MappedHeap final : public DeviceHeap {
   DeviceHeapContext context_;
   std::vector<Peer> peers_;
   std::shared_ptr<Window> window_;
-  std::optional<FdSocket> socket_;  // where some PE passes descriptors
-  std::size_t pending_ = 0;         // what mapped_ becomes by commit; 0: nothing is being added
+  std::optional<FdSocket> socket_;  // open if any PE passes descriptors
+  // The value of mapped_ after commit; 0: no memory is being added.
+  std::size_t pending_ = 0;
   FileDescriptor exported_;
   bool started_ = false;
 };
@@ -77,8 +78,8 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
   MappedAddition addition;
   addition.offset = mapped_;
   addition.bytes = bytes - mapped_;
-  // Without a peer in another process nothing needs to be exported, so nothing that can fail is
-  // asked for.
+  // Without a peer in another process nothing is exported, so no request for exportable memory can
+  // fail.
   const bool exports = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
     return !peer.same_process && peer.obstacle.empty();
   });
@@ -211,7 +212,7 @@ void MappedHeap::reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>&
 }
 
 void MappedHeap::fail_reach(Pe pe, const std::string& reason) {
-  // At the start a pair without reach is something to report; a heap that was reached must stay so.
+  // At the start an unreachable pair is reported. A heap that was reachable must stay reachable.
   require(!started_, Code::system, "the symmetric heap cannot grow to {} bytes: PE {}: {}",
           pending_, pe, reason);
   peers_[static_cast<std::size_t>(pe)].obstacle = reason;

@@ -11,7 +11,7 @@
 namespace shoal::memory::cuda {
 namespace {
 
-/// Why the heap of a PE in another process cannot be passed here.
+/// The reason why the heap of a PE in another process cannot be passed here.
 std::string handle_obstacle(const DeviceHeapContext& context, std::size_t pe) {
   const auto me = static_cast<std::size_t>(context.my_pe);
   if (context.handle == HandleKind::fabric) return "";
@@ -69,8 +69,8 @@ std::vector<Peer> survey_peers(const Driver& driver, const DeviceHeapContext& co
     peer.same_process = context.devices[pe].process == mine.process;
     if (!peer.same_process) {
       peer.obstacle = handle_obstacle(context, pe);
-      // Also with those that turn out to be out of reach: passing descriptors takes both, and both
-      // must decide alike.
+      // Includes unreachable peers: passing descriptors takes both sides, and both must decide
+      // alike.
       peer.exchanges_fds = context.handle == HandleKind::fd && peer.obstacle.empty();
     }
     if (peer.obstacle.empty()) survey_gpus(driver, context, pe, peer);

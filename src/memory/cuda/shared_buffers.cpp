@@ -64,8 +64,8 @@ class CudaSharedBuffers final : public SharedBuffers {
   std::map<std::pair<Pe, std::uint64_t>, Mapped> mapped_;
 };
 
-/// The allocation, or the piece of mapped memory, that `pointer` lies in. Drivers were seen that
-/// know no range of mapped pieces while other threads map theirs: the mapping itself they know.
+/// The allocation, or the piece of mapped memory, that contains `pointer`. Drivers were observed to
+/// find no range of mapped pieces while other threads map memory; they do find the mapping itself.
 CUresult CudaSharedBuffers::piece_at(CUdeviceptr pointer, CUdeviceptr& base,
                                      std::size_t& bytes) const {
   const CUresult result = driver_.address_range(&base, &bytes, pointer);
@@ -162,8 +162,8 @@ void CudaSharedBuffers::grant(const void* base, std::size_t bytes, Pe pe) const 
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device_->device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  // One PE of this process at a time: of two that ask for the same GPU at once, the driver was seen
-  // to refuse one with CUDA_ERROR_ALREADY_MAPPED, and access was missing afterwards.
+  // Serialises the PEs of this process. If two ask for the same GPU at once, the driver was
+  // observed to refuse one with CUDA_ERROR_ALREADY_MAPPED, without granting access.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   check(driver_, driver_.mem_set_access(address(base), bytes, &access, 1), [&] {

@@ -12,12 +12,12 @@
 namespace shoal::memory::cuda {
 namespace {
 
-/// What streams must have in common to stand in for each other. A stream dies with its context; the
-/// contexts here live as long as the process (primary_context retains them and never releases
-/// them), so that the streams may as well. Only a reset of the device would end them before, with
-/// all other memory of Shoal's there.
+/// The properties that interchangeable streams share. A stream dies with its context. The contexts
+/// here live as long as the process (primary_context retains and never releases them), so the
+/// streams may too. Only a reset of the device ends them earlier, with all other memory of Shoal
+/// there.
 struct Kind {
-  const Driver* driver;  // tests have one of their own
+  const Driver* driver;  // tests have their own
   CUcontext context;
   int priority;
   bool operator==(const Kind&) const = default;
@@ -32,7 +32,7 @@ struct Entry {
 
 struct Pool {
   std::mutex mutex;
-  std::list<Entry> entries;  // in the order in which they were made; their addresses stay
+  std::list<Entry> entries;  // in order of creation; element addresses are stable
   static Pool& instance() {
     static auto* pool = new Pool;  // never destroyed: worlds and groups may outlive static objects
     return *pool;
@@ -52,10 +52,10 @@ Entry* take_free(const Kind& kind) {
   return &*found;
 }
 
-/// Outside the lock: the driver may take its time where kernels run.
+/// Called outside the lock: the driver may be slow while kernels run.
 Entry* make(const Kind& kind, int device) {
   CUstream stream = nullptr;
-  // Non-blocking: another PE's kernel on the null stream may be waiting for what this stream does.
+  // Non-blocking: another PE's kernel on the null stream may wait for this stream's work.
   check(*kind.driver, kind.driver->stream_create(&stream, CU_STREAM_NON_BLOCKING, kind.priority),
         [&] { return fmt::format("cannot create a stream on GPU {}", device); });
   Pool& pool = Pool::instance();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The allocator of the symmetric heap: best fit, joined neighbours, and a naive model to compare
-// with (requirement D2).
+// The allocator of the symmetric heap: best fit, coalescing, and comparison with a naive model.
 #include "memory/allocator.hpp"
 
 #include <gtest/gtest.h>
@@ -64,7 +63,7 @@ TEST(Allocator, SurvivesBadReleases) {
   EXPECT_EQ(allocator.largest_free(), 4 * kUnit);
 }
 
-/// A map of every unit of the heap: what the allocator must agree with.
+/// A map of every unit of the heap, the model that the allocator must match.
 class Model {
  public:
   explicit Model(std::size_t units) : owner_(units, 0) {}
@@ -109,7 +108,7 @@ TEST(Allocator, AgreesWithANaiveModel) {
     std::mt19937 random(seed);
     constexpr std::size_t kUnits = 300;
     Allocator allocator(kUnits * kUnit);
-    Allocator twin(kUnits * kUnit);  // D2: the same calls give the same offsets
+    Allocator twin(kUnits * kUnit);  // the same calls give the same offsets
     Model model(kUnits);
     std::map<int, std::size_t> live;
     for (int step = 1; step <= 1000; ++step) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver as a table, the GPU of a PE, and the choices made from descriptions of GPUs
-// (requirements D2, D11).
+// The table of driver functions, the GPU of a PE, and the choices that follow from descriptions of
+// GPUs.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -63,7 +63,7 @@ TEST(CudaDevice, ReleasesWhatItTookWhenItFails) {
     const FakeCuda fake(
         {.failing_function = function, .failing_call = 0, .failure = CUDA_ERROR_UNKNOWN});
     if (std::string(function) == "retain_context")
-      continue;  // kept for the process: may not be called again
+      continue;  // kept for the process: not called again
     expect_error(Code::system, "CUDA_ERROR_FAKE", [] { memory::open_device({.ordinal = 0}); });
     EXPECT_EQ(FakeCuda::leaks(), "") << function;
   }
@@ -95,7 +95,7 @@ TEST(GpuReport, ShowsWhoReachesWhom) {
   EXPECT_FALSE(report.gpus[0].multicast);
 }
 
-// D11: what is looked for is reported as the driver says, each by itself.
+// Each capability is reported as the driver gives it, independently of the others.
 TEST(GpuReport, ShowsMulticastAndStreamMemoryOperations) {
   for (const bool multicast : {false, true})
     for (const bool stream_memory_ops : {false, true}) {
@@ -111,8 +111,8 @@ TEST(GpuReport, ShowsMulticastAndStreamMemoryOperations) {
     }
 }
 
-// D11: a driver that fails to answer leaves its questions open, and the report whole.
-TEST(GpuReport, IsWholeWhereTheDriverDoesNotAnswer) {
+// If the driver fails to report a property, the report leaves it out and has the others.
+TEST(GpuReport, IsCompleteIfTheDriverFailsToReportAProperty) {
   const FakeCuda fake({.gpus = 1,
                        .multicast = true,
                        .failing_function = "device_attribute",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds whose heap lies in GPU memory, on a driver without a GPU: what happens when something
-// fails, how the heap grows, and who reaches whom (requirements D1, D2, D9, D12).
+// Worlds with their heap in GPU memory, on a driver without a GPU: failures, growth of the heap,
+// and reachability.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -43,7 +43,7 @@ TEST_P(CudaHeap, DoesEverything) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-// D1: several PEs on one GPU.
+// Several PEs share one GPU.
 TEST_P(CudaHeap, DoesEverythingOnOneGpu) {
   const FakeCuda fake({.gpus = 1});
   run_threads(8, settings(), check_everything);
@@ -58,7 +58,7 @@ TEST_P(CudaHeap, DoesEverythingBetweenEmulatedNodes) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-// PEs are dealt over the GPUs of their host, however many nodes it stands for.
+// PEs are distributed over the GPUs of their host, independent of its number of emulated nodes.
 TEST(CudaWorld, EmulatedNodesShareTheGpusOfTheirHost) {
   const FakeCuda fake({.gpus = 4});
   Settings settings = cuda_settings();
@@ -69,7 +69,7 @@ TEST(CudaWorld, EmulatedNodesShareTheGpusOfTheirHost) {
   });
 }
 
-// The collectives on the host move and reduce heaps in GPU memory as well.
+// Host collectives also move and reduce heaps in GPU memory.
 TEST_P(CudaHeap, MovesAndReducesCollectively) {
   const FakeCuda fake({.gpus = 4});
   run_threads(4, settings(), [](World& world) {
@@ -99,7 +99,7 @@ TEST_P(CudaHeap, MovesAndReducesCollectively) {
   });
 }
 
-// D2: buffers of other allocators.
+// Buffers of other allocators.
 TEST_P(CudaHeap, SharesBuffersOfAnyAllocator) {
   for (const int gpus : {1, 4}) {
     const FakeCuda fake({.gpus = gpus});
@@ -108,7 +108,7 @@ TEST_P(CudaHeap, SharesBuffersOfAnyAllocator) {
   }
 }
 
-// D2, D12: a pair without peer access is known, named, and harms nobody else.
+// A pair without peer access is known and named, and affects no other pair.
 TEST_P(CudaHeap, NamesThePairThatDoesNotReach) {
   const FakeCuda fake({.gpus = 3, .peer_access = [](int a, int b) { return a + b != 3; }});
   run_threads(3, settings(), [](World& world) {
@@ -119,11 +119,11 @@ TEST_P(CudaHeap, NamesThePairThatDoesNotReach) {
       EXPECT_EQ(world.describe_transport(pe).find("no peer access") == std::string::npos, reached)
           << world.describe_transport(pe);
       world.put_value(box.on(pe)[0],
-                      5);  // through host memory where the GPUs do not reach each other
+                      5);  // through host memory if the GPUs do not reach each other
     }
     barrier(world.team());
     EXPECT_EQ(local(world, box, 0), 5);
-    EXPECT_EQ(world.shared_team().size(), 1) << "reach is no equivalence here";
+    EXPECT_EQ(world.shared_team().size(), 1) << "reachability is not transitive here";
     barrier(world.team());
   });
   EXPECT_EQ(FakeCuda::leaks(), "");
@@ -169,7 +169,7 @@ TEST(CudaHeapGrowth, TakesMemoryWhenItIsNeeded) {
   run_threads(4, cuda_settings(1024 * kMiB), [](World& world) {
     SymmetricHeap& heap = world.heap();
     EXPECT_EQ(heap.size(), 1024 * kMiB);
-    // Beyond what is mapped there is nothing to read.
+    // Beyond the mapped memory nothing is readable.
     std::byte byte{};
     expect_error(Code::invalid_argument, "has memory up to 67108864 so far",
                  [&] { world.get_bytes(&byte, {0, 64 * kMiB}, 1); });
@@ -186,7 +186,7 @@ TEST(CudaHeapGrowth, TakesMemoryWhenItIsNeeded) {
     EXPECT_EQ(local(world, large, last), 100 + left);
     EXPECT_EQ(local(world, small, 99), 200 + left);
     barrier(world.team());
-    // What was freed is used again before more is taken.
+    // Freed memory is reused before more is mapped.
     void* const first = heap.malloc(40 * kMiB);
     heap.free(first);
     EXPECT_EQ(heap.malloc(40 * kMiB), first);
@@ -197,10 +197,10 @@ TEST(CudaHeapGrowth, TakesMemoryWhenItIsNeeded) {
       << "64 MiB at the start and once more, on each of 4 PEs";
 }
 
-// A growth that fails on one PE fails on all, and leaves everything as it was.
+// A growth that fails on one PE fails on all PEs and leaves the heap unchanged.
 TEST(CudaHeapGrowth, FailsOnAllPesAndCanBeRepeated) {
   for (const char* const function : {"mem_create", "mem_map", "mem_set_access"}) {
-    // The first calls belong to the start: one of each per PE, and access to everybody.
+    // The first calls belong to the start: one of each per PE, and access for all PEs.
     const int call = std::string(function) == "mem_set_access" ? 20 : 5;
     const FakeCuda fake({.gpus = 4,
                          .failing_function = function,
@@ -223,7 +223,7 @@ TEST(CudaHeapGrowth, FailsOnAllPesAndCanBeRepeated) {
   }
 }
 
-// Seen with a driver while PEs map at the same time: it says nothing of the range, but knows the
+// Reproduces a driver that finds no range while PEs map memory at the same time, but finds the
 // mapping.
 TEST(SharedBuffers, ArePiecesThatTheDriverFindsNoRangeOf) {
   for (const auto kind : {ForeignMemory::Kind::mapped, ForeignMemory::Kind::mapped_in_two_pieces}) {
@@ -274,7 +274,7 @@ TEST(CudaHeapGrowth, SaysThatTheGpuIsFull) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-// D9: a failure on one PE fails all of them, with its message and phase; nothing stays behind.
+// A failure on one PE fails all PEs, with its message and phase; nothing stays allocated.
 TEST(CudaWorld, FailsToOpenOnAllPes) {
   const struct {
     const char* function;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Segments, the passing of descriptors, and registered buffers.
+// Segments, passing of descriptors, and registered buffers.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -54,8 +54,8 @@ TEST(Segment, IsFoundByTokenWhileItLives) {
   EXPECT_EQ(Segment::find(token), nullptr);
 }
 
-TEST(FdExchange, GivesEverybodyEverybodysSegment) {
-  constexpr Pe kPes = 24;  // twice what a socket queues
+TEST(FdExchange, GivesEveryPeTheSegmentsOfAllPes) {
+  constexpr Pe kPes = 24;  // twice the length of a socket's queue
   const Token world = make_token();
   std::vector<FdSocket> sockets(kPes);
   std::vector<std::thread> threads;
@@ -80,11 +80,11 @@ TEST(FdExchange, GivesEverybodyEverybodysSegment) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(FdExchange, DropsStrangersAndNamesWhoIsMissing) {
+TEST(FdExchange, DropsOtherWorldsAndNamesTheMissingPe) {
   const FdSocket mine;
   const FdSocket stranger;
   const auto segment = Segment::create(4096);
-  // Another world's PE 1 sends here; it gives up at once because nobody answers it.
+  // PE 1 of another world sends here. It gives up at once because no PE replies.
   EXPECT_EQ(code_of([&] {
               exchange_fds(stranger, segment->descriptor().get(),
                            std::vector<FdPeer>{{0, mine.name()}},
@@ -102,7 +102,7 @@ TEST(FdExchange, DropsStrangersAndNamesWhoIsMissing) {
   }
 }
 
-TEST(FdExchange, GivesUpWhenToldTo) {
+TEST(FdExchange, StopsWhenTheCheckThrows) {
   const FdSocket mine;
   const FdSocket silent;
   const auto segment = Segment::create(4096);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams of a process (memory/cuda/stream_pool.hpp), on a driver without a GPU: PEs that share
-// one would wait for each other for ever if their streams came and went (requirement D15).
+// The streams of a process (memory/cuda/stream_pool.hpp), on a driver without a GPU. PEs that share
+// a GPU could wait for each other forever if their streams were destroyed and created.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -32,7 +32,7 @@ const FakeStream* made_with(CUstream stream) {
   return reinterpret_cast<const FakeStream*>(stream);
 }
 
-TEST(StreamPool, HandsOutWhatCameBack) {
+TEST(StreamPool, ReusesReturnedStreams) {
   const FakeCuda fake({.gpus = 1});
   const auto device = memory::open_device({});
   Stream one = take_stream(*device, kHighest), two = take_stream(*device, kHighest);
@@ -41,13 +41,13 @@ TEST(StreamPool, HandsOutWhatCameBack) {
       << "a stream was handed out twice";
   two.reset();
   one.reset();
-  EXPECT_EQ(take_stream(*device, kHighest).get(), first) << "the one made first";
+  EXPECT_EQ(take_stream(*device, kHighest).get(), first) << "the oldest one";
   EXPECT_EQ(take_stream(*device, kHighest).get(), first);
   one = take_stream(*device, kHighest);
   EXPECT_EQ(take_stream(*device, kHighest).get(), second);
   const Stream copy = one;
   one.reset();
-  EXPECT_EQ(take_stream(*device, kHighest).get(), second) << "the other one still has an owner";
+  EXPECT_EQ(take_stream(*device, kHighest).get(), second) << "the other one is still in use";
   EXPECT_EQ(FakeCuda::calls("stream_create"), 3);
   EXPECT_EQ(FakeCuda::calls("stream_destroy"), 0);
 }
@@ -63,7 +63,7 @@ TEST(StreamPool, GetsTheStreamOfADeviceBack) {
   EXPECT_EQ(memory::open_device({})->stream, stream);
   EXPECT_EQ(FakeCuda::calls("stream_destroy"), 0);
   EXPECT_EQ(FakeCuda::leaks(), "");
-  EXPECT_EQ(FakeCuda::calls("stream_destroy"), 1) << "it was in the pool";
+  EXPECT_EQ(FakeCuda::calls("stream_destroy"), 1) << "the pool had it";
 }
 
 TEST(StreamPool, KeepsPrioritiesApart) {
@@ -81,8 +81,8 @@ TEST(StreamPool, KeepsPrioritiesApart) {
 TEST(StreamPool, KeepsDevicesApart) {
   const FakeCuda fake({.gpus = 2});
   const auto zero = memory::open_device({.ordinal = 0}), one = memory::open_device({.ordinal = 1});
-  CUstream const on_zero =
-      take_stream(*zero, kHighest).get();  // while the context of GPU 1 is current
+  // While the context of GPU 1 is current.
+  CUstream const on_zero = take_stream(*zero, kHighest).get();
   CUstream const on_one = take_stream(*one, kHighest).get();
   EXPECT_EQ(made_with(on_zero)->device, 0);
   EXPECT_EQ(made_with(on_one)->device, 1);
@@ -90,22 +90,22 @@ TEST(StreamPool, KeepsDevicesApart) {
   EXPECT_EQ(take_stream(*one, kHighest).get(), on_one);
 }
 
-// What a group left behind when it timed out, or a stream that its last work has broken.
+// A stream with unfinished work of a group that timed out, and a stream in an error state.
 TEST(StreamPool, PassesOverStreamsThatAreNotReady) {
-  for (const CUresult answer : {CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN}) {
+  for (const CUresult status : {CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN}) {
     const FakeCuda fake(
-        {.gpus = 1, .failing_function = "stream_query", .failures = 3, .failure = answer});
+        {.gpus = 1, .failing_function = "stream_query", .failures = 3, .failure = status});
     const auto device = memory::open_device({});
     CUstream const first = take_stream(*device, kHighest).get();
     const Stream other = take_stream(*device, kHighest);
     EXPECT_NE(other.get(), first);
-    CUstream const third =
-        take_stream(*device, kHighest).get();  // the first is asked a second time
+    // Queries the first a second time.
+    CUstream const third = take_stream(*device, kHighest).get();
     EXPECT_TRUE(third != first && third != other.get());
-    EXPECT_EQ(FakeCuda::calls("stream_create"), 4) << "the device's own among them";
+    EXPECT_EQ(FakeCuda::calls("stream_create"), 4) << "including the device's own";
     EXPECT_EQ(take_stream(*device, kHighest).get(), third)
         << "the first is asked a third time; one is free";
-    EXPECT_EQ(take_stream(*device, kHighest).get(), first) << "its work is over";
+    EXPECT_EQ(take_stream(*device, kHighest).get(), first) << "its work is complete";
     EXPECT_EQ(FakeCuda::calls("stream_create"), 4);
   }
 }
@@ -175,7 +175,7 @@ TEST(StreamPool, MakesNoStreamsForLaterStagedWorlds) {
     run_threads(2, settings, [&](World& world) {
       const auto box = world.heap().allocate<int>(1);
       world.atomic_fetch_add(box.on(1 - world.my_pe())[0],
-                             1);  // by the other PE's agent, on a stream of its own
+                             1);  // by the other PE's agent, on its own stream
       barrier(world.team());
       const int made = FakeCuda::calls("stream_create");
       if (number == 0 && world.my_pe() == 0) most = made;
@@ -187,7 +187,7 @@ TEST(StreamPool, MakesNoStreamsForLaterStagedWorlds) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-// The streams of PEs whose world did not open are there for the next one.
+// The streams of PEs whose world failed to open are reused by the next world.
 TEST(StreamPool, GetsStreamsBackFromWorldsThatFail) {
   const FakeCuda fake({.gpus = 1, .failing_function = "host_alloc", .failures = 1000});
   for (int number = 0; number < 5; ++number)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-info --doctor (requirement A3): every check on a healthy host, and with one thing wrong at
-// a time.
+// shoal-info --doctor: every check on a healthy host, and after one change at a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +17,7 @@ namespace fs = std::filesystem;
 
 const fs::path kSystems = fs::path(SHOAL_SOURCE_DIR) / "tests/data/doctor";
 
-/// A copy of a described system, to be changed.
+/// A copy of a described system, to be modified.
 class Copy {
  public:
   explicit Copy(const std::string& name) {
@@ -43,13 +42,12 @@ class Copy {
   fs::path folder_;
 };
 
-/// As the program's patient, with modules as if both networks were there: what this build has is no
-/// matter here.
-Patient patient_of(const fs::path& folder, std::int32_t pes = 0) {
-  Patient patient = collect_patient(folder.string(), pes);
-  patient.networks = {{"ofi", "libshoal_transport_ofi.so", "libfabric 1.17.0", ""},
+/// The program's subject, but with both networks present, independent of this build.
+Subject subject_of(const fs::path& folder, std::int32_t pes = 0) {
+  Subject subject = collect_subject(folder.string(), pes);
+  subject.networks = {{"ofi", "libshoal_transport_ofi.so", "libfabric 1.17.0", ""},
                       {"ucx", "libshoal_transport_ucx.so", "UCX 1.13.1", ""}};
-  return patient;
+  return subject;
 }
 
 Finding find(const std::vector<Finding>& findings, std::string_view name) {
@@ -60,33 +58,33 @@ Finding find(const std::vector<Finding>& findings, std::string_view name) {
   return {};
 }
 
-/// `patient` has the fault that `name` looks for: its state, a part of what was found, a part of
-/// the cure.
-void expect(const Patient& patient, std::string_view name, State state, std::string_view found,
-            std::string_view cure) {
-  const Finding finding = find(examine(patient), name);
+/// Checks the finding `name` of `subject`: its state, a part of what was found, a part of the
+/// remedy.
+void expect(const Subject& subject, std::string_view name, State state, std::string_view found,
+            std::string_view remedy) {
+  const Finding finding = find(examine(subject), name);
   EXPECT_EQ(finding.state, state) << name << ": " << finding.found;
   EXPECT_NE(finding.found.find(found), std::string::npos) << name << ": " << finding.found;
-  EXPECT_NE(finding.cure.find(cure), std::string::npos) << name << ": " << finding.cure;
+  EXPECT_NE(finding.remedy.find(remedy), std::string::npos) << name << ": " << finding.remedy;
 }
 
 /// The same after one change to the healthy DGX.
 void expect_after(const std::function<void(const Copy&)>& change, std::string_view name,
-                  State state, std::string_view found, std::string_view cure) {
+                  State state, std::string_view found, std::string_view remedy) {
   const Copy copy("dgx");
   change(copy);
-  expect(patient_of(copy.folder()), name, state, found, cure);
+  expect(subject_of(copy.folder()), name, state, found, remedy);
 }
 
 TEST(Doctor, FindsNothingOnAHealthyHost) {
-  for (const Finding& finding : examine(patient_of(kSystems / "dgx")))
+  for (const Finding& finding : examine(subject_of(kSystems / "dgx")))
     EXPECT_TRUE(finding.state == State::ok || finding.name == "MPS" ||
                 finding.name == "NVLink multicast")
         << finding.name << ": " << finding.found;
 }
 
 TEST(Doctor, FindsNothingOnALaptop) {
-  const auto findings = examine(patient_of(kSystems / "laptop"));
+  const auto findings = examine(subject_of(kSystems / "laptop"));
   for (const Finding& finding : findings)
     EXPECT_TRUE(finding.state == State::ok || finding.state == State::not_applicable)
         << finding.name << ": " << finding.found;
@@ -96,17 +94,17 @@ TEST(Doctor, FindsNothingOnALaptop) {
     EXPECT_EQ(find(findings, name).state, State::not_applicable) << name;
 }
 
-TEST(Doctor, EveryFaultHasACureAndNothingElseHasOne) {
+TEST(Doctor, EveryFaultHasARemedyAndNothingElseHasOne) {
   for (const auto* const system : {"dgx", "faulty", "laptop"})
-    for (const Finding& finding : examine(patient_of(kSystems / system))) {
+    for (const Finding& finding : examine(subject_of(kSystems / system))) {
       const bool ill = finding.state == State::warning || finding.state == State::fault;
-      EXPECT_EQ(ill, !finding.cure.empty()) << finding.name;
+      EXPECT_EQ(ill, !finding.remedy.empty()) << finding.name;
       EXPECT_NE(finding.found, "") << finding.name;
     }
 }
 
-TEST(Doctor, FindsWhatIsWrongWithAnUnluckyInstallation) {
-  const auto findings = examine(patient_of(kSystems / "faulty"));
+TEST(Doctor, FindsAllFaultsOfTheFaultySystem) {
+  const auto findings = examine(subject_of(kSystems / "faulty"));
   EXPECT_TRUE(has_fault(findings));
   for (const auto* const name :
        {"GPUDirect RDMA", "RDMA access", "locked memory", "open files", "host identity"})
@@ -121,7 +119,7 @@ TEST(Doctor, FindsWhatIsWrongWithAnUnluckyInstallation) {
 TEST(DoctorOfDrivers, Driver) {
   expect_after([](const Copy& c) { c.remove("proc/driver/nvidia/version"); }, "GPU driver",
                State::fault, "8 NVIDIA GPUs on the PCI bus", "--gpus all");
-  Patient blind = patient_of(kSystems / "dgx");
+  Subject blind = subject_of(kSystems / "dgx");
   blind.described = false;
   blind.gpus.unavailable = "cuInit: CUDA_ERROR_NO_DEVICE";
   expect(blind, "GPU driver", State::fault, "CUDA sees no GPU: cuInit", "SHOAL_HEAP=host");
@@ -142,11 +140,11 @@ TEST(DoctorOfDrivers, LiveParameters) {
         c.write(params, "EnableStreamMemOPs: 0\nRegistryDwords: \"PeerMappingOverride=1;\"\n");
       },
       "EnableStreamMemOPs", State::warning, "live: 0", "NVreg_EnableStreamMemOPs=1");
-  // A driver that has 64-bit operations all the same is asked, not its parameter.
-  Patient patient = patient_of(kSystems / "faulty");
-  patient.gpus.gpus.resize(1);
-  patient.gpus.gpus[0].stream_memory_ops = true;
-  expect(patient, "EnableStreamMemOPs", State::ok, "every GPU", "");
+  // If the driver has 64-bit operations, the parameter is not relevant.
+  Subject subject = subject_of(kSystems / "faulty");
+  subject.gpus.gpus.resize(1);
+  subject.gpus.gpus[0].stream_memory_ops = true;
+  expect(subject, "EnableStreamMemOPs", State::ok, "every GPU", "");
 }
 
 TEST(DoctorOfDrivers, OptionsThatAreNotLiveYet) {
@@ -159,7 +157,7 @@ TEST(DoctorOfDrivers, OptionsThatAreNotLiveYet) {
       "EnableStreamMemOPs is 1 in /etc/modprobe.d/nvidia.conf, but live 0", "reboot");
   expect_after([](const Copy& c) { c.remove("etc/modprobe.d/nvidia.conf"); }, "driver options",
                State::ok, "none in modprobe.d", "");
-  // Comments, other modules and parameters that the driver does not show are left alone.
+  // Comments, other modules and parameters that the driver does not show are ignored.
   expect_after(
       [](const Copy& c) {
         c.write(
@@ -169,7 +167,7 @@ TEST(DoctorOfDrivers, OptionsThatAreNotLiveYet) {
       "driver options", State::ok, "", "");
 }
 
-TEST(DoctorOfDrivers, WhatNicsNeedToReachGpuMemory) {
+TEST(DoctorOfDrivers, GpuDirectRdma) {
   const auto without = [](const Copy& c) { c.write("proc/modules", "gdrdrv 1 0 - Live 0x0\n"); };
   expect_after(without, "GPUDirect RDMA", State::ok, "dma-buf: open kernel modules on Linux 6.8",
                "");
@@ -194,22 +192,22 @@ TEST(DoctorOfDrivers, WhatNicsNeedToReachGpuMemory) {
 TEST(DoctorOfDrivers, SwitchesAndSharing) {
   expect_after([](const Copy& c) { c.remove("proc/4242"); }, "NVSwitch", State::warning,
                "4 switches", "nvidia-fabricmanager");
-  Patient crowded = patient_of(kSystems / "dgx", 16);
+  Subject crowded = subject_of(kSystems / "dgx", 16);
   expect(crowded, "MPS", State::warning, "16 PEs share 8 GPUs", "nvidia-cuda-mps-control -d");
   const Copy copy("dgx");
   copy.write("tmp/nvidia-mps/control", "");
-  expect(patient_of(copy.folder(), 16), "MPS", State::ok, "16 PEs share 8 GPUs", "");
+  expect(subject_of(copy.folder(), 16), "MPS", State::ok, "16 PEs share 8 GPUs", "");
   crowded.gpus.gpus.resize(2);
   crowded.gpus.gpus[1].multicast = true;
   expect(crowded, "NVLink multicast", State::ok, "1 of 2 GPUs have it; Shoal does not use it", "");
 }
 
 TEST(DoctorOfNetworks, Modules) {
-  Patient patient = patient_of(kSystems / "dgx");
-  patient.networks[0].missing = "libshoal_transport_ofi.so is not there";
-  expect(patient, "network modules", State::ok, "ucx (UCX 1.13.1)", "");
-  patient.networks[1].missing = "libshoal_transport_ucx.so is not there";
-  expect(patient, "network modules", State::warning, "libshoal_transport_ofi.so is not there",
+  Subject subject = subject_of(kSystems / "dgx");
+  subject.networks[0].missing = "libshoal_transport_ofi.so is not there";
+  expect(subject, "network modules", State::ok, "ucx (UCX 1.13.1)", "");
+  subject.networks[1].missing = "libshoal_transport_ucx.so is not there";
+  expect(subject, "network modules", State::warning, "libshoal_transport_ofi.so is not there",
          "SHOAL_PLUGIN_DIR");
 }
 
@@ -231,15 +229,15 @@ TEST(DoctorOfNetworks, Ports) {
       "RoCE", State::warning, "no RoCE v2 address: mlx5_8:1", "SHOAL_NIC_LIST=^mlx5_8:1");
 }
 
-TEST(DoctorOfNetworks, WhatLiesBetweenGpusAndNics) {
-  Patient patient = patient_of(kSystems / "dgx");
-  patient.remarks = {"GPU 0 (0000:13:00.0) is SYS away from its NIC mlx5_3:1"};
-  expect(patient, "NIC distances", State::warning, "SYS away", "SHOAL_NIC_LIST");
-  patient.machine_error = "SHOAL_NIC_LIST is \"mlx5_O\": no NIC is called \"mlx5_O\"";
-  expect(patient, "NIC distances", State::fault, "mlx5_O", "docs/internals/topology.md");
-  patient = patient_of(kSystems / "dgx");
-  patient.machine.gpus.resize(3);
-  expect(patient, "hwloc", State::warning, "it sees 3 of 8 GPUs", "/sys");
+TEST(DoctorOfNetworks, PathsBetweenGpusAndNics) {
+  Subject subject = subject_of(kSystems / "dgx");
+  subject.remarks = {"GPU 0 (0000:13:00.0) is SYS away from its NIC mlx5_3:1"};
+  expect(subject, "NIC distances", State::warning, "SYS away", "SHOAL_NIC_LIST");
+  subject.machine_error = "SHOAL_NIC_LIST is \"mlx5_O\": no NIC is called \"mlx5_O\"";
+  expect(subject, "NIC distances", State::fault, "mlx5_O", "docs/internals/topology.md");
+  subject = subject_of(kSystems / "dgx");
+  subject.machine.gpus.resize(3);
+  expect(subject, "hwloc", State::warning, "it sees 3 of 8 GPUs", "/sys");
 
   expect_after([](const Copy& c) { c.write("proc/cmdline", "root=/dev/sda1 intel_iommu=on\n"); },
                "IOMMU", State::warning, "translates", "iommu=pt");
@@ -262,8 +260,7 @@ TEST(DoctorOfNetworks, AccessControlServices) {
                "1 bridge above GPUs or NICs", "setpci -s 0000:11:00.0");
   expect_after([&](const Copy& c) { c.write(bridge, config(0x01)); }, "PCIe ACS", State::ok,
                "no bridge", "");
-  // A list of capabilities that goes in circles ends all the same; so does one that leaves the
-  // file.
+  // A cyclic list of capabilities ends, and so does one that leaves the file.
   expect_after(
       [&](const Copy& c) {
         c.write(bridge, std::string(256, '\0') + std::string{0x03, 0, 1, 0x10, 0, 0, 0, 0});
@@ -279,11 +276,11 @@ TEST(DoctorOfNetworks, AccessControlServices) {
 }
 
 TEST(DoctorOfNetworks, QueueDepth) {
-  Patient patient = patient_of(kSystems / "dgx");
-  patient.settings.network_depth = 16;
-  expect(patient, "queue depth", State::warning, "400 Gb/s take 70", "SHOAL_NETWORK_DEPTH=128");
-  patient.settings.network_depth = 70;
-  expect(patient, "queue depth", State::ok, "70 requests", "");
+  Subject subject = subject_of(kSystems / "dgx");
+  subject.settings.network_depth = 16;
+  expect(subject, "queue depth", State::warning, "400 Gb/s take 70", "SHOAL_NETWORK_DEPTH=128");
+  subject.settings.network_depth = 70;
+  expect(subject, "queue depth", State::ok, "70 requests", "");
 }
 
 TEST(DoctorOfHosts, Limits) {
@@ -307,7 +304,7 @@ TEST(DoctorOfHosts, Memory) {
   expect_after([&](const Copy& c) { c.write(limit, "34359738368\n"); }, "memory for heaps",
                State::warning, "64 GiB of 32 GiB (limit of the control group)",
                "SHOAL_SYMMETRIC_SIZE=2048M");
-  // A limit of the group above counts as well.
+  // The limit of an outer group counts too.
   expect_after(
       [&](const Copy& c) { c.write("sys/fs/cgroup/system.slice/memory.max", "34359738368\n"); },
       "memory for heaps", State::warning, "of 32 GiB", "docker --memory");
@@ -323,10 +320,10 @@ TEST(DoctorOfHosts, Memory) {
                 "MemTotal: 1048576 kB\nHugePages_Free: 256\nHugepagesize: 2048 kB\n");
       },
       "huge pages", State::warning, "512 MiB reserved", "vm.nr_hugepages=0");
-  Patient patient = patient_of(kSystems / "faulty");
-  patient.settings.heap = "cuda";
-  expect(patient, "memory for heaps", State::not_applicable, "GPU memory", "");
-  expect(patient, "locked memory", State::fault, "64 KiB; RDMA devices lock about 64 MiB",
+  Subject subject = subject_of(kSystems / "faulty");
+  subject.settings.heap = "cuda";
+  expect(subject, "memory for heaps", State::not_applicable, "GPU memory", "");
+  expect(subject, "locked memory", State::fault, "64 KiB; RDMA devices lock about 64 MiB",
          "memlock");
 }
 
@@ -358,23 +355,23 @@ TEST(DoctorOfHosts, IdentityAndTime) {
                "boot id alone", "");
   expect_after([](const Copy& c) { c.remove("proc/sys/kernel/random/boot_id"); }, "host identity",
                State::warning, "machine id alone", "SHOAL_HOST_ID");
-  Patient patient = patient_of(kSystems / "faulty");
-  expect(patient, "host identity", State::fault, "neither", "SHOAL_HOST_ID");
-  patient.settings.host_id = "a";
-  expect(patient, "host identity", State::ok, "SHOAL_HOST_ID=a", "");
-  patient.settings.timeout = std::chrono::milliseconds(200);
-  expect(patient, "time limits", State::warning, "operations 200 ms", "SHOAL_TIMEOUT_MS=30000");
-  patient.settings.timeout = std::chrono::seconds(30);
-  patient.settings.bootstrap_timeout = std::chrono::milliseconds(100);
-  expect(patient, "time limits", State::warning, "100 ms", "SHOAL_BOOTSTRAP_TIMEOUT_MS=60000");
+  Subject subject = subject_of(kSystems / "faulty");
+  expect(subject, "host identity", State::fault, "neither", "SHOAL_HOST_ID");
+  subject.settings.host_id = "a";
+  expect(subject, "host identity", State::ok, "SHOAL_HOST_ID=a", "");
+  subject.settings.timeout = std::chrono::milliseconds(200);
+  expect(subject, "time limits", State::warning, "operations 200 ms", "SHOAL_TIMEOUT_MS=30000");
+  subject.settings.timeout = std::chrono::seconds(30);
+  subject.settings.bootstrap_timeout = std::chrono::milliseconds(100);
+  expect(subject, "time limits", State::warning, "100 ms", "SHOAL_BOOTSTRAP_TIMEOUT_MS=60000");
 }
 
 TEST(Doctor, ListsVariablesAsUsedIgnoredOrNotUnderstood) {
-  Patient patient = patient_of(kSystems / "laptop");
-  EXPECT_EQ(find(examine(patient), "environment").state, State::ok);
-  patient.variables = inspect_environment(
+  Subject subject = subject_of(kSystems / "laptop");
+  EXPECT_EQ(find(examine(subject), "environment").state, State::ok);
+  subject.variables = inspect_environment(
       {{"NVSHMEM_DEBUG", "INFO"}, {"NVSHMEM_QP_DEPTH", "9"}, {"SHOAL_TIMOUT_MS", "1"}});
-  const Finding finding = find(examine(patient), "environment");
+  const Finding finding = find(examine(subject), "environment");
   EXPECT_EQ(finding.state, State::warning);
   EXPECT_EQ(finding.found,
             "NVSHMEM_DEBUG is used as SHOAL_LOG; NVSHMEM_QP_DEPTH is ignored: Shoal has no "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shoal-info says about GPUs (requirements A1, D11), on a driver without a GPU: who reaches
-// whom, what each can do, several PEs on one.
+// The GPU section of shoal-info on a driver without a GPU: peer access, capabilities, several PEs
+// on one GPU.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -15,7 +15,7 @@ namespace {
 
 using test::FakeCuda;
 
-/// What the fake driver shows, with a folder of an MPS daemon.
+/// The section for the fake driver, with a folder of an MPS daemon.
 Gpus gpus_of(const test::FakeCudaOptions& options, const std::string& mps = "") {
   const FakeCuda fake(options);
   return {memory::describe_gpus(), mps};
@@ -27,7 +27,7 @@ void expect_text(const Gpus& gpus, const std::string& text) {
 }
 
 TEST(InfoGpus, NamesThePairsWithoutPeerAccess) {
-  // GPU 1 reaches GPU 2, but not the other way round; GPU 0 reaches both.
+  // GPU 1 reaches GPU 2, but not the reverse; GPU 0 reaches both.
   const auto reaches = [](int from, int to) { return from == 0 || to == 0 || from < to; };
   const Gpus gpus = gpus_of({.gpus = 3, .peer_access = reaches});
   expect_text(gpus,
@@ -40,7 +40,7 @@ TEST(InfoGpus, NamesThePairsWithoutPeerAccess) {
   EXPECT_EQ(json["gpus"][2]["peers"], (nlohmann::json{"yes", "no", "self"}));
 }
 
-TEST(InfoGpus, TellsAccessWithoutAtomics) {
+TEST(InfoGpus, ShowsAccessWithoutAtomics) {
   const Gpus gpus = gpus_of({.gpus = 2, .native_atomics = false});
   expect_text(gpus, "GPU 0: self, yes, no atomics\n");
   EXPECT_EQ(to_json(gpus)["gpus"][1]["peers"][0], "yes, no atomics");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts and pictures of shoal-info (requirements A1, D9, D12).
+// Texts and pictures of shoal-info.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ TEST(Text, TablesAreAligned) {
   EXPECT_EQ(count_text(1, "PE") + count_text(2, "PE"), "1 PE2 PEs");
 }
 
-TEST(TreeOfAMachine, ShowsSwitchesAndNothingThatBranchesNowhere) {
+TEST(TreeOfAMachine, ShowsSwitchesAndOmitsBridgesWithOneChild) {
   const Topology topology = topology_of("dgx_h100");
   const TreeNode tree = tree_of(topology.machine);
   ASSERT_EQ(tree.children.size(), 2u);
@@ -66,7 +66,7 @@ TEST(TreeOfAMachine, LosesNoDevice) {
   }
 }
 
-TEST(TreeOfAMachine, HasAPlaceForDevicesWithoutOne) {
+TEST(TreeOfAMachine, ShowsDevicesWithoutAKnownPlace) {
   topology::Machine machine;
   machine.nics.push_back({"veth0", 1, topology::Nic::Kind::software, {{}, -1}, 0, 0, true});
   machine.gpus.push_back({{{"pci0000:00", "0000:00:02.0"}, -1}});
@@ -91,7 +91,7 @@ TEST(PictureOfAMachine, IsWellFormedAndHasEveryDevice) {
   }
 }
 
-TEST(Topology, TellsTheUsersOfANic) {
+TEST(Topology, ListsTheUsersOfANic) {
   const Topology topology = topology_of("hgx_4_nics");
   std::size_t uses = 0;
   for (std::size_t nic = 0; nic < topology.machine.nics.size(); ++nic)
@@ -103,7 +103,7 @@ TEST(Topology, TellsTheUsersOfANic) {
   EXPECT_EQ(json["seats"][0]["nics"][0]["distance"], "PIX");
 }
 
-/// Two PEs: PE 1 works for 6 ms in the second phase, PE 0 for 1 ms and waits for it.
+/// Two PEs: PE 1 works for 6 ms in the second phase; PE 0 works for 1 ms and waits for PE 1.
 WorldView two_pes() {
   using namespace std::chrono_literals;
   WorldView view;
@@ -122,8 +122,8 @@ TEST(Timeline, NamesThePeThatWorksLongest) {
 
 TEST(Timeline, BarsFillTheLineAndShowWaiting) {
   const std::string text = timeline_text(two_pes());
-  // 48 characters for 10 ms: 14, of which 2 of 3 ms are work, and 34, of which 6 of 7 are.
-  EXPECT_EQ(count(text, "█") - 1, 9u + 29u);  // one is the legend's
+  // 48 characters for 10 ms: 14 for bootstrap, 2 of 3 ms work; 34 for heap, 6 of 7 ms work.
+  EXPECT_EQ(count(text, "█") - 1, 9u + 29u);  // one is in the legend
   EXPECT_EQ(count(text, "░") - 1, 5u + 5u);
 }
 
@@ -142,7 +142,7 @@ TEST(Timeline, OfNothingIsNoDivisionByZero) {
   EXPECT_NE(timeline_text(view).find("settings"), std::string::npos);
 }
 
-/// A world of `n` PEs on nodes of `per_node`: shm inside, ofi between.
+/// A world of `n` PEs on nodes of `per_node`: shm inside a node, ofi between nodes.
 WorldView world_of(Pe n, Pe per_node) {
   WorldView view;
   for (Pe pe = 0; pe < n; ++pe) {
@@ -195,7 +195,7 @@ TEST(ConnectivityText, ListsThePairsOfAnOddGroup) {
 TEST(ConnectivityText, OfManyPesStaysShort) {
   const std::string text = connectivity_text(world_of(64, 8));
   EXPECT_LT(count(text, "\n"), 64u + 20u);
-  EXPECT_EQ(text.find("who uses what"), std::string::npos);
+  EXPECT_EQ(text.find("chosen transport of each pair"), std::string::npos);
 }
 
 }  // namespace

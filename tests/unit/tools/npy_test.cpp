@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// .npy files: round trips, the versions and dtypes that are read, and errors that name file and
-// fault.
+// .npy files: round trips, versions, dtypes, and errors that name the file and the fault.
 #include "moe/npy.hpp"
 
 #include <gtest/gtest.h>
@@ -26,7 +25,7 @@ class Npy : public ::testing::Test {
   ~Npy() override { std::filesystem::remove_all(directory_); }
   std::string path(const std::string& name = "a.npy") const { return (directory_ / name).string(); }
 
-  /// A file as NumPy would write it, from its parts.
+  /// Writes a file as NumPy would, from its parts.
   std::string write_raw(const std::string& header, const std::string& data,
                         char version = 1) const {
     std::ofstream file(path(), std::ios::binary);
@@ -127,10 +126,10 @@ TEST_F(Npy, ChecksShapesAndRows) {
   reader.require_shape(std::vector<std::int64_t>{-1, 3}, names);
   EXPECT_NE(message([&] {
               reader.require_shape(std::vector<std::int64_t>{-1, 4}, names);
-            }).find("float32 [2, 3]; an array [tokens, hidden 4] is wanted"),
+            }).find("float32 [2, 3]; allowed: an array [tokens, hidden 4]"),
             std::string::npos);
   EXPECT_NE(message([&] { reader.read_rows<float>(1, 2); }).find("rows 1 to 3"), std::string::npos);
-  EXPECT_NE(message([&] { reader.read_rows<std::int64_t>(0, 1); }).find("integers are wanted"),
+  EXPECT_NE(message([&] { reader.read_rows<std::int64_t>(0, 1); }).find("allowed: integers"),
             std::string::npos);
 }
 

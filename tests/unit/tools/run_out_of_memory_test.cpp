@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal-run finds the kernel's counter of processes that were killed for lack of memory. The
-// systems are folders with files.
+// shoal-run finds the kernel's counter of processes killed because memory ran out. Folders with
+// files stand for systems.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The description of a machine: distances, PCI addresses, hwloc's XML, what sysfs adds (D13, A1).
+// The description of a machine: distances, PCI addresses, hwloc's XML, additions from sysfs.
 #include "topology/machine.hpp"
 
 #include <gtest/gtest.h>
@@ -61,13 +61,13 @@ TEST(Distance, GrowsWithWhatLiesBetween) {
       {at({"pci0000:40", "0000:40:01.0", "0000:41:00.0"}, 1), Distance::sys, "other NUMA node"},
       {at({"pci0000:40", "0000:40:01.0", "0000:41:00.0"}, -1), Distance::sys, "unknown NUMA node"},
       {at({}, 0), Distance::node, "memory"},
-      {at({}, -1), Distance::sys, "memory somewhere"},
+      {at({}, -1), Distance::sys, "memory in an unknown place"},
   };
   for (const auto& [other, expected, what] : cases) {
     EXPECT_EQ(distance(gpu, other), expected) << what;
     EXPECT_EQ(distance(other, gpu), expected) << what;
   }
-  EXPECT_EQ(distance(at({}, -1), at({}, -1)), Distance::sys) << "two unknown places are not one";
+  EXPECT_EQ(distance(at({}, -1), at({}, -1)), Distance::sys) << "two unknown places are not equal";
   EXPECT_EQ(name_of(Distance::pix), "PIX");
   EXPECT_EQ(name_of(Distance::sys), "SYS");
 }
@@ -132,7 +132,7 @@ TEST(ThisMachine, CanBeRead) {
   for (const Nic& nic : machine.nics) EXPECT_NE(nic.name, "lo");
 }
 
-/// A folder that looks like /sys as far as network ports go.
+/// A folder with the network ports of a /sys.
 class Sysfs : public ::testing::Test {
  protected:
   Sysfs() { fs::create_directories(root); }
@@ -143,7 +143,7 @@ class Sysfs : public ::testing::Test {
     std::ofstream(root / file) << text << "\n";
   }
 
-  /// A device of a class, below `path` in devices/ (empty: not of PCI).
+  /// A device of a class, below `path` in devices/; an empty path means not on PCI.
   void device(const std::string& kind, const std::string& name, const std::string& path,
               int numa = 0) {
     fs::create_directories(root / "class" / kind / name);
@@ -217,7 +217,8 @@ TEST_F(Sysfs, SaysWhatHwlocDoesNotKnow) {
   EXPECT_EQ(nic_called(machine, "mlx5_2:1").network, nic_called(machine, "mlx5_0:1").network);
   EXPECT_TRUE(nic_called(machine, "mlx5_0:1").network.starts_with("InfiniBand fe80:"))
       << nic_called(machine, "mlx5_0:1").network;
-  EXPECT_EQ(nic_called(machine, "veth0").network, "") << "a cable says nothing of where it leads";
+  EXPECT_EQ(nic_called(machine, "veth0").network, "")
+      << "the network of an Ethernet port is unknown";
   EXPECT_EQ(nic_called(machine, "eth0").at.path,
             (std::vector<std::string>{"pci0000:00", "0000:00:03.0"}));
   EXPECT_EQ(nic_called(machine, "eth0").rate, 25);

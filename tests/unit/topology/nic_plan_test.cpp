@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NIC plan on described machines: by distance, the user's bindings, one plan for a host, rails
-// (D5, D13, D14).
+// The NIC plan on described machines: by distance, by the user's bindings, for the whole host;
+// rails.
 #include "topology/nic_plan.hpp"
 
 #include <fmt/ranges.h>
@@ -18,7 +18,7 @@ Machine described(const std::string& name) {
   return read_machine(SHOAL_SOURCE_DIR "/tests/data/machines/" + name + ".xml");
 }
 
-/// "mlx5_0:1 mlx5_1:1+mlx5_2:1": the NICs of each seat.
+/// The NICs of each seat: "mlx5_0:1 mlx5_1:1+mlx5_2:1".
 std::string text_of(const Machine& machine, const NicPlan& plan) {
   std::vector<std::string> seats;
   for (const auto& nics : plan.of_seat) {
@@ -34,8 +34,7 @@ std::string plan_text(const Machine& machine, const NicBinding& binding = {}) {
   return text_of(machine, plan_nics(machine, host_seats(machine, 0), binding));
 }
 
-/// GPUs without NICs of their own, all below one host bridge, as virtual machines show them; NICs
-/// likewise.
+/// GPUs and NICs below one host bridge, as virtual machines show them.
 Machine flat(int gpus, int nics) {
   Machine machine;
   for (int i = 0; i < gpus; ++i)
@@ -56,24 +55,24 @@ TEST(NicPlan, OfTheDescribedMachines) {
             "mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1 mlx5_4:1 mlx5_5:1 mlx5_6:1 mlx5_7:1");
   EXPECT_EQ(plan_text(described("hgx_4_nics")),
             "mlx5_0:1 mlx5_0:1 mlx5_1:1 mlx5_1:1 mlx5_2:1 mlx5_2:1 mlx5_3:1 mlx5_3:1");
-  // First a port of each card, then the second ports.
+  // First one port of each card, then the second ports.
   EXPECT_EQ(plan_text(described("dual_port")),
             "mlx5_0:1 mlx5_1:1 mlx5_0:2 mlx5_2:1 mlx5_3:1 mlx5_4:1 mlx5_3:2 mlx5_5:1");
-  // A NIC on either plane, or PEs of one plane would not reach those of the other.
+  // One NIC on either plane; else PEs of one plane would not reach those of the other.
   EXPECT_EQ(
       plan_text(described("two_planes")),
       "mlx5_0:1+mlx5_1:1 mlx5_0:1+mlx5_1:1 mlx5_2:1+mlx5_3:1 mlx5_2:1+mlx5_3:1 mlx5_4:1+mlx5_5:1 "
       "mlx5_4:1+mlx5_5:1 mlx5_6:1+mlx5_7:1 mlx5_6:1+mlx5_7:1");
   EXPECT_EQ(plan_text(flat(2, 5)), "mlx5_0:1+mlx5_2:1 mlx5_1:1+mlx5_3:1")
-      << "several NICs a PE where there are more";
+      << "several NICs per PE if there are more NICs than PEs";
   EXPECT_EQ(plan_text(flat(3, 0)), "  ");
 }
 
-TEST(NicPlan, LeavesOutWhatIsForOtherThings) {
+TEST(NicPlan, LeavesOutOtherNics) {
   const Machine machine = described("dgx_h100");
   const NicPlan plan = plan_nics(machine, host_seats(machine, 0), {});
   EXPECT_NE(plan.unused[1].find("less than half as fast"), std::string::npos)
-      << "mlx5_8 lies nearest to GPU 0, too";
+      << "although mlx5_8 is also nearest to GPU 0";
   EXPECT_EQ(plan.unused.back(), "there are RDMA devices");
   EXPECT_EQ(plan.unused[0], "");
 
@@ -87,7 +86,7 @@ TEST(NicPlan, LeavesOutWhatIsForOtherThings) {
   EXPECT_EQ(plan_text(mixed), "mlx5_4 mlx5_5 mlx5_4 mlx5_5");
 }
 
-// Overlapping sets of nearest NICs, as no tree has them, need the second round.
+// Overlapping sets of nearest NICs, which no tree has, need the second round.
 TEST(NicPlan, SecondRoundBalances) {
   const auto n = Distance::pix, f = Distance::sys;
   const std::vector<std::vector<Distance>> table{
@@ -114,11 +113,11 @@ TEST(NicPlan, TheUsersOrderIsHonoured) {
   const Machine dgx = described("dgx_h100");
   EXPECT_EQ(plan_text(dgx, {"mlx5_7,mlx5_0,mlx5_8", false, ""}),
             "mlx5_0:1 mlx5_8:1 mlx5_0:1 mlx5_8:1 mlx5_7:1 mlx5_7:1 mlx5_7:1 mlx5_7:1")
-      << "a list restricts, distance still decides";
+      << "a list restricts the choice; distance still decides";
   EXPECT_EQ(plan_text(dgx, {"ens6", false, ""}), "ens6 ens6 ens6 ens6 ens6 ens6 ens6 ens6");
   EXPECT_EQ(plan_text(described("dual_port"), {"mlx5_3", true, ""}),
             "mlx5_3:1 mlx5_3:2 mlx5_3:1 mlx5_3:2 mlx5_3:1 mlx5_3:2 mlx5_3:1 mlx5_3:2")
-      << "a name without a port is all its ports";
+      << "a name without a port stands for all its ports";
 }
 
 TEST(NicPlan, ComesFromTheSettings) {
@@ -176,7 +175,7 @@ TEST(NicPlan, RefusesWhatDoesNotFit) {
 
 TEST(NicPlan, SeatsBelongToTheHost) {
   const Machine machine = described("hgx_4_nics");
-  EXPECT_EQ(host_seats(machine, 3).size(), 8U) << "one a GPU, whoever asks";
+  EXPECT_EQ(host_seats(machine, 3).size(), 8U) << "one per GPU, for any number of PEs";
   EXPECT_EQ(seat_of(machine, 8, "00000000:13:00.0", 5), 0) << "the GPU decides, not the index";
   EXPECT_EQ(seat_of(machine, 8, machine.gpus[6].at.pci(), 0), 6);
   EXPECT_EQ(seat_of(machine, 8, "", 9), 1);
@@ -247,7 +246,7 @@ TEST(Rails, NeedACommonNetwork) {
         check_rails(two_rails,
                     std::vector{end(0, 0, even), end(0, 1, even), end(1, 0, even), end(1, 1, odd)});
       });
-  // PEs of one host are no rail, and of what is not known nothing is said.
+  // PEs of one host form no rail, and unknown networks are not checked.
   EXPECT_NO_THROW(check_rails(std::vector<std::vector<Pe>>{{0, 1}},
                               std::vector{end(0, 0, even), end(0, 0, odd)}));
   RailEnd unknown = end(1, 0, odd);
@@ -256,8 +255,7 @@ TEST(Rails, NeedACommonNetwork) {
       check_rails(std::vector<std::vector<Pe>>{{0, 1}}, std::vector{end(0, 0, even), unknown}));
 }
 
-// A number of a plane counts the planes that one host has up: only names can be compared between
-// hosts.
+// Plane numbers count the planes that are up on one host. Only names are comparable between hosts.
 TEST(Rails, CompareNamesAndNotNumbersOfPlanes) {
   const auto port = [](const char* name, std::int32_t plane, const char* network) {
     return Nic{name, 1, Nic::Kind::rdma, {}, 0, plane, true, network};

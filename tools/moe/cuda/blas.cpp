@@ -14,8 +14,8 @@ namespace shoal::moe {
 
 namespace {
 
-// cublasLt.h and cublas_api.h, as far as it is used here. Descriptors are made and known by the
-// library alone.
+// The part of cublasLt.h and cublas_api.h that this file uses. Only the library creates and reads
+// descriptors.
 using Status = int;  // cublasStatus_t; 0: success
 struct Algorithm {   // cublasLtMatmulAlgo_t: opaque, but copied by value
   std::uint64_t data[8];
@@ -30,7 +30,7 @@ struct HeuristicResult {  // cublasLtMatmulHeuristicResult_t
 static_assert(sizeof(HeuristicResult) == 96);
 
 constexpr int kComputeFloat32 = 68;    // CUBLAS_COMPUTE_32F
-constexpr int kMaxWorkspaceBytes = 1;  // CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, of uint64_t
+constexpr int kMaxWorkspaceBytes = 1;  // CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, a uint64_t
 constexpr const char* kToolkit = "/usr/local/cuda/lib64";
 constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 
@@ -67,7 +67,7 @@ template <typename Function>
 void resolve(void* library, const char* path, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   require(function != nullptr, Code::unsupported,
-          "--backend cuda: {} has no {}; cuBLASLt of CUDA 12 or 13 is wanted (--cublaslt)", path,
+          "--backend cuda: {} has no {}; allowed: cuBLASLt of CUDA 12 or 13 (--cublaslt)", path,
           name);
 }
 
@@ -99,7 +99,7 @@ std::vector<std::string> candidates(const std::string& path) {
   return found;
 }
 
-/// A descriptor that the library has made, and frees.
+/// A descriptor that the library creates; freed with the object.
 std::shared_ptr<void> owned(std::shared_ptr<const CublasLt> library, void* made,
                             Status (*destroy)(void*)) {
   return {made, [library = std::move(library), destroy](void* object) { destroy(object); }};
@@ -120,7 +120,7 @@ std::shared_ptr<void> make_layout(const std::shared_ptr<const CublasLt>& library
 
 void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // the next launch reports its own
+  (void)cudaGetLastError();  // clear the error, so that the next launch reports its own
   fail(Code::system, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
@@ -156,8 +156,8 @@ struct Products::Plan {
 };
 
 // cuBLASLt's matrices are column-major: a row-major matrix [r, c] is its [c, r] with leading
-// dimension c. So d = x * w in row-major terms is D [columns, rows] = W [columns, inner] * X
-// [inner, rows] in its terms: A is w, B is x, neither is transposed.
+// dimension c. The row-major product d = x * w is therefore D [columns, rows] = W [columns, inner]
+// * X [inner, rows]: A is w, B is x, neither is transposed.
 Products::Products(std::shared_ptr<const CublasLt> library, std::int64_t columns,
                    std::int64_t inner)
     : library_(std::move(library)), columns_(columns), inner_(inner) {

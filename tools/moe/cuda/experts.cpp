@@ -13,8 +13,8 @@ namespace {
 
 using ep::numeric::Bf16;
 
-// 16 rows of a multiple of 8 bfloat16 values are a multiple of Products::kAlignment bytes, and so
-// is a matrix of such a width and a multiple of 16.
+// 16 rows of a multiple of 8 bfloat16 values take a multiple of Products::kAlignment bytes. So does
+// a matrix of such a width with a multiple of 16 rows.
 constexpr std::int64_t kRowMultiple = 16;
 static_assert(kRowMultiple * 8 * sizeof(Bf16) % Products::kAlignment == 0);
 
@@ -22,7 +22,7 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// Rows of `width` values after one another at `target`, each `stride` from the one before.
+/// Copies rows of `width` values to consecutive places from `target`, `stride` apart.
 void store_rows(const std::vector<float>& rows, std::int64_t width, Bf16* target,
                 std::int64_t stride) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -63,7 +63,7 @@ CudaExperts::CudaExperts(const std::shared_ptr<const CublasLt>& library, const O
   WeightSource source(options, shape);
   for (std::int32_t e = 0; e < shape.local_experts(); ++e) {
     const ExpertWeights expert = source.load(first_expert + e);
-    // [hidden, gate | up], then [ffn, hidden]; what fills up to width_ is zero and adds nothing.
+    // [hidden, gate | up], then [ffn, hidden]. The padding up to width_ is zero and adds nothing.
     std::vector<Bf16> packed(static_cast<std::size_t>(3 * hidden_ * width_), Bf16{0});
     store_rows(expert.gate, shape.ffn, packed.data(), 2 * width_);
     store_rows(expert.up, shape.ffn, packed.data() + width_, 2 * width_);
@@ -93,7 +93,7 @@ std::int64_t CudaExperts::lay_out(std::span<const std::int64_t> counts) {
   check_cuda(
       cudaMemcpyAsync(first_row_memory_.as<std::int32_t>(), first_row_.data(),
                       first_row_.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice, stream_),
-      "copying where the rows of experts begin");
+      "copying the first rows of experts");
   return rows;
 }
 

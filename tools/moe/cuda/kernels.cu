@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain loops over rows, a block a row at a time. Memory-bound: a packed row is read once and
-// written once per expert, 16 bytes a thread; figures of the demo are those of dispatch and
-// combine, next to which this is small.
+// Loops over rows, one row per block at a time. The kernels are memory-bound: they read and write a
+// packed row once per expert, 16 bytes per thread. Dispatch and combine take longer.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,7 +20,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr std::int64_t kMaxBlocks = 4096;  // more rows than that are looped over
+constexpr std::int64_t kMaxBlocks = 4096;  // blocks loop over further rows
 constexpr int kVector = 8;  // channels of a 16-byte load of bfloat16; divides a group of scales
 
 union Chunk {
@@ -29,7 +28,7 @@ union Chunk {
   numeric::Bf16 values[kVector];
 };
 
-/// Received rows of either format, by expert (0 in normal mode) and row.
+/// Received rows of either format, indexed by expert (0 in normal mode) and row.
 struct Rows {
   const std::byte* data = nullptr;
   bool fp8 = false;
@@ -54,7 +53,7 @@ struct Rows {
   }
 };
 
-/// One warp a group of 128 channels.
+/// One warp per group of 128 channels.
 __global__ void quantize_kernel(const numeric::Bf16* x, std::uint8_t* codes, float* scales,
                                 std::int64_t tokens, std::int64_t hidden) {
   const auto groups = static_cast<std::int64_t>(numeric::group_count(hidden));
@@ -78,7 +77,7 @@ __global__ void quantize_kernel(const numeric::Bf16* x, std::uint8_t* codes, flo
   }
 }
 
-/// A block an expert; rows in ascending order.
+/// One block per expert; rows in ascending order.
 __global__ void index_kernel(const std::int64_t* topk_idx, std::int64_t stride, std::int64_t rows,
                              std::int32_t top_k, const std::int32_t* first_row,
                              std::int32_t* slots) {
@@ -102,7 +101,7 @@ __global__ void index_kernel(const std::int64_t* topk_idx, std::int64_t stride, 
     if (choice >= 0)
       slots[row * top_k + choice] = next + before + __popc(mine & ((1u << lane) - 1));
     next += all;
-    __syncthreads();  // before in_warp is written again
+    __syncthreads();  // before the next write to in_warp
   }
 }
 
@@ -122,7 +121,7 @@ __global__ void pack_kernel(Rows x, const std::int64_t* topk_idx, std::int64_t t
         if (targets[k] >= 0)
           *reinterpret_cast<uint4*>(packed + targets[k] * hidden + first) = chunk;
     }
-    __syncthreads();  // before targets is written again
+    __syncthreads();  // before the next write to targets
   }
 }
 
@@ -208,11 +207,11 @@ bool on_vectors(const TensorView& tensor) {
   return fits;
 }
 
-/// Without require(): nvcc cannot check its format strings.
+/// Throws without require(): nvcc cannot check its format strings.
 void require_vectors(const TensorView& tensor, const char* what) {
   if (!on_vectors(tensor))
     throw Error(Code::unsupported,
-                std::string(what) + ": the experts take rows at multiples of 16 bytes; this is " +
+                std::string(what) + ": the experts read rows at multiples of 16 bytes; this is " +
                     tensor.describe());
 }
 
@@ -268,7 +267,7 @@ void index_rows(cudaStream_t stream, const TensorView& topk_idx, const std::int3
   index_kernel<<<static_cast<unsigned>(experts), kThreads, 0, stream>>>(
       topk_idx.as<std::int64_t>(), topk_idx.strides[0], topk_idx.shape[0],
       static_cast<std::int32_t>(topk_idx.shape[1]), first_row, slots);
-  check_cuda(cudaGetLastError(), "listing the rows of experts");
+  check_cuda(cudaGetLastError(), "indexing the rows of experts");
 }
 
 void pack_rows(cudaStream_t stream, const TensorView& x, const TensorView& scales,
@@ -283,12 +282,12 @@ void pack_rows(cudaStream_t stream, const TensorView& x, const TensorView& scale
 void unpack_rows(cudaStream_t stream, const Packed& packed, const TensorView& topk_idx,
                  const TensorView& weights, const std::int32_t* slots, const TensorView& target) {
   if (target.shape[0] == 0) return;
-  require_vectors(target, "answers");
+  require_vectors(target, "expert output");
   unpack_kernel<<<blocks_for(target.shape[0]), kThreads, 0, stream>>>(
       packed.y, topk_idx.as<std::int64_t>(), topk_idx.strides[0], weights.as<float>(),
       weights.strides[0], target.shape[0], target.shape[1],
       static_cast<std::int32_t>(topk_idx.shape[1]), slots, target.as<std::uint16_t>());
-  check_cuda(cudaGetLastError(), "summing answers");
+  check_cuda(cudaGetLastError(), "summing expert output");
 }
 
 void pack_expert_rows(cudaStream_t stream, const TensorView& x, const TensorView& scales,
@@ -300,11 +299,11 @@ void pack_expert_rows(cudaStream_t stream, const TensorView& x, const TensorView
 
 void unpack_expert_rows(cudaStream_t stream, const Packed& packed, const std::int32_t* counts,
                         const TensorView& target) {
-  require_vectors(target, "answers");
+  require_vectors(target, "expert output");
   unpack_expert_kernel<<<expert_grid(target), kThreads, 0, stream>>>(
       packed.y, target.shape[0], target.shape[2], counts, packed.first_row,
       target.as<std::uint16_t>(), target.strides[0], target.strides[1]);
-  check_cuda(cudaGetLastError(), "placing answers");
+  check_cuda(cudaGetLastError(), "copying expert output");
 }
 
 void activate(cudaStream_t stream, const float* gate_up, std::uint16_t* inner, std::int64_t rows,
@@ -312,7 +311,7 @@ void activate(cudaStream_t stream, const float* gate_up, std::uint16_t* inner, s
   if (rows == 0) return;
   activate_kernel<<<blocks_for(rows * width / kThreads + 1), kThreads, 0, stream>>>(gate_up, inner,
                                                                                     rows, width);
-  check_cuda(cudaGetLastError(), "activating the experts' inner values");
+  check_cuda(cudaGetLastError(), "activating inner values");
 }
 
 }  // namespace shoal::moe

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything is queued on the group's stream; phases are timed by events on it. The gate runs on
-// the host.
+// The layer on GPUs. All work is queued on the group's stream and timed by its events; the gate
+// runs on the host.
 //
-// PEs meet on the host before every phase, each with its stream empty. So each phase is measured by
-// itself, and while experts run, when cuBLASLt may load kernels and memory may be taken, no kernel
-// of another PE on the same GPU waits for this PE.
+// Before every phase each PE drains its stream, then all PEs meet in a barrier on the host. So each
+// phase is timed alone. While experts run, cuBLASLt may load kernels and allocate memory; no kernel
+// of another PE on the same GPU is then waiting for this PE.
 #include "moe/cuda/layer.hpp"
 
 #include <cstring>
@@ -21,7 +21,7 @@ namespace shoal::moe {
 
 namespace {
 
-/// Phases between pairs of events on a stream.
+/// Times phases by pairs of events on a stream.
 class PhaseEvents {
  public:
   PhaseEvents() = default;
@@ -31,7 +31,7 @@ class PhaseEvents {
   PhaseEvents(const PhaseEvents&) = delete;
   PhaseEvents& operator=(const PhaseEvents&) = delete;
 
-  /// Runs `call`, which queues work on `stream`.
+  /// Runs `call`, which queues work on `stream`, between two events.
   template <typename Call>
   auto time(const char* phase, cudaStream_t stream, Call call) {
     mark(stream);
@@ -40,7 +40,7 @@ class PhaseEvents {
     names_.emplace_back(phase);
     return result;
   }
-  /// Appends the times; the stream is empty. Begins anew.
+  /// Appends the times of all phases and starts over. The stream must be idle.
   void take(PhaseTimes& times) {
     for (std::size_t i = 0; i < names_.size(); ++i) {
       float milliseconds = 0;
@@ -79,15 +79,15 @@ class CudaLayer final : public Layer {
   std::string experts_run_by() const override { return library_->version(); }
 
  private:
-  /// In GPU memory, contents undefined.
+  /// A tensor in GPU memory with undefined contents.
   Tensor tensor(DataType dtype, std::initializer_list<std::int64_t> shape) const;
   void upload(const TensorView& target, const void* source) const;
-  /// Queues a copy to the host; complete after the next wait. Not behind kernels that wait for
-  /// other PEs: a copy to ordinary memory may hold up the other threads of this process until it is
-  /// done.
+  /// Queues a copy to the host; complete after the next wait(). Must not be queued after kernels
+  /// that wait for other PEs: a copy to pageable memory can block the other threads of this process
+  /// until it ends.
   void fetch(void* target, const TensorView& source) const;
   void wait() const { check_cuda(cudaStreamSynchronize(stream_), "waiting for the GPU"); }
-  /// Waits for this PE's work, throws what went wrong there, and waits for the other PEs.
+  /// Waits for this PE's work, throws its errors, and waits for the other PEs.
   void meet();
   template <typename Call>
   auto timed(const char* phase, Call call) {
@@ -97,12 +97,13 @@ class CudaLayer final : public Layer {
   void run_normal();
   void run_low_latency();
   ep::Dispatched dispatch(const ep::Routing& routing);
-  /// Answers to the rows of a normal-mode dispatch, over the rows where they are bfloat16.
+  /// Returns the expert output for the rows of a normal-mode dispatch. Overwrites bfloat16 rows in
+  /// place.
   TensorView apply_experts(const ep::Dispatched& rows);
   void apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y);
-  /// Where the answers to `rows` go.
-  TensorView answers_to(const ep::Dispatched& rows);
-  /// Weights that travel to the experts and back must return with the same bits.
+  /// The memory for the expert output of `rows`.
+  TensorView expert_output_of(const ep::Dispatched& rows);
+  /// Sends weights to the experts and back: they must return with the same bits.
   void check_weights();
 
   int device_;
@@ -110,12 +111,11 @@ class CudaLayer final : public Layer {
   std::shared_ptr<const CublasLt> library_;
   CudaExperts experts_;
   Tensor x_, codes_, scales_, topk_idx_, topk_weights_, output_;
-  StreamMemory slots_, answers_;
+  StreamMemory slots_, expert_output_;
   PhaseEvents events_;
 };
 
-/// The thread's GPU for what follows: before the group's stream, which is asked for in the
-/// initialisers.
+/// Makes the PE's GPU current on this thread. Called first, because the other initialisers need it.
 int use_gpu_of(const World& world) {
   const int device = cuda::launch_context(world).device;
   check_cuda(cudaSetDevice(device), "choosing this PE's GPU");
@@ -187,11 +187,9 @@ void CudaLayer::warmup() {
   group_.warmup();
   meet();
   PhaseTimes times;
-  run(times);  // takes memory, chooses algorithms and loads kernels of cuBLASLt
+  run(times);  // allocates memory; cuBLASLt chooses algorithms and loads kernels
   if (options_.mode == Mode::normal) check_weights();
 }
-
-// Normal mode.
 
 void CudaLayer::run_normal() {
   meet();
@@ -214,17 +212,17 @@ ep::Dispatched CudaLayer::dispatch(const ep::Routing& routing) {
   return group_.dispatch(codes_, routing, {.weights = topk_weights_, .scales = scales_});
 }
 
-TensorView CudaLayer::answers_to(const ep::Dispatched& rows) {
+TensorView CudaLayer::expert_output_of(const ep::Dispatched& rows) {
   if (rows.x.dtype == DataType::bfloat16) return rows.x;
   TensorView y(nullptr, DataType::bfloat16, {rows.x.shape[0], shape_.hidden});
-  answers_.reserve(y.bytes(), stream_);
-  y.data = answers_.as<void>();
+  expert_output_.reserve(y.bytes(), stream_);
+  y.data = expert_output_.as<void>();
   y.device = rows.x.device;
   return y;
 }
 
 TensorView CudaLayer::apply_experts(const ep::Dispatched& rows) {
-  const TensorView y = answers_to(rows);
+  const TensorView y = expert_output_of(rows);
   slots_.reserve(static_cast<std::size_t>(rows.topk_idx.size()) * sizeof(std::int32_t), stream_);
   auto* const slots = slots_.as<std::int32_t>();
   experts_.run(
@@ -243,8 +241,8 @@ void CudaLayer::check_weights() {
   meet();
   const ep::Routing routing = group_.route(topk_idx_);
   const ep::Dispatched rows = dispatch(routing);
-  const ep::Combined combined =
-      group_.combine(answers_to(rows), rows.handle, {.weights = rows.topk_weights, .out = output_});
+  const ep::Combined combined = group_.combine(expert_output_of(rows), rows.handle,
+                                               {.weights = rows.topk_weights, .out = output_});
   std::vector<std::uint32_t> returned(static_cast<std::size_t>(gated_.topk_weights.size())),
       sent(returned);
   meet();
@@ -254,8 +252,6 @@ void CudaLayer::check_weights() {
     std::memcpy(sent.data(), gated_.topk_weights.data, gated_.topk_weights.bytes());
   for (std::size_t i = 0; i < sent.size(); ++i) differing_values_ += sent[i] != returned[i] ? 1 : 0;
 }
-
-// Low latency.
 
 void CudaLayer::run_low_latency() {
   const ep::Routing routing = group_.route(topk_idx_);
@@ -275,17 +271,17 @@ void CudaLayer::run_low_latency() {
     return target;
   });
   meet();
-  auto answers = timed("combine_send", [&] {
+  auto combine = timed("combine_send", [&] {
     return group_.low_latency_combine(y, topk_idx_, topk_weights_, rows.handle,
                                       {.zero_copy = true, .out = output_});
   });
-  timed("combine_receive", [&] { return answers.receive(); });
+  timed("combine_receive", [&] { return combine.receive(); });
   meet();
 }
 
 void CudaLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) {
-  // The products are started from the host, so the counts have to come there: part of what the
-  // experts take.
+  // The host starts the products and therefore needs the counts. This copy is part of the experts'
+  // time.
   std::vector<std::int32_t> counts(expert_load_.size());
   fetch(counts.data(), rows.counts);
   wait();
