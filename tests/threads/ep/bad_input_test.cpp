@@ -319,7 +319,7 @@ TEST(EpBadInput, MembersThatDisagreeAllGetTheSameError) {
   run_threads(3, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     if (world.my_pe() == 1) options.hidden = 128;
-    EXPECT_ERROR(Code::mismatch, "hidden differs between members: 64 on PE 0, 128 on PE 1",
+    EXPECT_ERROR(Code::mismatch, "hidden differs between ranks: 64 on PE 0, 128 on PE 1",
                  ep::Group(world.team(), options));
     options = options_for(c);
     if (world.my_pe() == 2) options.top_k = 99;

@@ -185,7 +185,7 @@ TEST(EpExpertMajorMode, BadArgumentsLeaveTheGroupUsable) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
     const std::int64_t most =
-        2 * group.options().max_tokens * 3 + 3 * 3;  // members * max_tokens * experts + gaps
+        2 * group.options().max_tokens * 3 + 3 * 3;  // ranks * max_tokens * local experts + gaps
     const auto [limit, text] = thrown([&] {
       group.dispatch(in.x, routing,
                      {.expert_alignment = 4, .expert_major = true, .worst_case_rows = most + 1});
