@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_ops_quantize.cpp: bfloat16 rows to float8_e4m3 with a scale per 128 channels, and back. The
-// scales themselves come from numeric/scale.hpp; the element conversions here are
-// numeric/float8.hpp by vectors.
+// row_ops_quantize.cpp: bfloat16 rows to float8_e4m3 with one scale per 128 channels, and back. The
+// scales come from numeric/scale.hpp; the element conversions are those of numeric/float8.hpp,
+// vectorized.
 #include "ep/host/rows/row_ops.hpp"
 
 #include <cstring>
@@ -94,8 +94,8 @@ struct DequantizeGroup {
   }
 };
 
-/// Largest magnitude, as the bits of a bfloat16; magnitudes order like their bit patterns,
-/// infinities and NaN above all others.
+/// Largest magnitude, as the bits of a bfloat16. Magnitudes compare like their bit patterns;
+/// infinities and NaN are above all others.
 HWY_INLINE std::uint16_t largest_magnitude(const std::uint16_t* source, std::size_t count) {
   std::size_t i = 0;
   std::uint16_t largest = 0;
