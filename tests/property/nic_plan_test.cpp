@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NIC plan on random machines (D13), and the fault of D14: NICs that are planned job by job,
-// and NICs that are planned for the host.
+// The NIC plan on random machines. Compares plans made for each job alone with plans made for the
+// whole host.
 #include "topology/nic_plan.hpp"
 
 #include <fmt/format.h>
@@ -94,7 +94,7 @@ std::vector<Labels> labels_of(const Machine& machine, const NicPlan& plan) {
   return result;
 }
 
-/// Checks what D13 promises of one seat and one plane.
+/// Checks the guarantees of the plan for one seat and one plane.
 void check_seat(const Machine& machine, const NicPlan& plan, const Location& seat,
                 const std::vector<std::int32_t>& plane, const std::set<std::int32_t>& used,
                 std::size_t seats) {
@@ -297,8 +297,8 @@ TEST(NicPlanProperty, RailGroupsDoNotShareANic) {
       by_job.insert(planned_by_job(machine, machine.gpus[gpu].at, binding));
       by_host.insert(planned_by_host(machine, gpu, binding));
     }
-    // By distance the two GPUs of a switch meet on its first NIC; round robin puts everybody on the
-    // first of all.
+    // By distance, both GPUs of a switch use its first NIC. Round robin gives every job the first
+    // NIC of the host.
     EXPECT_EQ(by_job.size(), binding.round_robin ? 1U : 4U) << "the fault is in the old scheme";
     EXPECT_EQ(by_host.size(), 8U) << "and not in this one";
   }

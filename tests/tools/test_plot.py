@@ -15,11 +15,12 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 import plot
 finish = plot.finish
-def told(figure, axes, path):
+def finish_and_report(figure, axes, path):
     finish(figure, axes, path)
     for line in axes.get_lines():
-        print(path.name, repr(line.get_label()), [float(value) for value in line.get_ydata()], sep="|")
-plot.finish = told
+        values = [float(value) for value in line.get_ydata()]
+        print(path.name, repr(line.get_label()), values, sep="|")
+plot.finish = finish_and_report
 plot.main()
 """
 

@@ -57,7 +57,7 @@ inline std::chrono::nanoseconds processor_time(pid_t thread) {
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
-/// Processor time that all threads of this name take while nobody waits for them.
+/// Processor time that all threads of this name take while no thread waits for them.
 inline std::chrono::nanoseconds idle_time(std::string_view name, std::chrono::milliseconds during) {
   std::chrono::nanoseconds before{}, after{};
   const std::vector<pid_t> threads = threads_called(name);
