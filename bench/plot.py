@@ -3,10 +3,10 @@
 """Draws the GPU benchmark: bandwidth by SMs, bandwidth by tokens, latency by tokens; ./run bench
 --plot.
 
-Reads every *.json of the data folder that shoal-bench-gpu or run-gpu-bench wrote (others are passed
-over), takes the results of PEs as threads, and writes a PNG a plot beside them, with the limit that
-the link sets and other systems' figures (gpu-peers.json). Where several files have the same point,
-the one that comes last by name counts.
+Reads the results of shoal-bench-gpu and run-gpu-bench from every *.json of the data folder, skips
+other files, and uses the results of PEs as threads. Writes one PNG per plot into the folder, with
+the limit of the link and the figures of other systems (gpu-peers.json). Where several files have
+the same point, the last by name counts.
 """
 
 import argparse
@@ -66,11 +66,11 @@ def documents(folder):
 
 
 def collect(folder, part):
-    """(setup with pes and gpu, {(operation, format, launch, tokens, sms): entry}) of one part; None
-    where there is nothing."""
+    """(setup with pes and gpu, {(operation, format, launch, tokens, sms): entry}) of one part.
+
+    None without results of that part. Skips results with load_of: they emulate a larger group."""
     points, setup = {}, None
     for document in documents(folder):
-        # Another group's load is no group of these PEs.
         if document["program"] != f"shoal-bench-gpu {part}" or document["setup"].get("load_of"):
             continue
         mine = {**document["setup"], "pes": document["pes"], "gpu": document["machine"]["gpu"]}

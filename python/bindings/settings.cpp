@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "check.hpp"
 
@@ -17,6 +18,9 @@ namespace {
 namespace nb = nanobind;
 
 using Overrides = std::map<std::string, std::string>;  // by name of the environment variable
+
+/// A key of the dict that is no setting: whether NVSHMEM_* variables count. Default: True.
+constexpr const char* kNvshmemVariables = "nvshmem_variables";
 
 std::string upper(std::string_view text) {
   std::string result(text);
@@ -47,21 +51,39 @@ Overrides overrides_from(nb::handle given) {
   Overrides overrides;
   if (given.is_none()) return overrides;
   for (const auto& [key, value] : nb::cast<nb::dict>(given)) {
-    const std::string name = variable_of(nb::cast<std::string>(key));
+    const auto field = nb::cast<std::string>(key);
+    if (field == kNvshmemVariables) continue;
+    const std::string name = variable_of(field);
     if (!value.is_none()) overrides[name] = nb::cast<std::string>(nb::str(value));
   }
   return overrides;
+}
+
+bool reads_nvshmem_variables(nb::handle given) {
+  if (given.is_none()) return true;
+  const auto options = nb::cast<nb::dict>(given);
+  return !options.contains(kNvshmemVariables) || nb::cast<bool>(options[kNvshmemVariables]);
+}
+
+bool is_of_nvshmem(const std::string& name) {
+  return name.starts_with("NVSHMEM_");
 }
 
 }  // namespace
 
 Settings settings_from(nb::handle given) {
   const Overrides overrides = overrides_from(given);
-  return Settings::from([&](const std::string& name) -> std::optional<std::string> {
+  const bool nvshmem = reads_nvshmem_variables(given);
+  Settings settings = Settings::from([&](const std::string& name) -> std::optional<std::string> {
     if (const auto found = overrides.find(name); found != overrides.end()) return found->second;
-    const char* const value = std::getenv(name.c_str());
+    const char* const value = nvshmem || !is_of_nvshmem(name) ? std::getenv(name.c_str()) : nullptr;
     return value == nullptr ? std::nullopt : std::optional<std::string>(value);
   });
+  std::vector<EnvironmentVariable> variables = inspect_environment();
+  if (!nvshmem)
+    std::erase_if(variables, [](const auto& variable) { return is_of_nvshmem(variable.name); });
+  settings.environment_warnings = environment_warnings(variables);
+  return settings;
 }
 
 }  // namespace shoal::python

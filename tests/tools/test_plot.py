@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/plot.py: the committed GPU results become the plots of docs/performance.md, with the limit
+"""bench/plot.py draws the committed GPU results as the plots of docs/performance.md, with the limit
 of the link."""
 
 import json
@@ -15,12 +15,12 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 import plot
 finish = plot.finish
-def finish_and_report(figure, axes, path):
+def finish_and_print_lines(figure, axes, path):
     finish(figure, axes, path)
     for line in axes.get_lines():
         values = [float(value) for value in line.get_ydata()]
         print(path.name, repr(line.get_label()), values, sep="|")
-plot.finish = finish_and_report
+plot.finish = finish_and_print_lines
 plot.main()
 """
 
@@ -50,7 +50,7 @@ def test_committed_results_are_drawn_with_their_limit(tmp_path):
         if "|" in line
     }
     link = json.loads((DATA / "gpu-peers.json").read_text())["link_gb_per_s"]
-    limit = link * 8 / 7  # 8 PEs: an eighth of the rows crosses no link
+    limit = link * 8 / 7  # 8 PEs: one eighth of the rows is local
     for name in ("gpu-bandwidth-by-sms.png", "gpu-bandwidth-by-tokens.png"):
         drawn = [
             values
@@ -59,7 +59,7 @@ def test_committed_results_are_drawn_with_their_limit(tmp_path):
         ]
         assert drawn == [[limit, limit]]
 
-    # The points are those of the raw file that the page names.
+    # The points are those of the raw file that docs/performance.md links to.
     entries = json.loads((DATA / "gpu-normal-8.json").read_text())["results"]
     alone = {
         entry["sms"]: entry["gb_per_s"]

@@ -67,6 +67,7 @@ class Runtime:
     SHOAL_SYMMETRIC_SIZE overrides the size of the heap.
     timeout: limit of a wait for another rank, in seconds; SHOAL_TIMEOUT_MS overrides it.
     share_stream: operations run on shared_comm_stream in place of a stream of this object.
+    nvshmem: whether NVSHMEM_* variables count. DeepEP reads them only where it starts NVSHMEM.
     """
 
     def __init__(
@@ -76,9 +77,13 @@ class Runtime:
         num_bytes: int,
         timeout: float = 100.0,
         share_stream: bool = False,
+        nvshmem: bool = False,
     ):
         self.device = pick_device()
-        settings: dict[str, Any] = {"heap": "cuda" if self.device.type == "cuda" else "host"}
+        settings: dict[str, Any] = {
+            "heap": "cuda" if self.device.type == "cuda" else "host",
+            "nvshmem_variables": nvshmem,
+        }
         if self.device.type == "cuda":
             settings["device"] = self.device.index
         if "SHOAL_SYMMETRIC_SIZE" not in os.environ:

@@ -328,3 +328,35 @@ def test_native_assert():
     semantic.native_assert(True, "unused")
     with pytest.raises(RuntimeError, match=r"^Assertion exception \(.*\): x > 0, got -1$"):
         semantic.native_assert(False, "x > 0, got -1")
+
+
+ONE_RANK = """
+import sys
+import torch.distributed as dist
+import deep_ep
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+buffer = deep_ep.Buffer(dist.group.WORLD, {arguments}, explicitly_destroy=True)
+buffer.destroy()
+print("opened")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reads"),
+    [
+        ("num_nvl_bytes=1 << 20", False),
+        ("num_nvl_bytes=1 << 20, num_rdma_bytes=1 << 20", True),
+        ("low_latency_mode=True", True),
+    ],
+)
+def test_nvshmem_variables_count_where_deepep_starts_nvshmem(arguments, reads):
+    run = subprocess.run(
+        [sys.executable, "-c", ONE_RANK.format(arguments=arguments)],
+        env={**os.environ, "NVSHMEM_MAX_TEAMS": "many"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ("opened" in run.stdout) != reads, run.stderr
+    assert ("NVSHMEM_MAX_TEAMS" in run.stderr) == reads, run.stderr

@@ -92,7 +92,12 @@ class Buffer:
         self.enable_shrink = enable_shrink
         self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         self.runtime: Runtime | None = None
-        self.runtime = Runtime(group, comm, num_nvl_bytes + num_rdma_bytes)
+        self.runtime = Runtime(
+            group,
+            comm,
+            num_nvl_bytes + num_rdma_bytes,
+            nvshmem=low_latency_mode or num_rdma_bytes > 0,
+        )
         self.rank, self.group_size = self.runtime.rank, self.runtime.num_ranks
         self._normal = NormalMode(self.runtime)
         self._low_latency = LowLatencyMode(
