@@ -14,8 +14,8 @@
 namespace shoal::memory {
 namespace {
 
-constexpr std::size_t kStep =
-    std::size_t{64} << 20;  // a mapping takes about a millisecond: not for every allocation
+// A mapping takes about a millisecond, so not every allocation makes one.
+constexpr std::size_t kStep = std::size_t{64} << 20;
 
 template <typename Has>
 void require_all(std::span<const DeviceDescription> devices, const char* setting, const char* what,

@@ -24,8 +24,8 @@ namespace shoal::ep::numeric {
 
 inline constexpr std::uint32_t kLogfmtCodes = 512;
 inline constexpr float kLogfmtSteps = 510.0f;
-inline constexpr float kLogfmtRange =
-    32.0f;  ///< smaller magnitudes than 2^-32 of the largest become zero
+/// In octaves: magnitudes below 2^-32 of the largest become zero.
+inline constexpr float kLogfmtRange = 32.0f;
 
 /// The metadata of a group on the wire.
 struct LogfmtGroup {

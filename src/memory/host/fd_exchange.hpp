@@ -44,8 +44,8 @@ struct FdExchange {
   Token world{};  ///< shared secret of the world: datagrams without it are dropped
   Pe my_pe = 0;
   std::chrono::milliseconds timeout{};
-  std::function<void()>
-      check;  ///< called about every millisecond; may throw to end the exchange early
+  /// Called about every millisecond; may throw to end the exchange early.
+  std::function<void()> check;
 };
 
 /// Sends `fd` to every peer and receives one from each. Collective over the peers. Sends and

@@ -100,8 +100,8 @@ struct PeContext {
 };
 
 struct PeOptions {
-  Environment env =
-      {};  ///< for every PE, such as {{"SHOAL_NODE_SIZE", "2"}}; SHOAL_SOCKET_* also place the root
+  /// For every PE, such as {{"SHOAL_NODE_SIZE", "2"}}; SHOAL_SOCKET_* also place the root.
+  Environment env = {};
   std::string argument = {};
   Milliseconds limit = kProcessLimit;
 };

@@ -22,8 +22,9 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> encode_e4m3_word(DF floats, VF valu
   const hn::RebindToUnsigned<DF> words;
   const auto bits = hn::BitCast(words, value);
   const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(words, 0x80));
+  // 0x43e00000 is 448, the largest finite value of e4m3.
   const auto clamped =
-      hn::Min(hn::And(bits, hn::Set(words, 0x7fffffffu)), hn::Set(words, 0x43e00000u));  // 448
+      hn::Min(hn::And(bits, hn::Set(words, 0x7fffffffu)), hn::Set(words, 0x43e00000u));
   const auto odd = hn::And(hn::ShiftRight<20>(clamped), hn::Set(words, 1));
   const auto normal =
       hn::ShiftRight<20>(hn::Add(hn::Add(clamped, odd), hn::Set(words, 0x7ffffu - (120u << 23))));
