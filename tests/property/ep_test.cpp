@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random shapes against the naive reference: ranks that are no power of two, any top-k
-// up to 32, any hidden that is a multiple of 16 bytes, holes, idle members, one hot expert; and
+// up to 32, any hidden that is a multiple of 16 bytes, holes, idle ranks, one hot expert; and
 // shapes that have one size as large as it gets.
 #include <gtest/gtest.h>
 
@@ -104,7 +104,7 @@ TEST(EpPropertyLimits, ManyTokens) {
   check_rounds(hot, 1);
 }
 
-TEST(EpPropertyLimits, ManyLanesAndNoTokens) {
+TEST(EpPropertyLimits, ManyTopkSlotsAndNoTokens) {
   check_rounds({.ranks = 8,
                 .experts = 64,
                 .top_k = 32,

@@ -247,7 +247,7 @@ void travel(const Travel& how, std::span<const std::uint16_t> row, std::span<flo
   std::transform(row.begin(), row.end(), arrived.begin(), float_of_bf16);
 }
 
-/// The answers to token `t` of member `rank` as they arrive: [top_k][hidden].
+/// The answers to token `t` of rank `rank` as they arrive: [top_k][hidden].
 std::vector<float> low_latency_answers(const EpCase& c, std::int32_t rank, std::int64_t t,
                                        const std::int64_t* lanes, const Travels& travels) {
   const auto hidden = static_cast<std::size_t>(c.hidden);

@@ -30,7 +30,7 @@ struct EpCase {
   bool mixed_magnitudes = false;
   std::int32_t nodes = 1;  ///< that the ranks lie on, in blocks; normal combine rounds once a node
                            ///< where there are several
-  bool full = false;       ///< members that are not idle have max_tokens tokens
+  bool full = false;       ///< ranks that are not idle have max_tokens tokens
 
   std::int32_t local_experts() const { return experts / ranks; }
   std::int32_t node_of(std::int32_t rank) const { return rank / (ranks / nodes); }
@@ -43,15 +43,15 @@ struct EpCase {
   std::string describe() const;
 };
 
-/// Members that hold experts of a token, ordered by the last lane that asks for each: the order in
+/// Ranks that hold experts of a token, ordered by the last lane that asks for each: the order in
 /// which their answers are added. `lanes` are the top_k experts of the token.
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes);
 
-/// The nodes of these members, each once, ordered by the last member of it: of members by last
+/// The nodes of these ranks, each once, ordered by the last rank of it: of ranks by last
 /// lane, nodes by last lane.
 std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32_t>& ranks);
 
-/// What member `rank` must receive in normal mode.
+/// What rank `rank` must receive in normal mode.
 struct ExpectedDispatch {
   std::vector<std::int32_t> source_rank, source_token;  ///< per row
   std::vector<std::int64_t> topk_idx;                   ///< [rows, top_k] local or -1
@@ -60,7 +60,7 @@ struct ExpectedDispatch {
 };
 ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank);
 
-/// What member `rank` must receive in the expert-major layout (DispatchOptions.expert_major).
+/// What rank `rank` must receive in the expert-major layout (DispatchOptions.expert_major).
 struct ExpectedExpertMajor {
   std::vector<std::int32_t> source_rank, source_token, lane;  ///< per row; -1 between blocks
   std::vector<std::int64_t> topk_idx;   ///< per row: local expert; -1 between blocks
@@ -75,17 +75,17 @@ ExpectedExpertMajor expected_expert_major(const EpCase& c, std::int32_t rank,
 /// The function of expert `expert` in all tests.
 float expert_factor(std::int32_t expert);
 
-/// The answer of member `rank` to one of its rows: bfloat16 of the weighted sum of its experts'
+/// The answer of rank `rank` to one of its rows: bfloat16 of the weighted sum of its experts'
 /// answers.
 std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x,
                      const std::int64_t* local_idx, const float* weights);
 
-/// What combine must give member `rank` back: [tokens, hidden] bfloat16; biases may be null.
+/// What combine must give rank `rank` back: [tokens, hidden] bfloat16; biases may be null.
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
                                             const std::vector<std::uint16_t>* bias0 = nullptr,
                                             const std::vector<std::uint16_t>* bias1 = nullptr);
 
-/// What member `rank` must receive in low-latency mode from the members that are not in `masked`.
+/// What rank `rank` must receive in low-latency mode from the ranks that are not in `masked`.
 struct ExpectedLowLatency {
   struct Row {
     std::int32_t source_rank, source_token;
@@ -103,7 +103,7 @@ struct Travels {
 };
 
 /// What low-latency combine must give back for rows that experts multiply by expert_factor and
-/// answer in bfloat16; members in `masked` are left out.
+/// answer in bfloat16; ranks in `masked` are left out.
 std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank,
                                                 ep::Reduction reduction,
                                                 const std::vector<int>& masked = {},

@@ -89,7 +89,7 @@ class Normal : Shapes {
 
   NormalDraw all() {
     constexpr std::int64_t kMostBytes = std::int64_t{16}
-                                        << 20;  // of rows that all members together send to one
+                                        << 20;  // of rows that all ranks together send to one
     NormalDraw drawn;
     EpCase& c = drawn.c = shape();
     c.experts = c.ranks * static_cast<std::int32_t>(size(Kept::experts, 1, kMostExperts / c.ranks));
@@ -161,9 +161,9 @@ class LowLatency : Shapes {
 
   LowLatencyDraw all() {
     constexpr std::int64_t kMostResult = std::int64_t{1}
-                                         << 26;  // channels of the results of all members together
+                                         << 26;  // channels of the results of all ranks together
     constexpr std::int64_t kMostSent = std::int64_t{1}
-                                       << 24;  // channels that all members send at most
+                                       << 24;  // channels that all ranks send at most
     LowLatencyDraw drawn;
     EpCase& c = drawn.c = shape();
     std::int64_t eighths = size(Kept::hidden, kShortestRow / 8, kLongestRow / 8),
@@ -213,7 +213,7 @@ class Compared : Shapes {
   explicit Compared(std::uint64_t seed, std::uint64_t salt) : Shapes(seed, salt) {}
 
   NormalComparison normal() {
-    // Bytes of a result at most: those of four forms, twice each, of all members and both backends
+    // Bytes of a result at most: those of four forms, twice each, of all ranks and both backends
     // are kept at once.
     constexpr std::int64_t kMostBytes = std::int64_t{4} << 20;
     NormalComparison drawn;

@@ -115,7 +115,7 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   expect_same("combined x (" + c.describe() + ")", combined.x.data, wanted.data(),
               wanted.size() * 2, 2);
   for (std::int64_t i = 0; i < c.tokens(me) * c.top_k;
-       ++i) {  // each lane's weight comes back from the one member that has its expert
+       ++i) {  // each lane's weight comes back from the one rank that has its expert
     const float w = in.topk_idx.as<std::int64_t>()[i] >= 0 ? in.weights.as<float>()[i] : 0.0F;
     expect(combined.topk_weights.as<float>()[i] == w, "a combined weight differs");
   }

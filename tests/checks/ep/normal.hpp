@@ -42,7 +42,7 @@ void check_low_latency_received(const EpCase& c, std::int32_t rank,
 void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
                               ep::Quantize quantize);
 
-/// Writes the answers of the experts of member `rank` to `y`; rows of float8 are dequantised with
+/// Writes the answers of the experts of rank `rank` to `y`; rows of float8 are dequantised with
 /// their scales.
 void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
                             const TensorView& y);
@@ -52,7 +52,7 @@ Travel float8_travel(ep::Quantize quantize);
 /// What LogFMT does to answers on their way back, by numeric/.
 Travel log_fmt_travel();
 
-/// In place of x, the answers of this member's experts to what it received in normal mode.
+/// In place of x, the answers of this rank's experts to what it received in normal mode.
 Tensor answers_to(const EpCase& c, std::int32_t rank, const ep::Dispatched& received);
 
 }  // namespace shoal::test

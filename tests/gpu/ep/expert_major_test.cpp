@@ -64,7 +64,7 @@ TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
   run_case(c, {.weights = false, .alignment = 16, .cached = 2});
 }
 
-TEST_P(EpGpuExpertMajor, SmallBiasesAndAnswersOfAnyKind) {
+TEST_P(EpGpuExpertMajor, SmallBiasesAndExpertOutputOfAnyKind) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
@@ -90,7 +90,7 @@ TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
                .alignment = 4});  // scales that are copied in bulk
 }
 
-TEST_P(EpGpuExpertMajor, SmallNoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpGpuExpertMajor, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
@@ -161,7 +161,7 @@ TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
   });
 }
 
-TEST(EpGpuExpertMajor, SmallMembersThatDifferAreTold) {
+TEST(EpGpuExpertMajor, SmallRanksThatDifferAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 13);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
@@ -173,7 +173,7 @@ TEST(EpGpuExpertMajor, SmallMembersThatDifferAreTold) {
       options.expert_alignment = alignment && group.me == 2 ? 16 : 8;
       try {
         group.group.dispatch(round.x(), routing, options);
-        ADD_FAILURE() << "members differ and nothing was thrown";
+        ADD_FAILURE() << "ranks differ and nothing was thrown";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::mismatch) << error.what();
       }
@@ -182,7 +182,7 @@ TEST(EpGpuExpertMajor, SmallMembersThatDifferAreTold) {
   });
 }
 
-TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllMembers) {
+TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllRanks) {
   SHOAL_SKIP_WITHOUT_GPU();
   // All lanes of all tokens go to the experts of the last rank: three times the rows of the flat
   // layout.

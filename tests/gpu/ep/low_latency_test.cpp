@@ -88,7 +88,7 @@ TEST_P(EpGpuLowLatency, SmallEveryFormAndReduction) {
   });
 }
 
-TEST_P(EpGpuLowLatency, SmallNoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpGpuLowLatency, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(ranks(), 3);

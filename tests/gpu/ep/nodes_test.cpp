@@ -148,7 +148,7 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
   });
 }
 
-TEST(EpGpuNodesMode, EachMemberSaysOnceThatRowsGoThroughTheHost) {
+TEST(EpGpuNodesMode, EachRankSaysOnceThatRowsGoThroughTheHost) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 8);
   Settings settings = gpu_settings();

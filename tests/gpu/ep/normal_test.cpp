@@ -67,7 +67,7 @@ TEST_P(EpGpu, SmallDispatchAndCombine) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) run_rounds(small(GetParam(), seed), {});
 }
 
-TEST_P(EpGpu, SmallNoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpGpu, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
@@ -89,7 +89,7 @@ TEST_P(EpGpu, SmallWorstCaseRowsAlignmentAndCopyOut) {
                  .dispatch = {.expert_alignment = 8, .worst_case_rows = most, .copy_out = true}});
 }
 
-TEST(EpGpuNormal, SmallPlacesOfAnswersBiasesAndOut) {
+TEST(EpGpuNormal, SmallPlacesOfExpertOutputBiasesAndOut) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 11);
   run_group(
@@ -152,7 +152,7 @@ TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
   }
 }
 
-TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndAnswers) {
+TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndExpertOutput) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 15);
   ep::GroupOptions options = normal_options(c);

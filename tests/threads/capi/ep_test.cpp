@@ -432,7 +432,7 @@ TEST(CApiEp, GroupsSayWhatIsWrongWithTheirOptions) {
   });
 }
 
-TEST(CApiEp, AMemberThatDoesNotComeIsATimeout) {
+TEST(CApiEp, ARankThatDoesNotComeIsATimeout) {
   const EpCase c = small_case();
   shoal_ep_group_options options = c_options(c);
   options.timeout_ms = 100;

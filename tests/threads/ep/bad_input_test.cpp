@@ -314,7 +314,7 @@ TEST(EpBadInput, ClosedWorldAndGroup) {
   EXPECT_ERROR(Code::closed, "closed", empty.warmup());
 }
 
-TEST(EpBadInput, MembersThatDisagreeAllGetTheSameError) {
+TEST(EpBadInput, RanksThatDisagreeAllGetTheSameError) {
   const EpCase c = small(3);
   run_threads(3, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
@@ -345,7 +345,7 @@ TEST(EpBadInput, MembersThatDisagreeAllGetTheSameError) {
   });
 }
 
-TEST(EpBadInput, WorstCaseRowsThatDoNotSufficeFailOnAllMembers) {
+TEST(EpBadInput, WorstCaseRowsThatDoNotSufficeFailOnAllRanks) {
   EpCase c = small(2);
   c.load = Load::all_to_one;
   c.seed = 3;

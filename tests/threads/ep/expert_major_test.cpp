@@ -60,7 +60,7 @@ TEST_P(EpExpertMajor, WorstCaseRowsCopyOutAndCachedHandles) {
   run_case(c, {.weights = false, .alignment = 16, .cached = 2});
 }
 
-TEST_P(EpExpertMajor, BiasesAndAnswersOfAnyKind) {
+TEST_P(EpExpertMajor, BiasesAndExpertOutputOfAnyKind) {
   const EpCase c = small(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
@@ -82,7 +82,7 @@ TEST_P(EpExpertMajor, Float8RowsCarryTheirScales) {
                .cached = 1});
 }
 
-TEST_P(EpExpertMajor, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpExpertMajor, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
     c.load = load;
@@ -160,7 +160,7 @@ std::pair<Code, std::string> thrown(const std::function<void()>& call) {
   return {Code{}, "nothing was thrown"};
 }
 
-TEST(EpExpertMajorMode, MembersThatDifferAreTold) {
+TEST(EpExpertMajorMode, RanksThatDifferAreReported) {
   const EpCase c = small(3, 13);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -209,8 +209,8 @@ TEST(EpExpertMajorMode, BadArgumentsLeaveTheGroupUsable) {
   });
 }
 
-TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllMembers) {
-  // All lanes of all tokens go to the experts of the last member: three times the rows of the flat
+TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllRanks) {
+  // All lanes of all tokens go to the experts of the last rank: three times the rows of the flat
   // layout.
   const EpCase c{
       .ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};

@@ -51,7 +51,7 @@ void run_case(const EpCase& c) {
   });
 }
 
-/// Of a row that answers token `t` of member 0, in bytes on the wire.
+/// Of a row that answers token `t` of rank 0, in bytes on the wire.
 std::size_t encoded_bytes(const EpCase& c, std::int64_t t) {
   std::vector<numeric::Bf16> row(c.hidden);
   for (std::int64_t ch = 0; ch < c.hidden; ++ch)
@@ -79,7 +79,7 @@ TEST(EpLogFmt, HiddenNeedsNotFillItsGroups) {
   for (const std::int64_t hidden : {8, 200, 1032}) run_case(mixed(3, hidden));
 }
 
-TEST(EpLogFmt, EightMembersSomeOfThemIdle) {
+TEST(EpLogFmt, EightRanksSomeOfThemIdle) {
   EpCase c = mixed(8, 640);
   run_case(c);
   for (const Load load : {Load::some_idle, Load::none, Load::all_to_one}) {

@@ -54,7 +54,7 @@ TEST_P(EpLowLatency, Float8FormsMatchNumeric) {
   });
 }
 
-TEST_P(EpLowLatency, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpLowLatency, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam(), 3);
     c.load = load;
@@ -228,7 +228,7 @@ TEST(EpLowLatencyMode, NormalAndLowLatencyInterleave) {
   });
 }
 
-TEST(EpLowLatencyMode, WithoutMasksATimeoutNamesTheMemberAndClosesTheGroup) {
+TEST(EpLowLatencyMode, WithoutMasksATimeoutNamesTheRankAndClosesTheGroup) {
   const EpCase c = small(3, 14);
   run_case(
       c,

@@ -84,7 +84,7 @@ TEST_P(EpNodes, ChunksOfOneTokenAndSeveralThreads) {
              {.bytes = 4096, .depth = depth});
 }
 
-TEST_P(EpNodes, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpNodes, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
     c.load = load;
@@ -243,7 +243,8 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
   });
 }
 
-TEST(EpNodesMode, MembersThatRoundAtDifferentPlacesAreToldApart) {  // they would read sums as rows
+TEST(EpNodesMode,
+     RanksThatRoundAtDifferentPlacesAreDistinguished) {  // they would read sums as rows
   const EpCase c = small({4, 2}, 13);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -292,7 +293,7 @@ TEST(EpNodesMode, OperationsOnTheGroupsStream) {
   });
 }
 
-TEST(EpNodesMode, SeveralGroupsOfDifferentMembers) {
+TEST(EpNodesMode, SeveralGroupsOfDifferentPes) {
   const EpCase all = small({4, 2}), pair = small({2, 2}, 31);
   run_threads(4, settings_for(all), [&](World& world) {
     ep::Group big(world.team(), options_for(all));
@@ -335,7 +336,7 @@ TEST(EpNodesMode, WarmUp) {
   });
 }
 
-TEST(EpNodesMode, AMemberThatDoesNotComeIsNamed) {
+TEST(EpNodesMode, ARankThatDoesNotComeIsNamed) {
   const EpCase c = small({4, 2}, 35);
   Settings settings = settings_for(c);
   settings.timeout = std::chrono::milliseconds(1000);

@@ -40,7 +40,7 @@ TEST_P(EpNormal, DispatchAndCombineMatchTheReference) {
              [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
 }
 
-TEST_P(EpNormal, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpNormal, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
     c.load = load;
@@ -228,7 +228,7 @@ TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
       held = group.dispatch(in.x, group.route(in.topk_idx));
     else
       group.dispatch(in.x, group.route(in.topk_idx));
-    EXPECT_THROW(group.close(), Error);  // on both members
+    EXPECT_THROW(group.close(), Error);  // on both ranks
     held = {};
     const std::size_t before = world.heap().used();
     group.close();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many operations in a row, members skewed in time. Two cases alternate, so that rows, counts
+// Many operations in a row, ranks skewed in time. Two cases alternate, so that rows, counts
 // or signals of the round before, or of the one before that, would be noticed.
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ std::size_t case_of(int round) {
   return static_cast<std::size_t>(round % 3 == 0);
 }
 
-/// Now and then a member comes late, each at other times.
+/// Now and then a rank comes late, each at other times.
 class Skew {
  public:
   explicit Skew(Pe pe) : state_(static_cast<std::uint64_t>(pe) * 77 + 1) {}
@@ -73,7 +73,7 @@ TEST(EpRepeat, LowLatencyPairsOfTwoCasesInTurn) {
   });
 }
 
-// With two operations in flight a member may send the next while others still read the one before:
+// With two operations in flight a rank may send the next while others still read the one before:
 // only what the readers acknowledge protects it.
 TEST(EpRepeat, TwoDispatchesInFlight) {
   run_group([](World& world, ep::Group& group) {

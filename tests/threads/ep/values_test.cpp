@@ -8,8 +8,8 @@
 #include <random>
 #include <string>
 
-#include "shoal/numeric.hpp"
 #include "checks/ep/normal.hpp"
+#include "shoal/numeric.hpp"
 #include "shoal/world.hpp"
 #include "support/expect_error.hpp"
 
@@ -205,8 +205,8 @@ TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
   });
 }
 
-TEST(EpValues, EveryLaneOfTheLargestTopK) {  // top_k 32 of 96 experts, each token goes to all
-                                             // members many times
+TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {  // top_k 32 of 96 experts, each token goes to all
+                                                 // ranks many times
   EpCase c = small(3, 23);
   c.experts = 96;
   c.top_k = ep::kMaxTopK;
@@ -271,7 +271,7 @@ TEST(EpValues, ThreeLiveResultsOfAnySizes) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
     const std::int64_t largest = c.ranks * c.max_tokens;
-    std::mt19937 random(5);  // the same numbers on all members
+    std::mt19937 random(5);  // the same numbers on all ranks
     std::vector<ep::Dispatched> held;
     for (int i = 0; i < 300; ++i) {  // two are held, wherever they lie: there is room for one more
       while (held.size() > 2) held.erase(held.begin() + random() % held.size());
@@ -340,7 +340,7 @@ TEST(EpValues, CachedHandleTakesEveryOption) {
       if (call.weights)
         expect_same("weights", got.topk_weights.data, wanted.weights.data(),
                     wanted.weights.size() * 4, 4);
-      // Each copy comes back as it was: x times the number of members, rounded once.
+      // Each copy comes back as it was: x times the number of ranks, rounded once.
       const ep::Combined back = group.combine(got.x, got.handle);
       const auto lanes = c.topk(me);
       for (std::int64_t i = 0; i < x.size(); ++i) {
