@@ -11,7 +11,7 @@
 namespace shoal::test {
 namespace {
 
-/// What the seeds of one kind had, all together.
+/// Everything that the seeds of one kind reached.
 struct Reached {
   std::set<std::int64_t> ranks, top_k, experts, hidden,
       tokens;  ///< tokens of a rank, not the limit of the group

@@ -104,9 +104,8 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   check_dispatched(c, me, received, options);
 
   Tensor y = answers_to(c, me, received);
-  const bool in_place =
-      c.seed % 2 == 0 &&
-      !options.copy_out;  // answers in the heap are fetched from there, others are staged
+  // Expert output in the heap is fetched from there; other output is staged.
+  const bool in_place = c.seed % 2 == 0 && !options.copy_out;
   if (in_place && y.bytes() > 0) std::memcpy(received.x.data, y.data, y.bytes());
   const ep::Combined combined =
       group.combine(in_place ? static_cast<const TensorView&>(received.x) : y, received.handle,
@@ -114,8 +113,8 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   const auto wanted = expected_combine(c, me);
   expect_same("combined x (" + c.describe() + ")", combined.x.data, wanted.data(),
               wanted.size() * 2, 2);
-  for (std::int64_t i = 0; i < c.tokens(me) * c.top_k;
-       ++i) {  // each lane's weight comes back from the one rank that has its expert
+  // The weight of each top-k slot returns from the one rank that has its expert.
+  for (std::int64_t i = 0; i < c.tokens(me) * c.top_k; ++i) {
     const float w = in.topk_idx.as<std::int64_t>()[i] >= 0 ? in.weights.as<float>()[i] : 0.0F;
     expect(combined.topk_weights.as<float>()[i] == w, "a combined weight differs");
   }

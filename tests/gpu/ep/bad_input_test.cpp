@@ -29,7 +29,7 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
     if (change) change(options);
     GpuGroup group(world, options);
     body(group);
-    sync(world.team());  // no rank goes on while another rank is still told of a mistake
+    sync(world.team());  // no rank continues while another still reports an error
     GpuRound(group, c, {.place = AnswerPlace::in_place}).run();
     GpuRound(group, c, {.place = AnswerPlace::in_place}).run();
   });

@@ -21,8 +21,8 @@ void run_group(const EpCase& c, const ep::GroupOptions& options,
   });
 }
 
-/// Two rounds, so that both notice boards are used, each behind a flat one whose bytes lie where
-/// the result comes.
+/// Two rounds, so that both notice boards are used. A rank-major round precedes each and leaves its
+/// bytes where the result is written.
 void run_case(const EpCase& c, const ExpertMajorCall& call) {
   ep::GroupOptions options = expert_major_options(c, call);
   options.max_scales = std::max<std::int64_t>(call.scales, 1);
@@ -184,8 +184,7 @@ TEST(EpGpuExpertMajor, SmallRanksThatDifferAreReported) {
 
 TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllRanks) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // All lanes of all tokens go to the experts of the last rank: three times the rows of the flat
-  // layout.
+  // All top-k slots name experts of the last rank: three times the rows of the rank-major layout.
   const EpCase c{
       .ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};
   ep::GroupOptions options = options_for(c);
@@ -269,7 +268,7 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
         ASSERT_EQ(idx.as<std::int64_t>()[i], i < wanted.rows() ? wanted.topk_idx[i] : -1) << i;
       for (std::int64_t t = 0; t < tokens; ++t) {
         for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
-          float sum = 0;  // each lane brings the row itself back
+          float sum = 0;  // each top-k slot returns the row itself
           for (std::int32_t k = 0; k < c.top_k; ++k)
             if (lanes.as<std::int64_t>()[t * c.top_k + k] >= 0)
               sum += float_of_bf16(rows.as<std::uint16_t>()[t * c.hidden + ch]);

@@ -304,8 +304,7 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
     const auto mixed =
         group.group.low_latency_dispatch(round.x(), round.topk(), with_weights).receive();
     EXPECT_EQ(code(), Code::mismatch);
-    // Where no rank waits for an answer no rank can miss it, so every rank has tokens for every
-    // expert.
+    // Every rank has tokens for every expert, so that every rank waits for the combine rows of all.
     std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
     for (std::size_t i = 0; i < lanes.size(); ++i)
       lanes[i] = static_cast<std::int64_t>((i % 4) * 3 % 9 + i / 4 % 3);

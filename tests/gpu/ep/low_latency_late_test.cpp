@@ -65,7 +65,7 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
           sync(world.team());
           return;
         }
-        third.answer(got).receive();  // masks the late rank when its time is over
+        third.answer(got).receive();  // masks the late rank after the timeout
         group.group.synchronize();
         std::vector<int> mask(c.ranks, 0);
         mask[kLate] = 1;

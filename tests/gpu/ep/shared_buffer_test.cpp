@@ -51,7 +51,7 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body) {
   });
 }
 
-/// A buffer that Shoal did not allocate, with room for all the rows of a case behind `front` bytes.
+/// A buffer that Shoal did not allocate, with room for all the rows of a case after `front` bytes.
 class Buffer {
  public:
   static constexpr std::size_t kFront = 4096 + 16;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LogFMT-10 on the way back from the experts: bit by bit what numeric/ makes of every answer,
-// summed in the documented order.
+// LogFMT-10 combine rows, bit by bit: the values of numeric/ for every row, summed in the
+// documented order.
 #include <gtest/gtest.h>
 
 #include "checks/ep/normal.hpp"
@@ -51,7 +51,7 @@ void run_case(const EpCase& c) {
   });
 }
 
-/// Of a row that answers token `t` of rank 0, in bytes on the wire.
+/// Bytes on the wire of the combine row for token `t` of rank 0.
 std::size_t encoded_bytes(const EpCase& c, std::int64_t t) {
   std::vector<numeric::Bf16> row(c.hidden);
   for (std::int64_t ch = 0; ch < c.hidden; ++ch)

@@ -75,7 +75,7 @@ TEST(EpLowLatencyMode, LogFmtComesBackWithinItsError) {
         in.x.as<std::uint16_t>()[i] = bf16_of(float_of_bf16(in.x.as<std::uint16_t>()[i]) * 0.25F);
       const ep::LowLatencyReceived got =
           group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
-      const ep::LowLatencyReceived& y = got;  // experts that answer what they got
+      const ep::LowLatencyReceived& y = got;  // experts return their input
       const Tensor exact = group
                                .low_latency_combine(y.x, in.topk_idx, in.weights, got.handle,
                                                     {.reduction = ep::Reduction::exact})

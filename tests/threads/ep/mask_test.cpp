@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency operations without some of the ranks (E3: masks for failed PEs with time-outs).
+// Low-latency operations without some of the ranks: masks, and ranks that time out.
 #include <gtest/gtest.h>
 
 #include "checks/ep/rounds.hpp"
@@ -33,7 +33,7 @@ void run_case(const EpCase& c, std::chrono::milliseconds timeout,
   });
 }
 
-/// The argument: on how many nodes the ranks lie.
+/// The parameter: the number of nodes.
 class EpMask : public testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, EpMask, testing::Values(1, 2, 4));
 
@@ -64,8 +64,8 @@ TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersGoOn) {
   });
 }
 
-// A node that is gone: its ranks are not waited for one after the other, or those that live would
-// give each other up.
+// All ranks of a node stop. Waiting for them one after another would let the live ranks time out on
+// each other.
 TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
   const EpCase c = small(15, GetParam());
   constexpr std::chrono::milliseconds kTimeout(600);
@@ -86,8 +86,7 @@ TEST_P(EpMask, ALiveRankIsLeftOutAndComesBack) {
   constexpr std::int32_t kOut = 2;
   run_case(c, std::chrono::seconds(20), [&](World& world, ep::Group& group) {
     const std::int32_t me = world.my_pe();
-    // All ranks agree that the group falls into {kOut} and the others; each part goes on by
-    // itself.
+    // All ranks agree that the group splits into {kOut} and the others; both parts continue.
     std::vector<int> mask(c.ranks, me == kOut ? 1 : 0);
     mask[kOut] = me == kOut ? 0 : 1;
     for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank}) {

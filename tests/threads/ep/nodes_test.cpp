@@ -243,8 +243,8 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
   });
 }
 
-TEST(EpNodesMode,
-     RanksThatRoundAtDifferentPlacesAreDistinguished) {  // they would read sums as rows
+// Such ranks would read sums as rows.
+TEST(EpNodesMode, RanksThatRoundAtDifferentPlacesAreDistinguished) {
   const EpCase c = small({4, 2}, 13);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());

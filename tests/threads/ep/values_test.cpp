@@ -61,8 +61,8 @@ Tensor bias_tensor(DataType dtype, std::int64_t tokens, std::int64_t hidden, std
   return bias;
 }
 
-/// What combine must give for one channel: biases, then the ranks' answers in the order given, in
-/// float32.
+/// The result of combine for one channel: biases, then the ranks' expert output in the given order,
+/// in float32.
 template <typename Ranks>
 float sum_of(DataType dtype, const std::vector<TensorView>& biases, std::int64_t at, float x,
              const Ranks& ranks) {
@@ -205,8 +205,8 @@ TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
   });
 }
 
-TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {  // top_k 32 of 96 experts, each token goes to all
-                                                 // ranks many times
+// top_k 32 of 96 experts: each token names every rank many times.
+TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {
   EpCase c = small(3, 23);
   c.experts = 96;
   c.top_k = ep::kMaxTopK;
@@ -340,7 +340,7 @@ TEST(EpValues, CachedHandleTakesEveryOption) {
       if (call.weights)
         expect_same("weights", got.topk_weights.data, wanted.weights.data(),
                     wanted.weights.size() * 4, 4);
-      // Each copy comes back as it was: x times the number of ranks, rounded once.
+      // Each copy returns unchanged: x times the number of ranks, rounded once.
       const ep::Combined back = group.combine(got.x, got.handle);
       const auto lanes = c.topk(me);
       for (std::int64_t i = 0; i < x.size(); ++i) {
