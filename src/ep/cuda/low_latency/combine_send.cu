@@ -20,7 +20,7 @@
 //
 // Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens
 // and 35 us for 128: 338 GB/s for the second half, where bare stores reach 341
-// (docs/performance.md).
+// (docs/notebook/2026-11-22-gpu-low-latency.md).
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"

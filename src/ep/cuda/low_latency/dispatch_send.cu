@@ -20,7 +20,7 @@
 //
 // Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30
 // us on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency
-// (docs/performance.md).
+// (docs/notebook/2026-11-22-gpu-low-latency.md).
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"

@@ -17,7 +17,7 @@
 // loads read behind the acquire of `entered` and a proxy fence; see notices.cuh.
 //
 // Measured: 4096 tokens of 14 KiB on two H200 with 16 SMs take 185 us: 632 GB/s logical, 399 of 478
-// GB/s raw on the link (docs/performance.md).
+// GB/s raw on the link (docs/notebook/2026-11-22-gpu-normal-mode.md).
 #include <algorithm>
 
 #include "ep/cuda/device/tma.cuh"
@@ -198,8 +198,8 @@ __device__ void sum_parts(const NormalCombine& params, std::int64_t offset, Shar
 /// segment of a token, a few chunks: short enough for warps to end together. The copies of an item
 /// are loaded one item ahead, and its number is taken two items ahead.
 ///
-/// With few SMs the number of instructions is the limit (docs/performance.md), so nothing is
-/// computed again for each chunk.
+/// With few SMs the number of instructions is the limit
+/// (docs/notebook/2026-11-22-gpu-normal-mode.md), so nothing is computed again for each chunk.
 template <class Format, bool kExpertMajor>
 class ChunkRing {
  public:

@@ -14,7 +14,8 @@
 // before the release of `finished`; see notices.cuh.
 //
 // Measured: 4096 tokens of 7168 channels, top-8, on eight H200: BF16 812 us, 335 GB/s on each GPU's
-// link, where bare copies reach 340; FP8 434 us, 370 GB/s logical (docs/performance.md).
+// link, where bare copies reach 340; FP8 434 us, 370 GB/s logical
+// (docs/notebook/2026-11-22-gpu-normal-mode.md).
 #include "ep/cuda/device/tma.cuh"
 #include "ep/cuda/normal/dispatch_records.cuh"
 #include "ep/cuda/normal/dispatch_targets.cuh"
