@@ -74,7 +74,7 @@ class GpuLowLatencyRound {
   Tensor rows_on_host() const;
   Tensor topk_on_host() const;
   Tensor weights_on_host() const;
-  Tensor answers_on_host() const;
+  Tensor expert_output_on_host() const;
 
   GpuGroup& owner_;
   EpCase case_;

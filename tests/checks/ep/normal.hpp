@@ -43,8 +43,8 @@ void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowL
                               ep::Quantize quantize);
 
 /// Writes the expert output of rank `rank` to `y`; float8 rows are dequantized with their scales.
-void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
-                            const TensorView& y);
+void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
+                                     const ep::LowLatencyReceived& got, const TensorView& y);
 
 /// The effect of float8 on the rows of a dispatch, by numeric/.
 Travel float8_travel(ep::Quantize quantize);
@@ -52,6 +52,6 @@ Travel float8_travel(ep::Quantize quantize);
 Travel log_fmt_travel();
 
 /// The expert output of rank `rank` for the rows that it received in normal mode.
-Tensor answers_to(const EpCase& c, std::int32_t rank, const ep::Dispatched& received);
+Tensor expert_output_of(const EpCase& c, std::int32_t rank, const ep::Dispatched& received);
 
 }  // namespace shoal::test

@@ -76,7 +76,7 @@ void LowLatencyRound::check(const ep::LowLatencyReceived& got) const {
 ep::PendingCombine LowLatencyRound::answer(ep::Group& group, const ep::LowLatencyReceived& got,
                                            bool zero_copy) const {
   const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(y_);
-  low_latency_answers_to(case_, rank_, got, y);
+  write_low_latency_expert_output(case_, rank_, got, y);
   return group.low_latency_combine(y, in_.topk_idx, in_.weights, got.handle,
                                    {.zero_copy = zero_copy, .reduction = reduction_});
 }

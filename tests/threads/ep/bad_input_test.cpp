@@ -65,7 +65,7 @@ TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
     EXPECT_ERROR(bad, "topk_idx is", group.route(in.x));
 
     const ep::Dispatched got = group.dispatch(in.x, routing, {.weights = in.weights});
-    const Tensor y = answers_to(c, world.my_pe(), got);
+    const Tensor y = expert_output_of(c, world.my_pe(), got);
     EXPECT_ERROR(bad, "handle is not of a dispatch", group.combine(y, ep::Handle{}));
     EXPECT_ERROR(bad, "y is",
                  group.combine(TensorView(y.data, DataType::bfloat16, {got.rows + 1, c.hidden}),
@@ -244,7 +244,7 @@ TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {
     EXPECT_ERROR(bad, "expert_alignment is -1", wrong_alignment.get());
     EXPECT_ERROR(bad, "handle is not of a dispatch", wrong_handle.get());
     const ep::Dispatched got = right.get();
-    const Tensor y = answers_to(c, world.my_pe(), got);
+    const Tensor y = expert_output_of(c, world.my_pe(), got);
     auto wrong_bias = group.combine_async(y, got.handle, {.bias = {in.weights}});
     auto combined = group.combine_async(y, got.handle);
     let_stream_finish();

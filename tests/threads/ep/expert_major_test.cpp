@@ -132,7 +132,7 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
     const ep::Dispatched expert_major =
         group.dispatch(in.x, routing, {.weights = in.weights, .expert_major = true});
     const ep::Dispatched rank_major = group.dispatch(in.x, routing, {.weights = in.weights});
-    const Tensor y = answers_to(c, world.my_pe(), rank_major);
+    const Tensor y = expert_output_of(c, world.my_pe(), rank_major);
     const auto wanted = expected_combine(c, world.my_pe());
     const ep::Combined sums = group.combine(expert_major.x, expert_major.handle);
     const ep::Combined combined = group.combine(y, rank_major.handle);

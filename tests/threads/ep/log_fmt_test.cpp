@@ -29,7 +29,7 @@ void check_log_fmt(ep::Group& group, const EpCase& c, ep::Reduction reduction) {
   const ep::LowLatencyReceived got =
       group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
   const Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
-  low_latency_answers_to(c, me, got, y);
+  write_low_latency_expert_output(c, me, got, y);
   const Tensor out = group
                          .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                               {.log_fmt = true, .reduction = reduction})

@@ -128,7 +128,7 @@ TEST(EpLowLatencyMode,
     check_low_latency_received(c, world.my_pe(), got);
 
     const TensorView y = group.next_combine_buffer();
-    low_latency_answers_to(c, world.my_pe(), got, y);
+    write_low_latency_expert_output(c, world.my_pe(), got, y);
     const auto combine = [&] {
       return group.low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                        {.zero_copy = true, .reduction = ep::Reduction::exact});

@@ -94,16 +94,16 @@ TEST_P(EpMask, ALiveRankIsLeftOutAndComesBack) {
       for (int turn = 0; turn < 2; ++turn) {
         for (int i = 0; i < 3; ++i) full.run(group, i % 2 == 0);
         sync(world.team());
-        for (std::int32_t member = 0; member < c.ranks; ++member)
-          if (mask[member] != 0) group.set_mask(member, true);
+        for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+          if (mask[rank] != 0) group.set_mask(rank, true);
         EXPECT_EQ(group.masked(), mask);
         for (int i = 0; i < 5; ++i) part.run(group, i % 2 == 0);
         sync(world.team());
         if (turn == 0)
           group.clear_masks();
         else
-          for (std::int32_t member = 0; member < c.ranks; ++member)
-            if (mask[member] != 0) group.set_mask(member, false);
+          for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+            if (mask[rank] != 0) group.set_mask(rank, false);
         EXPECT_EQ(group.masked(), std::vector<int>(c.ranks, 0));
       }
       for (int i = 0; i < 5; ++i) full.run(group, i % 2 == 0);
@@ -114,9 +114,8 @@ TEST_P(EpMask, ALiveRankIsLeftOutAndComesBack) {
 
 TEST_P(EpMask, OnlyOtherRanksCanBeMasked) {
   run_case(small(14, GetParam()), std::chrono::seconds(20), [&](World& world, ep::Group& group) {
-    for (const Pe member : {-1, 4, 99, world.my_pe()})
-      expect_error(Code::invalid_argument, "allowed: 0 to 3",
-                   [&] { group.set_mask(member, true); });
+    for (const Pe rank : {-1, 4, 99, world.my_pe()})
+      expect_error(Code::invalid_argument, "allowed: 0 to 3", [&] { group.set_mask(rank, true); });
     EXPECT_EQ(group.masked(), std::vector<int>(4, 0));
   });
 }

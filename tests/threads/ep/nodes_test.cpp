@@ -135,7 +135,7 @@ TEST_P(EpNodes, CachedHandlesCombineAgain) {
       const ep::Dispatched again = group.dispatch(in.x, first.handle);
       expect_same("cached rows", again.x.data, first.x.data, first.x.bytes(), 2);
       const ep::Combined combined =
-          group.combine(answers_to(c, world.my_pe(), first), again.handle);
+          group.combine(expert_output_of(c, world.my_pe(), first), again.handle);
       const auto wanted = expected_combine(c, world.my_pe());
       expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
     }
@@ -188,7 +188,7 @@ TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
                                   {.quantize = ep::Quantize::none, .weights = in.weights})
             .receive();
     Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
-    low_latency_answers_to(c, world.my_pe(), got, y);
+    write_low_latency_expert_output(c, world.my_pe(), got, y);
     const Tensor out =
         group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.log_fmt = true})
             .receive();
@@ -287,7 +287,7 @@ TEST(EpNodesMode, OperationsOnTheGroupsStream) {
     auto sent = group.dispatch_async(in.x, group.route(in.topk_idx), {.weights = in.weights});
     const ep::Dispatched got = sent.get();
     const ep::Combined combined =
-        group.combine_async(answers_to(c, world.my_pe(), got), got.handle).get();
+        group.combine_async(expert_output_of(c, world.my_pe(), got), got.handle).get();
     const auto wanted = expected_combine(c, world.my_pe());
     expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
   });

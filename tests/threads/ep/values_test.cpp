@@ -149,7 +149,7 @@ TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {
     EXPECT_EQ(routing.tokens_per_rank, wide_routing.tokens_per_rank);
     EXPECT_EQ(routing.tokens_per_expert, wide_routing.tokens_per_expert);
     const ep::Dispatched got = group.dispatch(in.x, routing, {.weights = in.weights});
-    const ep::Combined back = group.combine(answers_to(c, world.my_pe(), got), got.handle);
+    const ep::Combined back = group.combine(expert_output_of(c, world.my_pe(), got), got.handle);
     const auto wanted = expected_combine(c, world.my_pe());
     expect_same("combined", back.x.data, wanted.data(), wanted.size() * 2, 2);
 
@@ -162,7 +162,7 @@ TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {
       check_low_latency_received(c, world.my_pe(), rows);
       const Tensor y =
           Tensor::empty(DataType::bfloat16, {c.local_experts(), rows.x.shape[1], c.hidden});
-      low_latency_answers_to(c, world.my_pe(), rows, y);
+      write_low_latency_expert_output(c, world.my_pe(), rows, y);
       const Tensor out = group.low_latency_combine(y, combined, in.weights, rows.handle).receive();
       expect_same("low-latency result", out.data, wanted_low_latency.data(),
                   wanted_low_latency.size() * 2, 2);
