@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// made_up.hpp: made-up values that every PE can compute for every other, and checks that throw.
+// made_up.hpp: generated values, which every PE can compute for all PEs, and checks that throw.
 #pragma once
 
 #include <bit>
