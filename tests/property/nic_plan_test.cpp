@@ -149,7 +149,7 @@ TEST(NicPlanProperty, NearestAndBalanced) {
   }
 }
 
-// Any table at all, trees or not: the second round has to do its work.
+// Any table of distances, trees or not, so that the second round of the plan has work.
 TEST(NicPlanProperty, BalancedForAnyDistances) {
   for (std::uint64_t seed = 1; seed <= kMachines; ++seed) {
     Random random(seed);
@@ -270,8 +270,8 @@ Machine two_and_two() {
   return machine;
 }
 
-/// The old scheme: a job plans for its own PEs of the host, of which it has one in each rail group,
-/// and a transport that drives one NIC takes the first of those that the plan gives it.
+/// Plans by job: a job plans only for its PEs on the host, one in each rail group. A transport that
+/// uses one NIC takes the first of those that the plan gives it.
 std::int32_t planned_by_job(const Machine& machine, const Location& only_pe,
                             const NicBinding& binding) {
   return plan_nics(machine, std::span(&only_pe, 1), binding).of_seat[0][0].nic;
@@ -286,7 +286,7 @@ std::int32_t planned_by_host(const Machine& machine, std::size_t gpu, const NicB
   return nics[0].nic;
 }
 
-// D14: eight rail groups, eight jobs with one PE on each host.
+// Eight rail groups, eight jobs with one PE on each host.
 TEST(NicPlanProperty, RailGroupsDoNotShareANic) {
   const Machine machine = two_and_two();
   for (const NicBinding& binding :
