@@ -67,7 +67,7 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
   for (std::size_t i = 0; i < kFieldCount; ++i)
     for (Pe pe = 1; pe < team.size(); ++pe)
       require(proposals[pe].values[i] == proposals[0].values[i], Code::mismatch,
-              "ep::GroupOptions.{} differs between members: {} on PE {}, {} on PE {}",
+              "ep::GroupOptions.{} differs between ranks: {} on PE {}, {} on PE {}",
               kFields[i].name, proposals[0].values[i], team.world_pe(0), proposals[pe].values[i],
               team.world_pe(pe));
   return state;

@@ -55,7 +55,7 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
           "{}: {} has no data", call, name);
 }
 
-/// As check_tensor, but on GPUs rows may be strided, as those beside a received row are.
+/// As check_tensor, but rows in GPU memory may be strided: the weights beside received rows are.
 void check_rows_of(const GroupState& group, const char* call, const char* name,
                    const TensorView& tensor, std::initializer_list<std::int64_t> shape,
                    std::initializer_list<DataType> dtypes) {
@@ -152,8 +152,8 @@ void check_dispatch_options(const GroupState& group, const TensorView& x,
       "dispatch: DispatchOptions.worst_case_rows is {}; allowed: 0 to {} ({})",
       options.worst_case_rows, most,
       alignment > 0
-          ? "members * GroupOptions.max_tokens * experts of a token here, and the gaps of expert_alignment"
-          : "members * GroupOptions.max_tokens");
+          ? "ranks * GroupOptions.max_tokens * local experts of a token, and the gaps of expert_alignment"
+          : "ranks * GroupOptions.max_tokens");
 }
 
 void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// checks.hpp: argument checks of Group's calls. Each throws Error{invalid_argument} saying what,
-// got and allowed.
+// checks.hpp: argument checks of Group's calls. Each throws Error{invalid_argument} that names the
+// argument, its value and the allowed values.
 #pragma once
 
 #include "ep/state.hpp"
 
 namespace shoal::ep::detail {
 
-/// A tensor where the group's memory lies.
+/// Requires a tensor on the device of the group's memory.
 void check_device(const Device& home, const char* call, const char* name, const TensorView& tensor);
-/// A contiguous tensor of the given shape and of one of the dtypes, where the group's memory lies.
+/// Requires a contiguous tensor of the given shape and of one of the dtypes, on the device of the
+/// group's memory.
 void check_tensor(const GroupState& group, const char* call, const char* name,
                   const TensorView& tensor, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DataType> dtypes);
 
-/// A routing that dispatch can use: made by a group of the same ranks, experts, top_k and kind of
-/// backend, with at most max_tokens tokens. Goes by the routing's state; its public fields are
-/// copies for the caller.
+/// Requires a routing that dispatch can use: made by a group of the same ranks, experts, top_k and
+/// kind of backend, with at most max_tokens tokens. Reads only the routing's state; its public
+/// fields are copies for the caller.
 void check_routing(const GroupState& group, const Routing& routing);
 void check_launch(const GroupState& group, const char* call, const Launch& launch);
 void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens);
-/// `cached`: whose layout is used again.
+/// `cached`: the handle whose layout is reused, if any.
 void check_dispatch_options(const GroupState& group, const TensorView& x,
                             const DispatchOptions& options, const HandleState* cached = nullptr);
 void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,

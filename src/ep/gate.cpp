@@ -27,7 +27,7 @@ void select_best(std::vector<std::int32_t>& indices, std::size_t count,
   indices.resize(count);
 }
 
-/// Gates one token at a time; holds what that needs so that tokens do not allocate.
+/// Gates one token at a time. Holds the scratch memory, so that gating a token does not allocate.
 class TokenGate {
  public:
   TokenGate(const float* bias, const GateOptions& options)
@@ -65,7 +65,6 @@ class TokenGate {
       double sum = 0;
       for (const float logit : logits) sum += std::exp(logit - largest);
       for (std::size_t e = 0; e < logits.size(); ++e)
-
         scores_[e] = static_cast<float>(std::exp(logits[e] - largest) / std::max(sum, 1e-300));
     }
     for (std::size_t e = 0; e < scores_.size(); ++e)

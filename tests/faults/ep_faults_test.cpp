@@ -96,8 +96,8 @@ std::vector<ProcessResult> kill_one(const std::string& body, Milliseconds& until
   return results;
 }
 
-/// Every other PE ends with an error, in time. A PE that sees a neighbour give up before it sees
-/// the death itself names that neighbour, whose own message says why; the first one to notice names
+/// Every other PE ends with an error, in time. A PE that sees a neighbor give up before it sees the
+/// death itself names that neighbor, whose message gives the cause. The first PE to notice names
 /// PE 2.
 void expect_reported(const std::vector<ProcessResult>& results, Milliseconds took) {
   EXPECT_EQ(results[2].signal, SIGKILL);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds of processes whose heap lies in GPU memory, on a driver without a GPU: handles really
-// cross processes, the memory behind them is the host's (requirements D1, D2).
+// Worlds of processes whose heap is in GPU memory, with a fake driver: handles cross processes, and
+// host memory stands in for the GPU's.
 
 #include <gtest/gtest.h>
 

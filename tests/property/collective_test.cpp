@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random sequences of collectives on random, overlapping teams, with every PE delayed at random
-// (requirement D6: two operations in a row never mix).
+// Random sequences of collectives on random, overlapping teams, with random delays on every PE.
+// Consecutive operations must not mix.
 #include <gtest/gtest.h>
 
 #include "checks/collective/reference.hpp"

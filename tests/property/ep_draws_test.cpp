@@ -11,10 +11,10 @@
 namespace shoal::test {
 namespace {
 
-/// What the seeds of one kind had, all together.
+/// Everything that the seeds of one kind reached.
 struct Reached {
   std::set<std::int64_t> ranks, top_k, experts, hidden,
-      tokens;  ///< tokens of a member, not the limit of the group
+      tokens;  ///< tokens of a rank, not the limit of the group
   std::set<Load> loads;
   std::set<std::string> forms;  ///< what else occurred, by name
 
@@ -49,8 +49,8 @@ struct Reached {
     EXPECT_EQ(*tokens.rbegin(), most_tokens);
     const auto many = std::count_if(tokens.begin(), tokens.end(),
                                     [&](std::int64_t n) { return n > most_tokens / 32; });
-    EXPECT_GE(many, 12) << "members with more than a few tokens";
-    EXPECT_EQ(loads.size(), 4U) << "even, one hot expert, idle members, no tokens";
+    EXPECT_GE(many, 12) << "ranks with more than a few tokens";
+    EXPECT_EQ(loads.size(), 4U) << "even, one hot expert, idle ranks, no tokens";
   }
   void expect_forms(std::initializer_list<const char*> names) const {
     for (const char* name : names) EXPECT_TRUE(forms.contains(name)) << "no seed has " << name;

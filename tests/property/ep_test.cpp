@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random shapes against the naive reference: ranks that are no power of two, any top-k
-// up to 32, any hidden that is a multiple of 16 bytes, holes, idle members, one hot expert; and
-// shapes that have one size as large as it gets.
+// Random shapes against the naive reference: numbers of ranks that are no power of two, any top-k
+// up to 32, any hidden that is a multiple of 16 bytes, holes, idle ranks, one hot expert. Also
+// shapes with one size at its limit.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -104,7 +104,7 @@ TEST(EpPropertyLimits, ManyTokens) {
   check_rounds(hot, 1);
 }
 
-TEST(EpPropertyLimits, ManyLanesAndNoTokens) {
+TEST(EpPropertyLimits, ManyTopkSlotsAndNoTokens) {
   check_rounds({.ranks = 8,
                 .experts = 64,
                 .top_k = 32,

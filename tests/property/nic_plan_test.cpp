@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NIC plan on random machines (D13), and the fault of D14: NICs that are planned job by job,
-// and NICs that are planned for the host.
+// The NIC plan on random machines. Compares plans made for each job alone with plans made for the
+// whole host.
 #include "topology/nic_plan.hpp"
 
 #include <fmt/format.h>
@@ -94,7 +94,7 @@ std::vector<Labels> labels_of(const Machine& machine, const NicPlan& plan) {
   return result;
 }
 
-/// Checks what D13 promises of one seat and one plane.
+/// Checks the guarantees of the plan for one seat and one plane.
 void check_seat(const Machine& machine, const NicPlan& plan, const Location& seat,
                 const std::vector<std::int32_t>& plane, const std::set<std::int32_t>& used,
                 std::size_t seats) {
@@ -149,7 +149,7 @@ TEST(NicPlanProperty, NearestAndBalanced) {
   }
 }
 
-// Any table at all, trees or not: the second round has to do its work.
+// Any table of distances, trees or not, so that the second round of the plan has work.
 TEST(NicPlanProperty, BalancedForAnyDistances) {
   for (std::uint64_t seed = 1; seed <= kMachines; ++seed) {
     Random random(seed);
@@ -270,8 +270,8 @@ Machine two_and_two() {
   return machine;
 }
 
-/// The old scheme: a job plans for its own PEs of the host, of which it has one in each rail group,
-/// and a transport that drives one NIC takes the first of those that the plan gives it.
+/// Plans by job: a job plans only for its PEs on the host, one in each rail group. A transport that
+/// uses one NIC takes the first of those that the plan gives it.
 std::int32_t planned_by_job(const Machine& machine, const Location& only_pe,
                             const NicBinding& binding) {
   return plan_nics(machine, std::span(&only_pe, 1), binding).of_seat[0][0].nic;
@@ -286,7 +286,7 @@ std::int32_t planned_by_host(const Machine& machine, std::size_t gpu, const NicB
   return nics[0].nic;
 }
 
-// D14: eight rail groups, eight jobs with one PE on each host.
+// Eight rail groups, eight jobs with one PE on each host.
 TEST(NicPlanProperty, RailGroupsDoNotShareANic) {
   const Machine machine = two_and_two();
   for (const NicBinding& binding :
@@ -297,8 +297,8 @@ TEST(NicPlanProperty, RailGroupsDoNotShareANic) {
       by_job.insert(planned_by_job(machine, machine.gpus[gpu].at, binding));
       by_host.insert(planned_by_host(machine, gpu, binding));
     }
-    // By distance the two GPUs of a switch meet on its first NIC; round robin puts everybody on the
-    // first of all.
+    // By distance, both GPUs of a switch use its first NIC. Round robin gives every job the first
+    // NIC of the host.
     EXPECT_EQ(by_job.size(), binding.round_robin ? 1U : 4U) << "the fault is in the old scheme";
     EXPECT_EQ(by_host.size(), 8U) << "and not in this one";
   }

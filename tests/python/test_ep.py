@@ -258,7 +258,7 @@ def test_bad_arguments_leave_the_group_usable(settings):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"experts": 7}, ValueError, "divisible by the 4 members"),
+        ({"experts": 7}, ValueError, "divisible by the 4 ranks"),
         ({"hiden": 64}, TypeError, 'no option "hiden"; there are hidden, top_k'),
         ({"top_k": "three"}, ValueError, "top_k='three' has the wrong type"),
         ({"max_tokens": 1 << 22}, shoal.ExhaustedError, "SHOAL_SYMMETRIC_SIZE"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// draws.hpp: numbers for random shapes, the same for a seed wherever they are drawn.
+// draws.hpp: numbers for random shapes. A seed gives the same numbers on every machine.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ class Draws {
   std::int64_t pick(std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(high - low + 1));
   }
-  /// Small values as likely as large ones.
+  /// Small values are as likely as large ones.
   std::int64_t log_pick(std::int64_t low, std::int64_t high) {
     std::int64_t limit = low;
     while (limit < high && pick(1, reach_) > 1) limit *= 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect_error.hpp: a call that must throw, with this code and this text in its message; texts that
-// must have parts.
+// expect_error.hpp: checks that a call throws with a code and a text in its message, and that a
+// text contains parts.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// made_up.hpp: made-up values that every PE can compute for every other, and checks that throw.
+// made_up.hpp: generated values, which every PE can compute for all PEs, and checks that throw.
 #pragma once
 
 #include <bit>
@@ -13,9 +13,9 @@
 
 namespace shoal::test {
 
-/// For checks that run on PEs, whose threads GoogleTest does not watch. `what` is a text, or a
-/// function that makes one: where every element is checked, most of the time would go into texts
-/// that nobody sees.
+/// For checks on the threads of PEs, which GoogleTest does not watch. `what` is a text or a
+/// function that returns one. Use a function where every element is checked: formatting unused
+/// texts would take most of the time.
 template <class What>
 void expect(bool condition, const What& what) {
   if (condition) return;

@@ -115,12 +115,16 @@ def test_gpu_benchmark_without_a_gpu_measures_nothing(bundle, tmp_path):
 
 
 # What GoogleTest prints; the scripts below stand for programs that crash, hang and report.
-CRASHES = """for word in "$@"; do case "$word" in --gtest_output=xml:*) results=${word#--gtest_output=xml:};; esac; done
+CRASHES = """for word in "$@"; do
+  case "$word" in --gtest_output=xml:*) results=${word#--gtest_output=xml:};; esac
+done
 [ "$1" = --gtest_list_tests ] && { echo 'Case.'; echo '  First'; exit 0; }
 case "$*" in *-Case.First:Case.Second*)
-  echo '<testsuites><testsuite><testcase classname="Case" name="Third" status="run" result="completed" time="0.1"/></testsuite></testsuites>' >"$results"
+  { echo '<testsuites><testsuite><testcase classname="Case" name="Third" status="run"'
+    echo 'result="completed" time="0.1"/></testsuite></testsuites>'; } >"$results"
   exit 0;; esac
-echo '[ RUN      ] Case.First'; echo '[       OK ] Case.First (3 ms)'; echo '[ RUN      ] Case.Second'; echo 'about to crash'; kill -SEGV $$"""
+echo '[ RUN      ] Case.First'; echo '[       OK ] Case.First (3 ms)'
+echo '[ RUN      ] Case.Second'; echo 'about to crash'; kill -SEGV $$"""
 HANGS = """[ "$1" = --gtest_list_tests ] && { echo 'Case.'; echo '  Waits'; exit 0; }
 echo '[ RUN      ] Case.Waits'; echo 'still waiting'; exec sleep 60"""
 
@@ -191,8 +195,11 @@ def test_the_layer_is_a_step_of_the_gpu_tests(bundle, tmp_path, body, results):
 
 
 SANITIZER = """case "$*" in *--version*) exit 0;; esac
-for word in "$@"; do case "$word" in --gtest_filter=*) echo "filter ${word#--gtest_filter=}";; esac; done
-case "$*" in *DISABLED_Control*) echo 'Invalid __global__ read of size 16'; echo 'ERROR SUMMARY: 1 error'; exit 86;; esac
+for word in "$@"; do
+  case "$word" in --gtest_filter=*) echo "filter ${word#--gtest_filter=}";; esac
+done
+case "$*" in *DISABLED_Control*)
+  echo 'Invalid __global__ read of size 16'; echo 'ERROR SUMMARY: 1 error'; exit 86;; esac
 echo '[       OK ] Case.First (3 ms)'; echo 'ERROR SUMMARY: 0 errors'"""
 
 

@@ -111,7 +111,10 @@ __device__ T* function(const World& world, T* local);
 __device__ __forceinline__ std::uint32_t
 on_two_lines(int a = 3) { __shared__ int inside; return a; }
 __global__ void __launch_bounds__(256, 1) kernel(const __grid_constant__ World world) {}
-struct Row { __device__ Row() = default; __host__ __device__ bool operator==(const Row&) const = default; };
+struct Row {
+  __device__ Row() = default;
+  __host__ __device__ bool operator==(const Row&) const = default;
+};
 constexpr int kBlocks = 4;
 """
 

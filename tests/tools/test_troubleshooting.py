@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/guide/troubleshooting.md has an entry for every error message of the sources, and no others
-(requirement A14)."""
+"""docs/guide/troubleshooting.md has an entry for every error message of the sources, and no
+others."""
 
 import pathlib
 import subprocess
@@ -33,7 +33,8 @@ def test_messages_are_found_in_all_their_forms(tmp_path):
     source = """
       require(f(a, ")") && b, Code::mismatch, "the first of {} and "
               "{:.2f}: \\"{}\\"", x, y, z);
-      fail(Code::closed, "{}: the second, {{braces}}", name(1, 2));  // fail(Code::closed, "in a comment")
+      fail(Code::closed, "{}: the second, {{braces}}", name(1, 2));
+      // fail(Code::closed, "in a comment")
       if (n > 30'000) fail_errno("the third");
       throw Error(Code::system, fmt::format("the fourth {}", what));
       fail(Code::system, hard ? "the fifth, hard" : "the fifth, soft");

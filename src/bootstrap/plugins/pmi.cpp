@@ -99,8 +99,8 @@ class Wire final : public Pmi {
     if (broken_)
       throw Failure(SHOAL_BOOTSTRAP_FAILED,
                     "the connection to the launcher is no longer usable after an earlier failure");
-    broken_ =
-        true;  // until the reply arrives: a late reply would be taken for that of the next request
+    // True until the reply arrives: a late reply would be taken for that of the next request.
+    broken_ = true;
     send(line + "\n", deadline);
     const std::string answer = receive(line, deadline);
     if (field(answer, "cmd") != expected || field(answer, "rc").value_or("0") != "0")

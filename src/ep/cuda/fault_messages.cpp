@@ -113,7 +113,7 @@ void CudaGroup::throw_reported() {
     case Fault::mismatch:
       fail(
           Code::mismatch,
-          "members of the group call different operations: PE {} and PE {} differ in operation, dtype, scales, weights "
+          "ranks of the group call different operations: PE {} and PE {} differ in operation, dtype, scales, weights "
           "or handle ({}, epoch {})",
           state.team.world_pe(0), pe, operation_of(*report), epoch);
     case Fault::no_dispatch:

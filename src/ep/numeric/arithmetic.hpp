@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // arithmetic.hpp: float32 operations with the same bits on every machine, host or device.
 //
-// Compilers may fuse a * b + c into one rounding where they like; these functions say which it is.
-// On the device they are the intrinsics that nvcc never fuses. On the host mul and add are plain
-// operators: the build passes -ffp-contract=off, and numeric_float16_test fails where that is
-// missing.
+// Compilers may fuse a * b + c into one rounding; these functions fix whether they do. On the
+// device they are the intrinsics that nvcc never fuses. On the host mul and add are plain
+// operators: the build passes -ffp-contract=off, and numeric_float16_test fails without it.
 #pragma once
 
 #include <cstdint>

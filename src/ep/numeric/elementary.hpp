@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// elementary.hpp: log2 and exp2 in float32, made of fused multiply-adds: the same bits on every
-// machine, which libm does not promise.
+// elementary.hpp: log2 and exp2 in float32 from fused multiply-adds. They give the same bits on
+// every machine, which libm does not guarantee.
 //
 // The error is below 2 units in the last place (numeric_elementary_test).
 #pragma once

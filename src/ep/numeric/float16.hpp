@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// float16.hpp: bfloat16 and float16 as types of their own; the conversions are those of
+// float16.hpp: bfloat16 and float16 as distinct types. Their conversions are those of
 // shoal/numeric.hpp: round to nearest, ties to even.
 #pragma once
 

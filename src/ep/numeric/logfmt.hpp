@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// logfmt.hpp: LogFMT-10, the logarithmic 10-bit format for rows of a low-latency combine
-//.
+// logfmt.hpp: LogFMT-10, the logarithmic 10-bit format for rows of a low-latency combine.
 //
-// A row travels as the meta data of all of its groups of 128 channels (largest and smallest
-// magnitude, bfloat16), then its blocks. A block has 512 channels, or 1024 where hidden is a
-// multiple of 1024; the last may be shorter. A block is cast to 10 bits a value when every group in
-// it allows that, else it stays bfloat16; the receiver derives the positions from the meta data.
+// A row travels as the metadata of all of its groups of 128 channels (largest and smallest
+// magnitude, bfloat16), then its blocks. A block has 512 channels, or 1024 if hidden is a multiple
+// of 1024; the last may be shorter. A block is cast to 10 bits per value if every group in it
+// allows that, else it stays bfloat16. The receiver derives the positions from the metadata.
 //
 // Inside a group the logarithms of the magnitudes are cut into 510 equal steps between the smallest
 // and the largest one:
 //   code 0 is zero, code c >= 1 is 2^(log_min + (c - 1) * step); the threshold between two codes is
 //   the arithmetic mean of their values.
 // Sixteen values are 20 bytes: 16 codes of 9 bits, little end first, then 16 sign bits. A tail of
-// eight values is 10 bytes alike.
+// eight values has the same form in 10 bytes.
 //
 // A zero counts as the smallest magnitude: its logarithm is minus infinity, so the steps then span
 // the whole range of kLogfmtRange octaves.
@@ -25,23 +24,23 @@ namespace shoal::ep::numeric {
 
 inline constexpr std::uint32_t kLogfmtCodes = 512;
 inline constexpr float kLogfmtSteps = 510.0f;
-inline constexpr float kLogfmtRange =
-    32.0f;  ///< smaller magnitudes than 2^-32 of the largest become zero
+/// In octaves: magnitudes below 2^-32 of the largest become zero.
+inline constexpr float kLogfmtRange = 32.0f;
 
-/// What a group says about itself on the wire.
+/// The metadata of a group on the wire.
 struct LogfmtGroup {
   Bf16 largest{};         ///< largest magnitude
   Bf16 smallest{0x7f80};  ///< smallest magnitude; infinity before the first value
 };
 static_assert(sizeof(LogfmtGroup) == 4);
 
-/// What encoding and decoding a group need, derived from LogfmtGroup by both sides alike.
+/// Parameters for encoding and decoding a group. Both sides derive them from LogfmtGroup.
 struct LogfmtScale {
   float log_min;
   float step;
   float inverse_step;
   float rounding;  ///< puts the threshold between two codes at the arithmetic mean of their values
-  bool castable;   ///< all magnitudes below 1, and not all alike
+  bool castable;   ///< all magnitudes are below 1 and not all are equal
 };
 
 SHOAL_HOST_DEVICE constexpr std::size_t logfmt_block_channels(std::size_t hidden) {
@@ -51,7 +50,7 @@ SHOAL_HOST_DEVICE constexpr std::size_t logfmt_block_channels(std::size_t hidden
 SHOAL_HOST_DEVICE constexpr std::size_t logfmt_bytes(std::size_t channels) {
   return channels / 4 * 5;
 }
-/// Bytes of a row at most, meta data included: when no block is cast.
+/// Bytes of a row at most, metadata included: when no block is cast.
 SHOAL_HOST_DEVICE constexpr std::size_t logfmt_row_bytes(std::size_t hidden) {
   return group_count(hidden) * sizeof(LogfmtGroup) + hidden * sizeof(Bf16);
 }

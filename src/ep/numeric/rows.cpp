@@ -8,7 +8,7 @@ namespace shoal::ep::numeric {
 
 namespace {
 
-/// Values that share a run of codes and a run of signs; a row's tail may have half as many.
+/// Values whose codes, then signs, are packed together; the tail of a row may have half as many.
 constexpr std::size_t kUnit = 16;
 
 template <typename Output, typename Convert>

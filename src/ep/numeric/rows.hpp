@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// rows.hpp: whole rows on the host: the reference that faster code is compared with, bit by bit.
+// rows.hpp: whole rows on the host. Tests compare faster code with it, bit by bit.
 //
-// Plain loops over the element functions. Sizes are the caller's promise: spans of codes and rows
-// have `hidden` elements, spans of scales group_count(hidden).
+// Plain loops over the element functions. Sizes are preconditions: spans of codes and rows have
+// `hidden` elements, spans of scales group_count(hidden).
 #pragma once
 
 #include <span>
@@ -21,11 +21,11 @@ inline float max_magnitude(std::span<const Bf16> values) {
   return to_float(Bf16{largest});
 }
 
-/// Quantises a row to e4m3 with a scale a group; `inverse_scales` gets what dequantises.
+/// Quantizes a row to e4m3 with one scale per group and writes the inverse scales.
 void quantize_row(std::span<const Bf16> row, ScaleRounding rounding, std::span<std::uint8_t> codes,
                   std::span<float> inverse_scales);
 
-/// The values of a quantised row.
+/// The values of a quantized row.
 void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales,
                     std::span<float> row);
 void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> inverse_scales,

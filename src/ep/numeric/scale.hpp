@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// scale.hpp: the FP8 scales of a group of 128 channels (requirement E3).
+// scale.hpp: the FP8 scales of a group of 128 channels.
 //
-// A group is quantised as e4m3(x * scale) and dequantised as e4m3 * inverse; `inverse` travels, as
-// float32 or as its 8 exponent bits (UE8M0). A group with an infinity or a NaN has scales of NaN:
-// all of it becomes NaN and nothing is hidden.
+// A group is quantized as e4m3(x * scale) and dequantized as e4m3 * inverse. The inverse is sent,
+// as float32 or as its 8 exponent bits (UE8M0). If a group contains an infinity or a NaN, its
+// scales are NaN, so that the whole group becomes NaN.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ struct Scale {
   float dequantize;  ///< the inverse scale: multiplies decoded values
 };
 
-/// The larger of `largest` and |value|, or NaN when either is NaN: magnitudes order like their bit
-/// patterns.
+/// The larger of `largest` and |value|, or NaN when either is NaN: magnitudes compare like their
+/// bit patterns.
 SHOAL_HOST_DEVICE inline float max_magnitude(float largest, float value) {
   const std::uint32_t a = bits_of(largest), b = bits_of(value) & ~kSignBit;
   return float_of(a > b ? a : b);
@@ -72,14 +72,13 @@ SHOAL_HOST_DEVICE inline float decode_ue8m0(std::uint8_t code) {
   return float_from_ue8m0(code);
 }
 
-/// 32-bit words that hold the UE8M0 scales of a row: four a word, the first group in the lowest
+/// 32-bit words that hold the UE8M0 scales of a row: four per word, the first group in the lowest
 /// byte; bytes without a group are 0.
 SHOAL_HOST_DEVICE constexpr std::size_t ue8m0_words(std::size_t hidden) {
   return (group_count(hidden) + 3) / 4;
 }
 
-/// Adds the scale of group `group` to the word it belongs to, group / 4, which must have started at
-/// 0.
+/// Adds the scale of group `group` to its word, group / 4. The word must start at 0.
 SHOAL_HOST_DEVICE inline std::int32_t with_ue8m0(std::int32_t word, std::size_t group,
                                                  float inverse) {
   const std::uint32_t byte = static_cast<std::uint32_t>(encode_ue8m0(inverse)) << (8 * (group % 4));

@@ -13,7 +13,7 @@ namespace shoal::ep::detail {
 /// offset exceeds 64 bits.
 struct Cursor {
   static constexpr std::size_t kAlignment = 128;
-  static constexpr const char* kOption = "ep::GroupOptions";  ///< what sizes follow from
+  static constexpr const char* kOption = "ep::GroupOptions";  ///< sizes follow from it
 
   std::size_t at = 0;
 

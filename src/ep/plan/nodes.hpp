@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// nodes.hpp: the ranks of a group that share memory, and those that correspond between nodes. Pure.
+// nodes.hpp: the nodes of a group (ranks that share memory) and its rails between nodes. Pure.
 //
-// A node consists of the ranks that reach each other by load and store; the world's connectivity
-// decides, not a constant. Ranks with the same index on their nodes form a rail. Traffic between
+// A node consists of the ranks that reach each other by load and store, as the world's connectivity
+// reports. Ranks with the same index on their nodes form a rail. Traffic between
 // nodes follows rails.
 #pragma once
 
@@ -22,7 +22,7 @@ struct Nodes {
   std::vector<std::int32_t> node_of;         ///< by rank
   std::vector<std::int32_t> rail_of;         ///< by rank
   std::vector<std::int32_t> ranks_by_node;   ///< [count][size]
-  std::vector<std::int32_t> before_on_node;  ///< [count][ranks]: smaller ranks on that node
+  std::vector<std::int32_t> before_on_node;  ///< [count][ranks]: lower ranks on that node
 
   std::int32_t rank_at(std::int32_t node, std::int32_t index) const {
     return ranks_by_node[node * size + index];

@@ -47,8 +47,8 @@ void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& de
   check_device(device, call, "topk_idx", topk_idx);
   const std::int64_t tokens = topk_idx.shape[0];
   require(tokens <= max_tokens, Code::invalid_argument,
-          "{}: {} tokens; this group was made for at most {} per member and operation", call,
-          tokens, max_tokens);
+          "{}: {} tokens; this group was made for at most {} per rank and operation", call, tokens,
+          max_tokens);
   require(tokens == 0 || topk_idx.data != nullptr, Code::invalid_argument,
           "{}: topk_idx has no data", call);
 }

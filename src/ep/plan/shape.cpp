@@ -33,7 +33,7 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   require_range("threads", options.threads, 0, 1024);
   require_range("timeout", options.timeout.count(), 0, 24LL * 3600 * 1000);
   require(options.experts % ranks == 0, Code::invalid_argument,
-          "ep::GroupOptions.experts is {}; it must be divisible by the {} members of the team",
+          "ep::GroupOptions.experts is {}; it must be divisible by the {} ranks of the group",
           options.experts, ranks);
   require(options.dtype == DataType::bfloat16 || options.dtype == DataType::float16 ||
               options.dtype == DataType::float32 || options.dtype == DataType::float8_e4m3,
@@ -54,7 +54,7 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   require(
       options.max_tokens * ranks <= kMaxRows && options.low_latency_max_tokens * ranks <= kMaxRows,
       Code::invalid_argument,
-      "ep::GroupOptions: {} members times {} tokens; at most {} rows can be received by one member",
+      "ep::GroupOptions: {} ranks times {} tokens; at most {} rows can be received by one rank",
       ranks, std::max(options.max_tokens, options.low_latency_max_tokens), kMaxRows);
 
   Shape shape;

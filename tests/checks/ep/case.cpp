@@ -82,14 +82,14 @@ std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes) {
     if (std::any_of(lanes, lanes + c.top_k,
                     [&](std::int64_t e) { return e >= 0 && e / c.local_experts() == rank; }))
       ranks.push_back(rank);
-  const auto last_lane = [&](std::int32_t rank) {
+  const auto last_topk_slot = [&](std::int32_t rank) {
     std::int32_t last = -1;
     for (std::int32_t k = 0; k < c.top_k; ++k)
       if (lanes[k] >= 0 && lanes[k] / c.local_experts() == rank) last = k;
     return last;
   };
   std::sort(ranks.begin(), ranks.end(),
-            [&](std::int32_t a, std::int32_t b) { return last_lane(a) < last_lane(b); });
+            [&](std::int32_t a, std::int32_t b) { return last_topk_slot(a) < last_topk_slot(b); });
   return ranks;
 }
 
@@ -124,11 +124,11 @@ ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
 ExpectedExpertMajor expected_expert_major(const EpCase& c, std::int32_t rank,
                                           std::int32_t alignment) {
   ExpectedExpertMajor e;
-  const auto push = [&e](std::int32_t source, std::int64_t token, std::int32_t lane,
+  const auto push = [&e](std::int32_t source, std::int64_t token, std::int32_t topk_slot,
                          std::int64_t local, float weight) {
     e.source_rank.push_back(source);
     e.source_token.push_back(static_cast<std::int32_t>(token));
-    e.lane.push_back(lane);
+    e.topk_slot.push_back(topk_slot);
     e.topk_idx.push_back(local);
     e.weights.push_back(weight);
   };
@@ -247,9 +247,9 @@ void travel(const Travel& how, std::span<const std::uint16_t> row, std::span<flo
   std::transform(row.begin(), row.end(), arrived.begin(), float_of_bf16);
 }
 
-/// The answers to token `t` of member `rank` as they arrive: [top_k][hidden].
-std::vector<float> low_latency_answers(const EpCase& c, std::int32_t rank, std::int64_t t,
-                                       const std::int64_t* lanes, const Travels& travels) {
+/// The expert output for token `t` of rank `rank` as it arrives: [top_k][hidden].
+std::vector<float> low_latency_expert_output(const EpCase& c, std::int32_t rank, std::int64_t t,
+                                             const std::int64_t* lanes, const Travels& travels) {
   const auto hidden = static_cast<std::size_t>(c.hidden);
   std::vector<std::uint16_t> row(hidden);
   std::vector<float> x(hidden), answers(c.top_k * hidden);
@@ -276,7 +276,7 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
   std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
   for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
     const std::int64_t* row = lanes.data() + t * c.top_k;
-    const auto answers = low_latency_answers(c, rank, t, row, travels);
+    const auto answers = low_latency_expert_output(c, rank, t, row, travels);
     const auto owner_of = [&](std::int32_t k) {
       return static_cast<std::int32_t>(row[k] / c.local_experts());
     };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// case.hpp: made-up routing and rows that every PE can compute for every PE, and naive references
-// for what EP must deliver.
+// case.hpp: generated routing and rows, which every rank can compute for all ranks, and naive
+// references for the results of EP.
 //
-// A case is a pure function of its parameters and a seed, so a PE knows what the others send
-// without asking them. Experts answer with a function of their own id: rows that reach the wrong
-// expert cannot cancel out.
+// A case is a pure function of its parameters and a seed, so a rank knows the rows of the others
+// without communication. The output of an expert depends on its id, so the errors of rows that
+// reach the wrong expert cannot cancel out.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,13 @@ struct EpCase {
   std::int64_t hidden = 64, max_tokens = 16;
   std::uint64_t seed = 1;
   Load load = Load::random;
-  double holes = 0.1;  ///< share of lanes that are -1
-  /// Blocks of 512 channels differ in magnitude: the answers to two of three are below 1, where
-  /// LogFMT applies, and one token of five is all zeros.
+  double holes = 0.1;  ///< share of top-k slots that are -1
+  /// Blocks of 512 channels differ in magnitude: the expert output of two of three is below 1,
+  /// where LogFMT applies, and one token of five is all zeros.
   bool mixed_magnitudes = false;
-  std::int32_t nodes = 1;  ///< that the ranks lie on, in blocks; normal combine rounds once a node
-                           ///< where there are several
-  bool full = false;       ///< members that are not idle have max_tokens tokens
+  /// Nodes of the ranks, which are in blocks. With several, normal combine rounds once per node.
+  std::int32_t nodes = 1;
+  bool full = false;  ///< ranks that are not idle have max_tokens tokens
 
   std::int32_t local_experts() const { return experts / ranks; }
   std::int32_t node_of(std::int32_t rank) const { return rank / (ranks / nodes); }
@@ -43,15 +43,15 @@ struct EpCase {
   std::string describe() const;
 };
 
-/// Members that hold experts of a token, ordered by the last lane that asks for each: the order in
-/// which their answers are added. `lanes` are the top_k experts of the token.
-std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes);
+/// Ranks that hold experts of a token, ordered by the last top-k slot that names each. Their expert
+/// output is added in this order. `experts` are the top_k experts of the token.
+std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* experts);
 
-/// The nodes of these members, each once, ordered by the last member of it: of members by last
-/// lane, nodes by last lane.
+/// The nodes of these ranks, each once, ordered by the last of their ranks in `ranks`. If the ranks
+/// are ordered by last top-k slot, so are the nodes.
 std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32_t>& ranks);
 
-/// What member `rank` must receive in normal mode.
+/// The rows that rank `rank` must receive in normal mode.
 struct ExpectedDispatch {
   std::vector<std::int32_t> source_rank, source_token;  ///< per row
   std::vector<std::int64_t> topk_idx;                   ///< [rows, top_k] local or -1
@@ -60,9 +60,10 @@ struct ExpectedDispatch {
 };
 ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank);
 
-/// What member `rank` must receive in the expert-major layout (DispatchOptions.expert_major).
+/// The rows that rank `rank` must receive in the expert-major layout
+/// (DispatchOptions.expert_major).
 struct ExpectedExpertMajor {
-  std::vector<std::int32_t> source_rank, source_token, lane;  ///< per row; -1 between blocks
+  std::vector<std::int32_t> source_rank, source_token, topk_slot;  ///< per row; -1 between blocks
   std::vector<std::int64_t> topk_idx;   ///< per row: local expert; -1 between blocks
   std::vector<float> weights;           ///< per row; 0 between blocks
   std::vector<std::int32_t> first_row;  ///< [local experts + 1]
@@ -75,17 +76,18 @@ ExpectedExpertMajor expected_expert_major(const EpCase& c, std::int32_t rank,
 /// The function of expert `expert` in all tests.
 float expert_factor(std::int32_t expert);
 
-/// The answer of member `rank` to one of its rows: bfloat16 of the weighted sum of its experts'
-/// answers.
+/// The expert output of rank `rank` for one of its rows: the weighted sum over its experts, in
+/// bfloat16.
 std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x,
                      const std::int64_t* local_idx, const float* weights);
 
-/// What combine must give member `rank` back: [tokens, hidden] bfloat16; biases may be null.
+/// The result of combine on rank `rank`: [tokens, hidden] bfloat16; biases may be null.
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
                                             const std::vector<std::uint16_t>* bias0 = nullptr,
                                             const std::vector<std::uint16_t>* bias1 = nullptr);
 
-/// What member `rank` must receive in low-latency mode from the members that are not in `masked`.
+/// The rows that rank `rank` must receive in low-latency mode from the ranks that are not in
+/// `masked`.
 struct ExpectedLowLatency {
   struct Row {
     std::int32_t source_rank, source_token;
@@ -96,14 +98,14 @@ struct ExpectedLowLatency {
 ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t rank,
                                                  const std::vector<int>& masked = {});
 
-/// What a bfloat16 row becomes on its way; without a function it arrives as it was.
+/// The effect of the wire format on a bfloat16 row. Without a function it arrives unchanged.
 using Travel = std::function<void(std::span<const std::uint16_t> row, std::span<float> arrived)>;
 struct Travels {
   Travel to_experts, back;
 };
 
-/// What low-latency combine must give back for rows that experts multiply by expert_factor and
-/// answer in bfloat16; members in `masked` are left out.
+/// The result of low-latency combine if experts multiply rows by expert_factor and return bfloat16;
+/// ranks in `masked` are left out.
 std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank,
                                                 ep::Reduction reduction,
                                                 const std::vector<int>& masked = {},

@@ -88,8 +88,8 @@ class Normal : Shapes {
   explicit Normal(std::uint64_t seed) : Shapes(seed, 1) {}
 
   NormalDraw all() {
-    constexpr std::int64_t kMostBytes = std::int64_t{16}
-                                        << 20;  // of rows that all members together send to one
+    // Of rows that all ranks together send to one.
+    constexpr std::int64_t kMostBytes = std::int64_t{16} << 20;
     NormalDraw drawn;
     EpCase& c = drawn.c = shape();
     c.experts = c.ranks * static_cast<std::int32_t>(size(Kept::experts, 1, kMostExperts / c.ranks));
@@ -160,10 +160,9 @@ class LowLatency : Shapes {
   explicit LowLatency(std::uint64_t seed) : Shapes(seed, 7) {}
 
   LowLatencyDraw all() {
-    constexpr std::int64_t kMostResult = std::int64_t{1}
-                                         << 26;  // channels of the results of all members together
-    constexpr std::int64_t kMostSent = std::int64_t{1}
-                                       << 24;  // channels that all members send at most
+    // Channels of the results of all ranks together, and channels that all ranks send.
+    constexpr std::int64_t kMostResult = std::int64_t{1} << 26;
+    constexpr std::int64_t kMostSent = std::int64_t{1} << 24;
     LowLatencyDraw drawn;
     EpCase& c = drawn.c = shape();
     std::int64_t eighths = size(Kept::hidden, kShortestRow / 8, kLongestRow / 8),
@@ -213,8 +212,8 @@ class Compared : Shapes {
   explicit Compared(std::uint64_t seed, std::uint64_t salt) : Shapes(seed, salt) {}
 
   NormalComparison normal() {
-    // Bytes of a result at most: those of four forms, twice each, of all members and both backends
-    // are kept at once.
+    // Bytes of a result. The results of four forms, twice each, of all ranks and both backends
+    // exist at once.
     constexpr std::int64_t kMostBytes = std::int64_t{4} << 20;
     NormalComparison drawn;
     EpCase& c = drawn.c = shape();

@@ -53,7 +53,7 @@ struct NormalForm {
   std::int64_t columns = 0;  ///< of opaque rows; 0: EpCase::hidden
   std::int64_t scales = 0;   ///< a row; 0: none
   DataType scale_dtype = DataType::float32;
-  bool scale_columns = false;  ///< one scale of all tokens after another
+  bool scale_columns = false;  ///< the scales are stored by column
   bool expert_major = false;
   std::int32_t alignment = 1;
   bool worst_case = false;  ///< as many rows as the case can have
@@ -61,7 +61,7 @@ struct NormalForm {
   bool int32_topk = false;
   bool weights = true;
   int biases = 1;
-  bool in_place = false;  ///< answers in Dispatched::x; of the same size as its rows
+  bool in_place = false;  ///< expert output in Dispatched::x; of the same size as its rows
   bool cached = false;    ///< a second dispatch with the handle of the first
 };
 struct NormalComparison {

@@ -216,7 +216,7 @@ class ExpertMajorRound::Round {
       const std::int32_t source = wanted_.source_rank[i], token = wanted_.source_token[i];
       if (source < 0) continue;
       row_of(source, token, row.data());
-      expect_same(fmt::format("row {} of x, token {} of member {}{}", i, token, source, where),
+      expect_same(fmt::format("row {} of x, token {} of rank {}{}", i, token, source, where),
                   x.as<std::byte>() + i * row_bytes(), row.data(), row_bytes(), 1);
       for (std::int64_t s = 0; s < call_.scales; ++s)
         expect(scales.as<std::uint32_t>()[i * scales.strides[0] + s] == scale_of(source, token, s),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expert_major.hpp: the expert-major layout of a dispatch (DispatchOptions.expert_major) and its
-// combine, on any backend, bit by bit against the naive reference of ep_case.hpp. Everything throws
+// combine, on any backend, bit by bit against the naive reference of case.hpp. Everything throws
 // on a difference.
 #pragma once
 
@@ -11,11 +11,11 @@
 
 namespace shoal::test {
 
-/// How tensors get to where the group's memory lies, and back.
+/// Moves tensors to the device of the group's memory, and back.
 struct TensorMover {
   std::function<Tensor(const Tensor&)> upload;
   std::function<Tensor(const TensorView&)> download;
-  std::function<void(const TensorView&, const Tensor&)> write;  ///< over what is there
+  std::function<void(const TensorView&, const Tensor&)> write;  ///< overwrites a tensor
 };
 /// For groups on the host.
 TensorMover host_tensors();
@@ -23,14 +23,14 @@ TensorMover host_tensors();
 struct ExpertMajorCall {
   DataType dtype = DataType::bfloat16;
   DataType answer = DataType::bfloat16;
-  std::int64_t scales = 0;     ///< a row; 0: none
-  bool scale_columns = false;  ///< one scale of all tokens after another
+  std::int64_t scales = 0;     ///< per row; 0: none
+  bool scale_columns = false;  ///< the scales are stored by column
   bool weights = true;
   std::int32_t alignment = 1;
   bool worst_case = false;  ///< as many rows as the case can have
   bool copy_out = false;
   int biases = 0;
-  bool in_place = false;  ///< answers in Dispatched::x; of the same size as its rows
+  bool in_place = false;  ///< expert output in Dispatched::x; of the same size as its rows
   int cached = 0;         ///< further dispatches with the handle, each with its combine
   std::int32_t sms = 0;
 };
@@ -39,8 +39,8 @@ struct ExpertMajorCall {
 ep::GroupOptions expert_major_options(const EpCase& c, const ExpertMajorCall& call);
 
 /// Dispatches and combines, each compared bit by bit, with any calls between them. Rows are
-/// arbitrary bytes; what experts answer depends on expert, source, token and channel and differs in
-/// magnitude, so that the order of additions shows; rows between blocks are answered with NaN.
+/// arbitrary bytes. The expert output depends on expert, source, token and channel and differs in
+/// magnitude, so that the order of additions shows. For rows between blocks it is NaN.
 class ExpertMajorRound {
  public:
   ExpertMajorRound(ep::Group& group, const EpCase& c, const ExpertMajorCall& call,
@@ -49,10 +49,10 @@ class ExpertMajorRound {
   ExpertMajorRound(const ExpertMajorRound&) = delete;
   ExpertMajorRound& operator=(const ExpertMajorRound&) = delete;
 
-  /// With a route of its own, or with the layout of an earlier dispatch of this round.
+  /// Makes a new route, or reuses the layout of an earlier dispatch of this round.
   ep::Dispatched dispatch(const ep::Handle& cached = {});
   void combine(const ep::Dispatched& got);
-  /// Other rows, scales, answers and biases from now on.
+  /// Changes the rows, scales, expert output and biases of the following calls.
   void change_rows(std::uint64_t salt);
 
  private:

@@ -90,11 +90,11 @@ void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
     check_low_latency_scales(case_, owner_.me, host_, call_.quantize);
 }
 
-Tensor GpuLowLatencyRound::answers_on_host() const {
+Tensor GpuLowLatencyRound::expert_output_on_host() const {
   Tensor answers =
       Tensor::empty(DataType::bfloat16, {case_.local_experts(), host_.x.shape[1], case_.hidden});
   std::memset(answers.data, 0xff, answers.bytes());
-  low_latency_answers_to(case_, owner_.me, host_, answers);
+  write_low_latency_expert_output(case_, owner_.me, host_, answers);
   return answers;
 }
 
@@ -104,12 +104,12 @@ void GpuLowLatencyRound::write_expert_output() {
     return write_expert_output_again();
   }
   if (own_y_.defined()) return write_expert_output_again();  // a captured graph has the address
-  own_y_ = owner_.tensors.upload(answers_on_host());
+  own_y_ = owner_.tensors.upload(expert_output_on_host());
   y_ = own_y_;
 }
 
 void GpuLowLatencyRound::write_expert_output_again() {
-  owner_.tensors.write(y_, answers_on_host());
+  owner_.tensors.write(y_, expert_output_on_host());
 }
 
 ep::PendingCombine GpuLowLatencyRound::answer(const ep::LowLatencyReceived& got) {

@@ -25,8 +25,8 @@ struct GpuLowLatencyCall {
   /// Every rank has max_tokens tokens; those that the case does not have go to no expert, as in a
   /// batch that a captured graph takes.
   bool padded = false;
-  /// false: receives are queued behind their sends; where ranks do not share a GPU they begin
-  /// before those end.
+  /// false: receives are queued after their sends. If ranks do not share a GPU, receives start
+  /// before the sends end.
   bool defer_receive = true;
 
   std::string describe() const;
@@ -74,7 +74,7 @@ class GpuLowLatencyRound {
   Tensor rows_on_host() const;
   Tensor topk_on_host() const;
   Tensor weights_on_host() const;
-  Tensor answers_on_host() const;
+  Tensor expert_output_on_host() const;
 
   GpuGroup& owner_;
   EpCase case_;
@@ -91,8 +91,8 @@ void run_low_latency_group(const EpCase& c, const std::function<void(GpuGroup&)>
 
 /// The same rows and experts for all ranks: tests that need to know them.
 struct PlainInputs {
-  /// `lanes`: [tokens, top_k]; rows of ones, weights of one.
-  PlainInputs(DeviceTensors& tensors, const EpCase& c, const std::vector<std::int64_t>& lanes);
+  /// `experts`: [tokens, top_k]. Rows and weights are ones.
+  PlainInputs(DeviceTensors& tensors, const EpCase& c, const std::vector<std::int64_t>& experts);
   Tensor x, topk, weights;
 };
 

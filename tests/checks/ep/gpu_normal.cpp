@@ -394,7 +394,7 @@ void GpuRound::check_rows(const ep::Dispatched& got) {
   for (const std::int64_t i : chosen(rows(), call_.samples)) {
     fill_row(salt_, expected_.source_rank[i], expected_.source_token[i], wanted.data(),
              row_bytes());
-    expect_same(fmt::format("row {} of x, token {} of member {} ({})", i, expected_.source_token[i],
+    expect_same(fmt::format("row {} of x, token {} of rank {} ({})", i, expected_.source_token[i],
                             expected_.source_rank[i], case_.describe()),
                 fetched.row(i), wanted.data(), row_bytes(), 1);
   }

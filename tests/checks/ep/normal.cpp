@@ -82,7 +82,7 @@ Inputs::Inputs(const EpCase& c, std::int32_t rank) {
   weights = tensor_of(DataType::float32, c.weights(rank), {tokens, c.top_k});
 }
 
-Tensor answers_to(const EpCase& c, std::int32_t rank, const ep::Dispatched& received) {
+Tensor expert_output_of(const EpCase& c, std::int32_t rank, const ep::Dispatched& received) {
   Tensor y = Tensor::empty(DataType::bfloat16, {received.x.shape[0], c.hidden});
   if (y.bytes() > 0) std::memset(y.data, 0, y.bytes());
   for (std::int64_t i = 0; i < received.rows; ++i)
@@ -103,10 +103,9 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   const ep::Dispatched received = group.dispatch(in.x, routing, options);
   check_dispatched(c, me, received, options);
 
-  Tensor y = answers_to(c, me, received);
-  const bool in_place =
-      c.seed % 2 == 0 &&
-      !options.copy_out;  // answers in the heap are fetched from there, others are staged
+  Tensor y = expert_output_of(c, me, received);
+  // Expert output in the heap is fetched from there; other output is staged.
+  const bool in_place = c.seed % 2 == 0 && !options.copy_out;
   if (in_place && y.bytes() > 0) std::memcpy(received.x.data, y.data, y.bytes());
   const ep::Combined combined =
       group.combine(in_place ? static_cast<const TensorView&>(received.x) : y, received.handle,
@@ -114,8 +113,8 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   const auto wanted = expected_combine(c, me);
   expect_same("combined x (" + c.describe() + ")", combined.x.data, wanted.data(),
               wanted.size() * 2, 2);
-  for (std::int64_t i = 0; i < c.tokens(me) * c.top_k;
-       ++i) {  // each lane's weight comes back from the one member that has its expert
+  // The weight of each top-k slot returns from the one rank that has its expert.
+  for (std::int64_t i = 0; i < c.tokens(me) * c.top_k; ++i) {
     const float w = in.topk_idx.as<std::int64_t>()[i] >= 0 ? in.weights.as<float>()[i] : 0.0F;
     expect(combined.topk_weights.as<float>()[i] == w, "a combined weight differs");
   }
@@ -214,8 +213,8 @@ void check_low_latency_received(const EpCase& c, std::int32_t rank,
   }
 }
 
-void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
-                            const TensorView& y) {
+void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
+                                     const ep::LowLatencyReceived& got, const TensorView& y) {
   const std::int64_t rows = got.x.shape[1];
   for (std::int64_t e = 0; e < c.local_experts(); ++e) {
     const float factor = expert_factor(static_cast<std::int32_t>(rank * c.local_experts() + e));
@@ -253,7 +252,7 @@ void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reductio
     plain = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
   const TensorView y =
       zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(plain);
-  low_latency_answers_to(c, me, got, y);
+  write_low_latency_expert_output(c, me, got, y);
   const Tensor out = group
                          .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                               {.zero_copy = zero_copy, .reduction = reduction})
@@ -274,7 +273,7 @@ void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quant
   check_low_latency_scales(c, me, got, quantize);
 
   const TensorView y = group.next_combine_buffer();
-  low_latency_answers_to(c, me, got, y);
+  write_low_latency_expert_output(c, me, got, y);
   const Tensor out = group
                          .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                               {.zero_copy = true, .reduction = reduction})

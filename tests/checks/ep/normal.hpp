@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// normal.hpp: one operation of a Group on a case, checked against the references of ep_case.hpp.
+// normal.hpp: one operation of a Group on a case, checked against the references of case.hpp.
 // Throws on a difference.
 #pragma once
 
@@ -8,12 +8,12 @@
 
 namespace shoal::test {
 
-/// For worlds of small cases: 256 MiB of heap a PE, and 20 s until a wait fails.
+/// For worlds of small cases: 256 MiB of heap per PE, and waits that fail after 20 s.
 Settings ep_settings();
 
 ep::GroupOptions options_for(const EpCase& c);
 
-/// Keeps what one PE puts into a dispatch alive.
+/// Owns the inputs of one rank's dispatch.
 struct Inputs {
   explicit Inputs(const EpCase& c, std::int32_t rank);
   Tensor x, topk_idx, weights;
@@ -28,8 +28,8 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
 void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy,
                        bool early_weights = false);
 
-/// The same with float8 on the way: rows and scales against numeric/, the combined result against
-/// experts that dequantise with the scales they got.
+/// The same with float8 rows. Compares rows and scales with numeric/, and the combined result with
+/// experts that dequantize by the received scales.
 void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quantize,
                            ep::Reduction reduction = ep::Reduction::per_rank);
 
@@ -42,17 +42,16 @@ void check_low_latency_received(const EpCase& c, std::int32_t rank,
 void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
                               ep::Quantize quantize);
 
-/// Writes the answers of the experts of member `rank` to `y`; rows of float8 are dequantised with
-/// their scales.
-void low_latency_answers_to(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
-                            const TensorView& y);
+/// Writes the expert output of rank `rank` to `y`; float8 rows are dequantized with their scales.
+void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
+                                     const ep::LowLatencyReceived& got, const TensorView& y);
 
-/// What float8 does to rows on their way to the experts, by numeric/.
+/// The effect of float8 on the rows of a dispatch, by numeric/.
 Travel float8_travel(ep::Quantize quantize);
-/// What LogFMT does to answers on their way back, by numeric/.
+/// The effect of LogFMT on combine rows, by numeric/.
 Travel log_fmt_travel();
 
-/// In place of x, the answers of this member's experts to what it received in normal mode.
-Tensor answers_to(const EpCase& c, std::int32_t rank, const ep::Dispatched& received);
+/// The expert output of rank `rank` for the rows that it received in normal mode.
+Tensor expert_output_of(const EpCase& c, std::int32_t rank, const ep::Dispatched& received);
 
 }  // namespace shoal::test

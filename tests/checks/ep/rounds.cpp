@@ -29,7 +29,7 @@ void NormalRound::run(ep::Group& group) const {
   expect_same("topk_weights", got.topk_weights.data, received_.weights.data(),
               received_.weights.size() * 4, 4);
   expect_same("source_token", got.source_token.data, received_.source_token.data(), rows * 4, 4);
-  // The rows are copied, because combine takes answers at multiples of 16 bytes.
+  // The rows are copied, because combine requires a multiple of 16 bytes as y's address.
   Tensor y = Tensor::empty(DataType::bfloat16, {rows, case_.hidden});
   std::copy(y_.begin(), y_.end(), y.as<std::uint16_t>());
   const ep::Combined back = group.combine(y, got.handle);
@@ -76,7 +76,7 @@ void LowLatencyRound::check(const ep::LowLatencyReceived& got) const {
 ep::PendingCombine LowLatencyRound::answer(ep::Group& group, const ep::LowLatencyReceived& got,
                                            bool zero_copy) const {
   const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(y_);
-  low_latency_answers_to(case_, rank_, got, y);
+  write_low_latency_expert_output(case_, rank_, got, y);
   return group.low_latency_combine(y, in_.topk_idx, in_.weights, got.handle,
                                    {.zero_copy = zero_copy, .reduction = reduction_});
 }

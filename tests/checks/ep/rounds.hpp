@@ -46,7 +46,7 @@ class LowLatencyRound {
   ExpectedLowLatency received_;
   std::vector<std::vector<std::uint16_t>> x_;  ///< [local experts] of [rows, hidden]
   std::vector<std::uint16_t> combined_;
-  Tensor y_;  ///< room for answers
+  Tensor y_;  ///< memory for the expert output
 };
 
 }  // namespace shoal::test

@@ -40,22 +40,22 @@ TEST(LaunchCollective, FillsTheGpuAndRefusesMore) {
     expect_error(Code::invalid_argument, "this kernel allows 1 to", [&] { launch(1, 2048, 0); });
     expect_error(Code::system, "dynamic shared memory",
                  [&] { launch(1, 32, std::size_t{1} << 30); });
-    launch(1, 32, 0);  // what was refused left no error behind
+    launch(1, 32, 0);  // the refused launch left no error
     stream.synchronize();
     EXPECT_EQ(fetch(world, counter)[0], fitting + 1);
     barrier(world.team());
   });
 }
 
-/// All blocks meet, which only ends where all of them run at once. `counts`: 0: blocks that came;
-/// 1: blocks that waited for ten seconds in vain; 2: blocks of a grid that was not launched
+/// All blocks meet, which ends only if all of them run at once. `counts`: 0: blocks that arrived;
+/// 1: blocks that timed out after ten seconds; 2: blocks of a grid that was not launched
 /// cooperatively.
 __global__ void meet(unsigned* counts) {
   constexpr std::uint64_t kLongest = 10'000'000'000;  // nanoseconds
   if (threadIdx.x != 0) return;
   if (!cooperative_groups::this_grid().is_valid()) atomicAdd(counts + 2, 1U);
   const unsigned before = atomicAdd(counts, 1U);
-  const unsigned all = (before / gridDim.x + 1) * gridDim.x;  // launches come one after another
+  const unsigned all = (before / gridDim.x + 1) * gridDim.x;  // launches do not overlap
   const std::uint64_t start = device::ptx::globaltimer();
   while (atomicAdd(counts, 0U) < all)
     if (device::ptx::globaltimer() - start > kLongest) {
@@ -64,7 +64,7 @@ __global__ void meet(unsigned* counts) {
     }
 }
 
-/// Launches `meet` on as many blocks as there may be, a few times, once by a graph.
+/// Launches `meet` on the largest allowed number of blocks, several times, once by a graph.
 void check_meeting(World& world, const TestStream& stream) {
   const auto counts = world.heap().allocate<unsigned>(3);
   const auto fitting = static_cast<unsigned>(device::resident_blocks(world, meet, 128, 0));
@@ -96,7 +96,7 @@ TEST(LaunchCollective, RunsAllBlocksOfSeveralPesAtOnce) {
   run_gpu_pes(4, check_meeting);
 }
 
-/// words: 0: the host opens; 1: set when it has; 2: what `look` saw of that.
+/// words: 0: the host opens; 1: set when it has; 2: the value that `look` read of it.
 __global__ void hold(volatile int* words) {
   constexpr std::uint64_t kLongest = 10'000'000'000;  // nanoseconds
   const std::uint64_t start = device::ptx::globaltimer();
@@ -107,8 +107,8 @@ __global__ void look(volatile int* words) {
   words[2] = words[1];
 }
 
-// The kernel runs behind what is on the PE's stream of the highest priority, and what comes later
-// on the caller's stream behind the kernel.
+// The kernel runs after the work on the PE's stream of the highest priority. Later work on the
+// caller's stream runs after the kernel.
 TEST(LaunchCollective, GoesThroughTheStreamOfTheHighestPriority) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(1,
@@ -150,7 +150,7 @@ __global__ void meet_team(const __grid_constant__ device::World world,
   barrier(device::Block{}, world, team);
 }
 
-// The GPU is that of the PE whatever the calling thread works with, and that stays as it was.
+// Uses the PE's GPU whichever device is current in the calling thread, and restores that device.
 TEST(LaunchCollective, FindsItsGpuWhileAnotherOneIsCurrent) {
   SHOAL_NEEDS_GPU();
   int gpus = 0;

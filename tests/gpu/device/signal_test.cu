@@ -21,7 +21,7 @@ using device::Warp;
 // Atomics.
 
 /// Every thread of every PE on words of PE 0: 0 adds, 1 or, 2 xor (twice: back to 0), 3 a
-/// compare-and-swap loop, 4 and, 5 swaps a token around, 6 sums what came out of it.
+/// compare-and-swap loop, 4 and, 5 swaps a token around, 6 sums the swapped values.
 template <typename T>
 __global__ void update(const __grid_constant__ device::World world, T* words) {
   const auto bit = static_cast<T>(T{1} << world.my_pe);
@@ -39,7 +39,7 @@ __global__ void update(const __grid_constant__ device::World world, T* words) {
     if (before == seen) break;
     seen = before;
   }
-  // A word of the neighbour that no rank else writes.
+  // A word of the neighbor that no other PE writes.
   const Pe next = (world.my_pe + 1) % world.n_pes;
   if (threadIdx.x == 0)
     device::atomic_set(world, words + 7, static_cast<T>(world.my_pe - 100), next);
@@ -87,8 +87,8 @@ TEST(DeviceAtomics, EightPes) {
 
 constexpr std::size_t kWords = 700;
 
-/// How a row is followed by its flag: by put_signal; by a signal; by put_value behind fence or
-/// quiet; likewise where the row is written through peer_pointer.
+/// How the flag follows its row: by put_signal; by a signal; by put_value after fence or quiet;
+/// the same for rows that are written through peer_pointer.
 enum class Sent { put_signal, signal, fence, quiet, pointers };
 
 /// signal_fetch until `round`, for ten seconds or so.
@@ -101,8 +101,8 @@ __device__ bool fetched(const std::uint64_t* flag, std::uint64_t round) {
 }
 
 /// Rounds of a ring: fill, send with a flag, wait, check. `flags` 0: round that arrived; 1: round
-/// that the receiver has checked. `data` [2, kWords]: what to send and what arrives. `wrong` counts
-/// words that are not of their round.
+/// that the receiver has checked. `data` [2, kWords]: the words to send, and those received.
+/// `wrong` counts words that are not of their round.
 template <typename S, Sent kSent>
 __global__ void ring(const __grid_constant__ device::World world, std::uint64_t* data,
                      std::uint64_t* flags, std::uint64_t* wrong, std::uint64_t rounds, Pe next,
@@ -204,7 +204,7 @@ TEST(DeviceOrder, FenceKeepsStoresThroughPointersBeforeTheFlag) {
 
 // Several variables.
 
-/// Every PE signals all ranks; each waits for all, then takes them one by one with wait_until_any.
+/// Every PE signals all PEs; each waits for all, then takes them one by one with wait_until_any.
 /// `order` [n_pes]: indices in the order taken; then the results of the tests.
 template <typename S>
 __global__ void gather(const __grid_constant__ device::World world, std::uint64_t* flags,
@@ -347,8 +347,7 @@ TEST(DeviceBarrier, WorldAndTeamsOneAfterAnother) {
     check_barrier<Block>(world, stream, world.team(), 128, 200);
     check_barrier<Warp>(world, stream, world.team(), 32, 100);
     check_barrier<Thread>(world, stream, world.team(), 1, 20);
-    for (int i = 0; i < 3;
-         ++i) {  // the same index again and again, with other ranks and another count of barriers
+    for (int i = 0; i < 3; ++i) {  // repeats an index with other PEs and another count of barriers
       Team team = world.team().split_strided(i, 2, i == 0 ? 4 : 3);
       check_barrier<Block>(world, stream, team, 64, 10 + static_cast<std::uint64_t>(i));
       if (team.valid()) team.destroy();
@@ -357,8 +356,8 @@ TEST(DeviceBarrier, WorldAndTeamsOneAfterAnother) {
   });
 }
 
-// A captured launch joins the capturing stream again, and its barriers count on from replay to
-// replay.
+// A captured launch rejoins the capturing stream, and its barriers continue to count across
+// replays.
 TEST(DeviceBarrier, IsCapturedAndReplayed) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(8, [](World& world, const TestStream& stream) {
@@ -449,7 +448,7 @@ __global__ void use_bad_address(const __grid_constant__ device::World world, int
                                 std::size_t count, Pe pe) {
   put(Block{}, world, target, target, count, pe);
 }
-/// got: 0 where there is no address, 1 where it is the one of this PE, 2 where it is another.
+/// got: 0 if there is no address, 1 if it is that of this PE, 2 if it is another.
 __global__ void use_peer_pointer(const __grid_constant__ device::World world, int* local, Pe pe,
                                  int* got) {
   int* const there = device::peer_pointer(world, local, pe);
@@ -484,7 +483,7 @@ TEST(DeviceFailures, DeadlinesSayWhoWaitedForWhat) {
     device::launch_collective(world, stream, {.grid = 1, .block = 64}, wait_for_any, view,
                               reinterpret_cast<const std::uint64_t*>(words.data() + 4));
     check("wait_until_any on the GPU timed out");
-    // A barrier that only one of two ranks enters.
+    // A barrier that only one of two PEs enters.
     if (world.my_pe() == 1) {
       device::launch_collective(world, stream, {.grid = 1, .block = 32}, wait_for_team, view,
                                 cuda::device_team(world.team()));
@@ -545,8 +544,8 @@ TEST(DeviceFailures, PointersToWhatDoesNotExistAreNullSmall) {
   });
 }
 
-/// Every kind of operation on a word of `pe`, which this GPU does not reach. got: what came back,
-/// all of it zero.
+/// Every kind of operation on a word of `pe`, which this GPU does not reach. got: the results,
+/// all zero.
 __global__ void use_far_pe(const __grid_constant__ device::World world, std::uint64_t* words,
                            std::uint64_t* got, Pe pe) {
   const Block block;
@@ -588,7 +587,7 @@ TEST(DeviceFailures, PesOutOfReachAreReportedSmall) {
                      [&] { cuda::check_failures(world); });
         barrier(world.team());
         EXPECT_EQ(fetch(world, words), (std::vector<std::uint64_t>{70, 71}));
-        // What is in reach still works.
+        // PEs in reach still work.
         check_ring<Block, Sent::put_signal>(world, stream, 64, 3);
       },
       settings_in_nodes());

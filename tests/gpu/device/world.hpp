@@ -21,16 +21,16 @@
 
 namespace shoal::test {
 
-/// Streams of PEs that share a GPU wait for each other: each needs a hardware queue of its own, and
-/// kernels that are loaded before anything waits. Read by the CUDA driver at its start, so set
-/// before main.
+/// Streams of PEs that share a GPU wait for each other. Each needs a separate hardware queue, and
+/// kernels must be loaded before any of them waits. The CUDA driver reads these variables when it
+/// starts, so they are set before main.
 inline const bool environment_is_set = [] {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   return true;
 }();
 
-/// Why tests that need a GPU cannot run; empty where they can.
+/// The reason why tests that need a GPU cannot run; empty if they can.
 inline std::string no_gpu() {
   int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
@@ -54,9 +54,9 @@ inline void check_cuda(cudaError_t result) {
   if (result != cudaSuccess) throw Error(Code::system, cudaGetErrorString(result));
 }
 
-/// A stream of a PE. Streams are made once and kept: drivers were seen that put two of three
-/// streams on one hardware queue, out of 32, after others had come and gone (one world in ten; none
-/// in forty with streams that stay).
+/// A stream of a PE. Streams are created once and kept. If streams are destroyed and created anew,
+/// some drivers put two of three on one of the 32 hardware queues (in one world of ten; in none of
+/// forty with kept streams).
 class TestStream {
  public:
   explicit TestStream(const World& world) {
@@ -79,8 +79,8 @@ class TestStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Runs `body` on `n_pes` PEs. A failure that a kernel reported and the body did not take is the
-/// test's.
+/// Runs `body` on `n_pes` PEs. A failure that a kernel reports and the body does not take fails the
+/// test.
 inline void run_gpu_pes(Pe n_pes, const std::function<void(World&, const TestStream&)>& body,
                         const Settings& settings = cuda_settings()) {
   run_threads(n_pes, settings, [&](World& world) {
@@ -91,8 +91,8 @@ inline void run_gpu_pes(Pe n_pes, const std::function<void(World&, const TestStr
   });
 }
 
-/// Four PEs on two (emulated) nodes, so that kernels find heaps by a table and half of them out of
-/// reach.
+/// Four PEs on two emulated nodes: kernels find heaps through a table, and half of the heaps are
+/// out of reach.
 inline Settings settings_in_nodes() {
   Settings settings = cuda_settings();
   settings.node_size = 2;
@@ -110,8 +110,8 @@ inline void run_gpu_processes(const std::string& body, const std::string& handle
       run_pes(4, body, {.env = environment, .limit = std::chrono::milliseconds(240'000)}));
 }
 
-/// What a PE body does: as run_gpu_pes in each of its threads. By CUDA IPC heaps lie where the
-/// driver puts them, so that some of four PEs find them by a table.
+/// The work of a PE body: the same as run_gpu_pes in each of its threads. With CUDA IPC the driver
+/// chooses the addresses of heaps, so some of four PEs find them through a table.
 inline void run_gpu_process(const PeContext& pe,
                             const std::function<void(World&, const TestStream&)>& body) {
   World world = World::open({pe.settings, nullptr});
@@ -142,8 +142,7 @@ void fill(const World& world, const SymmetricArray<T>& array, const std::vector<
   world.put(array.on(world.my_pe()).subspan(0, values.size()), values);
 }
 
-/// The next PE and the one before, in a ring of those whose heaps this PE reaches by load and
-/// store.
+/// The next and the previous PE in a ring of those whose heaps this PE reaches by load and store.
 inline Pe right(const World& world) {
   const Team near = world.shared_team();
   return near.world_pe((near.my_pe() + 1) % near.size());

@@ -29,7 +29,7 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
     if (change) change(options);
     GpuGroup group(world, options);
     body(group);
-    sync(world.team());  // no rank goes on while another rank is still told of a mistake
+    sync(world.team());  // no rank continues while another still reports an error
     GpuRound(group, c, {.place = AnswerPlace::in_place}).run();
     GpuRound(group, c, {.place = AnswerPlace::in_place}).run();
   });
@@ -275,7 +275,7 @@ TEST(EpGpuBadInput, SmallADispatchRightBehindABadIndexTellsItOnce) {
   });
 }
 
-TEST(EpGpuBadInput, EveryIndexBadIsToldOnce) {
+TEST(EpGpuBadInput, EveryIndexBadIsReportedOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(2, 9);
   c.max_tokens = 5000;
@@ -395,7 +395,7 @@ void expect_mismatch(GpuGroup& g, const std::function<void()>& call) {
 class EpGpuMismatch : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Odd, EpGpuMismatch, ::testing::Values(0, 2));
 
-TEST_P(EpGpuMismatch, SmallMembersThatDiffer) {
+TEST_P(EpGpuMismatch, SmallRanksThatDiffer) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 31);
   run_group(
@@ -430,7 +430,7 @@ TEST_P(EpGpuMismatch, SmallMembersThatDiffer) {
       [](ep::GroupOptions& options) { options.live_results = 3; });
 }
 
-TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfAnswers) {  // GroupOptions.combine_staging
+TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfExpertOutput) {  // GroupOptions.combine_staging
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 33);
   ep::GroupOptions with = options_for(c), without = with;

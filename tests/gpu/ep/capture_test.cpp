@@ -386,7 +386,7 @@ TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
   });
 }
 
-TEST_P(EpGpuCaptureLowLatency, AMemberIsLeftOutBetweenReplaysAndComesBack) {
+TEST_P(EpGpuCaptureLowLatency, ARankIsLeftOutBetweenReplaysAndComesBack) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kOut = 2;
   const EpCase c = low_latency_shape(4, 37);

@@ -21,8 +21,8 @@ void run_group(const EpCase& c, const ep::GroupOptions& options,
   });
 }
 
-/// Two rounds, so that both notice boards are used, each behind a flat one whose bytes lie where
-/// the result comes.
+/// Two rounds, so that both notice boards are used. A rank-major round precedes each and leaves its
+/// bytes where the result is written.
 void run_case(const EpCase& c, const ExpertMajorCall& call) {
   ep::GroupOptions options = expert_major_options(c, call);
   options.max_scales = std::max<std::int64_t>(call.scales, 1);
@@ -64,7 +64,7 @@ TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
   run_case(c, {.weights = false, .alignment = 16, .cached = 2});
 }
 
-TEST_P(EpGpuExpertMajor, SmallBiasesAndAnswersOfAnyKind) {
+TEST_P(EpGpuExpertMajor, SmallBiasesAndExpertOutputOfAnyKind) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
@@ -90,7 +90,7 @@ TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
                .alignment = 4});  // scales that are copied in bulk
 }
 
-TEST_P(EpGpuExpertMajor, SmallNoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpGpuExpertMajor, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
@@ -161,7 +161,7 @@ TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
   });
 }
 
-TEST(EpGpuExpertMajor, SmallMembersThatDifferAreTold) {
+TEST(EpGpuExpertMajor, SmallRanksThatDifferAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 13);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
@@ -173,7 +173,7 @@ TEST(EpGpuExpertMajor, SmallMembersThatDifferAreTold) {
       options.expert_alignment = alignment && group.me == 2 ? 16 : 8;
       try {
         group.group.dispatch(round.x(), routing, options);
-        ADD_FAILURE() << "members differ and nothing was thrown";
+        ADD_FAILURE() << "ranks differ and nothing was thrown";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::mismatch) << error.what();
       }
@@ -182,10 +182,9 @@ TEST(EpGpuExpertMajor, SmallMembersThatDifferAreTold) {
   });
 }
 
-TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllMembers) {
+TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllRanks) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // All lanes of all tokens go to the experts of the last rank: three times the rows of the flat
-  // layout.
+  // All top-k slots name experts of the last rank: three times the rows of the rank-major layout.
   const EpCase c{
       .ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};
   ep::GroupOptions options = options_for(c);
@@ -269,7 +268,7 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
         ASSERT_EQ(idx.as<std::int64_t>()[i], i < wanted.rows() ? wanted.topk_idx[i] : -1) << i;
       for (std::int64_t t = 0; t < tokens; ++t) {
         for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
-          float sum = 0;  // each lane brings the row itself back
+          float sum = 0;  // each top-k slot returns the row itself
           for (std::int32_t k = 0; k < c.top_k; ++k)
             if (lanes.as<std::int64_t>()[t * c.top_k + k] >= 0)
               sum += float_of_bf16(rows.as<std::uint16_t>()[t * c.hidden + ch]);

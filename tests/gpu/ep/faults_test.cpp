@@ -105,21 +105,21 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
   });
 }
 
-TEST(EpGpuFaults, AMemberThatDoesNotDispatchIsNamed) {
+TEST(EpGpuFaults, ARankThatDoesNotDispatchIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_timeout(
       "notify", "its counts",
       [](GpuRound& round, const ep::Dispatched&) { round.dispatch(round.route()); }, false);
 }
 
-TEST(EpGpuFaults, AMemberThatDoesNotDispatchWithoutExactSizesIsNamed) {
+TEST(EpGpuFaults, ARankThatDoesNotDispatchWithoutExactSizesIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_timeout(
       "notify", "its counts",
       [](GpuRound& round, const ep::Dispatched& got) { round.dispatch(got.handle); }, true);
 }
 
-TEST(EpGpuFaults, AMemberThatDoesNotCombineIsNamed) {
+TEST(EpGpuFaults, ARankThatDoesNotCombineIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_timeout(
       "notify", "its expert outputs",
@@ -166,7 +166,7 @@ TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
   });
 }
 
-TEST(EpGpuFaults, AMemberThatIsLateButInTimeIsWaitedFor) {
+TEST(EpGpuFaults, ARankThatIsLateButInTimeIsWaitedFor) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(4);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
@@ -313,7 +313,7 @@ SHOAL_PE_BODY(low_latency_without_the_last) {
     const auto after = Clock::now();
     for (int i = 0; i < 6; ++i) part.run();
     group.group.synchronize();
-    EXPECT_LT(Clock::now() - after, kPatience) << "a masked member is not waited for";
+    EXPECT_LT(Clock::now() - after, kPatience) << "a masked rank is not waited for";
     EXPECT_EQ(group.group.masked(), mask);
     std::puts("went on");
     std::fflush(stdout);
@@ -375,11 +375,11 @@ TEST_P(EpGpuLowLatencyDeath, IsReportedWithoutMasks) {
   for (const int pe : {0, 1}) {
     SCOPED_TRACE(results[pe].describe());
     EXPECT_TRUE(results[pe].ok());
-    expect_parts(
-        results[pe].out,
-        {"code=timeout", operation + " (epoch " + epoch + ") timed out after 3000 ms",
-         std::string("waiting for ") + (death.owes_rows ? "rows" : "its expert outputs") + " from PE 2",
-         "expected epoch " + epoch, "phase receive", "GroupOptions.timeout"});
+    expect_parts(results[pe].out,
+                 {"code=timeout", operation + " (epoch " + epoch + ") timed out after 3000 ms",
+                  std::string("waiting for ") + (death.owes_rows ? "rows" : "its expert outputs") +
+                      " from PE 2",
+                  "expected epoch " + epoch, "phase receive", "GroupOptions.timeout"});
   }
 }
 

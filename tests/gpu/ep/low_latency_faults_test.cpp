@@ -88,7 +88,7 @@ TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
   });
 }
 
-TEST(EpGpuLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
+TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersGoOn) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(1000);
@@ -117,7 +117,7 @@ TEST(EpGpuLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
             group.group.synchronize();
             const auto elapsed = std::chrono::steady_clock::now() - start;
             if (i > 0)
-              EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked member is not waited for again";
+              EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked rank is not waited for again";
           }
           EXPECT_EQ(group.group.masked(), mask);
           EXPECT_THROW(group.group.set_mask(group.me, true), Error);
@@ -134,7 +134,7 @@ TEST(EpGpuLowLatencyMode, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
     for (const bool defer : kDeferrals) stops(reduction, defer);
 }
 
-TEST(EpGpuLowLatencyMode, ALiveMemberIsLeftOutAndComesBack) {
+TEST(EpGpuLowLatencyMode, ALiveRankIsLeftOutAndComesBack) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kOut = 2;
   const EpCase c = small(4, 71);
@@ -168,7 +168,7 @@ TEST(EpGpuLowLatencyMode, ALiveMemberIsLeftOutAndComesBack) {
       [](ep::GroupOptions& options) { options.mask_failed = true; });
 }
 
-TEST(EpGpuLowLatencyMode, AMemberThatIsLeftOutFindsOut) {
+TEST(EpGpuLowLatencyMode, ARankThatIsLeftOutFindsOut) {
   SHOAL_SKIP_WITHOUT_GPU();
   // Only the others mask it: their notices tell it, long before its waits would end.
   constexpr std::int32_t kOut = 1;
@@ -203,7 +203,7 @@ INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyTimeout, ::testing::ValuesIn(k
                            return tested.param ? "deferred" : "immediate";
                          });
 
-TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheMemberAndClosesTheGroup) {
+TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheRankAndClosesTheGroup) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 79);
   run_low_latency_group(
@@ -304,8 +304,7 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
     const auto mixed =
         group.group.low_latency_dispatch(round.x(), round.topk(), with_weights).receive();
     EXPECT_EQ(code(), Code::mismatch);
-    // Where no rank waits for an answer no rank can miss it, so every rank has tokens for every
-    // expert.
+    // Every rank has tokens for every expert, so that every rank waits for the combine rows of all.
     std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
     for (std::size_t i = 0; i < lanes.size(); ++i)
       lanes[i] = static_cast<std::int64_t>((i % 4) * 3 % 9 + i / 4 % 3);

@@ -65,7 +65,7 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
           sync(world.team());
           return;
         }
-        third.answer(got).receive();  // masks the late rank when its time is over
+        third.answer(got).receive();  // masks the late rank after the timeout
         group.group.synchronize();
         std::vector<int> mask(c.ranks, 0);
         mask[kLate] = 1;
@@ -92,17 +92,17 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
       });
 }
 
-TEST(EpGpuLowLatencyLate, SmallSumsOfAMaskedMemberOverwriteNothing) {
+TEST(EpGpuLowLatencyLate, SmallSumsOfAMaskedRankOverwriteNothing) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_late_answers_are_harmless({Reduction::per_rank, false});
 }
 
-TEST(EpGpuLowLatencyLate, SmallRowsOfAMaskedMemberOverwriteNothing) {
+TEST(EpGpuLowLatencyLate, SmallRowsOfAMaskedRankOverwriteNothing) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_late_answers_are_harmless({Reduction::exact, false});
 }
 
-TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
+TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedRankOverwriteNothing) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_late_answers_are_harmless({Reduction::per_rank, true});
 }
@@ -112,7 +112,7 @@ TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedMemberOverwriteNothing) {
 /// Rank 2 stops after a dispatch. Only rank 1 waits for its combine row, starting half a timeout
 /// after the others have begun the next dispatch. There rank 0 extends its wait for rank 1, which
 /// tells it that it waits for another rank. Both continue, and both mask only rank 2.
-TEST(EpGpuLowLatencyLate, AMemberThatWaitsForAnotherIsNotMasked) {
+TEST(EpGpuLowLatencyLate, ARankThatWaitsForAnotherIsNotMasked) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kFirst = 0, kKept = 1, kGone = 2;
   static constexpr std::chrono::milliseconds kTimeout(1600);
@@ -310,7 +310,7 @@ void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool 
       [](ep::GroupOptions& options) { options.timeout = std::chrono::milliseconds(300); });
 }
 
-TEST_P(EpGpuLowLatencyWaits, ForAnswersThatNeverComeAreReported) {
+TEST_P(EpGpuLowLatencyWaits, ForCombineRowsThatNeverComeAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_silence_is_reported({Reduction::per_rank, false}, true, GetParam(), "its expert outputs",
                              "receive");

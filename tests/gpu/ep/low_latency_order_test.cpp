@@ -271,7 +271,7 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
                      .launch = {.stream = stream},
                      .padded = true,
                      .defer_receive = defer});
-        // Once before, for the memory; it also says what experts answer.
+        // A first round allocates the memory and provides the expert output.
         {
           const ep::LowLatencyReceived got = round.send().receive();
           round.check(got);

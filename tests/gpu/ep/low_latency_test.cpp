@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values of low-latency mode on GPUs: PEs are threads on the available GPUs, and each result is
 // compared bit by bit with the naive reference. Every result is poisoned before the next one takes
-// its place. Receives are deferred, or queued directly behind their sends.
+// its place. Receives are deferred, or queued directly after their sends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ EpCase reseeded(EpCase c, std::uint64_t by) {
   return c;
 }
 
-/// Rounds in a group of their own: enough that both halves of everything are used twice.
+/// Rounds in a separate group: enough to use both halves of every buffer twice.
 void run_rounds(const EpCase& c, const GpuLowLatencyCall& call, int rounds = 4) {
   run_low_latency_group(c, [&](GpuGroup& group) {
     for (int i = 0; i < rounds; ++i)
@@ -88,7 +88,7 @@ TEST_P(EpGpuLowLatency, SmallEveryFormAndReduction) {
   });
 }
 
-TEST_P(EpGpuLowLatency, SmallNoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpGpuLowLatency, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(ranks(), 3);
@@ -150,7 +150,7 @@ TEST(EpGpuLowLatencyMode, EveryTopKUpTo32) {
     for (const std::int32_t top_k : {1, 2, 3, 7, 8, 9, 16, 31, 32}) {
       EpCase c = small(ranks, 11 + static_cast<std::uint64_t>(top_k));
       c.top_k = top_k;
-      c.experts = ranks * 10;  // fewer than top_k at times: lanes stay empty
+      c.experts = ranks * 10;  // sometimes fewer than top_k: top-k slots stay empty
       c.mixed_magnitudes = true;
       run_low_latency_group(c, [&](GpuGroup& group) {
         for (const Reduction reduction : kReductions)

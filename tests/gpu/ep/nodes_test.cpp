@@ -99,7 +99,7 @@ TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(GetParam(), 6);
   run_group(c, [&](GpuGroup& owner) {
-    EpCase few = c;  // up to three rows a token, in the room of a flat result
+    EpCase few = c;  // up to three rows per token, in the memory of a rank-major result
     few.max_tokens = c.max_tokens / 4;
     check_expert_major(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
   });
@@ -148,7 +148,7 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
   });
 }
 
-TEST(EpGpuNodesMode, EachMemberSaysOnceThatRowsGoThroughTheHost) {
+TEST(EpGpuNodesMode, EachRankSaysOnceThatRowsGoThroughTheHost) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 8);
   Settings settings = gpu_settings();

@@ -67,7 +67,7 @@ TEST_P(EpGpu, SmallDispatchAndCombine) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) run_rounds(small(GetParam(), seed), {});
 }
 
-TEST_P(EpGpu, SmallNoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpGpu, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
@@ -89,7 +89,7 @@ TEST_P(EpGpu, SmallWorstCaseRowsAlignmentAndCopyOut) {
                  .dispatch = {.expert_alignment = 8, .worst_case_rows = most, .copy_out = true}});
 }
 
-TEST(EpGpuNormal, SmallPlacesOfAnswersBiasesAndOut) {
+TEST(EpGpuNormal, SmallPlacesOfExpertOutputBiasesAndOut) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 11);
   run_group(
@@ -133,8 +133,8 @@ TEST(EpGpuNormal, SmallRowTypes) {
   }
 }
 
-/// Rows as NVFP4 has them: two channels a byte, opaque to a group, and a float8 scale for each 16
-/// channels, four to an int32. Experts answer in bfloat16.
+/// NVFP4 rows: two channels per byte, opaque to a group, and a float8 scale per 16 channels, four
+/// in an int32. The expert output is bfloat16.
 TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden : {288, 2048, 7168}) {
@@ -152,7 +152,7 @@ TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
   }
 }
 
-TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndAnswers) {
+TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndExpertOutput) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(3, 15);
   ep::GroupOptions options = normal_options(c);
@@ -236,7 +236,7 @@ TEST(EpGpuNormal, EveryTopKUpTo32) {
     for (const std::int32_t top_k : {1, 2, 3, 5, 8, 9, 16, 31, 32}) {
       EpCase c = small(ranks, 23 + top_k);
       c.top_k = top_k;
-      c.experts = ranks * 6;  // fewer than top_k at times: lanes stay empty
+      c.experts = ranks * 6;  // sometimes fewer than top_k: top-k slots stay empty
       run_rounds(c, {.biases = 1});
     }
 }
@@ -291,7 +291,7 @@ TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
           std::vector<ep::Dispatched> held;
           for (std::int32_t i = 0; i < live; ++i) held.push_back(round.dispatch(routing));
           for (const ep::Dispatched& got : held) round.check(got);
-          for (std::size_t i = held.size(); i-- > 0;) {  // answered in another order than sent
+          for (std::size_t i = held.size(); i-- > 0;) {  // combined in reverse order
             round.write_expert_output(held[i]);
             round.check(round.combine(held[i]));
           }
@@ -341,14 +341,14 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
           EXPECT_EQ(cudaEventQuery(dispatched.get()), cudaSuccess);
           group.group.synchronize();
         }
-        GpuRound(group, c, {}).run();  // and on the group's own stream again
+        GpuRound(group, c, {}).run();  // again on the group's stream
       },
       normal_options(c));
 }
 
 TEST(EpGpuNormal, AfterHoldsACallBack) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // Events behind work that takes a while: rows written there must be those that are sent.
+  // Events after slow work: dispatch must send the rows that this work writes.
   const EpCase c = small(3, 53);
   run_group(
       c,

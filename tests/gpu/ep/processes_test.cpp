@@ -103,7 +103,7 @@ void run_normal_forms(GpuGroup& group, const EpCase& c) {
       {.dtype = DataType::float32, .dispatch = {.copy_out = true}, .answer = DataType::float32})
       .run();
   run_with_cached_handle(group, reseeded(c, 4));
-  EpCase few = reseeded(c, 5);  // up to three rows a token, in the room of a flat result
+  EpCase few = reseeded(c, 5);  // up to three rows per token, in the memory of a rank-major result
   few.max_tokens = c.max_tokens / 4;
   check_expert_major(group.group, few, {.alignment = 4, .cached = 1}, mover(group));
   run_with_shared_answers(group, reseeded(c, 6));

@@ -57,7 +57,7 @@ TEST(EpGpuLarge, DeepSeekV3TrainingShape) {
             {.place = AnswerPlace::in_place, .samples = 200});
 }
 
-TEST(EpGpuLarge, ManyTokensManyLanesManyExperts) {
+TEST(EpGpuLarge, ManyTokensManyTopkSlotsManyExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
   run_large(
       {.ranks = 8, .experts = 1024, .top_k = 32, .hidden = 1024, .max_tokens = 8192, .seed = 5},
@@ -67,7 +67,7 @@ TEST(EpGpuLarge, ManyTokensManyLanesManyExperts) {
        .samples = 200});
 }
 
-TEST(EpGpuLarge, OneHotMember) {
+TEST(EpGpuLarge, OneHotRank) {
   SHOAL_SKIP_WITHOUT_GPU();
   run_large(
       {.ranks = 4,

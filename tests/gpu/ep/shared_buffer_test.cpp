@@ -51,7 +51,7 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body) {
   });
 }
 
-/// A buffer that Shoal did not allocate, with room for all the rows of a case behind `front` bytes.
+/// A buffer that Shoal did not allocate, with room for all the rows of a case after `front` bytes.
 class Buffer {
  public:
   static constexpr std::size_t kFront = 4096 + 16;
@@ -115,7 +115,7 @@ bool everybody(std::int32_t) {
 class EpGpuSharedBuffer : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuSharedBuffer, ::testing::Values(1, 2, 5, 8));
 
-TEST_P(EpGpuSharedBuffer, AnswersOfAnyAllocatorAreFetchedFromWhereTheyAre) {
+TEST_P(EpGpuSharedBuffer, ExpertOutputOfAnyAllocatorIsFetchedFromWhereItIs) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Kind kind : {Kind::malloc, Kind::mapped, Kind::mapped_in_two_pieces})
     run_group(small(GetParam()), [&](GpuGroup& group) {
@@ -128,7 +128,7 @@ TEST_P(EpGpuSharedBuffer, AnswersOfAnyAllocatorAreFetchedFromWhereTheyAre) {
     });
 }
 
-TEST_P(EpGpuSharedBuffer, EachMemberChoosesForItself) {
+TEST_P(EpGpuSharedBuffer, EachRankChoosesForItself) {
   SHOAL_SKIP_WITHOUT_GPU();
   run_group(small(GetParam()), [&](GpuGroup& group) {
     const auto other = std::make_unique<Buffer>(group, small(GetParam()), Kind::malloc);
@@ -153,7 +153,7 @@ TEST_P(EpGpuSharedBuffer, EachMemberChoosesForItself) {
   });
 }
 
-TEST_P(EpGpuSharedBuffer, MembersWithoutRowsOrTokens) {
+TEST_P(EpGpuSharedBuffer, RanksWithoutRowsOrTokens) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
@@ -168,7 +168,7 @@ TEST_P(EpGpuSharedBuffer, MembersWithoutRowsOrTokens) {
 }
 
 /// Compares with the same expert outputs in the heap, which other tests compare with the reference.
-TEST_P(EpGpuSharedBuffer, ExpertMajorAnswersAreFetchedLikewise) {
+TEST_P(EpGpuSharedBuffer, ExpertMajorOutputIsFetchedLikewise) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(GetParam());
   run_group(c, [&](GpuGroup& group) {

@@ -18,8 +18,8 @@ namespace shoal::test {
 namespace {
 
 constexpr int kOperations = 10'000;
-constexpr std::chrono::seconds kLongest{
-    270};  // run-gpu-tests gives a program 300, and what was done is to be told
+// run-gpu-tests stops a program after 300 s; the rest is for the report.
+constexpr std::chrono::seconds kLongest{270};
 
 EpCase soak_case(std::int32_t ranks, std::uint64_t seed) {
   EpCase c{.ranks = ranks,

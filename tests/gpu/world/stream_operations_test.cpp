@@ -107,13 +107,13 @@ TEST(StreamOperations, ValuesStridesAndAtomicsSmall) {
   });
 }
 
-/// Every operation, by one PE on a word of its neighbour and by all PEs on words of PE 0. Values
+/// Every operation, by one PE on a word of its neighbor and by all PEs on words of PE 0. Values
 /// use all bits of the type.
 template <typename T>
 void check_stream_atomics(World& world, const TestStream& stream) {
   struct Step {
     AtomicOp op;
-    T operand, compare, after;  // after: what the word is then
+    T operand, compare, after;  // after: the resulting word
   };
   const T start = static_cast<T>(0x9234'5678'8abc'def0),
           other = static_cast<T>(0x0f0f'8000'f0f0'0007);
@@ -126,7 +126,7 @@ void check_stream_atomics(World& world, const TestStream& stream) {
       {AtomicOp::set, start, 0, start},
       {AtomicOp::bit_xor, other, 0, static_cast<T>(start ^ other)},
       {AtomicOp::bit_xor, other, 0, start},
-      {AtomicOp::compare_swap, 1, other, start},  // another value is there: it stays
+      {AtomicOp::compare_swap, 1, other, start},  // the word has another value: it stays
       {AtomicOp::compare_swap, other, start, other},
       {AtomicOp::swap, start, 0, start},
       {AtomicOp::add, static_cast<T>(~T{0}), 0, static_cast<T>(start - 1)},
@@ -151,7 +151,7 @@ void check_stream_atomics(World& world, const TestStream& stream) {
   stream.synchronize();
   cuda::check_failures(world);
 
-  std::vector<T> before = {0};  // what each step finds
+  std::vector<T> before = {0};  // the value before each step
   for (const Step& step : steps) before.push_back(step.after);
   EXPECT_EQ(fetch(world, results), before);
   EXPECT_EQ(fetch(world, word)[0], steps.back().after);
@@ -174,7 +174,7 @@ TYPED_TEST(StreamAtomics, AmongEightPes) {
 }
 
 /// Rounds of a ring on streams alone; the host checks only the end. The receiver copies each row
-/// into its own log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the
+/// into its log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the
 /// round, `answer(on, flag, round)` acknowledges the copy.
 template <typename Send, typename Answer>
 void run_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds,
@@ -287,7 +287,7 @@ TEST(StreamOperations, TestsAndDeadlinesSmall) {
         on.test(flag.data(), Compare::greater, -1, results.data() + 1);
         on.test(flag.data(), Compare::less, 0, results.data() + 2);
         on.wait_until(flag.data(), Compare::not_equal, 0);  // never
-        on.put_value(flag.on(0), 3);                        // the stream goes on
+        on.put_value(flag.on(0), 3);                        // the stream continues
         stream.synchronize();
         EXPECT_EQ(fetch(world, results), (std::vector<int>{1, 1, 0}));
         EXPECT_EQ(fetch(world, flag)[0], 3);
@@ -386,7 +386,7 @@ TEST(StreamOperations, GuideExampleSmall) {
   });
 }
 
-// Shoal keeps its streams: new streams would come to share hardware queues (docs/guide/device.md).
+// Shoal keeps its streams: new streams could share hardware queues (docs/guide/device.md).
 TEST(StreamOperations, FindTheSameStreamsInEveryWorld) {
   SHOAL_NEEDS_GPU();
   constexpr int kWorlds = 20;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// capi_ep.hpp: a case of ep_case.hpp in the hands of C: what one PE passes, its group, and the
-// first calls on it.
+// capi_ep.hpp: a case of checks/ep/case.hpp through the C API: the inputs of one rank, its group,
+// and the first calls on it.
 #pragma once
 
 #include <functional>
@@ -24,19 +24,19 @@ inline shoal_ep_group_options c_options(const EpCase& c) {
   return options;
 }
 
-/// What one PE has in its hands.
-struct Member {
-  Member(const EpCase& from, shoal_world* world_of_pe, const shoal_ep_group_options& options)
+/// The inputs and the group of one rank.
+struct GroupRank {
+  GroupRank(const EpCase& from, shoal_world* world_of_pe, const shoal_ep_group_options& options)
       : c(from), world(world_of_pe), me(pe_of(world)), in(c, me) {
     ok(shoal_world_team(world, SHOAL_TEAM_WORLD, &team));
     ok(shoal_ep_group_create(team, &options, &group));
   }
-  ~Member() {
+  ~GroupRank() {
     shoal_ep_group_destroy(group);
     shoal_team_destroy(team);
   }
-  Member(const Member&) = delete;
-  Member& operator=(const Member&) = delete;
+  GroupRank(const GroupRank&) = delete;
+  GroupRank& operator=(const GroupRank&) = delete;
   static int32_t pe_of(shoal_world* world) {
     int32_t pe = -1;
     ok(shoal_world_pe(world, &pe));
@@ -54,23 +54,23 @@ struct Member {
 };
 
 inline void run_case(const EpCase& c, const shoal_ep_group_options& options,
-                     const std::function<void(Member&)>& body) {
+                     const std::function<void(GroupRank&)>& body) {
   run_pes(c.ranks, [&](shoal_world* world) {
-    Member pe(c, world, options);
+    GroupRank pe(c, world, options);
     body(pe);
   });
 }
-inline void run_case(const EpCase& c, const std::function<void(Member&)>& body) {
+inline void run_case(const EpCase& c, const std::function<void(GroupRank&)>& body) {
   run_case(c, c_options(c), body);
 }
 
-inline shoal_ep_routing route(const Member& pe) {
+inline shoal_ep_routing route(const GroupRank& pe) {
   shoal_ep_routing routing = SHOAL_EP_ROUTING_INIT;
   ok(shoal_ep_route(pe.group, &pe.topk_idx, nullptr, &routing));
   return routing;
 }
 
-inline shoal_ep_dispatched dispatch(Member& pe, const shoal_ep_dispatch_options* options) {
+inline shoal_ep_dispatched dispatch(GroupRank& pe, const shoal_ep_dispatch_options* options) {
   shoal_ep_routing routing = route(pe);
   shoal_ep_dispatched got = SHOAL_EP_DISPATCHED_INIT;
   ok(shoal_ep_dispatch(pe.group, &pe.x, &routing, options, &got));

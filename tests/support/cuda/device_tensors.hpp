@@ -2,9 +2,9 @@
 // device_tensors.hpp: tensors in the memory of a PE's GPU for tests: filled from the host, fetched
 // to the host, poisoned so that a byte that was not written shows.
 //
-// Other PEs can share the GPU and have kernels on it that wait for this PE. So nothing here
-// synchronises a device or uses the default stream, waits poll with a deadline, and memory is freed
-// only when no stream of this PE can still use it.
+// Other PEs can share the GPU and have kernels on it that wait for this PE. Nothing here therefore
+// synchronizes a device or uses the default stream, waits have a deadline, and memory is freed only
+// when no stream of this PE can still use it.
 #pragma once
 
 #include <initializer_list>
@@ -18,9 +18,9 @@ struct CUstream_st;
 
 namespace shoal::test {
 
-/// Why tests that need a GPU cannot run here; empty where they can. Sets what the driver must know
-/// before it starts: each stream needs a hardware queue of its own, and kernels are loaded before
-/// anything waits.
+/// The reason why tests that need a GPU cannot run here; empty if they can. Sets the driver's
+/// environment variables before it starts: each stream needs a separate hardware queue, and kernels
+/// must be loaded before any of them waits.
 std::string why_no_gpu();
 /// GPUs of this machine; 0 without a driver.
 int gpu_count();
@@ -28,8 +28,8 @@ int gpu_count();
 #define SHOAL_SKIP_WITHOUT_GPU() \
   if (const std::string why = shoal::test::why_no_gpu(); !why.empty()) GTEST_SKIP() << why
 
-/// The GPU of one PE. Used by the PE's thread alone; made before anything of this world waits on
-/// the GPU.
+/// The GPU of one PE. Only the PE's thread uses it. Construct it before any kernel of this world
+/// waits on the GPU.
 class DeviceTensors {
  public:
   explicit DeviceTensors(const World& world);
@@ -44,21 +44,20 @@ class DeviceTensors {
   /// A contiguous tensor, every byte 0xff.
   Tensor empty(DataType dtype, std::initializer_list<std::int64_t> shape);
 
-  // These wait for the work of all followed streams first.
+  // These first wait for the work of all followed streams.
 
   /// A contiguous tensor on the host with the values of `tensor`, whose strides are not negative.
   Tensor download(const TensorView& tensor);
-  /// Values of `host` for `tensor`, of the same shape; rows of both contiguous, their strides any
+  /// Copies `host` to `tensor`, of the same shape. Rows of both are contiguous, with any strides
   /// that are not negative.
   void write(const TensorView& tensor, const TensorView& host);
-  /// Every byte of `tensor` 0xff: of one or two dimensions, with contiguous rows.
+  /// Sets every byte of `tensor` to 0xff. It has one or two dimensions and contiguous rows.
   void poison(const TensorView& tensor);
-  /// Waits, throws std::runtime_error when it takes more than a minute, and frees what tensors have
-  /// left behind.
+  /// Waits and frees the memory of destroyed tensors. Throws std::runtime_error after a minute.
   void settle();
 
-  /// `stream` runs work on this PE's tensors. unfollow waits for it: before the stream is
-  /// destroyed.
+  /// Registers `stream` as one that uses this PE's tensors. Call unfollow, which waits for it,
+  /// before the stream is destroyed.
   void follow(void* stream);
   void unfollow(void* stream);
   /// A stream that is followed and lives as long as this.

@@ -20,21 +20,21 @@ struct FakeCudaOptions {
   bool native_atomics = true;
   bool multicast = false, stream_memory_ops = false;
   std::size_t memory = std::size_t{1} << 30;       ///< of each GPU, counted in this process
-  std::function<bool(int, int)> peer_access = {};  ///< by two ordinals; empty: everywhere
+  std::function<bool(int, int)> peer_access = {};  ///< by two GPU indices; empty: everywhere
   std::string failing_function = {};               ///< a field of Driver, such as "mem_map"
   int failing_call = 0;                            ///< which of its calls fails, from 0
-  int failures = 1;                                ///< how many of them do
+  int failures = 1;                                ///< number of calls that fail
   CUresult failure = CUDA_ERROR_UNKNOWN;
 };
 
-/// What a CUstream of the fake driver points to.
+/// The target of a CUstream of the fake driver.
 struct FakeStream {
   int device = 0;
   int priority = 0;
 };
 
-/// Puts the fake driver and the fake word kernels in the place of the real ones while it lives,
-/// with no stream in the pool (memory/cuda/stream_pool.hpp). One at a time.
+/// Replaces the real driver and word kernels during its lifetime, with no stream in the pool
+/// (memory/cuda/stream_pool.hpp). Only one may exist at a time.
 class FakeCuda {
  public:
   explicit FakeCuda(FakeCudaOptions options = {});
@@ -42,10 +42,10 @@ class FakeCuda {
   FakeCuda(const FakeCuda&) = delete;
   FakeCuda& operator=(const FakeCuda&) = delete;
 
-  /// What was taken and not given back: "2 mappings, 1 streams"; empty when nothing. Streams are
-  /// given back to the pool, which this empties.
+  /// Resources that were not released, such as "2 mappings, 1 streams"; empty if there are none.
+  /// Released streams go to the pool, which this call empties.
   static std::string leaks();
-  /// Calls of a function so far.
+  /// Number of calls of a function until now.
   static int calls(const std::string& function);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fake_driver_state.hpp: what the fake CUDA driver keeps (allocations, mappings, streams), and the
+// fake_driver_state.hpp: the state of the fake CUDA driver (allocations, mappings, streams), and
 // checks that its functions share. Internal to fake_cuda.cpp.
 #pragma once
 
@@ -78,7 +78,7 @@ inline void* pointer(CUdeviceptr address) {
   return reinterpret_cast<void*>(address);
 }
 
-/// One call of the driver: counts it, fails it where the test says so, and holds the lock.
+/// One call of the driver: counts it, makes it fail if the test asks for that, and holds the lock.
 struct Call {
   std::lock_guard<std::mutex> lock{state().mutex};
   CUresult result = CUDA_SUCCESS;
@@ -99,7 +99,7 @@ inline int memory_of(int device, std::size_t bytes, const char* kind) {
   return fd;
 }
 
-/// The GPU whose memory a descriptor is, as its name says; -1 for any other file.
+/// The GPU whose memory a descriptor names; -1 for any other file.
 inline int device_of_fd(int fd) {
   char target[256] = "";
   const auto length =
@@ -134,7 +134,7 @@ inline bool known(CUdeviceptr address) {
          inside(state().mappings, [](const Mapping& mapping) { return mapping.bytes; });
 }
 
-/// The name of another process's descriptor: what fabric and IPC handles hold.
+/// The name of another process's descriptor. Fabric and IPC handles contain it.
 struct ForeignFd {
   pid_t pid;
   int fd;
@@ -145,7 +145,7 @@ inline int open_foreign(const void* handle) {
   return open(fmt::format("/proc/{}/fd/{}", name.pid, name.fd).c_str(), O_RDWR | O_CLOEXEC);
 }
 
-/// As the hardware: aligned words are moved whole.
+/// Moves aligned words whole, as the hardware does.
 inline void move(std::byte* to, const std::byte* from, std::size_t bytes) {
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 8 == 0; };
   const bool words = aligned(to) && aligned(from);

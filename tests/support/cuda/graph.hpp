@@ -9,8 +9,8 @@
 
 namespace shoal::test {
 
-/// What `calls` puts on `stream`, as a graph. Other threads go on meanwhile: they may be PEs that
-/// share the GPU. When `calls` throws, the capture ends and what it threw goes on.
+/// Captures the work that `calls` queues on `stream` as a graph. Other threads continue meanwhile:
+/// they may be PEs that share the GPU. If `calls` throws, ends the capture and rethrows.
 class Graph {
  public:
   Graph(cudaStream_t stream, const std::function<void()>& calls) : stream_(stream) {

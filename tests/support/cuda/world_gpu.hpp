@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// world_gpu.hpp: what tests on real GPUs share.
+// world_gpu.hpp: shared by the tests on real GPUs.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace shoal::test {
 
-/// Why tests on a GPU cannot run here; empty where they can.
+/// The reason why tests on a GPU cannot run here; empty if they can.
 inline std::string why_no_gpu() {
   return memory::describe_gpus().unavailable;
 }
 
-/// A heap in GPU memory; as many GPUs as there are, PEs share them where there are more PEs.
+/// A heap in GPU memory on all GPUs; PEs share GPUs if there are more PEs.
 inline Settings gpu_world_settings(std::size_t size = std::size_t{8} << 20) {
   Settings settings = world_settings();
   settings.heap = "cuda";

@@ -131,7 +131,7 @@ bool Process::ended() {
 }
 
 void Process::reap() {
-  // The group goes first: its number cannot be given to somebody else before its leader is reaped.
+  // Kills the group first: its number cannot be reused before its leader is reaped.
   kill(-pid_, SIGKILL);
   waitpid(pid_, &status_, 0);
   reaped_ = true;

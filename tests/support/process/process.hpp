@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// process.hpp: running programs, and running a test body as several PEs, each a process of its own.
+// process.hpp: runs programs, and runs a test body as several PEs, each in a separate process.
 //
-// A PE body is a function of the test file that runs in a child process; a test starts it n times
-// and looks at what came back:
+// A PE body is a function of the test file that runs in a child process. A test starts it n times
+// and checks the results:
 //
-//   SHOAL_PE_BODY(sum) {                                      // `pe.settings` are this PE's,
-//   `pe.argument` the text below
+//   SHOAL_PE_BODY(sum) {  // pe.settings: of this PE; pe.argument: the text below
 //     auto world = shoal::World::open(pe.settings);
 //     EXPECT_EQ(world.n_pes(), 3) << pe.argument;
 //   }
@@ -53,7 +52,7 @@ struct ProcessResult {
   std::string err;
 
   bool ok() const { return !timed_out && exit_status == 0; }
-  std::string describe() const;  ///< how it ended, and both outputs: for failure messages
+  std::string describe() const;  ///< its end and both outputs, for failure messages
 };
 
 /// A running program. Destroying it kills it, with everything in its process group.
@@ -70,7 +69,7 @@ class Process {
 
   pid_t pid() const { return pid_; }
   void send(int signal) const;
-  std::string out() const;  ///< what it has printed so far
+  std::string out() const;  ///< its standard output until now
   std::string err() const;
   /// Waits until standard output or standard error contains `text`; false when it ended or `limit`
   /// passed before.
@@ -93,27 +92,27 @@ class Process {
 ProcessResult run_program(const std::vector<std::string>& argv, const Environment& extra = {},
                           Milliseconds limit = kProcessLimit);
 
-/// What a PE body is given.
+/// The argument of a PE body.
 struct PeContext {
   Settings settings;  ///< from the environment: pe, n_pes and unique_id are set
   std::string argument;
 };
 
 struct PeOptions {
-  Environment env =
-      {};  ///< for every PE, such as {{"SHOAL_NODE_SIZE", "2"}}; SHOAL_SOCKET_* also place the root
+  /// For every PE, such as {{"SHOAL_NODE_SIZE", "2"}}; SHOAL_SOCKET_* also place the root.
+  Environment env = {};
   std::string argument = {};
   Milliseconds limit = kProcessLimit;
 };
 
-/// PEs that run; element i is PE i.
+/// Running PEs; element i is PE i.
 struct PeGroup {
   UniqueId id;  ///< keeps the root alive
   std::vector<Process> pes;
 };
 
 PeGroup start_pes(int n, const std::string& body, const PeOptions& options = {});
-/// Waits for all; those that still run at the limit are killed.
+/// Waits for all PEs; kills those that still run at the limit.
 std::vector<ProcessResult> wait_all(std::vector<Process>& processes,
                                     Milliseconds limit = kProcessLimit);
 std::vector<ProcessResult> run_pes(int n, const std::string& body, const PeOptions& options = {});
@@ -123,7 +122,7 @@ void expect_success(const std::vector<ProcessResult>& results);
 
 using PeBody = void (*)(const PeContext& pe);
 
-/// Makes a body known by name; used by SHOAL_PE_BODY.
+/// Registers a body by name; used by SHOAL_PE_BODY.
 bool register_pe_body(const char* name, PeBody body);
 
 }  // namespace shoal::test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// progress_time.hpp: what the progress threads of a network transport cost while nothing moves.
+// progress_time.hpp: processor time of a network transport's progress threads while it is idle.
 #pragma once
 
 #include <gtest/gtest.h>

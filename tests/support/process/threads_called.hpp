@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// threads_called.hpp: threads of this process by name: which there are, where they may run, how
-// much they have run.
+// threads_called.hpp: the threads of this process by name: their ids, their allowed processors and
+// their processor time.
 #pragma once
 
 #include <sched.h>
@@ -40,14 +40,14 @@ inline std::set<int> cores_of(pid_t thread) {
   return cores;
 }
 
-/// Those of each thread of this name.
+/// The processors of each thread of this name.
 inline std::set<std::set<int>> cores_of(std::string_view name) {
   std::set<std::set<int>> cores;
   for (const pid_t thread : threads_called(name)) cores.insert(cores_of(thread));
   return cores;
 }
 
-/// Processor time of a thread of this process so far.
+/// Processor time that a thread of this process has used.
 inline std::chrono::nanoseconds processor_time(pid_t thread) {
   constexpr int kOfOneThread = 4, kScheduled = 2;  // how Linux makes a clock of a thread
   const auto clock =
@@ -57,7 +57,7 @@ inline std::chrono::nanoseconds processor_time(pid_t thread) {
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
-/// Processor time that all threads of this name take while nobody waits for them.
+/// Processor time that all threads of this name take while no thread waits for them.
 inline std::chrono::nanoseconds idle_time(std::string_view name, std::chrono::milliseconds during) {
   std::chrono::nanoseconds before{}, after{};
   const std::vector<pid_t> threads = threads_called(name);

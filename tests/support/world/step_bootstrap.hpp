@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// step_bootstrap.hpp: a Bootstrap that does something else at one step of the
-// start of a world.
+// step_bootstrap.hpp: a Bootstrap that runs an action at one step of a world's startup.
 #pragma once
 
 #include <functional>
@@ -12,9 +11,8 @@
 
 namespace shoal::test {
 
-/// Passes everything on to `inner`, but first calls `action` when the
-/// all-gather of `step` is made (or, with When::after, when it has been). What
-/// the action throws, the all-gather throws.
+/// Forwards all calls to `inner`. Calls `action` before the all-gather of `step`, or after it with
+/// When::after. The all-gather throws what the action throws.
 class StepBootstrap final : public Bootstrap {
  public:
   enum class When { before, after };

@@ -18,7 +18,7 @@ namespace shoal::test {
 [[maybe_unused]] inline const bool ucx_does_not_patch_mmap = setenv("UCX_MEM_EVENTS", "n", 0) == 0;
 #endif
 
-/// Skips its tests, with the reason, where the module cannot be loaded.
+/// Skips its tests, with the reason, if the module cannot be loaded.
 class WithUcx : public testing::Test {
  protected:
   void SetUp() override {

@@ -33,7 +33,7 @@ void expect_numbers(const char* what, const T* got, const std::vector<T>& wanted
 
 TEST(CApiEp, RoutingSaysWhereTokensGo) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_routing routing = route(pe);
     EXPECT_EQ(routing.tokens, c.tokens(pe.me));
     EXPECT_EQ(routing.ranks, c.ranks);
@@ -66,7 +66,7 @@ TEST(CApiEp, RoutingSaysWhereTokensGo) {
 
 TEST(CApiEp, NormalModeMatchesTheReference) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_dispatch_options options = SHOAL_EP_DISPATCH_OPTIONS_INIT;
     options.weights = &pe.weights;
     options.expert_alignment = 4;
@@ -107,7 +107,7 @@ TEST(CApiEp, NormalModeMatchesTheReference) {
     view.topk_idx = Tensor(view_of(got.topk_idx), nullptr);
     view.topk_weights = Tensor(view_of(got.topk_weights), nullptr);
     view.rows = got.rows;
-    const Tensor answers = answers_to(c, pe.me, view);
+    const Tensor answers = expert_output_of(c, pe.me, view);
     const shoal_tensor y = c_tensor(answers);
     shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
     ok(shoal_ep_combine(pe.group, &y, got.handle, &combining, &combined));
@@ -124,7 +124,7 @@ TEST(CApiEp, NormalModeMatchesTheReference) {
 
 TEST(CApiEp, ExpandedLayoutMatchesTheReference) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_dispatch_options options = SHOAL_EP_DISPATCH_OPTIONS_INIT;
     options.expert_major = 1;
     options.expert_alignment = 8;
@@ -147,7 +147,7 @@ TEST(CApiEp, ExpandedLayoutMatchesTheReference) {
 
 TEST(CApiEp, ACopiedHandleOutlivesItsResult) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_dispatched first = dispatch(pe, nullptr);
     shoal_ep_handle* handle = nullptr;
     ok(shoal_ep_handle_copy(first.handle, &handle));
@@ -173,7 +173,7 @@ TEST(CApiEp, ACopiedHandleOutlivesItsResult) {
 
 TEST(CApiEp, WorstCaseRowsAndCopyOut) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_dispatch_options options = SHOAL_EP_DISPATCH_OPTIONS_INIT;
     options.worst_case_rows = c.ranks * c.max_tokens;
     options.copy_out = 1;
@@ -188,7 +188,7 @@ TEST(CApiEp, WorstCaseRowsAndCopyOut) {
 TEST(CApiEp, ScalesTravelWithTheirRows) {
   EpCase c = small_case();
   c.hidden = 256;
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     const std::int64_t tokens = c.tokens(pe.me);
     std::vector<std::uint8_t> rows(tokens * c.hidden, 0x38);
     std::vector<float> values(tokens * 2);
@@ -227,7 +227,7 @@ TEST(CApiEp, GroupOptionsReachTheGroup) {
     ok(shoal_world_team(world, SHOAL_TEAM_WORLD, &all));
     const auto before = threads();
     ok(shoal_barrier(all));
-    Member pe(c, world, options);
+    GroupRank pe(c, world, options);
     EXPECT_EQ(threads(), before + 2 * c.ranks);
     ok(shoal_barrier(all));
     ok(shoal_team_destroy(all));
@@ -236,7 +236,7 @@ TEST(CApiEp, GroupOptionsReachTheGroup) {
 
 TEST(CApiEp, ResultsHoldTheMemoryOfTheGroup) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_dispatched got = dispatch(pe, nullptr);
     shoal_ep_routing routing = route(pe);
     expect_failure(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got),
@@ -255,7 +255,7 @@ TEST(CApiEp, ResultsHoldTheMemoryOfTheGroup) {
 
 TEST(CApiEp, FuturesHandOutTheirResults) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_routing routing = route(pe);
     shoal_ep_future *dispatching = nullptr, *combining = nullptr;
     ok(shoal_ep_dispatch_async(pe.group, &pe.x, &routing, nullptr, &dispatching));
@@ -296,7 +296,7 @@ TEST(CApiEp, FuturesHandOutTheirResults) {
 
 TEST(CApiEp, StatisticsWarmupAndSynchronize) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     ok(shoal_ep_group_warmup(pe.group));
     shoal_ep_dispatched got = dispatch(pe, nullptr);
     ok(shoal_ep_group_synchronize(pe.group));
@@ -324,7 +324,7 @@ TEST(CApiEp, StatisticsWarmupAndSynchronize) {
 
 TEST(CApiEp, BadArgumentsAreNamedAndTheGroupStaysUsable) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_routing routing = route(pe);
     shoal_ep_dispatched got = SHOAL_EP_DISPATCHED_INIT;
     const auto refused = [&](const shoal_tensor* x, const shoal_ep_dispatch_options* options,
@@ -411,7 +411,7 @@ TEST(CApiEp, GroupsSayWhatIsWrongWithTheirOptions) {
     // Options that must be equal name themselves when they differ: so every one of them arrives.
     const auto differs = [&](const char* name, auto change) {
       options = c_options(c);
-      if (Member::pe_of(world) == 1) change(options);
+      if (GroupRank::pe_of(world) == 1) change(options);
       expect_failure(shoal_ep_group_create(team, &options, &group), SHOAL_MISMATCH, name);
     };
     differs("max_tokens", [](auto& o) { ++o.max_tokens; });
@@ -432,11 +432,11 @@ TEST(CApiEp, GroupsSayWhatIsWrongWithTheirOptions) {
   });
 }
 
-TEST(CApiEp, AMemberThatDoesNotComeIsATimeout) {
+TEST(CApiEp, ARankThatDoesNotComeIsATimeout) {
   const EpCase c = small_case();
   shoal_ep_group_options options = c_options(c);
   options.timeout_ms = 100;
-  run_case(c, options, [&](Member& pe) {
+  run_case(c, options, [&](GroupRank& pe) {
     if (pe.me != 0) {
       shoal_ep_routing routing = route(pe);
       shoal_ep_dispatched got = SHOAL_EP_DISPATCHED_INIT;

@@ -11,7 +11,7 @@
 namespace shoal::test {
 namespace {
 
-/// As far as the references of C++ go.
+/// The fields that the C++ references check.
 ep::LowLatencyReceived cpp_received(const shoal_ep_low_latency_received& got) {
   ep::LowLatencyReceived view;
   view.x = Tensor(view_of(got.x), nullptr);
@@ -22,7 +22,7 @@ ep::LowLatencyReceived cpp_received(const shoal_ep_low_latency_received& got) {
   return view;
 }
 
-shoal_ep_low_latency_received receive(Member& pe,
+shoal_ep_low_latency_received receive(GroupRank& pe,
                                       const shoal_ep_low_latency_dispatch_options* options) {
   shoal_ep_pending_dispatch* pending = nullptr;
   ok(shoal_ep_low_latency_dispatch(pe.group, &pe.x, &pe.topk_idx, options, &pending));
@@ -40,7 +40,7 @@ shoal_ep_low_latency_received receive(Member& pe,
 
 TEST(CApiLowLatency, MatchesTheReference) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     for (const int32_t reduction : {SHOAL_PER_RANK, SHOAL_EXACT})
       for (const int32_t zero_copy : {0, 1}) {
         shoal_ep_low_latency_dispatch_options options = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
@@ -53,7 +53,7 @@ TEST(CApiLowLatency, MatchesTheReference) {
                                           {c.local_experts(), c.ranks * c.max_tokens, c.hidden});
         shoal_tensor y = c_tensor(room);
         if (zero_copy != 0) ok(shoal_ep_next_combine_buffer(pe.group, &y));
-        low_latency_answers_to(c, pe.me, cpp_received(got), view_of(y));
+        write_low_latency_expert_output(c, pe.me, cpp_received(got), view_of(y));
         shoal_ep_low_latency_combine_options combining = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
         combining.reduction = reduction;
         combining.zero_copy = zero_copy;
@@ -77,7 +77,7 @@ TEST(CApiLowLatency, MatchesTheReference) {
 
 TEST(CApiLowLatency, OptionsReachTheLibrary) {
   const EpCase c = small_case();
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     std::vector<std::int32_t> counts(c.local_experts(), 100);
     std::vector<std::int64_t> waited(c.ranks, -1);
     const shoal_tensor counts_tensor =
@@ -104,13 +104,13 @@ TEST(CApiLowLatency, OptionsReachTheLibrary) {
 TEST(CApiLowLatency, LogFmtAndCopiedHandle) {
   EpCase c = small_case();
   c.hidden = 512;
-  run_case(c, [&](Member& pe) {
+  run_case(c, [&](GroupRank& pe) {
     shoal_ep_low_latency_dispatch_options options = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
     options.quantize = SHOAL_QUANTIZE_NONE;
     shoal_ep_low_latency_received got = receive(pe, &options);
     const Tensor y =
         Tensor::empty(DataType::bfloat16, {c.local_experts(), c.ranks * c.max_tokens, c.hidden});
-    low_latency_answers_to(c, pe.me, cpp_received(got), y);
+    write_low_latency_expert_output(c, pe.me, cpp_received(got), y);
     shoal_ep_low_latency_handle* handle = nullptr;
     ok(shoal_ep_low_latency_handle_copy(got.handle, &handle));
     ok(shoal_ep_low_latency_received_release(&got));
@@ -144,13 +144,12 @@ TEST(CApiLowLatency, MasksAreSetAndRead) {
   const EpCase c = small_case();
   shoal_ep_group_options options = c_options(c);
   options.mask_failed = 1;
-  run_case(c, options, [&](Member& pe) {
+  run_case(c, options, [&](GroupRank& pe) {
     const int32_t other = (pe.me + 1) % c.ranks;
     ok(shoal_ep_set_mask(pe.group, other, 1));
     int32_t masked[3] = {7, 7, 7};
     ok(shoal_ep_masked(pe.group, masked, 3));
-    for (int32_t member = 0; member < c.ranks; ++member)
-      EXPECT_EQ(masked[member], member == other ? 1 : 0);
+    for (int32_t rank = 0; rank < c.ranks; ++rank) EXPECT_EQ(masked[rank], rank == other ? 1 : 0);
     expect_failure(shoal_ep_masked(pe.group, masked, 2), SHOAL_INVALID_ARGUMENT,
                    "room for 2 ranks; this group has 3");
     expect_failure(shoal_ep_set_mask(pe.group, pe.me, 1), SHOAL_INVALID_ARGUMENT, "set_mask");

@@ -140,7 +140,7 @@ TEST(CApiWorld, Collectives) {
     ok(shoal_reduce_scatter(team, SHOAL_INT64, SHOAL_MAX, target, source, 1));
     EXPECT_EQ(target[0], 200 + me);
 
-    // Member i sends i + 1 words to each; they land by sender, the last one first.
+    // PE i sends i + 1 words to each; they land by sender, the last one first.
     std::vector<std::size_t> send(n, 8 * (me + 1)), send_at(n, 0), receive(n), receive_at(n);
     std::size_t at = 0;
     for (int32_t i = n - 1; i >= 0; --i) {

@@ -65,7 +65,7 @@ TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
     EXPECT_ERROR(bad, "topk_idx is", group.route(in.x));
 
     const ep::Dispatched got = group.dispatch(in.x, routing, {.weights = in.weights});
-    const Tensor y = answers_to(c, world.my_pe(), got);
+    const Tensor y = expert_output_of(c, world.my_pe(), got);
     EXPECT_ERROR(bad, "handle is not of a dispatch", group.combine(y, ep::Handle{}));
     EXPECT_ERROR(bad, "y is",
                  group.combine(TensorView(y.data, DataType::bfloat16, {got.rows + 1, c.hidden}),
@@ -244,7 +244,7 @@ TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {
     EXPECT_ERROR(bad, "expert_alignment is -1", wrong_alignment.get());
     EXPECT_ERROR(bad, "handle is not of a dispatch", wrong_handle.get());
     const ep::Dispatched got = right.get();
-    const Tensor y = answers_to(c, world.my_pe(), got);
+    const Tensor y = expert_output_of(c, world.my_pe(), got);
     auto wrong_bias = group.combine_async(y, got.handle, {.bias = {in.weights}});
     auto combined = group.combine_async(y, got.handle);
     let_stream_finish();
@@ -314,12 +314,12 @@ TEST(EpBadInput, ClosedWorldAndGroup) {
   EXPECT_ERROR(Code::closed, "closed", empty.warmup());
 }
 
-TEST(EpBadInput, MembersThatDisagreeAllGetTheSameError) {
+TEST(EpBadInput, RanksThatDisagreeAllGetTheSameError) {
   const EpCase c = small(3);
   run_threads(3, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     if (world.my_pe() == 1) options.hidden = 128;
-    EXPECT_ERROR(Code::mismatch, "hidden differs between members: 64 on PE 0, 128 on PE 1",
+    EXPECT_ERROR(Code::mismatch, "hidden differs between ranks: 64 on PE 0, 128 on PE 1",
                  ep::Group(world.team(), options));
     options = options_for(c);
     if (world.my_pe() == 2) options.top_k = 99;
@@ -345,7 +345,7 @@ TEST(EpBadInput, MembersThatDisagreeAllGetTheSameError) {
   });
 }
 
-TEST(EpBadInput, WorstCaseRowsThatDoNotSufficeFailOnAllMembers) {
+TEST(EpBadInput, WorstCaseRowsThatDoNotSufficeFailOnAllRanks) {
   EpCase c = small(2);
   c.load = Load::all_to_one;
   c.seed = 3;

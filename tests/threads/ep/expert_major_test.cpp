@@ -60,7 +60,7 @@ TEST_P(EpExpertMajor, WorstCaseRowsCopyOutAndCachedHandles) {
   run_case(c, {.weights = false, .alignment = 16, .cached = 2});
 }
 
-TEST_P(EpExpertMajor, BiasesAndAnswersOfAnyKind) {
+TEST_P(EpExpertMajor, BiasesAndExpertOutputOfAnyKind) {
   const EpCase c = small(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
@@ -82,7 +82,7 @@ TEST_P(EpExpertMajor, Float8RowsCarryTheirScales) {
                .cached = 1});
 }
 
-TEST_P(EpExpertMajor, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpExpertMajor, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
     c.load = load;
@@ -131,14 +131,14 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
     const ep::Routing routing = group.route(in.topk_idx);
     const ep::Dispatched expert_major =
         group.dispatch(in.x, routing, {.weights = in.weights, .expert_major = true});
-    const ep::Dispatched flat = group.dispatch(in.x, routing, {.weights = in.weights});
-    const Tensor y = answers_to(c, world.my_pe(), flat);
+    const ep::Dispatched rank_major = group.dispatch(in.x, routing, {.weights = in.weights});
+    const Tensor y = expert_output_of(c, world.my_pe(), rank_major);
     const auto wanted = expected_combine(c, world.my_pe());
     const ep::Combined sums = group.combine(expert_major.x, expert_major.handle);
-    const ep::Combined combined = group.combine(y, flat.handle);
+    const ep::Combined combined = group.combine(y, rank_major.handle);
     expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
-    for (std::int64_t t = 0; t < c.tokens(world.my_pe());
-         ++t)  // each lane brings the row itself back
+    // Each top-k slot returns the row itself.
+    for (std::int64_t t = 0; t < c.tokens(world.my_pe()); ++t)
       for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
         float sum = 0;
         for (std::int32_t k = 0; k < c.top_k; ++k)
@@ -146,7 +146,7 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
             sum += float_of_bf16(c.value(world.my_pe(), t, ch));
         ASSERT_EQ(sums.x.as<std::uint16_t>()[t * c.hidden + ch], bf16_of(sum));
       }
-    EXPECT_FALSE(flat.expert_first_row.defined());
+    EXPECT_FALSE(rank_major.expert_first_row.defined());
   });
 }
 
@@ -160,7 +160,7 @@ std::pair<Code, std::string> thrown(const std::function<void()>& call) {
   return {Code{}, "nothing was thrown"};
 }
 
-TEST(EpExpertMajorMode, MembersThatDifferAreTold) {
+TEST(EpExpertMajorMode, RanksThatDifferAreReported) {
   const EpCase c = small(3, 13);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -185,16 +185,17 @@ TEST(EpExpertMajorMode, BadArgumentsLeaveTheGroupUsable) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
     const std::int64_t most =
-        2 * group.options().max_tokens * 3 + 3 * 3;  // members * max_tokens * experts + gaps
+        2 * group.options().max_tokens * 3 + 3 * 3;  // ranks * max_tokens * local experts + gaps
     const auto [limit, text] = thrown([&] {
       group.dispatch(in.x, routing,
                      {.expert_alignment = 4, .expert_major = true, .worst_case_rows = most + 1});
     });
     EXPECT_EQ(limit, Code::invalid_argument) << text;
     EXPECT_NE(text.find(std::to_string(most)), std::string::npos) << text;
-    const ep::Dispatched flat = group.dispatch(in.x, routing);
-    EXPECT_EQ(thrown([&] { group.dispatch(in.x, flat.handle, {.expert_major = true}); }).first,
-              Code::invalid_argument);
+    const ep::Dispatched rank_major = group.dispatch(in.x, routing);
+    EXPECT_EQ(
+        thrown([&] { group.dispatch(in.x, rank_major.handle, {.expert_major = true}); }).first,
+        Code::invalid_argument);
     const ep::Dispatched expert_major = group.dispatch(
         in.x, routing, {.weights = in.weights, .expert_alignment = 4, .expert_major = true});
     Tensor wide = Tensor::empty(DataType::float32, {expert_major.rows, c.top_k});
@@ -202,16 +203,15 @@ TEST(EpExpertMajorMode, BadArgumentsLeaveTheGroupUsable) {
                 group.combine(expert_major.x, expert_major.handle, {.weights = wide});
               }).first,
               Code::invalid_argument);
-    EXPECT_EQ(thrown([&] { group.combine(flat.x, expert_major.handle); }).first,
+    EXPECT_EQ(thrown([&] { group.combine(rank_major.x, expert_major.handle); }).first,
               Code::invalid_argument);
     group.combine(expert_major.x, expert_major.handle, {.weights = expert_major.topk_weights});
     check_expert_major(group, c, call, host_tensors());
   });
 }
 
-TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllMembers) {
-  // All lanes of all tokens go to the experts of the last member: three times the rows of the flat
-  // layout.
+TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllRanks) {
+  // All top-k slots name experts of the last rank: three times the rows of the rank-major layout.
   const EpCase c{
       .ranks = 3, .experts = 9, .top_k = 3, .hidden = 1024, .max_tokens = 16, .seed = 19};
   ep::GroupOptions options = options_for(c);
@@ -233,7 +233,7 @@ TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllMembers) {
           [&] { group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 47}); });
       EXPECT_EQ(small, Code::exhausted) << why;
       EXPECT_NE(why.find("allows 47 rows"), std::string::npos) << why;
-      // The whole receive area holds three times a flat result.
+      // The whole receive area holds three times a rank-major result.
       ep::Dispatched got =
           group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 144});
       EXPECT_EQ(got.x.shape[0], 144);
@@ -241,7 +241,7 @@ TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllMembers) {
           [&] { group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 144}); });
       EXPECT_EQ(full, Code::exhausted) << held;
       EXPECT_NE(held.find("live_results"), std::string::npos) << held;
-      // Answers in place can be fetched; there is no room to copy so many.
+      // Expert output in place can be fetched; there is no room to stage so many rows.
       const Tensor outside = Tensor::empty(DataType::bfloat16, {144, c.hidden});
       const auto [staging, wide] = thrown([&] { group.combine(outside, got.handle); });
       EXPECT_EQ(staging, Code::invalid_argument) << wide;
@@ -270,7 +270,7 @@ TEST(EpExpertMajorMode, SmallRowsMakeRoomForMore) {
     for (std::int64_t i = 0; i < 2 * c.max_tokens; ++i) topk.as<std::int64_t>()[i] = i % 2;
     const ep::Routing routing = group.route(topk);
     const ep::Dispatched got = group.dispatch(x, routing, {.expert_major = true});
-    EXPECT_EQ(got.rows, group.team().my_pe() == 0 ? 128 : 0);  // 64 rows of the flat layout
+    EXPECT_EQ(got.rows, group.team().my_pe() == 0 ? 128 : 0);  // 64 rows in the rank-major layout
   });
 }
 

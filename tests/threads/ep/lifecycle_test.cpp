@@ -44,7 +44,7 @@ TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
     EXPECT_EQ(seen.combines, 4U);
     EXPECT_EQ(seen.low_latency_dispatches, 3U);
     EXPECT_EQ(seen.low_latency_combines, 2U);
-    // A token crosses once to each member that holds an expert of it, in both modes.
+    // A token crosses once to each rank that holds an expert of it, in both modes.
     const auto& sent = routing.tokens_per_rank;
     EXPECT_EQ(seen.rows_sent, 8U * std::accumulate(sent.begin(), sent.end(), 0U));
     EXPECT_EQ(seen.rows_received, 8U * expected_dispatch(c, me).source_token.size());
@@ -57,7 +57,7 @@ TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
   });
 }
 
-TEST(EpLifecycle, WaitTimeIsThatOfALateMember) {
+TEST(EpLifecycle, WaitTimeIsThatOfALateRank) {
   const EpCase c = small(2, 6);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));

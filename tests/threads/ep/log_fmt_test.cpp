@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LogFMT-10 on the way back from the experts: bit by bit what numeric/ makes of every answer,
-// summed in the documented order.
+// LogFMT-10 combine rows, bit by bit: the values of numeric/ for every row, summed in the
+// documented order.
 #include <gtest/gtest.h>
 
 #include "checks/ep/normal.hpp"
@@ -29,7 +29,7 @@ void check_log_fmt(ep::Group& group, const EpCase& c, ep::Reduction reduction) {
   const ep::LowLatencyReceived got =
       group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
   const Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
-  low_latency_answers_to(c, me, got, y);
+  write_low_latency_expert_output(c, me, got, y);
   const Tensor out = group
                          .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                               {.log_fmt = true, .reduction = reduction})
@@ -51,7 +51,7 @@ void run_case(const EpCase& c) {
   });
 }
 
-/// Of a row that answers token `t` of member 0, in bytes on the wire.
+/// Bytes on the wire of the combine row for token `t` of rank 0.
 std::size_t encoded_bytes(const EpCase& c, std::int64_t t) {
   std::vector<numeric::Bf16> row(c.hidden);
   for (std::int64_t ch = 0; ch < c.hidden; ++ch)
@@ -79,7 +79,7 @@ TEST(EpLogFmt, HiddenNeedsNotFillItsGroups) {
   for (const std::int64_t hidden : {8, 200, 1032}) run_case(mixed(3, hidden));
 }
 
-TEST(EpLogFmt, EightMembersSomeOfThemIdle) {
+TEST(EpLogFmt, EightRanksSomeOfThemIdle) {
   EpCase c = mixed(8, 640);
   run_case(c);
   for (const Load load : {Load::some_idle, Load::none, Load::all_to_one}) {

@@ -54,7 +54,7 @@ TEST_P(EpLowLatency, Float8FormsMatchNumeric) {
   });
 }
 
-TEST_P(EpLowLatency, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpLowLatency, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam(), 3);
     c.load = load;
@@ -75,7 +75,7 @@ TEST(EpLowLatencyMode, LogFmtComesBackWithinItsError) {
         in.x.as<std::uint16_t>()[i] = bf16_of(float_of_bf16(in.x.as<std::uint16_t>()[i]) * 0.25F);
       const ep::LowLatencyReceived got =
           group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
-      const ep::LowLatencyReceived& y = got;  // experts that answer what they got
+      const ep::LowLatencyReceived& y = got;  // experts return their input
       const Tensor exact = group
                                .low_latency_combine(y.x, in.topk_idx, in.weights, got.handle,
                                                     {.reduction = ep::Reduction::exact})
@@ -128,7 +128,7 @@ TEST(EpLowLatencyMode,
     check_low_latency_received(c, world.my_pe(), got);
 
     const TensorView y = group.next_combine_buffer();
-    low_latency_answers_to(c, world.my_pe(), got, y);
+    write_low_latency_expert_output(c, world.my_pe(), got, y);
     const auto combine = [&] {
       return group.low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                        {.zero_copy = true, .reduction = ep::Reduction::exact});
@@ -228,7 +228,7 @@ TEST(EpLowLatencyMode, NormalAndLowLatencyInterleave) {
   });
 }
 
-TEST(EpLowLatencyMode, WithoutMasksATimeoutNamesTheMemberAndClosesTheGroup) {
+TEST(EpLowLatencyMode, WithoutMasksATimeoutNamesTheRankAndClosesTheGroup) {
   const EpCase c = small(3, 14);
   run_case(
       c,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency operations without some of the members (E3: masks for failed PEs with time-outs).
+// Low-latency operations without some of the ranks: masks, and ranks that time out.
 #include <gtest/gtest.h>
 
 #include "checks/ep/rounds.hpp"
@@ -33,11 +33,11 @@ void run_case(const EpCase& c, std::chrono::milliseconds timeout,
   });
 }
 
-/// The argument: on how many nodes the members lie.
+/// The parameter: the number of nodes.
 class EpMask : public testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, EpMask, testing::Values(1, 2, 4));
 
-TEST_P(EpMask, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
+TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersGoOn) {
   const EpCase c = small(12, GetParam());
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(800);
@@ -54,7 +54,7 @@ TEST_P(EpMask, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
       const auto start = std::chrono::steady_clock::now();
       round.run(group, false);
       const auto elapsed = std::chrono::steady_clock::now() - start;
-      if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked member is not waited for again";
+      if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked rank is not waited for again";
     }
     EXPECT_EQ(group.masked(), mask);
     EXPECT_THROW(group.set_mask(world.my_pe(), true), Error);
@@ -64,8 +64,8 @@ TEST_P(EpMask, AMemberThatStopsIsMaskedAndTheOthersGoOn) {
   });
 }
 
-// A node that is gone: its members are not waited for one after the other, or those that live would
-// give each other up.
+// All ranks of a node stop. Waiting for them one after another would let the live ranks time out on
+// each other.
 TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
   const EpCase c = small(15, GetParam());
   constexpr std::chrono::milliseconds kTimeout(600);
@@ -81,13 +81,12 @@ TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
   });
 }
 
-TEST_P(EpMask, ALiveMemberIsLeftOutAndComesBack) {
+TEST_P(EpMask, ALiveRankIsLeftOutAndComesBack) {
   const EpCase c = small(13, GetParam());
   constexpr std::int32_t kOut = 2;
   run_case(c, std::chrono::seconds(20), [&](World& world, ep::Group& group) {
     const std::int32_t me = world.my_pe();
-    // All members agree that the group falls into {kOut} and the others; each part goes on by
-    // itself.
+    // All ranks agree that the group splits into {kOut} and the others; both parts continue.
     std::vector<int> mask(c.ranks, me == kOut ? 1 : 0);
     mask[kOut] = me == kOut ? 0 : 1;
     for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank}) {
@@ -95,16 +94,16 @@ TEST_P(EpMask, ALiveMemberIsLeftOutAndComesBack) {
       for (int turn = 0; turn < 2; ++turn) {
         for (int i = 0; i < 3; ++i) full.run(group, i % 2 == 0);
         sync(world.team());
-        for (std::int32_t member = 0; member < c.ranks; ++member)
-          if (mask[member] != 0) group.set_mask(member, true);
+        for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+          if (mask[rank] != 0) group.set_mask(rank, true);
         EXPECT_EQ(group.masked(), mask);
         for (int i = 0; i < 5; ++i) part.run(group, i % 2 == 0);
         sync(world.team());
         if (turn == 0)
           group.clear_masks();
         else
-          for (std::int32_t member = 0; member < c.ranks; ++member)
-            if (mask[member] != 0) group.set_mask(member, false);
+          for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+            if (mask[rank] != 0) group.set_mask(rank, false);
         EXPECT_EQ(group.masked(), std::vector<int>(c.ranks, 0));
       }
       for (int i = 0; i < 5; ++i) full.run(group, i % 2 == 0);
@@ -113,11 +112,10 @@ TEST_P(EpMask, ALiveMemberIsLeftOutAndComesBack) {
   });
 }
 
-TEST_P(EpMask, OnlyOtherMembersCanBeMasked) {
+TEST_P(EpMask, OnlyOtherRanksCanBeMasked) {
   run_case(small(14, GetParam()), std::chrono::seconds(20), [&](World& world, ep::Group& group) {
-    for (const Pe member : {-1, 4, 99, world.my_pe()})
-      expect_error(Code::invalid_argument, "allowed: 0 to 3",
-                   [&] { group.set_mask(member, true); });
+    for (const Pe rank : {-1, 4, 99, world.my_pe()})
+      expect_error(Code::invalid_argument, "allowed: 0 to 3", [&] { group.set_mask(rank, true); });
     EXPECT_EQ(group.masked(), std::vector<int>(4, 0));
   });
 }

@@ -84,7 +84,7 @@ TEST_P(EpNodes, ChunksOfOneTokenAndSeveralThreads) {
              {.bytes = 4096, .depth = depth});
 }
 
-TEST_P(EpNodes, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpNodes, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
     c.load = load;
@@ -135,7 +135,7 @@ TEST_P(EpNodes, CachedHandlesCombineAgain) {
       const ep::Dispatched again = group.dispatch(in.x, first.handle);
       expect_same("cached rows", again.x.data, first.x.data, first.x.bytes(), 2);
       const ep::Combined combined =
-          group.combine(answers_to(c, world.my_pe(), first), again.handle);
+          group.combine(expert_output_of(c, world.my_pe(), first), again.handle);
       const auto wanted = expected_combine(c, world.my_pe());
       expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
     }
@@ -188,7 +188,7 @@ TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
                                   {.quantize = ep::Quantize::none, .weights = in.weights})
             .receive();
     Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
-    low_latency_answers_to(c, world.my_pe(), got, y);
+    write_low_latency_expert_output(c, world.my_pe(), got, y);
     const Tensor out =
         group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.log_fmt = true})
             .receive();
@@ -243,7 +243,8 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
   });
 }
 
-TEST(EpNodesMode, MembersThatRoundAtDifferentPlacesAreToldApart) {  // they would read sums as rows
+// Such ranks would read sums as rows.
+TEST(EpNodesMode, RanksThatRoundAtDifferentPlacesAreDistinguished) {
   const EpCase c = small({4, 2}, 13);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -286,13 +287,13 @@ TEST(EpNodesMode, OperationsOnTheGroupsStream) {
     auto sent = group.dispatch_async(in.x, group.route(in.topk_idx), {.weights = in.weights});
     const ep::Dispatched got = sent.get();
     const ep::Combined combined =
-        group.combine_async(answers_to(c, world.my_pe(), got), got.handle).get();
+        group.combine_async(expert_output_of(c, world.my_pe(), got), got.handle).get();
     const auto wanted = expected_combine(c, world.my_pe());
     expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
   });
 }
 
-TEST(EpNodesMode, SeveralGroupsOfDifferentMembers) {
+TEST(EpNodesMode, SeveralGroupsOfDifferentPes) {
   const EpCase all = small({4, 2}), pair = small({2, 2}, 31);
   run_threads(4, settings_for(all), [&](World& world) {
     ep::Group big(world.team(), options_for(all));
@@ -335,7 +336,7 @@ TEST(EpNodesMode, WarmUp) {
   });
 }
 
-TEST(EpNodesMode, AMemberThatDoesNotComeIsNamed) {
+TEST(EpNodesMode, ARankThatDoesNotComeIsNamed) {
   const EpCase c = small({4, 2}, 35);
   Settings settings = settings_for(c);
   settings.timeout = std::chrono::milliseconds(1000);

@@ -40,7 +40,7 @@ TEST_P(EpNormal, DispatchAndCombineMatchTheReference) {
              [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
 }
 
-TEST_P(EpNormal, NoTokensIdleMembersAndOneHotExpert) {
+TEST_P(EpNormal, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());
     c.load = load;
@@ -96,7 +96,7 @@ TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // the routing of one disp
       ASSERT_EQ(again.rows, first.rows);
       expect_same("cached rows", again.x.data, first.x.data, first.x.bytes(), 2);
       EXPECT_FALSE(again.topk_idx.defined());
-      const Tensor y = answers_to(c, world.my_pe(), first);
+      const Tensor y = expert_output_of(c, world.my_pe(), first);
       const ep::Combined combined = group.combine(y, again.handle);
       const auto wanted = expected_combine(c, world.my_pe());
       expect_same("combined", combined.x.data, wanted.data(), wanted.size() * 2, 2);
@@ -118,7 +118,7 @@ TEST(EpNormalMode, BiasIsAddedFirst) {
         b1(bias1.data(), DataType::bfloat16, {tokens, c.hidden});
     const ep::Dispatched received =
         group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
-    const Tensor y = answers_to(c, world.my_pe(), received);
+    const Tensor y = expert_output_of(c, world.my_pe(), received);
     std::vector<std::uint16_t> out(tokens * c.hidden);
     const TensorView out_view(out.data(), DataType::bfloat16, {tokens, c.hidden});
     group.combine(y, received.handle, {.bias = {b0}, .out = out_view});
@@ -183,7 +183,7 @@ TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {
     const ep::Dispatched a = first.get(), b = second.get();
     expect_same("second dispatch", b.x.data, a.x.data, a.x.bytes(), 2);
     std::promise<void> computed;
-    const Tensor y = answers_to(c, world.my_pe(), a);
+    const Tensor y = expert_output_of(c, world.my_pe(), a);
     auto combined = group.combine_async(y, a.handle, {}, computed.get_future().share());
     EXPECT_EQ(combined.wait_for(std::chrono::milliseconds(5)), std::future_status::timeout)
         << "ran before its event";
@@ -228,7 +228,7 @@ TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
       held = group.dispatch(in.x, group.route(in.topk_idx));
     else
       group.dispatch(in.x, group.route(in.topk_idx));
-    EXPECT_THROW(group.close(), Error);  // on both members
+    EXPECT_THROW(group.close(), Error);  // on both ranks
     held = {};
     const std::size_t before = world.heap().used();
     group.close();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens out of order: receives in the wrong order, members that differ, members that were
-// left out, closed worlds.
+// Calls out of order: receives in the wrong order, ranks that differ, ranks that were masked,
+// closed worlds.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -53,7 +53,7 @@ TEST(EpOrder, LowLatencyReceivesFollowTheSends) {
   });
 }
 
-TEST(EpOrder, MembersWithDifferentOptionsAllGetAMismatch) {
+TEST(EpOrder, RanksWithDifferentOptionsAllGetAMismatch) {
   const EpCase c = small(3);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
@@ -88,7 +88,7 @@ TEST(EpOrder, AGroupOutlivesItsWorldWithoutHarm) {
   });
 }
 
-TEST(EpOrder, AMemberThatWasMaskedFindsOutAndReadsNothingStale) {
+TEST(EpOrder, ARankThatWasMaskedFindsOutAndReadsNothingStale) {
   const EpCase c = small(3);
   constexpr std::int32_t kLate = 1;
   run_threads(c.ranks, ep_settings(), [&](World& world) {
@@ -118,8 +118,8 @@ TEST(EpOrder, AMemberThatWasMaskedFindsOutAndReadsNothingStale) {
                              .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                                   {.reduction = ep::Reduction::exact})
                              .receive();
-      // In the first round the others' rows may have come before the late member was masked; it may
-      // not count on them.
+      // In the first round the rows of the others may have arrived before the late rank was masked,
+      // or not.
       if (i == 0 && me == kLate) continue;
       const auto wanted = expected_low_latency(c, me, ep::Reduction::exact, mask);
       expect_same("result", out.data, wanted.data(), wanted.size() * 2, 2);

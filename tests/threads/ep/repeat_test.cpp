@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many operations in a row, members skewed in time. Two cases alternate, so that rows, counts
-// or signals of the round before, or of the one before that, would be noticed.
+// Many operations in a row, with ranks skewed in time. Two cases alternate, so that stale rows,
+// counts or signals of the last two rounds would show.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -23,7 +23,7 @@ std::size_t case_of(int round) {
   return static_cast<std::size_t>(round % 3 == 0);
 }
 
-/// Now and then a member comes late, each at other times.
+/// Delays a rank now and then; each rank at different times.
 class Skew {
  public:
   explicit Skew(Pe pe) : state_(static_cast<std::uint64_t>(pe) * 77 + 1) {}
@@ -73,8 +73,8 @@ TEST(EpRepeat, LowLatencyPairsOfTwoCasesInTurn) {
   });
 }
 
-// With two operations in flight a member may send the next while others still read the one before:
-// only what the readers acknowledge protects it.
+// With two operations in flight, a rank may send the next while others still read the previous one;
+// only the readers' acknowledgements protect it.
 TEST(EpRepeat, TwoDispatchesInFlight) {
   run_group([](World& world, ep::Group& group) {
     const LowLatencyRound rounds[] = {{small(9), world.my_pe(), ep::Reduction::exact},

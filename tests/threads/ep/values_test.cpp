@@ -8,8 +8,8 @@
 #include <random>
 #include <string>
 
-#include "shoal/numeric.hpp"
 #include "checks/ep/normal.hpp"
+#include "shoal/numeric.hpp"
 #include "shoal/world.hpp"
 #include "support/expect_error.hpp"
 
@@ -61,8 +61,8 @@ Tensor bias_tensor(DataType dtype, std::int64_t tokens, std::int64_t hidden, std
   return bias;
 }
 
-/// What combine must give for one channel: biases, then the ranks' answers in the order given, in
-/// float32.
+/// The result of combine for one channel: biases, then the ranks' expert output in the given order,
+/// in float32.
 template <typename Ranks>
 float sum_of(DataType dtype, const std::vector<TensorView>& biases, std::int64_t at, float x,
              const Ranks& ranks) {
@@ -149,7 +149,7 @@ TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {
     EXPECT_EQ(routing.tokens_per_rank, wide_routing.tokens_per_rank);
     EXPECT_EQ(routing.tokens_per_expert, wide_routing.tokens_per_expert);
     const ep::Dispatched got = group.dispatch(in.x, routing, {.weights = in.weights});
-    const ep::Combined back = group.combine(answers_to(c, world.my_pe(), got), got.handle);
+    const ep::Combined back = group.combine(expert_output_of(c, world.my_pe(), got), got.handle);
     const auto wanted = expected_combine(c, world.my_pe());
     expect_same("combined", back.x.data, wanted.data(), wanted.size() * 2, 2);
 
@@ -162,7 +162,7 @@ TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {
       check_low_latency_received(c, world.my_pe(), rows);
       const Tensor y =
           Tensor::empty(DataType::bfloat16, {c.local_experts(), rows.x.shape[1], c.hidden});
-      low_latency_answers_to(c, world.my_pe(), rows, y);
+      write_low_latency_expert_output(c, world.my_pe(), rows, y);
       const Tensor out = group.low_latency_combine(y, combined, in.weights, rows.handle).receive();
       expect_same("low-latency result", out.data, wanted_low_latency.data(),
                   wanted_low_latency.size() * 2, 2);
@@ -205,8 +205,8 @@ TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
   });
 }
 
-TEST(EpValues, EveryLaneOfTheLargestTopK) {  // top_k 32 of 96 experts, each token goes to all
-                                             // members many times
+// top_k 32 of 96 experts: each token names every rank many times.
+TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {
   EpCase c = small(3, 23);
   c.experts = 96;
   c.top_k = ep::kMaxTopK;
@@ -271,7 +271,7 @@ TEST(EpValues, ThreeLiveResultsOfAnySizes) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
     const std::int64_t largest = c.ranks * c.max_tokens;
-    std::mt19937 random(5);  // the same numbers on all members
+    std::mt19937 random(5);  // the same numbers on all ranks
     std::vector<ep::Dispatched> held;
     for (int i = 0; i < 300; ++i) {  // two are held, wherever they lie: there is room for one more
       while (held.size() > 2) held.erase(held.begin() + random() % held.size());
@@ -340,7 +340,7 @@ TEST(EpValues, CachedHandleTakesEveryOption) {
       if (call.weights)
         expect_same("weights", got.topk_weights.data, wanted.weights.data(),
                     wanted.weights.size() * 4, 4);
-      // Each copy comes back as it was: x times the number of members, rounded once.
+      // Each copy returns unchanged: x times the number of ranks, rounded once.
       const ep::Combined back = group.combine(got.x, got.handle);
       const auto lanes = c.topk(me);
       for (std::int64_t i = 0; i < x.size(); ++i) {

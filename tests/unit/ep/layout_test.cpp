@@ -78,7 +78,7 @@ TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
   EXPECT_NE(message([](auto& o) { o.hidden = 0; }, 8).find("hidden is 0"), std::string::npos);
   EXPECT_NE(message([](auto& o) { o.hidden = 4; }, 8).find("multiple of 16 bytes"),
             std::string::npos);
-  EXPECT_NE(message([](auto&) {}, 7).find("divisible by the 7 members"), std::string::npos);
+  EXPECT_NE(message([](auto&) {}, 7).find("divisible by the 7 ranks"), std::string::npos);
   EXPECT_NE(message([](auto& o) { o.max_tokens = -1; }, 8).find("max_tokens is -1"),
             std::string::npos);
   EXPECT_NE(

@@ -174,8 +174,8 @@ struct LowLatencyDispatchReceive {
   Divisor by_tokens, by_slots;  ///< max_tokens, and ranks * max_tokens; set by the launcher
   std::uint32_t pieces;         ///< of a row, one a warp; set by the launcher
   std::uint32_t grants;  ///< not 0: the kernel does not follow its send and grants the half itself
-  std::uint32_t
-      chained;  ///< not 0: the kernel follows its send and starts before the send has ended
+  /// Not 0: the kernel follows its send and starts before the send has ended.
+  std::uint32_t chained;
 };
 
 /// combine_send.cu

@@ -62,8 +62,8 @@ struct HandleArrays {
   std::int32_t* expert_counts;  ///< [local_experts]: tokens that this rank received for each expert
   // Of an expert-major layout:
   std::int32_t* expert_rows;  ///< [experts]: where this rank's rows start, at the expert's rank
-  std::int32_t*
-      expert_first_row;  ///< [local_experts + 1]: this rank's blocks of experts, and the end
+  /// [local_experts + 1]: this rank's blocks of experts, and the end.
+  std::int32_t* expert_first_row;
 };
 
 /// The sizes of a dispatch, for the host that waits for them; in host memory. Followed by int32

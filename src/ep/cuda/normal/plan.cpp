@@ -94,8 +94,8 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
     return plan;
   }
   const auto copies = static_cast<std::uint32_t>(copies_per_token);
-  const std::uint32_t room =
-      limits.shared_bytes - 3 * kBarrierBytes;  // barriers, and a uint4 for each stage
+  // Barriers, and a uint4 for each stage.
+  const std::uint32_t room = limits.shared_bytes - 3 * kBarrierBytes;
   plan.stages = std::clamp(chosen(tuning.stages, 3), 2, static_cast<std::int32_t>(kMaxStages));
   plan.warps =
       std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps));

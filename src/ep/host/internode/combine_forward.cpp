@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine_forward: combine between nodes. The ranks of a node are summed there first, by the rail
-// peer of the source; one row per token and node returns.
+// combine_forward: combine between nodes. The rail peer of the source first sums the rows of its
+// node; one row per token and node returns.
 //
 // Bytes per token and node: the sum, and top_k weights (4 B) if there are any. Order of additions:
 // inside a node as in combine_receive, rounded to y's dtype; then biases and the nodes in the order
@@ -22,7 +22,7 @@ using detail::Copy;
 using detail::Forwarded;
 using detail::ForwardedRow;
 
-/// Nodes that hold rows of a token, in the order of their last top-k slot.
+/// Nodes that hold rows of a token, in the order of their last top-k slots.
 struct NodeOrder {
   std::array<std::int32_t, kMaxTopK> nodes;
   std::size_t count = 0;
@@ -31,11 +31,12 @@ struct NodeOrder {
 class Exchange final : public RailWork {
  public:
   Exchange(HostGroup& group, const TensorView& y, const HandleState& handle,
-           const CombineOptions& options, const LocalExpertOutput& answers, Combined& combined)
+           const CombineOptions& options, const LocalExpertOutput& local_expert_output,
+           Combined& combined)
       : group_(group),
         handle_(handle),
         options_(options),
-        answers_(answers),
+        local_expert_output_(local_expert_output),
         combined_(combined),
         rail_(group),
         dtype_(y.dtype),
@@ -70,14 +71,14 @@ class Exchange final : public RailWork {
   struct Inbox {
     const std::byte* chunk = nullptr;
     std::int64_t messages = 0, taken = 0;
-    bool last = false;  // there is no chunk behind this one
+    bool last = false;  // no chunk follows
     bool at_end() const { return last && chunk == nullptr; }
   };
-  /// One own token with everything that is needed for it.
+  /// A token of this rank whose sums have all arrived.
   struct Ready {
     std::int64_t token;
     NodeOrder order;
-    std::array<const std::byte*, kMaxTopK> messages;  // in that order; nullptr: this node's rows
+    std::array<const std::byte*, kMaxTopK> messages;  // by `order`; nullptr: local rows
   };
 
   NodeOrder order_of(std::int64_t token) const;
@@ -88,24 +89,24 @@ class Exchange final : public RailWork {
   void sum_local(std::int64_t token, std::byte* row, float* weights) const;
   void sum(const Ready& ready, std::byte* scratch) const;
   const float* weights_at(std::int32_t rank, std::int64_t row, std::int32_t experts) const {
-    return reinterpret_cast<const float*>(answers_.weights[rank]) + row * experts;
+    return reinterpret_cast<const float*>(local_expert_output_.weights[rank]) + row * experts;
   }
 
   HostGroup& group_;
   const HandleState& handle_;
   const CombineOptions& options_;
-  const LocalExpertOutput& answers_;
+  const LocalExpertOutput& local_expert_output_;
   Combined& combined_;
   Rail rail_;
   DataType dtype_;
   std::int64_t hidden_;
   std::size_t row_bytes_;
   SumMessage message_;
-  std::int64_t room_;               // messages of a chunk
+  std::int64_t room_;               // messages per chunk
   std::vector<Inbox> inbox_;        // by node
   std::vector<std::int64_t> next_;  // by node: the next of the peer's tokens to sum for it
-  std::vector<char> sent_;          // by node: the last chunk was
-  std::int64_t token_ = 0;          // own tokens before this one have their sums
+  std::vector<char> sent_;          // by node: whether the last chunk was sent
+  std::int64_t token_ = 0;          // tokens of this rank below it have their sums
 };
 
 bool Exchange::send(std::int32_t node) {
@@ -133,7 +134,7 @@ void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index,
   auto* const weights = reinterpret_cast<float*>(message + message_.weights);
   if (options_.weights.defined()) std::fill_n(weights, k, 0.0F);
   for (const ForwardedRow& at : forwarded.rows_of(index)) {
-    rows[count++] = answers_.rows[at.rank] + at.row * row_bytes_;
+    rows[count++] = local_expert_output_.rows[at.rank] + at.row * row_bytes_;
     if (!options_.weights.defined()) continue;
     if (at.topk_slot >= 0) {
       weights[at.topk_slot] = *weights_at(at.rank, at.row, 1);
@@ -149,8 +150,8 @@ void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index,
 NodeOrder Exchange::order_of(std::int64_t token) const {
   NodeOrder order;
   const auto copies = handle_.routing->copies_of(token);
-  for (std::size_t i = copies.size();
-       i-- > 0;) {  // copies are in the order of their ranks' last top-k slots
+  // Copies are in the order of their ranks' last top-k slots.
+  for (std::size_t i = copies.size(); i-- > 0;) {
     const std::int32_t node = group_.state.nodes.node_of[copies[i].rank];
     const auto end = order.nodes.begin() + static_cast<std::ptrdiff_t>(order.count);
     if (std::find(order.nodes.begin(), end, node) == end) order.nodes[order.count++] = node;
@@ -190,7 +191,7 @@ bool Exchange::close_inboxes() {
   return any;
 }
 
-/// Takes the sums for one token out of the inboxes, all or none.
+/// Takes the sums of one token from the inboxes: all of them, or none.
 bool Exchange::take(std::int64_t token, Ready& ready) {
   ready.token = token;
   ready.order = order_of(token);
@@ -227,7 +228,7 @@ bool Exchange::receive() {
   return any || !batch.empty();
 }
 
-/// The sum of this node's rows, as a peer would send it; adds their weights.
+/// Writes the sum of this node's rows to `row`, as a peer would send it, and adds their weights.
 void Exchange::sum_local(std::int64_t token, std::byte* row, float* weights) const {
   const std::int32_t k = group_.state.shape.top_k;
   std::array<const void*, kMaxTopK> rows;
@@ -235,14 +236,14 @@ void Exchange::sum_local(std::int64_t token, std::byte* row, float* weights) con
   if (handle_.expert_alignment > 0) {
     for (const TopkRow& at : TopkRows(handle_, token)) {
       if (!group_.state.nodes.here(at.rank)) continue;
-      rows[count++] = answers_.rows[at.rank] + at.row * row_bytes_;
+      rows[count++] = local_expert_output_.rows[at.rank] + at.row * row_bytes_;
       if (weights != nullptr) weights[at.topk_slot] = *weights_at(at.rank, at.row, 1);
     }
   } else {
     for (const Copy& copy : handle_.routing->copies_of(token)) {
       if (!group_.state.nodes.here(copy.rank)) continue;
       const std::int64_t at = handle_.first_row[copy.rank] + copy.row;
-      rows[count++] = answers_.rows[copy.rank] + at * row_bytes_;
+      rows[count++] = local_expert_output_.rows[copy.rank] + at * row_bytes_;
       if (weights == nullptr) continue;
       const float* const of_row = weights_at(copy.rank, at, k);
       for (std::int32_t topk_slot = 0; topk_slot < k; ++topk_slot)
@@ -282,9 +283,9 @@ void Exchange::sum(const Ready& ready, std::byte* scratch) const {
 }  // namespace
 
 void combine_forward(HostGroup& group, const TensorView& y, const HandleState& handle,
-                     const CombineOptions& options, const LocalExpertOutput& answers,
+                     const CombineOptions& options, const LocalExpertOutput& local_expert_output,
                      Combined& combined) {
-  Exchange exchange(group, y, handle, options, answers, combined);
+  Exchange exchange(group, y, handle, options, local_expert_output, combined);
   run(group, exchange,
       {"combine", shoal::detail::Activity::combine, group.state.epoch, "rail",
        "sums or room for more"});

@@ -8,16 +8,17 @@
 
 namespace shoal::ep::host {
 
-/// The expert output of the ranks of this node, as addresses here; nullptr for remote ranks.
+/// The expert output of the ranks of this node, as addresses in this process; nullptr for remote
+/// ranks.
 struct LocalExpertOutput {
   std::vector<const std::byte*> rows;     ///< [ranks]
   std::vector<const std::byte*> weights;  ///< [ranks]; float32 [.., top_k], expert-major [.., 1]
 };
 
-/// Sums the combine rows of the rail peers' tokens on this node and sends each peer its sums; adds
-/// up the sums of all nodes for this rank's own tokens. Returns when all is done.
+/// Sums this node's combine rows of the rail peers' tokens and sends each peer its sums. Adds the
+/// sums of all nodes for the tokens of this rank. Returns when both are done.
 void combine_forward(HostGroup& group, const TensorView& y, const HandleState& handle,
-                     const CombineOptions& options, const LocalExpertOutput& answers,
+                     const CombineOptions& options, const LocalExpertOutput& local_expert_output,
                      Combined& combined);
 
 }  // namespace shoal::ep::host

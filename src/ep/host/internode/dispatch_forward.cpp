@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// dispatch_forward: dispatch between nodes. A token crosses once to each node that needs it, to the
-// rail peer there, which forwards it to its final rows: the layout is a pure function of the
-// counts.
+// dispatch_forward: dispatch between nodes. A token crosses once to each node that needs it. The
+// rail peer there forwards it to its final rows, which it computes from the exchanged counts.
 //
 // Bytes per token and node: the row, its scales, top_k experts (4 B), top_k weights (4 B), its
 // index (4 B); inside the node as in dispatch_send. Sending, receiving and forwarding alternate
 // chunk by chunk and overlap; local copies fill the gaps. The handle records the rows of forwarded
-// tokens: combine takes the same way back.
+// tokens, because combine returns along the same path.
 #include "ep/host/internode/dispatch_forward.hpp"
 
 #include <algorithm>
@@ -22,7 +21,7 @@ namespace {
 using detail::Forwarded;
 using detail::ForwardedRow;
 
-constexpr std::int64_t kLocalTokens = 64;  // of own copies between two looks at the rails
+constexpr std::int64_t kLocalTokens = 64;  // copied locally between two checks of the rails
 
 class Forward final : public RailWork {
  public:
@@ -79,11 +78,11 @@ class Forward final : public RailWork {
   Rail rail_;
   SidePayload side_;
   TokenMessage message_;
-  std::int64_t room_;                  // messages of a chunk
+  std::int64_t room_;                  // messages per chunk
   std::vector<std::int64_t> end_;      // by rank: rows of its result
-  std::vector<std::int64_t> next_;     // by node: the next own token to look at
-  std::vector<std::int64_t> passed_;   // by node: tokens of the peer there that were passed on
-  std::vector<char> sent_, received_;  // by node: the last chunk was
+  std::vector<std::int64_t> next_;     // by node: the next token of this rank to examine
+  std::vector<std::int64_t> passed_;   // by node: forwarded tokens of the peer there
+  std::vector<char> sent_, received_;  // by node: whether it was the last chunk
 };
 
 bool Forward::send(std::int32_t node) {
@@ -158,7 +157,8 @@ void Forward::read_experts(const std::byte* message, std::int64_t* experts) cons
               group_.state.shape.top_k, experts);
 }
 
-/// The rows of the next token of a peer: tokens come in order, so each one's row is the next.
+/// Assigns rows to the next token of a peer. Tokens arrive in order, so each takes the next row of
+/// its rank or expert.
 void Forward::place(Forwarded& forwarded, const std::byte* message) const {
   const auto& shape = group_.state.shape;
   std::int64_t experts[kMaxTopK];

@@ -3,8 +3,8 @@
 //
 // Each direction of each pair has a ring of GroupLayout::chunk_depth chunks. `chunks_sent` and
 // `chunks_read` count the chunks of the group's life and are never reset. Chunk k is written when
-// chunk k - chunk_depth has been read; the sender's copy of it is free then too. No call waits: the
-// caller does what is possible and waits when nothing is.
+// chunk k - chunk_depth has been read; the sender's copy of that chunk is then free too. No call
+// waits: the caller does all work that is possible and waits if there is none.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@ class Rail {
  public:
   explicit Rail(HostGroup& group);
 
-  /// Where the next chunk to the peer on `node` is to be written, Shape.chunk_bytes; nullptr while
-  /// there is no room.
+  /// Memory for the next chunk to the peer on `node`, GroupLayout::chunk_bytes; nullptr while the
+  /// ring is full.
   std::byte* room(std::int32_t node) const;
-  /// Sends the chunk that was written there: `header` and what follows it, `bytes` bytes in all.
+  /// Sends the chunk that was written there: `header` and its messages, `bytes` bytes in total.
   void send(std::int32_t node, const ChunkHeader& header, std::size_t bytes);
 
   /// The oldest chunk of that peer that has not been released; nullptr if there is none. Throws
@@ -43,7 +43,7 @@ ChunkHeader header_of(const std::byte* chunk);
 /// The work of an operation that sends and receives chunks. `send(node)` writes at most one chunk,
 /// `receive()` takes what has arrived; both return whether they made progress, and are called until
 /// `done()`. `awaited()` is the rank that a wait depends on, for its report. `run` throws as
-/// wait_signal does when nothing moves for the group's timeout.
+/// wait_signal does when no chunk moves for the group's timeout.
 struct RailWork {
   virtual ~RailWork() = default;
   virtual bool send(std::int32_t node) = 0;

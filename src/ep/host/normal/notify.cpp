@@ -44,7 +44,7 @@ std::string describe(const NormalNotice& notice) {
           : fmt::format("expert_major with expert_alignment {}", notice.expert_alignment));
 }
 
-/// Every rank compares all with rank 0, so that all of them come to the same verdict.
+/// Every rank compares all notices with that of rank 0, so that all ranks reach the same result.
 void check_agreement(const HostGroup& group, const NoticeBoard& board) {
   const NormalNotice& first = board[0];
   for (std::int32_t i = 1; i < group.state.shape.ranks; ++i) {
@@ -54,7 +54,7 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board) {
         other.handle_epoch == first.handle_epoch &&
         other.expert_alignment == first.expert_alignment)
       continue;
-    fail(Code::mismatch, "members of the group call different operations: PE {} {}; PE {} {}",
+    fail(Code::mismatch, "ranks of the group call different operations: PE {} {}; PE {} {}",
          group.state.team.world_pe(0), describe(first), group.state.team.world_pe(i),
          describe(other));
   }
@@ -88,7 +88,8 @@ NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNot
 
 namespace {
 
-/// Rows that a result of this call can have at most where its size is not known beforehand.
+/// The largest number of rows that a result of this call can have, if its size is not known
+/// beforehand.
 std::int64_t exact_rows(const HostGroup& group, const DispatchCall& call) {
   if (call.expert_alignment() == 0) return group.state.shape.max_received();
   return detail::rows_that_fit(
@@ -98,7 +99,7 @@ std::int64_t exact_rows(const HostGroup& group, const DispatchCall& call) {
       });
 }
 
-/// Room for the largest result that this call can have; nullptr when there is none.
+/// Room for the largest result that this call can have; nullptr if the arena has none.
 std::shared_ptr<Region> take_region(HostGroup& group, const DispatchCall& call) {
   const std::int64_t rows = call.options.worst_case_rows > 0 ? call.options.worst_case_rows
                             : call.cached                    ? call.cached->received
@@ -108,7 +109,7 @@ std::shared_ptr<Region> take_region(HostGroup& group, const DispatchCall& call) 
   return offset ? std::make_shared<Region>(group.state.shared_from_this(), *offset) : nullptr;
 }
 
-/// The first row of the tokens of `source` at each rank: the rows of lower ranks come before.
+/// The first row of the tokens of `source` at each rank. The rows of lower ranks precede it.
 std::vector<std::int32_t> first_rows(const Shape& shape, const NoticeBoard& board,
                                      std::int32_t source) {
   std::vector<std::int32_t> first(static_cast<std::size_t>(shape.ranks), 0);
@@ -137,8 +138,9 @@ void prepare_forwarding(const HostGroup& group, const NoticeBoard& board, Handle
   }
 }
 
-/// The expert-major layout instead of the rank-major one: rows are counted once for each expert.
-void expand(const HostGroup& group, const NoticeBoard& board, HandleState& handle) {
+/// Replaces the rank-major layout by the expert-major one: rows are counted once per expert.
+void use_expert_major_layout(const HostGroup& group, const NoticeBoard& board,
+                             HandleState& handle) {
   const auto& shape = group.state.shape;
   std::vector<const std::int32_t*> counts;
   for (std::int32_t source = 0; source < shape.ranks; ++source) {
@@ -170,12 +172,12 @@ std::shared_ptr<HandleState> new_handle(const HostGroup& group, const DispatchCa
   }
   handle->received = handle->received_by(group.state.me);
   handle->expert_alignment = call.expert_alignment();
-  if (handle->expert_alignment > 0) expand(group, board, *handle);
+  if (handle->expert_alignment > 0) use_expert_major_layout(group, board, *handle);
   if (group.state.nodes.count > 1) prepare_forwarding(group, board, *handle);
   return handle;
 }
 
-/// Every rank knows all ranks' room and rows, so that all of them throw or none.
+/// Every rank knows the room and the rows of all ranks, so either all ranks throw or none does.
 void check_room(const HostGroup& group, const DispatchCall& call, const NoticeBoard& board,
                 const HandleState& handle) {
   const std::int64_t most = call.cached ? handle.received : exact_rows(group, call);

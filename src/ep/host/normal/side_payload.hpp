@@ -16,8 +16,8 @@ using detail::DispatchCall;
 /// One token, wherever it is from.
 struct TokenSide {
   std::int32_t token;  ///< its number at its source
-  std::span<const std::int64_t>
-      experts;                  ///< [top_k] experts; not needed where a layout is used again
+  /// [top_k] experts; not needed if a layout is reused.
+  std::span<const std::int64_t> experts;
   const float* weights;         ///< [top_k], or nullptr
   const std::uint32_t* scales;  ///< strided by scale_stride, or nullptr
   std::int64_t scale_stride;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_ops.cpp: copies of token rows, streamed past the caches where asked.
+// row_ops.cpp: copies token rows; on request, the stores bypass the caches.
 #include "ep/host/rows/row_ops.hpp"
 
 #include <cstring>
@@ -15,13 +15,13 @@ HWY_BEFORE_NAMESPACE();
 namespace shoal::ep::host::HWY_NAMESPACE {
 
 constexpr std::size_t kCacheLine = 64;
-// The hardware prefetchers start anew on every row; reading ahead by software gains about a tenth
+// The hardware prefetchers restart on every row; software prefetching gains about a tenth
 // (docs/notebook/2026-11-20-host-backend.md).
 constexpr std::size_t kPrefetchBytes = 1024;
 
-// The part before the first whole vector and that behind the last are cached stores: half a line
-// streamed costs a read and a write of memory, while a cached store merges with what a neighbouring
-// row puts into the same line.
+// The parts before the first and after the last whole vector use cached stores. Streaming half a
+// line costs a read and a write of memory, while a cached store merges with the neighboring row's
+// stores to the same line.
 void StreamRowKernel(void* target_row, const void* source_row, std::size_t bytes) {
   const hn::ScalableTag<std::uint8_t> d;
   const std::size_t step = hn::Lanes(d);
@@ -76,9 +76,10 @@ void flush_streamed_rows() {
   hwy::FlushStream();
 }
 
-// Row by row: after the first target the source comes from the first-level cache, and each target
-// is one sequential stream. Writing all targets chunk by chunk gained nothing with both cores at
-// work, whatever the chunk (docs/notebook/2026-11-20-host-backend.md).
+// Writes one target after another. From the second target on, the source is in the first-level
+// cache, and each target is one sequential stream. Writing all targets chunk by chunk was not
+// faster with any chunk size while both cores were busy
+// (docs/notebook/2026-11-20-host-backend.md).
 void scatter_row(std::span<void* const> targets, const void* source, std::size_t bytes,
                  Store store) {
   for (void* const target : targets) copy_row(target, source, bytes, store);

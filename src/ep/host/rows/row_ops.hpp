@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_ops.hpp: what the host backend does to the bytes of one token row: copy, sum, quantise. SIMD
-// through Highway, the best instruction set chosen at run time; every function gives the same bits
-// as the element functions of numeric/ (the tests compare).
+// row_ops.hpp: operations of the host backend on one token row: copy, sum, quantize. They use SIMD
+// through Highway and select the best instruction set at run time. Every function gives the same
+// bits as the element functions of numeric/ (the tests compare).
 //
 // Rows are contiguous and at least 16-byte aligned; `channels` is the number of elements. No
 // function allocates or throws.
@@ -15,9 +15,9 @@
 
 namespace shoal::ep::host {
 
-/// Whether stores bypass the caches: right when an operation writes far more than the last-level
-/// cache holds. Streamed rows become visible to other threads only after flush_streamed_rows, which
-/// comes before the signal that publishes them.
+/// Whether stores bypass the caches, which pays when an operation writes much more than the
+/// last-level cache holds. Streamed rows become visible to other threads only after
+/// flush_streamed_rows: call it before the signal that publishes them.
 enum class Store { cached, streamed };
 
 void copy_row(void* target, const void* source, std::size_t bytes, Store store);
@@ -30,7 +30,7 @@ void scatter_row(std::span<void* const> targets, const void* source, std::size_t
 /// target = round(bias0 + bias1 + rows[0] + rows[1] + ...), accumulated in float32 in this order,
 /// rounded once. dtype: bfloat16, float16 or float32, the same for all operands; biases may be
 /// nullptr. No rows and no bias: zeros. Sums start at +0, so that a sum of negative zeros is +0.
-/// Which NaN comes out, where several meet, is unspecified.
+/// If several operands are NaN, it is unspecified which of them results.
 void sum_rows(DataType dtype, void* target, std::span<const void* const> rows, const void* bias0,
               const void* bias1, std::size_t channels, Store store);
 
@@ -45,7 +45,7 @@ void weighted_sum_rows(std::uint16_t* target, std::span<const std::uint16_t* con
 
 enum class ScaleForm { plain, power_of_two };
 
-/// bfloat16 row to float8_e4m3 with one float32 inverse (dequantisation) scale per 128 channels;
+/// bfloat16 row to float8_e4m3 with one float32 inverse (dequantization) scale per 128 channels;
 /// the last group may be shorter.
 void quantize_row(std::uint8_t* target, float* inverse_scales, const std::uint16_t* source,
                   std::size_t channels, ScaleForm form);
@@ -56,9 +56,9 @@ void dequantize_row(std::uint16_t* target, const std::uint8_t* source, const flo
 /// Name of the instruction set in use, for reports ("AVX3", "SSE4", ...).
 const char* instruction_set();
 
-/// For tests: from now on use the best instruction set but `rank` of those that this machine has
-/// (0: the best). Returns false, and changes nothing, when there are not that many. Not while other
+/// For tests: selects the instruction set at index `preference` among those of this machine, best
+/// first. Returns false and changes nothing if there are fewer. Must not be called while other
 /// threads are in a row operation.
-bool use_instruction_set(int rank);
+bool use_instruction_set(int preference);
 
 }  // namespace shoal::ep::host

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_ops_quantize.cpp: bfloat16 rows to float8_e4m3 with a scale per 128 channels, and back. The
-// scales themselves come from numeric/scale.hpp; the element conversions here are
-// numeric/float8.hpp by vectors.
+// row_ops_quantize.cpp: bfloat16 rows to float8_e4m3 with one scale per 128 channels, and back. The
+// scales come from numeric/scale.hpp; the element conversions are those of numeric/float8.hpp,
+// vectorized.
 #include "ep/host/rows/row_ops.hpp"
 
 #include <cstring>
@@ -22,8 +22,9 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> encode_e4m3_word(DF floats, VF valu
   const hn::RebindToUnsigned<DF> words;
   const auto bits = hn::BitCast(words, value);
   const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(words, 0x80));
+  // 0x43e00000 is 448, the largest finite value of e4m3.
   const auto clamped =
-      hn::Min(hn::And(bits, hn::Set(words, 0x7fffffffu)), hn::Set(words, 0x43e00000u));  // 448
+      hn::Min(hn::And(bits, hn::Set(words, 0x7fffffffu)), hn::Set(words, 0x43e00000u));
   const auto odd = hn::And(hn::ShiftRight<20>(clamped), hn::Set(words, 1));
   const auto normal =
       hn::ShiftRight<20>(hn::Add(hn::Add(clamped, odd), hn::Set(words, 0x7ffffu - (120u << 23))));
@@ -94,8 +95,8 @@ struct DequantizeGroup {
   }
 };
 
-/// Largest magnitude, as the bits of a bfloat16; magnitudes order like their bit patterns,
-/// infinities and NaN above all others.
+/// Largest magnitude, as the bits of a bfloat16. Magnitudes compare like their bit patterns;
+/// infinities and NaN are above all others.
 HWY_INLINE std::uint16_t largest_magnitude(const std::uint16_t* source, std::size_t count) {
   std::size_t i = 0;
   std::uint16_t largest = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_ops_simd-inl.hpp: what the row operations share: 16-bit floats as pairs of float32 vectors,
-// stores, and the walk along a row.
+// row_ops_simd-inl.hpp: shared by the row operations: 16-bit floats as pairs of float32 vectors,
+// stores, and the loop over a row.
 //
 // Included once per instruction set by each row_ops*.cpp (Highway's foreach_target), so it has
 // Highway's toggling guard. A vector of 16-bit floats becomes two of float32: its even and its odd
@@ -71,7 +71,7 @@ struct Bfloat16 {
             hn::BitCast(floats, hn::And(both, hn::Set(words, 0xffff0000u)))};
   }
 
-  /// The rounded value in the upper 16 bits; the lower ones are what is left over.
+  /// The rounded value in the upper 16 bits; the lower bits are not part of it.
   template <class DF, class VF>
   static HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> round_word(DF floats, VF value) {
     const hn::RebindToUnsigned<DF> words;

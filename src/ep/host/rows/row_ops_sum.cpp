@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_ops_sum.cpp: sums of token rows. All rows are added up in registers, a vector of channels at
-// a time, so each row is read once and the target written once. Sums start at +0, so a sum of
-// negative zeros is +0 whatever the number of rows.
+// row_ops_sum.cpp: sums of token rows. All rows are added in registers, one vector of channels at a
+// time, so each row is read once and the target is written once. Sums start at +0, so a sum of
+// negative zeros is +0 for any number of rows.
 //
-// Compiled without floating-point contraction: a multiply and an add that the compiler fuses would
-// give other bits than the backends that round both.
+// Compiled without floating-point contraction: a fused multiply-add would give other bits than the
+// backends that round both operations.
 #include "ep/host/rows/row_ops.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace shoal::ep::host::HWY_NAMESPACE {
 
-// Each row is a stream of its own, more of them than the hardware prefetchers follow well.
+// Each row is a separate stream; a sum reads more streams than the hardware prefetchers follow.
 constexpr std::size_t kPrefetchBytes = 512;
 
 template <class Element>

@@ -7,7 +7,7 @@
 
 namespace shoal::ep::host {
 
-// Virtual machines report the caches of the whole socket, of which they have a share.
+// Virtual machines report the caches of the whole socket but have only a share of them.
 constexpr std::size_t kDefault = std::size_t{16} << 20, kMost = std::size_t{32} << 20;
 
 std::size_t last_level_cache_bytes() {

@@ -14,15 +14,15 @@ namespace shoal::ep::host {
 
 class WorkerPool {
  public:
-  /// `threads` in all, the caller of for_ranges included: 1 starts none.
+  /// `threads` is the total, including the caller of for_ranges; 1 starts no thread.
   explicit WorkerPool(std::int32_t threads);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Cuts 0 .. count into one contiguous range per thread and returns when body(first, last) has
-  /// run for all of them. Rethrows the first exception of a range after all have ended. Rows that a
-  /// thread streamed past the caches are flushed before it is counted as done.
+  /// Splits 0 .. count into one contiguous range per thread and returns when body(first, last) has
+  /// run for all ranges. Rethrows the first exception after all ranges have ended. Each thread
+  /// flushes the rows that it streamed past the caches before it is counted as done.
   void for_ranges(std::int64_t count,
                   const std::function<void(std::int64_t first, std::int64_t last)>& body);
 
