@@ -308,7 +308,7 @@ TEST(CApiWorld, WhatABodyReturnsIsReturned) {
   expect_failure(
       shoal_run_threads(
           1, settings.get(), [](shoal_world*, void*) -> shoal_status { throw 1; }, nullptr),
-      SHOAL_INTERNAL, "no std::exception");
+      SHOAL_INTERNAL, "not a std::exception");
   expect_failure(shoal_run_threads(0, settings.get(), failing, nullptr), SHOAL_INVALID_ARGUMENT,
                  "0 PEs");
 }
