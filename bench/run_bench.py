@@ -38,9 +38,7 @@ def parse_arguments():
     parser.add_argument("--pes", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=16, help="timed pairs per round")
-    parser.add_argument(
-        "--quick", action="store_true", help="one short round, for a rough figure"
-    )
+    parser.add_argument("--quick", action="store_true", help="one short round, for a rough figure")
     parser.add_argument(
         "--json", type=pathlib.Path, help="also write everything measured to this file"
     )

@@ -53,9 +53,12 @@ INTERNALS = {
     ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),
     # The baselines over MPI move rows with the library's own row operations; one benchmark measures
     # these operations, and the report names their instruction set.
-    ("bench/ep_bench.cpp", "bench/report.cpp", "bench/row_ops_bench.cpp", "bench/shoal_bench_mpi.cpp"): (
-        "ep/host/rows/row_ops.hpp",
-    ),
+    (
+        "bench/ep_bench.cpp",
+        "bench/report.cpp",
+        "bench/row_ops_bench.cpp",
+        "bench/shoal_bench_mpi.cpp",
+    ): ("ep/host/rows/row_ops.hpp",),
     # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
     ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
     # The memory map that tools/figures draws is that of the layout code.

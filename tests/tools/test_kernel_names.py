@@ -5,7 +5,14 @@ import re
 
 import pytest
 
-KERNELS = ["dispatch_impl", "combine_impl", "dispatch_send_kernel", "dispatch_receive_kernel", "combine_send_kernel", "combine_receive_kernel"]
+KERNELS = [
+    "dispatch_impl",
+    "combine_impl",
+    "dispatch_send_kernel",
+    "dispatch_receive_kernel",
+    "combine_send_kernel",
+    "combine_receive_kernel",
+]
 
 
 def test_kernels_have_the_names_that_profiling_scripts_look_for(bin_dir):

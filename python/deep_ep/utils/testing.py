@@ -216,7 +216,9 @@ def _kernel_time(events: list[Any], name: str, period: int) -> Any:
     """The average of `events` in seconds, or a list of averages by position in a period."""
     kernels = {event.name for event in events}
     if period == 1 and len(kernels) == 2:
-        sends, receives = ([e for e in events if half in e.name] for half in ("_send_kernel", "_receive_kernel"))
+        sends, receives = (
+            [e for e in events if half in e.name] for half in ("_send_kernel", "_receive_kernel")
+        )
         if len(sends) == len(receives) > 0:
             spans = sum(e.time_range.end for e in receives) - sum(e.time_range.start for e in sends)
             return spans / len(sends) / 1e6

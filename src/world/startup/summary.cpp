@@ -42,9 +42,9 @@ std::string describe_world(const Placement& placement, const Memory& memory,
 }
 
 std::string describe_pe(const Placement& placement, const Fabric& fabric) {
-  std::string text = fmt::format("PE {} on node {}: transports {}", placement.my_pe,
-                                 placement.node_of[placement.me()],
-                                 transports_of(fabric.host_map()));
+  std::string text =
+      fmt::format("PE {} on node {}: transports {}", placement.my_pe,
+                  placement.node_of[placement.me()], transports_of(fabric.host_map()));
   if (!fabric.gpu_map().names.empty())
     text += fmt::format("; to heaps in GPU memory {}", transports_of(fabric.gpu_map()));
   if (const auto& nics = fabric.nics())

@@ -15,13 +15,20 @@ BRIDGES = ["0000:10:01.0", "0000:11:00.0", "0000:12:00.0"]  # above the first GP
 
 
 def limits(locked, files):
-    rows = [("Limit", "Soft Limit", "Hard Limit", "Units"), ("Max locked memory", locked, locked, "bytes"),
-            ("Max open files", files, files, "files")]
-    return "".join(f"{name:<26}{soft:<21}{hard:<21}{units:<10}\n" for name, soft, hard, units in rows)
+    rows = [
+        ("Limit", "Soft Limit", "Hard Limit", "Units"),
+        ("Max locked memory", locked, locked, "bytes"),
+        ("Max open files", files, files, "files"),
+    ]
+    return "".join(
+        f"{name:<26}{soft:<21}{hard:<21}{units:<10}\n" for name, soft, hard, units in rows
+    )
 
 
 def meminfo(gib, huge=0):
-    return f"MemTotal:       {gib << 20} kB\nHugePages_Free:    {huge}\nHugepagesize:       2048 kB\n"
+    return (
+        f"MemTotal:       {gib << 20} kB\nHugePages_Free:    {huge}\nHugepagesize:       2048 kB\n"
+    )
 
 
 def params(stream, dwords):
@@ -30,7 +37,11 @@ def params(stream, dwords):
 
 def config(acs):
     """PCI configuration space of a bridge: 256 bytes, then a serial number and the access control services."""
-    return b"\0" * 256 + struct.pack("<HHII", 0x0003, 0x10C << 4 | 1, 0, 0) + struct.pack("<HHHH", 0x000D, 1, 0x5F, acs)
+    return (
+        b"\0" * 256
+        + struct.pack("<HHII", 0x0003, 0x10C << 4 | 1, 0, 0)
+        + struct.pack("<HHHH", 0x000D, 1, 0x5F, acs)
+    )
 
 
 def gpus(addresses):
@@ -96,10 +107,16 @@ def faulty():
         "machine.xml": (MACHINES / "hgx_4_nics.xml").read_text(),
     }
     for i in range(4):
-        files |= nic(f"mlx5_{i}", state="1: DOWN" if i == 0 else "4: ACTIVE", layer="Ethernet" if i == 1 else "InfiniBand")
+        files |= nic(
+            f"mlx5_{i}",
+            state="1: DOWN" if i == 0 else "4: ACTIVE",
+            layer="Ethernet" if i == 1 else "InfiniBand",
+        )
     for bridge in BRIDGES:
         files[f"sys/bus/pci/devices/{bridge}/config"] = config(0x1D)
-    gone = ["proc/4242", "dev/", "etc/machine-id", "proc/sys/kernel/random"] + [f"sys/class/infiniband/mlx5_{i}/" for i in range(4, 9)]
+    gone = ["proc/4242", "dev/", "etc/machine-id", "proc/sys/kernel/random"] + [
+        f"sys/class/infiniband/mlx5_{i}/" for i in range(4, 9)
+    ]
     return {path: content for path, content in files.items() if not path.startswith(tuple(gone))}
 
 

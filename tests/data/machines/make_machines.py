@@ -15,20 +15,29 @@ class Writer:
     def open(self, kind, **attributes):
         self.number += 1
         text = "".join(f' {name}="{value}"' for name, value in attributes.items())
-        self.lines.append(f'{" " * self.depth}<object type="{kind}" gp_index="{self.number}"{text}>')
+        self.lines.append(
+            f'{" " * self.depth}<object type="{kind}" gp_index="{self.number}"{text}>'
+        )
         self.depth += 1
 
     def close(self, count=1):
         for _ in range(count):
             self.depth -= 1
-            self.lines.append(f'{" " * self.depth}</object>')
+            self.lines.append(f"{' ' * self.depth}</object>")
 
     def info(self, name, value):
         self.lines.append(f'{" " * self.depth}<info name="{name}" value="{value}"/>')
 
     def bridge(self, bus, secondary, last, depth):
-        self.open("Bridge", bridge_type="1-1", depth=depth, bridge_pci=f"0000:[{secondary:02x}-{last:02x}]",
-                  pci_busid=f"0000:{bus}", pci_type=BRIDGE, pci_link_speed="63.0")
+        self.open(
+            "Bridge",
+            bridge_type="1-1",
+            depth=depth,
+            bridge_pci=f"0000:[{secondary:02x}-{last:02x}]",
+            pci_busid=f"0000:{bus}",
+            pci_type=BRIDGE,
+            pci_link_speed="63.0",
+        )
 
     def device(self, address, pci_type):
         self.open("PCIDev", pci_busid=f"0000:{address}", pci_type=pci_type, pci_link_speed="63.0")
@@ -65,8 +74,16 @@ def host_bridge(writer, bus, switches):
 def write(file, packages):
     """packages: for each a list of (bus, devices)."""
     writer, everything = Writer(), (1 << len(packages)) - 1
-    sets = lambda cpus: {key: f"0x{cpus:08x}" for key in ("cpuset", "complete_cpuset", "nodeset", "complete_nodeset")}
-    writer.open("Machine", os_index=0, **sets(everything), allowed_cpuset=f"0x{everything:08x}", allowed_nodeset=f"0x{everything:08x}")
+    sets = lambda cpus: {
+        key: f"0x{cpus:08x}" for key in ("cpuset", "complete_cpuset", "nodeset", "complete_nodeset")
+    }
+    writer.open(
+        "Machine",
+        os_index=0,
+        **sets(everything),
+        allowed_cpuset=f"0x{everything:08x}",
+        allowed_nodeset=f"0x{everything:08x}",
+    )
     for i, bridges in enumerate(packages):
         writer.open("Package", os_index=i, **sets(1 << i))
         writer.open("NUMANode", os_index=i, local_memory=1 << 40, **sets(1 << i))
@@ -78,7 +95,9 @@ def write(file, packages):
         writer.close()
     writer.close()
     with open(file, "w", encoding="utf-8") as out:
-        out.write('<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n<topology version="2.0">\n')
+        out.write(
+            '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n<topology version="2.0">\n'
+        )
         out.write("\n".join(writer.lines) + "\n</topology>\n")
 
 
@@ -107,14 +126,48 @@ def buses(count):
 
 
 # Eight switches, each with a GPU and a ConnectX-7; a slower card for storage on one of them.
-write("dgx_h100.xml", halves([(bus, [gpu(), nic(f"mlx5_{i}")] + ([nic("mlx5_8", rate=100, interface="ens6")] if i == 0 else []))
-                              for i, bus in enumerate(buses(8))]))
+write(
+    "dgx_h100.xml",
+    halves(
+        [
+            (
+                bus,
+                [gpu(), nic(f"mlx5_{i}")]
+                + ([nic("mlx5_8", rate=100, interface="ens6")] if i == 0 else []),
+            )
+            for i, bus in enumerate(buses(8))
+        ]
+    ),
+)
 # Four switches, each with two GPUs and one NIC.
-write("hgx_4_nics.xml", halves([(bus, [gpu(), gpu(), nic(f"mlx5_{i}")]) for i, bus in enumerate(buses(4))]))
+write(
+    "hgx_4_nics.xml",
+    halves([(bus, [gpu(), gpu(), nic(f"mlx5_{i}")]) for i, bus in enumerate(buses(4))]),
+)
 # Two switches, each with four GPUs, a card of one device with two ports and a card of two devices.
-write("dual_port.xml", halves([(bus, [gpu()] * 4 + [nic(f"mlx5_{3 * i}", ports=2, rate=200),
-                                                    two_functions(f"mlx5_{3 * i + 1}", f"mlx5_{3 * i + 2}", rate=200)])
-                               for i, bus in enumerate(buses(2))]))
+write(
+    "dual_port.xml",
+    halves(
+        [
+            (
+                bus,
+                [gpu()] * 4
+                + [
+                    nic(f"mlx5_{3 * i}", ports=2, rate=200),
+                    two_functions(f"mlx5_{3 * i + 1}", f"mlx5_{3 * i + 2}", rate=200),
+                ],
+            )
+            for i, bus in enumerate(buses(2))
+        ]
+    ),
+)
 # Four switches, each with two GPUs and one NIC on either of two planes.
-write("two_planes.xml", halves([(bus, [gpu(), gpu(), nic(f"mlx5_{2 * i}", plane=0), nic(f"mlx5_{2 * i + 1}", plane=1)])
-                                for i, bus in enumerate(buses(4))]))
+write(
+    "two_planes.xml",
+    halves(
+        [
+            (bus, [gpu(), gpu(), nic(f"mlx5_{2 * i}", plane=0), nic(f"mlx5_{2 * i + 1}", plane=1)])
+            for i, bus in enumerate(buses(4))
+        ]
+    ),
+)

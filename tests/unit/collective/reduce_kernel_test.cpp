@@ -7,10 +7,10 @@
 #include <limits>
 #include <numeric>
 
-#include "shoal/numeric.hpp"
 #include "checks/collective/reference.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/reduce_plan.hpp"
+#include "shoal/numeric.hpp"
 
 namespace shoal::collective {
 namespace {

@@ -213,7 +213,8 @@ TEST(MessageFailure, IsReportedByTheOperationAndOnceByQuiet) {
       over.cut = true;
     }
     pair.transport.signal(1, 0, SignalOp::add, 1);
-    expect_error(Code::peer_failed, "atomic of 8 bytes failed on PE 0: transport fake has lost PE 1",
+    expect_error(Code::peer_failed,
+                 "atomic of 8 bytes failed on PE 0: transport fake has lost PE 1",
                  [&] { pair.transport.atomic(1, AtomicOp::add, 8, 1, 0, 8); });
     expect_error(Code::peer_failed, "quiet failed on PE 0: transport fake has lost PE 1: cut",
                  [&] { pair.transport.quiet(); });
