@@ -54,6 +54,8 @@ void GroupState::close_with_world(shoal::detail::WorldEnd end) noexcept {
   if (end == shoal::detail::WorldEnd::failed) closed = true;  // queued calls fail when they begin
   try {
     if (queue != nullptr) queue->finish(timeout);
+    closed = true;  // a call that another thread queued meanwhile fails when it begins
+    if (queue != nullptr) queue->finish(timeout);
     backend->drain();
   } catch (const std::exception& error) {
     log::debug("work of an ep::Group ended with its world: {}", error.what());

@@ -197,9 +197,9 @@ void WorldState::close() {
 
 void WorldState::release() noexcept {
   open_ = false;
-  health_.reset();
   device_side_.reset();
   fabric_->release();
+  health_.reset();  // after the threads of the transports, which query it
   memory_->release();
   bootstrap_->close();
   bootstrap_.reset();

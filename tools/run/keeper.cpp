@@ -88,6 +88,7 @@ Keeper::Keeper() {
     fail_errno("shoal-run could not start its keeper process");
   }
   if (pid_ == 0) {
+    close(ends[1]);  // run() waits until shoal-run's end, the last one, is closed
     run(ends[0]);
     _exit(0);
   }

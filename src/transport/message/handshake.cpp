@@ -71,6 +71,8 @@ void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>
   abandon();
   const std::lock_guard guard(engine_.lock());
   for (Track& track : tracks_) {
+    // A peer may end after its own handshake, while others are still under way.
+    if (!track.peer.failure.empty()) fail(track, track.peer.failure);
     if (track.is_over()) continue;
     static constexpr const char* kMissing[] = {
         "the network took no write", "the network took no message", "a message had no reply",
@@ -80,7 +82,12 @@ void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>
                             limit.count(), kMissing[static_cast<std::size_t>(track.stage)],
                             engine_.network_->route(track.peer), engine_.network_->description()));
   }
-  for (Peer& peer : engine_.peers_) peer.connected = peer.known && reason(peer.pe).empty();
+  for (Peer& peer : engine_.peers_) {
+    if (!peer.known) continue;
+    peer.connected = reason(peer.pe).empty();
+    // No quiet and no farewell waits for a peer that did not connect.
+    if (!peer.connected) engine_.fail_peer(peer, reason(peer.pe));
+  }
 }
 
 void Handshake::abandon() {

@@ -334,11 +334,11 @@ void Network::abandon(Batch& batch) noexcept {
 }
 
 bool Network::writing(const Peer& peer) const noexcept {
-  return link(peer).flushed != link(peer).issued;
+  return link(peer).flushed < link(peer).last_write;  // reads are counted by Peer::reads
 }
 
 std::uint64_t Network::newest(const Peer& peer) const noexcept {
-  return link(peer).issued;
+  return link(peer).last_write;
 }
 
 bool Network::is_complete(Peer& peer, std::uint64_t newest) {
@@ -391,6 +391,8 @@ void Network::close() noexcept {
       return link->flushing && link->peer.failure.empty();
     });
   });
+  // Requests that still arrive must not be replied to on a closed endpoint.
+  for (const auto& link : links_) engine_.fail_peer(link->peer, "this PE has closed the transport");
   std::vector<void*> closing;
   for (const auto& link : links_) {
     if (link->endpoint == nullptr) continue;
