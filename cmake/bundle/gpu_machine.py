@@ -70,7 +70,7 @@ def in_words(machine):
 
 
 class Finished:
-    """How a program ended: status (None: killed at its deadline), output of both streams, seconds."""
+    """How a program ended: status (None: killed at its deadline), output, seconds."""
 
     def __init__(self, status, output, seconds):
         self.status, self.output, self.seconds = status, output, seconds

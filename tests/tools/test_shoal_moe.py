@@ -14,7 +14,7 @@ GATE = ["--groups", "4", "--groups-kept", "2", "--top-k", "4"]
 
 @pytest.fixture
 def inputs(tmp_path):
-    """inputs(tokens): a layer's arrays, the files that hold them and the options that name those."""
+    """inputs(tokens): arrays of a layer, their files, and the options that name the files."""
 
     def make(tokens, seed=0):
         random = np.random.default_rng(seed)

@@ -109,7 +109,7 @@ def test_a_failing_thread_ends_all(run_program):
 
 @pytest.fixture
 def inputs(tmp_path):
-    """inputs(tokens): a layer's arrays, weights in bfloat16, and the options that name their files."""
+    """inputs(tokens): arrays of a layer, weights in bfloat16, and the options of their files."""
 
     def make(tokens):
         random = np.random.default_rng(tokens)
