@@ -8,7 +8,7 @@
 #include <memory>
 
 namespace shoal::memory {
-struct Device;
+class Device;
 }
 
 namespace shoal::ep::cuda {

@@ -411,7 +411,7 @@ void Network::close() noexcept {
     return closing.empty();
   });
   for (const auto& link : links_)
-    for (const ucp_rkey_h key : {link->segment.key, link->scratch.key})
+    for (ucp_rkey_h key : {link->segment.key, link->scratch.key})
       if (key != nullptr) ucp_rkey_destroy(key);
 }
 

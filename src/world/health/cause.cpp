@@ -23,7 +23,7 @@ std::string describe_consequence(const FailureCause& cause) {
 
 FailureCause parse_cause(std::string_view text) {
   constexpr std::string_view kSeparator = ": ";
-  const FailureCause unknown{-1, std::string(text)};
+  FailureCause unknown{-1, std::string(text)};
   if (!text.starts_with(kPe)) return unknown;
   Pe pe = -1;
   const char* const end = text.data() + text.size();

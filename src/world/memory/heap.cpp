@@ -25,7 +25,7 @@ constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kTooMuch = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kMaximumAlignment = memory::Segment::kAlignment;
 
-enum class HeapCall : std::uint64_t { allocate = 1, release };
+enum class HeapCall : std::uint64_t { none, allocate, release };
 
 /// The arguments of one PE's heap call and the place that its own allocator chose.
 struct HeapRequest {

@@ -113,10 +113,10 @@ void send_rows(HostGroup& group, std::uint64_t epoch, const LowLatencyHandleStat
 
 }  // namespace
 
-CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool far,
+CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool remote,
                                 bool has_weights) {
   if (options.log_fmt) return CombineRowForm::log_fmt;
-  return far && has_weights && options.reduction != Reduction::exact ? CombineRowForm::sums
+  return remote && has_weights && options.reduction != Reduction::exact ? CombineRowForm::sums
                                                                      : CombineRowForm::rows;
 }
 

@@ -89,11 +89,11 @@ const char* instruction_set() {
   return HWY_DYNAMIC_DISPATCH(InstructionSetName)();
 }
 
-bool use_instruction_set(int rank) {
+bool use_instruction_set(int preference) {
   hwy::SetSupportedTargetsForTest(0);
   const auto targets = hwy::SupportedAndGeneratedTargets();
-  if (rank < 0 || static_cast<std::size_t>(rank) >= targets.size()) return false;
-  hwy::GetChosenTarget().Update(targets[static_cast<std::size_t>(rank)]);
+  if (preference < 0 || static_cast<std::size_t>(preference) >= targets.size()) return false;
+  hwy::GetChosenTarget().Update(targets[static_cast<std::size_t>(preference)]);
   return true;
 }
 
