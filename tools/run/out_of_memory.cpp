@@ -46,7 +46,7 @@ Cgroups read_cgroups(const fs::path& root) {
 
 }  // namespace
 
-OutOfMemory::OutOfMemory(fs::path root) {
+OutOfMemory::OutOfMemory(const fs::path& root) {
   const Cgroups own = read_cgroups(root);
   const fs::path v2 = root / "sys/fs/cgroup", v1 = v2 / "memory";
   struct Candidate {
@@ -76,7 +76,7 @@ OutOfMemory::OutOfMemory(fs::path root) {
 std::string OutOfMemory::describe() const {
   const std::uint64_t now = oom_kills(events_).value_or(before_);
   if (now <= before_) return {};
-  const std::string killed = fmt::format(
+  std::string killed = fmt::format(
       "out of memory: the kernel has killed {} process{} of {} for lack of memory since the start",
       now - before_, now - before_ == 1 ? "" : "es",
       limit_.empty() ? "this machine" : "this job's cgroup");

@@ -13,7 +13,7 @@ namespace shoal::run {
 class OutOfMemory {
  public:
   /// `root` is "/", or a folder with proc/ and sys/ of a test.
-  explicit OutOfMemory(std::filesystem::path root = "/");
+  explicit OutOfMemory(const std::filesystem::path& root = "/");
 
   /// A sentence with the number of processes killed since construction and the limit of the
   /// cgroup; empty if there were none.

@@ -117,7 +117,7 @@ CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool re
                                 bool has_weights) {
   if (options.log_fmt) return CombineRowForm::log_fmt;
   return remote && has_weights && options.reduction != Reduction::exact ? CombineRowForm::sums
-                                                                     : CombineRowForm::rows;
+                                                                        : CombineRowForm::rows;
 }
 
 void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch) {
