@@ -46,6 +46,7 @@ Nodes one_node(const Team& team) {
   return nodes;
 }
 
+#ifdef SHOAL_WITH_CUDA
 /// Threads of the host backend behind a staged group. The cores of a PE that has a GPU are idle
 /// while its rows pass through the host.
 std::int32_t threads_when_staged(const GroupState& group) {
@@ -54,6 +55,7 @@ std::int32_t threads_when_staged(const GroupState& group) {
   return static_cast<std::int32_t>(
       std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
 }
+#endif
 
 /// Whether the PE is on this node and the settings allow its GPU to be reached.
 bool should_reach(const shoal::detail::WorldState& world, Pe pe) {
