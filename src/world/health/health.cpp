@@ -169,6 +169,9 @@ void Health::write_to_all(const Write& write) noexcept {
 }
 
 void Health::publish_cause(const FailureCause& cause) noexcept {
+  // What caused the announced failure has been published. More would overwrite it under its
+  // readers.
+  if (announced_) return;
   std::uint64_t sequence = 0;
   {
     const std::lock_guard lock(mutex_);

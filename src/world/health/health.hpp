@@ -42,7 +42,8 @@ class Health {
   // Announcements to all other PEs. A PE that cannot be reached learns from the bootstrap or from
   // its own deadline.
 
-  /// Publishes why this PE gives something up, such as a group. Has no effect on waits.
+  /// Publishes why this PE gives something up, such as a group. Has no effect on waits, nor once
+  /// this PE has announced its end.
   void publish_cause(const FailureCause& cause) noexcept;
   /// Announces that this PE closes or leaves the world. Only the first announcement counts.
   void announce(PeerStatus status, const std::string& message) noexcept;
