@@ -50,8 +50,9 @@ class Backend {
   /// The same with all effort. Asked at the end.
   virtual std::optional<std::int32_t> ask_failed_rank() { return failed_rank(); }
 
-  virtual Routing route(const TensorView& topk_idx, const Launch& launch) = 0;
+  virtual Routing route(const TensorView& topk_idx, const RouteOptions& options) = 0;
   virtual Dispatched dispatch(const DispatchCall& call) = 0;
+  virtual void unpack(const Dispatched& received, const UnpackOptions& to) = 0;
   virtual Combined combine(const TensorView& y, const HandleState& handle,
                            const CombineOptions& options) = 0;
 
@@ -76,6 +77,8 @@ class Backend {
   virtual void warmup(Group& group) = 0;
   virtual void* stream() const { return nullptr; }
   virtual void synchronize() {}
+  /// Orders later calls after the work queued on a stream so far. Any thread.
+  virtual void order_after(void*) noexcept {}
   /// Waits for queued work like synchronize, but throws only if the group has failed.
   virtual void drain() {}
 };

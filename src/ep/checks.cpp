@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <tuple>
 
 #include "base/check.hpp"
 #include "ep/backend.hpp"
@@ -95,6 +96,20 @@ void check_launch(const GroupState& group, const char* call, const Launch& launc
           call);
 }
 
+void check_route_options(const GroupState& group, std::int64_t tokens,
+                         const RouteOptions& options) {
+  const auto check = [&](const char* name, const TensorView& array,
+                         std::initializer_list<std::int64_t> shape, DataType dtype) {
+    if (array.defined()) check_tensor(group, "route", name, array, shape, {dtype});
+  };
+  const auto& shape = group.shape;
+  check("RouteOptions.is_token_in_rank", options.is_token_in_rank, {tokens, shape.ranks},
+        DataType::uint8);
+  check("RouteOptions.tokens_per_rank", options.tokens_per_rank, {shape.ranks}, DataType::int32);
+  check("RouteOptions.tokens_per_expert", options.tokens_per_expert, {shape.experts},
+        DataType::int32);
+}
+
 void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens) {
   require(group.shape.max_tokens > 0, Code::invalid_argument,
           "dispatch: this group was made without normal mode (GroupOptions.max_tokens is 0)");
@@ -133,6 +148,11 @@ void check_dispatch_options(const GroupState& group, const TensorView& x,
     require(tokens == 0 || scales.data != nullptr, Code::invalid_argument,
             "dispatch: DispatchOptions.scales has no data");
   }
+  require(!options.all_weights ||
+              (!options.expert_major && (cached == nullptr || cached->expert_alignment == 0)),
+          Code::invalid_argument,
+          "dispatch: DispatchOptions.all_weights with an expert-major layout, whose rows have one "
+          "weight each");
   require(options.expert_alignment >= 1, Code::invalid_argument,
           "dispatch: DispatchOptions.expert_alignment is {}; at least 1 is allowed",
           options.expert_alignment);
@@ -160,8 +180,18 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
                    const CombineOptions& options) {
   const std::int64_t hidden = group.shape.hidden, tokens = handle.routing->tokens;
   check_launch(group, "combine", options.launch);
-  check_tensor(group, "combine", "y", y, {handle.result_rows, hidden},
+  const bool summed = options.topk_rows.defined();
+  check_tensor(group, "combine", "y", y,
+               {summed && y.rank == 2 ? y.shape[0] : handle.result_rows, hidden},
                {DataType::bfloat16, DataType::float16, DataType::float32});
+  for (const auto& [name, array, dtype] :
+       {std::tuple{"CombineOptions.topk_idx", options.topk_idx, DataType::int64},
+        std::tuple{"CombineOptions.topk_rows", options.topk_rows, DataType::int32}}) {
+    if (!array.defined()) continue;
+    require(handle.expert_alignment == 0, Code::invalid_argument,
+            "combine: {} is for rank-major layouts; this handle has an expert-major one", name);
+    check_tensor(group, "combine", name, array, {handle.result_rows, group.shape.top_k}, {dtype});
+  }
   const std::size_t row_bytes = hidden * size_of(y.dtype);
   require(
       row_bytes <= group.shape.max_combine_row_bytes, Code::invalid_argument,
@@ -170,7 +200,10 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
   require(reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && row_bytes % 16 == 0,
           Code::invalid_argument,
           "combine: y starts at an address or has rows that are not a multiple of 16 bytes");
-  if (options.weights.defined())
+  if (options.weights.defined() && summed)
+    check_tensor(group, "combine", "CombineOptions.weights", options.weights, {y.shape[0]},
+                 {DataType::float32});
+  else if (options.weights.defined())
     check_rows_of(group, "combine", "CombineOptions.weights", options.weights,
                   {handle.result_rows, handle.topk_slots(group.shape.top_k)}, {DataType::float32});
   require(options.bias.size() <= 2, Code::invalid_argument,
@@ -186,6 +219,12 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
     check_tensor(group, "combine", "CombineOptions.out", options.out, {tokens, hidden}, {y.dtype});
     require(reinterpret_cast<std::uintptr_t>(options.out.data) % 16 == 0, Code::invalid_argument,
             "combine: CombineOptions.out starts at an address that is not a multiple of 16 bytes");
+  }
+  if (options.out_weights.defined()) {
+    require(options.weights.defined(), Code::invalid_argument,
+            "combine: CombineOptions.out_weights without CombineOptions.weights");
+    check_tensor(group, "combine", "CombineOptions.out_weights", options.out_weights,
+                 {tokens, group.shape.top_k}, {DataType::float32});
   }
 }
 

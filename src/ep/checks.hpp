@@ -15,6 +15,9 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
                   const TensorView& tensor, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DataType> dtypes);
 
+/// The arrays of a route of so many tokens.
+void check_route_options(const GroupState& group, std::int64_t tokens, const RouteOptions& options);
+
 /// Requires a routing that dispatch can use: made by a group of the same ranks, experts, top_k and
 /// kind of backend, with at most max_tokens tokens. Reads only the routing's state; its public
 /// fields are copies for the caller.

@@ -186,6 +186,10 @@ void* Group::stream() const {
   return open_group(state_, "stream").backend->stream();
 }
 
+void Group::order_after(void* stream) const noexcept {
+  if (state_ != nullptr && !state_->closed) state_->backend->order_after(stream);
+}
+
 void Group::synchronize() {
   idle_group(state_, "synchronize").backend->synchronize();
 }

@@ -44,13 +44,35 @@ std::int64_t Handle::received_rows() const {
   return state_->received;
 }
 
+std::int64_t Handle::result_rows() const {
+  require(state_ != nullptr, Code::invalid_argument, "result_rows: the handle is empty");
+  return state_->result_rows;
+}
+
+std::int64_t Handle::tokens() const {
+  require(state_ != nullptr, Code::invalid_argument, "tokens: the handle is empty");
+  return state_->routing->tokens;
+}
+
 Routing Group::route(const TensorView& topk_idx, const Launch& launch) const {
+  return route(topk_idx, RouteOptions{.launch = launch});
+}
+
+Routing Group::route(const TensorView& topk_idx, const RouteOptions& options) const {
   detail::GroupState& group = detail::open_group(state_, "route");
   group.drain_work_queue();  // it may be in a call of this group
-  detail::check_launch(group, "route", launch);
+  detail::check_launch(group, "route", options.launch);
   detail::check_topk(topk_idx, group.shape, group.device,
                      std::max(group.shape.max_tokens, group.shape.low_latency_max_tokens), "route");
-  return group.backend->route(topk_idx, launch);
+  detail::check_route_options(group, topk_idx.shape[0], options);
+  return group.backend->route(topk_idx, options);
+}
+
+void Group::unpack(const Dispatched& received, const UnpackOptions& to) {
+  detail::GroupState& group = detail::idle_group(state_, "unpack");
+  detail::check_handle(group, "unpack", received.handle);
+  detail::check_launch(group, "unpack", to.launch);
+  group.backend->unpack(received, to);
 }
 
 Dispatched Group::dispatch(const TensorView& x, const Routing& routing,

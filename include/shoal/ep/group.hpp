@@ -115,6 +115,8 @@ class Group {
   /// topk_idx: int64 or int32 [tokens, top_k]; -1: none. Throws Error{invalid_argument} for an
   /// index outside the experts and for an expert that occurs twice in a row, naming the token.
   Routing route(const TensorView& topk_idx, const Launch& launch = {}) const;
+  /// Also fills the arrays of `options`.
+  Routing route(const TensorView& topk_idx, const RouteOptions& options) const;
 
   /// Sends each token to the ranks that hold its experts.
   ///
@@ -128,6 +130,11 @@ class Group {
   /// exchanged. Weights travel when they are given.
   Dispatched dispatch(const TensorView& x, const Handle& handle,
                       const DispatchOptions& options = {});
+
+  /// Copies what travelled beside the rows of a dispatch of this group to arrays of the caller, in
+  /// one kernel on GPUs. Local. Throws Error{invalid_argument} for an array that `received` does not
+  /// have and for another shape, dtype or device.
+  void unpack(const Dispatched& received, const UnpackOptions& to);
 
   /// Sums the expert output of each token at the token's own rank.
   ///
@@ -202,6 +209,11 @@ class Group {
   /// The group's cudaStream_t of high priority, for calls that name none; nullptr on the host.
   /// Another group may use it once this one and its tensors are gone.
   void* stream() const;
+  /// Orders later calls of the group after the work queued on `stream` (cudaStream_t) when they
+  /// begin: for results that were read there and are released. Any thread, also during calls of
+  /// another; the stream must live until the next call. Does nothing on the host and on a closed
+  /// group.
+  void order_after(void* stream) const noexcept;
   /// Waits until the group's work on the GPU is done, and throws what failed there: Error{timeout}
   /// naming who waited for whom in which phase, Error{invalid_argument} for indices that route
   /// found out of range, Error{mismatch}. Calls that wait for a size throw the same; later calls

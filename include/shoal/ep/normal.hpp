@@ -29,6 +29,10 @@ class Handle {
   bool valid() const noexcept { return state_ != nullptr; }
   /// As Dispatched::rows.
   std::int64_t received_rows() const;
+  /// Rows of the result, and of the expert output: unused ones included.
+  std::int64_t result_rows() const;
+  /// Tokens that this rank sent.
+  std::int64_t tokens() const;
   /// For Shoal's own layers.
   const std::shared_ptr<const detail::HandleState>& state() const noexcept { return state_; }
 
@@ -54,6 +58,9 @@ struct DispatchOptions {
   /// else Error{exhausted} on all ranks; with worst_case_rows it may take the room of several
   /// (GroupOptions::live_results).
   bool expert_major = false;
+  /// Dispatched::topk_weights has the weights of all top-k slots, also of those whose expert is
+  /// elsewhere (0 otherwise). Not with expert_major.
+  bool all_weights = false;
   /// Above 0: results have exactly this many rows, so that no size has to reach the host. Rows
   /// without a token have topk_idx -1. At most R * max_tokens; expert-major, gaps included:
   /// R * max_tokens * min(top_k, E / R) + E / R * (expert_alignment - 1).
@@ -80,6 +87,8 @@ struct DispatchOptions {
 /// | rows | | always on the host; -1 on GPUs with worst_case_rows |
 /// | row_count | int32 [1] | on GPUs, in device memory |
 /// | expert_counts | int32 [E / R] | on GPUs, in device memory |
+/// | expert_ends | int32 [E / R] | on GPUs, in device memory; not with a cached handle |
+/// | source_ends | int32 [R] | as expert_ends, and not expert-major |
 /// | handle | | always |
 ///
 /// With worst_case_rows the tensors have that many rows. On GPUs the rows of scales, topk_idx,
@@ -107,17 +116,41 @@ struct Dispatched {
   Tensor row_count;
   /// Tokens of each local expert, not rounded.
   Tensor expert_counts;
+  /// Sums of tokens_per_expert up to each local expert.
+  Tensor expert_ends;
+  /// Sums of rows_per_source up to each source rank.
+  Tensor source_ends;
   Handle handle;
+};
+
+/// Where Group::unpack copies what travelled beside the rows of a dispatch. Each array is optional;
+/// it has the shape of the field of Dispatched with its name, any strides, and its device.
+struct UnpackOptions {
+  TensorView scales{};                                       ///< float32 or int32
+  TensorView topk_idx{};                                     ///< int64
+  TensorView topk_weights{};                                 ///< float32
+  TensorView source_token{};                                 ///< int32
+  TensorView expert_counts{}, expert_ends{}, source_ends{};  ///< int32; on GPUs
+  Launch launch{};
 };
 
 struct CombineOptions {
   /// float32 [rows, top_k], expert-major [rows, 1]; optional. Returned to the source rank and
   /// summed there like the rows; expert-major: each to its top-k slot.
   TensorView weights{};
+  /// int64 [rows, top_k]; optional, rank-major: weights of slots with -1 count as 0.
+  TensorView topk_idx{};
+  /// int32 [rows, top_k]; optional, rank-major: y has any number of rows, and the expert output of a
+  /// received row is the sum of the rows of y that are listed here (-1: none), in float32 in
+  /// ascending top-k slots, rounded to y's dtype. `weights` are then float32 [rows of y], one for
+  /// each row. y may not lie in the group's memory.
+  TensorView topk_rows{};
   /// 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows.
   std::vector<TensorView> bias{};
   /// [tokens, hidden]; optional: the memory of the result.
   TensorView out{};
+  /// float32 [tokens, top_k]; optional: the memory of Combined::topk_weights.
+  TensorView out_weights{};
   Launch launch{};
 };
 
@@ -127,6 +160,8 @@ struct CombineOptions {
 /// |---|---|---|
 /// | x | [tokens, hidden], dtype of y | always; CombineOptions::out when that is given |
 /// | topk_weights | float32 [tokens, top_k] | when CombineOptions::weights is given |
+///
+/// topk_weights is CombineOptions::out_weights when that is given.
 struct Combined {
   Tensor x;
   Tensor topk_weights;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include <shoal/ep/options.hpp>
 #include <shoal/tensor.hpp>
 
 namespace shoal::ep {
@@ -36,6 +37,15 @@ struct Routing {
   std::int64_t tokens() const noexcept { return topk_idx.shape[0]; }
   /// Whether any expert of the token is on `rank`. For a group on the host.
   bool is_token_in_rank(std::int64_t token, std::int32_t rank) const;
+};
+
+/// Arrays that Group::route fills for the caller, each optional and contiguous, in the memory of the
+/// group.
+struct RouteOptions {
+  TensorView is_token_in_rank{};   ///< uint8 [tokens, R]: 1 where an expert of the token is there
+  TensorView tokens_per_rank{};    ///< int32 [R]
+  TensorView tokens_per_expert{};  ///< int32 [E]
+  Launch launch{};
 };
 
 }  // namespace shoal::ep

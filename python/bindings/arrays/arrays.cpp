@@ -14,13 +14,11 @@
 namespace shoal::python {
 namespace {
 
-constexpr std::array kTypes = {DataType::float32,     DataType::float16, DataType::bfloat16,
-                               DataType::float8_e4m3, DataType::int8,    DataType::uint8,
-                               DataType::int32,       DataType::int64,   DataType::float64};
-
 constexpr std::uint8_t kFloat8Code = 10;  // kDLFloat8_e4m3fn of DLPack 1.1
 
-nb::dlpack::dtype to_dlpack(DataType dtype) {
+}  // namespace
+
+nb::dlpack::dtype dlpack_type(DataType dtype) {
   using Code = nb::dlpack::dtype_code;
   const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
   switch (dtype) {
@@ -39,10 +37,16 @@ nb::dlpack::dtype to_dlpack(DataType dtype) {
   }
 }
 
+namespace {
+
+constexpr std::array kTypes = {DataType::float32,     DataType::float16, DataType::bfloat16,
+                               DataType::float8_e4m3, DataType::int8,    DataType::uint8,
+                               DataType::int32,       DataType::int64,   DataType::float64};
+
 std::optional<DataType> from_dlpack(nb::dlpack::dtype type) {
   if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool)) return DataType::uint8;
   for (const DataType dtype : kTypes)
-    if (to_dlpack(dtype) == type) return dtype;
+    if (dlpack_type(dtype) == type) return dtype;
   return std::nullopt;
 }
 
@@ -51,7 +55,7 @@ nb::dlpack::dtype to_numpy(DataType dtype) {
   const auto unsigned_code = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
   if (dtype == DataType::bfloat16) return {unsigned_code, 16, 1};
   if (dtype == DataType::float8_e4m3) return {unsigned_code, 8, 1};
-  return to_dlpack(dtype);
+  return dlpack_type(dtype);
 }
 
 std::string describe(nb::dlpack::dtype type) {
@@ -136,7 +140,7 @@ nb::object to_capsule(nb::handle_t<Array> self, const nb::kwargs& options) {
   nb::dict rest;
   for (const auto& [key, value] : options)
     if (nb::cast<std::string>(key) != "stream") rest[key] = value;
-  return export_view<nb::array_api>(array, self, to_dlpack(array.tensor.dtype))
+  return export_view<nb::array_api>(array, self, dlpack_type(array.tensor.dtype))
       .attr("__dlpack__")(**rest);
 }
 
@@ -216,7 +220,7 @@ Input optional_input(nb::handle array, const char* what) {
 
 bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dtype,
                 std::initializer_list<std::int64_t> shape) {
-  if (from.ndim != static_cast<std::int32_t>(shape.size()) || from.dtype != to_dlpack(dtype))
+  if (from.ndim != static_cast<std::int32_t>(shape.size()) || from.dtype != dlpack_type(dtype))
     return false;
   view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
   view.dtype = dtype;

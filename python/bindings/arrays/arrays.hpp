@@ -53,6 +53,9 @@ Input writable_input(nb::handle array, const char* what);
 /// input(); an undefined view for None.
 Input optional_input(nb::handle array, const char* what);
 
+/// The element type in DLPack.
+nb::dlpack::dtype dlpack_type(DataType dtype);
+
 /// Sets `view` and returns true where `from` is contiguous, of this element type and of this shape
 /// (-1: any extent). Accepts any device. For callers that report errors by other means.
 bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dtype,

@@ -2,8 +2,12 @@
 #include "exchange.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+
+#include "arrays.hpp"
 
 namespace shoal::python {
 namespace {
@@ -16,9 +20,20 @@ struct Table {
   const Table* previous;
   void (*allocate)();
   void (*managed_from_object)();
-  void (*managed_to_object)();
-  Exchange functions;
+  int (*managed_to_object)(void* tensor, void** object);
+  int (*view)(void* object, nb::dlpack::dltensor* view);
+  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);
 };
+/// DLManagedTensorVersioned, followed by what owns its memory.
+struct ExportedTensor {
+  std::uint32_t major = 1, minor = 0;
+  void* context = nullptr;
+  void (*deleter)(ExportedTensor*) = nullptr;
+  std::uint64_t flags = 0;
+  nb::dlpack::dltensor view{};
+  Tensor tensor;
+};
+
 constexpr std::uint32_t kMajor = 1;  // the version of this layout
 
 Exchange find_functions(PyTypeObject* type) {
@@ -30,7 +45,7 @@ Exchange find_functions(PyTypeObject* type) {
   if (table == nullptr) PyErr_Clear();
   while (table != nullptr && table->major != kMajor) table = table->previous;
   if (table == nullptr) return {};
-  return table->functions;
+  return {table->view, table->current_stream, table->managed_to_object};
 }
 
 }  // namespace
@@ -55,6 +70,27 @@ std::optional<nb::dlpack::dltensor> exchange_view(nb::handle array) {
   nb::dlpack::dltensor view;
   if (function(array.ptr(), &view) != 0) throw nb::python_error();
   return view;
+}
+
+nb::object exchange_object(PyTypeObject* type, Tensor tensor) {
+  const auto function = exchange_of(type).to_object;
+  if (function == nullptr) return {};
+  auto exported = std::make_unique<ExportedTensor>();
+  exported->tensor = std::move(tensor);
+  TensorView& from = exported->tensor;
+  const bool cuda = from.device.kind == DeviceKind::cuda;
+  exported->view.data = from.data;
+  exported->view.device = {cuda ? nb::device::cuda::value : nb::device::cpu::value,
+                           cuda ? from.device.index : 0};
+  exported->view.ndim = from.rank;
+  exported->view.dtype = dlpack_type(from.dtype);
+  exported->view.shape = from.shape.data();
+  exported->view.strides = from.strides.data();
+  exported->deleter = [](ExportedTensor* self) { delete self; };
+  void* object = nullptr;
+  if (function(exported.get(), &object) != 0) throw nb::python_error();
+  (void)exported.release();
+  return nb::steal(static_cast<PyObject*>(object));
 }
 
 std::optional<std::uintptr_t> exchange_stream(nb::handle array, nb::dlpack::dltensor view) {

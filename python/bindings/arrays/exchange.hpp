@@ -10,12 +10,16 @@
 #include <cstdint>
 #include <optional>
 
+#include "shoal/tensor.hpp"
+
 namespace shoal::python {
 
 /// Functions of the table of an array type; either may be null. They return 0 or set an error.
 struct Exchange {
   int (*view)(void* object, nanobind::dlpack::dltensor* view) = nullptr;
   int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream) = nullptr;
+  /// Takes a DLManagedTensorVersioned.
+  int (*to_object)(void* tensor, void** object) = nullptr;
 };
 
 /// The functions of a type, cached.
@@ -27,6 +31,10 @@ inline constexpr std::uintptr_t kLegacyStream = 1;
 /// The view of an array whose type has the table, valid while the array lives and keeps its shape;
 /// nullopt for other arrays. Throws python_error where the export fails.
 std::optional<nanobind::dlpack::dltensor> exchange_view(nanobind::handle array);
+
+/// An array of this type over `tensor`, which it owns; a null object where the type cannot make one.
+/// The values must be ready on the current stream.
+nanobind::object exchange_object(PyTypeObject* type, Tensor tensor);
 
 /// The current stream (cudaStream_t) of the library of the array, in this thread; 1 is the legacy
 /// default stream. nullopt where the library does not report it.

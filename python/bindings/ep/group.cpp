@@ -181,6 +181,7 @@ void bind_group(nb::module_& module) {
   bind_async(module, group);
   bind_low_latency(module, group);
   bind_hooked(module);
+  bind_normal_calls(module);
   bind_gate(module);
 }
 

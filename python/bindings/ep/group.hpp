@@ -50,6 +50,7 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group);
 void bind_async(nb::module_& module, nb::class_<Group>& group);
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group);
 void bind_hooked(nb::module_& module);
+void bind_normal_calls(nb::module_& module);
 void bind_gate(nb::module_& module);
 
 }  // namespace shoal::python

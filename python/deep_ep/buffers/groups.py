@@ -8,7 +8,6 @@ when a call needs them.
 from __future__ import annotations
 
 import struct
-import weakref
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -16,9 +15,11 @@ import torch
 
 import shoal
 import shoal.ep
+from shoal._core.ep import CallRouting, NormalCalls
 
 from ..utils.envs import is_set
 from ..utils.event import profiled
+from .allocation import empty_strided
 
 
 class GroupShape(NamedTuple):
@@ -31,16 +32,27 @@ class GroupShape(NamedTuple):
 
 class Received(NamedTuple):
     """The tensors of one dispatch. Only ``x`` may lie in the symmetric heap; its memory returns to
-    the heap when the tensor is released."""
+    the heap when the tensor is released.
+
+    source_ends: int32 [R], rows from ranks 0 to i. expert_counts, expert_ends: int32 [E / R],
+    tokens of each local expert, and sums of the aligned counts. A cached dispatch has x and scales
+    only.
+    """
 
     x: torch.Tensor
     scales: torch.Tensor | None
     topk_idx: torch.Tensor | None
     topk_weights: torch.Tensor | None
     source_token: torch.Tensor | None
-    rows_per_source: list[int]
-    tokens_per_expert: list[int]
+    source_ends: torch.Tensor | None
+    expert_counts: torch.Tensor | None
+    expert_ends: torch.Tensor | None
+    tokens_per_expert: list[int]  # aligned; [] where no size reaches the host
     handle: Any
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return self[:8]
 
 
 def to_torch(array: Any) -> torch.Tensor | None:
@@ -48,24 +60,28 @@ def to_torch(array: Any) -> torch.Tensor | None:
     return None if array is None else torch.from_dlpack(array)
 
 
-def to_torch_copy(array: Any) -> torch.Tensor | None:
-    """A contiguous copy of a shoal.Array in torch's memory."""
-    if array is None:
-        return None
-    return torch.from_dlpack(array).clone(memory_format=torch.contiguous_format)
-
-
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without its gradient, which DLPack cannot export."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def as_rows(x: torch.Tensor) -> tuple[torch.Tensor, str | None]:
-    """The tensor to pass to shoal, and its ``dtype=`` where DLPack cannot express the dtype."""
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """The tensor to pass to shoal: float8 as bytes, because older DLPack has no float8."""
     x = detached(x)
-    if x.dtype == torch.float8_e4m3fn:
-        return x.view(torch.uint8), "float8_e4m3"
-    return x, None
+    return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
+
+
+class DispatchTerms(NamedTuple):
+    """What a dispatch sends besides its rows, and how. ``stream``: cudaStream_t, 0 on the CPU."""
+
+    weights: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+    alignment: int = 1
+    worst_rows: int = 0
+    all_weights: bool = False
+    captured: bool = False  # by a CUDA graph
+    stream: int = 0
+    sms: int = 0
 
 
 class NormalGroup:
@@ -87,8 +103,9 @@ class NormalGroup:
         self.max_tokens = max_tokens
         self.max_scales = max_scales
         self._stay = 0 if is_set("EP_COPY_RECEIVED") else self.LIVE_RESULTS[device.type]
-        self._held: set[object] = set()
         self._captured: list[Any] = []
+        self._on_gpu = device.type == "cuda"
+        self._empty = empty_strided(device)
         self.group = shoal.ep.Group(
             team,
             **shape._asdict(),
@@ -96,66 +113,137 @@ class NormalGroup:
             max_scales=max_scales,
             live_results=self._stay + 1,
         )
+        self._ranks, self._local_experts = team.size, shape.experts // team.size
+        self._calls = NormalCalls(self.group, torch.Tensor)
 
-    def dispatch(
-        self, x: torch.Tensor, routing_or_handle: Any, *, captured: bool = False, **options: Any
-    ) -> Received:
-        """``shoal.ep.Group.dispatch`` with tensors. ``captured``: a CUDA graph captures the
-        call."""
-        rows, dtype = as_rows(x)
-        stays = not (captured or self._captured) and len(self._held) < self._stay
-        on_gpu = rows.is_cuda
+    def keep_captured(self, created: Any) -> None:
+        """Keeps what a captured dispatch of ``group`` writes to."""
+        self._captured.append(created)
+
+    def empty(self, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised contiguous tensor of one or two dimensions."""
+        return self._empty(extents, (1,) if len(extents) == 1 else (extents[1], 1), dtype)
+
+    def route(
+        self,
+        topk_idx: torch.Tensor,
+        stream: int,
+        in_rank: torch.Tensor | None = None,
+        per_rank: torch.Tensor | None = None,
+        per_expert: torch.Tensor | None = None,
+    ) -> Any:
+        """A routing; fills the tensors that are given."""
+        return self._calls.route(topk_idx, in_rank, per_rank, per_expert, stream)
+
+    def dispatch(self, x: torch.Tensor, layout: Any, terms: DispatchTerms) -> Received:
+        """Sends rows along a routing, or a handle of an earlier dispatch."""
+        is_new = isinstance(layout, CallRouting)
+        stays = not (terms.captured or self._captured) and self._calls.held < self._stay
         # On GPUs the kernels have the names that profilers look for.
-        with nullcontext() if on_gpu else profiled("dispatch_impl"):
-            got = self.group.dispatch(
-                rows, routing_or_handle, dtype=dtype, copy_out=not (stays or on_gpu), **options
+        with nullcontext() if self._on_gpu else profiled("dispatch_impl"):
+            result = self._calls.dispatch(
+                as_rows(x),
+                layout,
+                terms.weights,
+                terms.scales,
+                terms.alignment,
+                terms.worst_rows,
+                terms.all_weights,
+                terms.stream,
+                terms.sms,
             )
-        if captured:
+        if terms.captured:
             # Every replay writes to their places in the heap.
-            self._captured += (routing_or_handle, got.handle)
-        received = to_torch(got.x)
-        if stays:
-            self._hold(received)
-        elif on_gpu:
-            received = received.clone()
-        small = to_torch_copy if stays or on_gpu else to_torch
+            self._captured += (layout, result.handle)
+        rows = result.take_x()
+        if not isinstance(rows, torch.Tensor):
+            rows = torch.from_dlpack(rows)
+        if rows.dtype != x.dtype:
+            rows = rows.view(x.dtype)
+        return self._unpack(result, rows if stays else rows.clone(), terms, is_new)
+
+    def _unpack(self, result: Any, x: torch.Tensor, terms: DispatchTerms, is_new: bool) -> Received:
+        rows, top_k, empty = x.shape[0], self.shape.top_k, self._empty
+        scales = weights = idx = source = source_ends = counts = expert_ends = None
+        if terms.scales is not None:
+            count = terms.scales.shape[1]
+            scales = empty((rows, count), (count, 1), terms.scales.dtype)
+        if terms.weights is not None:
+            weights = empty((rows, top_k), (top_k, 1), torch.float32)
+        if not is_new:
+            if scales is not None or weights is not None:
+                self._calls.unpack(result, scales, None, weights, None, None, None, None)
+            return Received(x, scales, None, weights, None, None, None, None, [], result.handle)
+        idx = empty((rows, top_k), (top_k, 1), torch.int64)
+        source = empty((rows,), (1,), torch.int32)
+        if self._on_gpu:
+            source_ends = empty((self._ranks,), (1,), torch.int32)
+            counts = empty((self._local_experts,), (1,), torch.int32)
+            expert_ends = empty((self._local_experts,), (1,), torch.int32)
+        self._calls.unpack(result, scales, idx, weights, source, counts, expert_ends, source_ends)
+        if not self._on_gpu:
+            source_ends, counts, expert_ends = self._count(result, idx, terms.alignment)
+        tokens_per_expert = [] if terms.worst_rows else result.tokens_per_expert
         return Received(
-            received,
-            small(got.scales),
-            small(got.topk_idx),
-            small(got.topk_weights),
-            small(got.source_token),
-            list(got.rows_per_source),
-            list(got.tokens_per_expert),
-            got.handle,
+            x,
+            scales,
+            idx,
+            weights,
+            source,
+            source_ends,
+            counts,
+            expert_ends,
+            tokens_per_expert,
+            result.handle,
+        )
+
+    def _count(
+        self, result: Any, idx: torch.Tensor, alignment: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """source_ends, expert_counts and expert_ends on the CPU."""
+        source_ends = torch.tensor(result.rows_per_source, dtype=torch.int32)
+        counts = torch.bincount(idx[idx >= 0], minlength=self._local_experts).int()
+        aligned = (counts + (alignment - 1)) // alignment * alignment
+        return (
+            source_ends.cumsum(0, dtype=torch.int32),
+            counts,
+            aligned.cumsum(0, dtype=torch.int32),
         )
 
     def combine(
-        self, y: torch.Tensor, handle: Any, tokens: int, **options: Any
+        self,
+        y: torch.Tensor,
+        handle: Any,
+        tokens: int,
+        weights: torch.Tensor | None,
+        biases: tuple[torch.Tensor, ...],
+        stream: int,
+        sms: int,
+        topk_idx: torch.Tensor | None = None,
+        topk_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """``shoal.ep.Group.combine`` with tensors; ``tokens`` is what the dispatch sent."""
-        y = detached(y)
-        if not y.is_cuda:
-            with profiled("combine_impl"):
-                sums = self.group.combine(y, handle, **options)
-            return to_torch(sums.x), to_torch(sums.topk_weights)
-        out = torch.empty((tokens, self.shape.hidden), dtype=y.dtype, device=y.device)
-        sums = self.group.combine(y, handle, out=out, **options)
-        return out, to_torch_copy(sums.topk_weights)
-
-    def _hold(self, tensor: torch.Tensor) -> None:
-        """Counts a result in the heap until its memory is released."""
-        token = object()
-        self._held.add(token)
-        stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
-
-        def release(held=self._held) -> None:
-            held.discard(token)
-            # The heap does not track streams: the next dispatch waits for the last reader.
-            if stream is not None and not torch.cuda.is_current_stream_capturing():
-                stream.wait_stream(torch.cuda.current_stream(stream.device))
-
-        weakref.finalize(tensor.untyped_storage(), release).atexit = False
+        """The sums of the expert output, and of weights where given; ``tokens`` is what the
+        dispatch sent. topk_idx, topk_rows: as in shoal."""
+        hidden, top_k = self.shape.hidden, self.shape.top_k
+        out = self._empty((tokens, hidden), (hidden, 1), y.dtype)
+        out_weights = None
+        if weights is not None:
+            out_weights = self._empty((tokens, top_k), (top_k, 1), torch.float32)
+            weights = detached(weights)
+        with nullcontext() if self._on_gpu else profiled("combine_impl"):
+            self._calls.combine(
+                detached(y),
+                handle,
+                weights,
+                topk_idx,
+                topk_rows,
+                biases,
+                out,
+                out_weights,
+                stream,
+                sms,
+            )
+        return out, out_weights
 
 
 class GroupPool:
@@ -214,6 +302,14 @@ class GroupPool:
     def existing(self, shape: GroupShape) -> NormalGroup | None:
         """The current group of ``shape``, or None; local."""
         return self._groups.get(shape)
+
+    def for_routing(self, experts: int, top_k: int, tokens: int) -> NormalGroup | None:
+        """The current group that was created last for these experts and top-k and has room for
+        ``tokens``, whatever its hidden size; None where there is none. Local."""
+        for shape, group in reversed(self._groups.items()):
+            if shape.experts == experts and shape.top_k == top_k:
+                return group if group.max_tokens >= tokens else None
+        return None
 
     def __iter__(self):
         return iter([*self._groups.values(), *self._replaced])

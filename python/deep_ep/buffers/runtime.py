@@ -8,7 +8,6 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,24 +26,6 @@ def pick_device() -> torch.device:
     heap = os.environ.get("SHOAL_HEAP") or ("cuda" if torch.cuda.is_available() else "host")
     return (
         torch.device("cuda", torch.cuda.current_device()) if heap == "cuda" else torch.device("cpu")
-    )
-
-
-Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-
-
-def empty_strided(device: torch.device) -> Allocate:
-    """A function (shape, strides, dtype) that allocates a tensor on the CPU or the current GPU.
-
-    It is the function of torch's compiled code, a third of the time of torch.empty, which spends
-    most of its time on parsing arguments. Versions of torch without it get torch.empty_strided.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._C._dynamo import guards
-
-        return guards._empty_strided_cuda if device.type == "cuda" else guards._empty_strided_cpu
-    return lambda shape, strides, dtype: torch.empty_strided(
-        shape, strides, dtype=dtype, device=device
     )
 
 
@@ -129,7 +110,7 @@ class Runtime:
         if self.device.type != "cuda":
             return None
         # The function of torch's compiled code: torch.cuda.current_stream() takes 10 us.
-        return torch._C._cuda_getCurrentRawStream(self.device.index) or 1  # as stream_number
+        return torch._C._cuda_getCurrentRawStream(self.device.index) or 1  # 0 is no stream in shoal
 
     def synchronize_stream(self) -> None:
         """Waits on the host for the current stream; nothing on the CPU."""
@@ -153,7 +134,7 @@ class Runtime:
                 previous_event is not None and async_finish,
                 f"{call}: allocate_on_comm_stream=True needs previous_event and async_finish=True",
             )
-        return Operation(self.comm_stream, previous_event, async_finish)
+        return Operation(self, previous_event, async_finish)
 
     def close(self) -> None:
         """Closes the world. Collective. Tensors in its heap stay readable."""
@@ -178,14 +159,14 @@ class Operation:
     """A context whose work runs on the comm stream.
 
     The comm stream first waits for ``previous_event``, or for the current stream where there is no
-    event. Unless ``asynchronous``, the current stream waits for the comm stream at the end. On the
+    event. Unless ``asynchronous``, the current stream waits for the comm stream at the end. Work
+    that has neither runs on the current stream, which gives the same order without events. On the
     CPU every call is complete when it returns, and events are always set.
     """
 
-    def __init__(
-        self, comm_stream: torch.cuda.Stream | None, previous_event: Any, asynchronous: bool
-    ):
-        self._comm = comm_stream
+    def __init__(self, runtime: Runtime, previous_event: Any, asynchronous: bool):
+        self._runtime = runtime
+        self._comm = runtime.comm_stream
         self._previous = getattr(previous_event, "event", previous_event)
         self._also: list[Any] = []
         self._asynchronous = asynchronous
@@ -199,10 +180,20 @@ class Operation:
     @property
     def launch(self) -> dict[str, int]:
         """The options of shoal's calls that name the stream."""
-        return {} if self._comm is None else {"stream": stream_number(self._comm)}
+        return {"stream": self._stream} if self._stream else {}
+
+    @property
+    def stream(self) -> int:
+        """The stream of the work inside the block, for shoal; 0 on the CPU."""
+        return self._stream
 
     def __enter__(self) -> Operation:
-        if self._comm is not None:
+        if self._comm is not None and not (
+            self._asynchronous or self._also or self._previous is not None
+        ):
+            # The current stream would wait for the comm stream on both sides.
+            self._comm = None
+        elif self._comm is not None:
             self._compute = torch.cuda.current_stream()
             self._scope = torch.cuda.stream(self._comm)
             self._scope.__enter__()
@@ -212,6 +203,7 @@ class Operation:
                 self._previous.current_stream_wait()
             for event in self._also:
                 event.current_stream_wait()
+        self._stream = self._runtime.current_stream() or 0
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -230,8 +222,3 @@ class Operation:
                     if isinstance(tensor, torch.Tensor):
                         tensor.record_stream(stream)
         return EventOverlap(self._event)
-
-
-def stream_number(stream: torch.cuda.Stream) -> int:
-    """A cudaStream_t; the default stream is 1, because shoal takes 0 for the group's own stream."""
-    return stream.cuda_stream or 1

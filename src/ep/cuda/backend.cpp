@@ -29,8 +29,11 @@ class CudaBackend final : public detail::Backend {
   }
   std::optional<std::int32_t> ask_failed_rank() override { return group_.ask_failed_rank(); }
 
-  Routing route(const TensorView& topk_idx, const Launch& launch) override {
-    return normal_.route(topk_idx, launch);
+  Routing route(const TensorView& topk_idx, const RouteOptions& options) override {
+    return normal_.route(topk_idx, options);
+  }
+  void unpack(const Dispatched& received, const UnpackOptions& to) override {
+    normal_.unpack(received, to);
   }
   Dispatched dispatch(const detail::DispatchCall& call) override { return normal_.dispatch(call); }
   Combined combine(const TensorView& y, const detail::HandleState& handle,
@@ -74,6 +77,9 @@ class CudaBackend final : public detail::Backend {
   void* stream() const override { return group_.stream; }
   void synchronize() override { group_.synchronize(); }
   void drain() override { group_.drain(); }
+  void order_after(void* stream) noexcept override {
+    group_.order_after(static_cast<cudaStream_t>(stream));
+  }
 
  private:
   GroupState& state_;

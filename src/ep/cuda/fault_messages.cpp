@@ -19,6 +19,8 @@ const char* phase_name(Phase phase) {
       return "receive";
     case Phase::combine_notify:
       return "notify";
+    case Phase::combine_fetch:
+      return "fetch";
     case Phase::combine_finish:
       return "finish";
     case Phase::low_latency_dispatch_grant:
@@ -40,6 +42,7 @@ const char* awaited(Phase phase) {
     case Phase::low_latency_dispatch_receive:
       return "rows";
     case Phase::combine_notify:
+    case Phase::combine_fetch:
     case Phase::low_latency_combine_receive:
       return "its expert outputs";
     case Phase::combine_finish:
@@ -61,6 +64,7 @@ const char* operation_of(const FaultReport& report) {
     case Phase::dispatch_receive:
       return "dispatch";
     case Phase::combine_notify:
+    case Phase::combine_fetch:
     case Phase::combine_finish:
       return "combine";
     case Phase::low_latency_dispatch_grant:

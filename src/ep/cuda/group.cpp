@@ -19,7 +19,8 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
   resources = std::make_shared<GroupResources>(gpu);
   stream = resources->stream;
   last_stream = stream;
-  check(cudaEventCreateWithFlags(&between_, cudaEventDisableTiming), "event of an ep::Group");
+  for (cudaEvent_t* const event : {&between_, &read_})
+    check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event of an ep::Group");
   report_memory = take_pinned(sizeof(FaultReport));
   report = static_cast<FaultReport*>(report_memory.get());
   device_memory = resources->allocate(sizeof(GroupMemory), stream, resources);
@@ -36,6 +37,7 @@ CudaGroup::~CudaGroup() {
   if (last_stream != stream) (void)cudaEventSynchronize(between_);
   (void)cudaStreamSynchronize(stream);
   (void)cudaEventDestroy(between_);
+  (void)cudaEventDestroy(read_);
 }
 
 void CudaGroup::open() {
@@ -80,10 +82,28 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
     }
     last_stream = on;
     under_way_ = true;
+    wait_for_readers(on);
   }
   if (launch.after != nullptr)
     check(cudaStreamWaitEvent(on, static_cast<cudaEvent_t>(launch.after), 0), "Launch.after");
   return on;
+}
+
+void CudaGroup::order_after(cudaStream_t other) noexcept {
+  const std::lock_guard lock(readers_mutex_);
+  if (std::find(readers_.begin(), readers_.end(), other) == readers_.end())
+    readers_.push_back(other);
+}
+
+void CudaGroup::wait_for_readers(cudaStream_t on) {
+  const std::lock_guard lock(readers_mutex_);
+  for (cudaStream_t reader : readers_) {
+    // A graph that reads a result keeps it, so work that is being captured needs no order.
+    if (reader == on || capturing(reader)) continue;
+    check(cudaEventRecord(read_, reader), "order of an ep::Group's calls");
+    check(cudaStreamWaitEvent(on, read_, 0), "order of an ep::Group's calls");
+  }
+  readers_.clear();
 }
 
 void CudaGroup::end(const Launch& launch, cudaStream_t on) {

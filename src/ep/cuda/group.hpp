@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,8 @@ struct CudaGroup {
   /// Starts a call: makes the GPU current on this thread, and orders the call's stream after
   /// earlier calls and after Launch::after. Returns the stream.
   cudaStream_t begin(const Launch& launch);
+  /// Orders the next call after work on this stream. Any thread.
+  void order_after(cudaStream_t other) noexcept;
   /// Ends a call: reports launch errors, records Launch::done, and orders later calls. The caller
   /// may destroy its stream from now on.
   void end(const Launch& launch, cudaStream_t on);
@@ -78,8 +81,13 @@ struct CudaGroup {
   void synchronize();
 
  private:
-  cudaEvent_t between_ = nullptr;  // recorded behind each call on a stream of the caller
-  bool under_way_ = true;          // calls may be in progress: another stream has to wait for them
+  void wait_for_readers(cudaStream_t on);
+
+  std::mutex readers_mutex_;
+  std::vector<cudaStream_t> readers_;  ///< streams that later calls are ordered after
+  cudaEvent_t read_ = nullptr;         // recorded on each of them in turn
+  cudaEvent_t between_ = nullptr;      // recorded behind each call on a stream of the caller
+  bool under_way_ = true;  // calls may be in progress: another stream has to wait for them
   /// The call that began last, so that the driver is asked only once whether its stream is
   /// captured.
   struct {

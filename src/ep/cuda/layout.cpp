@@ -35,6 +35,8 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   rank_combine_rows = shape.mask_failed ? std::min(shape.top_k, shape.local_experts) : 0;
   token_combine_rows = shape.mask_failed ? ranks * rank_combine_rows : top_k;
   combine_flags = cursor.take(product(2, tokens, token_combine_rows, sizeof(std::uint64_t)));
+  staged_pieces = shape.combine_staging ? (shape.max_tokens + kStagedRows - 1) / kStagedRows : 0;
+  staged_flags = cursor.take(product(ranks, staged_pieces, sizeof(std::uint64_t)));
   control_end = cursor.aligned(kPage);
 
   cursor.at = control_end;

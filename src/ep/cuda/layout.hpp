@@ -67,7 +67,11 @@ struct DeviceNotice {
   /// combine: the rank's number of the shared range that holds y, whose start `region` then counts
   /// from; 0: none.
   std::uint64_t share;
+  std::uint64_t staged;  ///< combine: not 0 where rows or weights are staged while others fetch
 };
+
+/// Rows of a piece of staged expert output: enough for all warps of a block.
+inline constexpr std::int32_t kStagedRows = 32;
 
 /// Offsets in the group's block of the heap. The layout of an entry is in brackets; [2] is the
 /// parity of the epoch.
@@ -98,6 +102,8 @@ struct DeviceLayout {
   std::size_t token_combine_rows, rank_combine_rows;
   /// [2][tokens][token_combine_rows] CombineNoticeWord, for rows with flags.
   std::size_t combine_flags;
+  /// [ranks][staged_pieces] words: epoch of the combine for which that rank has staged the piece.
+  std::size_t staged_flags, staged_pieces;
   std::size_t control_end;
 
   // Normal mode.

@@ -6,7 +6,9 @@
 
 #include "base/check.hpp"
 #include "ep/host/low_latency/low_latency.hpp"
+#include "ep/host/normal/expert_output.hpp"
 #include "ep/host/normal/normal.hpp"
+#include "ep/unpack.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -27,8 +29,9 @@ class HostBackend final : public detail::Backend {
     return host::cause_of(group_, failed);
   }
 
-  Routing route(const TensorView& topk_idx, const Launch&) override;
+  Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
   Dispatched dispatch(const detail::DispatchCall& call) override;
+  void unpack(const Dispatched& received, const UnpackOptions& to) override;
   Combined combine(const TensorView& y, const HandleState& handle,
                    const CombineOptions& options) override;
 
@@ -80,7 +83,23 @@ class HostBackend final : public detail::Backend {
   HostGroup group_;
 };
 
-Routing HostBackend::route(const TensorView& topk_idx, const Launch&) {
+/// Writes the arrays that the caller asks for.
+void copy_routing(const Routing& routing, const RouteOptions& to) {
+  const auto copy = [](const std::vector<std::int32_t>& from, const TensorView& array) {
+    if (array.defined()) std::copy(from.begin(), from.end(), array.as<std::int32_t>());
+  };
+  copy(routing.tokens_per_rank, to.tokens_per_rank);
+  copy(routing.tokens_per_expert, to.tokens_per_expert);
+  if (!to.is_token_in_rank.defined()) return;
+  auto* const in_rank = to.is_token_in_rank.as<std::uint8_t>();
+  const auto ranks = static_cast<std::int64_t>(routing.tokens_per_rank.size());
+  std::fill_n(in_rank, routing.tokens() * ranks, std::uint8_t{0});
+  for (std::int64_t token = 0; token < routing.tokens(); ++token)
+    for (const detail::Copy& sent : routing.state->copies_of(token))
+      in_rank[token * ranks + sent.rank] = 1;
+}
+
+Routing HostBackend::route(const TensorView& topk_idx, const RouteOptions& options) {
   const auto& shape = group_.state.shape;
   const std::int64_t most = std::max(shape.max_tokens, shape.low_latency_max_tokens);
   auto state = detail::make_routing(detail::checked_topk(topk_idx, shape, most, "route"), shape);
@@ -89,7 +108,13 @@ Routing HostBackend::route(const TensorView& topk_idx, const Launch&) {
   routing.tokens_per_rank = state->tokens_per_rank;
   routing.tokens_per_expert = state->tokens_per_expert;
   routing.state = std::move(state);
+  copy_routing(routing, options);
   return routing;
+}
+
+void HostBackend::unpack(const Dispatched& received, const UnpackOptions& to) {
+  for (const auto& copy : detail::unpacked_arrays(group_.state, received, to))
+    detail::copy_array(copy);
 }
 
 Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {
@@ -103,6 +128,13 @@ Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {
 
 Combined HostBackend::combine(const TensorView& y, const HandleState& handle,
                               const CombineOptions& options) {
+  if (options.topk_rows.defined() || options.topk_idx.defined()) {
+    const ExpertOutput output = prepare_expert_output(y, options);
+    CombineOptions prepared = options;
+    prepared.weights = output.weights;
+    prepared.topk_rows = prepared.topk_idx = {};
+    return combine(output.y, handle, prepared);
+  }
   check_staging(group_, y, options);
   return committed(group_, [&] {
     const NoticeBoard board = combine_send(group_, y, handle, options);

@@ -295,7 +295,7 @@ def check_results_are_copied_where_that_is_asked_for(_):
             sums, summed_weights, _ = buffer.combine(recv_x, handle, topk_weights=recv_weights)
             assert torch.equal(sums, plain_sum(x, layout["is_token_in_rank"]))
             assert torch.equal(summed_weights, masked(weights, topk_idx))
-        assert [len(group._held) for group in buffer.runtime.groups] == [0]
+        assert [group._calls.held for group in buffer.runtime.groups] == [0]
         assert all(
             torch.equal(got, want) and torch.equal(twice, 2 * want) for got, twice, want in held
         )

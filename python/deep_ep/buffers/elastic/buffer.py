@@ -22,6 +22,7 @@ from ...utils.event import EventHandle, EventOverlap, profiled
 from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
 from ..checks import describe, expect
+from ..groups import detached
 from ..runtime import Operation, Runtime
 from . import sizes
 from .combine import Combiner
@@ -249,30 +250,23 @@ class ElasticBuffer:
         with self._operation(
             "dispatch", previous_event, previous_event_before_epilogue, async_with_compute_stream
         ) as operation:
-            metadata = dispatcher.metadata(terms, rows.shape[0], scales, topk_weights)
-            launch = self._launch(operation, num_sms)
+            sent_with = (rows, scales, topk_weights, operation.stream, num_sms)
             if cached:
-                received = dispatcher.send_cached(handle, rows, metadata, launch)
+                received = dispatcher.send_cached(handle, terms, *sent_with)
             else:
-                sent = dispatcher.send_new(terms, rows, metadata, operation, launch)
+                sent = dispatcher.send_new(terms, *sent_with)
                 received = sent.received
             with profiled("dispatch_copy_epilogue_impl"):
                 if not cached:
                     handle = dispatcher.make_handle(terms, sent, do_handle_copy, num_sms)
                     if stats is not None:
                         stats += handle.num_unaligned_recv_tokens_per_expert
-                weighted = topk_weights is not None
                 outputs = make_outputs(
-                    received,
-                    handle,
-                    scales,
-                    weighted,
-                    do_zero_padding,
-                    use_tma_aligned_col_major_sf,
+                    received, handle, do_zero_padding, use_tma_aligned_col_major_sf
                 )
         recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
         inputs = (rows, scales, terms.topk_idx, topk_weights)
-        overlap = operation.overlap(inputs, (*outputs, received.x, *vars(handle).values()))
+        overlap = operation.overlap(inputs, (*outputs, *received.tensors, *handle.tensors))
         recv_rows = recv_x if scales is None else (recv_x, recv_scales)
         return recv_rows, recv_topk_idx, recv_weights, handle, overlap
 
@@ -310,18 +304,20 @@ class ElasticBuffer:
         with self._operation(
             "combine", previous_event, previous_event_before_epilogue, async_with_compute_stream
         ) as operation:
-            target = combiner.target(handle, operation)
-            with profiled("combine_reduce_epilogue_impl"):  # before the kernel, unlike in DeepEP
-                y, weights = combiner.prepare(x, handle, topk_weights)
+            with profiled("combine_reduce_epilogue_impl"):  # in the kernel, unlike in DeepEP
+                output = combiner.prepare(x, handle, topk_weights)
             sums, summed_weights = handle.shoal.group.combine(
-                y,
-                target,
+                output.y,
+                combiner.target(handle, operation.stream),
                 handle.topk_idx.shape[0],
-                weights=weights,
-                bias=tuple(one.detach() for one in biases),
-                **self._launch(operation, num_sms or handle.num_sms),
+                output.weights,
+                tuple(detached(one) for one in biases),
+                operation.stream,
+                num_sms or handle.num_sms,
+                output.topk_idx,
+                output.topk_rows,
             )
-        inputs = (x, topk_weights, *biases, y, weights)
+        inputs = (x, topk_weights, *biases)
         return sums, summed_weights, operation.overlap(inputs, (sums, summed_weights))
 
     def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
@@ -558,9 +554,6 @@ class ElasticBuffer:
         operation = self.runtime.operation(call, previous, asynchronous)
         operation.also_wait(before_epilogue)
         return operation
-
-    def _launch(self, operation: Operation, num_sms: int) -> dict[str, int]:
-        return {**operation.launch, "sms": num_sms} if operation.launch else {}
 
     def _check_call(
         self, call: str, num_qps: int, previous_event: Any, allocate_on_comm_stream: bool

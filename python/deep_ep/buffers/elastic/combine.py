@@ -7,17 +7,26 @@ by one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...utils.semantic import native_assert
 from ..checks import require_tensor
-from ..runtime import Operation, Runtime
+from ..runtime import Runtime
 from . import layout
 from .handle import EPHandle
 
 _CALL = "combine"
+
+
+class ExpertOutput(NamedTuple):
+    """The arguments of NormalGroup.combine that depend on the form of the rows."""
+
+    y: torch.Tensor
+    weights: torch.Tensor | None
+    topk_idx: torch.Tensor | None
+    topk_rows: torch.Tensor | None
 
 
 class Combiner:
@@ -54,25 +63,21 @@ class Combiner:
 
     def prepare(
         self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The rows and weights to send."""
+    ) -> ExpertOutput:
+        """What to pass to combine. Expert-major rows of a rank are summed there."""
         known: layout.ShoalLayout = handle.shoal
-        y, weights = x.detach(), None if topk_weights is None else topk_weights.detach()
         if handle.do_expand and self._allow_multiple_reduction:
-            y = layout.sum_topk_slots(y, known.slot_rows)
-            if weights is not None:
-                weights = layout.weights_by_topk_slot(weights, known.slot_rows)
-        elif weights is not None:
-            weights = weights.masked_fill(known.topk_idx < 0, 0)
-        return y, weights
+            return ExpertOutput(x, topk_weights, None, known.topk_rows)
+        # Weights of top-k slots with experts elsewhere came with the rows and must not be added.
+        return ExpertOutput(x, topk_weights, None if topk_weights is None else known.topk_idx, None)
 
-    def target(self, handle: EPHandle, operation: Operation) -> Any:
+    def target(self, handle: EPHandle, stream: int) -> Any:
         """Shoal's handle of the layout in which rows are sent."""
         if not self.sends_every_slot(handle):
             return handle.shoal.handle
-        return self._expert_major_handle(handle, operation)
+        return self._expert_major_handle(handle, stream)
 
-    def _expert_major_handle(self, handle: EPHandle, operation: Operation) -> Any:
+    def _expert_major_handle(self, handle: EPHandle, stream: int) -> Any:
         """The handle of the layout in Shoal's expert-major form.
 
         The first combine creates it by a dispatch of rows of 16 bytes.
@@ -82,15 +87,20 @@ class Combiner:
             return known.expert_major_handle[0]
         captured = self._runtime.capturing()
         tokens, device = handle.topk_idx.shape[0], handle.topk_idx.device
-        created = known.group.dispatch(
+        created = known.group.group.dispatch(
             torch.zeros((tokens, 16), dtype=torch.int8, device=device),
-            known.routing,
-            captured=captured,
+            known.group.group.route(handle.topk_idx, **stream_option(stream)),
             expert_alignment=handle.expert_alignment,
             expert_major=True,
             worst_case_rows=handle.num_expanded_tokens if known.worst_rows else 0,
-            **operation.launch,
+            **stream_option(stream),
         )
-        if not captured:  # a captured dispatch fills its handle at each replay
+        if captured:  # every replay fills the handle in its place
+            known.group.keep_captured(created)
+        else:
             known.expert_major_handle.append(created.handle)
         return created.handle
+
+
+def stream_option(stream: int) -> dict[str, int]:
+    return {"stream": stream} if stream else {}

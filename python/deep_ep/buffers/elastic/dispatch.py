@@ -14,8 +14,8 @@ import torch
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert, value_or
 from ..checks import describe, expect, require_rows, require_tensor
-from ..groups import GroupShape, NormalGroup, Received
-from ..runtime import Operation, Runtime
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
+from ..runtime import Runtime
 from . import layout
 from .handle import EPHandle
 
@@ -150,49 +150,55 @@ class Dispatcher:
             extents = (terms.num_experts // self._runtime.num_ranks,)
             require_tensor(_CALL, name, stats, (torch.int32,), extents, device)
 
-    def metadata(
-        self, terms: Terms, rows: int, scales: torch.Tensor | None, weights: torch.Tensor | None
-    ) -> torch.Tensor:
-        """int32 [rows, words] that travel with the rows: scales, weights of all top-k slots, and
-        source rank * M + token."""
-        first = self._runtime.rank * terms.max_tokens
-        ids = torch.arange(first, first + rows, dtype=torch.int32, device=self._runtime.device)
-        parts = [part.detach().view(torch.int32) for part in (scales, weights) if part is not None]
-        return torch.cat((*parts, ids[:, None]), dim=1)
-
     def send_new(
         self,
         terms: Terms,
         rows: torch.Tensor,
-        metadata: torch.Tensor,
-        operation: Operation,
-        launch: dict[str, int],
+        scales: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        stream: int,
+        sms: int,
     ) -> Sent:
         shape = GroupShape(rows.shape[1], terms.topk_idx.shape[1], terms.num_experts)
-        group = self._group(shape, terms, metadata.shape[1])
-        routing = group.group.route(terms.topk_idx, **operation.launch)
-        received = group.dispatch(
-            rows,
-            routing,
-            scales=metadata,
-            expert_alignment=terms.alignment,
-            worst_case_rows=terms.worst_rows,
-            captured=self._runtime.capturing(),
-            **launch,
+        group = self._group(shape, terms, 0 if scales is None else scales.shape[1])
+        topk_idx = terms.topk_idx
+        routing = group.route(
+            topk_idx if topk_idx.dtype == torch.int64 else topk_idx.long(), stream
         )
-        return Sent(received, group, routing)
+        what = self._what(terms, scales, weights, stream, sms)
+        return Sent(group.dispatch(rows, routing, what), group, routing)
 
     def send_cached(
-        self, handle: EPHandle, rows: torch.Tensor, metadata: torch.Tensor, launch: dict[str, int]
+        self,
+        handle: EPHandle,
+        terms: Terms,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        stream: int,
+        sms: int,
     ) -> Received:
         known: layout.ShoalLayout = handle.shoal
-        return known.group.dispatch(
-            rows,
-            known.handle,
-            scales=metadata,
-            worst_case_rows=known.worst_rows,
+        what = self._what(terms, scales, weights, stream, sms)
+        return known.group.dispatch(rows, known.handle, what)
+
+    def _what(
+        self,
+        terms: Terms,
+        scales: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        stream: int,
+        sms: int,
+    ) -> DispatchTerms:
+        return DispatchTerms(
+            None if weights is None else detached(weights),
+            scales,
+            terms.alignment,
+            terms.worst_rows,
+            all_weights=weights is not None,
             captured=self._runtime.capturing(),
-            **launch,
+            stream=stream,
+            sms=sms,
         )
 
     def make_handle(self, terms: Terms, sent: Sent, copy_topk_idx: bool, num_sms: int) -> EPHandle:
@@ -200,21 +206,32 @@ class Dispatcher:
         runtime, received, alignment = self._runtime, sent.received, terms.alignment
         topk_idx = terms.topk_idx.clone() if copy_topk_idx else terms.topk_idx
         local_experts, top_k = terms.num_experts // runtime.num_ranks, topk_idx.shape[1]
-        local_idx = received.topk_idx
-        source_ids = received.scales[:, -1]
-        counts = layout.expert_counts(local_idx, local_experts)
-        aligned = (counts + (alignment - 1)) // alignment * alignment
-        ends = aligned.cumsum(0, dtype=torch.int32)
-        starts = ends - aligned
-        slot_rows = layout.expert_major_rows(local_idx, starts) if terms.do_expand else None
+        slot_rows = None
+        expert_ends, counts = received.expert_ends, received.expert_counts
+        if terms.do_expand:
+            aligned = (counts + (alignment - 1)) // alignment * alignment
+            starts = expert_ends - aligned
+            slot_rows = layout.expert_major_rows(received.topk_idx, starts)
+            expert_ends = starts + counts
         if terms.worst_rows:
             expert_major_rows = layout.most_expert_major_rows(
                 runtime.num_ranks, terms.max_tokens, top_k, local_experts, alignment
             )
         else:
             expert_major_rows = sum(received.tokens_per_expert)
-        valid = (local_idx >= 0).any(1)
-        handle = EPHandle(
+        known = layout.ShoalLayout(
+            sent.group,
+            sent.routing,
+            received.handle,
+            terms.worst_rows,
+            received.topk_idx,
+            slot_rows,
+            None if slot_rows is None else slot_rows.int(),
+            received.source_token,
+            received.source_ends,
+            [],
+        )
+        return EPHandle(
             terms.do_expand,
             terms.num_experts,
             alignment,
@@ -223,21 +240,18 @@ class Dispatcher:
             topk_idx,
             received.x.shape[0],
             expert_major_rows,
-            [] if terms.worst_rows else received.tokens_per_expert,
-            layout.rank_prefix(source_ids, valid, terms.max_tokens, runtime.num_ranks),
-            starts + counts if terms.do_expand else ends,
+            received.tokens_per_expert,
+            received.source_ends,
+            expert_ends,
             counts,
-            layout.source_metadata(source_ids, local_idx, slot_rows, terms.max_tokens),
-            layout.destination_slots(
+            lambda: layout.source_metadata(known, terms.max_tokens),
+            lambda: layout.destination_slots(
                 topk_idx, terms.num_experts, runtime.num_ranks, runtime.rank, terms.max_tokens
             ),
             None,
             None,
+            known,
         )
-        handle.shoal = layout.ShoalLayout(
-            sent.group, sent.routing, received.handle, terms.worst_rows, local_idx, slot_rows, []
-        )
-        return handle
 
     def _group(self, shape: GroupShape, terms: Terms, words: int) -> NormalGroup:
         """A group with room for the call; all ranks pass the same sizes."""
@@ -247,7 +261,7 @@ class Dispatcher:
             # Combine stages one row per top-k slot.
             padding = -(-local_experts * terms.alignment // runtime.num_ranks)
             max_tokens = max_tokens * min(shape.top_k, local_experts) + padding
-        words = max(words, -(-shape.hidden // 128) + shape.top_k + 1)
+        words = max(words, -(-shape.hidden // 128))
         group = runtime.groups.existing(shape)
         native_assert(
             not runtime.capturing()
@@ -266,35 +280,21 @@ def check_handle(call: str, handle: Any) -> None:
 
 
 def make_outputs(
-    received: Received,
-    handle: EPHandle,
-    scales: torch.Tensor | None,
-    weighted: bool,
-    zero_padding: bool,
-    column_major_scales: bool,
+    received: Received, handle: EPHandle, zero_padding: bool, column_major_scales: bool
 ) -> Outputs:
-    """The tensors that a dispatch returns, from the received rows and metadata.
-
-    ``scales`` are those that were sent; their number and dtype are those of the result.
-    """
-    packs = 0 if scales is None else scales.shape[1]
-    top_k = handle.topk_idx.shape[1]
-    recv_x = received.x
-    recv_scales = None if scales is None else received.scales[:, :packs].contiguous()
-    recv_weights = None
-    if weighted:
-        words = received.scales[:, packs : packs + top_k]
-        recv_weights = words.contiguous().view(torch.float32)
+    """The tensors that a dispatch returns, from the received rows."""
+    recv_x, recv_scales, recv_weights = received.x, received.scales, received.topk_weights
     recv_topk_idx: torch.Tensor | None = None
     if handle.do_expand:
         recv_x, recv_scales, recv_weights = _expert_major(
             handle, recv_x, recv_scales, recv_weights, zero_padding
         )
     else:
-        recv_topk_idx = handle.shoal.topk_idx.to(topk_idx_t)
-    if recv_scales is not None:
-        ordered = layout.column_major(recv_scales) if column_major_scales else recv_scales
-        recv_scales = ordered.view(scales.dtype)
+        recv_topk_idx = handle.shoal.topk_idx
+        if recv_topk_idx.dtype != topk_idx_t:
+            recv_topk_idx = recv_topk_idx.to(topk_idx_t)
+    if recv_scales is not None and column_major_scales:
+        recv_scales = layout.column_major(recv_scales)
     return recv_x, recv_scales, recv_topk_idx, recv_weights
 
 

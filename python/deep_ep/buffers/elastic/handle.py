@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..checks import expect
+
+
+def _value(given: Any) -> torch.Tensor:
+    """A tensor, or what computes it."""
+    return given() if callable(given) else given
 
 
 class EPHandle:
@@ -40,6 +47,9 @@ class EPHandle:
         the last slot with an expert on that rank; -1 for the others.
     token_metadata_at_forward, channel_linked_list
         None; DeepEP's two-level forms use them.
+
+    recv_src_metadata and dst_buffer_slot_idx are computed on the current stream when they are
+    accessed first.
     """
 
     def __init__(
@@ -56,10 +66,11 @@ class EPHandle:
         psum_num_recv_tokens_per_scaleup_rank: torch.Tensor,
         psum_num_recv_tokens_per_expert: torch.Tensor,
         num_unaligned_recv_tokens_per_expert: torch.Tensor,
-        recv_src_metadata: torch.Tensor,
-        dst_buffer_slot_idx: torch.Tensor,
+        recv_src_metadata: torch.Tensor | Callable[[], torch.Tensor],
+        dst_buffer_slot_idx: torch.Tensor | Callable[[], torch.Tensor],
         token_metadata_at_forward: torch.Tensor | None,
         channel_linked_list: torch.Tensor | None,
+        shoal: Any = None,
     ) -> None:
         expect(topk_idx is not None, "EPHandle: topk_idx is needed")
         self.do_expand = do_expand
@@ -74,12 +85,29 @@ class EPHandle:
         self.psum_num_recv_tokens_per_scaleup_rank = psum_num_recv_tokens_per_scaleup_rank
         self.psum_num_recv_tokens_per_expert = psum_num_recv_tokens_per_expert
         self.num_unaligned_recv_tokens_per_expert = num_unaligned_recv_tokens_per_expert
-        self.recv_src_metadata = recv_src_metadata
-        self.dst_buffer_slot_idx = dst_buffer_slot_idx
+        self._metadata, self._slots = recv_src_metadata, dst_buffer_slot_idx
         self.token_metadata_at_forward = token_metadata_at_forward
         self.channel_linked_list = channel_linked_list
         self.cached_recv_src_metadata_before_sort: torch.Tensor | None = None
-        self.shoal: Any = None  # layout.ShoalLayout, set by dispatch
+        self.shoal = shoal  # layout.ShoalLayout
+
+    @functools.cached_property
+    def recv_src_metadata(self) -> torch.Tensor:
+        return _value(self._metadata)
+
+    @functools.cached_property
+    def dst_buffer_slot_idx(self) -> torch.Tensor:
+        return _value(self._slots)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that exist already."""
+        return (
+            self.topk_idx,
+            self.psum_num_recv_tokens_per_scaleup_rank,
+            self.psum_num_recv_tokens_per_expert,
+            self.num_unaligned_recv_tokens_per_expert,
+        )
 
     def deterministic_sort(
         self,

@@ -24,6 +24,9 @@ class ShoalLayout(NamedTuple):
     topk_idx: torch.Tensor  # int64 [rows, K]: local experts, -1 elsewhere
     # int64 [rows, K]: expert-major row of each top-k slot, or -1; None in rank-major form
     slot_rows: torch.Tensor | None
+    topk_rows: torch.Tensor | None  # the same as int32
+    source_token: torch.Tensor  # int32 [rows]
+    source_ends: torch.Tensor  # int32 [R]: rows from ranks 0 to i
     # the handle of the same layout in Shoal's expert-major form, once a combine needs it
     expert_major_handle: list[Any]
 
@@ -34,24 +37,6 @@ def most_expert_major_rows(
     """The most expert-major rows that any routing can give."""
     rows = ranks * max_tokens * min(top_k, local_experts) + (alignment - 1) * local_experts
     return align(rows, alignment)
-
-
-def expert_counts(local_idx: torch.Tensor, local_experts: int) -> torch.Tensor:
-    """int32 [E / R]: rows for each local expert."""
-    flat = torch.where(local_idx < 0, local_experts, local_idx).flatten()
-    counts = torch.zeros(local_experts + 1, dtype=torch.int32, device=local_idx.device)
-    return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))[:local_experts]
-
-
-def rank_prefix(
-    source_ids: torch.Tensor, valid: torch.Tensor, max_tokens: int, ranks: int
-) -> torch.Tensor:
-    """int32 [R]: rows from ranks 0 to i."""
-    source = torch.where(valid, source_ids // max_tokens, ranks).long()
-    counts = torch.zeros(ranks + 1, dtype=torch.int32, device=source.device)
-    return counts.scatter_add_(0, source, torch.ones_like(source, dtype=torch.int32))[
-        :ranks
-    ].cumsum(0, dtype=torch.int32)
 
 
 def expert_major_rows(local_idx: torch.Tensor, first_row: torch.Tensor) -> torch.Tensor:
@@ -84,19 +69,17 @@ def last_topk_slot(local_idx: torch.Tensor) -> torch.Tensor:
     return ((local_idx >= 0) * slots).amax(1).int() - 1
 
 
-def source_metadata(
-    source_ids: torch.Tensor,
-    local_idx: torch.Tensor,
-    slot_rows: torch.Tensor | None,
-    max_tokens: int,
-) -> torch.Tensor:
+def source_metadata(known: ShoalLayout, max_tokens: int) -> torch.Tensor:
     """EPHandle.recv_src_metadata."""
+    local_idx, slot_rows = known.topk_idx, known.slot_rows
     top_k = local_idx.shape[1]
+    number = torch.arange(local_idx.shape[0], dtype=torch.int32, device=local_idx.device)
+    source = torch.bucketize(number, known.source_ends, right=True).int()
     last = last_topk_slot(local_idx)
-    ids = torch.where(last < 0, -1, source_ids)
-    column = torch.where(last < 0, -1, source_ids // max_tokens * top_k + last)
+    ids = torch.where(last < 0, -1, source * max_tokens + known.source_token)
+    column = torch.where(last < 0, -1, source * top_k + last)
     rows = torch.full_like(local_idx, -1) if slot_rows is None else slot_rows
-    return torch.cat((ids[:, None], column[:, None], rows.int()), dim=1)
+    return torch.cat((ids[:, None].int(), column[:, None].int(), rows.int()), dim=1)
 
 
 def destination_slots(
@@ -133,22 +116,3 @@ def column_major(scales: torch.Tensor) -> torch.Tensor:
     out = torch.zeros((packs, align(rows, 4)), dtype=scales.dtype, device=scales.device)
     out[:, :rows] = scales.t()
     return out.t()[:rows]
-
-
-def sum_topk_slots(y: torch.Tensor, slot_rows: torch.Tensor) -> torch.Tensor:
-    """Expert-major rows summed per received token: float32, top-k slots ascending, rounded to the
-    dtype of y."""
-    total = torch.zeros((slot_rows.shape[0], y.shape[1]), dtype=torch.float32, device=y.device)
-    if y.shape[0] == 0:
-        return total.to(y.dtype)
-    for rows in slot_rows.unbind(1):
-        part = y.index_select(0, rows.clamp(min=0)).float()
-        total += part.masked_fill_((rows < 0)[:, None], 0)
-    return total.to(y.dtype)
-
-
-def weights_by_topk_slot(weights: torch.Tensor, slot_rows: torch.Tensor) -> torch.Tensor:
-    """float32 [rows, K] from one weight per expert-major row; 0 where a slot has no row."""
-    if weights.numel() == 0:
-        return torch.zeros(slot_rows.shape, dtype=weights.dtype, device=weights.device)
-    return weights[slot_rows.clamp(min=0)].masked_fill(slot_rows < 0, 0)

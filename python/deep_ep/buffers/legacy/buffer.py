@@ -17,9 +17,10 @@ from ...utils.envs import check_nvlink_connections, check_torch_deterministic
 from ...utils.event import EventHandle, EventOverlap
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
-from ..runtime import Operation, Runtime, empty_strided
+from ..allocation import empty_strided
+from ..groups import DispatchTerms, detached
+from ..runtime import Runtime
 from .handles import LowLatencyHandle
-from .layout import count_tokens
 from .low_latency import LowLatencyMode
 from .normal import NormalMode
 
@@ -230,9 +231,7 @@ class Buffer:
         with runtime.operation(
             call, previous_event, async_finish, allocate_on_comm_stream
         ) as operation:
-            layout = count_tokens(
-                topk_idx, num_experts, self.group_size, runtime.get_num_rdma_ranks()
-            )
+            layout = self._normal.layout(topk_idx, num_experts, operation.stream)
         return *layout, operation.overlap((topk_idx,), layout)
 
     def dispatch(
@@ -274,21 +273,21 @@ class Buffer:
         with runtime.operation(
             call, previous_event, async_finish, allocate_on_comm_stream
         ) as operation:
-            launch = self._launch(operation, config)
+            sms = self._sms(config)
             if handle is not None:
                 expect(
                     topk_idx is None and topk_weights is None,
                     f"{call}: a cached dispatch takes no topk_idx",
                 )
                 self._normal.check_handle(call, handle)
-                received = handle.group.dispatch(
-                    rows,
-                    handle.shoal,
+                terms = DispatchTerms(
                     scales=scales,
-                    worst_case_rows=handle.worst_rows,
+                    worst_rows=handle.worst_rows,
                     captured=runtime.capturing(),
-                    **launch,
+                    stream=operation.stream,
+                    sms=sms,
                 )
+                received = handle.group.dispatch(rows, handle.shoal, terms)
                 result = (None, None, None, None)
             else:
                 layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
@@ -305,20 +304,19 @@ class Buffer:
                     num_worst_tokens == 0 or topk_idx is not None,
                     f"{call}: num_worst_tokens needs topk_idx",
                 )
-                received, *result = self._normal.dispatch_new(
-                    rows,
+                terms = DispatchTerms(
+                    None if topk_weights is None else detached(topk_weights),
                     scales,
-                    layout,
-                    topk_idx,
-                    topk_weights,
                     expert_alignment,
                     num_worst_tokens,
-                    launch,
+                    captured=runtime.capturing(),
+                    stream=operation.stream,
+                    sms=sms,
                 )
+                received, *result = self._normal.dispatch_new(rows, layout, topk_idx, terms)
         recv_x = received.x if scales is None else (received.x, received.scales)
         inputs = (rows, scales, topk_idx, topk_weights, is_token_in_rank)
-        overlap = operation.overlap(inputs, (*received, *(result[3] or ())))
-        return recv_x, *result, overlap
+        return recv_x, *result, operation.overlap(inputs, received.tensors)
 
     def combine(
         self,
@@ -351,9 +349,10 @@ class Buffer:
                 x,
                 handle.shoal,
                 handle.num_tokens,
-                weights=None if topk_weights is None else topk_weights.detach(),
-                bias=tuple(one.detach() for one in biases if one is not None),
-                **self._launch(operation, config),
+                topk_weights,
+                tuple(detached(one) for one in biases if one is not None),
+                operation.stream,
+                self._sms(config),
             )
         return sums, weights, operation.overlap((x, topk_weights, *biases), (sums, weights))
 
@@ -582,11 +581,10 @@ class Buffer:
             native_fail(f"{call}: this buffer has been destroyed")
         return self.runtime
 
-    def _launch(self, operation: Operation, config: Config | None) -> dict[str, int]:
+    @staticmethod
+    def _sms(config: Config | None) -> int:
         native_assert(
             config is None or isinstance(config, Config),
             f"config is a {type(config).__name__}; allowed: Config",
         )
-        if not operation.launch:
-            return {}
-        return {**operation.launch, "sms": Buffer.num_sms if config is None else config._num_sms}
+        return Buffer.num_sms if config is None else config._num_sms

@@ -17,7 +17,8 @@ class NormalHandle(tuple):
 
     A tuple of the arity and shapes of DeepEP: 6 tensors inside a node, 10 between nodes of eight
     ranks. Shoal has no channels, so C = 1: each prefix over channels is the total, and each channel
-    starts at 0. Entries that describe the queues of DeepEP are -1.
+    starts at 0. Entries that describe the queues of DeepEP are -1. The tensors are computed on the
+    current stream when one of them is accessed first.
 
     Attributes: ``group`` (the NormalGroup), ``shoal`` (Shoal's handle), ``num_tokens`` sent,
     ``rows`` received including padding, ``worst_rows`` as requested (0: sizes are exchanged).
@@ -28,6 +29,8 @@ class NormalHandle(tuple):
     num_tokens: int
     rows: int
     worst_rows: int
+    _inputs: tuple[Any, ...]
+    _entries: tuple[torch.Tensor, ...] | None
 
     @classmethod
     def make(
@@ -39,23 +42,34 @@ class NormalHandle(tuple):
         num_nodes: int,
         worst_rows: int,
     ) -> NormalHandle:
-        """The handle of a dispatch. ``rows_per_source`` is empty where no size reaches the host."""
-        describe = _between_nodes if num_nodes > 1 else _inside_node
-        handle = cls(describe(received, is_token_in_rank, rank, num_nodes))
+        """The handle of a dispatch."""
+        handle = cls((None,) * (10 if num_nodes > 1 else 6))
         handle.group, handle.shoal, handle.worst_rows = group, received.handle, worst_rows
         handle.num_tokens, handle.rows = is_token_in_rank.shape[0], received.x.shape[0]
+        handle._inputs = (
+            received.source_token,
+            received.source_ends,
+            is_token_in_rank,
+            rank,
+            num_nodes,
+        )
+        handle._entries = None
         return handle
 
+    def _all(self) -> tuple[torch.Tensor, ...]:
+        if self._entries is None:
+            source_token, prefix, in_rank, rank, num_nodes = self._inputs
+            if num_nodes > 1:
+                self._entries = _between_nodes(self.rows, prefix, in_rank, rank, num_nodes)
+            else:
+                self._entries = _inside_node(source_token, prefix, in_rank, rank)
+        return self._entries
 
-def _source_prefix(received: Received, ranks: int, device: torch.device) -> torch.Tensor:
-    """int32 [R]: rows from ranks 0 to i; -1 where the host does not know them."""
-    if not received.rows_per_source:
-        return torch.full((ranks,), -1, dtype=torch.int32, device=device)
-    return (
-        torch.tensor(received.rows_per_source, dtype=torch.int32)
-        .cumsum(0, dtype=torch.int32)
-        .to(device)
-    )
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
+
+    def __iter__(self) -> Any:
+        return iter(self._all())
 
 
 def _sent_rows(is_token_in: torch.Tensor) -> torch.Tensor:
@@ -65,34 +79,33 @@ def _sent_rows(is_token_in: torch.Tensor) -> torch.Tensor:
 
 
 def _inside_node(
-    received: Received, is_token_in_rank: torch.Tensor, rank: int, num_nodes: int
+    source_token: torch.Tensor, prefix: torch.Tensor, is_token_in_rank: torch.Tensor, rank: int
 ) -> tuple[torch.Tensor, ...]:
     ranks, device = is_token_in_rank.shape[1], is_token_in_rank.device
     # The columns of other ranks are unknown here.
     rank_prefix = torch.full((ranks, ranks), -1, dtype=torch.int32, device=device)
-    rank_prefix[:, rank] = _source_prefix(received, ranks, device)
+    rank_prefix[:, rank] = prefix
     sent = is_token_in_rank.sum(0, dtype=torch.int32)[:, None]
     return (
         rank_prefix,
         sent,
         torch.zeros_like(sent),
-        received.source_token,
+        source_token,
         is_token_in_rank,
         _sent_rows(is_token_in_rank),
     )
 
 
 def _between_nodes(
-    received: Received, is_token_in_rank: torch.Tensor, rank: int, num_nodes: int
+    rows: int, prefix: torch.Tensor, is_token_in_rank: torch.Tensor, rank: int, num_nodes: int
 ) -> tuple[torch.Tensor, ...]:
     tokens, ranks = is_token_in_rank.shape
     device = is_token_in_rank.device
     is_token_in_node = is_token_in_rank.view(tokens, num_nodes, _NODE).any(-1)
     sent_to_rank = is_token_in_rank.sum(0, dtype=torch.int32)[:, None]
     sent_to_node = is_token_in_node.sum(0, dtype=torch.int32)[:, None]
-    prefix = _source_prefix(received, ranks, device)
     source_rank = torch.bucketize(
-        torch.arange(received.x.shape[0], dtype=torch.int32, device=device), prefix, right=True
+        torch.arange(rows, dtype=torch.int32, device=device), prefix, right=True
     ).clamp_(max=ranks - 1)
     source_meta = torch.stack(
         (source_rank // _NODE, torch.ones_like(source_rank) << (rank % _NODE)), dim=1
@@ -107,7 +120,7 @@ def _between_nodes(
         prefix,
         source_meta.to(torch.int32).contiguous().view(torch.uint8),
         _sent_rows(is_token_in_node),
-        torch.full((received.x.shape[0], _NODE), -1, dtype=torch.int32, device=device),
+        torch.full((rows, _NODE), -1, dtype=torch.int32, device=device),
     )
 
 

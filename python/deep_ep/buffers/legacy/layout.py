@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``Buffer.get_dispatch_layout``: token counts from top-k indices, in plain torch on any device."""
+"""``Buffer.get_dispatch_layout``: token counts from top-k indices.
+
+The first call for a number of experts counts in plain torch. Later calls use the routing of a
+group, which the dispatch that follows takes over.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ...utils.semantic import native_assert
+from ..groups import NormalGroup
 
 
 class Layout(NamedTuple):
@@ -19,6 +24,67 @@ class Layout(NamedTuple):
     is_token_in_rank: torch.Tensor
 
 
+class RememberedRouting(NamedTuple):
+    """A routing, kept by the ``is_token_in_rank`` that was made with it."""
+
+    group: NormalGroup
+    routing: Any
+    topk_idx: torch.Tensor
+    versions: tuple[int, int]  # of topk_idx and is_token_in_rank
+
+    @staticmethod
+    def find(in_rank: torch.Tensor, topk_idx: torch.Tensor, group: NormalGroup) -> Any:
+        """The routing of these tensors for ``group``; None where they changed since."""
+        known = getattr(in_rank, "_shoal_routing", None)
+        if (
+            known is not None
+            and known.topk_idx is topk_idx
+            and known.group is group
+            and known.versions == (topk_idx._version, in_rank._version)
+        ):
+            return known.routing
+        return None
+
+
+def route_layout(
+    group: NormalGroup, topk_idx: torch.Tensor, num_ranks: int, num_nodes: int, stream: int
+) -> Layout:
+    """The layout by a routing of ``group``, which in_rank remembers."""
+    tokens, experts = topk_idx.shape[0], group.shape.experts
+    in_rank = group.empty((tokens, num_ranks), torch.bool)
+    per_rank = group.empty((num_ranks,), torch.int32)
+    per_expert = group.empty((experts,), torch.int32)
+    routing = group.route(topk_idx, stream, in_rank, per_rank, per_expert)
+    versions = (topk_idx._version, in_rank._version)
+    in_rank._shoal_routing = RememberedRouting(group, routing, topk_idx, versions)
+    return Layout(per_rank, _count_nodes(in_rank, num_nodes), per_expert, in_rank)
+
+
+def check_experts(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
+    native_assert(
+        num_experts > 0 and num_experts % num_ranks == 0,
+        f"get_dispatch_layout: num_experts is {num_experts}; "
+        f"allowed: positive multiples of the {num_ranks} ranks",
+    )
+    # On a GPU this would stall the stream.
+    if topk_idx.device.type == "cpu" and topk_idx.numel() > 0:
+        low, high = (int(value) for value in torch.aminmax(topk_idx))
+        native_assert(
+            low >= -1 and high < num_experts,
+            f"get_dispatch_layout: topk_idx has values {low} to {high}; "
+            f"allowed: -1 to {num_experts - 1}",
+        )
+
+
+def _count_nodes(in_rank: torch.Tensor, num_nodes: int) -> torch.Tensor | None:
+    """Tokens for each node; None inside one node. A token counts once per node."""
+    if num_nodes == 1:
+        return None
+    tokens, num_ranks = in_rank.shape
+    in_node = in_rank.view(tokens, num_nodes, num_ranks // num_nodes).any(-1)
+    return in_node.sum(0, dtype=torch.int32)
+
+
 def count_tokens(
     topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_nodes: int
 ) -> Layout:
@@ -26,21 +92,7 @@ def count_tokens(
 
     A token counts once per rank and once per node.
     """
-    native_assert(
-        num_experts > 0 and num_experts % num_ranks == 0,
-        f"get_dispatch_layout: num_experts is {num_experts}; "
-        f"allowed: positive multiples of the {num_ranks} ranks",
-    )
     tokens = topk_idx.shape[0]
-    if (
-        topk_idx.device.type == "cpu" and topk_idx.numel() > 0
-    ):  # on a GPU this would stall the stream
-        low, high = (int(value) for value in torch.aminmax(topk_idx))
-        native_assert(
-            low >= -1 and high < num_experts,
-            f"get_dispatch_layout: topk_idx has values {low} to {high}; "
-            f"allowed: -1 to {num_experts - 1}",
-        )
     experts = topk_idx.long()
     # One extra column counts the top-k slots without an expert.
     experts = torch.where(experts < 0, num_experts, experts)
@@ -51,10 +103,7 @@ def count_tokens(
     in_rank = torch.zeros((tokens, num_ranks + 1), dtype=torch.bool, device=topk_idx.device)
     in_rank.scatter_(1, experts // (num_experts // num_ranks), True)
     in_rank = in_rank[:, :num_ranks].contiguous()
-    per_node = None
-    if num_nodes > 1:
-        in_node = in_rank.view(tokens, num_nodes, num_ranks // num_nodes).any(-1)
-        per_node = in_node.sum(0, dtype=torch.int32)
+    per_node = _count_nodes(in_rank, num_nodes)
     return Layout(in_rank.sum(0, dtype=torch.int32), per_node, per_expert[:num_experts], in_rank)
 
 

@@ -11,10 +11,17 @@ import torch
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert
 from ..checks import describe, require_rows, require_tensor
-from ..groups import GroupShape, NormalGroup, Received
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received
 from ..runtime import Runtime
 from .handles import NormalHandle
-from .layout import ranks_as_experts
+from .layout import (
+    Layout,
+    RememberedRouting,
+    check_experts,
+    count_tokens,
+    ranks_as_experts,
+    route_layout,
+)
 
 _EXCHANGE_BYTES = 512  # the most that Team.exchange takes
 
@@ -71,72 +78,71 @@ class NormalMode:
                     call, "bias", one, (x.dtype,), (handle.num_tokens, shape.hidden), device
                 )
 
+    def layout(self, topk_idx: torch.Tensor, num_experts: int, stream: int) -> Layout:
+        """The result of get_dispatch_layout."""
+        runtime = self._runtime
+        ranks, nodes = runtime.num_ranks, runtime.get_num_rdma_ranks()
+        check_experts(topk_idx, num_experts, ranks)
+        tokens, top_k = topk_idx.shape
+        group = runtime.groups.for_routing(num_experts, top_k, tokens)
+        if group is None or topk_idx.dtype != torch.int64:
+            return count_tokens(topk_idx, num_experts, ranks, nodes)
+        return route_layout(group, topk_idx, ranks, nodes, stream)
+
     def dispatch_new(
         self,
         rows: torch.Tensor,
-        scales: torch.Tensor | None,
         layout: CallerLayout,
         topk_idx: torch.Tensor | None,
-        topk_weights: torch.Tensor | None,
-        expert_alignment: int,
-        worst_rows: int,
-        launch: dict[str, int],
+        terms: DispatchTerms,
     ) -> NewDispatch:
         """Routes and sends. Without ``topk_idx``, tokens go to the ranks of
         ``is_token_in_rank``."""
         runtime = self._runtime
         per_rank, in_rank, per_expert = layout
-        self._check_layout(rows.shape[0], layout, expert_alignment, worst_rows)
+        self._check_layout(rows.shape[0], layout, terms)
         by_rank = topk_idx is None
         if by_rank:
             topk_idx = ranks_as_experts(in_rank)
             experts = runtime.num_ranks
         else:
-            self._check_topk(rows.shape[0], topk_idx, topk_weights)
-            experts = per_expert.numel()
+            self._check_topk(rows.shape[0], topk_idx, terms.weights)
+            experts = per_expert.shape[0]
         shape = GroupShape(rows.shape[1], topk_idx.shape[1], experts)
-        num_scales = 0 if scales is None else scales.shape[1]
-        group = self._group(shape, rows.shape[0], num_scales, worst_rows)
-        route_launch = {key: value for key, value in launch.items() if key == "stream"}
-        routing = group.group.route(topk_idx, **route_launch)
-        if routing.tokens_per_rank:
+        num_scales = 0 if terms.scales is None else terms.scales.shape[1]
+        group = self._group(shape, rows.shape[0], num_scales, terms)
+        routing = RememberedRouting.find(in_rank, topk_idx, group)
+        if routing is None:
+            routing = group.route(topk_idx, terms.stream)
+        if counted := routing.tokens_per_rank:
             native_assert(
-                list(routing.tokens_per_rank) == per_rank.tolist(),
-                f"dispatch: num_tokens_per_rank is {per_rank.tolist()}, "
-                f"by topk_idx {list(routing.tokens_per_rank)}",
+                counted == per_rank.tolist(),
+                f"dispatch: num_tokens_per_rank is {per_rank.tolist()}, by topk_idx {counted}",
             )
-        received = group.dispatch(
-            rows,
-            routing,
-            weights=None if by_rank else topk_weights.detach(),
-            scales=scales,
-            expert_alignment=expert_alignment,
-            worst_case_rows=worst_rows,
-            captured=runtime.capturing(),
-            **launch,
-        )
+        received = group.dispatch(rows, routing, terms)
         handle = NormalHandle.make(
-            group, received, in_rank, runtime.rank, runtime.get_num_rdma_ranks(), worst_rows
+            group, received, in_rank, runtime.rank, runtime.get_num_rdma_ranks(), terms.worst_rows
         )
         if by_rank:
-            return received, None, None, self._expert_totals(per_expert, expert_alignment), handle
-        per_local_expert = [] if worst_rows > 0 else received.tokens_per_expert
-        idx = received.topk_idx.to(topk_idx_t)
-        return received, idx, received.topk_weights, per_local_expert, handle
+            return received, None, None, self._expert_totals(per_expert, terms.alignment), handle
+        idx = received.topk_idx
+        if idx.dtype != topk_idx_t:
+            idx = idx.to(topk_idx_t)
+        return received, idx, received.topk_weights, received.tokens_per_expert, handle
 
-    def _check_layout(
-        self, tokens: int, layout: CallerLayout, alignment: int, worst_rows: int
-    ) -> None:
+    def _check_layout(self, tokens: int, layout: CallerLayout, terms: DispatchTerms) -> None:
         call, device, ranks = "dispatch", self._runtime.device, self._runtime.num_ranks
         per_rank, in_rank, per_expert = layout
         require_tensor(call, "num_tokens_per_rank", per_rank, (torch.int32,), (ranks,), device)
         require_tensor(call, "is_token_in_rank", in_rank, (torch.bool,), (tokens, ranks), device)
         require_tensor(call, "num_tokens_per_expert", per_expert, (torch.int32,), (None,), device)
         native_assert(
-            alignment >= 1, f"{call}: expert_alignment is {alignment}; at least 1 is allowed"
+            terms.alignment >= 1,
+            f"{call}: expert_alignment is {terms.alignment}; at least 1 is allowed",
         )
         native_assert(
-            worst_rows >= 0, f"{call}: num_worst_tokens is {worst_rows}; at least 0 is allowed"
+            terms.worst_rows >= 0,
+            f"{call}: num_worst_tokens is {terms.worst_rows}; at least 0 is allowed",
         )
 
     def _check_topk(self, tokens: int, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> None:
@@ -145,20 +151,33 @@ class NormalMode:
         extents = tuple(topk_idx.shape)
         require_tensor(call, "topk_weights", topk_weights, (torch.float32,), extents, device)
 
-    def _group(self, shape: GroupShape, tokens: int, scales: int, worst_rows: int) -> NormalGroup:
-        """A group with room for the call, on whose size all ranks agree. Collective."""
-        runtime = self._runtime
+    def _group(
+        self, shape: GroupShape, tokens: int, scales: int, terms: DispatchTerms
+    ) -> NormalGroup:
+        """A group with room for the call, on whose size all ranks agree.
+
+        Collective where sizes are exchanged anyway, and in the first call of a shape. With
+        num_worst_tokens, which is the same on all ranks, later calls decide on their own.
+        """
+        runtime, worst_rows = self._runtime, terms.worst_rows
         pool = runtime.groups
-        room = max(tokens, -(-worst_rows // runtime.num_ranks))
-        if not runtime.capturing():
-            return pool.get(shape, *pool.agree(shape, room, scales))
+        share = -(-worst_rows // runtime.num_ranks)
         group = pool.existing(shape)
+        fits = group is not None and group.max_tokens >= share and group.max_scales >= scales
+        if fits and (worst_rows > 0 or runtime.capturing()):
+            native_assert(
+                tokens <= group.max_tokens,
+                f"dispatch: {tokens} tokens; with num_worst_tokens {worst_rows} at most "
+                f"{group.max_tokens} per rank",
+            )
+            return group
+        room = max(tokens, share)
         native_assert(
-            group is not None and group.max_tokens >= room and group.max_scales >= scales,
+            not runtime.capturing(),
             f"dispatch: a CUDA graph cannot capture the first call of {shape} with {room} tokens; "
             "run it once before",
         )
-        return group
+        return pool.get(shape, *pool.agree(shape, room, scales))
 
     def _expert_totals(self, per_expert: torch.Tensor, alignment: int) -> list[int]:
         """Tokens of all ranks for each local expert, rounded up to ``alignment``. Collective."""

@@ -13,6 +13,7 @@ enum class Phase : std::uint32_t {
   dispatch_notify,               ///< counts and granted regions
   dispatch_receive,              ///< rows
   combine_notify,                ///< where the expert outputs are
+  combine_fetch,                 ///< expert outputs that their rank stages
   combine_finish,                ///< word that the expert outputs have been fetched
   low_latency_dispatch_grant,    ///< word that slots have been read
   low_latency_dispatch_receive,  ///< rows

@@ -17,20 +17,34 @@ std::size_t extent_of(const TensorView& data) {
          size_of(data.dtype);
 }
 
+StagedOutput staging_of(const CombineStaging& staging) {
+  if (staging.blocks == 0) return StagedOutput::none;
+  if (staging.rows == nullptr) return StagedOutput::weights;
+  return staging.topk_rows == nullptr ? StagedOutput::rows : StagedOutput::sums;
+}
+
 }  // namespace
+
+std::uint64_t Normal::offset_in_block(const TensorView& data) const {
+  if (data.bytes() == 0) return group_.device.layout.staging;  // without rows, never read
+  return static_cast<std::uint64_t>(static_cast<const std::byte*>(data.data) - state_.block);
+}
+
+void Normal::require_staging() const {
+  require(
+      state_.shape.combine_staging, Code::invalid_argument,
+      "combine: y or its weights lie outside the symmetric heap, y in no buffer that this PE shares "
+      "(SymmetricHeap::share_buffer), and this group was made without room for a copy "
+      "(GroupOptions.combine_staging)");
+}
 
 /// The offset in the block at which other ranks find `data`: in place where it is in the symmetric
 /// heap, otherwise in the staging area, to which this queues a copy.
 std::uint64_t Normal::reachable(const TensorView& data, std::size_t staging,
                                 cudaStream_t on) const {
   if (data.bytes() == 0) return staging;
-  if (state_.world->heap().contains(data.data, extent_of(data)))
-    return static_cast<std::uint64_t>(static_cast<const std::byte*>(data.data) - state_.block);
-  require(
-      state_.shape.combine_staging, Code::invalid_argument,
-      "combine: y or its weights lie outside the symmetric heap, y in no buffer that this PE shares "
-      "(SymmetricHeap::share_buffer), and this group was made without room for a copy "
-      "(GroupOptions.combine_staging)");
+  if (state_.world->heap().contains(data.data, extent_of(data))) return offset_in_block(data);
+  require_staging();
   const std::size_t row_bytes = data.shape[1] * size_of(data.dtype);
   const auto& layout = group_.device.layout;
   const std::size_t room = staging == layout.staging ? layout.staging_weights - layout.staging
@@ -48,16 +62,55 @@ std::uint64_t Normal::reachable(const TensorView& data, std::size_t staging,
   return staging;
 }
 
-/// Makes y reachable: as reachable(), or in place in a buffer that this PE shares.
-void Normal::locate_expert_output(const TensorView& y, NormalCombine& params, cudaStream_t on) {
+/// Sets where other ranks fetch y and its weights: in place in the symmetric heap and in buffers
+/// that this PE shares, else in the staging area, to which the kernel copies rank-major ones.
+void Normal::locate_expert_output(const TensorView& y, const CombineOptions& options,
+                                  bool expert_major, NormalCombine& params, cudaStream_t on) {
+  const auto& layout = group_.device.layout;
   shares_.refresh();  // buffers that other ranks share
   params.shares = shares_.entries();
-  if (y.bytes() > 0 && !state_.world->heap().contains(y.data, extent_of(y))) {
+  const bool in_heap = y.bytes() == 0 || state_.world->heap().contains(y.data, extent_of(y));
+  const bool summed = options.topk_rows.defined();
+  if (!in_heap && !summed) {
     const auto place = shares_.find(y.data, extent_of(y));
     params.share = place.id;
     params.y = place.offset;
   }
-  if (params.share == 0) params.y = reachable(y, group_.device.layout.staging, on);
+  const TensorView& weights = options.weights;
+  params.y_weights = kNoRoom;
+  params.weight_stride =
+      static_cast<std::uint32_t>(state_.shape.top_k * static_cast<std::int32_t>(sizeof(float)));
+  if (expert_major) {
+    if (params.share == 0) params.y = reachable(y, layout.staging, on);
+    if (!weights.defined()) return;
+    params.y_weights = reachable(weights, layout.staging_weights, on);
+    params.weight_stride = static_cast<std::uint32_t>(
+        (params.y_weights == layout.staging_weights ? 1 : weights.strides[0]) * sizeof(float));
+    return;
+  }
+  const bool stage_rows = summed || (!in_heap && params.share == 0);
+  const bool reach_weights = weights.defined() && !summed && !options.topk_idx.defined() &&
+                             state_.world->heap().contains(weights.data, extent_of(weights));
+  if (!stage_rows && params.share == 0) params.y = offset_in_block(y);
+  if (reach_weights) {
+    params.y_weights = offset_in_block(weights);
+    params.weight_stride = static_cast<std::uint32_t>(weights.strides[0] * sizeof(float));
+  }
+  if (!stage_rows && (!weights.defined() || reach_weights)) return;
+  require_staging();
+  CombineStaging& staging = params.staging;
+  staging.blocks = 1;  // raised by the plan
+  if (stage_rows) {
+    params.y = layout.staging;
+    staging.rows = y.as<std::byte>();
+    if (summed) staging.topk_rows = group_.elements<std::int32_t>(options.topk_rows);
+  }
+  if (!weights.defined() || reach_weights) return;
+  params.y_weights = layout.staging_weights;
+  staging.weights = group_.elements<float>(weights);
+  staging.weight_stride = weights.strides[0];
+  if (options.topk_idx.defined())
+    staging.topk_idx = group_.elements<std::int64_t>(options.topk_idx);
 }
 
 Combined Normal::combine(const TensorView& y, const HandleState& state,
@@ -69,20 +122,15 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   group_.throw_failed();
   const bool captured = group_.capturing(on);
   require(
-      !captured || (options.out.defined() && !options.weights.defined()), Code::invalid_argument,
-      "combine: a captured stream needs CombineOptions.out, and cannot combine weights: the memory of results must "
-      "outlive the graph");
+      !captured ||
+          (options.out.defined() && (!options.weights.defined() || options.out_weights.defined())),
+      Code::invalid_argument,
+      "combine: a captured stream needs CombineOptions.out, and with weights CombineOptions.out_weights: the memory of "
+      "results must outlive the graph");
 
   NormalCombine params{};
   params.group = group_.device;
-  locate_expert_output(y, params, on);
-  params.y_weights = kNoRoom;
-  if (options.weights.defined()) {
-    params.y_weights = reachable(options.weights, group_.device.layout.staging_weights, on);
-    const bool staged = params.y_weights == group_.device.layout.staging_weights;
-    params.weight_stride = static_cast<std::uint32_t>(
-        (staged ? handle.topk_slots(shape.top_k) : options.weights.strides[0]) * sizeof(float));
-  }
+  locate_expert_output(y, options, handle.expert_alignment > 0, params, on);
   params.y_rows = handle.result_rows;
   params.row_bytes = static_cast<std::uint32_t>(shape.hidden * size_of(y.dtype));
   params.tokens = static_cast<std::int32_t>(routing.tokens);
@@ -104,14 +152,17 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   params.out = combined.x.as<std::byte>();
   if (options.weights.defined()) {
     combined.topk_weights =
-        group_.tensor(group_.allocate(routing.tokens * shape.top_k * sizeof(float)), 0,
-                      DataType::float32, {routing.tokens, shape.top_k});
+        options.out_weights.defined()
+            ? Tensor(options.out_weights, nullptr)
+            : group_.tensor(group_.allocate(routing.tokens * shape.top_k * sizeof(float)), 0,
+                            DataType::float32, {routing.tokens, shape.top_k});
     params.out_weights = combined.topk_weights.as<float>();
   }
   params.dtype = static_cast<std::uint32_t>(y.dtype);
-  const NormalPlan plan =
-      plan_combine(sms(options.launch), params.row_bytes, params.tokens, params.copies_per_token,
-                   limits_, tuning_of(state_.world->settings().ep_tuning, "combine"));
+  const NormalPlan plan = plan_combine(
+      sms(options.launch), params.row_bytes, params.tokens, params.copies_per_token, limits_,
+      tuning_of(state_.world->settings().ep_tuning, "combine"), staging_of(params.staging));
+  params.staging.blocks = plan.staging_blocks;
   params.chunk_bytes = plan.stage_bytes;
   params.stages = static_cast<std::uint32_t>(plan.stages);
   params.warps = static_cast<std::uint32_t>(plan.warps);

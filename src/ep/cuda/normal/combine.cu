@@ -11,6 +11,9 @@
 // (SymmetricHeap::share_buffer), as its notice says. Where a shared buffer is mapped here is read
 // from a table in host memory, once a block and such rank.
 //
+// Rows or weights that other ranks do not reach are copied to the staging area meanwhile
+// (combine_staging.cuh).
+//
 // Waits: `entered` of all ranks (where their expert outputs are), then, in the block that ends
 // last, `finished` of all ranks: they have fetched this rank's expert outputs, which may change
 // now. Publishes: the notice and `entered`; `finished` after the last fetch. Memory order: bulk
@@ -22,6 +25,7 @@
 
 #include "ep/cuda/device/tma.cuh"
 #include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/normal/combine_staging.cuh"
 #include "ep/cuda/normal/notices.cuh"
 
 namespace shoal::ep::cuda {
@@ -34,6 +38,8 @@ struct CombineSources {
   const std::byte* rows[kMaxDeviceRanks];     // the first row at each rank
   const std::byte* weights[kMaxDeviceRanks];  // likewise
   std::uint32_t weight_stride[kMaxDeviceRanks];
+  std::uint32_t pieces[kMaxDeviceRanks];  // known to be staged, from the first one
+  bool any_staged;
   detail::DeviceNotice notice;
 };
 
@@ -104,13 +110,19 @@ template <bool kExpertMajor>
 __device__ __noinline__ bool find_shared_sources(const NormalCombine& params, std::uint64_t epoch,
                                                  bool leader, CombineSources& sources) {
   const DeviceGroup& group = params.group;
-  bool good = true, known = true;
+  bool good = true, known = true, staged = false;
   for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
     good = good && agrees(group, epoch, rank);
     const auto& notice = notice_of(group, epoch, rank);
     const std::uint64_t share = notice.share;
-    if (share == 0) continue;
     const std::int64_t first = kExpertMajor ? 0 : params.handle.first_row[rank];
+    if (notice.staged != 0) {
+      staged = true;
+      sources.pieces[rank] = 0;
+    }
+    if (rank == group.me && params.staging.rows != nullptr && params.staging.topk_rows == nullptr)
+      sources.rows[rank] = params.staging.rows + first * params.row_bytes;
+    if (share == 0) continue;
     const std::byte* const base = shared_range(params, rank, share);
     sources.rows[rank] = base + notice.region + first * params.row_bytes;
     if (base != nullptr) continue;
@@ -118,6 +130,7 @@ __device__ __noinline__ bool find_shared_sources(const NormalCombine& params, st
     known = false;
     if (leader) report_refused(group, Fault::mismatch, Phase::combine_notify, rank, epoch);
   }
+  if (staged) sources.any_staged = true;
   if (__syncthreads_and(good && known)) return true;
   if (leader && threadIdx.x == 0) report_mismatch(group, epoch, Phase::combine_notify);
   return false;
@@ -130,9 +143,11 @@ __device__ bool find_sources(const NormalCombine& params, std::uint64_t epoch, b
                              CombineSources& sources) {
   const DeviceGroup& group = params.group;
   bool ordinary = true;
+  if (threadIdx.x == 0) sources.any_staged = false;
   for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
     const auto& notice = notice_of(group, epoch, rank);
-    ordinary = ordinary && agrees(group, epoch, rank) & (notice.share == 0);
+    ordinary = ordinary && agrees(group, epoch, rank) & (notice.share == 0) & (notice.staged == 0);
+    sources.pieces[rank] = kAllPieces;
     const std::int64_t first = kExpertMajor ? 0 : params.handle.first_row[rank];
     sources.rows[rank] = group.block[rank] + notice.region + first * params.row_bytes;
     sources.weight_stride[rank] = notice.weight_stride;
@@ -159,6 +174,21 @@ __device__ void sum_weights(const NormalCombine& params, const CombineSources& s
     if (lane < params.group.top_k) sum = numeric::add(sum, ptx::ld_relaxed_sys_global(from + lane));
   }
   if (lane < params.group.top_k) params.out_weights[token * params.group.top_k + lane] = sum;
+}
+
+/// Waits until the rows of a token are staged; lanes with `mine` have one. The whole warp calls.
+template <bool kExpertMajor>
+__device__ void await_rows(const NormalCombine& params, CombineSources& sources,
+                           std::uint64_t epoch, const TokenCopy<kExpertMajor>& copy, bool mine) {
+  if constexpr (kExpertMajor) return;  // staged before the launch
+  if (mine) {
+    std::uint32_t* const known = &sources.pieces[copy.rank()];
+    if (*static_cast<volatile std::uint32_t*>(known) <= copy.row() / detail::kStagedRows)
+      await_piece(params, epoch, copy.rank(), copy.row(), known);
+  }
+  __threadfence_block();  // another warp may have acquired the flag
+  __syncwarp();
+  ptx::fence_proxy_async();
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -223,14 +253,15 @@ class ChunkRing {
     next_ = load_item();
   }
 
-  __device__ void run(const CombineSources& sources) {
+  template <bool kStaged>
+  __device__ void run(CombineSources& sources, std::uint64_t epoch) {
     ptx::fence_proxy_async();  // bulk copies read what the ranks wrote
     next_item();
 #pragma unroll 1
-    for (std::uint32_t s = 0; s + 1 < params_.stages; ++s) load(sources);
+    for (std::uint32_t s = 0; s + 1 < params_.stages; ++s) load<kStaged>(sources, epoch);
 #pragma unroll 1
     while (summed_ != loaded_) {
-      load(sources);
+      load<kStaged>(sources, epoch);
       sum(sources);
     }
   }
@@ -278,9 +309,13 @@ class ChunkRing {
     is_new_ = false;
   }
 
-  __device__ void load(const CombineSources& sources) {
+  template <bool kStaged>
+  __device__ void load(CombineSources& sources, std::uint64_t epoch) {
     if (!exists(item_)) return;
-    if (is_new_) look_up(sources);
+    if (is_new_) {
+      look_up(sources);
+      if constexpr (kStaged) await_rows(params_, sources, epoch, item_.copy, mine_);
+    }
     const std::uint32_t bytes = min(params_.chunk_bytes, end_ - item_.at);
     const SharedAddress barrier = barriers_ + load_stage_ * sizeof(std::uint64_t);
     if (lane_id() == 0) {
@@ -336,7 +371,8 @@ class ChunkRing {
  public:
   __device__ ChunkRing(const NormalCombine& params, std::byte*) : params_(params) {}
 
-  __device__ void run(const CombineSources& sources) {
+  template <bool kStaged>
+  __device__ void run(CombineSources& sources, std::uint64_t epoch) {
     for (;;) {
       const std::uint32_t token =
           __shfl_sync(~0u, lane_id() == 0 ? take_work(params_.group, KernelKind::normal) : 0u, 0);
@@ -344,6 +380,7 @@ class ChunkRing {
       const TokenCopy<kExpertMajor> copy = load_copy<kExpertMajor>(params_, token);
       const std::uint32_t copies =
           kExpertMajor ? params_.copies_per_token : __popc(__ballot_sync(~0u, copy.exists()));
+      if constexpr (kStaged) await_rows(params_, sources, epoch, copy, copy.exists());
       if (params_.out_weights != nullptr) sum_weights(params_, sources, token, copy, copies);
       for (std::uint32_t v = 0; v < params_.row_bytes; v += kCombineStep) {
         const std::uint32_t at = v + lane_id() * 16;
@@ -385,7 +422,8 @@ __global__ void __launch_bounds__(512, 1)
   const DeviceGroup& group = params.group;
   ptx::griddepcontrol_wait();
   const std::uint64_t epoch = group.memory->epoch + 1;
-  const bool leader = take_ticket(group, KernelKind::normal) == 0;
+  const std::uint32_t ticket = take_ticket(group, KernelKind::normal);
+  const bool leader = ticket == 0;
   if (leader) {
     if (threadIdx.x == 0)
       sources.notice = {params.y,
@@ -400,14 +438,21 @@ __global__ void __launch_bounds__(512, 1)
                         params.weight_stride,
                         gridDim.x,
                         0,
-                        params.share};
+                        params.share,
+                        params.staging.blocks > 0};
     __syncthreads();
     publish_notice(group, epoch, sources.notice, nullptr, nullptr);
   }
+  if constexpr (!kExpertMajor)
+    if (static_cast<std::int32_t>(ticket) < params.staging.blocks)
+      stage_pieces<Format>(params, epoch);
   ChunkRing<Format, kExpertMajor> ring(params, shared);
   const bool good = await_notices(group, epoch, Phase::combine_notify, kCombine) &&
                     find_sources<kExpertMajor>(params, epoch, leader, sources);
-  if (good) ring.run(sources);
+  if (good && sources.any_staged)
+    ring.template run<true>(sources, epoch);
+  else if (good)
+    ring.template run<false>(sources, epoch);
   finish_operation(group, epoch, good, Phase::combine_finish, kCombine);
 }
 

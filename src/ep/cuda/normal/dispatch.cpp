@@ -95,6 +95,8 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   params.region = region ? group_.device.layout.arena + region->offset : kNoRoom;
   params.region_rows = rows;
   params.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
+  params.count_alignment = static_cast<std::uint32_t>(call.options.expert_alignment);
+  params.all_weights = call.options.all_weights ? 1 : 0;
   params.fill = call.options.worst_case_rows > 0 && region;
   params.dtype = static_cast<std::uint32_t>(call.x.dtype);
   params.sizes = waits ? static_cast<SizesMessage*>(sizes_memory_.get()) : nullptr;
@@ -222,6 +224,11 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
   };
   received.row_count = from_handle(handle->arrays.received + state_.me, 1);
   received.expert_counts = from_handle(handle->arrays.expert_counts, shape.local_experts);
+  if (!call.cached) {
+    received.expert_ends = from_handle(handle->arrays.expert_ends, shape.local_experts);
+    if (handle->expert_alignment == 0)
+      received.source_ends = from_handle(handle->arrays.source_ends, shape.ranks);
+  }
   if (handle->expert_alignment > 0)
     received.expert_first_row =
         from_handle(handle->arrays.expert_first_row, shape.local_experts + 1);

@@ -74,7 +74,9 @@ __device__ void write_records(const NormalDispatch& params, const detail::SideRe
              static_cast<int>(high >> 32)};
     } else if (vector < from_source) {
       if (params.weights == nullptr) continue;
-      const auto mine = [&](int j) { return local(owner[j]) >= 0 ? __float_as_int(weight[j]) : 0; };
+      const auto mine = [&](int j) {
+        return params.all_weights != 0 || local(owner[j]) >= 0 ? __float_as_int(weight[j]) : 0;
+      };
       out = {mine(0), mine(1), mine(2), mine(3)};
     } else {
       out.x = t.number;

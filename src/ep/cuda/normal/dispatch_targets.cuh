@@ -161,6 +161,38 @@ __device__ bool find_targets(const NormalDispatch& params, std::uint64_t epoch,
   return false;
 }
 
+/// Writes source_ends and expert_ends of the handle, a warp each, from the notices alone.
+template <bool kExpertMajor>
+__device__ void publish_ends(const NormalDispatch& params, std::uint64_t epoch) {
+  const DeviceGroup& group = params.group;
+  const std::uint32_t warp = threadIdx.x / 32;
+  const bool of_sources = warp == 0;
+  if (warp > 1 || (of_sources && kExpertMajor)) return;
+  const std::int32_t count = of_sources ? group.ranks : group.local_experts;
+  const std::int32_t first_expert =
+      group.ranks + (kExpertMajor ? group.me * group.local_experts : 0);
+  std::int32_t sum = 0;
+  for (std::int32_t first = 0; first < count; first += 32) {
+    const std::int32_t i = first + static_cast<std::int32_t>(lane_id());
+    std::int32_t end = 0;
+    if (i < count && of_sources)
+      end = ptx::ld_relaxed_sys_global(counts_of(group, epoch, i) + group.me);
+    if (i < count && !of_sources) {
+      for (std::int32_t source = 0; source < group.ranks; ++source)
+        end += ptx::ld_relaxed_sys_global(counts_of(group, epoch, source) + first_expert + i);
+      const auto alignment = static_cast<std::int32_t>(params.count_alignment);
+      end = (end + alignment - 1) / alignment * alignment;
+    }
+    for (std::int32_t distance = 1; distance < 32; distance *= 2) {
+      const std::int32_t other = __shfl_up_sync(~0u, end, distance);
+      if (static_cast<std::int32_t>(lane_id()) >= distance) end += other;
+    }
+    if (i < count)
+      (of_sources ? params.handle.source_ends : params.handle.expert_ends)[i] = sum + end;
+    sum += __shfl_sync(~0u, end, 31);
+  }
+}
+
 /// Writes the handle's counts and the message to the host. The first block calls, when it has the
 /// counts.
 template <bool kExpertMajor>
@@ -180,6 +212,7 @@ __device__ void publish_sizes(const NormalDispatch& params, std::uint64_t epoch,
     if (params.sizes != nullptr) rows[group.ranks + e] = tokens;
   }
   if (threadIdx.x == 0) *params.handle.epoch = epoch;
+  publish_ends<kExpertMajor>(params, epoch);
   if (params.sizes == nullptr) return;
   if constexpr (kExpertMajor) {
     for (auto source = static_cast<std::int32_t>(threadIdx.x / 32); source < group.ranks;

@@ -60,6 +60,8 @@ struct HandleArrays {
   std::int32_t* first_row;      ///< [ranks]: where this rank's rows start at each rank
   std::int32_t* received;       ///< [ranks]: rows that each rank receives from all ranks
   std::int32_t* expert_counts;  ///< [local_experts]: tokens that this rank received for each expert
+  std::int32_t* expert_ends;    ///< [local_experts]: sums of the aligned counts up to each expert
+  std::int32_t* source_ends;    ///< [ranks]: rows that this rank received from ranks up to each
   // Of an expert-major layout:
   std::int32_t* expert_rows;  ///< [experts]: where this rank's rows start, at the expert's rank
   /// [local_experts + 1]: this rank's blocks of experts, and the end.
@@ -80,7 +82,10 @@ struct NormalRoute {
   std::int32_t is_int64;
   std::int32_t tokens, copies_per_token;
   RoutingArrays out;
-  Divisor by_top_k, by_local_experts;  ///< set by the launcher
+  // Copies for the caller, or nullptr.
+  std::uint8_t* is_token_in_rank;             ///< [tokens, ranks]: 0 or 1
+  std::int32_t *rank_counts, *expert_counts;  ///< [ranks], [experts]
+  Divisor by_top_k, by_local_experts;         ///< set by the launcher
 };
 
 /// number_topk_slots.cu
@@ -108,6 +113,8 @@ struct NormalDispatch {
   std::uint64_t region;  ///< the granted region, as an offset in the block; kNoRoom: none
   std::int64_t region_rows;
   std::uint32_t expert_alignment;  ///< of an expert-major layout; 0: rank-major
+  std::uint32_t count_alignment;   ///< of HandleArrays::expert_ends
+  std::uint32_t all_weights;       ///< not 0: also those of top-k slots with experts elsewhere
   std::uint32_t table_offset;  ///< of HandleArrays::expert_rows in shared memory, if expert-major
   std::uint32_t fill;  ///< not 0: rows that no token fills get indices of -1 and weights of 0
   std::uint32_t dtype;
@@ -123,6 +130,31 @@ struct SharedRange {
 };
 /// Entries of each rank in a ShareTable: number n has entry n % kShareSlots.
 inline constexpr std::uint32_t kShareSlots = 64;
+
+/// unpack.cu: one array of four-byte elements that is copied.
+struct UnpackedArray {
+  const std::uint32_t* from;  ///< rows contiguous
+  std::uint32_t* to;
+  std::int64_t from_stride;      ///< elements between rows
+  std::int64_t to_stride, step;  ///< elements between rows, and between elements of a row
+  std::int64_t elements;         ///< of all rows
+  Divisor by_row;                ///< elements of a row
+};
+struct NormalUnpack {
+  static constexpr int kMaxArrays = 8;
+  UnpackedArray arrays[kMaxArrays];
+  int count;
+};
+
+/// Expert output of this rank that other ranks do not reach (combine_staging.cuh).
+struct CombineStaging {
+  const std::byte* rows;          ///< or nullptr: the rows are reached where they lie
+  const std::int32_t* topk_rows;  ///< [y_rows, top_k]: rows to be added, -1: none; or nullptr
+  const float* weights;           ///< or nullptr. With topk_rows one for each of `rows`
+  std::int64_t weight_stride;     ///< in elements
+  const std::int64_t* topk_idx;   ///< [y_rows, top_k]: weights of slots below 0 count as 0
+  std::int32_t blocks;            ///< that stage before they fetch; 0: nothing is staged
+};
 
 /// combine.cu
 struct NormalCombine {
@@ -145,6 +177,7 @@ struct NormalCombine {
   float* out_weights;  ///< [tokens, top_k], or nullptr
   std::uint32_t dtype;
   std::uint32_t chunk_bytes, stages, warps;
+  CombineStaging staging;
   std::uint32_t segment_chunks;  ///< chunks of a token that a warp sums at a time
   Divisor by_segments;           ///< segments of a token; set by the launcher
 };
@@ -173,6 +206,7 @@ void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan
                             cudaStream_t stream);
 void launch_normal_combine(const NormalCombine& params, const NormalPlan& plan,
                            cudaStream_t stream);
+void launch_unpack(const NormalUnpack& params, cudaStream_t stream);
 
 /// Load the code of the kernels and set their attributes, so that first calls do not pay for it.
 /// `shared_bytes` is the shared memory that a block can have on this GPU.
@@ -180,6 +214,7 @@ void preload_normal_route();
 void preload_normal_number_topk_slots();
 void preload_normal_dispatch(int shared_bytes);
 void preload_normal_combine(int shared_bytes);
+void preload_unpack();
 
 /// Epoch of a handle whose dispatch did not take place.
 inline constexpr std::uint64_t kRefused = ~std::uint64_t{0};

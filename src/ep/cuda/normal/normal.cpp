@@ -34,6 +34,8 @@ HandleArrays handle_arrays(std::byte* block, const detail::Shape& shape, std::si
   arrays.first_row = cursor.take<std::int32_t>(shape.ranks);
   arrays.received = cursor.take<std::int32_t>(shape.ranks);
   arrays.expert_counts = cursor.take<std::int32_t>(shape.local_experts);
+  arrays.expert_ends = cursor.take<std::int32_t>(shape.local_experts);
+  arrays.source_ends = cursor.take<std::int32_t>(shape.ranks);
   arrays.expert_rows = cursor.take<std::int32_t>(shape.experts);
   arrays.expert_first_row = cursor.take<std::int32_t>(shape.local_experts + 1);
   if (bytes != nullptr) *bytes = cursor.bytes();
@@ -53,6 +55,29 @@ std::size_t handle_bytes(const detail::Shape& shape) {
 }
 
 }  // namespace
+
+void launch_copies(const std::vector<detail::ArrayCopy>& copies, cudaStream_t stream) {
+  NormalUnpack params{};
+  static_assert(NormalUnpack::kMaxArrays >= 7);
+  for (const auto& [from, to] : copies) {
+    const auto words = static_cast<std::int64_t>(size_of(from.dtype) / 4);
+    const std::int64_t columns = from.rank == 1 ? 1 : from.shape[1];
+    const std::int64_t step = to.rank == 1 || columns == 1 ? 1 : to.strides[1];
+    require((from.rank == 1 || columns == 1 || from.strides[1] == 1) && (words == 1 || step == 1),
+            Code::invalid_argument, "unpack: rows of {} must be contiguous", to.describe());
+    require(from.size() * words < std::int64_t{1} << 31, Code::unsupported,
+            "unpack: {} has 2^31 words or more", from.describe());
+    params.arrays[params.count++] = {
+        .from = from.as<std::uint32_t>(),
+        .to = to.as<std::uint32_t>(),
+        .from_stride = from.strides[0] * words,
+        .to_stride = to.strides[0] * words,
+        .step = step,
+        .elements = from.size() * words,
+        .by_row = Divisor(static_cast<std::uint32_t>(columns * words))};
+  }
+  launch_unpack(params, stream);
+}
 
 Normal::Normal(CudaGroup& group)
     : state_(group.state),
@@ -87,6 +112,7 @@ void Normal::open() {
   limits_.overlap_launches = group_.ranks_on_gpu == 1;
   preload_normal_dispatch(shared_bytes);
   preload_normal_combine(shared_bytes);
+  preload_unpack();
   check(cudaGetLastError(), "kernels of an ep::Group");
   const auto results = static_cast<std::size_t>(shape.live_results) + 2;
   if (shape.max_tokens > 0) {
@@ -95,8 +121,9 @@ void Normal::open() {
   }
 }
 
-Routing Normal::route(const TensorView& topk_idx, const Launch& launch) {
+Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
   const auto& shape = state_.shape;
+  const Launch& launch = options.launch;
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   auto state = std::make_shared<CudaRouting>();
@@ -113,6 +140,9 @@ Routing Normal::route(const TensorView& topk_idx, const Launch& launch) {
   params.tokens = static_cast<std::int32_t>(state->tokens);
   params.copies_per_token = std::min(shape.top_k, shape.ranks);
   params.out = state->arrays;
+  params.is_token_in_rank = options.is_token_in_rank.as<std::uint8_t>();
+  params.rank_counts = options.tokens_per_rank.as<std::int32_t>();
+  params.expert_counts = options.tokens_per_expert.as<std::int32_t>();
   launch_normal_route(params, on);
   group_.end(launch, on);
 
@@ -130,6 +160,12 @@ Routing Normal::route(const TensorView& topk_idx, const Launch& launch) {
   routing.expert_counts = view(state->arrays.expert_counts, DataType::int32, {shape.experts});
   routing.state = std::move(state);
   return routing;
+}
+
+void Normal::unpack(const Dispatched& received, const UnpackOptions& to) {
+  cudaStream_t on = group_.begin(to.launch);
+  launch_copies(detail::unpacked_arrays(state_, received, to), on);
+  group_.end(to.launch, on);
 }
 
 std::shared_ptr<CudaHandle> Normal::make_handle(const detail::DispatchCall& call) {

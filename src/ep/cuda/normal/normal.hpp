@@ -12,6 +12,7 @@
 #include "ep/cuda/group.hpp"
 #include "ep/cuda/normal/kernels.cuh"
 #include "ep/cuda/normal/shares.hpp"
+#include "ep/unpack.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -35,6 +36,9 @@ struct CudaHandle : detail::HandleState {
   std::vector<std::int64_t> rows_per_source;  ///< empty: the sizes never reached the host
 };
 
+/// Copies all arrays in one kernel.
+void launch_copies(const std::vector<detail::ArrayCopy>& copies, cudaStream_t stream);
+
 /// The calls of normal mode; the arguments have been checked (ep/backend.hpp).
 class Normal {
  public:
@@ -42,7 +46,8 @@ class Normal {
 
   /// Loads the kernels and reserves memory. Called when the group has its memory.
   void open();
-  Routing route(const TensorView& topk_idx, const Launch& launch);
+  Routing route(const TensorView& topk_idx, const RouteOptions& options);
+  void unpack(const Dispatched& received, const UnpackOptions& to);
   Dispatched dispatch(const detail::DispatchCall& call);
   Combined combine(const TensorView& y, const detail::HandleState& state,
                    const CombineOptions& options);
@@ -66,7 +71,10 @@ class Normal {
                       cudaStream_t on);
   Tensor copied_out(const Tensor& tensor, cudaStream_t on) const;
   std::uint64_t reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const;
-  void locate_expert_output(const TensorView& y, NormalCombine& params, cudaStream_t on);
+  std::uint64_t offset_in_block(const TensorView& data) const;
+  void require_staging() const;
+  void locate_expert_output(const TensorView& y, const CombineOptions& options, bool expert_major,
+                            NormalCombine& params, cudaStream_t on);
 
   GroupState& state_;
   CudaGroup& group_;

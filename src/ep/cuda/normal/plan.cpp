@@ -18,6 +18,27 @@ T chosen(T tuned, T otherwise) {
   return tuned > 0 ? tuned : otherwise;
 }
 
+/// Blocks beside those that fetch. Copies take a fraction of the time of the link; sums read several
+/// rows for each that they write.
+std::int32_t extra_blocks(StagedOutput staging) {
+  return staging == StagedOutput::sums ? 64 : staging == StagedOutput::rows ? 8 : 0;
+}
+
+/// Blocks that stage before they fetch.
+std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks) {
+  switch (staging) {
+    case StagedOutput::none:
+      return 0;
+    case StagedOutput::weights:
+      return std::min(2, blocks);
+    case StagedOutput::rows:
+      return std::max(1, blocks / 3);
+    case StagedOutput::sums:
+      return std::max(1, blocks * 4 / 5);
+  }
+  return 0;
+}
+
 std::int32_t chosen_blocks(std::int32_t wanted, std::int32_t best, const NormalLimits& limits) {
   return std::clamp(chosen(wanted, best), 1, std::max(1, limits.multiprocessors));
 }
@@ -79,13 +100,14 @@ NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint
 
 NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
                         std::int32_t copies_per_token, const NormalLimits& limits,
-                        const NormalTuning& tuning) {
+                        const NormalTuning& tuning, StagedOutput staging) {
   // Segments are long enough to keep a warp's pipeline full and short enough for warps to end
   // together: at least two chunks where a warp has kManyBytes or more.
   constexpr std::uint32_t kSegmentBytes = 2 << 10, kManyBytes = 32 << 10;
   NormalPlan plan;
   plan.overlap_launches = limits.overlap_launches;
-  plan.blocks = chosen_blocks(blocks, 16, limits);
+  plan.blocks = chosen_blocks(blocks, 16 + extra_blocks(staging), limits);
+  plan.staging_blocks = staging_blocks(staging, plan.blocks);
   if (!limits.bulk_copies) {
     plan.warps = kWithoutBulkCopies;
     plan.stages = 1;

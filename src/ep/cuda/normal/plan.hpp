@@ -18,7 +18,7 @@ inline constexpr std::uint32_t kCombineStep = 512;
 /// Barriers lie before the stages: one a warp and stage.
 inline constexpr std::uint32_t kBarrierBytes = kMaxWarps * kMaxStages * 8;
 /// Static shared memory of a kernel, at most.
-inline constexpr std::uint32_t kStaticSharedBytes = 3 << 10;
+inline constexpr std::uint32_t kStaticSharedBytes = 4 << 10;
 /// The longest row, scales included, of which two fit into shared memory.
 inline constexpr std::uint32_t kMaxRowBytes = 96 << 10;
 
@@ -27,8 +27,12 @@ struct NormalPlan {
   std::int32_t blocks = 0, warps = 0, stages = 0;
   std::uint32_t table_offset = 0;  ///< in shared memory, behind the stages
   std::uint32_t stage_bytes = 0, shared_bytes = 0, segment_chunks = 0;
-  bool overlap_launches = false;  ///< the kernel may be set up while the one before it ends
+  bool overlap_launches = false;    ///< the kernel may be set up while the one before it ends
+  std::int32_t staging_blocks = 0;  ///< of `blocks`: those of a combine that stage first
 };
+
+/// What a combine copies to the staging area (combine_staging.cuh).
+enum class StagedOutput : std::uint8_t { none, weights, rows, sums };
 
 /// What bounds a plan.
 struct NormalLimits {
@@ -60,6 +64,6 @@ bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const N
 /// The plan of a combine of so many tokens, each the sum of at most `copies_per_token` rows.
 NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
                         std::int32_t copies_per_token, const NormalLimits& limits,
-                        const NormalTuning& tuning);
+                        const NormalTuning& tuning, StagedOutput staging = StagedOutput::none);
 
 }  // namespace shoal::ep::cuda

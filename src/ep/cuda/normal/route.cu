@@ -214,6 +214,9 @@ __device__ void number_copies(const NormalRoute& params, std::int32_t rank, std:
     const std::int32_t row_index = sent + prefix(place.position >= 0, total);
     sent += total;
     if (token >= params.tokens) continue;
+    if (params.is_token_in_rank != nullptr)
+      params.is_token_in_rank[static_cast<std::int64_t>(token) * params.group.ranks + rank] =
+          place.position >= 0 ? 1 : 0;
     std::int32_t* const copies =
         params.out.copies + static_cast<std::int64_t>(token) * params.copies_per_token;
     if (place.position >= 0) copies[place.position] = pack_copy(rank, row_index);
@@ -221,7 +224,9 @@ __device__ void number_copies(const NormalRoute& params, std::int32_t rank, std:
     if (fills_rest)
       for (std::int32_t c = place.ranks; c < params.copies_per_token; ++c) copies[c] = kNoCopy;
   }
-  if (threadIdx.x == 0 && end == params.tokens) params.out.rank_counts[rank] = sent;
+  if (threadIdx.x != 0 || end != params.tokens) return;
+  params.out.rank_counts[rank] = sent;
+  if (params.rank_counts != nullptr) params.rank_counts[rank] = sent;
 }
 
 /// Counts the tokens of kExpertsPerBlock experts.
@@ -244,8 +249,10 @@ __device__ void count_experts(const NormalRoute& params, std::int32_t first_expe
   }
   __syncthreads();
   for (std::int32_t e = threadIdx.x;
-       e < kExpertsPerBlock && first_expert + e < params.group.experts; e += kThreads)
+       e < kExpertsPerBlock && first_expert + e < params.group.experts; e += kThreads) {
     params.out.expert_counts[first_expert + e] = counts[e];
+    if (params.expert_counts != nullptr) params.expert_counts[first_expert + e] = counts[e];
+  }
 }
 
 __global__ void __launch_bounds__(kThreads, 1)

@@ -9,10 +9,15 @@
 #include "ep/cuda/backend.hpp"
 #include "base/check.hpp"
 #include "ep/cuda/group.hpp"
+#include "ep/cuda/normal/normal.hpp"
 #include "ep/cuda/staged/call.hpp"
 #include "ep/host/layout.hpp"
+#include "ep/host/normal/expert_output.hpp"
 #include "ep/pending.hpp"
 #include "ep/plan/routing.hpp"
+
+#include <cstring>
+#include <vector>
 
 namespace shoal::ep::cuda {
 namespace {
@@ -67,7 +72,8 @@ class StagedBackend final : public detail::Backend {
   std::optional<std::int32_t> failed_rank() const override { return host_->failed_rank(); }
   std::int32_t cause_of(std::int32_t failed) const override { return host_->cause_of(failed); }
 
-  Routing route(const TensorView& topk_idx, const Launch& launch) override;
+  Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
+  void unpack(const Dispatched& received, const UnpackOptions& to) override;
   Dispatched dispatch(const detail::DispatchCall& given) override;
   Combined combine(const TensorView& y, const HandleState& handle,
                    const CombineOptions& given) override;
@@ -117,11 +123,20 @@ class StagedBackend final : public detail::Backend {
   Tensor combine_buffers_[2];  // of next_combine_buffer, used in turn
 };
 
-Routing StagedBackend::route(const TensorView& topk_idx, const Launch& launch) {
-  const StagedCall call = begin(launch);
+Routing StagedBackend::route(const TensorView& topk_idx, const RouteOptions& options) {
+  const StagedCall call = begin(options.launch);
   const Tensor indices = call.fetch(topk_idx);
   call.fetched();
-  Routing routing = host_->route(indices, launch);
+  RouteOptions on_host;
+  const Tensor in_rank = call.place_for(options.is_token_in_rank);
+  on_host.is_token_in_rank = in_rank;
+  Routing routing = host_->route(indices, on_host);
+  const auto copy_to = [&](const TensorView& array, const void* values) {
+    if (array.defined()) call.give(array.data, values, array.bytes());
+  };
+  copy_to(options.is_token_in_rank, in_rank.data);
+  copy_to(options.tokens_per_rank, routing.state->tokens_per_rank.data());
+  copy_to(options.tokens_per_expert, routing.state->tokens_per_expert.data());
   routing.topk_idx = call.give(routing.topk_idx);
   const auto counts = [&](const std::vector<std::int32_t>& values) {
     return call.give(
@@ -154,6 +169,19 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
   const auto& tokens = received.handle.state()->tokens_per_expert;
   received.expert_counts = call.give(
       TensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
+  const auto give_ends = [&](const auto& counts, std::int64_t alignment) {
+    std::vector<std::int32_t> ends;
+    std::int64_t end = 0;
+    for (const auto number : counts)
+      ends.push_back(
+          static_cast<std::int32_t>(end += (number + alignment - 1) / alignment * alignment));
+    return call.give(
+        TensorView(ends.data(), DataType::int32, {static_cast<std::int64_t>(ends.size())}));
+  };
+  if (!given.cached) {
+    received.expert_ends = give_ends(tokens, given.options.expert_alignment);
+    if (!given.options.expert_major) received.source_ends = give_ends(received.rows_per_source, 1);
+  }
   call.finish();
   if (given.options.worst_case_rows > 0) {  // as with all GPU tensors, no size reaches the caller
     received.rows_per_source.clear();
@@ -162,31 +190,56 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
   return received;
 }
 
+void StagedBackend::unpack(const Dispatched& received, const UnpackOptions& to) {
+  const StagedCall call = begin(to.launch);
+  launch_copies(detail::unpacked_arrays(group_, received, to), call.stream());
+  call.finish();
+}
+
 Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
                                 const CombineOptions& given) {
   const StagedCall call = begin(given.launch);
   const host::GroupLayout& layout = layout_;
-  const std::size_t bytes = y.bytes();
+  const bool prepared = given.topk_rows.defined() || given.topk_idx.defined();
+  const std::int64_t rows = prepared ? handle.result_rows : y.shape[0];
+  const std::size_t bytes = rows * y.shape[1] * size_of(y.dtype);
   require(
       bytes <= layout.staging_weights - layout.staging, Code::invalid_argument,
       "combine: y is {}, {} bytes; there is room for {} on their way through the host. Raise "
       "GroupOptions.max_tokens (now {}), and set combine_staging",
       [&] { return y.describe(); }, bytes, layout.staging_weights - layout.staging,
       group_.shape.max_tokens);
-  TensorView outputs(group_.block + layout.staging, y.dtype, {y.shape[0], y.shape[1]});
-  call.fetch(outputs.data, y);  // where the ranks of this node fetch it
-  const Tensor weights = call.fetch(given.weights);
+  TensorView outputs(group_.block + layout.staging, y.dtype, {rows, y.shape[1]});
+  // Where the ranks of this node fetch it.
+  const Tensor given_rows = prepared ? call.fetch(y) : Tensor();
+  if (!prepared) call.fetch(outputs.data, y);
+  Tensor weights = call.fetch(given.weights);
+  const Tensor topk_idx = call.fetch(given.topk_idx), topk_rows = call.fetch(given.topk_rows);
   std::vector<Tensor> biases;
   for (const TensorView& bias : given.bias) biases.push_back(call.fetch(bias));
   call.fetched();
   CombineOptions options = given;
+  options.topk_idx = topk_idx;
+  options.topk_rows = topk_rows;
+  options.out_weights = {};
   options.weights = weights;
+  if (prepared) {
+    const host::ExpertOutput output = host::prepare_expert_output(given_rows, options);
+    std::memcpy(outputs.data, output.y.data, output.y.bytes());
+    options.weights = weights = output.weights;
+    options.topk_idx = options.topk_rows = {};
+  }
   options.bias.assign(biases.begin(), biases.end());
   const Tensor sums = call.on_host(y.dtype, {handle.routing->tokens, y.shape[1]});
   options.out = sums;
   const Combined on_host = host_->combine(outputs, handle, options);
   Combined combined;
-  combined.topk_weights = call.give(on_host.topk_weights);
+  if (given.out_weights.defined()) {
+    combined.topk_weights = Tensor(given.out_weights, nullptr);
+    call.give(given.out_weights.data, on_host.topk_weights.data, on_host.topk_weights.bytes());
+  } else {
+    combined.topk_weights = call.give(on_host.topk_weights);
+  }
   combined.x = given.out.defined() ? Tensor(given.out, nullptr) : call.make(on_host.x);
   call.give(combined.x.data, on_host.x.data, on_host.x.bytes());
   call.finish();

@@ -102,7 +102,9 @@ Combined combine_receive(HostGroup& group, const TensorView& y, const HandleStat
                                      : Tensor::empty(y.dtype, {routing.tokens, y.shape[1]});
   if (options.weights.defined())
     combined.topk_weights =
-        Tensor::empty(DataType::float32, {routing.tokens, group.state.shape.top_k});
+        options.out_weights.defined()
+            ? Tensor(options.out_weights, nullptr)
+            : Tensor::empty(DataType::float32, {routing.tokens, group.state.shape.top_k});
   if (group.state.nodes.count > 1)
     combine_forward(group, y, handle, options, answers, combined);
   else

@@ -27,7 +27,10 @@ struct TokenSide {
 class SidePayload {
  public:
   SidePayload(const DispatchCall& call, const Shape& shape)
-      : scales_(call.scale_bytes() / 4), cached_(call.cached != nullptr), shape_(shape) {}
+      : scales_(call.scale_bytes() / 4),
+        cached_(call.cached != nullptr),
+        all_weights_(call.options.all_weights),
+        shape_(shape) {}
 
   /// Of the copy for rank `rank`, to row `row` of the region at `base`.
   void write(const TokenSide& from, std::int32_t rank, std::byte* base, const ReceiveLayout& layout,
@@ -40,7 +43,7 @@ class SidePayload {
     for (std::int32_t i = 0; i < k; ++i) {
       const bool here = from.experts[i] >= first && from.experts[i] < first + shape_.local_experts;
       if (!cached_) out_idx[i] = here ? from.experts[i] - first : -1;
-      if (from.weights != nullptr) out_weights[i] = here ? from.weights[i] : 0.0F;
+      if (from.weights != nullptr) out_weights[i] = here || all_weights_ ? from.weights[i] : 0.0F;
     }
     if (!cached_) reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
   }
@@ -66,7 +69,7 @@ class SidePayload {
   }
 
   std::int64_t scales_;
-  bool cached_;
+  bool cached_, all_weights_;
   const Shape& shape_;
 };
 

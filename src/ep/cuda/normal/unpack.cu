@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// unpack.cu: what travelled beside the rows of a dispatch, as contiguous arrays.
+//
+// Moves: the side records of a result (detail::SideRecord), read once from the group's memory and
+// written to arrays of the caller, four bytes a thread and step. Waits for nothing: it follows the
+// dispatch on the stream, which has ended when this kernel starts.
+#include <algorithm>
+
+#include "ep/cuda/normal/kernels.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+/// Enough to hide the latency of memory; more blocks start later than they save.
+constexpr std::int64_t kMostBlocks = 512;
+
+__global__ void __launch_bounds__(kThreads)
+    unpack_kernel(const __grid_constant__ NormalUnpack params) {
+  const std::int64_t start = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (int a = 0; a < params.count; ++a) {
+    const UnpackedArray& array = params.arrays[a];
+    for (std::int64_t i = start; i < array.elements;
+         i += static_cast<std::int64_t>(gridDim.x) * kThreads) {
+      const std::uint32_t row = array.by_row.quotient(static_cast<std::uint32_t>(i));
+      const std::uint32_t column = static_cast<std::uint32_t>(i) - row * array.by_row.divisor;
+      array.to[row * array.to_stride + column * array.step] =
+          array.from[row * array.from_stride + column];
+    }
+  }
+}
+
+}  // namespace
+
+void launch_unpack(const NormalUnpack& params, cudaStream_t stream) {
+  std::int64_t most = 0;
+  for (int a = 0; a < params.count; ++a) most = std::max(most, params.arrays[a].elements);
+  if (most == 0) return;
+  const std::int64_t blocks = std::min((most + kThreads - 1) / kThreads, kMostBlocks);
+  unpack_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+}
+
+void preload_unpack() {
+  cudaFuncAttributes attributes;
+  (void)cudaFuncGetAttributes(&attributes, unpack_kernel);
+}
+
+}  // namespace shoal::ep::cuda
