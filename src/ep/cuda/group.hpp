@@ -56,6 +56,8 @@ struct CudaGroup {
   void throw_reported();
   /// A rank that has given the group up, read from GPU memory.
   std::optional<std::int32_t> ask_failed_rank();
+  /// The first cause of the failure of `rank`, which has given the group up; reads GPU memory.
+  std::int32_t cause_of(std::int32_t rank) const;
   /// Device memory in stream order behind the last call; contents undefined.
   std::shared_ptr<void> allocate(std::size_t bytes) const;
   /// A tensor in `memory`.
@@ -78,6 +80,9 @@ struct CudaGroup {
   void synchronize();
 
  private:
+  /// The `failed` words of all ranks at this one.
+  std::vector<std::uint64_t> failed_words() const;
+
   cudaEvent_t between_ = nullptr;  // recorded behind each call on a stream of the caller
   bool under_way_ = true;          // calls may be in progress: another stream has to wait for them
   /// The call that began last, so that the driver is asked only once whether its stream is

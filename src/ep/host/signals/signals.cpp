@@ -82,12 +82,8 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
     return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where,
                        world_failure.value_or("a PE of the world failed"));
   const std::int32_t cause = cause_of(group, *culprit);
-  const std::string because =
-      cause == *culprit ? "" : fmt::format(" because of PE {}", group.state.world_pe(cause));
-  const std::string reason =
-      fmt::format("PE {} gave this group up{} ({})", group.state.world_pe(*culprit), because,
-                  world_failure.value_or("its own message says why"));
-  return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
+  return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where,
+                     detail::describe_given_up(group.state, *culprit, cause));
 }
 
 /// Whether `from`, which is late, waits directly or indirectly for a rank that has ended or is
@@ -150,10 +146,9 @@ void give_up(HostGroup& group, const std::string& reason, std::int32_t cause) {
   group.state.failure = reason;
   // An unreachable rank may be the reason.
   const transport::ScopedTimeout bound(transport::kFailureReportTimeout);
-  const auto value = static_cast<std::uint64_t>(cause) + 1;
   for (std::int32_t to = 0; to < group.state.shape.ranks; ++to) {
     try {
-      raise_signal(group, group.layout.failed, to, value);
+      raise_signal(group, group.layout.failed, to, detail::failed_word(cause, false));
     } catch (const std::exception& error) {
       log::debug("the failure could not be signalled to PE {}: {}", group.state.world_pe(to),
                  error.what());
@@ -168,9 +163,9 @@ void give_up(HostGroup& group, const std::exception& error) {
 }
 
 std::int32_t cause_of(const HostGroup& group, std::int32_t failed) {
-  const std::uint64_t value = read_signal(group, group.layout.failed, failed);
-  const bool named = value >= 1 && value <= static_cast<std::uint64_t>(group.state.shape.ranks);
-  return named ? static_cast<std::int32_t>(value) - 1 : failed;
+  return detail::first_cause(failed, group.state.shape.ranks, [&](std::int32_t rank) {
+    return read_signal(group, group.layout.failed, rank);
+  });
 }
 
 std::optional<std::int32_t> failed_rank(const HostGroup& group) {
