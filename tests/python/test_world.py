@@ -376,6 +376,24 @@ def test_teams_and_facts_of_a_world(settings):
     assert shoal.run_threads(4, body, settings) == [True] * 4
 
 
+def test_connectivity_is_the_same_on_all_pes(settings):
+    reports = shoal.run_threads(
+        4, lambda world: world.connectivity(), {**settings, "node_size": 2}
+    )
+    assert all(report == reports[0] for report in reports)
+    report = reports[0]
+    assert [pe["node"] for pe in report["pes"]] == [0, 0, 1, 1]
+    assert len({(pe["host"], pe["host_index"]) for pe in report["pes"]}) == 1
+    assert all(pe["nics"] is None for pe in report["pes"]), "no pair needs a network"
+    pairs = {(pair["a"], pair["b"]): pair for pair in report["pairs"]}
+    assert sorted(pairs) == [(a, b) for a in range(4) for b in range(a, 4)]
+    assert pairs[2, 2]["chosen"] == "self" and pairs[0, 3]["chosen"] == "shm"
+    (used,) = [one for one in pairs[0, 3]["transports"] if one["chosen"]]
+    assert used["name"] == "shm" and used["capabilities"] == "put get atomics signals"
+    assert all(one["why"] for pair in report["pairs"] for one in pair["transports"])
+    assert report["heap_pairs"] == []
+
+
 def test_buffers_of_a_heap_on_the_host_are_not_shared(settings):
     def body(world):
         with pytest.raises(shoal.UnsupportedError, match="SHOAL_HEAP is cuda"):

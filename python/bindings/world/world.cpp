@@ -87,6 +87,51 @@ std::vector<std::pair<std::string, double>> init_phases(const World& world) {
   return phases;
 }
 
+nb::list pairs_of(const std::vector<PairConnectivity>& pairs) {
+  nb::list list;
+  for (const PairConnectivity& pair : pairs) {
+    nb::list transports;
+    for (const TransportVerdict& verdict : pair.transports) {
+      nb::dict entry;
+      entry["name"] = verdict.transport;
+      entry["chosen"] = verdict.chosen;
+      entry["capabilities"] = verdict.capabilities;
+      entry["why"] = verdict.why;
+      transports.append(entry);
+    }
+    nb::dict entry;
+    entry["a"] = pair.a;
+    entry["b"] = pair.b;
+    const TransportVerdict* const chosen = pair.chosen();
+    entry["chosen"] = chosen == nullptr ? nb::none() : nb::cast(chosen->transport);
+    entry["transports"] = transports;
+    list.append(entry);
+  }
+  return list;
+}
+
+nb::dict connectivity(const World& world) {
+  ConnectivityReport report;
+  {
+    nb::gil_scoped_release released;  // collective: other PEs may be threads of this process
+    report = world.connectivity();
+  }
+  nb::list pes;
+  for (const PePlace& place : report.pes) {
+    nb::dict entry;
+    entry["host"] = place.host;
+    entry["host_index"] = place.host_index;
+    entry["node"] = place.node;
+    entry["nics"] = place.nics ? nb::cast(*place.nics) : nb::none();
+    pes.append(entry);
+  }
+  nb::dict result;
+  result["pes"] = pes;
+  result["pairs"] = pairs_of(report.pairs);
+  result["heap_pairs"] = pairs_of(report.heap_pairs);
+  return result;
+}
+
 std::string heap_device(const World& world) {
   const Device device = world.heap().device();
   return device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", device.index) : "cpu";
@@ -206,6 +251,15 @@ void bind_world(nb::module_& module) {
   world
       .def("describe_transport", &World::describe_transport, nb::arg("pe"),
            "The transport to PE `pe` and its capabilities, as text."_doc)
+      .def(
+          "connectivity", &connectivity,
+          "How the PEs reach each other; the same dict on all PEs. Collective.\n\n"
+          "\"pes\": by PE, its \"host\", \"host_index\", \"node\" and \"nics\" (None: no pair needs "
+          "a network). \"pairs\": for every pair \"a\" <= \"b\" the transport \"chosen\" (None: none "
+          "reaches) and all \"transports\": \"name\", \"chosen\", \"capabilities\", \"why\". "
+          "\"heap_pairs\": the same for heaps in GPU memory; else empty.\n\n"
+          "    report = world.connectivity()\n"
+          "    print([(p[\"a\"], p[\"b\"], p[\"chosen\"]) for p in report[\"pairs\"]])"_doc)
       .def_prop_ro("init_phases", &init_phases,
                    "The steps of opening the world, and the seconds of each on this PE."_doc);
 
