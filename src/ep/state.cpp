@@ -76,10 +76,8 @@ void GroupState::close_with_world(shoal::detail::WorldEnd end) noexcept {
 
 std::int64_t HandleState::received_by(std::int32_t rank) const {
   if (expert_alignment > 0) return expert_rows.end[rank];
-  const std::size_t ranks = first_row.size();
-  std::int64_t rows = 0;
-  for (std::size_t source = 0; source < ranks; ++source) rows += counts[source * ranks + rank];
-  return rows;
+  const auto ranks = static_cast<std::int32_t>(first_row.size());
+  return rows_before(counts, ranks, ranks, rank);
 }
 
 }  // namespace shoal::ep::detail

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "ep/checks.hpp"
 #include "ep/cuda/normal/normal.hpp"
@@ -126,9 +127,9 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
     state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
   Dispatched received = describe(call, handle, region, rows, on);
   if (call.options.copy_out) group_.end(launch, on);
-  const std::int64_t alignment = call.options.expert_alignment;
+  const std::size_t alignment = call.options.expert_alignment;
   for (const std::int64_t tokens : tokens_per_expert)
-    received.tokens_per_expert.push_back((tokens + alignment - 1) / alignment * alignment);
+    received.tokens_per_expert.push_back(static_cast<std::int64_t>(align_up(tokens, alignment)));
   return received;
 }
 
