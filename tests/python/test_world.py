@@ -377,9 +377,7 @@ def test_teams_and_facts_of_a_world(settings):
 
 
 def test_connectivity_is_the_same_on_all_pes(settings):
-    reports = shoal.run_threads(
-        4, lambda world: world.connectivity(), {**settings, "node_size": 2}
-    )
+    reports = shoal.run_threads(4, lambda world: world.connectivity(), {**settings, "node_size": 2})
     assert all(report == reports[0] for report in reports)
     report = reports[0]
     assert [pe["node"] for pe in report["pes"]] == [0, 0, 1, 1]

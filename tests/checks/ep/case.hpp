@@ -43,6 +43,37 @@ struct EpCase {
   std::string describe() const;
 };
 
+/// A case that runs fast.
+inline EpCase small_case(std::int32_t ranks, std::uint64_t seed = 1) {
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
+}
+/// small_case with rows of three groups of 128 channels, which share a scale each.
+inline EpCase wide_case(std::int32_t ranks, std::uint64_t seed = 1) {
+  EpCase c = small_case(ranks, seed);
+  c.hidden = 384;
+  return c;
+}
+/// The sizes of DeepSeek-V3.
+inline ep::GroupOptions deepseek_options() {
+  ep::GroupOptions options;
+  options.max_tokens = 4096;
+  options.hidden = 7168;
+  options.top_k = 8;
+  options.experts = 256;
+  options.low_latency_max_tokens = 128;
+  return options;
+}
+/// The same case with other values.
+inline EpCase reseeded(EpCase c, std::uint64_t by) {
+  c.seed += by;
+  return c;
+}
+
 /// Ranks that hold experts of a token, ordered by the last top-k slot that names each. Their expert
 /// output is added in this order. `experts` are the top_k experts of the token.
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* experts);

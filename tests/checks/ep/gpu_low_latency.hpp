@@ -11,6 +11,10 @@
 
 namespace shoal::test {
 
+inline constexpr ep::Reduction kReductions[] = {ep::Reduction::per_rank, ep::Reduction::exact};
+/// LowLatencyDispatchOptions.defer_receive, and that of the combine.
+inline constexpr bool kDeferrals[] = {true, false};
+
 /// Options of a round beside its case; the same on all ranks.
 struct GpuLowLatencyCall {
   ep::Quantize quantize = ep::Quantize::none;

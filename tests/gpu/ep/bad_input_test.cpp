@@ -12,15 +12,6 @@
 namespace shoal::test {
 namespace {
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
                const std::function<void(ep::GroupOptions&)>& change = {}) {
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
@@ -47,7 +38,7 @@ void drain(GpuGroup& group, Code code) {
 
 TEST(EpGpuBadInput, SmallArguments) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(2);
+  const EpCase c = small_case(2);
   run_group(c, [&](GpuGroup& g) {
     GpuRound round(g, c, {.place = AnswerPlace::in_place});
     const Inputs host(c, g.me);
@@ -101,7 +92,7 @@ TEST(EpGpuBadInput, SmallArguments) {
 
 TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(2, 37);
+  EpCase c = small_case(2, 37);
   while (std::min(c.tokens(0), c.tokens(1)) == 0) ++c.seed;  // an empty tensor needs no data
   run_low_latency_group(c, [&](GpuGroup& g) {
     GpuLowLatencyRound round(g, c, {});
@@ -215,7 +206,7 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
 
 TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 7);
+  const EpCase c = small_case(3, 7);
   run_group(c, [&](GpuGroup& g) {
     const std::int64_t tokens = 9;
     const auto route = [&](std::int64_t token, std::int32_t lane, std::int64_t value,
@@ -250,7 +241,7 @@ TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
 
 TEST(EpGpuBadInput, SmallADispatchRightBehindABadIndexTellsItOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 8);
+  const EpCase c = small_case(3, 8);
   run_group(c, [&](GpuGroup& g) {
     std::vector<std::int64_t> lanes(3 * c.top_k, -1);
     for (std::int64_t t = 0; t < 3; ++t) lanes[t * c.top_k] = 0;
@@ -277,7 +268,7 @@ TEST(EpGpuBadInput, SmallADispatchRightBehindABadIndexTellsItOnce) {
 
 TEST(EpGpuBadInput, EveryIndexBadIsReportedOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(2, 9);
+  EpCase c = small_case(2, 9);
   c.max_tokens = 5000;
   run_group(c, [&](GpuGroup& g) {
     const std::vector<std::int64_t> lanes(c.max_tokens * c.top_k, c.experts + 7);
@@ -297,7 +288,7 @@ TEST(EpGpuBadInput, EveryIndexBadIsReportedOnce) {
 TEST(EpGpuBadInput, SmallNoRoomForAnotherResult) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t live : {1, 2, 3}) {
-    const EpCase c = small(3, 23);
+    const EpCase c = small_case(3, 23);
     run_group(
         c,
         [&](GpuGroup& g) {
@@ -329,7 +320,7 @@ TEST(EpGpuBadInput, SmallNoRoomForAnotherResult) {
 
 TEST(EpGpuBadInput, SmallNoRoomWithoutExactSizes) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 25);
+  const EpCase c = small_case(3, 25);
   run_group(
       c,
       [&](GpuGroup& g) {
@@ -355,7 +346,7 @@ TEST(EpGpuBadInput, SmallNoRoomWithoutExactSizes) {
 
 TEST(EpGpuBadInput, SmallTooFewWorstCaseRows) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(3, 27);
+  EpCase c = small_case(3, 27);
   c.load = Load::all_to_one;  // all to the last rank
   std::int64_t tokens = 0;
   for (std::int32_t rank = 0; rank < c.ranks; ++rank) tokens += c.tokens(rank);
@@ -397,7 +388,7 @@ INSTANTIATE_TEST_SUITE_P(Odd, EpGpuMismatch, ::testing::Values(0, 2));
 
 TEST_P(EpGpuMismatch, SmallRanksThatDiffer) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 31);
+  const EpCase c = small_case(4, 31);
   run_group(
       c,
       [&](GpuGroup& g) {
@@ -432,7 +423,7 @@ TEST_P(EpGpuMismatch, SmallRanksThatDiffer) {
 
 TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfExpertOutput) {  // GroupOptions.combine_staging
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 33);
+  const EpCase c = small_case(3, 33);
   ep::GroupOptions with = options_for(c), without = with;
   without.combine_staging = false;
   EXPECT_LT(size_hint(without, c.ranks, DeviceKind::cuda).normal,
@@ -463,7 +454,7 @@ TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfExpertOutput) {  // GroupOptions.
 
 TEST(EpGpuBadInput, SmallAClosedGroupSaysSo) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(2, 35);
+  const EpCase c = small_case(2, 35);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     GpuGroup g(world, options);

@@ -345,11 +345,6 @@ class LowLatencyGraph {
   Tensor out_;
 };
 
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
 class EpGpuCaptureLowLatency : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuCaptureLowLatency, ::testing::Bool(),
                          [](const auto& tested) {

@@ -36,27 +36,18 @@ void run_case(const EpCase& c, const ExpertMajorCall& call) {
   });
 }
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 class EpGpuExpertMajor : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuExpertMajor, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpGpuExpertMajor, SmallAlignmentsWithExactSizes) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t alignment : {1, 16, 128})
-    run_case(small(GetParam()), {.alignment = alignment});
+    run_case(small_case(GetParam()), {.alignment = alignment});
 }
 
 TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam(), 5);
+  const EpCase c = small_case(GetParam(), 5);
   for (const std::int32_t alignment : {1, 16, 128}) {
     run_case(c, {.alignment = alignment, .worst_case = true, .cached = 2});
     run_case(c, {.alignment = alignment, .copy_out = true, .cached = 1});
@@ -66,7 +57,7 @@ TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
 
 TEST_P(EpGpuExpertMajor, SmallBiasesAndExpertOutputOfAnyKind) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam(), 7);
+  const EpCase c = small_case(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
   run_case(c, {.dtype = DataType::float16, .answer = DataType::float16, .biases = 2});
@@ -76,7 +67,7 @@ TEST_P(EpGpuExpertMajor, SmallBiasesAndExpertOutputOfAnyKind) {
 
 TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(GetParam(), 9);
+  EpCase c = small_case(GetParam(), 9);
   c.hidden = 256;
   run_case(c,
            {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
@@ -93,7 +84,7 @@ TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
 TEST_P(EpGpuExpertMajor, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_case(c, {.alignment = 16});
     run_case(c, {.alignment = 16, .worst_case = true});
@@ -142,7 +133,7 @@ TEST(EpGpuExpertMajorLarge, ManyTokensManyExperts) {
 
 TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 11);
+  const EpCase c = small_case(4, 11);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
     GpuRound round(group, c, {});
     const ep::Routing routing = round.route();
@@ -163,7 +154,7 @@ TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
 
 TEST(EpGpuExpertMajor, SmallRanksThatDifferAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 13);
+  const EpCase c = small_case(3, 13);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
     GpuRound round(group, c, {});
     const ep::Routing routing = round.route();

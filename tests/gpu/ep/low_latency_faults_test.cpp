@@ -20,27 +20,9 @@ using ep::Quantize;
 using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 384,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
-constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
-constexpr bool kDeferrals[] = {
-    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
-
 TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 61);
+  const EpCase c = wide_case(3, 61);
   run_low_latency_group(c, [&](GpuGroup& group) {
     const std::vector<std::int64_t> zeros(
         static_cast<std::size_t>(std::max(c.ranks, c.local_experts())), 0);
@@ -92,7 +74,7 @@ TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersGoOn) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(1000);
-  const EpCase c = small(4, 67);
+  const EpCase c = wide_case(4, 67);
   const auto stops = [&](Reduction reduction, bool defer) {
     run_low_latency_group(
         c,
@@ -137,7 +119,7 @@ TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersGoOn) {
 TEST(EpGpuLowLatencyMode, ALiveRankIsLeftOutAndComesBack) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kOut = 2;
-  const EpCase c = small(4, 71);
+  const EpCase c = wide_case(4, 71);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
@@ -172,7 +154,7 @@ TEST(EpGpuLowLatencyMode, ARankThatIsLeftOutFindsOut) {
   SHOAL_SKIP_WITHOUT_GPU();
   // Only the others mask it: their notices tell it, long before its waits would end.
   constexpr std::int32_t kOut = 1;
-  const EpCase c = small(3, 73);
+  const EpCase c = wide_case(3, 73);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
@@ -205,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyTimeout, ::testing::ValuesIn(k
 
 TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheRankAndClosesTheGroup) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 79);
+  const EpCase c = wide_case(3, 79);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
@@ -232,7 +214,7 @@ TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheRankAndClosesTheGroup) {
 
 TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 83);
+  const EpCase c = wide_case(3, 83);
   run_low_latency_group(c, [&](GpuGroup& group) {
     struct Bad {
       std::int64_t lane, value;
@@ -273,7 +255,7 @@ TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
 
 TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 89);
+  const EpCase c = wide_case(3, 89);
   run_low_latency_group(c, [&](GpuGroup& group) {
     const bool odd = group.me == 2;
     const auto code = [&]() -> std::optional<Code> {
@@ -325,7 +307,7 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
 
 TEST(EpGpuLowLatencyMode, WarmUpAndGroupsOneAfterAnother) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 97);
+  const EpCase c = wide_case(4, 97);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     for (int i = 0; i < 4; ++i) {
       ep::GroupOptions options = options_for(c);

@@ -19,15 +19,6 @@ namespace {
 using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 384,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 struct AnswersOf {
   Reduction reduction;
   bool log_fmt;
@@ -37,7 +28,7 @@ struct AnswersOf {
 /// same half. The rows of combine 5 must stay as they are.
 void expect_late_answers_are_harmless(const AnswersOf& form) {
   constexpr std::int32_t kLate = 2;
-  const EpCase c = small(4, 83);
+  const EpCase c = wide_case(4, 83);
   const auto numbered = [&](std::uint64_t number) {
     EpCase one = c;
     one.seed += number;
@@ -116,7 +107,7 @@ TEST(EpGpuLowLatencyLate, ARankThatWaitsForAnotherIsNotMasked) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kFirst = 0, kKept = 1, kGone = 2;
   static constexpr std::chrono::milliseconds kTimeout(1600);
-  const EpCase c = small(3, 89);
+  const EpCase c = wide_case(3, 89);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
@@ -186,7 +177,7 @@ void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_
   constexpr std::int64_t kRounds = 2;
   constexpr std::chrono::milliseconds kDelay(60), kLittle(5);  // the others are waited for as well
   const std::int64_t half = kRounds * std::chrono::nanoseconds(kDelay).count() / 2;
-  const EpCase c = small(3, 61);
+  const EpCase c = wide_case(3, 61);
   run_low_latency_group(c, [&](GpuGroup& group) {
     const PlainInputs in(group.tensors, c, lanes_everywhere(c));
     const std::vector<std::int64_t> zeros(static_cast<std::size_t>(c.ranks), 0);
@@ -274,7 +265,7 @@ TEST_P(EpGpuLowLatencyWaits, SmallAreNotThoseForOthers) {
 void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool defer,
                                 const std::string& awaited, const std::string& phase) {
   constexpr std::int32_t kSilent = 1;
-  const EpCase c = small(3, 79);
+  const EpCase c = wide_case(3, 79);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {

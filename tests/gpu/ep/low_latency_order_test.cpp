@@ -19,27 +19,9 @@ using ep::Quantize;
 using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 384,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
-constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
-constexpr bool kDeferrals[] = {
-    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
-
 TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 29);
+  const EpCase c = wide_case(4, 29);
   run_low_latency_group(c, [&](GpuGroup& group) {
     World& world = group.world;
     Round round(group, c, {.reduction = Reduction::exact});
@@ -89,7 +71,7 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
 
 TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {  // defer_receive = false
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 30);
+  const EpCase c = wide_case(4, 30);
   run_low_latency_group(c, [&](GpuGroup& group) {
     const std::vector<std::int32_t> zeros(static_cast<std::size_t>(c.local_experts()), 0);
     const Tensor counts =
@@ -121,7 +103,7 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {  // defer_receive =
 
 TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // the two halves never mix
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 31);
+  const EpCase c = wide_case(4, 31);
   run_low_latency_group(c, [&](GpuGroup& group) {
     for (int form = 0; form < 8; ++form)
       for (int i = 0; i < 6; ++i) {
@@ -152,7 +134,7 @@ TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // the two halves nev
 
 TEST(EpGpuLowLatencyMode, SmallDispatchesWithoutCombineAndAnOldHandle) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 37);
+  const EpCase c = wide_case(3, 37);
   run_low_latency_group(c, [&](GpuGroup& group) {
     for (const bool defer : kDeferrals) {
       const GpuLowLatencyCall call{.reduction = Reduction::per_rank, .defer_receive = defer};
@@ -170,7 +152,7 @@ TEST(EpGpuLowLatencyMode, SmallDispatchesWithoutCombineAndAnOldHandle) {
 
 TEST(EpGpuLowLatencyMode, InterleavedWithNormalMode) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 41);
+  const EpCase c = wide_case(4, 41);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
@@ -185,7 +167,7 @@ TEST(EpGpuLowLatencyMode, InterleavedWithNormalMode) {
 
 TEST(EpGpuLowLatencyMode, OwnStreamsAndEvents) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 43);
+  const EpCase c = wide_case(4, 43);
   run_low_latency_group(c, [&](GpuGroup& group) {
     CUstream_st* const streams[2] = {group.tensors.new_stream(), group.tensors.new_stream()};
     cudaEvent_t done = nullptr;
@@ -208,7 +190,7 @@ TEST(EpGpuLowLatencyMode, OwnStreamsAndEvents) {
 
 TEST(EpGpuLowLatencyMode, ManySkewedRounds) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(4, 47);
+  EpCase c = wide_case(4, 47);
   c.hidden = 128;
   c.max_tokens = 8;
   run_low_latency_group(c, [&](GpuGroup& group) {
@@ -228,7 +210,7 @@ TEST(EpGpuLowLatencyMode, ManySkewedRounds) {
 TEST(EpGpuLowLatencyMode,
      FreeRunningChainKeepsItsResults) {  // nothing waits on the host between operations
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 53);
+  const EpCase c = wide_case(4, 53);
   run_low_latency_group(c, [&](GpuGroup& group) {
     for (const bool early : {true, false})
       for (const bool defer : kDeferrals) {
@@ -260,7 +242,7 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
   const bool defer = GetParam();
   for (const Quantize quantize : {Quantize::none, Quantize::fp8_ue8m0})
     for (const Reduction reduction : kReductions) {
-      const EpCase c = small(3, 59);
+      const EpCase c = wide_case(3, 59);
       run_low_latency_group(c, [&](GpuGroup& group) {
         CUstream_st* const stream = group.tensors.new_stream();
         Round round(group, c,

@@ -45,32 +45,18 @@ void run_rounds(EpCase c, const GpuCall& call) {
       options);
 }
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
 class EpGpu : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpGpu, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpGpu, SmallDispatchAndCombine) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (std::uint64_t seed = 1; seed <= 3; ++seed) run_rounds(small(GetParam(), seed), {});
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) run_rounds(small_case(GetParam(), seed), {});
 }
 
 TEST_P(EpGpu, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_rounds(c, {});
     run_rounds(c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens},
@@ -80,7 +66,7 @@ TEST_P(EpGpu, SmallNoTokensIdleRanksAndOneHotExpert) {
 
 TEST_P(EpGpu, SmallWorstCaseRowsAlignmentAndCopyOut) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam(), 5);
+  const EpCase c = small_case(GetParam(), 5);
   const std::int64_t most = c.ranks * c.max_tokens;
   run_rounds(c, {.dispatch = {.expert_alignment = 16}});
   run_rounds(c, {.dispatch = {.worst_case_rows = most}});
@@ -91,7 +77,7 @@ TEST_P(EpGpu, SmallWorstCaseRowsAlignmentAndCopyOut) {
 
 TEST(EpGpuNormal, SmallPlacesOfExpertOutputBiasesAndOut) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 11);
+  const EpCase c = small_case(3, 11);
   run_group(
       c,
       [&](GpuGroup& group) {
@@ -107,10 +93,11 @@ TEST(EpGpuNormal, SmallPlacesOfExpertOutputBiasesAndOut) {
 
 TEST(EpGpuNormal, SmallWithoutWeights) {
   SHOAL_SKIP_WITHOUT_GPU();
-  run_rounds(small(3, 2), {.weights = false});
-  run_rounds(small(3, 3), {.combine_weights = false});
-  run_rounds(small(3, 4), {.int32_topk = true});
-  run_rounds(small(3, 5), {.weights = false, .int32_topk = true, .dispatch = {.copy_out = true}});
+  run_rounds(small_case(3, 2), {.weights = false});
+  run_rounds(small_case(3, 3), {.combine_weights = false});
+  run_rounds(small_case(3, 4), {.int32_topk = true});
+  run_rounds(small_case(3, 5),
+             {.weights = false, .int32_topk = true, .dispatch = {.copy_out = true}});
 }
 
 TEST(EpGpuNormal, SmallRowTypes) {
@@ -118,7 +105,7 @@ TEST(EpGpuNormal, SmallRowTypes) {
   for (const DataType dtype : {DataType::bfloat16, DataType::float16, DataType::float32,
                                DataType::float8_e4m3, DataType::int8, DataType::uint8}) {
     SCOPED_TRACE(name_of(dtype));
-    EpCase c = small(4, 13);
+    EpCase c = small_case(4, 13);
     c.hidden = 272;
     GpuCall call{.dtype = dtype};
     if (dtype == DataType::float16 || dtype == DataType::float32) call.answer = dtype;
@@ -138,7 +125,7 @@ TEST(EpGpuNormal, SmallRowTypes) {
 TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden : {288, 2048, 7168}) {
-    EpCase c = small(4, 14 + static_cast<std::uint64_t>(hidden));
+    EpCase c = small_case(4, 14 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
     GpuCall call{.dtype = DataType::uint8,
                  .columns = hidden / 2,
@@ -154,7 +141,7 @@ TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
 
 TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndExpertOutput) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 15);
+  const EpCase c = small_case(3, 15);
   ep::GroupOptions options = normal_options(c);
   options.dtype = DataType::float32;
   run_group(
@@ -173,7 +160,7 @@ TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndExpertOutput) {
 
 TEST(EpGpuNormal, SmallScalesOfAllLayouts) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(3, 17);
+  EpCase c = small_case(3, 17);
   c.hidden = 128;
   ep::GroupOptions options = normal_options(c);
   options.dtype = DataType::float8_e4m3;
@@ -198,7 +185,7 @@ TEST(EpGpuNormal, SmallScalesOfAllLayouts) {
 TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t worst : {0, 4 * 24}) {
-    const EpCase c = small(4, 3);
+    const EpCase c = small_case(4, 3);
     const GpuCall call{
         .scales = 2, .dispatch = {.worst_case_rows = worst}, .place = AnswerPlace::in_place};
     ep::GroupOptions options = normal_options(c);
@@ -227,14 +214,14 @@ TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
 TEST(EpGpuNormal, SmallShareOfSms) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t sms : {1, 2, 4, 8})
-    run_rounds(small(4, 19), {.dispatch = {.launch = {.sms = sms}}, .combine = {.sms = sms}});
+    run_rounds(small_case(4, 19), {.dispatch = {.launch = {.sms = sms}}, .combine = {.sms = sms}});
 }
 
 TEST(EpGpuNormal, EveryTopKUpTo32) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t ranks : {1, 3, 8})
     for (const std::int32_t top_k : {1, 2, 3, 5, 8, 9, 16, 31, 32}) {
-      EpCase c = small(ranks, 23 + top_k);
+      EpCase c = small_case(ranks, 23 + top_k);
       c.top_k = top_k;
       c.experts = ranks * 6;  // sometimes fewer than top_k: top-k slots stay empty
       run_rounds(c, {.biases = 1});
@@ -244,7 +231,7 @@ TEST(EpGpuNormal, EveryTopKUpTo32) {
 TEST(EpGpuNormal, ManyExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t experts : {8, 72, 256, 1024}) {
-    EpCase c = small(8, 29);
+    EpCase c = small_case(8, 29);
     c.experts = experts;
     c.top_k = 8;
     c.max_tokens = 100;
@@ -255,18 +242,18 @@ TEST(EpGpuNormal, ManyExperts) {
 TEST(EpGpuNormal, RowsFrom16BytesTo64KiB) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden : {8, 16, 24, 248, 256, 264, 520, 2048, 5128, 7168, 16384}) {
-    EpCase c = small(3, 31 + hidden);
+    EpCase c = small_case(3, 31 + hidden);
     c.hidden = hidden;
     run_rounds(c, {.place = AnswerPlace::in_place});
   }
-  EpCase c = small(2, 37);
+  EpCase c = small_case(2, 37);
   c.hidden = 16384;
   run_rounds(c, {.dtype = DataType::float32, .scales = 128, .answer = DataType::float32});
 }
 
 TEST(EpGpuNormal, MoreTokensThanWarps) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(4, 41);
+  EpCase c = small_case(4, 41);
   c.experts = 64;
   // A block of route takes 1024 at once, and eight of them a rank's: more than one, and more than
   // one each.
@@ -280,7 +267,7 @@ TEST(EpGpuNormal, MoreTokensThanWarps) {
 TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t live : {1, 2, 3}) {
-    const EpCase c = small(3, 43);
+    const EpCase c = small_case(3, 43);
     ep::GroupOptions options = normal_options(c);
     options.live_results = live;
     run_group(
@@ -305,7 +292,7 @@ TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
 
 TEST(EpGpuNormal, OwnStreamsAndEvents) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 47);
+  const EpCase c = small_case(4, 47);
   run_group(
       c,
       [&](GpuGroup& group) {
@@ -349,7 +336,7 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
 TEST(EpGpuNormal, AfterHoldsACallBack) {
   SHOAL_SKIP_WITHOUT_GPU();
   // Events after slow work: dispatch must send the rows that this work writes.
-  const EpCase c = small(3, 53);
+  const EpCase c = small_case(3, 53);
   run_group(
       c,
       [&](GpuGroup& group) {
@@ -384,7 +371,7 @@ TEST(EpGpuNormal, AfterHoldsACallBack) {
 
 TEST(EpGpuNormal, AsynchronousCalls) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 59);
+  const EpCase c = small_case(4, 59);
   run_group(
       c,
       [&](GpuGroup& group) {
@@ -412,7 +399,7 @@ TEST(EpGpuNormal, AsynchronousCalls) {
 
 TEST(EpGpuNormal, SmallTwoGroupsOnHalvesOfTheWorld) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(2, 61);
+  const EpCase c = small_case(2, 61);
   run_threads(4, gpu_settings(), [&](World& world) {
     const Team half = world.team().split_2d(2).first;
     DeviceTensors tensors(world);
@@ -438,7 +425,7 @@ TEST(EpGpuNormal, SmallTwoGroupsOnHalvesOfTheWorld) {
 
 TEST(EpGpuNormal, GroupsOneAfterAnotherInTheSameMemory) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 67);
+  const EpCase c = small_case(4, 67);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     const std::size_t before = world.heap().used();
     for (int i = 0; i < 5; ++i) {
@@ -456,7 +443,7 @@ TEST(EpGpuNormal, GroupsOneAfterAnotherInTheSameMemory) {
 
 TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 69);
+  const EpCase c = small_case(3, 69);
   run_group(
       c,
       [&](GpuGroup& group) {
@@ -490,7 +477,7 @@ TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
 
 TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 71);
+  const EpCase c = small_case(4, 71);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     for (int i = 0; i < 5; ++i) {
       GpuGroup group(world, normal_options(c));
@@ -508,7 +495,7 @@ TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
 
 TEST(EpGpuNormal, SmallRoutingsAreNotReadOnTheHost) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(2);
+  const EpCase c = small_case(2);
   ep::GroupOptions options = options_for(c);
   run_group(
       c,

@@ -45,11 +45,6 @@ void run_member(const PeContext& pe, bool masks,
   world.close();
 }
 
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
 /// A new layout, then the same layout again.
 void run_with_cached_handle(GpuGroup& group, const EpCase& c) {
   GpuRound round(group, c, {.place = AnswerPlace::in_place});

@@ -19,15 +19,6 @@ namespace {
 
 using Kind = ForeignMemory::Kind;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 /// Any dtype of expert outputs, no room for copies.
 ep::GroupOptions options_of(const EpCase& c) {
   ep::GroupOptions options;
@@ -118,32 +109,32 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuSharedBuffer, ::testing::Values(1, 2, 5, 8)
 TEST_P(EpGpuSharedBuffer, ExpertOutputOfAnyAllocatorIsFetchedFromWhereItIs) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Kind kind : {Kind::malloc, Kind::mapped, Kind::mapped_in_two_pieces})
-    run_group(small(GetParam()), [&](GpuGroup& group) {
-      Buffer buffer(group, small(GetParam()), kind);
+    run_group(small_case(GetParam()), [&](GpuGroup& group) {
+      Buffer buffer(group, small_case(GetParam()), kind);
       buffer.share();
       for (const DataType dtype : {DataType::bfloat16, DataType::float16, DataType::float32})
         for (std::uint64_t seed = 1; seed < 4; ++seed)
-          check_round(group, small(GetParam(), seed), dtype, buffer, everybody);
+          check_round(group, small_case(GetParam(), seed), dtype, buffer, everybody);
       buffer.unshare();
     });
 }
 
 TEST_P(EpGpuSharedBuffer, EachRankChoosesForItself) {
   SHOAL_SKIP_WITHOUT_GPU();
-  run_group(small(GetParam()), [&](GpuGroup& group) {
-    const auto other = std::make_unique<Buffer>(group, small(GetParam()), Kind::malloc);
+  run_group(small_case(GetParam()), [&](GpuGroup& group) {
+    const auto other = std::make_unique<Buffer>(group, small_case(GetParam()), Kind::malloc);
     if (group.me % 2 == 0) {  // numbers of shared ranges then differ between ranks
       other->share();
     } else {
       group.world.heap().share_buffer(nullptr, 0);
     }
-    Buffer buffer(group, small(GetParam()), Kind::malloc);
+    Buffer buffer(group, small_case(GetParam()), Kind::malloc);
     buffer.share();
     for (std::uint64_t seed = 1; seed < 4; ++seed) {
       const auto some = [&](std::int32_t member) {
         return (member + static_cast<std::int32_t>(seed)) % 3 != 0;
       };
-      check_round(group, small(GetParam(), seed), DataType::bfloat16, buffer, some);
+      check_round(group, small_case(GetParam(), seed), DataType::bfloat16, buffer, some);
     }
     buffer.unshare();
     if (group.me % 2 == 0)
@@ -156,7 +147,7 @@ TEST_P(EpGpuSharedBuffer, EachRankChoosesForItself) {
 TEST_P(EpGpuSharedBuffer, RanksWithoutRowsOrTokens) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_group(c, [&](GpuGroup& group) {
       Buffer buffer(group, c, Kind::malloc);
@@ -170,7 +161,7 @@ TEST_P(EpGpuSharedBuffer, RanksWithoutRowsOrTokens) {
 /// Compares with the same expert outputs in the heap, which other tests compare with the reference.
 TEST_P(EpGpuSharedBuffer, ExpertMajorOutputIsFetchedLikewise) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(GetParam());
+  EpCase c = small_case(GetParam());
   run_group(c, [&](GpuGroup& group) {
     Buffer buffer(group, c, Kind::malloc);
     buffer.share();
@@ -199,7 +190,7 @@ TEST_P(EpGpuSharedBuffer, ExpertMajorOutputIsFetchedLikewise) {
 /// between.
 TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam());
+  const EpCase c = small_case(GetParam());
   run_group(c, [&](GpuGroup& group) {
     CUstream_st* const stream = group.tensors.new_stream();
     Buffer buffer(group, c, Kind::malloc), other(group, c, Kind::mapped);
@@ -242,7 +233,8 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
       if (replay == 1) other.share();
       if (replay == 3) other.unshare();
       if (replay % 2 == 1)
-        check_round(group, small(GetParam(), 10 + replay), DataType::float16, buffer, everybody);
+        check_round(group, small_case(GetParam(), 10 + replay), DataType::float16, buffer,
+                    everybody);
     }
     group.tensors.settle();
     buffer.unshare();
@@ -251,14 +243,14 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
 
 TEST_P(EpGpuSharedBuffer, NumbersThatShareAnEntryComeAndGo) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam());
+  const EpCase c = small_case(GetParam());
   run_group(c, [&](GpuGroup& group) {
     // More than a table has entries for (64): those of old numbers are used again.
     for (int i = 0; i < 70; ++i) {
       Buffer buffer(group, c, Kind::malloc);
       buffer.share();
       if (i % 10 == 0 || i > 60)
-        check_round(group, small(GetParam(), i + 1), DataType::bfloat16, buffer, everybody);
+        check_round(group, small_case(GetParam(), i + 1), DataType::bfloat16, buffer, everybody);
       buffer.unshare();
     }
   });
@@ -266,7 +258,7 @@ TEST_P(EpGpuSharedBuffer, NumbersThatShareAnEntryComeAndGo) {
 
 TEST_P(EpGpuSharedBuffer, WhatIsNotSharedIsRefusedWithoutRoomForACopy) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam());
+  const EpCase c = small_case(GetParam());
   run_group(c, [&](GpuGroup& group) {
     Buffer buffer(group, c, Kind::malloc);
     barrier(group.world.team());  // allocation may wait for kernels that wait for this PE

@@ -22,27 +22,18 @@ void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& bo
   });
 }
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 class EpNormal : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpNormal, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpNormal, DispatchAndCombineMatchTheReference) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed)
-    run_case(small(GetParam(), seed),
-             [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
+    run_case(small_case(GetParam(), seed),
+             [&](World&, ep::Group& group) { check_normal(group, small_case(GetParam(), seed)); });
 }
 
 TEST_P(EpNormal, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_case(c, [&](World&, ep::Group& group) {
       check_normal(group, c);
@@ -52,7 +43,7 @@ TEST_P(EpNormal, NoTokensIdleRanksAndOneHotExpert) {
 }
 
 TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
-  const EpCase c = small(GetParam(), 5);
+  const EpCase c = small_case(GetParam(), 5);
   run_case(c, [&](World&, ep::Group& group) {
     check_normal(group, c, {.expert_alignment = 16});
     check_normal(group, c, {.worst_case_rows = c.ranks * c.max_tokens});
@@ -64,7 +55,7 @@ TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
 }
 
 TEST(EpNormalMode, SeveralThreadsPerPe) {
-  const EpCase c = small(3, 9);
+  const EpCase c = small_case(3, 9);
   for (const bool by_setting : {false, true}) {  // GroupOptions.threads, or SHOAL_EP_THREADS
     Settings settings = ep_settings();
     settings.ep_threads = by_setting ? 3 : 1;
@@ -86,7 +77,7 @@ TEST(EpNormalMode, SeveralThreadsPerPe) {
 }
 
 TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // the routing of one dispatch is reused
-  const EpCase c = small(4, 3);
+  const EpCase c = small_case(4, 3);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::Dispatched first =
@@ -105,7 +96,7 @@ TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // the routing of one disp
 }
 
 TEST(EpNormalMode, BiasIsAddedFirst) {
-  const EpCase c = small(3, 11);
+  const EpCase c = small_case(3, 11);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const auto tokens = c.tokens(world.my_pe());
@@ -131,7 +122,7 @@ TEST(EpNormalMode, BiasIsAddedFirst) {
 }
 
 TEST(EpNormalMode, Float8RowsCarryTheirScales) {
-  EpCase c = small(4, 13);
+  EpCase c = small_case(4, 13);
   c.hidden = 256;
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
@@ -173,7 +164,7 @@ TEST(EpNormalMode, Float8RowsCarryTheirScales) {
 }
 
 TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {
-  const EpCase c = small(4, 21);
+  const EpCase c = small_case(4, 21);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
@@ -196,7 +187,7 @@ TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {
 }
 
 TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
-  EpCase c = small(3, 23);
+  EpCase c = small_case(3, 23);
   c.load = Load::all_to_one;
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -219,7 +210,7 @@ TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
 }
 
 TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
-  const EpCase c = small(2, 25);
+  const EpCase c = small_case(2, 25);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
@@ -243,7 +234,7 @@ TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
 }
 
 TEST(EpNormalMode, TwoGroupsOnHalvesOfTheWorld) {
-  const EpCase c = small(2, 27);
+  const EpCase c = small_case(2, 27);
   run_threads(4, ep_settings(), [&](World& world) {
     const Team rows = world.team().split_2d(2).first;
     ep::Group group(rows, options_for(c));
@@ -253,7 +244,7 @@ TEST(EpNormalMode, TwoGroupsOnHalvesOfTheWorld) {
 }
 
 TEST(EpNormalMode, WarmupAndPreinitialize) {
-  EpCase c = small(3, 31);
+  EpCase c = small_case(3, 31);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.preinitialize = true;

@@ -16,15 +16,6 @@
 namespace shoal::test {
 namespace {
 
-EpCase small(std::int32_t ranks, std::uint64_t seed) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 float load(const TensorView& tensor, std::int64_t i) {
   return tensor.dtype == DataType::float32 ? tensor.as<float>()[i]
                                            : float_from_float16(tensor.as<std::uint16_t>()[i]);
@@ -79,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, EpFloats, ::testing::Values(DataType::float16,
 TEST_P(EpFloats,
        RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // sums in float32, in a fixed order
   const DataType dtype = GetParam();
-  const EpCase c = small(5, 17);
+  const EpCase c = small_case(5, 17);
   std::atomic<int> order_shows = 0, steps_show = 0;
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
@@ -138,7 +129,7 @@ Tensor as_int32(const Tensor& wide) {
 }
 
 TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {
-  const EpCase c = small(4, 19);
+  const EpCase c = small_case(4, 19);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     Inputs in(c, world.my_pe());
@@ -177,7 +168,7 @@ std::int32_t payload(std::int32_t rank, std::int64_t token, std::int64_t i) {
 }
 
 TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
-  EpCase c = small(4, 21);
+  EpCase c = small_case(4, 21);
   constexpr std::int64_t kScales = 5;  // one per 128 channels would be 1
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
@@ -207,7 +198,7 @@ TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
 
 // top_k 32 of 96 experts: each token names every rank many times.
 TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {
-  EpCase c = small(3, 23);
+  EpCase c = small_case(3, 23);
   c.experts = 96;
   c.top_k = ep::kMaxTopK;
   c.hidden = 272;
@@ -229,7 +220,7 @@ TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {
 }
 
 TEST(EpValues, TheSmallestRows) {
-  EpCase c = small(3, 27);
+  EpCase c = small_case(3, 27);
   for (const std::int64_t hidden : {8, 16}) {
     c.hidden = hidden;
     run_threads(c.ranks, ep_settings(), [&](World& world) {
@@ -263,7 +254,7 @@ TEST(EpValues, TheSmallestRows) {
 }
 
 TEST(EpValues, ThreeLiveResultsOfAnySizes) {
-  const EpCase c = small(3, 29);
+  const EpCase c = small_case(3, 29);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.live_results = 3;
@@ -296,7 +287,7 @@ struct CachedCall {
 };
 
 TEST(EpValues, CachedHandleTakesEveryOption) {
-  const EpCase c = small(4, 31);
+  const EpCase c = small_case(4, 31);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const std::int32_t me = world.my_pe();
@@ -354,7 +345,7 @@ TEST(EpValues, CachedHandleTakesEveryOption) {
 }
 
 TEST(EpValues, HandlesOfAnotherGroupAreRefused) {
-  const EpCase c = small(2, 33);
+  const EpCase c = small_case(2, 33);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group mine(world.team(), options_for(c)), other(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checks/ep/case.hpp"
 #include "ep/cuda/layout.hpp"
 #include "ep/plan/arena.hpp"
 #include "shoal/error.hpp"
@@ -16,16 +17,6 @@ namespace {
 using detail::DeviceLayout;
 using detail::RegionLayout;
 using detail::SideRecord;
-
-GroupOptions deepseek() {
-  GroupOptions options;
-  options.max_tokens = 4096;
-  options.hidden = 7168;
-  options.top_k = 8;
-  options.experts = 256;
-  options.low_latency_max_tokens = 128;
-  return options;
-}
 
 struct Part {
   std::string name;
@@ -100,7 +91,8 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
 }
 
 TEST(EpDeviceLayout, PartsDoNotOverlap) {
-  expect_apart(DeviceLayout(detail::make_shape(deepseek(), 8)), detail::make_shape(deepseek(), 8));
+  expect_apart(DeviceLayout(detail::make_shape(test::deepseek_options(), 8)),
+               detail::make_shape(test::deepseek_options(), 8));
   std::mt19937_64 random(5);
   const auto pick = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
@@ -129,9 +121,9 @@ TEST(EpDeviceLayout, PartsDoNotOverlap) {
 }
 
 TEST(EpDeviceLayout, SizesFollowTheOptions) {
-  const SizeHint base = size_hint(deepseek(), 8, DeviceKind::cuda);
+  const SizeHint base = size_hint(test::deepseek_options(), 8, DeviceKind::cuda);
   const auto changed = [](auto change, std::int32_t ranks = 8) {
-    GroupOptions options = deepseek();
+    GroupOptions options = test::deepseek_options();
     change(options);
     return size_hint(options, ranks, DeviceKind::cuda);
   };
@@ -158,7 +150,7 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
 }
 
 TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
-  GroupOptions options = deepseek();
+  GroupOptions options = test::deepseek_options();
   options.live_results = 1;
   EXPECT_LE(size_hint(options, 8, DeviceKind::cuda).total(), 1'200'000'000U);
   options.low_latency_max_tokens = 0;
@@ -194,7 +186,7 @@ TEST(EpDeviceLayout, RegionsHoldRowsThenRecords) {
     }
   // Any dispatch that the checks let through fits into the region of the largest one, whatever its
   // rows and scales.
-  const detail::Shape shape = detail::make_shape(deepseek(), 8);
+  const detail::Shape shape = detail::make_shape(test::deepseek_options(), 8);
   const RegionLayout largest(
       shape.max_received(), shape.max_row_bytes,
       SideRecord(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k).bytes);
@@ -209,7 +201,7 @@ TEST(EpDeviceLayout, RegionsHoldRowsThenRecords) {
 
 TEST(EpDeviceLayout, LiveResultsFitIntoTheArena) {  // GroupOptions.live_results
   for (const std::int32_t live : {1, 2, 3, 5}) {
-    GroupOptions options = deepseek();
+    GroupOptions options = test::deepseek_options();
     options.live_results = live;
     const detail::Shape shape = detail::make_shape(options, 8);
     const DeviceLayout layout(shape);

@@ -17,23 +17,13 @@ namespace {
 
 using test::EpCase;
 
-GroupOptions deepseek() {
-  GroupOptions options;
-  options.max_tokens = 4096;
-  options.hidden = 7168;
-  options.top_k = 8;
-  options.experts = 256;
-  options.low_latency_max_tokens = 128;
-  return options;
-}
-
 TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {
-  const SizeHint base = size_hint(deepseek(), 8);
-  GroupOptions more = deepseek();
+  const SizeHint base = size_hint(test::deepseek_options(), 8);
+  GroupOptions more = test::deepseek_options();
   more.low_latency_max_tokens *= 2;
   EXPECT_NEAR(static_cast<double>(size_hint(more, 8).low_latency) / base.low_latency, 2.0, 0.01);
   EXPECT_EQ(size_hint(more, 8).normal, base.normal);
-  more = deepseek();
+  more = test::deepseek_options();
   more.max_tokens = 0;
   EXPECT_EQ(size_hint(more, 8).normal, 0U);
   EXPECT_EQ(low_latency_size_hint(128, 7168, 8, 256), base.low_latency);
@@ -45,7 +35,7 @@ TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {
 }
 
 TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
-  const detail::Shape shape = detail::make_shape(deepseek(), 8);
+  const detail::Shape shape = detail::make_shape(test::deepseek_options(), 8);
   const host::GroupLayout layout(shape);
   const std::size_t starts[] = {
       layout.entered,         layout.finished,      layout.slots_sent,
@@ -63,7 +53,7 @@ TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
 
 TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
   const auto message = [](auto change, std::int32_t ranks) -> std::string {
-    GroupOptions options = deepseek();
+    GroupOptions options = test::deepseek_options();
     change(options);
     try {
       size_hint(options, ranks);
@@ -163,7 +153,7 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
 }
 
 TEST(EpRouting, RejectsBadIndicesByToken) {  // duplicate experts in a row are rejected
-  GroupOptions options = deepseek();
+  GroupOptions options = test::deepseek_options();
   options.top_k = 2;
   const detail::Shape shape = detail::make_shape(options, 8);
   const auto message = [&](std::vector<std::int64_t> lanes,
@@ -219,7 +209,7 @@ TEST(EpArena, TakesShrinksAndReturnsWithoutOverlap) {
 }
 
 TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {  // GroupOptions.live_results
-  GroupOptions options = deepseek();
+  GroupOptions options = test::deepseek_options();
   options.live_results = 2;
   const detail::Shape shape = detail::make_shape(options, 8);
   const std::size_t largest = host::ReceiveLayout(shape.max_received(), shape.max_row_bytes,

@@ -17,6 +17,7 @@ from ...utils.envs import check_nvlink_connections, check_torch_deterministic
 from ...utils.event import EventHandle, EventOverlap
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
+from ..ending import close, warn_unless_destroyed
 from ..runtime import Operation, Runtime, empty_strided
 from .handles import LowLatencyHandle
 from .layout import count_tokens
@@ -30,9 +31,11 @@ _deterministic = torch._C._get_deterministic_algorithms
 class Buffer:
     """Dispatch and combine of expert-parallel tokens among the ranks of a group.
 
-        buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes) per_rank, per_node, per_expert,
-        in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts) recv_x, recv_idx,
-        recv_weights, counts, handle, _ = buffer.dispatch(
+        buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes)
+        per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(
+            topk_idx, num_experts
+        )
+        recv_x, recv_idx, recv_weights, counts, handle, _ = buffer.dispatch(
             x, None, per_rank, per_node, in_rank, per_expert, topk_idx, topk_weights
         )
         combined_x, _, _ = buffer.combine(expert_output, handle)
@@ -108,25 +111,14 @@ class Buffer:
         self._local: dict[bool, torch.Tensor] = {}
 
     def __del__(self) -> None:
-        if getattr(self, "runtime", None) is not None and self.explicitly_destroy:
-            print(
-                "WARNING: deep_ep.Buffer was created with explicitly_destroy=True "
-                "and released without destroy()",
-                flush=True,
-            )
+        warn_unless_destroyed(self)
 
     def destroy(self) -> None:
         """Closes the buffer. Collective; later calls do nothing.
 
         Raises AssertionError without explicitly_destroy.
         """
-        expect(
-            self.explicitly_destroy,
-            "destroy: this buffer was created without explicitly_destroy=True",
-        )
-        if self.runtime is not None:
-            self.runtime.close()
-            self.runtime = None
+        if close(self):
             self._hooked_paths.clear()
             del self._normal, self._low_latency
 
