@@ -244,7 +244,7 @@ def check_masks(_):
     check_bfloat16(_)
 
 
-def check_rank_that_does_not_answer(_):
+def check_rank_that_does_not_combine(_):
     """The others continue without it and report it."""
     os.environ["SHOAL_TIMEOUT_MS"] = "1500"
     buffer = make_buffer(enable_shrink=True)

@@ -90,7 +90,7 @@ TEST(EpAsyncClose, LaterCallsThrowClosed) {
   for (Rank& rank : leave_running(wide(2), 1, true, [](World&) {})) {
     try {
       rank.group.dispatch_async(rank.in.x, rank.routing);
-      FAIL() << "the world is closed";
+      FAIL() << "a dispatch on a closed world returned";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::closed);
     }
@@ -128,7 +128,7 @@ TEST(EpAsyncClose, OperationAfterAFutureThatNeverComesFails) {
   });
   try {
     rank.futures[0].get();
-    FAIL() << "it has not begun";
+    FAIL() << "an operation that never began returned a result";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::closed);
   }

@@ -54,7 +54,7 @@ TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersGoOn) {
       const auto start = std::chrono::steady_clock::now();
       round.run(group, false);
       const auto elapsed = std::chrono::steady_clock::now() - start;
-      if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked rank is not waited for again";
+      if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "no rank waits again for a masked rank";
     }
     EXPECT_EQ(group.masked(), mask);
     EXPECT_THROW(group.set_mask(world.my_pe(), true), Error);

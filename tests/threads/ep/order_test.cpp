@@ -143,7 +143,8 @@ TEST(EpOrder, ADeadlineHoldsAlsoWhenTheWorldHasFailedElsewhere) {
       if (world.my_pe() == 2) {
         world.state().fail_world("failed on purpose");
       } else if (world.my_pe() == 1) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // alive, but stuck
+        // The PE is alive but does not call.
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       } else {
         const Inputs in(c, 0);
         const auto start = std::chrono::steady_clock::now();

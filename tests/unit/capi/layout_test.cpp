@@ -236,11 +236,11 @@ TEST(CApiLayout, InitMacrosHaveTheDefaults) {
   const shoal_ep_low_latency_dispatch_options send = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
   EXPECT_EQ(send.quantize, static_cast<int>(ep::LowLatencyDispatchOptions().quantize));
   EXPECT_EQ(send.defer_receive != 0, ep::LowLatencyDispatchOptions().defer_receive);
-  const shoal_ep_low_latency_combine_options answer = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
-  EXPECT_EQ(answer.reduction, static_cast<int>(ep::LowLatencyCombineOptions().reduction));
-  EXPECT_EQ(answer.defer_receive != 0, ep::LowLatencyCombineOptions().defer_receive);
-  EXPECT_EQ(answer.log_fmt != 0, ep::LowLatencyCombineOptions().log_fmt);
-  EXPECT_EQ(answer.zero_copy != 0, ep::LowLatencyCombineOptions().zero_copy);
+  const shoal_ep_low_latency_combine_options combine = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+  EXPECT_EQ(combine.reduction, static_cast<int>(ep::LowLatencyCombineOptions().reduction));
+  EXPECT_EQ(combine.defer_receive != 0, ep::LowLatencyCombineOptions().defer_receive);
+  EXPECT_EQ(combine.log_fmt != 0, ep::LowLatencyCombineOptions().log_fmt);
+  EXPECT_EQ(combine.zero_copy != 0, ep::LowLatencyCombineOptions().zero_copy);
   const shoal_ep_gate_options gate = SHOAL_EP_GATE_OPTIONS_INIT;
   const ep::GateOptions chosen;
   EXPECT_EQ(gate.experts, chosen.experts);
