@@ -156,7 +156,7 @@ def test_operators_run_on_the_current_stream():
             result = out.clone()
             settle()
             ranks_of_token = torch.stack(
-                [(idx // (EXPERTS // PES) == member).any(1) for member in range(PES)]
+                [(idx // (EXPERTS // PES) == pe).any(1) for pe in range(PES)]
             ).sum(0)
             close(result, fetch(x * ranks_of_token[:, None]))
             del received, out
