@@ -151,7 +151,7 @@ TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
   });
 }
 
-TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
+TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(2, 4);
   run_group(c, [&](GpuGroup& g) {
@@ -177,7 +177,7 @@ TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
   });
 }
 
-TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureGoesOn) {
+TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(2, 5);
   run_group(c, [&](GpuGroup& g) {
@@ -388,7 +388,7 @@ TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
   });
 }
 
-TEST_P(EpGpuCaptureLowLatency, ARankIsLeftOutBetweenReplaysAndComesBack) {
+TEST_P(EpGpuCaptureLowLatency, ARankIsMaskedBetweenReplaysAndReturns) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kOut = 2;
   const EpCase c = low_latency_shape(4, 37);
@@ -516,7 +516,7 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
   });
 }
 
-TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
+TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = low_latency_shape(2, 41);
   run_low_latency_group(c, [&](GpuGroup& g) {

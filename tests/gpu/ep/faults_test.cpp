@@ -241,7 +241,7 @@ TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
 // Processes in low-latency mode: the last one dies before it sends its rows or its combine rows.
 
 constexpr int kRoundsBefore = 4;
-// GroupOptions.timeout; processes may start further apart.
+// GroupOptions.timeout. The timeout of the world is longer, because processes start further apart.
 constexpr Milliseconds kGroupTimeout{3000};
 
 /// The operation whose rows the dead process has not sent, and the reduction: "dispatch sums",
@@ -314,7 +314,7 @@ SHOAL_PE_BODY(low_latency_without_the_last) {
     group.group.synchronize();
     EXPECT_LT(Clock::now() - after, kGroupTimeout) << "no rank waits for a masked rank";
     EXPECT_EQ(group.group.masked(), mask);
-    std::puts("went on");
+    std::puts("continued");
     std::fflush(stdout);
     // The world has failed and cannot be closed.
     _exit(testing::UnitTest::GetInstance()->Failed() ? 1 : 0);
@@ -331,14 +331,14 @@ INSTANTIATE_TEST_SUITE_P(Owing, EpGpuLowLatencyDeath,
                            return name;
                          });
 
-TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {
+TEST_P(EpGpuLowLatencyDeath, TheOthersContinueWithMasks) {
   SHOAL_SKIP_WITHOUT_GPU();
   const auto results =
       run_pes(3, "low_latency_without_the_last", low_latency_processes(GetParam()));
   EXPECT_EQ(results[2].signal, SIGKILL) << results[2].describe();
   for (const int pe : {0, 1}) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
-    EXPECT_NE(results[pe].out.find("went on"), std::string::npos) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("continued"), std::string::npos) << results[pe].describe();
   }
 }
 

@@ -87,7 +87,7 @@ TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
   });
 }
 
-TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersGoOn) {
+TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersContinue) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(1000);
@@ -133,7 +133,7 @@ TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersGoOn) {
     for (const bool defer : kDeferrals) stops(reduction, defer);
 }
 
-TEST(EpGpuLowLatencyMode, ALiveRankIsLeftOutAndComesBack) {
+TEST(EpGpuLowLatencyMode, ALiveRankIsMaskedAndReturns) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kOut = 2;
   const EpCase c = small(4, 71);
@@ -167,7 +167,7 @@ TEST(EpGpuLowLatencyMode, ALiveRankIsLeftOutAndComesBack) {
       [](ep::GroupOptions& options) { options.mask_failed = true; });
 }
 
-TEST(EpGpuLowLatencyMode, ARankThatIsLeftOutFindsOut) {
+TEST(EpGpuLowLatencyMode, ARankThatIsMaskedGetsAnError) {
   SHOAL_SKIP_WITHOUT_GPU();
   // Only the other ranks mask it. Their notices end its waits long before the timeout.
   constexpr std::int32_t kOut = 1;

@@ -258,7 +258,7 @@ TEST_P(EpGpuLowLatencyWaits, SmallForLogFmtRowsAreCounted) {
   expect_waits({Reduction::per_rank, true}, GetParam(), Waits::counted);
 }
 
-TEST_P(EpGpuLowLatencyWaits, SmallAreNotThoseForOthers) {
+TEST_P(EpGpuLowLatencyWaits, SmallForOtherRanksAreNotCounted) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const bool early_weights : {true, false})
     expect_waits({Reduction::per_rank, false}, GetParam(), Waits::of_no_other, early_weights);

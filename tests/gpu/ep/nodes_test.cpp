@@ -105,7 +105,7 @@ TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
   });
 }
 
-TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
+TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 7);
   run_group(c, [&](GpuGroup& owner) {

@@ -115,7 +115,7 @@ TEST(EpAsyncClose, OperationWithoutItsPeersFails) {
 }
 
 // An operation that waits for a promise that is never kept.
-TEST(EpAsyncClose, OperationAfterAFutureThatNeverComesFails) {
+TEST(EpAsyncClose, OperationAfterAFutureThatIsNeverReadyFails) {
   const EpCase c = wide(1);
   Rank rank(c, 0);
   std::promise<void> never;

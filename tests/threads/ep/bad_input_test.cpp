@@ -223,7 +223,7 @@ TEST(EpBadInput, OptionsOfLowLatencyCombine) {
   });
 }
 
-TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {
+TEST(EpBadInput, FuturesThrowErrorsOfAsynchronousCalls) {
   const EpCase c = small(2);
   run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));

@@ -64,7 +64,7 @@ TEST_P(EpLowLatency, NoTokensIdleRanksAndOneHotExpert) {
   }
 }
 
-TEST(EpLowLatencyMode, LogFmtComesBackWithinItsError) {
+TEST(EpLowLatencyMode, LogFmtReturnsWithinItsError) {
   for (const std::int64_t hidden : {1024, 512, 640}) {
     EpCase c = small(3, 4);
     c.hidden = hidden;

@@ -37,7 +37,7 @@ void run_case(const EpCase& c, std::chrono::milliseconds timeout,
 class EpMask : public testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, EpMask, testing::Values(1, 2, 4));
 
-TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersGoOn) {
+TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersContinue) {
   const EpCase c = small(12, GetParam());
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(800);
@@ -66,7 +66,7 @@ TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersGoOn) {
 
 // All ranks of a node stop. Waiting for them one after another would let the live ranks time out on
 // each other.
-TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
+TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersContinueTogether) {
   const EpCase c = small(15, GetParam());
   constexpr std::chrono::milliseconds kTimeout(600);
   run_case(c, kTimeout, [&](World& world, ep::Group& group) {
@@ -81,7 +81,7 @@ TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
   });
 }
 
-TEST_P(EpMask, ALiveRankIsLeftOutAndComesBack) {
+TEST_P(EpMask, ALiveRankIsMaskedAndReturns) {
   const EpCase c = small(13, GetParam());
   constexpr std::int32_t kOut = 2;
   run_case(c, std::chrono::seconds(20), [&](World& world, ep::Group& group) {

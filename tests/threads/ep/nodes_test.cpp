@@ -336,7 +336,7 @@ TEST(EpNodesMode, WarmUp) {
   });
 }
 
-TEST(EpNodesMode, ARankThatDoesNotComeIsNamed) {
+TEST(EpNodesMode, AMissingRankIsNamed) {
   const EpCase c = small({4, 2}, 35);
   Settings settings = settings_for(c);
   settings.timeout = std::chrono::milliseconds(1000);

@@ -88,7 +88,7 @@ TEST(EpOrder, AGroupOutlivesItsWorldWithoutHarm) {
   });
 }
 
-TEST(EpOrder, ARankThatWasMaskedFindsOutAndReadsNothingStale) {
+TEST(EpOrder, ARankThatWasMaskedGetsAnErrorAndReadsNothingStale) {
   const EpCase c = small(3);
   constexpr std::int32_t kLate = 1;
   run_threads(c.ranks, ep_settings(), [&](World& world) {
@@ -173,7 +173,7 @@ TEST(EpOrder, AnEventThatFailedFailsWhatWaitsForIt) {
   });
 }
 
-TEST(EpOrder, WorkersPassOnWhatARangeThrows) {
+TEST(EpOrder, WorkersRethrowErrorsOfARange) {
   ep::host::WorkerPool pool(3);
   for (int round = 0; round < 3; ++round) {
     EXPECT_THROW(pool.for_ranges(30,
