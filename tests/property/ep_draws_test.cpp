@@ -140,7 +140,7 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
       normal.add("outputs of", form.output_dtype);
       if (form.scales > 0) normal.add("scales of", form.scale_dtype);
       const bool expert_major = form.expert_major;
-      for (const char* layout : {"", expert_major ? "expert_major " : "flat "}) {
+      for (const char* layout : {"", expert_major ? "expert_major " : "rank_major "}) {
         normal.add(std::string(layout) + "worst case", form.worst_case);
         normal.add(std::string(layout) + "copy out", form.copy_out);
         normal.add(std::string(layout) + "in place", form.in_place);
@@ -159,14 +159,27 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
     }
   }
   normal.expect_extremes(8, kMostTokens);
-  normal.expect_forms(
-      {"rows of bfloat16",        "rows of float16",       "rows of float32",
-       "rows of float8_e4m3",     "rows of int8",          "rows of uint8",
-       "outputs of bfloat16",     "outputs of float16",    "outputs of float32",
-       "scales of float32",       "scales of int32",       "flat worst case",
-       "expert_major worst case", "flat copy out",         "expert_major copy out",
-       "flat in place",           "expert_major in place", "flat cached",
-       "expert_major cached",     "flat int32 indices",    "expert_major int32 indices"});
+  normal.expect_forms({"rows of bfloat16",
+                       "rows of float16",
+                       "rows of float32",
+                       "rows of float8_e4m3",
+                       "rows of int8",
+                       "rows of uint8",
+                       "outputs of bfloat16",
+                       "outputs of float16",
+                       "outputs of float32",
+                       "scales of float32",
+                       "scales of int32",
+                       "rank_major worst case",
+                       "expert_major worst case",
+                       "rank_major copy out",
+                       "expert_major copy out",
+                       "rank_major in place",
+                       "expert_major in place",
+                       "rank_major cached",
+                       "expert_major cached",
+                       "rank_major int32 indices",
+                       "expert_major int32 indices"});
   low_latency.expect_extremes(8, kMostSlots);
   low_latency.expect_forms({"quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact",
                             "log_fmt", "early weights", "int32 indices"});

@@ -151,8 +151,8 @@ TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
     options.expert_major = true;
     const ep::Dispatched expert_major = group.group.dispatch(round.x(), routing, options);
     {
-      const ep::Dispatched flat = round.dispatch(routing);
-      round.check(flat);
+      const ep::Dispatched rank_major = round.dispatch(routing);
+      round.check(rank_major);
     }  // two results can be held
     const Tensor rows = group.tensors.download(expert_major.x);
     const ep::Dispatched again = group.group.dispatch(round.x(), expert_major.handle, {});

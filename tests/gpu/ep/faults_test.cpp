@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of a group on GPUs that stop calling, come late or die. The other ranks report in time
-// which rank is missing, in which phase and under which setting; the group is closed afterwards.
+// Ranks of a group on GPUs that stop calling, are late or die. The other ranks report in time which
+// rank is missing, in which phase and under which setting; the group is closed afterwards.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

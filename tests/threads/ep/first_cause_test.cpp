@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages about a failed group name the rank that failed first, not a rank that gave up because of
-// it.
+// Messages about a failed group name the rank that failed first, not a rank that timed out because
+// of it.
 #include <gtest/gtest.h>
 
 #include <atomic>

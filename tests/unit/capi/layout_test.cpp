@@ -178,8 +178,9 @@ EXPECT_MEMBER(shoal_ep_gated, owner, 8, shoal_owner*);
 EXPECT_MEMBER(shoal_ep_gated, topk_idx, 16, shoal_tensor);
 EXPECT_MEMBER(shoal_ep_gated, topk_weights, 104, shoal_tensor);
 
-/// No padding: a member that is appended later must not lie where an older program has whatever was
-/// in its padding. The compiler counts: a struct without padding is exactly as long as its members.
+/// No padding: a member that is appended later must not lie in padding, whose bytes an older
+/// program leaves undefined. The compiler counts: a struct without padding is exactly as long as
+/// its members.
 static_assert(std::has_unique_object_representations_v<shoal_tensor> &&
               std::has_unique_object_representations_v<shoal_ep_group_options> &&
               std::has_unique_object_representations_v<shoal_ep_launch> &&
