@@ -99,8 +99,7 @@ TEST(EpCudaPlan, HandTunedPlansFitAsWell) {
 
 TEST(EpCudaPlan, EnoughBytesAreInFlight) {
   const NormalPlan bf16 = plan_dispatch(0, 7168 * 2, 0, kHopper, {});
-  EXPECT_GE(bf16.warps * bf16.stages, 14)
-      << "too few bytes in flight per block";
+  EXPECT_GE(bf16.warps * bf16.stages, 14) << "too few bytes in flight per block";
   const NormalPlan fp8 = plan_dispatch(0, 7168, 224, kHopper, {});
   EXPECT_GE(fp8.warps * fp8.stages, 28);
   const NormalPlan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper, {});
