@@ -21,7 +21,7 @@ std::string handle_obstacle(const DeviceHeapContext& context, std::size_t pe) {
         name_of(context.handle));
   if (context.handle == HandleKind::fd &&
       context.devices[pe].network_namespace != context.devices[me].network_namespace)
-    return "in another network namespace of this host, which file descriptors cannot cross";
+    return "on this host, but in another network namespace, which file descriptors cannot cross";
   return "";
 }
 
