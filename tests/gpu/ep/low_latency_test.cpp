@@ -148,8 +148,8 @@ TEST(EpGpuLowLatencyMode, EveryTopKUpTo32) {
     }
 }
 
-TEST(EpGpuLowLatencyMode,
-     ManyTokensAndExperts) {  // more slots than a block looks at at a time, more experts than SMs
+// More slots than a block reads at a time, more experts than SMs.
+TEST(EpGpuLowLatencyMode, ManyTokensAndExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = wide_case(3, 13);
   c.hidden = 128;
@@ -163,7 +163,8 @@ TEST(EpGpuLowLatencyMode,
   run_rounds_of_both(c, {}, 3);
 }
 
-TEST(EpGpuLowLatencyMode, FewBlocks) {  // Launch.sms
+// Launch.sms.
+TEST(EpGpuLowLatencyMode, FewBlocks) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t sms : {1, 2, 7, 1000}) {
     const EpCase c = wide_case(3, 19);
