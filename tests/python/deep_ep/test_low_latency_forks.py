@@ -2,7 +2,7 @@
 """Low-latency options of DeepEP's branches: NVFP4 results, and the overlap of a combine with the
 GEMM that writes its input."""
 
-import os
+import contextlib
 import threading
 import time
 
@@ -22,9 +22,9 @@ _shared = []
 
 def make_buffer(timeout_ms=None):
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(N, H, dist.get_world_size(), E)
-    if timeout_ms is not None:
-        os.environ["SHOAL_TIMEOUT_MS"] = str(timeout_ms)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if timeout_ms is not None:
+            patch.setenv("SHOAL_TIMEOUT_MS", str(timeout_ms))
         return deep_ep.Buffer(
             dist.group.WORLD,
             num_rdma_bytes=size,
@@ -33,8 +33,6 @@ def make_buffer(timeout_ms=None):
             use_fabric=True,
             num_topk=K,
         )
-    finally:
-        os.environ.pop("SHOAL_TIMEOUT_MS", None)
 
 
 def the_buffer():
@@ -55,7 +53,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 def reference(x, global_scale):
     """(codes [rows, H], scales [rows, H / 16]) by a search for the nearest value."""
-    groups = x.float().numpy().reshape(len(x), -1, 16).astype(np.float64)
+    groups = x.float().cpu().numpy().reshape(len(x), -1, 16).astype(np.float64)
     scales = np.abs(groups).max(-1) / 6 * global_scale
     scales = torch.from_numpy(scales).float().to(torch.float8_e4m3fn)
     factor = scales.double().numpy()[..., None] / global_scale
@@ -69,7 +67,7 @@ def reference(x, global_scale):
 
 def unswizzled(scales, rows):
     """[experts, rows, H / 16] of the six-dimensional scales, element by element."""
-    tiles = scales.float().numpy()
+    tiles = scales.float().cpu().numpy()
     lanes, quarters, _, columns, _, experts = tiles.shape
     assert (lanes, quarters, columns) == (32, 4, 4)
     result = np.zeros((experts, rows, H // 16), np.float32)
@@ -121,7 +119,7 @@ def verify_nvfp4(values, scales, plain, count, scale):
     flat = unswizzled(scales, rows)
     for expert, received in enumerate(count.tolist()):
         codes, want = reference(plain[expert, :received], 1.0 if scale is None else scale.item())
-        packed = values[:received, :, expert].numpy()
+        packed = values[:received, :, expert].cpu().numpy()
         assert np.array_equal(flat[expert, :received], want.float().numpy())
         got = np.stack((packed & 15, packed >> 4), -1).reshape(received, H)
         assert (got == codes).mean() > 0.999  # float32 against float64 at midpoints
@@ -142,11 +140,24 @@ def check_errors_of_nvfp4(_):
 
 
 def in_parts(y, x, order, signal):
-    """Writes x to y in blocks, each followed by its signal."""
-    for block in order:
-        time.sleep(0.005)
-        y[block] = x[block]
-        signal(block)
+    """A thread that writes x to y in blocks, each followed by its signal; on a GPU on a stream of
+    its own."""
+    on_stream = contextlib.nullcontext()
+    if y.is_cuda:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        on_stream = torch.cuda.stream(stream)
+
+    def write():
+        with on_stream:
+            for block in order:
+                time.sleep(0.005)
+                y[block] = x[block]
+                signal(block)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
 
 
 def check_a_combine_waits_for_the_signals_of_blocks(_):
@@ -168,8 +179,7 @@ def check_a_combine_waits_for_the_signals_of_blocks(_):
             for _ in range(threshold):
                 signals[expert * per_expert + rows.start // block_m] += 1
 
-        writer = threading.Thread(target=in_parts, args=(y, recv, blocks, signal))
-        writer.start()
+        writer = in_parts(y, recv, blocks, signal)
         sums, _, hook = buffer.low_latency_combine(
             y,
             topk_idx,
@@ -199,8 +209,7 @@ def check_a_combine_waits_for_the_signals_of_experts(_):
         def signal(expert, signals=signals):
             signals.view(torch.int32)[expert] += 5
 
-        writer = threading.Thread(target=in_parts, args=(y, recv, range(E // 4), signal))
-        writer.start()
+        writer = in_parts(y, recv, range(E // 4), signal)
         sums, *_ = buffer.low_latency_combine(
             y,
             topk_idx,
@@ -233,6 +242,8 @@ def check_errors_of_the_overlap(_):
     fails(RuntimeError, "comp_signal is", **{**blocks, "comp_signal": signals[:-1]})
     fails(RuntimeError, "packed_recv_count is None", **{**blocks, "packed_recv_count": None})
     fails(RuntimeError, "src_signals is", **{**experts, "src_signals": signals})
+    if x.is_cuda:  # a signal that does not come ends the program's work on a GPU
+        return
     fails(TimeoutError, "block 0 of local expert 0 is 0 after 1.5 s, expected 1", **blocks)
     fails(TimeoutError, "signal of local expert 0 is 0", **experts)
     sums, *_ = buffer.low_latency_combine(recv, topk_idx, weights, handle, num_sms=4)

@@ -2,8 +2,6 @@
 """Low-latency shapes that exist before the first call, so that a rank may be absent from then on;
 and the profiler ranges of low-latency calls on the CPU."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,14 +16,12 @@ H, K, E, N = 512, 2, 8, 16
 
 def make_buffer(timeout_ms=None, **options):
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(N, H, dist.get_world_size(), E)
-    if timeout_ms is not None:
-        os.environ["SHOAL_TIMEOUT_MS"] = str(timeout_ms)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if timeout_ms is not None:
+            patch.setenv("SHOAL_TIMEOUT_MS", str(timeout_ms))
         return deep_ep.Buffer(
             dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options
         )
-    finally:
-        os.environ.pop("SHOAL_TIMEOUT_MS", None)
 
 
 def make_inputs(top_k=K):
@@ -60,11 +56,9 @@ def check_sizes_from_the_constructor(_):
 
 
 def check_sizes_from_the_environment(_):
-    os.environ["EP_LOW_LATENCY_TOPK"] = str(K)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EP_LOW_LATENCY_TOPK", str(K))
         buffer = make_buffer(1500, enable_shrink=True)
-    finally:
-        del os.environ["EP_LOW_LATENCY_TOPK"]
     absent_from_the_start(buffer)
 
 

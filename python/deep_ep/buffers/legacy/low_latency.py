@@ -142,9 +142,12 @@ class LowLatencyMode:
             self._check_stats(call, None, 0, waits)
             options["wait_ns"] = waits
         y = self._expert_output(call, x, group, zero_copy)
-        if overlap is not None:
-            experts, rows, _ = group.result_shape
-            overlap.wait(call, rows, experts, device, runtime.timeout)
+
+        def wait_for_output() -> None:
+            if overlap is not None:
+                stream = runtime.current_stream()
+                overlap.wait(call, group.result_shape[:2], device, stream, runtime.timeout)
+
         sums = (topk_idx.shape[0], group.shape.hidden)
         if out is None:
             out = torch.empty(sums, dtype=torch.bfloat16, device=device)
@@ -153,10 +156,12 @@ class LowLatencyMode:
         if return_recv_hook:
             options["stream"] = runtime.current_stream()
             with self._range("combine_send_kernel"):
+                wait_for_output()
                 hook = group.combine(y, topk_idx, topk_weights, handle, out, options)
             return out, EventOverlap(), self._traced("combine_receive_kernel", hook)
         with runtime.operation(call, None, async_finish) as operation, self._range("combine_impl"):
             options.update(operation.launch)
+            wait_for_output()
             group.combine(y, topk_idx, topk_weights, handle, out, options)()
         return out, operation.overlap((y, topk_idx, topk_weights, out), ()), None
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...utils.semantic import native_assert, native_fail
+from shoal._core.ep import wait_signals
+
+from ...utils.semantic import native_assert
 from ..checks import require_tensor
 
 _POLL_SECONDS = 20e-6
@@ -31,19 +33,48 @@ class Overlap(NamedTuple):
     src_signal_expect_value: int
 
     def wait(
-        self, call: str, rows: int, experts: int, device: torch.device, timeout: float
+        self,
+        call: str,
+        sizes: tuple[int, int],
+        device: torch.device,
+        stream: int | None,
+        timeout: float,
     ) -> None:
-        """Waits until the output of all rows that experts received is complete.
+        """Waits until the output of all rows that experts received is complete: the host for
+        tensors on the CPU, else ``stream``.
 
-        rows: those of an expert's part of x. timeout: in seconds. Raises RuntimeError for arguments
-        that do not fit, TimeoutError where signals stay below their value.
+        sizes: local experts and the rows of an expert's part of x. timeout: in seconds. Raises
+        RuntimeError for arguments that do not fit, and on the CPU TimeoutError where signals stay
+        below their value; on a GPU the program's work there ends by a trap then.
         """
-        signals, needed, value = self._needed(call, rows, experts, device)
-        if device.type != "cpu":
-            native_fail(
-                f"{call}: overlap=True is available for tensors on the CPU; on GPUs, call it without "
-                "overlap on a stream that waits for the GEMM"
-            )
+        experts, rows = sizes
+        signals, counts, value = self._checked(call, rows, experts, device)
+        if stream is None:
+            self._poll(call, signals, counts, value, timeout)
+            return
+        wait_signals(
+            signals.data_ptr(),
+            0 if counts is None else counts.data_ptr(),
+            experts,
+            signals.shape[1],
+            self.block_m,
+            value,
+            timeout,
+            stream,
+        )
+
+    def _poll(
+        self,
+        call: str,
+        signals: torch.Tensor,
+        counts: torch.Tensor | None,
+        value: int,
+        timeout: float,
+    ) -> None:
+        needed = torch.ones_like(signals, dtype=torch.bool)
+        if counts is not None:
+            first_rows = torch.arange(signals.shape[1], device=signals.device) * self.block_m
+            needed = first_rows[None, :] < counts[:, None]
         deadline = time.monotonic() + timeout
         while not bool((signals[needed] >= value).all()):
             if time.monotonic() > deadline:
@@ -55,10 +86,11 @@ class Overlap(NamedTuple):
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _needed(
+    def _checked(
         self, call: str, rows: int, experts: int, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """(signals [experts, blocks], which of them count, the value to reach)."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+        """(signals [experts, blocks], rows of each expert or None for one block each, the value
+        to reach)."""
         native_assert(
             (self.comp_signal is None) != (self.src_signals is None),
             f"{call}: overlap=True needs either comp_signal or src_signals",
@@ -67,20 +99,18 @@ class Overlap(NamedTuple):
             kinds = (torch.int32, torch.uint32)
             require_tensor(call, "src_signals", self.src_signals, kinds, (experts,), device)
             signals = self.src_signals.view(torch.int32).view(experts, 1)
-            everywhere = torch.ones((experts, 1), dtype=torch.bool, device=device)
-            return signals, everywhere, self.src_signal_expect_value
+            return signals, None, self.src_signal_expect_value
         native_assert(
             self.block_m > 0 and self.threshold > 0,
-            f"{call}: block_m is {self.block_m} and threshold {self.threshold}; both must be positive",
+            f"{call}: block_m is {self.block_m} and threshold {self.threshold}; both must be "
+            "positive",
         )
         blocks = -(-rows // self.block_m)
         kinds, shape = (torch.int32,), (experts * blocks,)
         require_tensor(call, "comp_signal", self.comp_signal, kinds, shape, device)
-        count = self.packed_recv_count
-        require_tensor(call, "packed_recv_count", count, kinds, (experts,), device)
-        first_rows = torch.arange(blocks, device=device) * self.block_m
-        needed = first_rows[None, :] < count[:, None]
-        return self.comp_signal.view(experts, blocks), needed, self.threshold
+        counts = self.packed_recv_count
+        require_tensor(call, "packed_recv_count", counts, kinds, (experts,), device)
+        return self.comp_signal.view(experts, blocks), counts, self.threshold
 
     def _name(self, index: list[int]) -> str:
         expert, block = index
