@@ -255,7 +255,7 @@ TEST(BootstrapFaults, PesThatNeverComeAreNamed) {
       << "a late PE receives the failure";
 }
 
-TEST(BootstrapFaults, NobodyListens) {
+TEST(BootstrapFaults, NoProcessListens) {
   UniqueId id = UniqueId::parse("shoal1:127.0.0.1:1:" + std::string(64, '0'));
   const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 1, on_loopback()); });
   EXPECT_EQ(outcome.code, Code::peer_failed);

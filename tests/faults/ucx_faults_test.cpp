@@ -207,7 +207,7 @@ void expect_ucx_silent(const ProcessResult& result) {
   EXPECT_EQ(result.out.find(" UCX "), std::string::npos) << result.out;
 }
 
-// The connection reports a dead PE at once; the other PEs go on.
+// The connection reports a dead PE at once. The other PEs continue.
 TEST_F(UcxFault, ADeadPeIsReported) {
   for (const ProcessResult& result : run("lose_pe_1", "", SIGKILL, "30000")) {
     expect_text(result, "ended: its connection (ucx) ended: ");

@@ -231,7 +231,7 @@ void masks(World& world) {
     } else {
       const ep::LowLatencyReceived got = all.send(group).receive();
       if (group.masked() == none) all.check(got);
-      const Tensor out = all.answer(group, got, i % 2 == 0).receive();
+      const Tensor out = all.combine(group, got, i % 2 == 0).receive();
       if (group.masked() == none) all.check(out);
       if (group.masked() == others)
         for (Pe pe = first; pe < end; ++pe)

@@ -233,7 +233,7 @@ TEST(MessageNumbers, WrapAround) {
   EXPECT_FALSE(not_before(0xfffffffe, 2));
 }
 
-// A message from another process is data: whatever leaves the segment is refused.
+// A message from another process is untrusted: addresses outside the segment are refused.
 TEST(MessageApply, RefusesWhatLeavesTheSegment) {
   constexpr std::size_t kBytes = 4096;
   const auto valid = [](const Message& message, std::size_t payload) {
