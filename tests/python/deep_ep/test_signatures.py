@@ -117,7 +117,9 @@ def test_signatures(function):
 
 def test_exported_names():
     names = "Buffer ElasticBuffer EPHandle EventOverlap EventHandle Config topk_idx_t get_physical_domain_size"
-    names += " HybridEPBuffer get_logical_domain_size find_cuda_home check_nccl_so init_jit __version__"
+    names += (
+        " HybridEPBuffer get_logical_domain_size find_cuda_home check_nccl_so init_jit __version__"
+    )
     for name in names.split():
         assert hasattr(deep_ep, name), name
     assert (

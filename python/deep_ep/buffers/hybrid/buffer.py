@@ -473,7 +473,8 @@ class HybridEPBuffer:
         counts = elastic.num_unaligned_recv_tokens_per_expert
         if limit is not None:
             return permutation(local_idx, counts, multiple, limit)
-        padded = [-(-count // multiple) * multiple for count in counts.tolist()]
+        known = elastic.num_recv_tokens_per_expert_list  # on the host, without padding
+        padded = [-(-count // multiple) * multiple for count in known]
         order = permutation(local_idx, counts, multiple, sum(padded))
         # Blocking calls return the counts on the host.
         return order._replace(tokens_per_expert=torch.tensor(padded, device="cpu"))

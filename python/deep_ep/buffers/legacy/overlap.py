@@ -52,6 +52,7 @@ class Overlap(NamedTuple):
         if stream is None:
             self._poll(call, signals, counts, value, timeout)
             return
+        signals.record_stream(torch.cuda.current_stream())
         wait_signals(
             signals.data_ptr(),
             0 if counts is None else counts.data_ptr(),
