@@ -195,6 +195,28 @@ def check_more_tokens_than_the_constructor_names(_):
     assert config.num_of_experts_per_rank == E // 4
 
 
+def check_two_nodes(_):
+    """Probabilities of rows without permutation have a column for each expert of the node."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_NODE_SIZE", "2")
+        buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, H, MAX, E // 4)
+    assert (buffer.num_of_nodes, buffer.node_rank) == (2, dist.get_rank() // 2)
+    x, routing_map, probs = make_inputs(13)
+    recv, recv_probs, *_, handle = buffer.dispatch_with_permute(
+        hidden=x, routing_map=routing_map, probs=probs
+    )
+    rows, weights, _ = expected(x, routing_map, probs)
+    assert torch.equal(recv, rows) and torch.equal(recv_probs, weights)
+    sums, sent_back = buffer.combine_with_unpermute(hidden=recv, probs=recv_probs, handle=handle)
+    copies = routing_map.sum(1, keepdim=True)
+    assert torch.allclose(sums.float(), x.float() * copies, rtol=0.02, atol=1e-6)
+    assert torch.equal(sent_back, probs)
+    recv, recv_probs, _, handle = buffer.dispatch(x, routing_map=routing_map, probs=probs)
+    assert recv_probs.shape == (len(recv), E // 2)
+    _, sent_back = buffer.combine(recv, recv_probs, handle)
+    assert torch.equal(sent_back, probs)
+
+
 def check_fused_handles(_):
     buffer = the_buffer()
     x, routing_map, probs = make_inputs(11)

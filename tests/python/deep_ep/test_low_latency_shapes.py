@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch_ranks import names_of_checks, run_checks, seeded
 
 import deep_ep
+import shoal
 from deep_ep.utils import testing
 from deep_ep.utils.math import calc_diff
 
@@ -136,6 +137,17 @@ def check_profiler_ranges(_):
     )
     assert all(0 < half < 1 for pairs in halves for half in pairs)
     buffer.destroy()
+
+
+def check_an_absent_rank_without_preparation(_):
+    """The error says how to prepare; last, because it ends the buffers' worlds."""
+    buffer = make_buffer(1500, enable_shrink=True)
+    if dist.get_rank() != 3:
+        with pytest.raises(shoal.Error) as error:
+            finishes(buffer, 3)  # the default top-k is another
+        notes = getattr(error.value, "__notes__", ["warmup_low_latency"])
+        assert "warmup_low_latency" in notes[0]
+    dist.barrier()
 
 
 CHECKS = names_of_checks(globals())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import shoal
 import shoal.ep
 from shoal._core.ep import HookedCalls
 
@@ -187,12 +188,23 @@ class LowLatencyPool:
         if group is None:
             if provisional:
                 self._provisional = key
-            shape = GroupShape(hidden, top_k, experts)
-            group = LowLatencyGroup(self._team, shape, max_tokens, self._mask_failed, self._device)
+            group = self._create(GroupShape(hidden, top_k, experts), max_tokens)
             self._groups[key] = group
             for rank in self._masked:
                 group.group.set_mask(rank, True)
         return group
+
+    def _create(self, shape: GroupShape, max_tokens: int) -> LowLatencyGroup:
+        try:
+            return LowLatencyGroup(self._team, shape, max_tokens, self._mask_failed, self._device)
+        except shoal.Error as error:
+            if self._mask_failed and hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(
+                    f"deep_ep: the first call of {shape} with {max_tokens} tokens creates its "
+                    "memory and needs all ranks. To go on without absent ranks, create it early: "
+                    "Buffer(num_topk=), EP_LOW_LATENCY_TOPK, or Buffer.warmup_low_latency."
+                )
+            raise
 
     def set_mask(self, rank: int, masked: bool) -> None:
         for group in self._groups.values():
