@@ -58,6 +58,8 @@ INTERNALS = {
         "bench/row_ops_bench.cpp",
         "bench/shoal_bench_mpi.cpp",
     ): ("ep/host/rows/row_ops.hpp",),
+    # deep_ep's combine holds a stream until a GEMM has signalled; C++ programs use events.
+    ("python/bindings/ep/signals.cpp",): ("ep/cuda/low_latency/wait_signals.hpp",),
     # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
     ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
     # The memory map that tools/figures draws is that of the layout code.

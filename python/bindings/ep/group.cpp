@@ -182,6 +182,7 @@ void bind_group(nb::module_& module) {
   bind_low_latency(module, group);
   bind_hooked(module);
   bind_gate(module);
+  bind_signals(module);
 }
 
 }  // namespace shoal::python

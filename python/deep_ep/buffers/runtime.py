@@ -30,6 +30,14 @@ def pick_device() -> torch.device:
     )
 
 
+def timeout_of_environment(default: float) -> float:
+    """The limit of waits in seconds: SHOAL_TIMEOUT_MS, else ``default``."""
+    try:
+        return float(os.environ["SHOAL_TIMEOUT_MS"]) / 1000
+    except (KeyError, ValueError):
+        return default
+
+
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
 
@@ -90,6 +98,7 @@ class Runtime:
             settings["symmetric_size"] = (64 << 30) + 4 * num_bytes
         if "SHOAL_TIMEOUT_MS" not in os.environ:
             settings["timeout"] = round(1000 * timeout)
+        self.timeout = timeout_of_environment(timeout)
         if group is not None:
             self.world = shoal.World.from_torch(group, settings)
         elif comm is not None:

@@ -13,7 +13,7 @@ from deep_ep import Buffer, ElasticBuffer
 SIGNATURES = {
     Buffer.__init__: "self group num_nvl_bytes=0 num_rdma_bytes=0 low_latency_mode=False num_qps_per_rank=24 "
     "allow_nvlink_for_low_latency_mode=True allow_mnnvl=False explicitly_destroy=False "
-    "enable_shrink=False comm=None",
+    "enable_shrink=False comm=None use_fabric=False num_topk=0",
     Buffer.get_dispatch_layout: "self topk_idx num_experts previous_event=None async_finish=False "
     "allocate_on_comm_stream=False",
     Buffer.dispatch: "self x handle=None num_tokens_per_rank=None num_tokens_per_rdma_rank=None is_token_in_rank=None "
@@ -31,9 +31,11 @@ SIGNATURES = {
     Buffer.low_latency_dispatch: "self x topk_idx num_max_dispatch_tokens_per_rank num_experts "
     "cumulative_local_expert_recv_stats=None dispatch_wait_recv_cost_stats=None use_fp8=True "
     "round_scale=False "
-    "use_ue8m0=False async_finish=False return_recv_hook=False",
+    "use_ue8m0=False async_finish=False return_recv_hook=False use_nvfp4=False x_global_scale=None",
     Buffer.low_latency_combine: "self x topk_idx topk_weights handle use_logfmt=False zero_copy=False "
-    "async_finish=False return_recv_hook=False out=None combine_wait_recv_cost_stats=None",
+    "async_finish=False return_recv_hook=False out=None combine_wait_recv_cost_stats=None "
+    "overlap=False packed_recv_count=None comp_signal=None block_m=64 threshold=0 num_sms=0 "
+    "src_signals=None src_signal_expect_value=0",
     Buffer.get_local_buffer_tensor: "self dtype size=None offset=0 use_rdma_buffer=False",
     Buffer.low_latency_update_mask_buffer: "self rank_to_mask mask=False",
     Buffer.low_latency_query_mask_buffer: "self mask_status",
@@ -115,7 +117,9 @@ def test_signatures(function):
 
 def test_exported_names():
     names = "Buffer ElasticBuffer EPHandle EventOverlap EventHandle Config topk_idx_t get_physical_domain_size"
-    names += " get_logical_domain_size find_cuda_home check_nccl_so init_jit __version__"
+    names += (
+        " HybridEPBuffer get_logical_domain_size find_cuda_home check_nccl_so init_jit __version__"
+    )
     for name in names.split():
         assert hasattr(deep_ep, name), name
     assert (
