@@ -13,7 +13,7 @@ import pytest
 import shoal
 
 
-def test_everybody_writes_to_everybody(settings):
+def test_every_pe_writes_to_every_pe(settings):
     def body(world):
         numbers = world.zeros((world.n_pes,), "int64")
         for other in range(world.n_pes):
@@ -181,7 +181,7 @@ def test_leaving_a_with_block_by_an_exception_tells_the_others(settings):
     assert isinstance(heard[1], AssertionError) and "AssertionError" in str(heard[0])
 
 
-def test_a_wait_that_nobody_ends_times_out_and_says_so():
+def test_a_wait_without_a_signal_times_out_and_names_what_it_waits_for():
     def body(world):
         flag = world.zeros((1,), "int64")
         with pytest.raises(

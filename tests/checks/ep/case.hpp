@@ -78,8 +78,8 @@ float expert_factor(std::int32_t expert);
 
 /// The expert output of rank `rank` for one of its rows: the weighted sum over its experts, in
 /// bfloat16.
-std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x,
-                     const std::int64_t* local_idx, const float* weights);
+std::uint16_t expert_output(const EpCase& c, std::int32_t rank, std::uint16_t x,
+                            const std::int64_t* local_idx, const float* weights);
 
 /// The result of combine on rank `rank`: [tokens, hidden] bfloat16; biases may be null.
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,

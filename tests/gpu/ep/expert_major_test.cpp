@@ -21,8 +21,8 @@ void run_group(const EpCase& c, const ep::GroupOptions& options,
   });
 }
 
-/// Two rounds, so that both notice boards are used. A rank-major round precedes each and leaves its
-/// bytes where the result is written.
+/// Two rounds use both halves of the notice buffers. A rank-major round precedes each and leaves
+/// its bytes in the memory of the result.
 void run_case(const EpCase& c, const ExpertMajorCall& call) {
   ep::GroupOptions options = expert_major_options(c, call);
   options.max_scales = std::max<std::int64_t>(call.scales, 1);
@@ -69,9 +69,10 @@ TEST_P(EpGpuExpertMajor, SmallBiasesAndExpertOutputOfAnyKind) {
   const EpCase c = small(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
-  run_case(c, {.dtype = DataType::float16, .answer = DataType::float16, .biases = 2});
-  run_case(c,
-           {.dtype = DataType::float32, .answer = DataType::float32, .alignment = 3, .biases = 1});
+  run_case(c, {.dtype = DataType::float16, .output_dtype = DataType::float16, .biases = 2});
+  run_case(
+      c,
+      {.dtype = DataType::float32, .output_dtype = DataType::float32, .alignment = 3, .biases = 1});
 }
 
 TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
@@ -150,8 +151,8 @@ TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
     options.expert_major = true;
     const ep::Dispatched expert_major = group.group.dispatch(round.x(), routing, options);
     {
-      const ep::Dispatched flat = round.dispatch(routing);
-      round.check(flat);
+      const ep::Dispatched rank_major = round.dispatch(routing);
+      round.check(rank_major);
     }  // two results can be held
     const Tensor rows = group.tensors.download(expert_major.x);
     const ep::Dispatched again = group.group.dispatch(round.x(), expert_major.handle, {});
@@ -173,7 +174,7 @@ TEST(EpGpuExpertMajor, SmallRanksThatDifferAreReported) {
       options.expert_alignment = alignment && group.me == 2 ? 16 : 8;
       try {
         group.group.dispatch(round.x(), routing, options);
-        ADD_FAILURE() << "ranks differ and nothing was thrown";
+        ADD_FAILURE() << "ranks differ, but no error was thrown";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::mismatch) << error.what();
       }
@@ -201,7 +202,7 @@ TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllRanks) {
         const ep::Dispatched got =
             group.group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = worst});
         group.group.synchronize();
-        ADD_FAILURE() << "144 rows found room";
+        ADD_FAILURE() << "144 rows fit";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::exhausted) << error.what();
         EXPECT_NE(std::string(error.what()).find("PE 2 is sent 144 rows"), std::string::npos)
@@ -229,10 +230,10 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
     const auto topk_of = [&](std::uint64_t seed) {
       EpCase now = c;
       now.seed = seed;
-      auto lanes = now.topk(group.me);
-      lanes.resize(tokens * c.top_k, -1);
+      auto topk_idx = now.topk(group.me);
+      topk_idx.resize(tokens * c.top_k, -1);
       Tensor topk = Tensor::empty(DataType::int64, {tokens, c.top_k});
-      std::copy(lanes.begin(), lanes.end(), topk.as<std::int64_t>());
+      std::copy(topk_idx.begin(), topk_idx.end(), topk.as<std::int64_t>());
       return topk;
     };
     Tensor rows = Tensor::empty(DataType::bfloat16, {tokens, c.hidden});
@@ -258,8 +259,8 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
     for (std::uint64_t replay = 1; replay <= 10; ++replay) {
       EpCase now = c;
       now.seed = replay;
-      const Tensor lanes = topk_of(replay);
-      tensors.write(topk, lanes);
+      const Tensor topk_idx = topk_of(replay);
+      tensors.write(topk, topk_idx);
       tensors.poison(out);
       check_cuda(cudaGraphLaunch(executable, stream));
       const Tensor sums = tensors.download(out), idx = tensors.download(got.topk_idx);
@@ -270,7 +271,7 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
         for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
           float sum = 0;  // each top-k slot returns the row itself
           for (std::int32_t k = 0; k < c.top_k; ++k)
-            if (lanes.as<std::int64_t>()[t * c.top_k + k] >= 0)
+            if (topk_idx.as<std::int64_t>()[t * c.top_k + k] >= 0)
               sum += float_of_bf16(rows.as<std::uint16_t>()[t * c.hidden + ch]);
           ASSERT_EQ(sums.as<std::uint16_t>()[t * c.hidden + ch], bf16_of(sum)) << t << ", " << ch;
         }

@@ -34,8 +34,7 @@ EpCase reseeded(EpCase c, std::uint64_t by) {
 }
 
 constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
-constexpr bool kDeferrals[] = {
-    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
+constexpr bool kDeferrals[] = {true, false};  // defer_receive of dispatch and combine
 
 TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
   SHOAL_SKIP_WITHOUT_GPU();
@@ -51,10 +50,10 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
     };
     for (int i = 0; i < 3; ++i) {
       ep::PendingDispatch pending;
-      if (group.me != 0) {  // the others cannot be ready before PE 0 has sent; their send has
-                            // returned all the same
+      if (group.me != 0) {
+        // The others cannot be ready before PE 0 has sent, but their send has returned.
         pending = round.send();
-        group.tensors.settle();  // and its kernel has ended
+        group.tensors.settle();  // its kernel has ended
         EXPECT_FALSE(pending.ready());
       }
       sync(world.team());
@@ -66,28 +65,29 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
       EXPECT_THROW(pending.ready(), Error);
       round.check(got);
       round.write_expert_output();
-      ep::PendingCombine answers;
+      ep::PendingCombine pending_combine;
       if (group.me != 0) {
-        answers = round.answer(got);
+        pending_combine = round.combine(got);
         group.tensors.settle();
-        const auto lanes = c.topk(group.me);
-        const bool needs_0 = std::any_of(lanes.begin(), lanes.end(),
+        const auto topk_idx = c.topk(group.me);
+        const bool needs_0 = std::any_of(topk_idx.begin(), topk_idx.end(),
                                          [&](std::int64_t e) { return e >= 0 && e < 3; });
-        if (needs_0) EXPECT_FALSE(answers.ready());
+        if (needs_0) EXPECT_FALSE(pending_combine.ready());
       }
       sync(world.team());
-      if (group.me == 0) answers = round.answer(got);
+      if (group.me == 0) pending_combine = round.combine(got);
       sync(world.team());
-      EXPECT_TRUE(becomes_ready(answers));
-      round.check(answers.receive());
-      EXPECT_THROW(answers.receive(), Error);
-      EXPECT_THROW(answers.ready(), Error);
+      EXPECT_TRUE(becomes_ready(pending_combine));
+      round.check(pending_combine.receive());
+      EXPECT_THROW(pending_combine.receive(), Error);
+      EXPECT_THROW(pending_combine.ready(), Error);
       round.poison(got);
     }
   });
 }
 
-TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {  // defer_receive = false
+// defer_receive = false.
+TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 30);
   run_low_latency_group(c, [&](GpuGroup& group) {
@@ -109,17 +109,18 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {  // defer_receive =
       round.check(got);
       round.write_expert_output();
       round.poison_out();
-      ep::PendingCombine answers = round.answer(got);
+      ep::PendingCombine pending_combine = round.combine(got);
       group.tensors.settle();
-      round.check(round.out());  // likewise
-      round.check(answers.receive());
-      EXPECT_THROW(answers.receive(), Error);
+      round.check(round.out());  // no rank has called receive
+      round.check(pending_combine.receive());
+      EXPECT_THROW(pending_combine.receive(), Error);
       round.poison(got);
     }
   });
 }
 
-TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // the two halves never mix
+// The two halves never mix.
+TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 31);
   run_low_latency_group(c, [&](GpuGroup& group) {
@@ -140,7 +141,7 @@ TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // the two halves nev
         b.check(got_b);
         a.write_expert_output();
         b.write_expert_output();
-        ep::PendingCombine back_a = a.answer(got_a), back_b = b.answer(got_b);
+        ep::PendingCombine back_a = a.combine(got_a), back_b = b.combine(got_b);
         const Tensor out_a = back_a.receive(), out_b = back_b.receive();
         a.check(out_a);
         b.check(out_b);
@@ -162,8 +163,8 @@ TEST(EpGpuLowLatencyMode, SmallDispatchesWithoutCombineAndAnOldHandle) {
       first.write_expert_output();
       for (int i = 0; i < 5; ++i) second.check(second.send().receive());
       // The handle outlives the rows.
-      first.check(first.answer(got).receive());
-      first.check(first.answer(got).receive());
+      first.check(first.combine(got).receive());
+      first.check(first.combine(got).receive());
     }
   });
 }
@@ -199,7 +200,7 @@ TEST(EpGpuLowLatencyMode, OwnStreamsAndEvents) {
       EXPECT_EQ(cudaEventSynchronize(done), cudaSuccess);
       round.check(got);
       round.write_expert_output();
-      round.check(round.answer(got).receive());
+      round.check(round.combine(got).receive());
       group.group.synchronize();
     }
     (void)cudaEventDestroy(done);
@@ -225,8 +226,8 @@ TEST(EpGpuLowLatencyMode, ManySkewedRounds) {
   });
 }
 
-TEST(EpGpuLowLatencyMode,
-     FreeRunningChainKeepsItsResults) {  // nothing waits on the host between operations
+// Nothing waits on the host between operations.
+TEST(EpGpuLowLatencyMode, FreeRunningChainKeepsItsResults) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(4, 53);
   run_low_latency_group(c, [&](GpuGroup& group) {
@@ -239,7 +240,7 @@ TEST(EpGpuLowLatencyMode,
         round.poison_out();
         for (int i = 0; i < 200; ++i) {
           const ep::LowLatencyReceived again = round.send().receive();
-          const Tensor out = round.answer(again).receive();
+          const Tensor out = round.combine(again).receive();
           if (i == 199) round.check(out);
           if (i == 199) round.check(again);
         }
@@ -276,15 +277,15 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
           const ep::LowLatencyReceived got = round.send().receive();
           round.check(got);
           round.write_expert_output();
-          round.check(round.answer(got).receive());
+          round.check(round.combine(got).receive());
         }
-        sync(group.world.team());  // kernels of others must not run into the capture of this
-                                   // thread's launches
+        // Kernels of other PEs must not overlap with the capture of this thread's launches.
+        sync(group.world.team());
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t replay = nullptr;
         ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
         const ep::LowLatencyReceived got = round.send().receive();
-        const Tensor out = round.answer(got).receive();
+        const Tensor out = round.combine(got).receive();
         ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
         ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
         for (std::uint64_t i = 0; i < 5; ++i) {

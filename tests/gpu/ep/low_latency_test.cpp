@@ -42,8 +42,7 @@ void run_rounds(const EpCase& c, const GpuLowLatencyCall& call, int rounds = 4) 
   });
 }
 
-constexpr bool kDeferrals[] = {
-    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
+constexpr bool kDeferrals[] = {true, false};  // defer_receive of dispatch and combine
 
 /// run_rounds with deferred receives, then with immediate ones.
 void run_rounds_of_both(const EpCase& c, GpuLowLatencyCall call, int rounds = 4) {
@@ -166,8 +165,8 @@ TEST(EpGpuLowLatencyMode, EveryTopKUpTo32) {
     }
 }
 
-TEST(EpGpuLowLatencyMode,
-     ManyTokensAndExperts) {  // more slots than a block looks at at a time, more experts than SMs
+// More slots than a block reads at a time, more experts than SMs.
+TEST(EpGpuLowLatencyMode, ManyTokensAndExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(3, 13);
   c.hidden = 128;
@@ -181,7 +180,8 @@ TEST(EpGpuLowLatencyMode,
   run_rounds_of_both(c, {}, 3);
 }
 
-TEST(EpGpuLowLatencyMode, FewBlocks) {  // Launch.sms
+// Launch.sms.
+TEST(EpGpuLowLatencyMode, FewBlocks) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t sms : {1, 2, 7, 1000}) {
     const EpCase c = small(3, 19);

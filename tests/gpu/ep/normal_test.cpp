@@ -27,11 +27,11 @@ ep::GroupOptions normal_options(const EpCase& c) {
   return options;
 }
 
-/// Two rounds, so that both notice boards are used, and a result overwrites another.
+/// Two rounds use both halves of the notice buffers, and the second result overwrites the first.
 void run_rounds(EpCase c, const GpuCall& call) {
   ep::GroupOptions options = normal_options(c);
   if (call.columns == 0) options.dtype = call.dtype;
-  if (call.answer == DataType::float32) options.dtype = DataType::float32;
+  if (call.output_dtype == DataType::float32) options.dtype = DataType::float32;
   options.max_scales = std::max<std::int64_t>(call.scales, 0);
   run_group(
       c,
@@ -74,7 +74,7 @@ TEST_P(EpGpu, SmallNoTokensIdleRanksAndOneHotExpert) {
     c.load = load;
     run_rounds(c, {});
     run_rounds(c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens},
-                   .place = AnswerPlace::in_place});
+                   .place = OutputPlace::in_place});
   }
 }
 
@@ -95,8 +95,8 @@ TEST(EpGpuNormal, SmallPlacesOfExpertOutputBiasesAndOut) {
   run_group(
       c,
       [&](GpuGroup& group) {
-        for (const AnswerPlace place :
-             {AnswerPlace::staged, AnswerPlace::in_place, AnswerPlace::heap})
+        for (const OutputPlace place :
+             {OutputPlace::staged, OutputPlace::in_place, OutputPlace::heap})
           for (const int biases : {0, 1, 2})
             GpuRound(group, reseeded(c, 3 * biases),
                      {.place = place, .biases = biases, .out = biases != 1})
@@ -121,12 +121,12 @@ TEST(EpGpuNormal, SmallRowTypes) {
     EpCase c = small(4, 13);
     c.hidden = 272;
     GpuCall call{.dtype = dtype};
-    if (dtype == DataType::float16 || dtype == DataType::float32) call.answer = dtype;
-    if (dtype == DataType::int8) call.columns = 112;   // half a byte a channel and a bit
+    if (dtype == DataType::float16 || dtype == DataType::float32) call.output_dtype = dtype;
+    if (dtype == DataType::int8) call.columns = 112;   // slightly more than half a byte per channel
     if (dtype == DataType::uint8) call.columns = 544;  // as many bytes as a bfloat16 row
     run_rounds(c, call);
-    if (call.answer == dtype) {
-      call.place = AnswerPlace::in_place;
+    if (call.output_dtype == dtype) {
+      call.place = OutputPlace::in_place;
       call.biases = 2;
       run_rounds(c, call);
     }
@@ -160,12 +160,14 @@ TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndExpertOutput) {
   run_group(
       c,
       [&](GpuGroup& group) {
-        GpuRound(group, c, {.dtype = DataType::float32, .answer = DataType::float16, .biases = 1})
-            .run();
-        GpuRound(group, c, {.dtype = DataType::bfloat16, .answer = DataType::float32, .out = true})
+        GpuRound(group, c,
+                 {.dtype = DataType::float32, .output_dtype = DataType::float16, .biases = 1})
             .run();
         GpuRound(group, c,
-                 {.dtype = DataType::float8_e4m3, .scales = 1, .answer = DataType::bfloat16})
+                 {.dtype = DataType::bfloat16, .output_dtype = DataType::float32, .out = true})
+            .run();
+        GpuRound(group, c,
+                 {.dtype = DataType::float8_e4m3, .scales = 1, .output_dtype = DataType::bfloat16})
             .run();
       },
       options);
@@ -200,7 +202,7 @@ TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
   for (const std::int64_t worst : {0, 4 * 24}) {
     const EpCase c = small(4, 3);
     const GpuCall call{
-        .scales = 2, .dispatch = {.worst_case_rows = worst}, .place = AnswerPlace::in_place};
+        .scales = 2, .dispatch = {.worst_case_rows = worst}, .place = OutputPlace::in_place};
     ep::GroupOptions options = normal_options(c);
     options.max_scales = 2;
     run_group(
@@ -210,7 +212,7 @@ TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
           ep::Dispatched first = round.dispatch(round.route());
           round.check(first);
           const ep::Handle handle = first.handle;
-          first = {};  // the handle does not need the rows of its dispatch
+          first = {};  // the handle outlives the rows of its dispatch
           for (std::uint64_t repeat = 0; repeat < 3; ++repeat) {
             round.change_rows(100 + repeat);
             const ep::Dispatched again = round.dispatch(handle);
@@ -257,23 +259,23 @@ TEST(EpGpuNormal, RowsFrom16BytesTo64KiB) {
   for (const std::int64_t hidden : {8, 16, 24, 248, 256, 264, 520, 2048, 5128, 7168, 16384}) {
     EpCase c = small(3, 31 + hidden);
     c.hidden = hidden;
-    run_rounds(c, {.place = AnswerPlace::in_place});
+    run_rounds(c, {.place = OutputPlace::in_place});
   }
   EpCase c = small(2, 37);
   c.hidden = 16384;
-  run_rounds(c, {.dtype = DataType::float32, .scales = 128, .answer = DataType::float32});
+  run_rounds(c, {.dtype = DataType::float32, .scales = 128, .output_dtype = DataType::float32});
 }
 
 TEST(EpGpuNormal, MoreTokensThanWarps) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(4, 41);
   c.experts = 64;
-  // A block of route takes 1024 at once, and eight of them a rank's: more than one, and more than
-  // one each.
+  // A block of the route kernel takes 1024 tokens at a time and a rank has at most eight blocks.
+  // The first case needs several blocks, the second several steps of a block.
   for (const auto& [tokens, hidden] : {std::pair{3000, 512}, {9500, 64}}) {
     c.max_tokens = tokens;
     c.hidden = hidden;
-    run_rounds(c, {.place = AnswerPlace::in_place, .samples = 200});
+    run_rounds(c, {.place = OutputPlace::in_place, .samples = 200});
   }
 }
 
@@ -286,7 +288,7 @@ TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
     run_group(
         c,
         [&](GpuGroup& group) {
-          GpuRound round(group, c, {.place = AnswerPlace::in_place});
+          GpuRound round(group, c, {.place = OutputPlace::in_place});
           const ep::Routing routing = round.route();
           std::vector<ep::Dispatched> held;
           for (std::int32_t i = 0; i < live; ++i) held.push_back(round.dispatch(routing));
@@ -295,7 +297,7 @@ TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
             round.write_expert_output(held[i]);
             round.check(round.combine(held[i]));
           }
-          held.erase(held.begin());  // released in any order, the room is found again
+          held.erase(held.begin());  // the memory of results released in any order is reused
           held.push_back(round.dispatch(routing));
           round.check(held.back());
         },
@@ -318,8 +320,8 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
         CUstream_st *const first = group.tensors.new_stream(), *const second =
                                                                    group.tensors.new_stream();
         const auto routed = event(), dispatched = event(), combined = event();
-        // Each call on another stream; the group keeps their order by itself, the events tell the
-        // caller.
+        // Each call uses another stream. The group keeps their order; the events order the caller's
+        // work.
         for (std::uint64_t seed = 47; seed < 50; ++seed) {
           EpCase now = c;
           now.seed = seed;
@@ -329,7 +331,7 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
                             .launch = {.stream = first,
                                        .after = routed.get(),
                                        .done = dispatched.get()}},
-               .place = AnswerPlace::in_place,
+               .place = OutputPlace::in_place,
                .combine = {.stream = second, .after = dispatched.get(), .done = combined.get()}});
           const ep::Routing routing = round.route({.done = routed.get()});
           const ep::Dispatched got = round.dispatch(routing);
@@ -360,9 +362,9 @@ TEST(EpGpuNormal, AfterHoldsACallBack) {
         const std::size_t bytes = std::max<std::int64_t>(tokens * c.hidden * 2, 16);
         const Tensor big = group.tensors.empty(DataType::uint8, {std::int64_t{256} << 20});
         const Tensor x = group.tensors.empty(DataType::bfloat16, {tokens, c.hidden});
-        const auto lanes = c.topk(group.me);
+        const auto topk_idx = c.topk(group.me);
         const Tensor topk =
-            group.tensors.upload(TensorView(lanes.data(), DataType::int64, {tokens, c.top_k}));
+            group.tensors.upload(TensorView(topk_idx.data(), DataType::int64, {tokens, c.top_k}));
         const ep::Routing routing = group.group.route(topk);
         for (int value = 1; value <= 3; ++value) {
           for (int i = 0; i < 4; ++i) {
@@ -388,7 +390,7 @@ TEST(EpGpuNormal, AsynchronousCalls) {
   run_group(
       c,
       [&](GpuGroup& group) {
-        GpuRound round(group, c, {.place = AnswerPlace::in_place, .combine_weights = false});
+        GpuRound round(group, c, {.place = OutputPlace::in_place, .combine_weights = false});
         const ep::Routing routing = round.route();
         auto first = group.group.dispatch_async(round.x(), routing, round.dispatch_options());
         auto second = group.group.dispatch_async(round.x(), routing,
@@ -501,7 +503,7 @@ TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
         round.combine(got);
       }
       group.group
-          .close();  // ranks' kernels may still be at it; the next group gets the same memory
+          .close();  // kernels of other ranks may still run; the next group gets the same memory
     }
   });
 }

@@ -258,7 +258,7 @@ def test_find_packages(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     assert find_pkgs.find_pkg_root("made_up.part") == str(package)
     assert find_pkgs.find_pkg_root("made_up.other") is None
-    assert find_pkgs.find_pkg_root("nobody_has_this.part") is None
+    assert find_pkgs.find_pkg_root("unknown.part") is None
     for function, names in (
         (find_pkgs.find_nccl_root, ("EP_NCCL_ROOT_DIR", "NCCL_DIR")),
         (find_pkgs.find_nvshmem_root, ("EP_NVSHMEM_ROOT_DIR", "NVSHMEM_DIR")),

@@ -100,7 +100,7 @@ def test_dispatch_and_combine():
     assert with_group(PES, body, **NORMAL) == [2] * PES
 
 
-def test_answers_in_memory_of_torch_are_fetched_from_there():
+def test_expert_output_in_memory_of_torch_is_fetched_from_there():
     """Shared buffers need no staging; this group has none (combine_staging)."""
 
     def on_world(world):

@@ -64,10 +64,11 @@ TEST_P(EpExpertMajor, BiasesAndExpertOutputOfAnyKind) {
   const EpCase c = small(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
-  run_case(c, {.dtype = DataType::float16, .answer = DataType::float16, .biases = 2});
-  run_case(c,
-           {.dtype = DataType::float32, .answer = DataType::float32, .alignment = 3, .biases = 1});
-  run_case(c, {.dtype = DataType::float32, .answer = DataType::bfloat16, .alignment = 4});
+  run_case(c, {.dtype = DataType::float16, .output_dtype = DataType::float16, .biases = 2});
+  run_case(
+      c,
+      {.dtype = DataType::float32, .output_dtype = DataType::float32, .alignment = 3, .biases = 1});
+  run_case(c, {.dtype = DataType::float32, .output_dtype = DataType::bfloat16, .alignment = 4});
 }
 
 TEST_P(EpExpertMajor, Float8RowsCarryTheirScales) {
@@ -126,7 +127,7 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
       check_normal(group, now);
       check_expert_major(group, now, call, host_tensors());
     }
-    // Both of one routing, held at the same time, and combined in the other order.
+    // Both layouts of one routing are held at the same time and combined in reverse order.
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
     const ep::Dispatched expert_major =
@@ -253,7 +254,7 @@ TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllRanks) {
 }
 
 TEST(EpExpertMajorMode, SmallRowsMakeRoomForMore) {
-  // Float8 rows in a group made for bfloat16 ones: about twice as many fit, gaps included.
+  // Float8 rows in a group created for bfloat16 rows: about twice as many fit, including gaps.
   const EpCase c{.ranks = 2,
                  .experts = 4,
                  .top_k = 2,

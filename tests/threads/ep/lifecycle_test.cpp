@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group counts, what it owns and what it gives back.
+// Statistics of a group, the resources that it owns, and their release.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -120,7 +120,7 @@ std::ptrdiff_t entries(const char* directory) {
   return std::distance(std::filesystem::directory_iterator(directory), {});
 }
 
-/// Waits a moment for `count` to come down: a joined thread leaves /proc a little later.
+/// Waits briefly for `count` to fall, because a joined thread disappears from /proc with a delay.
 void expect_entries(const char* directory, std::ptrdiff_t count) {
   for (int i = 0; i < 2000 && entries(directory) > count; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -156,7 +156,7 @@ TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
   });
 }
 
-/// Every call of a group, for tests of groups that cannot do any.
+/// Makes every call of a group; for groups on which each call must fail.
 std::vector<std::pair<const char*, std::function<void(ep::Group&)>>> all_operations(
     const EpCase& c) {
   const auto in = std::make_shared<Inputs>(c, 0);
@@ -195,7 +195,7 @@ TEST(EpLifecycle, AClosedGroupRefusesEveryOperation) {
   });
 }
 
-TEST(EpLifecycle, AGroupThatWasNeverMadeRefusesEveryCall) {
+TEST(EpLifecycle, ADefaultConstructedGroupRefusesEveryCall) {
   const EpCase c = small(1);
   ep::Group group;
   group.close();

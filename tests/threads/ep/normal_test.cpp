@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode with PEs as threads (E1, E2 inside a node, E4, A11), bit by bit against the naive
-// reference.
+// Normal mode with PEs as threads, bit by bit against the naive reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -85,7 +84,8 @@ TEST(EpNormalMode, SeveralThreadsPerPe) {
   }
 }
 
-TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // the routing of one dispatch is reused
+// The routing of one dispatch is reused.
+TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {
   const EpCase c = small(4, 3);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -165,7 +165,7 @@ TEST(EpNormalMode, Float8RowsCarryTheirScales) {
         ASSERT_EQ(got.scales.as<float>()[i * 2 + g],
                   static_cast<float>(wanted.source_rank[i] * 100 + wanted.source_token[i] * 2 + g));
     }
-    // Experts answer float8 rows in bfloat16.
+    // Experts take float8 rows and return bfloat16.
     Tensor y = Tensor::empty(DataType::bfloat16, {got.rows, c.hidden});
     std::memset(y.data, 0, y.bytes());
     EXPECT_EQ(group.combine(y, got.handle).x.shape[0], tokens);
@@ -214,7 +214,7 @@ TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
     ASSERT_GE(held.size(), 2U);  // GroupOptions.live_results
     expect_same("held rows", held[1].x.data, held[0].x.data, held[0].rows * c.hidden * 2, 2);
     held.clear();
-    check_normal(group, c);  // and nothing is lost
+    check_normal(group, c);  // all memory is free again
   });
 }
 

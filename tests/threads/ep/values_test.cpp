@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values, dtypes and shapes of EP that the random cases leave out: what is rounded, when, and what
-// travels beside the rows.
+// Values, dtypes and shapes of EP that the random cases leave out: rounding, and the tensors that
+// are sent beside the rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -76,8 +76,8 @@ class EpFloats : public ::testing::TestWithParam<DataType> {};
 INSTANTIATE_TEST_SUITE_P(Formats, EpFloats, ::testing::Values(DataType::float16, DataType::float32),
                          [](const auto& format) { return std::string(name_of(format.param)); });
 
-TEST_P(EpFloats,
-       RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // sums in float32, in a fixed order
+// Sums in float32, in a fixed order.
+TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {
   const DataType dtype = GetParam();
   const EpCase c = small(5, 17);
   std::atomic<int> order_shows = 0, steps_show = 0;
@@ -105,13 +105,13 @@ TEST_P(EpFloats,
 
     const Tensor bias0 = bias_tensor(dtype, tokens, c.hidden, 1),
                  bias1 = bias_tensor(dtype, tokens, c.hidden, 2);
-    const std::vector<std::int64_t> lanes = c.topk(me);
+    const std::vector<std::int64_t> topk_idx = c.topk(me);
     for (const std::vector<TensorView>& biases :
          {std::vector<TensorView>{}, {bias0}, {bias0, bias1}}) {
       const ep::Combined back = group.combine(y, got.handle, {.bias = biases});
       ASSERT_EQ(back.x.dtype, dtype);
       for (std::int64_t i = 0; i < tokens * c.hidden; ++i) {
-        auto ranks = ranks_of(c, lanes.data() + i / c.hidden * c.top_k);
+        auto ranks = ranks_of(c, topk_idx.data() + i / c.hidden * c.top_k);
         const float sum = sum_of(dtype, biases, i, load(x, i), ranks);
         ASSERT_EQ(load(back.x, i), rounded(dtype, sum))
             << "element " << i << ", " << biases.size() << " biases";
@@ -127,7 +127,7 @@ TEST_P(EpFloats,
   });
   // Of float16 the sums are exact in float32, whatever the order; of float32 each step rounds.
   EXPECT_GT(dtype == DataType::float32 ? order_shows : steps_show, 100)
-      << "these values would not show a mistake";
+      << "these values would not reveal a wrong order";
 }
 
 Tensor as_int32(const Tensor& wide) {
@@ -273,7 +273,7 @@ TEST(EpValues, ThreeLiveResultsOfAnySizes) {
     const std::int64_t largest = c.ranks * c.max_tokens;
     std::mt19937 random(5);  // the same numbers on all ranks
     std::vector<ep::Dispatched> held;
-    for (int i = 0; i < 300; ++i) {  // two are held, wherever they lie: there is room for one more
+    for (int i = 0; i < 300; ++i) {  // two results at any addresses leave room for one more
       while (held.size() > 2) held.erase(held.begin() + random() % held.size());
       held.push_back(
           group.dispatch(in.x, routing, {.worst_case_rows = random() % 2 ? largest : 0}));
@@ -342,10 +342,10 @@ TEST(EpValues, CachedHandleTakesEveryOption) {
                     wanted.weights.size() * 4, 4);
       // Each copy returns unchanged: x times the number of ranks, rounded once.
       const ep::Combined back = group.combine(got.x, got.handle);
-      const auto lanes = c.topk(me);
+      const auto topk_idx = c.topk(me);
       for (std::int64_t i = 0; i < x.size(); ++i) {
         const auto copies =
-            static_cast<float>(ranks_of(c, lanes.data() + i / c.hidden * c.top_k).size());
+            static_cast<float>(ranks_of(c, topk_idx.data() + i / c.hidden * c.top_k).size());
         ASSERT_EQ(back.x.as<std::uint16_t>()[i],
                   bf16_of(copies * float_of_bf16(x.as<std::uint16_t>()[i])));
       }
