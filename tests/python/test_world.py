@@ -190,7 +190,7 @@ def test_a_wait_without_a_signal_times_out_and_names_what_it_waits_for():
             world.wait_until(flag, "==", 1)
         return raised.value.code, isinstance(raised.value, shoal.TimeoutError)
 
-    assert shoal.run_threads(1, body, {"symmetric_size": "64M", "timeout": 200}) == [
+    assert shoal.run_threads(1, body, {"symmetric_size": "64M", "timeout": 0.2}) == [
         ("timeout", True)
     ]
 

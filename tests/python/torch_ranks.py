@@ -104,7 +104,7 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
     settings = {
         "heap": "cuda" if device == "cuda" else "host",
         "symmetric_size": "64M",
-        "timeout": 20000,
+        "timeout": 20.0,
     }
     try:
         # An exception fails the world at once, so that no rank waits for the failed one.

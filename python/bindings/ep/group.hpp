@@ -26,6 +26,7 @@ class Group {
 
   /// Collective. Throws as ep::Group::close.
   void close();
+  bool is_closed() const { return closed_; }
   /// Owns the memory of the group, for tensors that point into it.
   const std::shared_ptr<ep::Group>& owner() const { return owned_; }
 

@@ -5,6 +5,7 @@
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
+#include "base/interrupt.hpp"
 #include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/peers.hpp"
@@ -124,6 +125,7 @@ void CudaDevice::synchronize(CUstream on, const char* what) const {
     if (result != CUDA_ERROR_NOT_READY)
       check(driver_, result, fmt::format("{} failed on GPU {}", what, device));
     if (polls < 1000) continue;
+    if (polls % 16 == 0) throw_if_interrupted(what);
     require(std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
             "{} timed out after {} ms: GPU {} has not completed it, other work may occupy the GPU; "
             "Setting: SHOAL_TIMEOUT_MS.",

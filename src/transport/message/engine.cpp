@@ -9,6 +9,7 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/deadline.hpp"
+#include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "transport/message/handshake.hpp"
 #include "transport/scoped_timeout.hpp"
@@ -128,6 +129,7 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
     }
     if (now >= next_probe) {
       check_alive(pe);
+      throw_if_interrupted(operation.name);
       next_probe = Clock::now() + kProbeInterval;
     }
     if (any) {

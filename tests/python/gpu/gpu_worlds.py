@@ -10,7 +10,7 @@ import torch
 
 import shoal
 
-SETTINGS = {"heap": "cuda", "symmetric_size": "512M", "timeout": 20_000}
+SETTINGS = {"heap": "cuda", "symmetric_size": "512M", "timeout": 20.0}
 
 
 def on_gpu(pes, body, **settings):

@@ -558,6 +558,6 @@ def test_a_member_that_does_not_come_is_named():
         return message
 
     messages = with_group(4, body, close=False, **{**NORMAL, "timeout": 0.5})
-    assert any("PE 2" in message and "GroupOptions.timeout" in message for message in messages), (
+    assert any("PE 2" in message and "Setting: timeout" in message for message in messages), (
         messages
     )

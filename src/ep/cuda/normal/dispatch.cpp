@@ -152,6 +152,11 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
       shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);
   const auto outcome = state_.world->poll(ready, deadline);
   group_.throw_reported();
+  if (outcome == shoal::detail::WaitOutcome::interrupted) {
+    state_.failure = fmt::format("dispatch (epoch {}) was interrupted on PE {}", state_.epoch,
+                                 state_.team.world_pe(state_.me));
+    throw Error(Code::system, state_.failure);
+  }
   if (outcome != shoal::detail::WaitOutcome::ready) {
     state_.failure = fmt::format(
         "dispatch (epoch {}): its kernel has not reported its sizes on PE {}; another kernel may hold the GPU, or a "

@@ -76,6 +76,8 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
         "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
         group.state.timeout.count(), where, group.state.world->describe_progress(world_pe),
         group.state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+  if (outcome == WaitOutcome::interrupted)
+    return fmt::format("{} (epoch {}) was interrupted {}", step.operation, step.epoch, where);
   if (!culprit && has_failed(group, from)) culprit = from;
   const auto world_failure = group.state.world->failure();
   if (!culprit)
@@ -84,6 +86,17 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
   const std::int32_t cause = cause_of(group, *culprit);
   return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where,
                      detail::describe_given_up(group.state, *culprit, cause));
+}
+
+/// Gives the group up and throws, after a wait for `from` that ended as `message` says.
+[[noreturn]] void fail_wait(HostGroup& group, std::int32_t from, WaitOutcome outcome,
+                            const std::string& message) {
+  const bool here = outcome == WaitOutcome::interrupted;
+  give_up(group, message, here ? group.state.me : first_cause(group, from));
+  throw Error(here                              ? Code::system
+              : outcome == WaitOutcome::timeout ? Code::timeout
+                                                : Code::peer_failed,
+              group.state.failure);
 }
 
 /// Whether `from`, which is late, waits directly or indirectly for a rank that has ended or is
@@ -178,10 +191,8 @@ void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::
                  const Step& step) {
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return;
-  give_up(group, report(group, from, seen(group, signals, from, epoch), step, outcome),
-          first_cause(group, from));
-  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
-              group.state.failure);
+  fail_wait(group, from, outcome,
+            report(group, from, seen(group, signals, from, epoch), step, outcome));
 }
 
 void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
@@ -194,12 +205,9 @@ void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t
   group.state.statistics.wait_time += Clock::now() - start;
   const auto failed = failed_rank(group);
   if (outcome == WaitOutcome::ready && !failed) return;
-  give_up(group,
-          report(group, from, fmt::format("in epoch {}", step.epoch), step,
-                 failed ? WaitOutcome::peer_failed : outcome, failed),
-          first_cause(group, from));
-  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
-              group.state.failure);
+  const WaitOutcome end = failed ? WaitOutcome::peer_failed : outcome;
+  fail_wait(group, from, end,
+            report(group, from, fmt::format("in epoch {}", step.epoch), step, end, failed));
 }
 
 void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
@@ -233,6 +241,9 @@ bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std:
     outcome = poll_signal(group, signals, from, epoch);
   }
   if (outcome == WaitOutcome::ready) return true;
+  if (outcome == WaitOutcome::interrupted)  // says nothing about the other rank
+    fail_wait(group, from, outcome,
+              report(group, from, seen(group, signals, from, epoch), step, outcome));
   group.masked[from] = 1;
   log::warn("{} PE {} is masked from now on",
             report(group, from, seen(group, signals, from, epoch), step, outcome),
